@@ -1,0 +1,229 @@
+"""The tables: the contract between the analyzer and the views.
+
+Every table is a pandas DataFrame and, on disk, a Parquet file of the same name. `*_ns` are CLOCK_MONOTONIC nanoseconds or
+durations in nanoseconds, `*_us` microseconds, `*_bytes` bytes, `*_cycles` cycles of the backend's own clock. A foreign key that
+points nowhere is -1; a number that is not known is -1 (integers) or NaN (floats); a text that is not known is "".
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, NumPy dtype and meaning."""
+
+    name: str
+    dtype: str
+    meaning: str
+
+
+def columns(spec: str) -> tuple[Column, ...]:
+    """Parse lines `name dtype meaning`."""
+    rows = (line.split(None, 2) for line in spec.splitlines() if line.strip())
+    return tuple(Column(name, dtype, meaning) for name, dtype, meaning in rows)
+
+
+SPAN = """
+begin_ns     int64  first begin over all threads
+end_ns       int64  last end over all threads; equal to begin_ns where the end was not recorded
+duration_ns  int64  end_ns - begin_ns
+complete     bool   the end was recorded
+"""
+THREAD = """
+engine       object name of the engine, as declared in tracer/engines
+pid          int64  process
+tid          int64  thread
+"""
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "tokens": columns(
+        "token_id int64 row number\n" + THREAD + """
+        seq          int64  the engine's own number of the step
+        phase        object prefill | decode
+        n_tokens     int64  tokens fed in this step
+        position     int64  context length before the step
+        result       int64  sampled token id, or the engine's return value
+        maj_flt      int64  major page faults of the calling thread within the step
+        min_flt      int64  minor page faults, likewise
+        """ + SPAN
+    ),
+    "graphs": columns(
+        "graph_id int64 row number\ntoken_id int64 the step it belongs to\n" + THREAD + """
+        kind         object name of the subgraph kind, as the engine declares it (attention, expert, ...)
+        layer        int64  -1 where it has none
+        expert       int64  -1 where it has none
+        backend      object cpu | htp | ""
+        tier         int64  rows of the static shape; 0: dynamic
+        n_tokens     int64  rows in use
+        handle       uint64 the engine's identity of the graph
+        status       int64  what the run returned
+        """ + SPAN
+    ),
+    "operators": columns(
+        "op_id int64 row number\ntoken_id int64 the step\ngraph_id int64 the graph that encloses it in time, else -1\n" + THREAD + """
+        type         object name of the operator type (MUL_MAT, attention, expert, ...)
+        name         object the engine's name of the result, or type.layer
+        layer        int64  -1 where it has none
+        expert       int64  -1 where it has none
+        n_tokens     int64  rows
+        tensor       uint64 identity of the result
+        order        int64  position within its token, from 0
+        shape        object dims innermost first, "2048x1"; "" where not known
+        n_threads    int64  threads that took part
+        busy_ns      int64  sum over threads of time between begin and wait (or end)
+        wait_ns      int64  sum over threads of time waiting for the others
+        maj_flt      int64  major page faults within, all threads
+        min_flt      int64  minor page faults within, all threads
+        """ + SPAN
+    ),
+    "op_threads": columns(
+        """
+        op_id        int64  operators.op_id
+        tid          int64  thread
+        begin_ns     int64  begin on this thread
+        wait_ns      int64  when this thread began to wait; end_ns where it did not
+        end_ns       int64  end on this thread
+        """
+    ),
+    "tensors": columns(
+        """
+        engine       object name of the engine
+        tensor       uint64 identity
+        type         object operator type that makes it
+        name         object the engine's name
+        shape        object dims innermost first
+        sources      object list of uint64: tensors it is made from
+        """
+    ),
+    "routes": columns(
+        """
+        token_id     int64  the step
+        layer        int64  layer of the router
+        row          int64  row within the step's batch, from 0
+        rank         int64  0 .. k-1
+        expert       int64  chosen expert
+        weight       float64 its weight, NaN where the engine does not tell
+        ts_ns        int64  when it was routed
+        """
+    ),
+    "experts": columns(
+        "run_id int64 row number\ntoken_id int64 the step\nop_id int64 the operator that encloses it\n" + THREAD + """
+        layer        int64  layer
+        expert       int64  expert
+        n_tokens     int64  rows computed
+        cache        object hit | miss | prefetched | "": cache state when the layer began
+        backend      object cpu | htp | ""
+        tier         int64  rows of the static shape; 0: dynamic
+        maj_flt      int64  major page faults within
+        min_flt      int64  minor page faults within
+        """ + SPAN
+    ),
+    "loads": columns(
+        "load_id int64 row number\ntoken_id int64 the step, -1 outside any\n" + THREAD + """
+        action       object load | evict
+        reason       object startup | demand | prefetch; "" for evictions
+        layer        int64  layer
+        expert       int64  expert
+        backend      object cpu | htp | ""
+        bytes        int64  size of the expert
+        resident_bytes int64 held by the cache afterwards
+        """ + SPAN
+    ),
+    "qnn_executes": columns(
+        "execute_id int64 row number\ntoken_id int64 the step\ngraph_id int64 graphs.graph_id that encloses it on its thread\n" + THREAD + """
+        graph        uint64 QNN graph handle
+        graph_name   object its name
+        profile      uint64 QNN profile handle, 0 for none
+        n_inputs     int64  input tensors
+        n_outputs    int64  output tensors
+        status       int64  QNN error code, 0 good
+        kind         object subgraph kind of the enclosing graph
+        layer        int64  its layer
+        expert       int64  its expert
+        tier         int64  its tier
+        host_rpc_us  float64 event 3001
+        htp_rpc_us   float64 event 3002
+        accel_us     float64 event 3004
+        accel_cycles float64 event 3003
+        """ + SPAN
+    ),
+    "qnn_events": columns(
+        """
+        event_id     int64  row number
+        execute_id   int64  qnn_executes.execute_id; -1: belongs to a create or finalize, or is unjoined
+        call_id      int64  qnn_calls.call_id for create and finalize events; -1 else
+        parent_id    int64  qnn_events.event_id of the parent; -1 at the top
+        depth        int64  0 at the top
+        type         int64  QNN's number
+        type_name    object its name, or the number as text where unknown
+        unit         object us | bytes | cycles | count | object | backend | the number as text
+        value        uint64 value in `unit`
+        timestamp    uint64 the backend's own time stamp, 0 for none
+        name         object QNN's identifier (node name)
+        pid          int64  process
+        tid          int64  thread that read it
+        ts_ns        int64  when it was read
+        """
+    ),
+    "qnn_calls": columns(
+        "call_id int64 row number\n" + THREAD + """
+        call         object contextCreate | contextCreateFromBinary | graphFinalize | ...
+        handle       uint64 what the call made or worked on
+        name         object name of the graph, where it has one
+        bytes        int64  size of the context binary
+        status       int64  QNN error code
+        """ + SPAN
+    ),
+    "thread_states": columns(
+        """
+        tid          int64  thread of the target
+        pid          int64  its process
+        state        object running | runnable | sleeping | waiting (uninterruptible)
+        cpu          int64  cpu while running, -1 else
+        begin_ns     int64  begin
+        end_ns       int64  end
+        duration_ns  int64  end_ns - begin_ns
+        """
+    ),
+    "threads": columns(
+        """
+        tid          int64  thread
+        pid          int64  process
+        name         object comm
+        target       bool   belongs to the traced program
+        """
+    ),
+    "sched": columns(
+        """
+        ts_ns        int64  time of the event
+        cpu          int64  cpu it happened on
+        event        object switch | waking
+        prev_tid     int64  switch: thread switched out; waking: the waker
+        prev_state   int64  kernel state bits of prev; -1 for waking
+        prev_prio    int64  kernel priority; -1 for waking
+        next_tid     int64  switch: thread switched in; waking: the thread woken
+        next_prio    int64  kernel priority of next
+        target_cpu   int64  waking: cpu chosen; -1 for switch
+        """
+    ),
+    "counters": columns(
+        """
+        ts_ns        int64  time
+        name         object counter: expert cache bytes | expert cache hits | ...; major faults | minor faults
+        value        float64 value from this time on
+        """
+    ),
+}
+
+
+def empty(table: str) -> pd.DataFrame:
+    """The table with no rows and the declared dtypes."""
+    return pd.DataFrame({c.name: np.empty(0, c.dtype) for c in TABLES[table]})
+
+
+def conform(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """`frame` with exactly the declared columns, order and dtypes; raises KeyError on a missing column."""
+    return pd.DataFrame({c.name: frame[c.name].astype(c.dtype).to_numpy() for c in TABLES[table]})

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The layout of every record, written once. Python derives its NumPy dtypes from this header's BTF.
+ *
+ * Two rings carry records of one size each, so that user space finds every record boundary without walking:
+ *   events   64-byte slots: an 8-byte ring header and at most  56 bytes of record
+ *   details 256-byte slots: an 8-byte ring header and at most 248 bytes of record
+ * A kind numbered below FIRST_DETAIL travels in `events`, the others in `details`.
+ */
+#ifndef MOESCOPE_RECORDS_H
+#define MOESCOPE_RECORDS_H
+
+#define EVENT_BYTES 56
+#define DETAIL_BYTES 248
+#define FIRST_DETAIL 64
+#define MAX_KINDS 96
+
+/* The kind of struct rec_<name> is KIND_<NAME>; Python pairs them by name. */
+enum record_kind {
+	KIND_TOKEN_BEGIN = 1,
+	KIND_TOKEN_END = 2,
+	KIND_GRAPH_BEGIN = 3,
+	KIND_GRAPH_END = 4,
+	KIND_OP_BEGIN = 5,
+	KIND_OP_END = 6,
+	KIND_EXPERT_BEGIN = 7,
+	KIND_EXPERT_END = 8,
+	KIND_LOAD_BEGIN = 9,
+	KIND_LOAD_END = 10,
+	KIND_EVICT = 11,
+	KIND_OP_WAIT = 12,
+	KIND_QNN_EXECUTE_BEGIN = 16,
+	KIND_QNN_EXECUTE_END = 17,
+	KIND_QNN_CALL_BEGIN = 18,
+	KIND_QNN_CALL_END = 19,
+	KIND_QNN_HARVEST = 20,
+	KIND_SCHED_SWITCH = 32,
+	KIND_SCHED_WAKING = 33,
+	KIND_TASK_FORK = 34,
+	KIND_TASK_EXIT = 35,
+
+	KIND_TENSOR = FIRST_DETAIL,
+	KIND_ROUTE = 65,
+	KIND_QNN_EVENT = 66,
+	KIND_QNN_SUB_EVENTS = 67,
+	KIND_QNN_OBJECT = 68,
+	KIND_QNN_TABLE = 69,
+	KIND_LIBRARY = 70,
+	KIND_TASK_EXEC = 71,
+};
+
+/* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
+enum engine_id {
+	ENGINE_KERNEL = 0,
+	ENGINE_MOESCOPE = 1,
+	ENGINE_LLAMACPP = 2,
+	ENGINE_QNN = 3,
+};
+
+enum phase {
+	PHASE_UNKNOWN = 0,
+	PHASE_PREFILL = 1,
+	PHASE_DECODE = 2,
+};
+
+enum cache_state {
+	CACHE_UNKNOWN = 0,
+	CACHE_HIT = 1,
+	CACHE_MISS = 2,
+	CACHE_PREFETCHED = 3,
+};
+
+enum load_reason {
+	LOAD_STARTUP = 0,
+	LOAD_DEMAND = 1,
+	LOAD_PREFETCH = 2,
+};
+
+enum backend_id {
+	BACKEND_UNKNOWN = 0,
+	BACKEND_CPU = 1,
+	BACKEND_HTP = 2,
+};
+
+/* QNN API calls other than graphExecute, numbered like the slots of QNN's function table (core API 2.x). */
+enum qnn_call {
+	QNN_BACKEND_CREATE = 1,
+	QNN_CONTEXT_CREATE = 9,
+	QNN_CONTEXT_FROM_BINARY = 13,
+	QNN_CONTEXT_FREE = 14,
+	QNN_GRAPH_CREATE = 15,
+	QNN_GRAPH_FINALIZE = 19,
+	QNN_GRAPH_RETRIEVE = 20,
+	QNN_PROFILE_CREATE = 28,
+	QNN_PROFILE_FREE = 34,
+};
+
+/* What every record starts with. 24 bytes. */
+struct header {
+	unsigned long long ts; /* CLOCK_MONOTONIC, ns */
+	unsigned int pid;      /* process (thread group) id */
+	unsigned int tid;      /* thread id */
+	unsigned short kind;   /* enum record_kind */
+	unsigned short cpu;
+	unsigned char engine; /* enum engine_id */
+	unsigned char pad[3];
+};
+
+/* One forward step of the model: a prefill of n_tokens or one decoded token. */
+struct rec_token_begin {
+	struct header h;
+	unsigned long long seq;  /* the engine's own number of the step; 0-based, 2^64-1 where it has none */
+	unsigned int phase;      /* enum phase */
+	unsigned int n_tokens;   /* tokens fed in this step */
+	unsigned int position;   /* context length before the step; 2^32-1 where unknown */
+	unsigned int maj_flt;    /* page faults of the calling thread so far */
+	unsigned int min_flt;
+	unsigned int pad;
+};
+
+struct rec_token_end {
+	struct header h;
+	unsigned long long seq;
+	long long result;      /* sampled token id, or the engine's return value */
+	unsigned int maj_flt;
+	unsigned int min_flt;
+	unsigned long long pad;
+};
+
+/* One graph handed to a backend: a session run, a ggml graph. */
+struct rec_graph_begin {
+	struct header h;
+	unsigned long long handle;
+	unsigned int type;    /* index into the engine's declared `graphs` names */
+	int layer;            /* -1 where it has none, as in every record below */
+	int expert;
+	unsigned int backend; /* enum backend_id */
+	unsigned int n_tokens;
+	unsigned int tier;    /* rows of the static shape, 0 where dynamic */
+};
+
+struct rec_graph_end {
+	struct header h;
+	unsigned long long handle;
+	long long status;
+	unsigned long long pad[2];
+};
+
+/* One operator on one thread. Its structure (names, dims, sources) comes once, as KIND_TENSOR. */
+struct rec_op_begin {
+	struct header h;
+	unsigned long long tensor; /* identity of the result */
+	unsigned int type;         /* index into the engine's declared `operators` names */
+	int layer;
+	unsigned int n_tokens;
+	unsigned int maj_flt;
+	unsigned int min_flt;
+	unsigned int pad;
+};
+
+struct rec_op_end {
+	struct header h;
+	unsigned long long tensor; /* 0 where the probe cannot know: it ends the thread's open operator */
+	unsigned int maj_flt;
+	unsigned int min_flt;
+	unsigned long long pad[2];
+};
+
+/* The thread has done its share of the operator and waits for the others. */
+struct rec_op_wait {
+	struct header h;
+	unsigned long long pad[4];
+};
+
+/* One expert's run over n_tokens tokens; nested in an operator of the same thread. */
+struct rec_expert_begin {
+	struct header h;
+	int layer;
+	int expert;
+	unsigned int n_tokens;
+	unsigned int cache;   /* enum cache_state, as it stood when the layer began */
+	unsigned int backend; /* enum backend_id */
+	unsigned int tier;
+	unsigned int maj_flt;
+	unsigned int min_flt;
+};
+
+struct rec_expert_end {
+	struct header h;
+	int layer;
+	int expert;
+	unsigned int maj_flt;
+	unsigned int min_flt;
+	unsigned long long pad[2];
+};
+
+struct rec_load_begin {
+	struct header h;
+	int layer;
+	int expert;
+	unsigned long long bytes;
+	unsigned int reason; /* enum load_reason */
+	unsigned int backend;
+	unsigned long long pad;
+};
+
+struct rec_load_end {
+	struct header h;
+	int layer;
+	int expert;
+	unsigned long long bytes;
+	unsigned long long resident; /* bytes held by the expert cache after the load */
+	unsigned long long pad;
+};
+
+struct rec_evict {
+	struct header h;
+	int layer;
+	int expert;
+	unsigned long long bytes;
+	unsigned long long resident; /* bytes held by the expert cache after the eviction */
+	unsigned long long pad;
+};
+
+struct rec_qnn_execute_begin {
+	struct header h;
+	unsigned long long graph;
+	unsigned long long profile; /* 0 where the caller gave none */
+	unsigned int n_inputs;
+	unsigned int n_outputs;
+	unsigned long long pad;
+};
+
+struct rec_qnn_execute_end {
+	struct header h;
+	unsigned long long graph;
+	unsigned long long profile;
+	long long status;
+	unsigned long long pad;
+};
+
+struct rec_qnn_call_begin {
+	struct header h;
+	unsigned long long handle; /* the call's first handle argument */
+	unsigned long long size;   /* bytes of the context binary, else 0 */
+	unsigned int call;         /* enum qnn_call */
+	unsigned int pad[3];
+};
+
+struct rec_qnn_call_end {
+	struct header h;
+	unsigned long long handle; /* what the call made, where it makes something */
+	long long status;
+	unsigned int call;
+	unsigned int pad[3];
+};
+
+/* profileGetEvents: the thread starts to read what `profile` gathered. */
+struct rec_qnn_harvest {
+	struct header h;
+	unsigned long long profile;
+	unsigned long long pad[3];
+};
+
+/* A context switch that one of the target's threads takes part in. */
+struct rec_sched_switch {
+	struct header h;
+	unsigned int prev_tid;
+	unsigned int next_tid;
+	unsigned short prev_state; /* the kernel's task state bits; 0: preempted while runnable */
+	short prev_prio;
+	short next_prio;
+	unsigned char comm_of_next; /* whose name `comm` is: 1 next, 0 prev */
+	unsigned char pad;
+	char comm[16];
+};
+
+struct rec_sched_waking {
+	struct header h;
+	unsigned int woken_tid;
+	unsigned int target_cpu;
+	int prio;
+	unsigned int pad;
+	char comm[16];
+};
+
+struct rec_task_fork {
+	struct header h;
+	unsigned int parent_tid;
+	unsigned int child_tid;
+	unsigned long long pad[3];
+};
+
+struct rec_task_exit {
+	struct header h;
+	unsigned long long pad[4];
+};
+
+#define MAX_SOURCES 10
+/* What a tensor is and what it was made from: once per tensor, not once per run. */
+struct rec_tensor {
+	struct header h;
+	unsigned long long tensor;
+	unsigned int type;      /* operator that makes it, as in rec_op_begin */
+	unsigned int dtype;     /* the engine's number of the element type */
+	long long ne[4];        /* dims, innermost first; 0 where not given */
+	unsigned long long bytes;
+	unsigned int first;     /* index of sources[0]: an operator with many sources spans several records */
+	unsigned int n_sources; /* in all */
+	unsigned long long sources[MAX_SOURCES];
+	char name[64];
+};
+
+#define ROUTE_SLOTS 32
+/* Part of a router's choice: entries first .. first+count of the row-major [n_tokens, k] table. */
+struct rec_route {
+	struct header h;
+	int layer;
+	unsigned int n_tokens;
+	unsigned int k;
+	unsigned int first;
+	unsigned int count;
+	unsigned int has_weights;
+	unsigned short experts[ROUTE_SLOTS];
+	float weights[ROUTE_SLOTS];
+};
+
+#define QNN_NAME_BYTES 144
+struct rec_qnn_event {
+	struct header h;
+	unsigned long long event; /* handle */
+	unsigned int type;
+	unsigned int unit;
+	unsigned long long value;
+	unsigned long long timestamp; /* the backend's own; 0 where it gives none */
+	unsigned int dtype;           /* QNN scalar type of `value`; 0x64: u64 (event data, not extended) */
+	unsigned int extended;
+	char name[QNN_NAME_BYTES];
+};
+
+#define MAX_SUB_EVENTS 24
+/* profileGetEvents or profileGetSubEvents: `parent` is a profile or an event handle. */
+struct rec_qnn_sub_events {
+	struct header h;
+	unsigned long long parent;
+	unsigned int of_profile; /* 1: parent is a profile handle */
+	unsigned int first;
+	unsigned int count;
+	unsigned int total;
+	unsigned long long events[MAX_SUB_EVENTS];
+};
+
+/* A QNN handle gets a name. */
+struct rec_qnn_object {
+	struct header h;
+	unsigned long long handle;
+	unsigned long long owner; /* context of a graph, backend of a context or profile */
+	unsigned int call;        /* enum qnn_call that made it */
+	unsigned int level;       /* of a profile */
+	unsigned long long bytes; /* of a context binary */
+	char name[QNN_NAME_BYTES];
+};
+
+#define TABLE_SLOTS 24
+/* Part of a QNN provider's function table, read when QnnInterface_getProviders returns. */
+struct rec_qnn_table {
+	struct header h;
+	unsigned int backend;
+	unsigned int api[3];
+	unsigned int first;
+	unsigned int provider;
+	unsigned long long slots[TABLE_SLOTS];
+};
+
+/* The target opens a library that an engine is declared for; the target is stopped until probes stand. */
+struct rec_library {
+	struct header h;
+	char path[208];
+};
+
+struct rec_task_exec {
+	struct header h;
+	char path[208];
+};
+
+#endif

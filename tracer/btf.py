@@ -1,0 +1,111 @@
+"""BTF: record layouts from an object file, and field offsets from the running kernel."""
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+from elftools.elf.elffile import ELFFile
+
+VMLINUX = Path("/sys/kernel/btf/vmlinux")
+
+INT, PTR, ARRAY, STRUCT, UNION, ENUM = 1, 2, 3, 4, 5, 6
+TRANSPARENT = {8, 9, 10, 11, 17, 18}  # typedef, volatile, const, restrict, decl tag, type tag
+MEMBER_BYTES = {STRUCT: 12, UNION: 12, ENUM: 8, 13: 8, 15: 12, 19: 12}
+FIXED_BYTES = {INT: 4, ARRAY: 12, 14: 4, 17: 4}
+
+
+class BtfError(Exception):
+    """The BTF data is missing, damaged, or lacks a type."""
+
+
+class Btf:
+    """The types of one BTF blob, by id and by name."""
+
+    def __init__(self, blob: bytes):
+        magic, _, _, header, type_off, type_len, str_off, str_len = struct.unpack_from("<HBBIIIII", blob)
+        if magic != 0xEB9F:
+            raise BtfError("not little-endian BTF data")
+        self.strings = blob[header + str_off : header + str_off + str_len]
+        self.data = blob[header + type_off : header + type_off + type_len]
+        self.offsets = [0]
+        self.by_name: dict[tuple[int, str], int] = {}
+        position = 0
+        while position < len(self.data):
+            name, info = struct.unpack_from("<II", self.data, position)
+            kind, count = info >> 24 & 0x1F, info & 0xFFFF
+            if kind in (STRUCT, UNION, ENUM) and name:
+                self.by_name.setdefault((kind, self.string(name)), len(self.offsets))
+            self.offsets.append(position)
+            position += 12 + FIXED_BYTES.get(kind, 0) + MEMBER_BYTES.get(kind, 0) * count
+
+    @classmethod
+    def of_object(cls, path: Path) -> "Btf":
+        """The BTF section of a compiled BPF object."""
+        section = ELFFile(io.BytesIO(path.read_bytes())).get_section_by_name(".BTF")
+        if section is None:
+            raise BtfError(f"{path} carries no BTF; compile it with clang -g")
+        return cls(section.data())
+
+    @classmethod
+    def of_kernel(cls) -> "Btf":
+        """The running kernel's own types."""
+        return cls(VMLINUX.read_bytes())
+
+    def string(self, offset: int) -> str:
+        """The NUL-terminated name at `offset` of the string section."""
+        return self.strings[offset : self.strings.index(0, offset)].decode()
+
+    def head(self, type_id: int) -> tuple[str, int, int, int, int]:
+        """(name, kind, count, size or type, position of what follows) of a type."""
+        position = self.offsets[type_id]
+        name, info, size = struct.unpack_from("<III", self.data, position)
+        return self.string(name), info >> 24 & 0x1F, info & 0xFFFF, size, position + 12
+
+    def find(self, kind: int, name: str) -> int:
+        """The id of the struct, union or enum called `name`."""
+        try:
+            return self.by_name[kind, name]
+        except KeyError:
+            raise BtfError(f"no type called {name}") from None
+
+    def members(self, type_id: int) -> list[tuple[str, int, int]]:
+        """(name, type id, byte offset) of each member of a struct."""
+        _, _, count, _, position = self.head(type_id)
+        rows = [struct.unpack_from("<III", self.data, position + 12 * i) for i in range(count)]
+        return [(self.string(name), kind, (offset & 0xFFFFFF) // 8) for name, kind, offset in rows]
+
+    def enum(self, name: str) -> dict[str, int]:
+        """Name → value of an enum."""
+        _, _, count, _, position = self.head(self.find(ENUM, name))
+        rows = [struct.unpack_from("<Ii", self.data, position + 8 * i) for i in range(count)]
+        return {self.string(text): value for text, value in rows}
+
+    def offset(self, struct_name: str, member: str) -> int:
+        """Byte offset of a direct member of a struct."""
+        for name, _, offset in self.members(self.find(STRUCT, struct_name)):
+            if name == member:
+                return offset
+        raise BtfError(f"struct {struct_name} has no member {member}")
+
+    def dtype(self, type_id: int) -> np.dtype:
+        """The NumPy dtype of a type; character arrays become byte strings."""
+        _, kind, _, size, position = self.head(type_id)
+        if kind in TRANSPARENT:
+            return self.dtype(size)
+        if kind == INT:
+            encoding = struct.unpack_from("<I", self.data, position)[0] >> 24
+            return np.dtype(f"<{'i' if encoding & 1 else 'u'}{size}")
+        if kind == 16:
+            return np.dtype(f"<f{size}")
+        if kind in (PTR, ENUM):
+            return np.dtype("<u8" if kind == PTR else f"<u{size}")
+        if kind == ARRAY:
+            element, _, length = struct.unpack_from("<III", self.data, position)
+            name = self.head(element)[0]
+            return np.dtype(f"S{length}") if name == "char" else np.dtype((self.dtype(element), (length,)))
+        if kind == STRUCT:
+            rows = self.members(type_id)
+            names, types, offsets = zip(*[(n, self.dtype(t), o) for n, t, o in rows], strict=True)
+            return np.dtype({"names": names, "formats": types, "offsets": offsets, "itemsize": size})
+        raise BtfError(f"cannot express BTF kind {kind} as a NumPy dtype")

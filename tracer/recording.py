@@ -1,0 +1,120 @@
+"""The recording on disk: a folder with `manifest.json` and two files of fixed-size slots, readable after any crash.
+
+    manifest.json   what was traced, on what, with which probes, and what was lost (see `Manifest` keys in docs/recording.md)
+    events.bin      64-byte slots as they stood in the ring: 8 bytes of ring header, then a record of bpf/records.h
+    details.bin     256-byte slots, likewise
+
+Slots are only ever appended, so whatever reached the disk before a crash is a valid recording.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SCHEMA_VERSION = 1
+RING_HEADER_BYTES = 8
+BUSY, DISCARD = 1 << 31, 1 << 30
+STREAMS = {"events": 64, "details": 256}
+FIRST_DETAIL = 64
+KIND_OFFSET = RING_HEADER_BYTES + 16
+
+
+class RecordingError(Exception):
+    """A recording cannot be written or read; the message names the file and the remedy."""
+
+
+def dtype_to_json(dtype: np.dtype) -> list[list[Any]]:
+    """Rows [name, format, offset, length]; nested structs are flattened with their members' own names."""
+    rows: list[list[Any]] = []
+    for name in dtype.names or ():
+        field, offset = dtype.fields[name][:2]
+        if field.names:
+            rows += [[inner, kind, offset + at, n] for inner, kind, at, n in dtype_to_json(field)]
+        elif field.subdtype:
+            rows.append([name, field.subdtype[0].str, offset, field.subdtype[1][0]])
+        else:
+            rows.append([name, field.str, offset, 0])
+    return [row for row in rows if row[0] != "pad"]
+
+
+def dtype_from_json(rows: list[list[Any]], itemsize: int) -> np.dtype:
+    """The inverse of `dtype_to_json`."""
+    return np.dtype(
+        {
+            "names": [name for name, *_ in rows],
+            "formats": [(kind, (n,)) if n else kind for _, kind, _, n in rows],
+            "offsets": [offset for _, _, offset, _ in rows],
+            "itemsize": itemsize,
+        }
+    )
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Replace the manifest atomically: a reader sees the old or the new one, never half."""
+    temporary = folder / "manifest.json.new"
+    temporary.write_text(json.dumps(manifest, indent=1))
+    os.replace(temporary, folder / "manifest.json")
+
+
+def text(value: bytes) -> str:
+    """A C string from a fixed-size field: up to the first NUL, undecodable bytes replaced."""
+    return bytes(value).split(b"\0", 1)[0].decode(errors="replace")
+
+
+class Recording:
+    """A recording opened for reading.
+
+    `manifest` is the parsed manifest.json; `records(kind)` gives the records of one kind as a structured array
+    whose fields are those of `struct rec_<kind>` in bpf/records.h (header fields ts, pid, tid, kind, cpu, engine included).
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        try:
+            self.manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
+        except FileNotFoundError:
+            raise RecordingError(f"{self.path} is no recording: it has no manifest.json") from None
+        except (ValueError, OSError) as error:
+            raise RecordingError(f"{self.path}/manifest.json cannot be read: {error}") from None
+        version = self.manifest.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise RecordingError(
+                f"{self.path} has schema version {version}, this program reads {SCHEMA_VERSION}; "
+                "use the MoEScope release that wrote it, or record again"
+            )
+        self.layouts = {
+            name: (layout["kind"], dtype_from_json(layout["fields"], layout["bytes"]))
+            for name, layout in self.manifest["layouts"].items()
+        }
+        self._slots: dict[str, np.ndarray] = {}
+        self._kinds: dict[str, np.ndarray] = {}
+
+    def slots(self, stream: str) -> np.ndarray:
+        """All whole slots of `events` or `details`, shape [n, slot bytes], uint8, mapped from disk."""
+        if stream not in self._slots:
+            path, width = self.path / f"{stream}.bin", STREAMS[stream]
+            count = path.stat().st_size // width if path.exists() else 0
+            mapped = np.memmap(path, np.uint8, "r", shape=(count, width)) if count else np.empty((0, width), np.uint8)
+            self._slots[stream] = mapped
+        return self._slots[stream]
+
+    def kinds(self, stream: str) -> np.ndarray:
+        """The record kind of each slot, shape [n], uint16; 0 for slots that the kernel side discarded."""
+        if stream not in self._kinds:
+            slots = self.slots(stream)
+            kinds = slots[:, KIND_OFFSET : KIND_OFFSET + 2].copy().view("<u2")[:, 0]
+            lengths = slots[:, :4].copy().view("<u4")[:, 0]
+            self._kinds[stream] = np.where(lengths & (BUSY | DISCARD), 0, kinds)
+        return self._kinds[stream]
+
+    def records(self, kind: str) -> np.ndarray:
+        """The records of one kind, in time order."""
+        number, dtype = self.layouts[kind]
+        stream = "details" if number >= FIRST_DETAIL else "events"
+        rows = np.flatnonzero(self.kinds(stream) == number)
+        body = self.slots(stream)[rows, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize]
+        records = np.ascontiguousarray(body).view(dtype).reshape(-1)
+        return records[np.argsort(records["ts"], kind="stable")]
