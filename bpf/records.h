@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The layout of every record, written once. Python derives its NumPy dtypes from this header's BTF.
  *
@@ -293,7 +293,8 @@ struct rec_task_fork {
 
 struct rec_task_exit {
 	struct header h;
-	unsigned long long pad[4];
+	char comm[16];
+	unsigned long long pad[2];
 };
 
 #define MAX_SOURCES 10
@@ -338,7 +339,7 @@ struct rec_qnn_event {
 	char name[QNN_NAME_BYTES];
 };
 
-#define MAX_SUB_EVENTS 24
+#define MAX_SUB_EVENTS 16
 /* profileGetEvents or profileGetSubEvents: `parent` is a profile or an event handle. */
 struct rec_qnn_sub_events {
 	struct header h;

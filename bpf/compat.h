@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Lets one source compile for libbpf (CO-RE) and for BCC.
+ *
+ * libbpf: maps are declared here and found by name; kernel fields are relocated against the running kernel's BTF.
+ * BCC: the loader defines LOADER_BCC, passes the file descriptor of each map as MAP_FD_<name> and the offset of each
+ * kernel field as OFFSET_<field>, because the headers BCC compiles against need not be the running kernel's.
+ */
+#ifndef MOESCOPE_COMPAT_H
+#define MOESCOPE_COMPAT_H
+
+#define INLINE inline __attribute__((always_inline))
+
+#ifdef LOADER_BCC
+
+#include <uapi/linux/ptrace.h>
+
+#define MAP(name) ((void *)bpf_pseudo_fd(1, MAP_FD_##name))
+#define map_lookup(map, key) bpf_map_lookup_elem_((u64)map, (void *)(key))
+#define map_update(map, key, value) bpf_map_update_elem_((u64)map, (void *)(key), (void *)(value), 0)
+#define map_delete(map, key) bpf_map_delete_elem_((u64)map, (void *)(key))
+#define UPROBE(name) int name(struct pt_regs *ctx)
+#define TRACEPOINT(category, name, type) int name(type *ctx)
+#define task_counter(field)                                                                                            \
+	({                                                                                                             \
+		unsigned long value_ = 0;                                                                              \
+		bpf_probe_read_kernel(&value_, sizeof(value_), (char *)bpf_get_current_task() + OFFSET_##field);        \
+		value_;                                                                                                \
+	})
+#if defined(__x86_64__) || defined(__TARGET_ARCH_x86)
+#define REG(ctx, x86, arm) ((ctx)->x86)
+#define STACK(ctx) ((ctx)->sp)
+#else
+#define REG(ctx, x86, arm) ((ctx)->regs[arm])
+#define STACK(ctx) ((ctx)->sp)
+#endif
+#define ARG1(ctx) REG(ctx, di, 0)
+#define ARG2(ctx) REG(ctx, si, 1)
+#define ARG3(ctx) REG(ctx, dx, 2)
+#define ARG4(ctx) REG(ctx, cx, 3)
+#define ARG5(ctx) REG(ctx, r8, 4)
+#define ARG6(ctx) REG(ctx, r9, 5)
+#define RESULT(ctx) REG(ctx, ax, 0)
+
+#else
+
+#include <linux/bpf.h>
+#include <linux/ptrace.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __u64 u64;
+typedef __s32 s32;
+typedef __s64 s64;
+
+/* The kernel types that are read; the loader finds their real offsets. */
+struct task_struct {
+	unsigned long min_flt;
+	unsigned long maj_flt;
+} __attribute__((preserve_access_index));
+
+#define MAP(name) (&name)
+#define map_lookup(map, key) bpf_map_lookup_elem(map, key)
+#define map_update(map, key, value) bpf_map_update_elem(map, key, value, BPF_ANY)
+#define map_delete(map, key) bpf_map_delete_elem(map, key)
+#define UPROBE(name) SEC("uprobe") int name(struct pt_regs *ctx)
+#define TRACEPOINT(category, name, type) SEC("tracepoint/" #category "/" #name) int name(type *ctx)
+#define task_counter(field) BPF_CORE_READ((struct task_struct *)bpf_get_current_task(), field)
+
+#if defined(__TARGET_ARCH_x86)
+#define REG(ctx, x86, arm) ((ctx)->x86)
+#define STACK(ctx) ((ctx)->rsp)
+#elif defined(__TARGET_ARCH_arm64)
+#define REG(ctx, x86, arm) (((struct user_pt_regs *)(ctx))->regs[arm])
+#define STACK(ctx) (((struct user_pt_regs *)(ctx))->sp)
+#else
+#error "define __TARGET_ARCH_x86 or __TARGET_ARCH_arm64"
+#endif
+#define ARG1(ctx) REG(ctx, rdi, 0)
+#define ARG2(ctx) REG(ctx, rsi, 1)
+#define ARG3(ctx) REG(ctx, rdx, 2)
+#define ARG4(ctx) REG(ctx, rcx, 3)
+#define ARG5(ctx) REG(ctx, r8, 4)
+#define ARG6(ctx) REG(ctx, r9, 5)
+#define RESULT(ctx) REG(ctx, rax, 0)
+
+#endif
+#endif

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Experts: what the router chose, each expert's run, and the expert cache's loads and evictions. */
+
+/* moescope:expert__begin(layer, expert, n_tokens, cache, backend, tier) */
+UPROBE(moescope_expert_begin)
+{
+	struct rec_expert_begin *r;
+
+	if (!traced())
+		return 0;
+	r = new_event(KIND_EXPERT_BEGIN, ENGINE_MOESCOPE);
+	if (!r)
+		return 0;
+	r->layer = ARG1(ctx);
+	r->expert = ARG2(ctx);
+	r->n_tokens = ARG3(ctx);
+	r->cache = ARG4(ctx);
+	r->backend = ARG5(ctx);
+	r->tier = ARG6(ctx);
+	r->maj_flt = task_counter(maj_flt);
+	r->min_flt = task_counter(min_flt);
+	submit(r);
+	return 0;
+}
+
+/* moescope:expert__end(layer, expert) */
+UPROBE(moescope_expert_end)
+{
+	struct rec_expert_end *r;
+
+	if (!traced())
+		return 0;
+	r = new_event(KIND_EXPERT_END, ENGINE_MOESCOPE);
+	if (!r)
+		return 0;
+	r->layer = ARG1(ctx);
+	r->expert = ARG2(ctx);
+	r->maj_flt = task_counter(maj_flt);
+	r->min_flt = task_counter(min_flt);
+	r->pad[0] = r->pad[1] = 0;
+	submit(r);
+	return 0;
+}
+
+/* moescope:load__begin(layer, expert, bytes, reason, backend) */
+UPROBE(moescope_load_begin)
+{
+	struct rec_load_begin *r;
+
+	if (!traced())
+		return 0;
+	r = new_event(KIND_LOAD_BEGIN, ENGINE_MOESCOPE);
+	if (!r)
+		return 0;
+	r->layer = ARG1(ctx);
+	r->expert = ARG2(ctx);
+	r->bytes = ARG3(ctx);
+	r->reason = ARG4(ctx);
+	r->backend = ARG5(ctx);
+	r->pad = 0;
+	submit(r);
+	return 0;
+}
+
+/* moescope:load__end and moescope:evict (layer, expert, bytes, resident bytes): records of one shape */
+static INLINE int cache_change(u16 kind, u32 layer, u32 expert, u64 bytes, u64 resident)
+{
+	struct rec_evict *r = new_event(kind, ENGINE_MOESCOPE);
+
+	if (!r)
+		return 0;
+	r->layer = layer;
+	r->expert = expert;
+	r->bytes = bytes;
+	r->resident = resident;
+	r->pad = 0;
+	submit(r);
+	return 0;
+}
+
+UPROBE(moescope_load_end)
+{
+	return traced() ? cache_change(KIND_LOAD_END, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
+}
+
+UPROBE(moescope_evict)
+{
+	return traced() ? cache_change(KIND_EVICT, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
+}
+
+#define MAX_ROUTE_PARTS 128 /* 4096 choices: 512 tokens of top-8 */
+
+static INLINE struct rec_route *new_route(u8 engine, s32 layer, u32 n_tokens, u32 k,
+									 u32 first, u32 has_weights)
+{
+	struct rec_route *r = new_detail(KIND_ROUTE, engine);
+	u32 left = n_tokens * k - first;
+
+	if (!r)
+		return 0;
+	r->layer = layer;
+	r->n_tokens = n_tokens;
+	r->k = k;
+	r->first = first;
+	r->count = left < ROUTE_SLOTS ? left : ROUTE_SLOTS;
+	r->has_weights = has_weights;
+	return r;
+}
+
+/* moescope:route(layer, n_tokens, k, u16 experts[n_tokens * k], float weights[n_tokens * k]) */
+UPROBE(moescope_route)
+{
+	u32 n_tokens = ARG2(ctx), k = ARG3(ctx);
+	u64 experts = ARG4(ctx), weights = ARG5(ctx);
+	s32 layer = ARG1(ctx);
+
+	if (!traced())
+		return 0;
+	for (u32 part = 0; part < MAX_ROUTE_PARTS; part++) {
+		u32 first = part * ROUTE_SLOTS;
+		struct rec_route *r;
+		u64 count;
+
+		if (first >= n_tokens * k)
+			return 0;
+		r = new_route(ENGINE_MOESCOPE, layer, n_tokens, k, first, weights != 0);
+		if (!r)
+			return 0;
+		count = BOUNDED(r->count, ROUTE_SLOTS);
+		bpf_probe_read_user(r->experts, count * 2, (void *)(experts + 2ULL * first));
+		bpf_probe_read_user(r->weights, count * 4, (void *)(weights + 4ULL * first));
+		submit(r);
+	}
+	if (n_tokens * k > MAX_ROUTE_PARTS * ROUTE_SLOTS)
+		count_loss(KIND_ROUTE);
+	return 0;
+}
+
+/* The number behind the last '-' of a ggml tensor's name ("ffn_moe_gate-12"); -1 where there is none. */
+static INLINE s32 layer_of_name(u64 name)
+{
+	char text[64] = {};
+	s32 layer = -1;
+
+	bpf_probe_read_user(text, sizeof(text), (void *)name);
+	for (u32 i = 0; i < sizeof(text); i++) {
+		if (!text[i])
+			break;
+		if (text[i] == '-')
+			layer = 0;
+		else if (layer >= 0 && text[i] >= '0' && text[i] <= '9')
+			layer = layer * 10 + text[i] - '0';
+		else
+			layer = -1;
+	}
+	return layer;
+}
+
+/* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. */
+static INLINE void send_ggml_routes(u64 ids, s32 layer)
+{
+	struct ggml_tensor_view *t = (void *)ids;
+	u64 ne[2] = {}, nb[2] = {}, data = 0;
+	u32 k, n_tokens;
+
+	bpf_probe_read_user(ne, sizeof(ne), t->ne);
+	bpf_probe_read_user(nb, sizeof(nb), t->nb);
+	bpf_probe_read_user(&data, sizeof(data), &t->data);
+	k = ne[0];
+	n_tokens = ne[1];
+	if (!k || !data)
+		return;
+	for (u32 part = 0; part < MAX_ROUTE_PARTS; part++) {
+		u32 first = part * ROUTE_SLOTS;
+		struct rec_route *r;
+
+		if (first >= n_tokens * k)
+			return;
+		r = new_route(ENGINE_LLAMACPP, layer, n_tokens, k, first, 0);
+		if (!r)
+			return;
+		for (u32 i = 0; i < ROUTE_SLOTS; i++) {
+			u32 at = first + i, expert = 0;
+
+			if (at >= n_tokens * k)
+				break;
+			bpf_probe_read_user(&expert, 4, (void *)(data + (at / k) * nb[1] + (at % k) * 4ULL));
+			r->experts[i] = expert;
+		}
+		submit(r);
+	}
+	if (n_tokens * k > MAX_ROUTE_PARTS * ROUTE_SLOTS)
+		count_loss(KIND_ROUTE);
+}
+
+/* gate, up and down of one layer share their routing tensor: it is sent once. */
+static INLINE void ggml_routes(u64 tensor, u32 op)
+{
+	struct ggml_tensor_view *t = (void *)tensor;
+	u32 zero = 0, tid = bpf_get_current_pid_tgid();
+	struct settings *s = map_lookup(MAP(chosen), &zero);
+	u64 ids = 0, *last;
+
+	if (!s || op != s->mul_mat_id)
+		return;
+	bpf_probe_read_user(&ids, sizeof(ids), &t->src[2]);
+	last = map_lookup(MAP(routed), &tid);
+	if (last && *last == ids)
+		return;
+	map_update(MAP(routed), &tid, &ids);
+	send_ggml_routes(ids, layer_of_name((u64)t->name));
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The maps that all sources share, and the few helpers that every handler starts with. */
+#ifndef MOESCOPE_MAPS_H
+#define MOESCOPE_MAPS_H
+
+/* The arguments of a call, kept from its entry to its return. */
+struct call_args {
+	u64 arg[4];
+};
+
+/* A library name prefix that some engine declares. */
+struct pattern {
+	u32 length;
+	char text[28];
+};
+
+#define MAX_PATTERNS 16
+#define PATH_BYTES 208
+
+struct path_scratch {
+	char text[256]; /* PATH_BYTES, and room for a pattern that starts at the last of them */
+	u32 base;       /* where the file name begins; kept here so that the verifier merges the paths of the loop */
+};
+
+/* What the loader sets before it loads: numbers that differ between builds of an engine. */
+struct settings {
+	u32 mul_mat_id; /* llama.cpp's number of GGML_OP_MUL_MAT_ID; 2^32-1: not known */
+	u32 stop;       /* stop the target when a library or a function table appears, until probes stand */
+};
+
+/* What is known of a ggml tensor's structure; a different signature under the same address is another tensor. */
+struct tensor_key {
+	u64 tensor;
+	u32 pid;
+	u32 pad;
+};
+
+#ifndef LOADER_BCC
+/* Fixed-size records; the loader sets the sizes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 16 << 20);
+} events SEC(".maps"), details SEC(".maps");
+
+/* key: record kind. value: records that found the ring full. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_KINDS);
+	__type(key, u32);
+	__type(value, u64);
+} lost SEC(".maps");
+
+/* key: thread id. value: 1. The threads of the target. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u32);
+	__type(value, u32);
+} threads SEC(".maps");
+
+/* key: thread id << 8 | call. value: arguments at entry. Removed at return. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, u64);
+	__type(value, struct call_args);
+} calls SEC(".maps");
+
+/* key: index. value: library name prefix. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_PATTERNS);
+	__type(key, u32);
+	__type(value, struct pattern);
+} patterns SEC(".maps");
+
+/* key: 0. value: a path being looked at. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct path_scratch);
+} paths SEC(".maps");
+
+/* key: 0. value: what the loader chose. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct settings);
+} chosen SEC(".maps");
+
+/* key: tensor and process. value: signature of the structure last sent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct tensor_key);
+	__type(value, u64);
+} tensors SEC(".maps");
+
+/* key: thread id. value: the routing tensor whose experts were last sent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, u32);
+	__type(value, u64);
+} routed SEC(".maps");
+#endif
+
+#define NO_WAKEUP 1
+#define FORCE_WAKEUP 2
+#define SIGNAL_STOP 19
+
+/*
+ * A count known to lie in 1 .. most (a power of two), in a form whose bound the verifier sees without a branch:
+ * branches in the loops below would multiply the paths it walks.
+ */
+#define BOUNDED(x, most)                                                                                               \
+	({                                                                                                             \
+		u64 bounded_ = (x) - 1;                                                                                \
+		asm volatile("" : "+r"(bounded_));                                                                     \
+		(bounded_ & ((most) - 1)) + 1;                                                                         \
+	})
+
+static INLINE bool traced(void)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+
+	return map_lookup(MAP(threads), &tid) != 0;
+}
+
+static INLINE void count_loss(u32 kind)
+{
+	u64 *count = map_lookup(MAP(lost), &kind);
+
+	if (count)
+		__sync_fetch_and_add(count, 1);
+}
+
+static INLINE void fill_header(struct header *h, u16 kind, u8 engine)
+{
+	u64 id = bpf_get_current_pid_tgid();
+
+	h->ts = bpf_ktime_get_ns();
+	h->pid = id >> 32;
+	h->tid = (u32)id;
+	h->kind = kind;
+	h->cpu = bpf_get_smp_processor_id();
+	h->engine = engine;
+	h->pad[0] = h->pad[1] = h->pad[2] = 0;
+}
+
+static INLINE void *new_event(u16 kind, u8 engine)
+{
+	struct header *h = bpf_ringbuf_reserve(MAP(events), EVENT_BYTES, 0);
+
+	if (!h) {
+		count_loss(kind);
+		return 0;
+	}
+	fill_header(h, kind, engine);
+	return h;
+}
+
+static INLINE void *new_detail(u16 kind, u8 engine)
+{
+	struct header *h = bpf_ringbuf_reserve(MAP(details), DETAIL_BYTES, 0);
+
+	if (!h) {
+		count_loss(kind);
+		return 0;
+	}
+	fill_header(h, kind, engine);
+	return h;
+}
+
+/* Readers drain by time, so that no record costs a wake-up; `urgent` ones are what the target waits for. */
+static INLINE void submit(void *record)
+{
+	bpf_ringbuf_submit(record, NO_WAKEUP);
+}
+
+static INLINE void submit_urgent(void *record)
+{
+	bpf_ringbuf_submit(record, FORCE_WAKEUP);
+}
+
+/* Hold the calling process until the tracer has placed its probes and continues it. */
+static INLINE void stop_target(void)
+{
+	u32 zero = 0;
+	struct settings *s = map_lookup(MAP(chosen), &zero);
+
+	if (s && s->stop)
+		bpf_send_signal(SIGNAL_STOP);
+}
+
+static INLINE void keep_args(u8 call, u64 a, u64 b, u64 c, u64 d)
+{
+	u64 key = (bpf_get_current_pid_tgid() << 8) | call;
+	struct call_args args = {{a, b, c, d}};
+
+	map_update(MAP(calls), &key, &args);
+}
+
+/* The arguments kept at entry, copied out and forgotten; false where the entry was not seen. */
+static INLINE bool take_args(u8 call, struct call_args *out)
+{
+	u64 key = (bpf_get_current_pid_tgid() << 8) | call;
+	struct call_args *args = map_lookup(MAP(calls), &key);
+
+	if (!args)
+		return false;
+	*out = *args;
+	map_delete(MAP(calls), &key);
+	return true;
+}
+
+#endif

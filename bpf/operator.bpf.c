@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Operators: begin on every thread, the wait at the barrier where there is one, and each tensor's structure once. */
+
+static INLINE int op_begin(u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tokens)
+{
+	struct rec_op_begin *r = new_event(KIND_OP_BEGIN, engine);
+
+	if (!r)
+		return 0;
+	r->tensor = tensor;
+	r->type = type;
+	r->layer = layer;
+	r->n_tokens = n_tokens;
+	r->maj_flt = task_counter(maj_flt);
+	r->min_flt = task_counter(min_flt);
+	r->pad = 0;
+	submit(r);
+	return 0;
+}
+
+/* True where this structure has not been sent for this tensor yet. */
+static INLINE bool structure_is_new(u64 tensor, u64 signature)
+{
+	struct tensor_key key = {tensor, bpf_get_current_pid_tgid() >> 32, 0};
+	u64 *known = map_lookup(MAP(tensors), &key);
+
+	if (known && *known == signature)
+		return false;
+	map_update(MAP(tensors), &key, &signature);
+	return true;
+}
+
+#define MAX_SOURCE_PARTS 16
+
+static INLINE void send_sources(u64 tensor, u32 type, u64 sources, u32 n_sources)
+{
+	for (u32 part = 0; part < MAX_SOURCE_PARTS; part++) {
+		u32 first = part * MAX_SOURCES;
+		struct rec_tensor *r;
+
+		if (first >= n_sources && part)
+			break;
+		r = new_detail(KIND_TENSOR, ENGINE_MOESCOPE);
+		if (!r)
+			break;
+		r->tensor = tensor;
+		r->type = type;
+		r->dtype = 0;
+		r->ne[0] = r->ne[1] = r->ne[2] = r->ne[3] = 0;
+		r->bytes = 0;
+		r->first = first;
+		r->n_sources = n_sources;
+		r->name[0] = 0;
+		for (u32 i = 0; i < MAX_SOURCES; i++) {
+			r->sources[i] = 0;
+			if (first + i < n_sources)
+				bpf_probe_read_user(&r->sources[i], 8, (void *)(sources + 8ULL * (first + i)));
+		}
+		submit(r);
+	}
+}
+
+/* moescope:op__begin(type, layer, n_tokens, result, sources, n_sources) */
+UPROBE(moescope_op_begin)
+{
+	u64 result = ARG4(ctx), sources = ARG5(ctx);
+	u32 n_sources = ARG6(ctx);
+	u64 first = 0;
+
+	if (!traced())
+		return 0;
+	op_begin(ENGINE_MOESCOPE, result, ARG1(ctx), ARG2(ctx), ARG3(ctx));
+	if (n_sources)
+		bpf_probe_read_user(&first, sizeof(first), (void *)sources);
+	if (structure_is_new(result, first * 31 + n_sources))
+		send_sources(result, ARG1(ctx), sources, n_sources);
+	return 0;
+}
+
+/* moescope:op__end(result) */
+UPROBE(moescope_op_end)
+{
+	struct rec_op_end *r;
+
+	if (!traced())
+		return 0;
+	r = new_event(KIND_OP_END, ENGINE_MOESCOPE);
+	if (!r)
+		return 0;
+	r->tensor = ARG1(ctx);
+	r->maj_flt = task_counter(maj_flt);
+	r->min_flt = task_counter(min_flt);
+	r->pad[0] = r->pad[1] = 0;
+	submit(r);
+	return 0;
+}
+
+static INLINE void send_ggml_tensor(u64 tensor)
+{
+	struct rec_tensor *r = new_detail(KIND_TENSOR, ENGINE_LLAMACPP);
+	struct ggml_tensor_view *t = (void *)tensor;
+
+	if (!r)
+		return;
+	r->tensor = tensor;
+	r->type = r->dtype = 0;
+	r->bytes = 0;
+	r->first = 0;
+	r->n_sources = MAX_SOURCES;
+	bpf_probe_read_user(&r->type, sizeof(r->type), &t->op);
+	bpf_probe_read_user(&r->dtype, sizeof(r->dtype), &t->type);
+	bpf_probe_read_user(r->ne, sizeof(r->ne), t->ne);
+	bpf_probe_read_user(r->sources, sizeof(r->sources), t->src);
+	bpf_probe_read_user(r->name, sizeof(r->name), t->name);
+	submit(r);
+}
+
+/* What ggml computes for one thread: (const struct ggml_compute_params *{int ith; ...}, struct ggml_tensor *) */
+UPROBE(ggml_op_begin)
+{
+	u64 params = ARG1(ctx), tensor = ARG2(ctx);
+	struct ggml_tensor_view *t = (void *)tensor;
+	u64 src[2] = {}, ne[2] = {};
+	u32 op = 0;
+	s32 ith = 0;
+
+	if (!traced())
+		return 0;
+	bpf_probe_read_user(&op, sizeof(op), &t->op);
+	bpf_probe_read_user(ne, sizeof(ne), t->ne);
+	op_begin(ENGINE_LLAMACPP, tensor, op, -1, ne[1]);
+	bpf_probe_read_user(&ith, sizeof(ith), (void *)params);
+	if (ith)
+		return 0;
+	bpf_probe_read_user(src, sizeof(src), t->src);
+	if (structure_is_new(tensor, op + 31 * (ne[0] + 31 * (ne[1] + 31 * (src[0] + 31 * src[1])))))
+		send_ggml_tensor(tensor);
+	ggml_routes(tensor, op);
+	return 0;
+}
+
+/* ggml_barrier(struct ggml_threadpool *): the thread's share is done. */
+UPROBE(ggml_op_wait)
+{
+	struct rec_op_wait *r;
+
+	if (!traced())
+		return 0;
+	r = new_event(KIND_OP_WAIT, ENGINE_LLAMACPP);
+	if (!r)
+		return 0;
+	r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
+	submit(r);
+	return 0;
+}

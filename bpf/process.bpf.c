@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The target's processes: threads and children as they come and go, programs executed, libraries opened. */
+
+struct sched_fork_args {
+	u64 common;
+	u32 parent_comm;
+	s32 parent_pid;
+	u32 child_comm;
+	s32 child_pid;
+};
+
+TRACEPOINT(sched, sched_process_fork, struct sched_fork_args)
+{
+	u32 child = ctx->child_pid, one = 1;
+	struct rec_task_fork *r;
+
+	if (!traced())
+		return 0;
+	map_update(MAP(threads), &child, &one);
+	r = new_event(KIND_TASK_FORK, ENGINE_KERNEL);
+	if (!r)
+		return 0;
+	r->parent_tid = ctx->parent_pid;
+	r->child_tid = child;
+	r->pad[0] = r->pad[1] = r->pad[2] = 0;
+	submit(r);
+	return 0;
+}
+
+struct sched_exit_args {
+	u64 common;
+};
+
+TRACEPOINT(sched, sched_process_exit, struct sched_exit_args)
+{
+	u32 tid = bpf_get_current_pid_tgid();
+	struct rec_task_exit *r;
+
+	if (!traced())
+		return 0;
+	map_delete(MAP(threads), &tid);
+	r = new_event(KIND_TASK_EXIT, ENGINE_KERNEL);
+	if (!r)
+		return 0;
+	bpf_get_current_comm(r->comm, sizeof(r->comm));
+	r->pad[0] = r->pad[1] = 0;
+	submit(r);
+	return 0;
+}
+
+struct sched_exec_args {
+	u64 common;
+	u32 filename; /* low half: offset of the text from the start of the record */
+	s32 pid;
+	s32 old_pid;
+};
+
+TRACEPOINT(sched, sched_process_exec, struct sched_exec_args)
+{
+	struct rec_task_exec *r;
+
+	if (!traced())
+		return 0;
+	r = new_detail(KIND_TASK_EXEC, ENGINE_KERNEL);
+	if (!r)
+		return 0;
+	bpf_probe_read_kernel_str(r->path, sizeof(r->path), (char *)ctx + (ctx->filename & 0xFFFF));
+	submit_urgent(r);
+	stop_target();
+	return 0;
+}
+
+struct sys_enter_openat_args {
+	u64 common;
+	u64 number;
+	u64 dfd;
+	u64 filename;
+	u64 flags;
+	u64 mode;
+};
+
+static INLINE bool starts_with(struct path_scratch *path, u32 at, struct pattern *pattern)
+{
+	if (!pattern->length)
+		return false;
+	for (u32 i = 0; i < sizeof(pattern->text); i++) {
+		if (i >= pattern->length)
+			return true;
+		if (path->text[(at + i) & 255] != pattern->text[i])
+			return false;
+	}
+	return true;
+}
+
+/* A library that an engine is declared for is about to be mapped: its probes must stand before its code runs. */
+TRACEPOINT(syscalls, sys_enter_openat, struct sys_enter_openat_args)
+{
+	u32 zero = 0;
+	struct path_scratch *path;
+	struct rec_library *r;
+	bool wanted = false;
+
+	if (!traced())
+		return 0;
+	path = map_lookup(MAP(paths), &zero);
+	if (!path || bpf_probe_read_user_str(path->text, PATH_BYTES, (void *)ctx->filename) <= 0)
+		return 0;
+	path->base = 0;
+	for (u32 i = 0; i < PATH_BYTES; i++) {
+		if (!path->text[i])
+			break;
+		if (path->text[i] == '/')
+			path->base = i + 1;
+	}
+	for (u32 i = 0; i < MAX_PATTERNS && !wanted; i++) {
+		u32 key = i;
+		struct pattern *pattern = map_lookup(MAP(patterns), &key);
+
+		wanted = pattern && starts_with(path, path->base, pattern);
+	}
+	if (!wanted)
+		return 0;
+	r = new_detail(KIND_LIBRARY, ENGINE_KERNEL);
+	if (!r)
+		return 0;
+	bpf_probe_read_user_str(r->path, sizeof(r->path), (void *)ctx->filename);
+	submit_urgent(r);
+	stop_target();
+	return 0;
+}
+
+/* Does nothing: for measuring what a probe costs by itself. */
+UPROBE(empty)
+{
+	return 0;
+}

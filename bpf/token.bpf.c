@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Tokens: one forward step of the model, whichever engine takes it. */
+
+static INLINE int token_begin(u8 engine, u64 seq, u32 phase, u32 n_tokens, u32 position)
+{
+	struct rec_token_begin *r = new_event(KIND_TOKEN_BEGIN, engine);
+
+	if (!r)
+		return 0;
+	r->seq = seq;
+	r->phase = phase;
+	r->n_tokens = n_tokens;
+	r->position = position;
+	r->maj_flt = task_counter(maj_flt);
+	r->min_flt = task_counter(min_flt);
+	r->pad = 0;
+	submit(r);
+	return 0;
+}
+
+static INLINE int token_end(u8 engine, u64 seq, s64 result)
+{
+	struct rec_token_end *r = new_event(KIND_TOKEN_END, engine);
+
+	if (!r)
+		return 0;
+	r->seq = seq;
+	r->result = result;
+	r->maj_flt = task_counter(maj_flt);
+	r->min_flt = task_counter(min_flt);
+	r->pad = 0;
+	submit(r);
+	return 0;
+}
+
+/* moescope:token__begin(seq, phase, n_tokens, position) */
+UPROBE(moescope_token_begin)
+{
+	return traced() ? token_begin(ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
+}
+
+/* moescope:token__end(seq, sampled token) */
+UPROBE(moescope_token_end)
+{
+	return traced() ? token_end(ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx)) : 0;
+}
+
+/* The head of struct llama_batch, which llama_decode takes by value. */
+struct llama_batch_head {
+	s32 n_tokens;
+	u32 pad;
+	u64 token;
+	u64 embd;
+	u64 pos;
+};
+
+/* int llama_decode(struct llama_context *, struct llama_batch) */
+UPROBE(llama_decode_begin)
+{
+	struct llama_batch_head batch = {};
+	u32 position = ~0U;
+
+	if (!traced())
+		return 0;
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+	bpf_probe_read_user(&batch, sizeof(batch), (void *)ARG2(ctx)); /* large aggregates go by reference */
+#else
+	bpf_probe_read_user(&batch, sizeof(batch), (void *)(STACK(ctx) + 8)); /* behind the return address */
+#endif
+	if (batch.pos)
+		bpf_probe_read_user(&position, sizeof(position), (void *)batch.pos);
+	return token_begin(ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, batch.n_tokens, position);
+}
+
+UPROBE(llama_decode_end)
+{
+	return traced() ? token_end(ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx)) : 0;
+}

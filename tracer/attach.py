@@ -1,0 +1,192 @@
+"""Probes as they stand: which program is attached where, why there, and what a hit costs."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from tracer.elf import Binary, contains, read_binary
+from tracer.engines import Engine, Probe
+from tracer.errors import ProbeError
+from tracer.paths import Owner
+from tracer.perf_events import attach_tracepoint, attach_uprobe
+from tracer.placement import Place, place_entry, place_fixed, place_tail
+
+TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
+SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
+USDT_SITE = place_fixed("nop", "emulated", "USDT site")
+
+KERNEL_PROBES = (
+    ("sched_process_fork", "process", "sched"),
+    ("sched_process_exit", "process", "sched"),
+    ("sched_process_exec", "process", "sched"),
+    ("sys_enter_openat", "process", "syscalls"),
+    ("sched_switch", "sched", "sched"),
+    ("sched_waking", "sched", "sched"),
+)
+
+OP_NAMES = """
+import ctypes, sys
+name = getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])
+name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_int]
+for number in range(1024):
+    text = (name(number) or b"").decode(errors="replace")
+    if not text.replace("_", "").isalnum() or text != text.upper():
+        break
+    print(text, flush=True)
+"""
+
+
+class Loader(Protocol):
+    """What both loaders offer."""
+
+    def program_fd(self, name: str) -> int:
+        """File descriptor of a loaded program."""
+        ...
+
+
+@dataclass
+class Row:
+    """One probe in the manifest."""
+
+    program: str
+    engine: str
+    level: str
+    library: str
+    symbol: str
+    offset: int
+    at: str
+    instruction: str
+    cost: str
+    why: str
+    ns_per_hit: float = 0.0
+    hits: int = 0
+
+
+@dataclass
+class EngineState:
+    """What was found of an engine in this run."""
+
+    libraries: dict[str, str] = field(default_factory=dict)
+    operators: list[str] = field(default_factory=list)
+
+
+class Attachments:
+    """All probes of a session; attaching the same program twice to one place is a no-op."""
+
+    def __init__(self, engines: list[Engine], levels: set[str], owner: Owner):
+        self.engines, self.levels, self.owner = engines, levels, owner
+        self.rows: list[Row] = []
+        self.warnings: list[str] = []
+        self.state = {engine.name: EngineState(operators=list(engine.operators)) for engine in engines}
+        self._fds: list[int] = []
+        self._known: set[tuple[int, int, int, str]] = set()
+        self.loader: Loader | None = None
+
+    def programs(self) -> set[str]:
+        """Names of the BPF programs that may be needed at the chosen levels."""
+        kernel = {name for name, level, _ in KERNEL_PROBES if level == "process" or level in self.levels}
+        return kernel | {probe.program for engine in self.engines for probe in engine.probes if probe.level in self.levels}
+
+    def attach_kernel(self) -> None:
+        """Attach the tracepoints of the process and scheduler levels."""
+        for name, level, category in KERNEL_PROBES:
+            if level != "process" and level not in self.levels:
+                continue
+            assert self.loader is not None
+            self._fds.append(attach_tracepoint(self.loader.program_fd(name), category, name))
+            self.rows.append(Row(name, "kernel", level, "", f"{category}:{name}", 0, "tracepoint", "", "tracepoint", ""))
+
+    def attach_file(self, path: str, is_executable: bool = False) -> int:
+        """Attach every engine's probes that a file offers; returns how many were added."""
+        before = len(self.rows)
+        real = os.path.realpath(path)
+        for engine in self.engines:
+            wanted = engine.owns(os.path.basename(path)) or engine.owns(os.path.basename(real))
+            if is_executable:
+                wanted = bool(engine.marker) and contains(real, engine.marker.encode())
+            if wanted and os.path.isfile(real):
+                with self._reported():
+                    self._attach_engine(engine, real)
+        return len(self.rows) - before
+
+    def _attach_engine(self, engine: Engine, path: str) -> None:
+        binary = read_binary(path)
+        self.state[engine.name].libraries[path] = binary.build_id
+        for probe in engine.probes:
+            if probe.level not in self.levels or probe.slot >= 0:
+                continue
+            with self._reported():
+                found = self._site(engine, probe, binary)
+                if found:
+                    self._attach(engine, probe, path, *found)
+        if engine.operator_names in binary.symbols and not self.state[engine.name].operators:
+            self.state[engine.name].operators = self._operator_names(path, engine.operator_names)
+
+    def _site(self, engine: Engine, probe: Probe, binary: Binary) -> tuple[int, str, Place] | None:
+        """(file offset of the function, its name, the place in it) of a probe in a binary."""
+        if probe.usdt:
+            offset = binary.usdt.get(probe.usdt)
+            return None if offset is None else (offset, probe.usdt, USDT_SITE)
+        symbol = next((s for s in probe.symbols if s in binary.symbols), None)
+        if symbol is None:
+            return None
+        offset = binary.symbols[symbol]
+        if not engine.inspect:
+            return offset, symbol, SYMBOL_SITE
+        place = place_tail if probe.at == "tail" else place_entry
+        return offset, symbol, place(binary.bytes_at(offset), binary.machine)
+
+    def attach_table(self, engine: Engine, slots: dict[int, tuple[str, int]], api: tuple[int, ...], backend: int) -> int:
+        """Attach probes at function-table slots given as slot → (file, offset); returns how many were added."""
+        before = len(self.rows)
+        if api[0] != engine.api_major:
+            self.warnings.append(f"{engine.name}: API {'.'.join(map(str, api))} is not known; its function table is left alone")
+            return 0
+        for probe in engine.probes:
+            if probe.slot in slots and probe.level in self.levels:
+                path, offset = slots[probe.slot]
+                with self._reported():
+                    self._attach(engine, probe, path, offset, f"table[{probe.slot}] of backend {backend}", TABLE_SITE)
+        return len(self.rows) - before
+
+    def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place) -> None:
+        status = os.stat(path)
+        key = (status.st_dev, status.st_ino, offset + place.delta, probe.program)
+        if key in self._known:
+            return
+        assert self.loader is not None
+        at_return = probe.at == "return"
+        fd = attach_uprobe(self.loader.program_fd(probe.program), path, offset + place.delta, at_return)
+        self._known.add(key)
+        self._fds.append(fd)
+        at = "return" if at_return else "entry"
+        self.rows.append(
+            Row(probe.program, engine.name, probe.level, path, symbol, offset + place.delta, at, place.instruction, place.cost, place.why)
+        )
+
+    def _operator_names(self, path: str, function: str) -> list[str]:
+        """The engine's operator names by number, asked of the library itself in a process of the invoking user."""
+        drop = self.owner.become if os.geteuid() == 0 and self.owner.uid else None
+        command = [sys.executable, "-c", OP_NAMES, path, function]
+        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=drop, timeout=20, check=False)
+        return done.stdout.split()
+
+    @contextlib.contextmanager
+    def _reported(self) -> Any:
+        """A probe that fails is said and left out; the others go on."""
+        try:
+            yield
+        except ProbeError as error:
+            self.warnings.append(str(error))
+
+    def detach(self) -> None:
+        """Remove every probe."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Rows for the manifest."""
+        return [asdict(row) for row in self.rows]

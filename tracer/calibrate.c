@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Empty functions to probe, and the loop that times calls of them: what does one probe hit cost on this machine? */
+#include <stdint.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+__asm__(".text\n"
+	".globl calibrate_emulated\n.type calibrate_emulated,@function\ncalibrate_emulated: nop\n ret\n.size calibrate_emulated,2\n"
+	".globl calibrate_stepped\n.type calibrate_stepped,@function\ncalibrate_stepped: mov %eax,%eax\n ret\n.size calibrate_stepped,3\n"
+	".globl calibrate_nop5\n.type calibrate_nop5,@function\ncalibrate_nop5: .byte 0x0f,0x1f,0x44,0,0\n ret\n.size calibrate_nop5,6\n");
+#elif defined(__aarch64__)
+__asm__(".text\n"
+	".globl calibrate_emulated\n.type calibrate_emulated,%function\ncalibrate_emulated: nop\n ret\n.size calibrate_emulated,8\n"
+	".globl calibrate_stepped\n.type calibrate_stepped,%function\ncalibrate_stepped: mov x9,x9\n ret\n.size calibrate_stepped,8\n"
+	".globl calibrate_nop5\n.type calibrate_nop5,%function\ncalibrate_nop5: nop\n ret\n.size calibrate_nop5,8\n");
+#endif
+
+void calibrate_emulated(void);
+void calibrate_stepped(void);
+void calibrate_nop5(void);
+
+/* Nanoseconds that `calls` calls of function 0 (emulated), 1 (stepped) or 2 (nop5) take. */
+uint64_t calibrate(int which, int calls)
+{
+	void (*const functions[])(void) = {calibrate_emulated, calibrate_stepped, calibrate_nop5};
+	struct timespec begin, end;
+
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	for (int i = 0; i < calls; i++)
+		functions[which]();
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	return (end.tv_sec - begin.tv_sec) * 1000000000ULL + end.tv_nsec - begin.tv_nsec;
+}

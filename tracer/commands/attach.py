@@ -1,0 +1,25 @@
+"""`tracer attach`: trace a process that runs already, without stopping it for good."""
+
+import argparse
+
+from tracer.commands.options import add_options, session_options
+from tracer.commands.run import record
+from tracer.target import Followed
+
+EXAMPLES = """examples:
+  sudo python -m tracer attach --pid 1234 --duration 10
+  sudo python -m tracer attach --pid 1234                    until Ctrl-C or until it ends
+"""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser)
+    parser.add_argument("--pid", type=int, required=True, help="process to follow, with its children")
+    parser.add_argument("--duration", type=float, default=0.0, help="seconds to record (default: until it ends or Ctrl-C)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trace the process."""
+    options = session_options(args, args.duration)
+    return record(options, lambda: Followed(args.pid), not args.no_views)

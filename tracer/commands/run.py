@@ -1,0 +1,126 @@
+"""`tracer run`: trace a command, from its first instruction to its end."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tracer.commands.options import add_options, session_options
+from tracer.errors import TargetError
+from tracer.paths import BUILD, ROOT, VENV_PYTHON, Owner
+from tracer.session import Options, Session
+from tracer.target import Followed, Target
+
+EXAMPLES = """examples:
+  sudo python -m tracer run                                  the bundled demo: prefill on NPU (emulated on x86-64), decode on CPU
+  sudo python -m tracer run -- ./llama-bench -m model.gguf   any engine that is declared in tracer/engines
+  sudo python -m tracer run --levels token,expert -o out -- python my_program.py
+"""
+DEMO_PROMPT = "A mixture of experts keeps most of its weights asleep. The router wakes a few of them for every token, and the profiler shows which."
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ARGUMENTS (default: the bundled demo)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trace the command; the exit code is 1 where the command failed or records were lost."""
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    options = session_options(args)
+    return record(options, lambda: Target(command or demo_command(options.owner), options.owner), not args.no_views)
+
+
+def python() -> str:
+    """The interpreter that has the project's packages."""
+    return str(VENV_PYTHON) if VENV_PYTHON.exists() else sys.executable
+
+
+def as_owner(owner: Owner, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run one of our own modules as the invoking user."""
+    drop = owner.become if os.geteuid() == 0 and owner.uid else None
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = dict(owner.environment(), PYTHONPATH=path)
+    return subprocess.run([python(), *command], preexec_fn=drop, env=environment, check=False, **options)
+
+
+def demo_command(owner: Owner) -> list[str]:
+    """The bundled demo's command line; its model is written from a seed the first time."""
+    model = BUILD / "demo-model"
+    if not (model / "config.json").exists():
+        say(f"writing the demo model to {model}")
+        done = as_owner(owner, ["-m", "runtime", "demo-model", str(model)])
+        if done.returncode:
+            raise TargetError(f"the demo model could not be written to {model}; see the line above")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return [python(), "-m", "runtime", "generate", str(model), *DEMO_OPTIONS]
+
+
+DEMO_OPTIONS = ["--prompt", DEMO_PROMPT, "--max-new-tokens", "32"]
+
+
+def say(line: str) -> None:
+    """One line of progress."""
+    print(f"moescope: {line}", file=sys.stderr, flush=True)
+
+
+def report_progress(session: Session) -> None:
+    """Once a second: how much has been recorded."""
+    counts = session.counts()
+    lost = sum(session.losses().values())
+    say(f"{sum(counts.values()):,} records, {counts.get('token_end', 0)} tokens, {lost} lost, {len(session.probes.rows)} probes")
+
+
+def record(options: Options, make_target: Any, with_views: bool) -> int:
+    """Run one session over the target and write its results; the heart of `run` and `attach`."""
+    with Session(options) as session:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: setattr(session, "stop_requested", True))
+        say(f"loading programs ({options.loader}), measuring what a probe costs here")
+        session.load()
+        target: Target | Followed = make_target()
+        try:
+            session.follow(target)
+            say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
+            session.run(report_progress)
+        finally:
+            session.finish()
+        code = conclude(session, target)
+    options.owner.give(options.output)
+    if with_views:
+        write_results(options)
+    return code
+
+
+def conclude(session: Session, target: Target | Followed) -> int:
+    """Say how it ended; 1 where the user should look."""
+    for warning in session.probes.warnings:
+        say(warning)
+    lost = session.losses()
+    if lost:
+        say(f"{sum(lost.values()):,} records were lost ({', '.join(f'{k} {n}' for k, n in lost.items())}); give a larger --ring-mib")
+    engines = {row.engine for row in session.probes.rows} - {"kernel"}
+    if target.exit_code is None:
+        say(f"detached; process {target.pid} lives on, untraced")
+    elif target.exit_code:
+        how = f"status {target.exit_code}" if target.exit_code > 0 else f"signal {-target.exit_code}"
+        say(f"the command ended with {how}" + ("" if engines else " before any engine was seen"))
+    if not engines:
+        say("no engine was seen: nothing that tracer/engines declares was loaded; the recording holds process and scheduler records")
+    return 1 if lost or target.exit_code else 0
+
+
+def write_results(options: Options) -> None:
+    """Tables, summary and views, made without root by the invoking user."""
+    folder = str(options.output)
+    as_owner(options.owner, ["-m", "views", "write", folder])
+    as_owner(options.owner, ["-m", "analyzer", "summary", folder])
+    here = Path(folder)
+    print(f"recording     {here}")
+    print(f"timeline      {here / 'trace.pftrace'}   open: python -m views open {here}   (or drop it on ui.perfetto.dev)")
+    print(f"report        {here / 'report.html'}   open it in a browser")
+    print(f"ProfDAG       {here / 'profdag.html'}   open it in a browser")

@@ -1,0 +1,106 @@
+"""What the tracer reads from ELF files: symbols, USDT sites, build ids, and the way from addresses to file offsets."""
+
+import mmap
+import struct
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection, SymbolTableSection
+
+from tracer.errors import ProbeError
+
+
+@dataclass
+class Binary:
+    """An ELF file as far as probes need it. Offsets are file offsets, which is what uprobes take."""
+
+    path: str
+    machine: str
+    build_id: str
+    segments: list[tuple[int, int, int]]
+    symbols: dict[str, int] = field(default_factory=dict)
+    usdt: dict[str, int] = field(default_factory=dict)
+
+    def file_offset(self, address: int) -> int | None:
+        """The file offset of a virtual address, or None where no segment holds it."""
+        for start, offset, size in self.segments:
+            if start <= address < start + size:
+                return address - start + offset
+        return None
+
+    def bytes_at(self, offset: int, count: int = 64) -> bytes:
+        """Raw bytes at a file offset."""
+        with open(self.path, "rb") as file:
+            file.seek(offset)
+            return file.read(count)
+
+
+def _symbols(elf: ELFFile, segments: list[tuple[int, int, int]]) -> dict[str, int]:
+    binary = Binary("", "", "", segments)
+    found: dict[str, int] = {}
+    for section in elf.iter_sections():
+        if not isinstance(section, SymbolTableSection):
+            continue
+        for symbol in section.iter_symbols():
+            if symbol["st_info"]["type"] not in ("STT_FUNC", "STT_GNU_IFUNC") or not symbol["st_value"]:
+                continue
+            offset = binary.file_offset(symbol["st_value"])
+            if offset is not None:
+                found.setdefault(symbol.name, offset)
+    return found
+
+
+def _usdt(elf: ELFFile, binary: Binary) -> dict[str, int]:
+    """`provider:name` → file offset of the site, from the .note.stapsdt section."""
+    section = elf.get_section_by_name(".note.stapsdt")
+    base_section = elf.get_section_by_name(".stapsdt.base")
+    if not isinstance(section, NoteSection):
+        return {}
+    found = {}
+    for note in section.iter_notes():
+        data = note["n_descdata"]
+        if note["n_name"] != "stapsdt" or len(data) < 24:
+            continue
+        address, base, _ = struct.unpack_from("<QQQ", data)
+        provider, name, _ = (part.decode() for part in data[24:].split(b"\0")[:3])
+        moved = base_section["sh_addr"] - base if base_section and base else 0
+        offset = binary.file_offset(address + moved)
+        if offset is not None:
+            found[f"{provider}:{name}"] = offset
+    return found
+
+
+@lru_cache(maxsize=256)
+def _read(path: str, stamp: tuple[int, int, int]) -> Binary:
+    with open(path, "rb") as file:
+        elf = ELFFile(file)
+        segments = [(s["p_vaddr"], s["p_offset"], s["p_filesz"]) for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
+        build_id = ""
+        for section in elf.iter_sections():
+            if isinstance(section, NoteSection):
+                build_id = next((n["n_desc"] for n in section.iter_notes() if n["n_type"] == "NT_GNU_BUILD_ID"), build_id)
+        binary = Binary(path, elf.get_machine_arch(), build_id, segments)
+        binary.symbols = _symbols(elf, segments)
+        binary.usdt = _usdt(elf, binary)
+        return binary
+
+
+def read_binary(path: str) -> Binary:
+    """Parse an ELF file; parsed files are remembered until they change."""
+    try:
+        status = Path(path).stat()
+        return _read(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+    except (OSError, ELFError, UnicodeDecodeError, ValueError) as error:
+        raise ProbeError(f"{path} cannot be read as a program or library: {error}") from None
+
+
+def contains(path: str, text: bytes) -> bool:
+    """Whether a file holds `text`: a quick look before an executable is parsed."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return data.find(text) >= 0
+    except (OSError, ValueError):
+        return False

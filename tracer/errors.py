@@ -1,0 +1,21 @@
+"""What can go wrong in the tracer; each message is one line with the fact and the remedy."""
+
+
+class TracerError(Exception):
+    """Base of all tracer errors: shown as one line, exit code 2."""
+
+
+class RequirementError(TracerError):
+    """The machine or the user lacks something; `python -m tracer doctor` lists everything."""
+
+
+class ProbeError(TracerError):
+    """A probe cannot be resolved, loaded or attached."""
+
+
+class TargetError(TracerError):
+    """The traced command cannot be started or followed."""
+
+
+class EngineError(TracerError):
+    """An engine declaration is unknown or wrong."""

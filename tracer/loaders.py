@@ -1,0 +1,126 @@
+"""The two loaders behind one face: both give program and map descriptors; the maps always come from the compiled object."""
+
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+from tracer.btf import Btf
+from tracer.errors import ProbeError, RequirementError
+from tracer.libbpf import BpfObject, Kernel
+from tracer.paths import BPF_OBJECT, BPF_SOURCE
+from tracer.perf_events import SYSCALL
+
+DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
+MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "tensors", "routed")
+TRACEPOINTS = {"sched_process_fork", "sched_process_exit", "sched_process_exec", "sys_enter_openat", "sched_switch", "sched_waking"}
+TASK_FIELDS = ("maj_flt", "min_flt")
+PATTERN = struct.Struct("<I28s")
+
+
+class LibbpfLoader:
+    """Loads the CO-RE object through libbpf."""
+
+    name = "libbpf"
+
+    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
+        self.kernel = kernel
+        self.object = BpfObject(kernel, BPF_OBJECT)
+        for ring, size in ring_bytes.items():
+            self.object.resize_map(ring, size)
+        self.object.load(self.programs_to_load(wanted))
+
+    @staticmethod
+    def programs_to_load(wanted: set[str]) -> set[str]:
+        """Which programs libbpf itself loads."""
+        return wanted
+
+    def map_fd(self, name: str) -> int:
+        """File descriptor of a map."""
+        return self.object.map_fd(name)
+
+    def program_fd(self, name: str) -> int:
+        """File descriptor of a program."""
+        return self.object.program_fd(name)
+
+    def close(self) -> None:
+        """Free what was loaded."""
+        self.object.close()
+
+
+class BccLoader(LibbpfLoader):
+    """Compiles the same sources through BCC against the kernel headers; maps are those of the compiled object."""
+
+    name = "bcc"
+
+    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
+        super().__init__(kernel, wanted, ring_bytes)
+        bcc = import_bcc()
+        btf = Btf.of_kernel()
+        flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}"]
+        flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in MAPS]
+        flags += [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
+        try:
+            self.module = bcc.BPF(src_file=str(BPF_SOURCE), cflags=flags)
+            self.programs = {name: self._load(bcc, name).fd for name in wanted}
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise ProbeError(f"BCC cannot compile or load the programs: {text}; its kernel headers: see doctor") from None
+
+    @staticmethod
+    def programs_to_load(wanted: set[str]) -> set[str]:
+        """None: BCC loads them."""
+        return set()
+
+    def _load(self, bcc: Any, name: str) -> Any:
+        kind = bcc.BPF.TRACEPOINT if name in TRACEPOINTS else bcc.BPF.KPROBE
+        return self.module.load_func(name, kind)
+
+    def program_fd(self, name: str) -> int:
+        """File descriptor of a program."""
+        return int(self.programs[name])
+
+    def close(self) -> None:
+        """Free what was loaded."""
+        self.module.cleanup()
+        super().close()
+
+
+LOADERS = {"libbpf": LibbpfLoader, "bcc": BccLoader}
+
+
+def import_bcc() -> Any:
+    """Debian's BCC bindings: pure Python over ctypes, so a virtual environment may borrow them."""
+    try:
+        import bcc
+    except ImportError:
+        sys.path.append(str(DIST_PACKAGES))
+        try:
+            import bcc
+        except ImportError:
+            raise RequirementError("--loader bcc needs BCC; on Debian: apt-get install python3-bpfcc") from None
+        finally:
+            sys.path.remove(str(DIST_PACKAGES))
+    return bcc
+
+
+def layouts() -> dict[str, Any]:
+    """Every record's layout for the manifest, from the object's BTF."""
+    from tracer.btf import UNION
+    from tracer.recording import dtype_to_json
+
+    if not BPF_OBJECT.exists():
+        raise RequirementError(f"{BPF_OBJECT.name} has not been built; run `make bpf`")
+    btf = Btf.of_object(BPF_OBJECT)
+    numbers = btf.enum("record_kind")
+    found = {}
+    for name, type_id, _ in btf.members(btf.find(UNION, "record")):
+        dtype = btf.dtype(type_id)
+        found[name] = {"kind": numbers[f"KIND_{name.upper()}"], "bytes": dtype.itemsize, "fields": dtype_to_json(dtype)}
+    return found
+
+
+def check_architecture(machine: str) -> None:
+    """Raise where this architecture's system calls are not known."""
+    if machine not in SYSCALL:
+        raise RequirementError(f"{machine} is not supported; x86_64 and aarch64 are")

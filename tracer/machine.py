@@ -1,0 +1,35 @@
+"""What machine this is, for the manifest."""
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+
+def describe() -> dict[str, Any]:
+    """Architecture, kernel, operating system, CPU model, CPUs and memory."""
+    release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
+    model = ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Hardware", "Model"):
+            model = value.strip()
+            break
+    return {
+        "arch": platform.machine(),
+        "kernel": platform.release(),
+        "os": release.get("PRETTY_NAME", platform.system()),
+        "cpu_model": model,
+        "cpus": os.cpu_count() or 0,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def clocks() -> dict[str, int]:
+    """One reading of the three clocks that traces are written in, nanoseconds."""
+    return {
+        "monotonic_ns": time.monotonic_ns(),
+        "boottime_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+        "realtime_ns": time.time_ns(),
+    }

@@ -1,0 +1,109 @@
+"""Where a probe stands: the cheapest instruction at which what the probe reads is still in place.
+
+A uprobe's cost is decided by the instruction under it: the kernel emulates some and single-steps the others out of line,
+which on a virtual machine costs ten times as much.
+"""
+
+from dataclasses import dataclass
+
+import capstone
+from capstone import x86_const
+
+WINDOW = 64
+ARGUMENT_REGISTERS = {
+    "x64": {"rdi", "rsi", "rdx", "rcx", "r8", "r9", "rsp"},
+    "AArch64": {f"x{i}" for i in range(8)} | {"sp", "x30", "lr"},
+}
+# What arch_uprobe_analyze_insn emulates or simulates, by mnemonic.
+X86_BRANCHES = {"call", "jmp"}
+ARM64_SIMULATED = {"nop", "b", "bl", "br", "blr", "ret", "cbz", "cbnz", "tbz", "tbnz", "adr", "adrp"}
+COST_ORDER = ("nop5", "emulated", "stepped")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A chosen instruction: bytes from the function's start, its text, its cost class, and the reason."""
+
+    delta: int
+    instruction: str
+    cost: str
+    why: str
+
+
+def _decoder(machine: str) -> capstone.Cs | None:
+    modes = {
+        "x64": (capstone.CS_ARCH_X86, capstone.CS_MODE_64),
+        "AArch64": (capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM),
+    }
+    if machine not in modes:
+        return None
+    decoder = capstone.Cs(*modes[machine])
+    decoder.detail = True
+    return decoder
+
+
+def cost_class(instruction: capstone.CsInsn, machine: str) -> str:
+    """`nop5`, `emulated` or `stepped`: how the kernel executes the instruction under a probe."""
+    name = instruction.mnemonic
+    if machine == "AArch64":
+        return "emulated" if name in ARM64_SIMULATED or name.startswith("b.") else "stepped"
+    if bytes(instruction.bytes) == b"\x0f\x1f\x44\x00\x00":
+        return "nop5"
+    operand = instruction.operands[0] if instruction.operands else None
+    register = operand is not None and operand.type == x86_const.X86_OP_REG
+    direct = operand is not None and operand.type == x86_const.X86_OP_IMM
+    is_jump = name in X86_BRANCHES or (name.startswith("j") and name not in ("jrcxz", "jecxz"))
+    emulated = bytes(instruction.bytes) == b"\x90" or (name == "push" and register) or (is_jump and direct)
+    return "emulated" if emulated else "stepped"
+
+
+def _is_branch(instruction: capstone.CsInsn) -> bool:
+    groups = {capstone.CS_GRP_JUMP, capstone.CS_GRP_CALL, capstone.CS_GRP_RET}
+    return bool(groups & set(instruction.groups))
+
+
+def _written(instruction: capstone.CsInsn, machine: str) -> set[str]:
+    names = {instruction.reg_name(register) for register in instruction.regs_access()[1]}
+    if machine == "x64":
+        wide = {"e": "r"}
+        names |= {wide[n[0]] + n[1:] for n in names if n and n[0] in wide}
+        names |= {n.rstrip("dwb") for n in names if n.startswith("r") and n[1:2].isdigit()}
+    else:
+        names |= {"x" + n[1:] for n in names if n.startswith("w")}
+    return names
+
+
+def place_entry(code: bytes, machine: str) -> Place:
+    """The cheapest instruction on the straight line from the entry at which arguments, stack and return address are intact."""
+    decoder = _decoder(machine)
+    candidates: list[tuple[int, int, str, str]] = []
+    for instruction in decoder.disasm(code, 0) if decoder else ():
+        cost = cost_class(instruction, machine)
+        text = f"{instruction.mnemonic} {instruction.op_str}".strip()
+        candidates.append((COST_ORDER.index(cost), instruction.address, text, cost))
+        if _is_branch(instruction) or _written(instruction, machine) & ARGUMENT_REGISTERS[machine]:
+            break
+    if not candidates:
+        return Place(0, "", "stepped", "code of this machine is not decoded: probe at the symbol")
+    # A 5-byte nop is only dearer than others on kernels that do not rewrite it; its measured cost is reported either way.
+    _, delta, text, cost = min(candidates)
+    if delta == 0:
+        return Place(0, text, cost, "first instruction" + ("" if cost != "stepped" else "; nothing cheaper before an argument changes"))
+    return Place(delta, text, cost, f"first instruction is stepped; at +{delta} the arguments are still in place")
+
+
+def place_tail(code: bytes, machine: str) -> Place:
+    """The jump by which a short function hands over to another; the entry where there is none."""
+    decoder = _decoder(machine)
+    for instruction in decoder.disasm(code, 0) if decoder else ():
+        if instruction.mnemonic in ("jmp", "b") and cost_class(instruction, machine) == "emulated":
+            text = f"{instruction.mnemonic} {instruction.op_str}".strip()
+            return Place(instruction.address, text, "emulated", "tail jump: emulated, and passed by every thread that waits")
+        if instruction.mnemonic in ("ret", "call", "bl"):
+            break
+    return place_entry(code, machine)
+
+
+def place_fixed(instruction: str, cost: str, why: str) -> Place:
+    """A site that must not or need not be inspected."""
+    return Place(0, instruction, cost, why)
