@@ -185,7 +185,10 @@ static INLINE void submit_urgent(void *record)
 	bpf_ringbuf_submit(record, FORCE_WAKEUP);
 }
 
-/* Hold the calling process until the tracer has placed its probes and continues it. */
+/*
+ * Hold the calling process until the tracer has placed its probes and continues it. Called before the record that asks
+ * for this is submitted: a SIGCONT that comes early then cancels the stop instead of being overtaken by it.
+ */
 static INLINE void stop_target(void)
 {
 	u32 zero = 0;

@@ -65,8 +65,8 @@ TRACEPOINT(sched, sched_process_exec, struct sched_exec_args)
 	if (!r)
 		return 0;
 	bpf_probe_read_kernel_str(r->path, sizeof(r->path), (char *)ctx + (ctx->filename & 0xFFFF));
-	submit_urgent(r);
 	stop_target();
+	submit_urgent(r);
 	return 0;
 }
 
@@ -124,8 +124,8 @@ TRACEPOINT(syscalls, sys_enter_openat, struct sys_enter_openat_args)
 	if (!r)
 		return 0;
 	bpf_probe_read_user_str(r->path, sizeof(r->path), (void *)ctx->filename);
-	submit_urgent(r);
 	stop_target();
+	submit_urgent(r);
 	return 0;
 }
 

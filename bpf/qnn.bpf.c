@@ -12,7 +12,7 @@
 #define CALL_EXTENDED_EVENT_DATA 33
 
 #define MAX_PROVIDERS 4
-#define TABLE_PARTS 3
+#define TABLE_PARTS 3 /* 72 slots: more than core API 2.40 has */
 #define PROVIDER_API 16   /* uint32 core API major, minor, patch */
 #define PROVIDER_TABLE 40 /* the first function pointer */
 
@@ -24,7 +24,7 @@ UPROBE(qnn_providers_begin)
 	return 0;
 }
 
-static INLINE void send_table(u64 provider, u32 index)
+static INLINE void send_table(u64 provider, u32 index, u32 count)
 {
 	for (u32 part = 0; part < TABLE_PARTS; part++) {
 		struct rec_qnn_table *r = new_detail(KIND_QNN_TABLE, ENGINE_QNN);
@@ -33,6 +33,7 @@ static INLINE void send_table(u64 provider, u32 index)
 			return;
 		r->backend = 0;
 		r->provider = index;
+		r->last = index + 1 == count && part + 1 == TABLE_PARTS;
 		r->first = part * TABLE_SLOTS;
 		bpf_probe_read_user(&r->backend, sizeof(r->backend), (void *)provider);
 		bpf_probe_read_user(r->api, sizeof(r->api), (void *)(provider + PROVIDER_API));
@@ -51,15 +52,15 @@ UPROBE(qnn_providers_end)
 		return 0;
 	bpf_probe_read_user(&list, sizeof(list), (void *)args.arg[0]);
 	bpf_probe_read_user(&count, sizeof(count), (void *)args.arg[1]);
+	stop_target();
 	for (u32 i = 0; i < MAX_PROVIDERS; i++) {
 		if (i >= count)
 			break;
 		provider = 0;
 		bpf_probe_read_user(&provider, sizeof(provider), (void *)(list + 8ULL * i));
 		if (provider)
-			send_table(provider, i);
+			send_table(provider, i, count);
 	}
-	stop_target();
 	return 0;
 }
 

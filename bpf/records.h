@@ -368,7 +368,8 @@ struct rec_qnn_table {
 	struct header h;
 	unsigned int backend;
 	unsigned int api[3];
-	unsigned int first;
+	unsigned short first;
+	unsigned short last; /* 1: the last part of the last provider */
 	unsigned int provider;
 	unsigned long long slots[TABLE_SLOTS];
 };

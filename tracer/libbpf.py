@@ -48,6 +48,10 @@ class Kernel:
         if self.lib.bpf_map_update_elem(map_fd, key, value, c_uint64(0)):
             raise ProbeError(f"cannot write a BPF map: {os.strerror(ctypes.get_errno())}")
 
+    def delete(self, map_fd: int, key: bytes) -> None:
+        """Remove one map element, where it is there."""
+        self.lib.bpf_map_delete_elem(map_fd, key)
+
     def lookup(self, map_fd: int, key: bytes, value_bytes: int) -> bytes:
         """One map element's value; zeros where it is absent."""
         value = ctypes.create_string_buffer(value_bytes)

@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import struct
+import threading
 import time
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,7 @@ from tracer.target import Followed, Guard, Target, children, mapped_files, mappi
 DRAIN_SECONDS = 0.02
 MANIFEST_SECONDS = 1.0
 MAX_PATTERNS = 16
+LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side sends
 QNN_EMULATED_MACHINES = ("x86_64",)
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table")
 
@@ -106,8 +108,8 @@ class Session:
             self.kernel.update(self.loader.map_fd("patterns"), struct.pack("<I", index), PATTERN.pack(len(raw), raw))
         self._set_chosen(0xFFFFFFFF)
 
-    def _set_chosen(self, mul_mat_id: int) -> None:
-        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), struct.pack("<II", mul_mat_id, 1))
+    def _set_chosen(self, mul_mat_id: int, stop: int = 1) -> None:
+        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), struct.pack("<II", mul_mat_id, stop))
 
     def follow(self, target: Target | Followed) -> None:
         """Mark the target's threads as ours, attach to what it has mapped already, and let it go."""
@@ -188,12 +190,15 @@ class Session:
             site = mapping_of(pid, int(address)) if address else None
             if site:
                 state["slots"][first + index] = site
+        if first < LAST_TABLE_PART:
+            return
         api, backend = tuple(int(part) for part in record["api"]), int(record["backend"])
         engine = next(engine for engine in self.options.engines if engine.name == "qnn")
         self.probes.attach_table(engine, state["slots"], api, backend)
         emulator = machine.describe()["arch"] in QNN_EMULATED_MACHINES
         self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
-        self._continue(pid)
+        if record["last"]:
+            self._continue(pid)
 
     @staticmethod
     def _continue(pid: int) -> None:
@@ -217,10 +222,20 @@ class Session:
         self.drain()
 
     def finish(self) -> None:
-        """Detach, drain what is left, and complete the manifest."""
+        """Stop recording, drain what is left, and complete the manifest.
+
+        Removing a probe waits for the kernel's grace period, a tenth of a second each: where the target is gone that
+        goes on in the background while results are written.
+        """
         self.account()
-        self.probes.detach()
-        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), struct.pack("<II", 0xFFFFFFFF, 0))
+        self._set_chosen(0xFFFFFFFF, stop=0)
+        for tid in self.threads:
+            self.kernel.delete(self.loader.map_fd("threads"), struct.pack("<I", tid))
+        detaching = threading.Thread(target=self.probes.detach)
+        detaching.start()
+        self.undo.callback(detaching.join)
+        if self.target.exit_code is None:
+            detaching.join()
         while self.drain():
             pass
         self.clocks.append(machine.clocks())

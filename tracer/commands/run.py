@@ -89,10 +89,10 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
             session.run(report_progress)
         finally:
             session.finish()
+        options.owner.give(options.output)
         code = conclude(session, target)
-    options.owner.give(options.output)
-    if with_views:
-        write_results(options)
+        if with_views:
+            write_results(options)
     return code
 
 
