@@ -28,9 +28,9 @@ struct settings {
 	u32 stop;       /* stop the target when a library or a function table appears, until probes stand */
 };
 
-/* What is known of a ggml tensor's structure; a different signature under the same address is another tensor. */
-struct tensor_key {
-	u64 tensor;
+/* An address in a process: a tensor, a QNN provider. */
+struct place_key {
+	u64 address;
 	u32 pid;
 	u32 pad;
 };
@@ -90,13 +90,13 @@ struct {
 	__type(value, struct settings);
 } chosen SEC(".maps");
 
-/* key: tensor and process. value: signature of the structure last sent. */
+/* key: what was described to user space. value: signature of the description; another one makes it news again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
-	__type(key, struct tensor_key);
+	__type(key, struct place_key);
 	__type(value, u64);
-} tensors SEC(".maps");
+} described SEC(".maps");
 
 /* key: thread id. value: the routing tensor whose experts were last sent. */
 struct {
@@ -196,6 +196,18 @@ static INLINE void stop_target(void)
 
 	if (s && s->stop)
 		bpf_send_signal(SIGNAL_STOP);
+}
+
+/* True where what stands at this address of this process has not been described yet, or is something else by now. */
+static INLINE bool is_news(u64 address, u64 signature)
+{
+	struct place_key key = {address, bpf_get_current_pid_tgid() >> 32, 0};
+	u64 *known = map_lookup(MAP(described), &key);
+
+	if (known && *known == signature)
+		return false;
+	map_update(MAP(described), &key, &signature);
+	return true;
 }
 
 static INLINE void keep_args(u8 call, u64 a, u64 b, u64 c, u64 d)

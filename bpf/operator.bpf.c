@@ -18,18 +18,6 @@ static INLINE int op_begin(u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tok
 	return 0;
 }
 
-/* True where this structure has not been sent for this tensor yet. */
-static INLINE bool structure_is_new(u64 tensor, u64 signature)
-{
-	struct tensor_key key = {tensor, bpf_get_current_pid_tgid() >> 32, 0};
-	u64 *known = map_lookup(MAP(tensors), &key);
-
-	if (known && *known == signature)
-		return false;
-	map_update(MAP(tensors), &key, &signature);
-	return true;
-}
-
 #define MAX_SOURCE_PARTS 16
 
 static INLINE void send_sources(u64 tensor, u32 type, u64 sources, u32 n_sources)
@@ -72,7 +60,7 @@ UPROBE(moescope_op_begin)
 	op_begin(ENGINE_MOESCOPE, result, ARG1(ctx), ARG2(ctx), ARG3(ctx));
 	if (n_sources)
 		bpf_probe_read_user(&first, sizeof(first), (void *)sources);
-	if (structure_is_new(result, first * 31 + n_sources))
+	if (is_news(result, first * 31 + n_sources))
 		send_sources(result, ARG1(ctx), sources, n_sources);
 	return 0;
 }
@@ -133,7 +121,7 @@ UPROBE(ggml_op_begin)
 	if (ith)
 		return 0;
 	bpf_probe_read_user(src, sizeof(src), t->src);
-	if (structure_is_new(tensor, op + 31 * (ne[0] + 31 * (ne[1] + 31 * (src[0] + 31 * src[1])))))
+	if (is_news(tensor, op + 31 * (ne[0] + 31 * (ne[1] + 31 * (src[0] + 31 * src[1])))))
 		send_ggml_tensor(tensor);
 	ggml_routes(tensor, op);
 	return 0;

@@ -52,6 +52,8 @@ UPROBE(qnn_providers_end)
 		return 0;
 	bpf_probe_read_user(&list, sizeof(list), (void *)args.arg[0]);
 	bpf_probe_read_user(&count, sizeof(count), (void *)args.arg[1]);
+	if (!is_news(list, count))
+		return 0;
 	stop_target();
 	for (u32 i = 0; i < MAX_PROVIDERS; i++) {
 		if (i >= count)

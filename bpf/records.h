@@ -111,7 +111,7 @@ struct rec_token_begin {
 	struct header h;
 	unsigned long long seq;  /* the engine's own number of the step; 0-based, 2^64-1 where it has none */
 	unsigned int phase;      /* enum phase */
-	unsigned int n_tokens;   /* tokens fed in this step */
+	unsigned int n_tokens;   /* tokens fed in this step; 0 where the engine does not tell */
 	unsigned int position;   /* context length before the step; 2^32-1 where unknown */
 	unsigned int maj_flt;    /* page faults of the calling thread so far */
 	unsigned int min_flt;

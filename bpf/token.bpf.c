@@ -72,6 +72,17 @@ UPROBE(llama_decode_begin)
 	return token_begin(ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, batch.n_tokens, position);
 }
 
+/* int32_t llama_process(struct llama_context *, enum llama_process_type, struct llama_batch_ext *): the batch is opaque */
+UPROBE(llama_process_begin)
+{
+	return traced() ? token_begin(ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, 0, ~0U) : 0;
+}
+
+UPROBE(llama_process_end)
+{
+	return traced() ? token_end(ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx)) : 0;
+}
+
 UPROBE(llama_decode_end)
 {
 	return traced() ? token_end(ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx)) : 0;

@@ -81,7 +81,8 @@ def _read(path: str, stamp: tuple[int, int, int]) -> Binary:
         build_id = ""
         for section in elf.iter_sections():
             if isinstance(section, NoteSection):
-                build_id = next((n["n_desc"] for n in section.iter_notes() if n["n_type"] == "NT_GNU_BUILD_ID"), build_id)
+                ids = [n["n_desc"] for n in section.iter_notes() if n["n_name"] == "GNU" and n["n_type"] == "NT_GNU_BUILD_ID"]
+                build_id = next(iter(ids), build_id)
         binary = Binary(path, elf.get_machine_arch(), build_id, segments)
         binary.symbols = _symbols(elf, segments)
         binary.usdt = _usdt(elf, binary)

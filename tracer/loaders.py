@@ -1,18 +1,20 @@
 """The two loaders behind one face: both give program and map descriptors; the maps always come from the compiled object."""
 
+import platform
 import struct
 import sys
 from pathlib import Path
 from typing import Any
 
-from tracer.btf import Btf
+from tracer.btf import UNION, VMLINUX, Btf
 from tracer.errors import ProbeError, RequirementError
 from tracer.libbpf import BpfObject, Kernel
 from tracer.paths import BPF_OBJECT, BPF_SOURCE
 from tracer.perf_events import SYSCALL
+from tracer.recording import dtype_to_json
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
-MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "tensors", "routed")
+MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "routed")
 TRACEPOINTS = {"sched_process_fork", "sched_process_exit", "sched_process_exec", "sys_enter_openat", "sched_switch", "sched_waking"}
 TASK_FIELDS = ("maj_flt", "min_flt")
 PATTERN = struct.Struct("<I28s")
@@ -24,6 +26,8 @@ class LibbpfLoader:
     name = "libbpf"
 
     def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
+        if wanted and self.name == "libbpf" and not VMLINUX.exists():
+            raise RequirementError(f"this kernel has no BTF ({VMLINUX}), which the default loader needs; {other_ways()}")
         self.kernel = kernel
         self.object = BpfObject(kernel, BPF_OBJECT)
         for ring, size in ring_bytes.items():
@@ -56,10 +60,11 @@ class BccLoader(LibbpfLoader):
     def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
         super().__init__(kernel, wanted, ring_bytes)
         bcc = import_bcc()
-        btf = Btf.of_kernel()
         flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}"]
         flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in MAPS]
-        flags += [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
+        flags += task_offsets()
+        if headers() is None:
+            raise RequirementError(f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`")
         try:
             self.module = bcc.BPF(src_file=str(BPF_SOURCE), cflags=flags)
             self.programs = {name: self._load(bcc, name).fd for name in wanted}
@@ -86,6 +91,27 @@ class BccLoader(LibbpfLoader):
         super().close()
 
 
+def headers() -> Path | None:
+    """The kernel headers that BCC would use."""
+    path = Path("/lib/modules") / platform.release() / "build"
+    return path if path.exists() else None
+
+
+def other_ways() -> str:
+    """What to do on a kernel without BTF."""
+    if headers():
+        return "use --loader bcc"
+    return f"it has no headers either: install linux-headers-{platform.release()} and use --loader bcc, or boot a kernel with BTF"
+
+
+def task_offsets() -> list[str]:
+    """Compiler flags that tell where task_struct keeps what we read: by BTF, else by the headers (which must then be the kernel's)."""
+    if not VMLINUX.exists():
+        return ["-include", "linux/sched.h", *(f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS)]
+    btf = Btf.of_kernel()
+    return [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
+
+
 LOADERS = {"libbpf": LibbpfLoader, "bcc": BccLoader}
 
 
@@ -106,9 +132,6 @@ def import_bcc() -> Any:
 
 def layouts() -> dict[str, Any]:
     """Every record's layout for the manifest, from the object's BTF."""
-    from tracer.btf import UNION
-    from tracer.recording import dtype_to_json
-
     if not BPF_OBJECT.exists():
         raise RequirementError(f"{BPF_OBJECT.name} has not been built; run `make bpf`")
     btf = Btf.of_object(BPF_OBJECT)

@@ -258,6 +258,10 @@ class Session:
                 self.bpf_ns += inside
                 self.trap_ns += row.hits * row.ns_per_hit
 
+    def saw_engine(self) -> bool:
+        """Whether any engine's code was found."""
+        return any(row.engine != "kernel" for row in self.probes.rows)
+
     def losses(self) -> dict[str, int]:
         """Records that found a ring full, by kind, counted in the kernel."""
         found = {}

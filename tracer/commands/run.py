@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   sudo python -m tracer run -- ./llama-bench -m model.gguf   any engine that is declared in tracer/engines
   sudo python -m tracer run --levels token,expert -o out -- python my_program.py
 """
+DEMO_CACHE = "3MiB"
 DEMO_PROMPT = "A mixture of experts keeps most of its weights asleep. The router wakes a few of them for every token, and the profiler shows which."
 
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Trace the command; the exit code is 1 where the command failed or records were lost."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     options = session_options(args)
-    return record(options, lambda: Target(command or demo_command(options.owner), options.owner), not args.no_views)
+    return record(options, lambda: Target(command or demo_command(options), options.owner), not args.no_views)
 
 
 def python() -> str:
@@ -48,19 +49,20 @@ def as_owner(owner: Owner, command: list[str], **options: Any) -> subprocess.Com
     return subprocess.run([python(), *command], preexec_fn=drop, env=environment, check=False, **options)
 
 
-def demo_command(owner: Owner) -> list[str]:
+def demo_command(options: Options) -> list[str]:
     """The bundled demo's command line; its model is written from a seed the first time."""
-    model = BUILD / "demo-model"
+    model, owner, folder = BUILD / "demo-model", options.owner, options.output.resolve()
     if not (model / "config.json").exists():
         say(f"writing the demo model to {model}")
         done = as_owner(owner, ["-m", "runtime", "demo-model", str(model)])
         if done.returncode:
             raise TargetError(f"the demo model could not be written to {model}; see the line above")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return [python(), "-m", "runtime", "generate", str(model), *DEMO_OPTIONS]
-
-
-DEMO_OPTIONS = ["--prompt", DEMO_PROMPT, "--max-new-tokens", "32"]
+    return [
+        *(python(), "-m", "runtime", "generate", str(model), "--prompt", DEMO_PROMPT, "--max-new-tokens", "32"),
+        *("--prefill-backend", "auto", "--decode-backend", "cpu", "--expert-cache", DEMO_CACHE),
+        *("--qnn-profile", "detailed", "--qnn-profile-dir", str(folder / "qnn"), "--log", str(folder / "runtime.json")),
+    ]
 
 
 def say(line: str) -> None:
@@ -91,7 +93,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
             session.finish()
         options.owner.give(options.output)
         code = conclude(session, target)
-        if with_views:
+        if with_views and session.saw_engine():
             write_results(options)
     return code
 
@@ -103,14 +105,17 @@ def conclude(session: Session, target: Target | Followed) -> int:
     lost = session.losses()
     if lost:
         say(f"{sum(lost.values()):,} records were lost ({', '.join(f'{k} {n}' for k, n in lost.items())}); give a larger --ring-mib")
-    engines = {row.engine for row in session.probes.rows} - {"kernel"}
     if target.exit_code is None:
         say(f"detached; process {target.pid} lives on, untraced")
-    elif target.exit_code:
-        how = f"status {target.exit_code}" if target.exit_code > 0 else f"signal {-target.exit_code}"
-        say(f"the command ended with {how}" + ("" if engines else " before any engine was seen"))
-    if not engines:
-        say("no engine was seen: nothing that tracer/engines declares was loaded; the recording holds process and scheduler records")
+    status = ""
+    if target.exit_code:
+        status = f"status {target.exit_code}" if target.exit_code > 0 else f"signal {-target.exit_code}"
+        status = f"the command ended with {status}"
+    if not session.saw_engine():
+        what = "no engine that tracer/engines declares was seen, so there is nothing to show but threads"
+        status = f"{status}; {what}" if status else what
+    if status:
+        say(status)
     return 1 if lost or target.exit_code else 0
 
 
