@@ -32,7 +32,7 @@ setup: build/.apt build/.pip build headers
 
 build: bpf native
 
-bpf: build/moescope.bpf.o
+bpf: build/moescope.bpf.o build/maps.bpf.o
 
 native: build/calibrate.so runtime/_probes.so
 
@@ -56,9 +56,9 @@ build/.pip: pyproject.toml build/.apt
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[npu,dev]'
 	@touch $@
 
-build/moescope.bpf.o: $(wildcard bpf/*.c bpf/*.h) build/.apt
+build/%.bpf.o: bpf/%.bpf.c $(wildcard bpf/*.c bpf/*.h) build/.apt
 	@mkdir -p build
-	$(CLANG) -O2 -g -Wall -Werror -target bpf -D__TARGET_ARCH_$(TARGET_ARCH) -I/usr/include/$(MACHINE)-linux-gnu -c bpf/moescope.bpf.c -o $@
+	$(CLANG) -O2 -g -Wall -Werror -target bpf -D__TARGET_ARCH_$(TARGET_ARCH) -I/usr/include/$(MACHINE)-linux-gnu -c $< -o $@
 
 build/calibrate.so: tracer/calibrate.c build/.apt
 	@mkdir -p build

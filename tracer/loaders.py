@@ -9,7 +9,7 @@ from typing import Any
 from tracer.btf import UNION, VMLINUX, Btf
 from tracer.errors import ProbeError, RequirementError
 from tracer.libbpf import BpfObject, Kernel
-from tracer.paths import BPF_OBJECT, BPF_SOURCE
+from tracer.paths import BPF_OBJECT, BPF_SOURCE, MAPS_OBJECT
 from tracer.perf_events import SYSCALL
 from tracer.recording import dtype_to_json
 
@@ -26,18 +26,10 @@ class LibbpfLoader:
     name = "libbpf"
 
     def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
-        if wanted and self.name == "libbpf" and not VMLINUX.exists():
+        if not VMLINUX.exists():
             raise RequirementError(f"this kernel has no BTF ({VMLINUX}), which the default loader needs; {other_ways()}")
-        self.kernel = kernel
-        self.object = BpfObject(kernel, BPF_OBJECT)
-        for ring, size in ring_bytes.items():
-            self.object.resize_map(ring, size)
-        self.object.load(self.programs_to_load(wanted))
-
-    @staticmethod
-    def programs_to_load(wanted: set[str]) -> set[str]:
-        """Which programs libbpf itself loads."""
-        return wanted
+        self.object = open_object(kernel, BPF_OBJECT, ring_bytes)
+        self.object.load(wanted)
 
     def map_fd(self, name: str) -> int:
         """File descriptor of a map."""
@@ -53,33 +45,28 @@ class LibbpfLoader:
 
 
 class BccLoader(LibbpfLoader):
-    """Compiles the same sources through BCC against the kernel headers; maps are those of the compiled object."""
+    """Compiles the same sources through BCC against kernel headers; the maps are made from their own object."""
 
     name = "bcc"
 
     def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
-        super().__init__(kernel, wanted, ring_bytes)
         bcc = import_bcc()
-        flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}"]
-        flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in MAPS]
-        flags += task_offsets()
         if headers() is None:
             raise RequirementError(f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`")
+        self.object = open_object(kernel, MAPS_OBJECT, ring_bytes)
+        self.object.load(set())
+        flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets()]
+        flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in MAPS]
         try:
-            self.module = bcc.BPF(src_file=str(BPF_SOURCE), cflags=flags)
+            self.module = bcc.BPF(src_file=str(BPF_SOURCE).encode(), cflags=flags)
             self.programs = {name: self._load(bcc, name).fd for name in wanted}
         except Exception as error:
             text = " ".join(str(error).split())
             raise ProbeError(f"BCC cannot compile or load the programs: {text}; its kernel headers: see doctor") from None
 
-    @staticmethod
-    def programs_to_load(wanted: set[str]) -> set[str]:
-        """None: BCC loads them."""
-        return set()
-
     def _load(self, bcc: Any, name: str) -> Any:
         kind = bcc.BPF.TRACEPOINT if name in TRACEPOINTS else bcc.BPF.KPROBE
-        return self.module.load_func(name, kind)
+        return self.module.load_func(name.encode(), kind)
 
     def program_fd(self, name: str) -> int:
         """File descriptor of a program."""
@@ -89,6 +76,14 @@ class BccLoader(LibbpfLoader):
         """Free what was loaded."""
         self.module.cleanup()
         super().close()
+
+
+def open_object(kernel: Kernel, path: Path, ring_bytes: dict[str, int]) -> BpfObject:
+    """An object file with its rings sized, not yet loaded."""
+    opened = BpfObject(kernel, path)
+    for ring, size in ring_bytes.items():
+        opened.resize_map(ring, size)
+    return opened
 
 
 def headers() -> Path | None:

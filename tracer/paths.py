@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 BPF_OBJECT = BUILD / "moescope.bpf.o"
+MAPS_OBJECT = BUILD / "maps.bpf.o"
 BPF_SOURCE = ROOT / "bpf" / "moescope.bpf.c"
 CALIBRATION = BUILD / "calibrate.so"
 VENV_PYTHON = ROOT / ".venv" / "bin" / "python"

@@ -1,6 +1,7 @@
 """`tracer run`: trace a command, from its first instruction to its end."""
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.commands.options import add_options, session_options
-from tracer.errors import TargetError
+from tracer.errors import TargetError, TracerError
 from tracer.paths import BUILD, ROOT, VENV_PYTHON, Owner
 from tracer.session import Options, Session
 from tracer.target import Followed, Target
@@ -83,7 +84,11 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: setattr(session, "stop_requested", True))
         say(f"loading programs ({options.loader}), measuring what a probe costs here")
-        session.load()
+        try:
+            session.load()
+        except TracerError:
+            discard_empty(options.output)
+            raise
         target: Target | Followed = make_target()
         try:
             session.follow(target)
@@ -96,6 +101,14 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
         if with_views and session.saw_engine():
             write_results(options)
     return code
+
+
+def discard_empty(folder: Path) -> None:
+    """Remove the folder of a recording that never began."""
+    for name in ("events.bin", "details.bin"):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def conclude(session: Session, target: Target | Followed) -> int:

@@ -1,0 +1,129 @@
+"""What the tests need from the machine, found by trying it; the summary at the end shows what ran here and what could not."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@cache
+def can_probe() -> str:
+    """Empty where BPF programs can be loaded and uprobes attached, else why not."""
+    from tracer.calibration import measure
+    from tracer.errors import TracerError
+    from tracer.libbpf import Kernel
+    from tracer.loaders import LibbpfLoader
+
+    if os.geteuid() != 0:
+        return "not root"
+    try:
+        loader = LibbpfLoader(Kernel(), {"empty"}, {})
+        measure(loader.program_fd("empty"))
+        loader.close()
+    except TracerError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def can_use_bcc() -> str:
+    """Empty where BCC can compile and load, else why not."""
+    from tracer.errors import TracerError
+    from tracer.libbpf import Kernel
+    from tracer.loaders import BccLoader
+
+    if can_probe():
+        return can_probe()
+    try:
+        BccLoader(Kernel(), {"empty"}, {}).close()
+    except TracerError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def can_run_htp() -> str:
+    """Empty where a QNN HTP device or its emulator answers, else why not."""
+    script = (
+        "import onnxruntime as ort, onnxruntime_qnn as q;"
+        "ort.register_execution_provider_library('QNNExecutionProvider', q.get_library_path());"
+        "assert any(d.ep_name == 'QNNExecutionProvider' for d in ort.get_ep_devices())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else "onnxruntime-qnn does not work here"
+
+
+FEATURES: dict[str, Callable[[], str]] = {
+    "probes": can_probe,
+    "bcc": can_use_bcc,
+    "htp": can_run_htp,
+    "chromium": lambda: "" if shutil.which("chromium") and shutil.which("chromedriver") else "chromium or chromedriver is not installed",
+    "bpftrace": lambda: "" if shutil.which("bpftrace") else "bpftrace is not installed",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"needs(*features): skip where a feature is absent: {', '.join(FEATURES)}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for feature in mark.args:
+            reason = FEATURES[feature]()
+            if reason:
+                pytest.skip(f"{feature}: {reason}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("features of this machine")
+    for name, check in FEATURES.items():
+        reason = check()
+        terminalreporter.write_line(f"{name}: {'yes' if not reason else 'no, ' + reason}")
+
+
+def trace(*arguments: str, env: dict[str, str] | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """`python -m tracer` as a user runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "tracer", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+class DemoRun:
+    """One traced run of the bundled demo, its results written."""
+
+    def __init__(self, folder: Path, output: str):
+        self.folder, self.output = folder, output
+        self.log = json.loads((folder / "runtime.json").read_text())
+        self.manifest = json.loads((folder / "manifest.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """The main job, default loader, with views."""
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    done = trace("run", "-o", str(folder))
+    assert done.returncode == 0, done.stderr
+    return DemoRun(folder, done.stdout + done.stderr)
+
+
+@pytest.fixture(scope="session")
+def demo_bcc(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """The same seeded run through BCC."""
+    folder = tmp_path_factory.mktemp("demo-bcc") / "run"
+    done = trace("run", "--loader", "bcc", "--no-views", "-o", str(folder))
+    assert done.returncode == 0, done.stderr
+    return DemoRun(folder, done.stdout + done.stderr)

@@ -1,0 +1,41 @@
+"""A plain onnxruntime-qnn program that knows nothing of a tracer: two sessions, five runs each. Argument: folder for the CSVs."""
+
+import sys
+
+import numpy as np
+import onnxruntime as ort
+import onnxruntime_qnn
+from onnx import TensorProto, helper, numpy_helper
+
+
+def model(layers: int, rng: np.random.Generator) -> bytes:
+    weights = [numpy_helper.from_array(rng.standard_normal((64, 64)).astype(np.float32), f"w{i}") for i in range(layers)]
+    nodes, at = [], "x"
+    for i in range(layers):
+        nodes.append(helper.make_node("MatMul", [at, f"w{i}"], [f"m{i}"], name=f"matmul{i}"))
+        nodes.append(helper.make_node("Relu", [f"m{i}"], [f"r{i}"], name=f"relu{i}"))
+        at = f"r{i}"
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 64]) for name in ("x", at)]
+    graph = helper.make_graph(nodes, "plain", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+def main() -> None:
+    ort.set_default_logger_severity(3)
+    ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"][:1]
+    rng = np.random.default_rng(0)
+    for index in range(2):
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        profile = {"profiling_level": "detailed", "profiling_file_path": f"{sys.argv[1]}/profile{index}.csv"}
+        options.add_provider_for_devices(devices, {"backend_type": "htp", "soc_model": "57", **profile})
+        session = ort.InferenceSession(model(2 + index, rng), options)
+        session.disable_fallback()
+        for _ in range(5):
+            session.run(None, {"x": rng.standard_normal((8, 64)).astype(np.float32)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""What the tracer records equals what the traced program knows about itself."""
+
+import collections
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analyzer import tables as tables_module
+from tests.conftest import ROOT, DemoRun, trace
+from tracer.recording import Recording, text
+
+pytestmark = pytest.mark.needs("probes")
+STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+PLAIN = str(ROOT / "tests" / "programs" / "plain_qnn.py")
+
+
+def steps(folder: Path, *arguments: str, tracer: tuple[str, ...] = ()) -> Recording:
+    done = trace("run", "--no-views", "-o", str(folder), *tracer, "--", sys.executable, STEPS, *arguments, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    return Recording(folder)
+
+
+@pytest.mark.parametrize("loader", ["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
+def test_every_call_is_recorded_with_its_arguments(tmp_path: Path, loader: str) -> None:
+    run = steps(tmp_path / "run", "5000", "0", tracer=("--loader", loader))
+    begin, end = run.records("token_begin"), run.records("token_end")
+    np.testing.assert_array_equal(begin["seq"], np.arange(5000))
+    np.testing.assert_array_equal(begin["position"], np.arange(5000))
+    np.testing.assert_array_equal(end["result"], np.arange(5000) + 7)
+    assert (end["ts"] >= begin["ts"]).all()
+    assert run.manifest["lost"] == {}
+    hits = {row["program"]: row["hits"] for row in run.manifest["probes"]}
+    assert hits["moescope_token_begin"] == hits["moescope_token_end"] == 5000
+
+
+def test_durations_are_those_that_the_program_sleeps(tmp_path: Path) -> None:
+    run = steps(tmp_path / "run", "40", "0.005")
+    durations = run.records("token_end")["ts"] - run.records("token_begin")["ts"]
+    assert durations.min() >= 5_000_000
+    assert np.median(durations) < 8_000_000
+
+
+def test_a_library_loaded_late_and_a_child_lose_no_call(tmp_path: Path) -> None:
+    run = steps(tmp_path / "run", "300", "0", "--late", "0.5", "--child")
+    counts = collections.Counter(run.records("token_begin")["pid"].tolist())
+    assert sorted(counts.values()) == [300, 300]
+
+
+def test_levels_that_were_not_asked_for_are_not_attached(tmp_path: Path) -> None:
+    run = steps(tmp_path / "run", "10", "0", tracer=("--levels", "graph"))
+    assert {row["level"] for row in run.manifest["probes"]} == {"graph", "process"}
+    assert len(run.records("token_begin")) == 0
+    assert len(run.records("sched_switch")) == 0
+
+
+def test_a_ring_too_small_counts_every_lost_record(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = (sys.executable, STEPS, "200000", "0")
+    done = trace("run", "--no-views", "--ring-mib", "1", "--levels", "token", "-o", str(folder), "--", *command, env={"PYTHONPATH": str(ROOT)})
+    run = Recording(folder)
+    for kind in ("token_begin", "token_end"):
+        assert len(run.records(kind)) + run.manifest["lost"].get(kind, 0) == 200_000
+    assert done.returncode == (1 if run.manifest["lost"] else 0)
+
+
+@pytest.mark.needs("htp")
+def test_the_demo_is_recorded_as_its_own_log_tells(demo: DemoRun) -> None:
+    tables = tables_module.load(demo.folder)
+    log = demo.log
+    assert len(tables["tokens"]) == len(log["steps"]) == 32
+    assert tables["tokens"]["phase"].tolist() == [step["phase"] for step in log["steps"]]
+    assert tables["tokens"]["result"].tolist() == [step["sampled"] for step in log["steps"]]
+    runs = {(row["layer"], row["expert"]): row["runs"] for row in log["expert_runs"]}
+    assert tables["experts"].groupby(["layer", "expert"]).size().to_dict() == runs
+    graphs = tables["graphs"].groupby(["kind", "backend"]).size().to_dict()
+    assert graphs == {(k, b): n for k, row in log["statistics"]["graph_runs"].items() for b, n in row.items()}
+    htp_runs = sum(row.get("htp", 0) for row in log["statistics"]["graph_runs"].values())
+    assert len(tables["qnn_executes"]) == htp_runs > 0
+
+
+@pytest.mark.needs("htp")
+def test_the_demo_takes_as_long_as_its_own_clock_says(demo: DemoRun) -> None:
+    tables = tables_module.load(demo.folder)
+    own = np.array([step["duration_ns"] for step in demo.log["steps"]])
+    seen = tables["tokens"]["duration_ns"].to_numpy()
+    assert (np.abs(own - seen) < 300_000).mean() > 0.9
+    assert abs(own.sum() - seen.sum()) < 0.02 * own.sum()
+
+
+@pytest.mark.needs("htp")
+def test_every_routing_choice_is_the_one_the_runtime_made(demo: DemoRun) -> None:
+    routes = tables_module.load(demo.folder)["routes"].sort_values(["token_id", "layer", "row", "rank"])
+    for choice in demo.log["routing"]:
+        rows = routes[(routes["token_id"] == choice["seq"]) & (routes["layer"] == choice["layer"])]
+        assert rows["expert"].tolist() == [e for row in choice["experts"] for e in row]
+
+
+@pytest.mark.needs("htp", "bcc")
+def test_both_loaders_see_the_same_run(demo: DemoRun, demo_bcc: DemoRun) -> None:
+    one, other = tables_module.load(demo.folder), tables_module.load(demo_bcc.folder)
+    timing = {"sched", "thread_states", "threads", "counters"}
+    for name in one.keys() - timing:
+        assert len(one[name]) == len(other[name]), name
+    same = ["layer", "expert", "n_tokens", "backend", "tier", "cache"]
+    key = ["token_id", "layer", "expert", "n_tokens"]
+    left, right = (t["experts"].sort_values(key)[same].reset_index(drop=True) for t in (one, other))
+    assert left.equals(right)
+    ratio = other["tokens"]["duration_ns"].median() / one["tokens"]["duration_ns"].median()
+    assert 0.2 < ratio < 5
+
+
+def csv_events(folder: Path) -> collections.Counter[tuple[str, str, int]]:
+    """(name, unit, value) of every event in onnxruntime's own CSV files."""
+    found: collections.Counter[tuple[str, str, int]] = collections.Counter()
+    for path in folder.glob("*.csv"):
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                found[row["Event Identifier"], row["Unit of Measurement"], int(row["Time"])] += 1
+    return found
+
+
+UNITS = {1: "US", 2: "BYTES", 3: "CYCLES", 4: "COUNT", 5: "OBJECT", 1000: "BACKEND"}
+
+
+def probe_events(run: Recording) -> collections.Counter[tuple[str, str, int]]:
+    rows = run.records("qnn_event")
+    return collections.Counter((text(r["name"]), UNITS.get(int(r["unit"]), str(int(r["unit"]))), int(r["value"])) for r in rows)
+
+
+@pytest.mark.needs("htp")
+def test_every_qnn_event_of_onnxruntimes_csv_is_captured(demo: DemoRun) -> None:
+    expected = csv_events(demo.folder / "qnn")
+    assert sum(expected.values()) > 500
+    assert probe_events(Recording(demo.folder)) == expected
+
+
+@pytest.mark.needs("htp")
+def test_no_qnn_event_of_the_demo_is_unjoined(demo: DemoRun) -> None:
+    tables = tables_module.load(demo.folder)
+    events, executes = tables["qnn_events"], tables["qnn_executes"]
+    assert ((events["execute_id"] >= 0) | (events["call_id"] >= 0)).all()
+    assert (executes["token_id"] >= 0).all()
+    assert set(executes["kind"]) == {"attention", "expert"}
+    assert (executes.loc[executes["kind"] == "expert", "expert"] >= 0).all()
+    assert (executes["accel_cycles"] > 0).all()
+
+
+@pytest.mark.needs("htp")
+def test_a_plain_onnxruntime_program_with_two_sessions_is_traced_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "csv").mkdir()
+    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", sys.executable, PLAIN, str(tmp_path / "csv"))
+    assert done.returncode == 0, done.stderr
+    run = Recording(tmp_path / "run")
+    assert len(run.records("qnn_execute_end")) == 10
+    assert probe_events(run) == csv_events(tmp_path / "csv")
+    tables = tables_module.build(run)
+    events = tables["qnn_events"]
+    assert ((events["execute_id"] >= 0) | (events["call_id"] >= 0)).all()
+    assert tables["qnn_executes"]["graph_name"].nunique() == 2
+
+
+@pytest.mark.needs("bpftrace")
+def test_bpftrace_lists_the_runtimes_probes() -> None:
+    library = next((ROOT / "runtime").glob("_probes*.so"))
+    done = subprocess.run(["bpftrace", "-l", f"usdt:{library}:*"], capture_output=True, text=True, check=True)
+    listed = {line.rsplit(":", 1)[1] for line in done.stdout.split()}
+    assert {"token__begin", "token__end", "graph__begin", "route", "expert__begin", "load__begin", "evict"} <= listed
