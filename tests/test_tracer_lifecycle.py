@@ -1,0 +1,211 @@
+"""The target comes to no harm: whatever ends first, no probe stays and what was recorded is readable."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from analyzer import tables as tables_module
+from tests.conftest import ROOT, trace
+from tracer.recording import Recording
+
+pytestmark = pytest.mark.needs("probes")
+STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+BREAKPOINT = 0xCC if os.uname().machine == "x86_64" else None
+
+
+class Traced:
+    """A tracer over `steps.py`, both alive."""
+
+    def __init__(self, folder: Path, steps: int, pause: float, *options: str):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tracer", "run", "--no-views", "-o", str(folder), *options]
+        self.folder = folder
+        self.output = folder.parent / "target-output"
+        with self.output.open("wb") as out:
+            self.tracer = subprocess.Popen(
+                [*command, "--", sys.executable, STEPS, str(steps), str(pause)], cwd=ROOT, env=environment, stdout=out, stderr=out
+            )
+
+    def wait_for_records(self, kind: str, count: int) -> dict:
+        """The manifest, once it tells of `count` records of a kind."""
+        for _ in range(600):
+            with contextlib.suppress(OSError, ValueError):
+                manifest = json.loads((self.folder / "manifest.json").read_text())
+                if manifest["records"].get(kind, 0) >= count:
+                    return manifest
+            time.sleep(0.05)
+        raise AssertionError(self.output.read_text())
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Iterator[Traced]:
+    run = Traced(tmp_path / "run", 600, 0.01)
+    yield run
+    if run.tracer.poll() is None:
+        run.tracer.kill()
+        run.tracer.wait()
+
+
+def site_bytes(pid: int, manifest: dict) -> list[int]:
+    """The first byte at each engine probe, read from the target's memory."""
+    found = []
+    maps = [line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for probe in manifest["probes"]:
+            for row in maps:
+                start, end = (int(part, 16) for part in row[0].split("-"))
+                at = start + probe["offset"] - int(row[2], 16)
+                if len(row) == 6 and row[5] == probe["library"] and "x" in row[1] and start <= at < end:
+                    memory.seek(at)
+                    found.append(memory.read(1)[0])
+    return found
+
+
+def wait_until(condition, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    return False
+
+
+@pytest.mark.skipif(BREAKPOINT is None, reason="the breakpoint instruction of this machine is not known to the test")
+def test_a_killed_tracer_leaves_no_probe_a_living_target_and_a_readable_recording(traced: Traced) -> None:
+    manifest = traced.wait_for_records("token_end", 100)
+    pid = manifest["target"]["pid"]
+    assert set(site_bytes(pid, manifest)) == {BREAKPOINT}
+    traced.tracer.send_signal(signal.SIGKILL)
+    traced.tracer.wait()
+    assert wait_until(lambda: BREAKPOINT not in site_bytes(pid, manifest))
+    assert alive(pid)
+    run = Recording(traced.folder)
+    assert run.manifest["state"] == "recording"
+    tables = tables_module.build(run)
+    assert len(tables["tokens"]) >= 100
+    assert tables["tokens"]["seq"].tolist() == list(range(len(tables["tokens"])))
+    assert wait_until(lambda: "done 600" in traced.output.read_text()), "the target did not finish its work"
+
+
+def test_an_interrupted_tracer_detaches_and_completes_its_recording(traced: Traced) -> None:
+    manifest = traced.wait_for_records("token_end", 50)
+    pid = manifest["target"]["pid"]
+    traced.tracer.send_signal(signal.SIGINT)
+    assert traced.tracer.wait(20) == 0
+    assert alive(pid)
+    assert BREAKPOINT not in site_bytes(pid, manifest)
+    done = Recording(traced.folder).manifest
+    assert done["state"] == "complete" and done["records"]["token_end"] >= 50
+    assert "lives on" in traced.output.read_text()
+    assert wait_until(lambda: "done 600" in traced.output.read_text())
+
+
+def test_a_target_that_is_killed_ends_the_recording_cleanly(traced: Traced) -> None:
+    pid = traced.wait_for_records("token_end", 50)["target"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    assert traced.tracer.wait(20) == 1
+    done = Recording(traced.folder).manifest
+    assert done["state"] == "complete" and done["target"]["exit_code"] == -signal.SIGKILL
+
+
+def test_a_running_process_is_followed_and_let_go(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    target = subprocess.Popen([sys.executable, STEPS, "500", "0.01"], env=environment, stdout=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    done = trace("attach", "--no-views", "--pid", str(target.pid), "--duration", "1.5", "-o", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    seen = len(Recording(tmp_path / "run").records("token_end"))
+    assert 50 < seen < 400
+    assert target.communicate(timeout=30)[0] == "done 500\n" and target.returncode == 0
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def test_the_command_runs_as_the_invoking_user_and_the_output_is_theirs(open_folder: Path) -> None:
+    user = {"SUDO_UID": "65534", "SUDO_GID": "65534", "SUDO_USER": "nobody"}
+    done = trace("run", "--no-views", "-o", str(open_folder / "a" / "run"), "--", "id", "-u", env=user)
+    assert done.stdout.strip() == "65534"
+    owners = {path.stat().st_uid for path in (open_folder / "a").rglob("*")} | {(open_folder / "a").stat().st_uid}
+    assert owners == {65534}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "--engine", "vllm"), "unknown engine 'vllm'; known: auto,"),
+        (("run", "--levels", "token,atom"), "unknown level atom; known: all,"),
+        (("run", "--ring-mib", "3"), "--ring-mib 3 is not a power of two"),
+        (("run", "-o", "/proc/nowhere/run"), "cannot write to /proc/nowhere/run"),
+        (("run", "-o", "{tmp}/run", "--", "no-such-command"), "cannot run 'no-such-command': No such file or directory"),
+        (("run", "-o", "{tmp}/run", "--", "/"), "cannot run '/': Permission denied"),
+        (("attach", "--pid", "4194000", "-o", "{tmp}/run"), "no process 4194000"),
+        (("probes", "/nowhere.so"), "/nowhere.so is not a file"),
+    ],
+)
+def test_wrong_use_is_answered_in_one_line(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = trace(*(argument.format(tmp=tmp_path) for argument in arguments))
+    last = [line for line in done.stderr.splitlines() if line.startswith("tracer:")]
+    assert done.returncode == 2
+    assert len(last) == 1 and words in last[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_fails_at_once_is_said_in_one_line(tmp_path: Path) -> None:
+    done = trace("run", "-o", str(tmp_path / "run"), "--", "false")
+    assert done.returncode == 1
+    assert "the command ended with status 1; no engine" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_an_existing_recording_is_not_overwritten(tmp_path: Path) -> None:
+    assert trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", "true").returncode == 0
+    again = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", "true")
+    assert again.returncode == 2 and "holds a recording already" in again.stderr
+
+
+def test_without_root_one_line_says_how(tmp_path: Path) -> None:
+    script = "import os, sys; import tracer.__main__ as program; import tracer.command_line, tracer.commands.run\n"
+    script += "os.setuid(65534); sys.argv = ['tracer', 'run', '--', 'true']; sys.exit(program.main())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "not root" in done.stderr and "sudo python -m tracer" in done.stderr
+
+
+def test_a_kernel_without_btf_and_headers_is_said_in_one_line(tmp_path: Path) -> None:
+    hide = "mount -t tmpfs none /sys/kernel/btf && mount -t tmpfs none /lib/modules && exec \"$@\""
+    command = ["unshare", "-m", "sh", "-c", hide, "sh", sys.executable, "-m", "tracer", "run", "-o", str(tmp_path / "run"), "--", "true"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount" in done.stderr.split("tracer:")[0]:
+        pytest.skip("mount namespaces are not allowed here")
+    assert done.returncode == 2
+    assert "has no BTF" in done.stderr and "no headers either" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_doctor_lists_requirements_and_remedies() -> None:
+    done = trace("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert done.returncode == 0
+    assert checks["libbpf loads and probes"]["ok"] and "emulated" in checks["libbpf loads and probes"]["seen"]
+    assert all(check["remedy"] for check in checks.values())
