@@ -1,0 +1,135 @@
+"""The joins against plain loops that anyone can check."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer.spans import Marks, Nest, following, latest, pair, successors
+
+TIMES = st.integers(0, 30)
+EVENT = st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 2))  # thread, is begin, identity
+
+
+def marks(rows: list[tuple[int, int, int, int]], known: bool) -> Marks:
+    columns = np.array(rows, np.int64).reshape(-1, 4).T
+    return Marks(columns[0], columns[1], columns[2], columns[3], np.full(len(rows), known))
+
+
+def split(events: list[tuple[int, bool, int]]) -> tuple[list, list]:
+    """Begin and end rows (thread, ts, position, identity) of a stream of one event per nanosecond pair (ties included)."""
+    rows = [(thread, i // 2, i, identity, begin) for i, (thread, begin, identity) in enumerate(events)]
+    return [r[:4] for r in rows if r[4]], [r[:4] for r in rows if not r[4]]
+
+
+def stack_reference(begins: list, ends: list) -> dict[int, int]:
+    """Position of begin → position of end, with one stack per thread."""
+    stream = sorted([(r[2], r[0], True) for r in begins] + [(r[2], r[0], False) for r in ends])
+    stacks: dict[int, list[int]] = {}
+    answer = {}
+    for position, thread, is_begin in stream:
+        stack = stacks.setdefault(thread, [])
+        if is_begin:
+            stack.append(position)
+        elif stack:
+            answer[stack.pop()] = position
+    return answer
+
+
+@settings(max_examples=300)
+@given(st.lists(EVENT, max_size=40))
+def test_pairing_without_identities_equals_a_stack_per_thread(events):
+    begins, ends = split(events)
+    found = pair(marks(begins, False), marks(ends, False))
+    assert {begins[i][2]: ends[e][2] for i, e in enumerate(found.end) if e >= 0} == stack_reference(begins, ends)
+
+
+@settings(max_examples=300)
+@given(st.lists(EVENT, max_size=40))
+def test_pairs_agree_in_identity_and_every_end_is_paired_once_or_reported(events):
+    begins, ends = split(events)
+    found = pair(marks(begins, True), marks(ends, True))
+    used = [e for e in found.end if e >= 0]
+    assert sorted([*used, *found.unpaired]) == list(range(len(ends)))
+    for i, e in enumerate(found.end):
+        if e >= 0:
+            assert (begins[i][0], begins[i][3]) == (ends[e][0], ends[e][3])
+            assert begins[i][2] < ends[e][2]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=12), st.data())
+def test_pairing_survives_lost_records_when_identities_are_distinct(shape, data):
+    """Nested spans with their own identities: whatever is lost, a pair that is found is the true one."""
+    events, stacks = [], {0: [], 1: [], 2: []}
+    for number, (thread, pops) in enumerate(shape):
+        events.append((thread, True, number))
+        stacks[thread].append(number)
+        events += [(thread, False, stacks[thread].pop()) for _ in range(min(pops - 1, len(stacks[thread])))]
+    events += [(thread, False, identity) for thread, stack in stacks.items() for identity in reversed(stack)]
+    kept = [e for e in events if not data.draw(st.booleans())] if events else []
+    begins, ends = split(kept)
+    found = pair(marks(begins, True), marks(ends, True))
+    both = {r[3] for r in begins} & {r[3] for r in ends}
+    assert {begins[i][3] for i, e in enumerate(found.end) if e >= 0} == both
+    assert all(begins[i][3] == ends[e][3] for i, e in enumerate(found.end) if e >= 0)
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 3), TIMES), max_size=20)
+
+
+def columns(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    both = np.array(rows, np.int64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+@settings(max_examples=300)
+@given(ROWS, ROWS)
+def test_latest_and_following_equal_a_linear_search(right, left):
+    before = latest(*columns(right), *columns(left))
+    after = following(*columns(right), *columns(left))
+    for i, (group, ts) in enumerate(left):
+        earlier = [(t, j) for j, (g, t) in enumerate(right) if g == group and t <= ts]
+        later = [(t, j) for j, (g, t) in enumerate(right) if g == group and t > ts]
+        assert before[i] == (max(earlier)[1] if earlier else -1)
+        assert after[i] == (min(later)[1] if later else -1)
+
+
+@given(ROWS)
+def test_successors_equal_the_next_of_the_group_in_order_of_time(rows):
+    ordered = sorted(range(len(rows)), key=lambda i: rows[i][1])
+    for i, found in enumerate(successors(*columns(rows))):
+        rest = [j for j in ordered[ordered.index(i) + 1 :] if rows[j][0] == rows[i][0]]
+        assert found == (rest[0] if rest else -1)
+
+
+@st.composite
+def nested(draw, depth=3, low=0, high=60):
+    """Properly nested spans on one thread as (begin, end)."""
+    spans, at = [], low
+    while at < high - 1 and draw(st.booleans()):
+        begin = draw(st.integers(at, high - 1))
+        end = draw(st.integers(begin + 1, high))
+        spans.append((begin, end))
+        if depth and end - begin > 2:
+            spans += draw(nested(depth=depth - 1, low=begin + 1, high=end - 1))
+        at = end
+    return spans
+
+
+@settings(max_examples=150)
+@given(st.lists(nested(), min_size=1, max_size=3), st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 61)), max_size=15))
+def test_innermost_span_and_self_time_equal_a_scan_of_every_nanosecond(threads, points):
+    rows = [(thread, begin, end) for thread, spans in enumerate(threads) for begin, end in spans]
+    key, begin, end = np.array(rows, np.int64).reshape(-1, 3).T
+    nest = Nest(key, begin, end)
+
+    def innermost(thread: int, ts: int) -> int:
+        around = [(b, -e, i) for i, (t, b, e) in enumerate(rows) if t == thread and b <= ts < e]
+        return max(around)[2] if around else -1
+
+    asked = np.array(points, np.int64).reshape(-1, 2)
+    assert nest.innermost(asked[:, 0], asked[:, 1]).tolist() == [innermost(*p) for p in points]
+    owner = [innermost(thread, ts) for thread in range(len(threads)) for ts in range(61)]
+    pieces = nest.segments()
+    own = [sum(pieces.end[pieces.span == i] - pieces.begin[pieces.span == i]) for i in range(len(rows))]
+    assert own == [owner.count(i) for i in range(len(rows))]

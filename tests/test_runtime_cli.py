@@ -1,0 +1,212 @@
+"""The command line: one line for each mistake, numbers that add up, nothing partial left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from runtime.__main__ import main
+from runtime.demo_model import write_demo_model
+from tests.runtime_models import PROMPT, shard
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERATE = ["--prompt", PROMPT, "--max-new-tokens", "6"]
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    return write_demo_model(tmp_path / "demo")
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """The one line on standard error of a command that must fail as wrong use."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    out, error = capsys.readouterr()
+    lines = [line for line in error.splitlines() if "is not built" not in line]
+    assert out == ""
+    assert len(lines) == 1, error
+    return lines[0]
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def without_tensor(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "config.json does not exist" in refused(capsys, ["generate", str(tmp_path), *GENERATE])
+    assert "is not a folder" in refused(capsys, ["generate", str(tmp_path / "nowhere"), *GENERATE])
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change_config(demo, model_type="gpt2")
+    line = refused(capsys, ["generate", str(demo), *GENERATE])
+    assert "'gpt2'" in line
+    assert "qwen3_moe" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"mlp_only_layers": [1]}, "dense MLP"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+        ({"hidden_size": 64}, "config.json says"),
+        ({"hidden_size": "wide"}, "config.json"),
+    ],
+)
+def test_what_the_runtime_does_not_build_is_refused(
+    demo: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], told: str
+) -> None:
+    change_config(demo, **changes)
+    assert told in refused(capsys, ["generate", str(demo), *GENERATE])
+
+
+def test_a_missing_shard_is_named_and_no_package_is_left(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard(demo)
+    (demo / "model-00002-of-00003.safetensors").unlink()
+    assert "model-00002-of-00003.safetensors is missing" in refused(capsys, ["generate", str(demo), *GENERATE])
+    assert [path.name for path in demo.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_truncated_shard_is_named_and_no_package_is_left(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = demo / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    assert "truncated" in refused(capsys, ["generate", str(demo), *GENERATE])
+    assert [path.name for path in demo.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_missing_tensor_is_named_and_no_package_is_left(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without_tensor(demo, "model.layers.2.mlp.experts.5.up_proj.weight")
+    assert "model.layers.2.mlp.experts.5.up_proj.weight" in refused(capsys, ["generate", str(demo), *GENERATE])
+    assert [path.name for path in demo.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_missing_tokenizer_is_refused(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (demo / "tokenizer.json").unlink()
+    assert "tokenizer.json does not exist" in refused(capsys, ["generate", str(demo), *GENERATE])
+
+
+@pytest.mark.parametrize(("budget", "told"), [("lots", "is not a size"), ("200KiB", "give at least 288 KiB")])
+def test_a_bad_budget_is_refused_with_the_least_that_works(
+    demo: Path, capsys: pytest.CaptureFixture[str], budget: str, told: str
+) -> None:
+    assert told in refused(capsys, ["generate", str(demo), *GENERATE, "--expert-cache", budget])
+
+
+def test_a_prompt_longer_than_the_context_is_refused(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, ["generate", str(demo), "--prompt", PROMPT * 100, "--max-new-tokens", "6"])
+    assert "exceeds the model's context of 1024" in line
+
+
+@pytest.mark.parametrize(
+    "extra", [["--top-p", "0"], ["--temperature", "-1"], ["--chunk", "0"], ["--tiers", "a,b"], ["--prompt", ""]]
+)
+def test_impossible_requests_are_refused(demo: Path, capsys: pytest.CaptureFixture[str], extra: list[str]) -> None:
+    refused(capsys, ["generate", str(demo), *GENERATE, *extra])
+
+
+def test_a_folder_that_is_no_package_is_not_overwritten(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("all of it")
+    assert "is no package" in refused(capsys, ["generate", str(demo), *GENERATE, "--package", str(precious)])
+    assert (precious / "thesis.txt").read_text() == "all of it"
+
+
+def test_json_and_log_tell_the_same_story(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "run.json"
+    arguments = ["generate", str(demo), *GENERATE, "--expert-cache", "2MiB", "--chunk", "8", "--json", "--log", str(log)]
+    assert main(arguments) == 0
+    told, written = json.loads(capsys.readouterr().out), json.loads(log.read_text())
+    statistics = written["statistics"]
+    assert told["statistics"] == statistics
+    assert told["tokens"] == [step["sampled"] for step in written["steps"]]
+    assert [step["phase"] for step in written["steps"]] == ["prefill"] + ["decode"] * 5
+    assert (
+        sum(entry["runs"] for entry in written["expert_runs"])
+        == statistics["expert_runs"]
+        == statistics["graph_runs"]["expert"]["cpu"]
+    )
+    chosen = {(r["seq"], r["layer"], e) for r in written["routing"] for row in r["experts"] for e in row}
+    assert len(chosen) == statistics["hits"] + statistics["misses"] == statistics["expert_runs"]
+    assert np.allclose([sum(row) for r in written["routing"] for row in r["weights"]], 1, atol=1e-5)
+    rows = [len(r["experts"]) for r in written["routing"] if r["seq"] == 0 and r["layer"] == 0]
+    assert sum(rows) == written["steps"][0]["n_tokens"] == statistics["prompt_tokens"]
+    assert max(rows) == 8
+    assert statistics["total_ns"] == sum(step["duration_ns"] for step in written["steps"])
+
+
+def test_a_package_speaks_like_its_model_and_inspect_finds_damage(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "package"
+    assert main(["generate", str(demo), *GENERATE]) == 0
+    expected = capsys.readouterr().out
+    assert main(["convert", str(demo), str(package)]) == 0
+    capsys.readouterr()
+    assert main(["generate", str(package), *GENERATE]) == 0
+    assert capsys.readouterr().out == expected
+    assert main(["inspect", "--json", str(package)]) == 0
+    assert json.loads(capsys.readouterr().out)["damaged_files"] == []
+    victim = package / "expert_01_003.onnx"
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    assert main(["inspect", str(package)]) == 1
+    assert "expert_01_003.onnx" in capsys.readouterr().out
+    victim.unlink()
+    assert "expert_01_003.onnx" in refused(capsys, ["generate", str(package), *GENERATE])
+
+
+def test_a_changed_model_is_converted_again(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def routed() -> object:
+        assert main(["generate", str(demo), *GENERATE, "--log", str(demo / "log.json")]) == 0
+        capsys.readouterr()
+        return json.loads((demo / "log.json").read_text())["routing"]
+
+    before = routed()
+    assert routed() == before
+    write_demo_model(demo, seed=7)
+    assert routed() != before
+
+
+def test_a_model_in_a_read_only_folder_is_converted_into_the_users_cache(demo: Path, tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    demo.chmod(0o555)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "runtime", "generate", str(demo), *GENERATE]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert len(list((tmp_path / "cache" / "moescope").iterdir())) == 1
+
+
+def test_help_is_shown_without_loading_onnxruntime() -> None:
+    script = "import sys; from runtime.__main__ import main\ntry: main(['generate', '--help'])\nexcept SystemExit: pass\n"
+    script += "assert not {'onnxruntime', 'onnx', 'numpy'} & set(sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--prefill-backend" in done.stdout
+    assert "python -m runtime generate" in done.stdout
+
+
+def test_the_runtime_needs_neither_torch_nor_transformers_nor_the_other_rooms(demo: Path) -> None:
+    script = "import sys; from runtime.__main__ import main\n"
+    script += f"assert main(['generate', {str(demo)!r}, '--prompt', 'A', '--max-new-tokens', '1']) == 0\n"
+    script += "assert not {'torch', 'transformers', 'tracer', 'analyzer', 'views'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)

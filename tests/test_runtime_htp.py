@@ -1,0 +1,152 @@
+"""The NPU backend, on Qualcomm's HTP or on its emulator."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import MoE, htp
+from runtime.attention import Attention, Sequence
+from runtime.engine import make_backends
+from runtime.errors import BackendError
+from runtime.graph import CPU, HTP
+from runtime.log import RunLog
+from runtime.options import Options
+from runtime.package import open_or_convert
+from runtime.probes import Kind
+from tests.runtime_models import PROMPT, random_model, write_demo_model
+
+htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def tokens(model: MoE, count: int = 12) -> list[int]:
+    ids = [token.id for token in model.generate(PROMPT, count)]
+    model.close()
+    return ids
+
+
+@htp_only
+def test_prefill_on_htp_gives_the_text_of_the_cpu_and_runs_where_it_was_told(tmp_path: Path) -> None:
+    folder = write_demo_model(tmp_path)
+    expected = tokens(MoE.load(folder))
+    model = MoE.load(folder, prefill_backend="htp", chunk=16, expert_cache="2MiB")
+    assert tokens(model) == expected
+    prefill, decode = model.log.steps[0], model.log.steps[1:]
+    chunks = -(-prefill.n_tokens // 16)
+    assert model.log.graphs[Kind.ATTENTION, HTP] == 4 * chunks
+    assert model.log.graphs[Kind.ATTENTION, CPU] == 4 * len(decode)
+    assert model.log.graphs[Kind.EXPERT, HTP] > 0
+    assert {kind for kind, backend in model.log.graphs if backend == HTP} == {Kind.ATTENTION, Kind.EXPERT}
+
+
+@htp_only
+def test_decode_on_htp_gives_the_text_of_the_cpu(tmp_path: Path) -> None:
+    folder = write_demo_model(tmp_path)
+    expected = tokens(MoE.load(folder), 6)
+    model = MoE.load(folder, prefill_backend="cpu", decode_backend="htp", expert_cache="3MiB", tiers=(1,))
+    assert tokens(model, 6) == expected
+    assert model.log.graphs[Kind.EXPERT, HTP] == 5 * 4 * 2
+
+
+@htp_only
+def test_asynchronous_experts_are_deterministic(tmp_path: Path) -> None:
+    folder = write_demo_model(tmp_path)
+    rows = []
+    for _ in range(2):
+        model = MoE.load(folder, prefill_backend="htp", chunk=8, tiers=(8,), expert_cache="2MiB")
+        list(model.generate(PROMPT * 2, 2))
+        rows.append(np.concatenate([weights for _, _, _, weights in model.log.routing]).tobytes())
+        model.close()
+    assert rows[0] == rows[1]
+
+
+@htp_only
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_attention_on_htp_is_close_to_the_cpu_for_small_heads_too(tmp_path: Path, head_dim: int) -> None:
+    folder = random_model(tmp_path, head_dim=head_dim, num_hidden_layers=1, initializer_range=0.1)
+    package = open_or_convert(folder)
+    backends = make_backends(package, Options(prefill_backend="htp", chunk=16))
+    family, random, results = package.family, np.random.default_rng(0), []
+    hidden = random.standard_normal((24, family.hidden)).astype(np.float32)
+    for backend in (backends[CPU], backends[HTP]):
+        attention, sequence = Attention(family, backend, RunLog(), 16), Sequence(family, 64)
+        out = [attention.run(0, hidden[:16], sequence, 0), attention.run(0, hidden[16:], sequence, 16)]
+        results.append((np.concatenate(out), sequence.keys[0][:24], sequence.values[0][:24]))
+    for cpu_value, htp_value in zip(*results, strict=True):
+        assert np.abs(cpu_value - htp_value).max() < 0.01 * np.abs(cpu_value).max()
+
+
+@htp_only
+def test_graphs_are_compiled_once_and_a_damaged_binary_is_compiled_again(tmp_path: Path) -> None:
+    folder = write_demo_model(tmp_path)
+    options: dict[str, Any] = {"prefill_backend": "htp", "chunk": 32, "tiers": (32,)}
+    expected = tokens(MoE.load(folder, **options), 2)
+    made = {path: path.stat().st_mtime_ns for path in (folder / ".moescope-package" / "htp").glob("*/graph.onnx")}
+    assert made
+    assert tokens(MoE.load(folder, **options), 2) == expected
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    victim = next(iter(made))
+    victim.write_bytes(b"damaged")
+    assert tokens(MoE.load(folder, **options), 2) == expected
+    assert victim.stat().st_size > 100
+    assert not list((folder / ".moescope-package" / "htp").glob(".compiling*"))
+
+
+@htp_only
+def test_qnn_profiling_writes_one_csv_for_each_session_and_stdout_holds_text_only(tmp_path: Path) -> None:
+    folder = write_demo_model(tmp_path / "demo")
+    work = tmp_path / "work"
+    work.mkdir()
+    command = [sys.executable, "-m", "runtime", "generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "3", "--json"]
+    command += ["--prefill-backend", "htp", "--chunk", "32", "--qnn-profile", "detailed", "--qnn-profile-dir", "csv"]
+    done = subprocess.run(command, cwd=work, env=_environment(), capture_output=True, text=True, timeout=120, check=True)
+    statistics = json.loads(done.stdout)["statistics"]
+    csvs = sorted((work / "csv").glob("*.csv"))
+    rows = Counter(row["Event Identifier"] for path in csvs for row in csv.DictReader(path.open()))
+    assert rows["QNN (execute) time"] == statistics["qnn_executes"] > 0
+    assert any("o_proj" in name for name in rows)
+    assert [path.name for path in work.iterdir()] == ["csv"], "nothing else is left in the user's folder"
+
+
+def test_without_the_qnn_package_htp_says_how_to_get_it_and_auto_takes_the_cpu(tmp_path: Path) -> None:
+    folder = write_demo_model(tmp_path)
+    block = "import sys; sys.modules['onnxruntime_qnn'] = None; from runtime.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    base = [
+        sys.executable,
+        "-c",
+        block,
+        "generate",
+        str(folder),
+        "--prompt",
+        "A cache",
+        "--max-new-tokens",
+        "2",
+        "--prefill-backend",
+    ]
+    refused = subprocess.run([*base, "htp"], env=_environment(), capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "pip install moescope[npu]" in refused.stderr
+    taken = subprocess.run([*base, "auto"], env=_environment(), capture_output=True, text=True, timeout=60)
+    assert taken.returncode == 0
+    assert "prefill runs on the CPU" in taken.stderr
+
+
+@htp_only
+def test_a_graph_that_htp_cannot_run_is_an_error_and_never_falls_back(tmp_path: Path) -> None:
+    package = open_or_convert(write_demo_model(tmp_path))
+    backend = make_backends(package, Options(prefill_backend="htp"))[HTP]
+    with pytest.raises(BackendError, match="refuses expert_00_000"):
+        backend.session("expert_00_000", {})
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)}
