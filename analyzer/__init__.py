@@ -1,0 +1,1 @@
+"""Recording → typed tables, ProfDAG, statistics. Needs no root, no kernel and no engine."""

@@ -5,7 +5,9 @@ durations in nanoseconds, `*_us` microseconds, `*_bytes` bytes, `*_cycles` cycle
 points nowhere is -1; a number that is not known is -1 (integers) or NaN (floats); a text that is not known is "".
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +30,7 @@ def columns(spec: str) -> tuple[Column, ...]:
 
 SPAN = """
 begin_ns     int64  first begin over all threads
-end_ns       int64  last end over all threads; equal to begin_ns where the end was not recorded
+end_ns       int64  last end over all threads; not recorded: the recording's end if its thread's last, else begin_ns
 duration_ns  int64  end_ns - begin_ns
 complete     bool   the end was recorded
 """
@@ -40,7 +42,9 @@ tid          int64  thread
 
 TABLES: dict[str, tuple[Column, ...]] = {
     "tokens": columns(
-        "token_id int64 row number\n" + THREAD + """
+        "token_id int64 row number\n"
+        + THREAD
+        + """
         seq          int64  the engine's own number of the step
         phase        object prefill | decode
         n_tokens     int64  tokens fed in this step
@@ -48,10 +52,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
         result       int64  sampled token id, or the engine's return value
         maj_flt      int64  major page faults of the calling thread within the step
         min_flt      int64  minor page faults, likewise
-        """ + SPAN
+        """
+        + SPAN
     ),
     "graphs": columns(
-        "graph_id int64 row number\ntoken_id int64 the step it belongs to\n" + THREAD + """
+        "graph_id int64 row number\ntoken_id int64 the step it belongs to\n"
+        + THREAD
+        + """
         kind         object name of the subgraph kind, as the engine declares it (attention, expert, ...)
         layer        int64  -1 where it has none
         expert       int64  -1 where it has none
@@ -60,10 +67,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
         n_tokens     int64  rows in use
         handle       uint64 the engine's identity of the graph
         status       int64  what the run returned
-        """ + SPAN
+        """
+        + SPAN
     ),
     "operators": columns(
-        "op_id int64 row number\ntoken_id int64 the step\ngraph_id int64 the graph that encloses it in time, else -1\n" + THREAD + """
+        "op_id int64 row number\ntoken_id int64 the step\ngraph_id int64 the graph that encloses it in time, else -1\n"
+        + THREAD
+        + """
         type         object name of the operator type (MUL_MAT, attention, expert, ...)
         name         object the engine's name of the result, or type.layer
         layer        int64  -1 where it has none
@@ -77,7 +87,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
         wait_ns      int64  sum over threads of time waiting for the others
         maj_flt      int64  major page faults within, all threads
         min_flt      int64  minor page faults within, all threads
-        """ + SPAN
+        """
+        + SPAN
     ),
     "op_threads": columns(
         """
@@ -91,11 +102,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "tensors": columns(
         """
         engine       object name of the engine
-        tensor       uint64 identity
+        pid          int64  process
+        tensor       uint64 identity; an address used again has one row per definition
         type         object operator type that makes it
         name         object the engine's name
         shape        object dims innermost first
         sources      object list of uint64: tensors it is made from
+        since_ns     int64  when it was told: valid from then until the next row of the same pid and tensor
         """
     ),
     "routes": columns(
@@ -110,7 +123,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         """
     ),
     "experts": columns(
-        "run_id int64 row number\ntoken_id int64 the step\nop_id int64 the operator that encloses it\n" + THREAD + """
+        "run_id int64 row number\ntoken_id int64 the step\nop_id int64 the operator that encloses it\n"
+        + THREAD
+        + """
         layer        int64  layer
         expert       int64  expert
         n_tokens     int64  rows computed
@@ -119,10 +134,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
         tier         int64  rows of the static shape; 0: dynamic
         maj_flt      int64  major page faults within
         min_flt      int64  minor page faults within
-        """ + SPAN
+        """
+        + SPAN
     ),
     "loads": columns(
-        "load_id int64 row number\ntoken_id int64 the step, -1 outside any\n" + THREAD + """
+        "load_id int64 row number\ntoken_id int64 the step, -1 outside any\n"
+        + THREAD
+        + """
         action       object load | evict
         reason       object startup | demand | prefetch; "" for evictions
         layer        int64  layer
@@ -130,10 +148,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
         backend      object cpu | htp | ""
         bytes        int64  size of the expert
         resident_bytes int64 held by the cache afterwards
-        """ + SPAN
+        """
+        + SPAN
     ),
     "qnn_executes": columns(
-        "execute_id int64 row number\ntoken_id int64 the step\ngraph_id int64 graphs.graph_id that encloses it on its thread\n" + THREAD + """
+        "execute_id int64 row number\ntoken_id int64 the step\ngraph_id int64 graphs.graph_id that encloses it on its thread\n"
+        + THREAD
+        + """
         graph        uint64 QNN graph handle
         graph_name   object its name
         profile      uint64 QNN profile handle, 0 for none
@@ -148,7 +169,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
         htp_rpc_us   float64 event 3002
         accel_us     float64 event 3004
         accel_cycles float64 event 3003
-        """ + SPAN
+        """
+        + SPAN
     ),
     "qnn_events": columns(
         """
@@ -169,13 +191,16 @@ TABLES: dict[str, tuple[Column, ...]] = {
         """
     ),
     "qnn_calls": columns(
-        "call_id int64 row number\n" + THREAD + """
+        "call_id int64 row number\n"
+        + THREAD
+        + """
         call         object contextCreate | contextCreateFromBinary | graphFinalize | ...
         handle       uint64 what the call made or worked on
         name         object name of the graph, where it has one
         bytes        int64  size of the context binary
         status       int64  QNN error code
-        """ + SPAN
+        """
+        + SPAN
     ),
     "thread_states": columns(
         """
@@ -216,14 +241,28 @@ TABLES: dict[str, tuple[Column, ...]] = {
         value        float64 value from this time on
         """
     ),
+    "unpaired": columns(
+        """
+        kind         object token | graph | op | expert | load | qnn_execute | qnn_call: an end whose begin was not recorded
+        pid          int64  process
+        tid          int64  thread
+        ts_ns        int64  when it ended
+        """
+    ),
 }
 
 
 def empty(table: str) -> pd.DataFrame:
     """The table with no rows and the declared dtypes."""
-    return pd.DataFrame({c.name: np.empty(0, c.dtype) for c in TABLES[table]})
+    return conform(table, {c.name: np.empty(0, c.dtype) for c in TABLES[table]})
 
 
-def conform(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """`frame` with exactly the declared columns, order and dtypes; raises KeyError on a missing column."""
-    return pd.DataFrame({c.name: frame[c.name].astype(c.dtype).to_numpy() for c in TABLES[table]})
+    return pd.DataFrame({c.name: _column(frame[c.name], c.dtype) for c in TABLES[table]}, copy=False)
+
+
+def _column(values: Any, dtype: str) -> pd.Series:
+    """Text stays `object`: pandas would make it its own string type, which costs a copy of every column."""
+    array = values.to_numpy(dtype=dtype) if isinstance(values, pd.Series) else np.asarray(values).astype(dtype, copy=False)
+    return pd.Series(array, dtype=dtype, copy=False)

@@ -1,0 +1,58 @@
+"""python -m analyzer: what a recording says."""
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "summary": "numbers of a recording on one screen",
+    "tables": "write the tables as Parquet",
+    "query": "SQL over the tables",
+    "dag": "one token's operators as a graph",
+    "experts": "expert activation, hits, reuse",
+}
+"""Verb → help. The module analyzer.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""
+
+
+def parser_for(verb: str | None) -> argparse.ArgumentParser:
+    """The parser with all verbs; only the module of the verb in use is imported."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analyzer", description="Turn a recording into tables and numbers. Needs no root."
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, text in COMMANDS.items():
+        module = importlib.import_module(f"analyzer.commands.{name}") if name == verb else None
+        sub = verbs.add_parser(
+            name,
+            help=text,
+            description=module.__doc__ if module else text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if module:
+            module.prepare_parser(sub)
+            sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb: 0 good, 1 a finding, 2 wrong use or an unreadable recording."""
+    words = sys.argv[1:] if argv is None else argv
+    verb = next((word for word in words if word in COMMANDS), None)
+    args = parser_for(verb).parse_args(words)
+    from analyzer.profdag import DagError
+    from tracer.recording import RecordingError
+
+    try:
+        return int(args.run(args))
+    except (RecordingError, DagError) as error:
+        print(f"error: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        print(f"error: {error.filename or ''}: {error.strerror}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

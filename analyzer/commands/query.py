@@ -1,0 +1,58 @@
+"""Run SQL over the tables of a recording (DuckDB). `python -m analyzer tables RUN` lists them, analyzer/schema.py explains them.
+
+examples:
+  python -m analyzer query RUN "select type, count(*) n, sum(duration_ns)/1e6 ms from operators group by type order by ms desc"
+  python -m analyzer query RUN "select * from qnn_events where execute_id = 0" --json
+  python -m analyzer query RUN "describe tokens"
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow
+from rich.console import Console
+from rich.table import Table
+
+from analyzer.tables import load
+from tracer.recording import RecordingError
+
+SHOWN = 200
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("sql", metavar="SQL", help="one statement")
+    parser.add_argument("--json", action="store_true", help="print all rows as JSON objects")
+
+
+def execute(run_dir: Path, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """(column names, rows) of a statement; the statement sees the tables and nothing outside."""
+    with duckdb.connect() as database:
+        for name, table in load(run_dir).items():
+            database.register(name, pyarrow.Table.from_pandas(table, preserve_index=False))
+        try:
+            database.execute("set enable_external_access = false")
+            cursor = database.execute(sql)
+            return [column[0] for column in cursor.description or []], cursor.fetchall()
+        except duckdb.Error as error:
+            raise RecordingError(f"query: {str(error).splitlines()[0]}") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer."""
+    names, rows = execute(args.run_dir, args.sql)
+    if args.json:
+        print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
+        return 0
+    table = Table(*names, box=None, header_style="bold")
+    for row in rows[:SHOWN]:
+        table.add_row(*(f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row))
+    console = Console()
+    console.print(table)
+    if len(rows) > SHOWN:
+        console.print(f"{len(rows) - SHOWN} more rows: use LIMIT, or --json for all")
+    return 0

@@ -1,0 +1,175 @@
+"""Show a recording on one screen: speed, where the time goes, experts, NPU, scheduling, losses and what tracing cost.
+
+examples:
+  python -m analyzer summary recordings/run-1
+  python -m analyzer summary recordings/run-1 --json | jq .tokens.tpot_ms
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from analyzer.reading import open_recording
+from analyzer.summary import summarize
+from analyzer.tables import load
+
+WIDTH, OPERATORS, GROUPS, GRAPHS, THREADS = 80, 6, 9, 3, 3
+Section = dict[str, Any]
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Summarise and print."""
+    answer = summarize(open_recording(args.run_dir), load(args.run_dir))
+    if args.json:
+        print(json.dumps(answer))
+        return 0
+    console = Console(highlight=False)
+    for part in (heading, speed, phases, operators, experts, npu, scheduling, losses):
+        for line in part(answer):
+            console.print(line, no_wrap=True, overflow="ellipsis")
+    return 0
+
+
+def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
+    """A number with its unit; "-" where it is not known."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def short(name: str, width: int = 48) -> str:
+    """A long name without its middle."""
+    return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"
+
+
+def grid(*columns: str) -> Table:
+    """A small table: the first column left, the others right."""
+    table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def heading(answer: Section) -> list[str | Table]:
+    """What was recorded, where."""
+    about, machine = answer["recording"], answer["machine"]
+    command = " ".join(about["command"]) if isinstance(about["command"], list) else str(about["command"])
+    where = f"{machine.get('cpu_model', '?')}, {machine.get('cpus', '?')} CPUs, Linux {machine.get('kernel', '?')}"
+    lines: list[str | Table] = [f"[bold]{', '.join(about['engines']) or 'no engine'}[/]: {escape(command)}", where]
+    if machine["npu"]:
+        lines.append(
+            f"NPU: {machine['npu']}"
+            + (" (exact results; its times are the host's, not a device's)" if machine["emulated"] else "")
+        )
+    if about["state"] != "complete":
+        lines.append(f"[yellow]state: {about['state']}: the writer did not finish[/]")
+    return lines
+
+
+def speed(answer: Section) -> list[str | Table]:
+    """Tokens per second and latencies."""
+    t = answer["tokens"]
+    if not t:
+        return ["no tokens recorded"]
+    tpot = t["tpot_ms"]
+    first = f"TTFT {number(t['ttft_ms'])} ms, prefill {number(t['prefill_tokens_per_s'])} tok/s over {t['prefill_tokens']} tokens"
+    second = f"TPOT {number(tpot['median'], '.2f')} ms (p90 {number(tpot['p90'], '.2f')}, n {tpot['n']})"
+    rest = f", decode {number(t['decode_tokens_per_s'])} tok/s, {t['major_faults']} major faults"
+    return [first, second + rest]
+
+
+def phases(answer: Section) -> list[str | Table]:
+    """Where a step's time goes."""
+    if not answer["phases"]:
+        return []
+    names = list(answer["phases"])
+    table = grid("ms per step", *(column for name in names for column in (name, "")))
+    keys = dict.fromkeys(key for phase in answer["phases"].values() for key in phase if key not in ("residual", "total"))
+    for key in [*list(keys)[:GROUPS], "residual", "total"]:
+        cells = []
+        for name in names:
+            value, total = answer["phases"][name].get(key), answer["phases"][name]["total"]
+            cells += [number(value, ",.3f"), number(value / total if value is not None and total else None, ".0%")]
+        table.add_row(key, *cells)
+    return [table]
+
+
+def operators(answer: Section) -> list[str | Table]:
+    """The costliest operator types."""
+    if not answer["operators"]:
+        return []
+    table = grid("operator", "count", "total ms", "mean µs", "share", "waiting")
+    for row in answer["operators"]["top"][:OPERATORS]:
+        shares = (f"{row['share']:.0%}", f"{row['wait_share']:.0%}")
+        table.add_row(row["type"], f"{row['count']:,}", f"{row['ms']:,.1f}", f"{row['mean_us']:,.1f}", *shares)
+    return [table]
+
+
+def experts(answer: Section) -> list[str | Table]:
+    """Experts in two lines."""
+    e = answer["experts"]
+    if not e:
+        return []
+    seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} a step)" for name, v in e["distinct_per_layer"].items() if v]
+    rate, reuse = number(e["hit_rate"], ".1%"), number(e["reuse_distance_median_steps"], ".0f")
+    loads = [f"{v['loads']} {name} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()]
+    lines: list[str | Table] = [f"[bold]experts[/] per layer: {', '.join(seen)}"]
+    if e["hit_rate"] is not None or loads:
+        lines.append(f"hit rate {rate}, reuse after {reuse} steps (median), {e['evictions']} evictions")
+    return [*lines, f"loads: {', '.join(loads)}"] if loads else lines
+
+
+def npu(answer: Section) -> list[str | Table]:
+    """QNN in a few lines."""
+    n = answer["npu"]
+    if not n:
+        return []
+    failed = f", [red]{n['failed']} failed[/]" if n["failed"] else ""
+    host, htp, accel = (
+        number(n[name] / 1e3 if n[name] is not None else None) for name in ("host_rpc_us", "htp_rpc_us", "accel_us")
+    )
+    head = (
+        f"[bold]{n['backend'] or 'QNN'}[/] {n['executes']} executes, {n['ms']:,.1f} ms{failed}; RPC host {host} ms, HTP {htp} ms"
+    )
+    loose = f"{n['events']} events, {n['unjoined_events']} unjoined"
+    lines: list[str | Table] = [head, f"accelerator {accel} ms, {number(n['accel_cycles'], ',.0f')} cycles; {loose}"]
+    if n["graphs"]:
+        table = grid("QNN graph", "executes", "total ms")
+        for row in n["graphs"][:GRAPHS]:
+            table.add_row(short(row["name"]), f"{row['executes']:,}", f"{row['ms']:,.1f}")
+        lines.append(table)
+    return lines
+
+
+def scheduling(answer: Section) -> list[str | Table]:
+    """Where the threads' time went."""
+    s = answer["scheduling"]
+    if not s:
+        return []
+    states = ("running", "runnable", "sleeping", "waiting")
+    table = grid(f"ms in state ({s['threads']} threads)", *states)
+    table.add_row("all", *(f"{s[f'{state}_ms']:,.1f}" for state in states))
+    for row in s["top"][:THREADS]:
+        table.add_row(f"{row['name']} {row['tid']}", *(f"{row[f'{state}_ms']:,.1f}" for state in states))
+    return [table]
+
+
+def losses(answer: Section) -> list[str | Table]:
+    """What is missing, and what tracing cost."""
+    r, c = answer["records"], answer["cost"]
+    lost = sum(r["lost"].values())
+    odd = {f"{kind} ends without begin": n for kind, n in r["ends_without_begin"].items()}
+    odd |= {f"open {name}": n for name, n in r["begins_without_end"].items()}
+    kept = f"{sum(r['kept'].values()):,} records kept, " + (f"[red]{lost:,} lost[/]" if lost else "0 lost")
+    cost = f"; probes {number(c['share_of_token_time'], '.2%')} of token time, {number(c['share_of_target_cpu'], '.2%')} of CPU"
+    lines: list[str | Table] = [kept + cost]
+    return [*lines, ", ".join(f"{n} {name}" for name, n in odd.items())] if odd else lines

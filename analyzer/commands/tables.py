@@ -1,0 +1,33 @@
+"""Write the tables of a recording as Parquet files (analyzer/schema.py documents their columns).
+
+examples:
+  python -m analyzer tables recordings/run-1
+  python -m analyzer tables recordings/run-1 --out /tmp/tables --json
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from analyzer.tables import load, write
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write; default: keep them in RUN/tables")
+    parser.add_argument("--json", action="store_true", help="print rows per table as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, write and count."""
+    tables = load(args.run_dir)
+    if args.out:
+        write(tables, args.out)
+    rows = {name: len(table) for name, table in tables.items()}
+    if args.json:
+        print(json.dumps(rows))
+        return 0
+    for name, count in rows.items():
+        print(f"{count:>12,}  {name}")
+    return 0

@@ -1,0 +1,269 @@
+"""Operators: what each thread ran, merged over the threads that shared it, and the tensors they are named by."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
+from analyzer.schema import conform
+from analyzer.spans import NONE, Nest, codes, first_of_runs, following, latest, run_lengths, successors
+from analyzer.steps import Graphs, Steps, faults, running_count
+
+LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
+
+
+def layer_of(name: str) -> int:
+    """The layer in a ggml tensor's name (ffn_out-0, blk.3.attn_q.weight, cache_k_l2); -1 where there is none."""
+    match = LAYER.search(name)
+    return int(next(group for group in match.groups() if group)) if match else NONE
+
+
+@dataclass
+class OpThreads:
+    """One operator on one thread per row, in order of begin."""
+
+    rows: Rows
+    begin: np.ndarray
+    wait: np.ndarray
+    end: np.ndarray
+    complete: np.ndarray
+    maj_flt: np.ndarray
+    min_flt: np.ndarray
+    merged: np.ndarray  # bool: the engine runs one operator on several threads
+    token: np.ndarray
+    graph: np.ndarray
+
+
+def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
+    """Every operator on every thread, with its end, its wait and what encloses it."""
+    begin, ends = source.rows("op_begin"), source.rows("op_end")
+    paired = np.isin(begin["engine"], np.unique(ends["engine"]))
+    n = len(begin)
+    end, complete = begin["ts"].copy(), np.zeros(n, bool)
+    major, minor = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
+    own = begin.where(paired)
+    spans = source.spans("op", ("tensor",), unknown=0, keep=own)
+    end[paired], complete[paired] = spans.end_ns, spans.complete
+    major[paired], minor[paired] = (faults(own, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
+    token = tokens.of(begin)
+    if not paired.all():
+        loose = begin.where(~paired)
+        end[~paired], complete[~paired] = bounded(source, loose)
+        major[~paired], minor[~paired] = faults_until_next(source, loose, token[~paired], tokens)
+    wait = waits(source, begin, end)
+    return OpThreads(begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin))
+
+
+def bounded(source: Source, begin: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """(end, known) of operators without an end: the thread's next operator, or the next graph or token end of the process."""
+    ts, limit = begin["ts"], np.iinfo(np.int64).max
+    end = np.full(len(ts), limit)
+    after = successors(begin["tid"], ts)
+    end[after >= 0] = ts[after[after >= 0]]
+    for kind in ("graph_end", "token_end"):
+        closing = source.rows(kind)
+        at = following(closing["pid"], closing["ts"], begin["pid"], ts)
+        found = at >= 0
+        end[found] = np.minimum(end[found], closing["ts"][at[found]])
+    known = end < limit
+    return np.where(known, end, source.last_ns), known
+
+
+def faults_until_next(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, np.ndarray]:
+    """Major and minor faults up to the thread's next reading in the same token; -1 where there is none."""
+    closing = source.rows("token_end")
+    owner = np.full(len(closing), NONE, np.int64)
+    matched = tokens.spans.end
+    owner[matched[matched >= 0]] = np.flatnonzero(matched >= 0)
+    thread = np.concatenate((begin["tid"], closing["tid"]))
+    ts = np.concatenate((begin["ts"], closing["ts"]))
+    at = successors(thread, ts)[: len(begin)]
+    good = (at >= 0) & (np.concatenate((token, owner))[at] == token)
+    major, minor = (
+        np.where(good, (np.concatenate((begin[field], closing[field]))[at] - begin[field]) & UNKNOWN_U32, NONE)
+        for field in ("maj_flt", "min_flt")
+    )
+    return major, minor
+
+
+def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
+    """When the thread last began to wait within the operator (barriers inside an operator are part of it); else its end."""
+    mark = source.rows("op_wait")
+    at = latest(mark["tid"], mark["ts"], begin["tid"], end - 1)
+    if len(mark) == 0:
+        return end
+    return np.where((at >= 0) & (mark["ts"][at] >= begin["ts"]), mark["ts"][at], end)
+
+
+def merge(ops: OpThreads) -> np.ndarray:
+    """op_id of each thread's row: threads meet at the same occurrence of the same tensor in the same token."""
+    rows = ops.rows
+    own = np.arange(len(rows))
+    if not ops.merged.any() or len(np.unique(rows["tid"])) < 2:
+        return own
+    work = codes(rows["tensor"], ops.token, rows["pid"], rows["engine"])
+    nth = running_count(codes(work, rows["tid"]), ops.begin)
+    group = codes(work, nth)
+    if ops.merged.all():
+        return group  # numbered by first appearance already
+    return pd.factorize(np.where(ops.merged, group, len(rows) + own))[0]
+
+
+def known_sum(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Sum of the known (>= 0) values of each run; -1 where none is known."""
+    total = np.add.reduceat(np.maximum(values, 0), starts)
+    return np.where(np.maximum.reduceat(values, starts) < 0, NONE, total)
+
+
+def reduce_threads(ops: OpThreads, op_id: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """(the merged numeric columns, first row of each operator)."""
+    order = np.argsort(op_id, kind="stable")
+    starts = first_of_runs(op_id[order])
+    if len(starts) == 0:
+        return {name: np.empty(0, np.int64) for name in ("token", "graph", *MERGED)}, starts
+    begin, wait, end = ops.begin[order], ops.wait[order], ops.end[order]
+    merged = {
+        "begin_ns": np.minimum.reduceat(begin, starts),
+        "end_ns": np.maximum.reduceat(end, starts),
+        "complete": np.logical_and.reduceat(ops.complete[order], starts),
+        "n_threads": run_lengths(starts, len(order)),
+        "busy_ns": np.add.reduceat(wait - begin, starts),
+        "wait_ns": np.add.reduceat(end - wait, starts),
+        "maj_flt": known_sum(ops.maj_flt[order], starts),
+        "min_flt": known_sum(ops.min_flt[order], starts),
+        "token": ops.token[order][starts],
+        "graph": np.maximum.reduceat(ops.graph[order], starts),
+    }
+    return merged, order[starts]
+
+
+MERGED = ("begin_ns", "end_ns", "complete", "n_threads", "busy_ns", "wait_ns", "maj_flt", "min_flt")
+
+
+def tensors(source: Source) -> pd.DataFrame:
+    """The table `tensors`: one row per definition; parts of long source lists put together."""
+    rows = source.rows("tensor")
+    if len(rows) == 0:
+        return conform(
+            "tensors", {name: np.empty(0) for name in ("engine", "pid", "tensor", "type", "name", "shape", "sources", "since_ns")}
+        )
+    head = rows.where(rows["first"] == 0)
+    dims, names = head["ne"], texts(head["name"])
+    shape = ["x".join(str(d) for d in row if d > 0) for row in dims.tolist()]
+    return conform(
+        "tensors",
+        {
+            "engine": source.engines(head["engine"]),
+            "pid": head["pid"],
+            "tensor": head.raw("tensor"),
+            "type": source.named(head["engine"], head["type"], "operators"),
+            "name": names,
+            "shape": np.array([*shape, ""], object)[:-1],
+            "sources": source_lists(rows, head),
+            "since_ns": head["ts"],
+        },
+    )
+
+
+def source_lists(rows: Rows, head: Rows) -> np.ndarray:
+    """The sources of each definition: its own and those of the continuation records that follow it; empty slots dropped."""
+    answer = np.empty(len(head), object)
+    sources = rows.records["sources"].astype(np.uint64)
+    owner = latest(codes_of(head), head["ts"], codes_of(rows), rows["ts"])
+    order = np.lexsort((rows["first"], owner))
+    slot = rows["first"][order, None] + np.arange(sources.shape[1])
+    told = (sources[order] != 0) & (slot < rows["n_sources"][order, None]) & (owner[order, None] >= 0)
+    owners = np.repeat(owner[order], told.sum(axis=1))
+    cuts = np.searchsorted(owners, np.arange(1, len(head)))
+    answer[:] = [*np.split(sources[order][told], cuts), None][: len(head)]
+    return answer
+
+
+def codes_of(rows: Rows) -> np.ndarray:
+    """A number for (process, tensor); equal in all records of one recording."""
+    return rows["tensor"] ^ (rows["pid"] << 48)
+
+
+def definitions(table: pd.DataFrame, pid: np.ndarray, tensor: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """Row of `tensors` that describes each (process, tensor) at a time: the latest before it, else the first after it."""
+    n = len(table)
+    if n == 0:
+        return np.full(len(tensor), NONE, np.int64)
+    key = codes(np.concatenate((table["pid"].to_numpy(), pid)), np.concatenate((table["tensor"].to_numpy(), tensor)))
+    since = table["since_ns"].to_numpy()
+    row = latest(key[:n], since, key[n:], ts)
+    late = np.flatnonzero(row < 0)
+    row[late] = following(key[:n], since, key[n:][late], ts[late])
+    return row
+
+
+def build(source: Source, tokens: Steps, graphs: Graphs) -> tuple[dict[str, Any], OpThreads, np.ndarray, pd.DataFrame]:
+    """(columns of `operators` but for names, the rows per thread, their op_id, the table `tensors`)."""
+    ops = op_threads(source, tokens, graphs)
+    op_id = merge(ops)
+    merged, first = reduce_threads(ops, op_id)
+    rows, known = ops.rows.where(first), tensors(source)
+    token = merged.pop("token")
+    columns: dict[str, Any] = {
+        "op_id": np.arange(len(first)),
+        "token_id": token,
+        "graph_id": merged.pop("graph"),
+        **source.thread(rows),
+        "type": source.named(rows["engine"], rows["type"], "operators"),
+        "n_tokens": rows["n_tokens"],
+        "tensor": rows.raw("tensor"),
+        "order": running_count(token - NONE, merged["begin_ns"]),
+        **merged,
+        "duration_ns": merged["end_ns"] - merged["begin_ns"],
+    }
+    described = definitions(known, columns["pid"], columns["tensor"], merged["end_ns"])
+    columns["layer"] = rows["layer"]
+    columns["shape"], columns["given"] = np.full(len(first), "", object), np.full(len(first), "", object)
+    if len(known):
+        told = described >= 0
+        names = known["name"].to_numpy()
+        layers = np.array([layer_of(name) for name in names])
+        columns["shape"][told] = known["shape"].to_numpy()[described[told]]
+        columns["given"][told] = names[described[told]]
+        columns["layer"] = np.where(told & (rows["layer"] < 0), layers[described], rows["layer"])
+    return columns, ops, op_id, known
+
+
+def finish(columns: dict[str, Any], ops: OpThreads, op_id: np.ndarray, experts: Rows, complete: np.ndarray) -> np.ndarray:
+    """Add `expert` and `name` to the operators' columns; answers op_id of each expert run."""
+    span_end = np.where(complete, ops.end, ops.end + 1)
+    enclosing = np.full(len(experts), NONE, np.int64)
+    if len(experts) and len(op_id):
+        inner = Nest(ops.rows["tid"], ops.begin, span_end).innermost(experts["tid"], experts["ts"])
+        enclosing = np.where(inner >= 0, op_id[inner], NONE)
+    columns["expert"] = sole_expert(len(columns["op_id"]), enclosing, experts["expert"])
+    kind = pd.factorize(columns["type"])
+    what = codes(kind[0], columns["layer"], columns["expert"])
+    first = np.zeros(int(what.max()) + 1 if len(what) else 0, np.int64)
+    first[what[::-1]] = np.arange(len(what))[::-1]
+    rows = zip(columns["type"][first], columns["layer"][first].tolist(), columns["expert"][first].tolist(), strict=True)
+    made = [".".join(str(part) for part in (t, layer, expert) if part != NONE) for t, layer, expert in rows]
+    fallback = np.array([*made, ""], object)[what] if len(made) else columns["given"]
+    columns["name"] = np.where(columns["given"] == "", fallback, columns["given"])
+    return enclosing
+
+
+def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
+    """The expert that ran within each operator, -1 where none or several did."""
+    answer = np.full(n_ops, NONE, np.int64)
+    inside = np.flatnonzero(op >= 0)
+    order = inside[np.argsort(op[inside], kind="stable")]
+    starts = first_of_runs(op[order])
+    if len(starts):
+        low, high = np.minimum.reduceat(expert[order], starts), np.maximum.reduceat(expert[order], starts)
+        answer[op[order[starts]]] = np.where(low == high, low, NONE)
+    return answer
+
+
+def thread_table(ops: OpThreads, op_id: np.ndarray) -> pd.DataFrame:
+    """The table `op_threads`."""
+    columns = {"op_id": op_id, "tid": ops.rows["tid"], "begin_ns": ops.begin, "wait_ns": ops.wait, "end_ns": ops.end}
+    return conform("op_threads", columns)

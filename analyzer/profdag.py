@@ -1,0 +1,150 @@
+"""ProfDAG: one token's operators as a graph, measured.
+
+Nodes are operators in execution order; an edge says that one reads what the other made. A source that no operator of the token
+made is a constant (a weight, or state of an earlier token), unless its own structure was recorded: then it is a view.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+
+from analyzer.operators import layer_of
+
+Tables = dict[str, pd.DataFrame]
+MEASURED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt")
+
+
+class DagError(Exception):
+    """No ProfDAG can be made; the message says why."""
+
+
+@dataclass
+class _Builder:
+    """The graph while it grows, and who made each tensor so far."""
+
+    tensors: pd.DataFrame
+    graph: nx.DiGraph = field(default_factory=nx.DiGraph)
+    maker: dict[int, str] = field(default_factory=dict)
+    known: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        keys = zip(self.tensors["pid"].tolist(), self.tensors["tensor"].tolist(), strict=True)
+        for row, (key, since) in enumerate(zip(keys, self.tensors["since_ns"].tolist(), strict=True)):
+            self.known.setdefault(key, []).append((since, row))
+
+    def describe(self, pid: int, tensor: int, ts: int) -> tuple[str, str, str, list[int]]:
+        """(type, name, shape, sources) of a tensor at a time; empty where nothing was recorded about it."""
+        told = self.known.get((pid, tensor))
+        if not told:
+            return "", "", "", []
+        row = max((pair for pair in told if pair[0] <= ts), default=min(told))[1]
+        found = self.tensors.iloc[row]
+        return found["type"], found["name"], found["shape"], [int(s) for s in found["sources"]]
+
+    def source(self, pid: int, tensor: int, ts: int, ancestors: tuple[int, ...] = ()) -> str:
+        """The node that stands for a tensor as a source, made where it has none."""
+        if tensor in self.maker:
+            return self.maker[tensor]
+        kind, name, shape, sources = self.describe(pid, tensor, ts)
+        sources = [s for s in sources if s != tensor and s not in ancestors]
+        role = "view" if sources else "constant"
+        node = f"{role} {tensor:x}"
+        what = {"role": role, "type": kind or "constant", "name": name or f"{tensor:x}", "layer": layer_of(name), "shape": shape}
+        unmeasured = {"expert": -1, "order": -1, "backend": "", "begin_ns": -1, "end_ns": -1, **dict.fromkeys(MEASURED, 0)}
+        self.graph.add_node(node, **what, **unmeasured)
+        self.maker[tensor] = node
+        for above in sources:
+            self.graph.add_edge(self.source(pid, above, ts, (*ancestors, tensor)), node, kind="data")
+        return node
+
+
+def build(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
+    """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
+    begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt. Edges: kind (data | order).
+
+    `mean_over`: token ids whose times are averaged, as far as they ran the same types in the same layers and order; the graph's
+    attributes `tokens_used` and `tokens_skipped` count them. Without any recorded structure, edges follow execution order.
+    """
+    operators = token_operators(tables, token_id)
+    backends = dict(zip(tables["graphs"]["graph_id"].tolist(), tables["graphs"]["backend"].tolist(), strict=True))
+    begun = tables["tokens"].loc[tables["tokens"]["token_id"] == token_id, "begin_ns"]
+    origin = int(begun.iloc[0] if len(begun) else operators["begin_ns"].iloc[0])
+    builder, told = _Builder(tables["tensors"]), False
+    for op in operators.to_dict("records"):
+        sources = builder.describe(op["pid"], op["tensor"], op["end_ns"])[3]
+        told |= bool(sources)
+        makers = [builder.source(op["pid"], s, op["end_ns"]) for s in sources if s != op["tensor"]]
+        copied = {name: op[name] for name in ("type", "name", "layer", "expert", "order", "shape", *MEASURED)}
+        times = {"begin_ns": op["begin_ns"] - origin, "end_ns": op["end_ns"] - origin}
+        node, backend = f"op {op['order']}", backends.get(op["graph_id"]) or "cpu"
+        builder.graph.add_node(node, role="op", **copied, **times, backend=backend)
+        builder.graph.add_edges_from(((maker, node) for maker in makers), kind="data")
+        builder.maker[int(op["tensor"])] = node
+    graph = builder.graph
+    if not told:
+        nx.add_path(graph, [f"op {order}" for order in operators["order"].tolist()], kind="order")
+    used = average(graph, operators, tables["operators"], mean_over or [])
+    graph.graph.update(token_id=token_id, tokens_used=used, tokens_skipped=len(set(mean_over or []) | {token_id}) - used)
+    return graph
+
+
+def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
+    """The operators of a token in execution order; raises DagError where there are none."""
+    operators = tables["operators"]
+    mine = operators[operators["token_id"] == token_id].sort_values("order")
+    if len(mine) == 0:
+        known = operators["token_id"].unique()
+        known = np.sort(known[known >= 0])
+        have = f"tokens {known[0]} to {known[-1]} have" if len(known) else "none has: record at level operator"
+        raise DagError(f"token {token_id} has no operators; {have}")
+    return mine
+
+
+def average(graph: nx.DiGraph, operators: pd.DataFrame, everything: pd.DataFrame, others: list[int]) -> int:
+    """Replace measured values by means over all tokens of the same structure; answers how many tokens that were."""
+    shape, own = operators[["type", "layer"]].to_numpy().tolist(), int(operators["token_id"].iloc[0])
+    total, used = operators[list(MEASURED)].to_numpy(np.float64), 1
+    rows = everything[everything["token_id"].isin(set(others) - {own})]
+    for _, other in rows.groupby("token_id"):
+        other = other.sort_values("order")
+        if other[["type", "layer"]].to_numpy().tolist() == shape:
+            total, used = total + other[list(MEASURED)].to_numpy(np.float64), used + 1
+    if used > 1:
+        for order, values in zip(operators["order"].tolist(), (total / used).tolist(), strict=True):
+            graph.nodes[f"op {order}"].update(zip(MEASURED, values, strict=True))
+    return used
+
+
+def decode_tokens(tables: Tables) -> list[int]:
+    """Ids of complete decode tokens that have operators."""
+    tokens = tables["tokens"]
+    good = tokens[(tokens["phase"] == "decode") & tokens["complete"]]["token_id"]
+    return sorted(set(good.tolist()) & set(tables["operators"]["token_id"].unique().tolist()))
+
+
+def to_json(graph: nx.DiGraph) -> dict[str, Any]:
+    """The graph as {graph, nodes, edges}, JSON-able."""
+    nodes = [{"id": node, **_plain(values)} for node, values in graph.nodes(data=True)]
+    edges = [{"source": a, "target": b, **_plain(values)} for a, b, values in graph.edges(data=True)]
+    return {"graph": _plain(graph.graph), "nodes": nodes, "edges": edges}
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """NumPy scalars as Python's own."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+
+
+def export(graph: nx.DiGraph, path: Path, form: str) -> None:
+    """Write the graph as `graphml` or `json`."""
+    if form == "json":
+        path.write_text(json.dumps(to_json(graph)))
+        return
+    plain = nx.DiGraph(**_plain(graph.graph))
+    plain.add_nodes_from((node, _plain(values)) for node, values in graph.nodes(data=True))
+    plain.add_edges_from(graph.edges(data=True))
+    nx.write_graphml(plain, path)

@@ -1,0 +1,206 @@
+"""A recording in numbers: one JSON-able dictionary, every section present only as far as its records are."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer import experts
+from analyzer.groups import operator_groups, phase_shares
+from analyzer.reading import Source, section
+from tracer.recording import Recording
+
+Tables = dict[str, pd.DataFrame]
+TOP = 12
+
+
+def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
+    """Sections: recording, machine, tokens, phases, operators, experts, npu, scheduling, records, cost. In ms unless named."""
+    return {
+        "recording": about(recording, tables),
+        "machine": machine(recording.manifest),
+        "tokens": tokens(tables["tokens"]),
+        "phases": phase_shares(tables),
+        "operators": operators(tables),
+        "experts": experts.summary(tables),
+        "npu": npu(recording.manifest, tables),
+        "scheduling": scheduling(tables),
+        "records": records(recording, tables),
+        "cost": cost(recording.manifest, tables),
+    }
+
+
+def about(recording: Recording, tables: Tables) -> dict[str, Any]:
+    """What was recorded; a state other than `complete` says that the writer did not finish."""
+    manifest = recording.manifest
+    keys = ("program", "state", "started_utc", "duration_ns", "command", "loader", "levels")
+    engines = [name for name in section(manifest, "engines") if (tables["tokens"]["engine"] == name).any()]
+    return {**{key: manifest.get(key) for key in keys}, "engines": engines or list(section(manifest, "engines"))}
+
+
+def machine(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The machine, and which of it is emulated."""
+    qnn = section(manifest, "qnn")
+    npu = None
+    if qnn:
+        npu = (
+            "HTP emulator" if qnn.get("emulator") else ("HTP" if qnn.get("backend") == 6 else f"QNN backend {qnn.get('backend')}")
+        )
+    return {**section(manifest, "machine"), "npu": npu, "emulated": [npu] if npu == "HTP emulator" else []}
+
+
+def sequences(tokens: pd.DataFrame) -> pd.Series:
+    """Number of the generation each token belongs to: one starts at position 0 and where a prefill follows a decode."""
+    ordered = tokens.sort_values(["pid", "tid", "begin_ns"])
+    thread = ordered[["pid", "tid"]]
+    changed = (thread != thread.shift()).any(axis=1)
+    prefill = ordered["phase"] == "prefill"
+    starts = changed | (prefill & (ordered["phase"].shift() == "decode")) | (prefill & (ordered["position"] == 0))
+    return starts.cumsum().reindex(tokens.index)
+
+
+def tokens(table: pd.DataFrame) -> dict[str, Any]:
+    """Speed: TTFT from a generation's first begin to its last prefill's end; TPOT between the ends of successive steps."""
+    done = table[table["complete"]]
+    if len(table) == 0:
+        return {}
+    done = done.assign(sequence=sequences(done), prefill=done["phase"] == "prefill")
+    prefill, decode = done[done["prefill"]], done[~done["prefill"]]
+    waited = prefill.groupby("sequence").agg({"begin_ns": "min", "end_ns": "max"})
+    ordered = done.sort_values(["sequence", "end_ns"])
+    gap = ordered.groupby("sequence")["end_ns"].diff()[~ordered["prefill"]].dropna() / 1e6
+    spent, fed = prefill["duration_ns"].sum() / 1e9, int(prefill["n_tokens"].sum())
+    return {
+        "steps": len(table),
+        "incomplete": int((~table["complete"]).sum()),
+        "generations": int(done["sequence"].nunique()),
+        "prefill_tokens": fed,
+        "decode_steps": len(decode),
+        "ttft_ms": _median((waited["end_ns"] - waited["begin_ns"]) / 1e6),
+        "tpot_ms": {"median": _median(gap), "p90": _quantile(gap, 0.9), "n": len(gap)},
+        "decode_step_ms": {"median": _median(decode["duration_ns"] / 1e6), "p90": _quantile(decode["duration_ns"] / 1e6, 0.9)},
+        "decode_tokens_per_s": len(gap) / (float(gap.sum()) / 1e3) if gap.sum() > 0 else None,
+        "prefill_tokens_per_s": fed / float(spent) if spent > 0 else None,
+        "major_faults": int(done["maj_flt"].clip(lower=0).sum()),
+    }
+
+
+def _median(values: pd.Series) -> float | None:
+    return float(values.median()) if len(values) else None
+
+
+def _quantile(values: pd.Series, q: float) -> float | None:
+    return float(values.quantile(q)) if len(values) else None
+
+
+def operators(tables: Tables, top: int = TOP) -> dict[str, Any]:
+    """Operator types by time: `ms` from first begin to last end, `wait_share` of the threads' time, `share` of all operators."""
+    table = tables["operators"]
+    if len(table) == 0:
+        return {}
+    busy = table.assign(group=operator_groups(table)).groupby(["engine", "type"], as_index=False)
+    total = busy.agg(
+        count=("op_id", "size"),
+        ns=("duration_ns", "sum"),
+        busy=("busy_ns", "sum"),
+        wait=("wait_ns", "sum"),
+        faults=("maj_flt", "sum"),
+    )
+    ranked, everything = total.sort_values("ns", ascending=False), float(total["ns"].sum())
+    rows = [
+        {
+            "engine": row["engine"],
+            "type": row["type"],
+            "count": int(row["count"]),
+            "ms": row["ns"] / 1e6,
+            "mean_us": row["ns"] / row["count"] / 1e3,
+            "share": row["ns"] / everything if everything else 0.0,
+            "wait_share": row["wait"] / (row["busy"] + row["wait"]) if row["busy"] + row["wait"] else 0.0,
+        }
+        for row in ranked.head(top).to_dict("records")
+    ]
+    threads = int(table["n_threads"].max())
+    return {
+        "count": len(table),
+        "incomplete": int((~table["complete"]).sum()),
+        "threads": threads,
+        "ms": everything / 1e6,
+        "top": rows,
+    }
+
+
+def npu(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
+    """QNN: executions as the host saw them and as the backend's own events tell; what joined nothing is counted."""
+    executes, events, calls = tables["qnn_executes"], tables["qnn_events"], tables["qnn_calls"]
+    if len(executes) == 0 and len(events) == 0 and len(calls) == 0:
+        return {}
+    loose = (events["execute_id"] < 0) & (events["call_id"] < 0)
+    told = {name: executes[name].dropna() for name in ("host_rpc_us", "htp_rpc_us", "accel_us", "accel_cycles")}
+    by_graph = executes.groupby("graph_name")["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+    return {
+        "backend": machine(manifest)["npu"],
+        "executes": len(executes),
+        "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),
+        "incomplete": int((~executes["complete"]).sum()),
+        "ms": float(executes["duration_ns"].sum()) / 1e6,
+        **{name: float(values.sum()) if len(values) else None for name, values in told.items()},
+        "profiled_executes": len(told["host_rpc_us"]),
+        "graphs": [
+            {"name": name, "executes": int(row["size"]), "ms": row["sum"] / 1e6} for name, row in by_graph.head(TOP).iterrows()
+        ],
+        "calls": {
+            str(name): {"count": len(rows), "ms": float(rows["duration_ns"].sum()) / 1e6} for name, rows in calls.groupby("call")
+        },
+        "events": len(events),
+        "unjoined_events": int(loose.sum()),
+    }
+
+
+def scheduling(tables: Tables) -> dict[str, Any]:
+    """Time of the target's threads in each state: in all, and for the threads that ran longest."""
+    states = tables["thread_states"]
+    if len(states) == 0:
+        return {}
+    wide = states.pivot_table(index="tid", columns="state", values="duration_ns", aggfunc="sum", fill_value=0) / 1e6
+    wide = wide.reindex(columns=["running", "runnable", "sleeping", "waiting"], fill_value=0.0)
+    names = tables["threads"].set_index("tid")["name"]
+    top = wide.sort_values("running", ascending=False).head(TOP)
+    rows = [
+        {"tid": int(str(tid)), "name": str(names.get(tid, "")), **{f"{k}_ms": float(v) for k, v in row.items()}}
+        for tid, row in top.iterrows()
+    ]
+    switches = tables["sched"]["event"] == "switch"
+    total = {f"{name}_ms": float(value) for name, value in wide.sum().items()}
+    return {"threads": len(wide), "switches": int(switches.sum()), **total, "top": rows}
+
+
+def records(recording: Recording, tables: Tables) -> dict[str, Any]:
+    """Records found in the files, lost in the kernel, and those that found no partner."""
+    source = Source(recording)
+    lost = {kind: int(n) for kind, n in section(recording.manifest, "lost").items() if isinstance(n, int) and n}
+    ends = tables["unpaired"].groupby("kind").size()
+    spans = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls")
+    begins = {name: int((~tables[name]["complete"]).sum()) for name in spans}
+    return {
+        "kept": source.count(),
+        "lost": lost,
+        "discarded_slots": source.discarded(),
+        "damaged": source.damaged,
+        "ends_without_begin": {str(kind): int(n) for kind, n in ends.items()},
+        "begins_without_end": {name: n for name, n in begins.items() if n},
+    }
+
+
+def cost(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
+    """What tracing cost: calibrated trap time and measured BPF time, and their share of the program's CPU and token time."""
+    given = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
+    probes = manifest.get("probes") if isinstance(manifest.get("probes"), list) else []
+    hits = sum(int(p.get("hits") or 0) for p in probes or [] if isinstance(p, dict))
+    spent = float(np.nansum([given.get("trap_ns", 0), given.get("bpf_ns", 0)]))
+    token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(given.get("target_cpu_ns", 0))
+    return {
+        **given,
+        "probe_hits": hits,
+        "share_of_token_time": spent / token_ns if token_ns > 0 and given else None,
+        "share_of_target_cpu": spent / cpu if cpu > 0 else None,
+    }
