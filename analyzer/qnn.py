@@ -200,9 +200,12 @@ def causes(source: Source, read: Harvests, work: np.ndarray, execute: Spans, cal
         mine = np.flatnonzero((work == number) | ((work == NONE) & (kind in (Work.INIT, Work.FINALIZE))))
         fits = np.flatnonzero(np.isin(made["call"], kind.value))
         for thread, where in (("tid", read.tid), ("pid", read.pid)):
-            left = mine[by_call[mine] < 0]
-            at = latest(made[thread][fits], made["ts"][fits], where[left], read.ts[left])
-            by_call[left[at >= 0]] = fits[at[at >= 0]]
+            for told in (True, False):  # the call that was given the profile, else any
+                left = mine[by_call[mine] < 0]
+                fit, profile = made["profile"][fits] * told, read.profile[left] * told
+                key = codes(np.concatenate((made[thread][fits], where[left])), np.concatenate((fit, profile)))
+                at = latest(key[: len(fits)], made["ts"][fits], key[len(fits) :], read.ts[left])
+                by_call[left[at >= 0]] = fits[at[at >= 0]]
     is_execute, is_call = work == WORKS.index(Work.EXECUTE), work >= 0
     called = made["ts"][by_call] if len(made) else when
     unsure = np.where(by_call >= 0, called, -1) > when

@@ -26,6 +26,7 @@ class Steps:
     begin: Rows
     end: Rows
     spans: Spans
+    n_tokens: np.ndarray
 
     @cached_property
     def until(self) -> np.ndarray:
@@ -47,7 +48,7 @@ class Steps:
 
     def phases(self) -> np.ndarray:
         """The engine's phase; where it tells none, prefill is a step of several tokens or the first of a sequence."""
-        told, n_tokens, position = self.begin["phase"], self.begin["n_tokens"], self.begin["position"]
+        told, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
         first = position == 0
         if len(told):
             _, opening = np.unique(codes(self.begin["pid"], self.begin["tid"]), return_index=True)
@@ -64,7 +65,7 @@ class Steps:
             **source.thread(self.begin),
             "seq": self.begin["seq"],
             "phase": PHASES[self.phases()],
-            "n_tokens": self.begin["n_tokens"],
+            "n_tokens": self.n_tokens,
             "position": np.where(position == UNKNOWN_U32, NONE, position),
             "result": result,
             "maj_flt": faults(self.begin, self.end, matched, "maj_flt"),
@@ -73,9 +74,23 @@ class Steps:
         }
 
 
+def rows_of_first_operator(begin: Rows, operators: Rows) -> np.ndarray:
+    """The rows of the first operator that follows each token's begin on its thread: the embedding look-up's are the tokens fed."""
+    answer = np.zeros(len(begin), np.int64)
+    for tid in np.unique(begin["tid"]):
+        mine, theirs = np.flatnonzero(begin["tid"] == tid), np.flatnonzero(operators["tid"] == tid)
+        at = np.searchsorted(operators["ts"][theirs], begin["ts"][mine])
+        found = at < len(theirs)
+        answer[mine[found]] = operators["n_tokens"][theirs[at[found]]]
+    return answer
+
+
 def steps(source: Source) -> Steps:
-    """The recording's tokens."""
-    return Steps(source.rows("token_begin"), source.rows("token_end"), source.spans("token", ("seq",), unknown=NONE))
+    """The recording's tokens; where the engine does not tell how many tokens a step was fed, its first operator does."""
+    begin = source.rows("token_begin")
+    told = begin["n_tokens"]
+    n_tokens = np.where(told > 0, told, rows_of_first_operator(begin, source.rows("op_begin")))
+    return Steps(begin, source.rows("token_end"), source.spans("token", ("seq",), unknown=NONE), n_tokens)
 
 
 @dataclass

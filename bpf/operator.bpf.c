@@ -48,19 +48,34 @@ static INLINE void send_sources(u64 tensor, u32 type, u64 sources, u32 n_sources
 	}
 }
 
+#define SIGNED_SOURCES 32
+
+/* Tells one list of sources from another by its length and its first entries. */
+static INLINE u64 sources_signature(u64 sources, u32 n_sources)
+{
+	u64 signature = n_sources;
+
+	for (u32 i = 0; i < SIGNED_SOURCES; i++) {
+		u64 source = 0;
+
+		if (i >= n_sources)
+			break;
+		bpf_probe_read_user(&source, sizeof(source), (void *)(sources + 8ULL * i));
+		signature = signature * 31 + source;
+	}
+	return signature;
+}
+
 /* moescope:op__begin(type, layer, n_tokens, result, sources, n_sources) */
 UPROBE(moescope_op_begin)
 {
 	u64 result = ARG4(ctx), sources = ARG5(ctx);
 	u32 n_sources = ARG6(ctx);
-	u64 first = 0;
 
 	if (!traced())
 		return 0;
 	op_begin(ENGINE_MOESCOPE, result, ARG1(ctx), ARG2(ctx), ARG3(ctx));
-	if (n_sources)
-		bpf_probe_read_user(&first, sizeof(first), (void *)sources);
-	if (is_news(result, first * 31 + n_sources))
+	if (is_news(result, sources_signature(sources, n_sources)))
 		send_sources(result, ARG1(ctx), sources, n_sources);
 	return 0;
 }
@@ -83,13 +98,23 @@ UPROBE(moescope_op_end)
 	return 0;
 }
 
-static INLINE void send_ggml_tensor(u64 tensor)
+/* Describes a tensor where that is news; returns whether it was, and its first source in `next`. */
+static INLINE bool send_ggml_tensor(u64 tensor, u64 *next)
 {
-	struct rec_tensor *r = new_detail(KIND_TENSOR, ENGINE_LLAMACPP);
 	struct ggml_tensor_view *t = (void *)tensor;
+	u64 src[2] = {}, ne[2] = {};
+	struct rec_tensor *r;
+	u32 op = 0;
 
+	bpf_probe_read_user(&op, sizeof(op), &t->op);
+	bpf_probe_read_user(ne, sizeof(ne), t->ne);
+	bpf_probe_read_user(src, sizeof(src), t->src);
+	*next = src[0];
+	if (!is_news(tensor, op + 31 * (ne[0] + 31 * (ne[1] + 31 * (src[0] + 31 * src[1])))))
+		return false;
+	r = new_detail(KIND_TENSOR, ENGINE_LLAMACPP);
 	if (!r)
-		return;
+		return false;
 	r->tensor = tensor;
 	r->type = r->dtype = 0;
 	r->bytes = 0;
@@ -101,28 +126,48 @@ static INLINE void send_ggml_tensor(u64 tensor)
 	bpf_probe_read_user(r->sources, sizeof(r->sources), t->src);
 	bpf_probe_read_user(r->name, sizeof(r->name), t->name);
 	submit(r);
+	return true;
+}
+
+#define VIEW_DEPTH 3
+
+/* An operator's structure, and that of its sources: weights, and views that are never executed but connect operators. */
+static INLINE void send_ggml_structure(u64 tensor)
+{
+	struct ggml_tensor_view *t = (void *)tensor;
+	u64 next;
+
+	if (!send_ggml_tensor(tensor, &next))
+		return;
+	for (u32 i = 0; i < MAX_SOURCES; i++) {
+		u64 source = 0;
+
+		bpf_probe_read_user(&source, sizeof(source), &t->src[i]);
+		for (u32 depth = 0; depth < VIEW_DEPTH; depth++) {
+			if (!source || !send_ggml_tensor(source, &next))
+				break;
+			source = next;
+		}
+	}
 }
 
 /* What ggml computes for one thread: (const struct ggml_compute_params *{int ith; ...}, struct ggml_tensor *) */
 UPROBE(ggml_op_begin)
 {
-	u64 params = ARG1(ctx), tensor = ARG2(ctx);
+	u64 params = ARG1(ctx), tensor = ARG2(ctx), rows = 0;
 	struct ggml_tensor_view *t = (void *)tensor;
-	u64 src[2] = {}, ne[2] = {};
 	u32 op = 0;
 	s32 ith = 0;
 
 	if (!traced())
 		return 0;
 	bpf_probe_read_user(&op, sizeof(op), &t->op);
-	bpf_probe_read_user(ne, sizeof(ne), t->ne);
-	op_begin(ENGINE_LLAMACPP, tensor, op, -1, ne[1]);
+	bpf_probe_read_user(&rows, sizeof(rows), &t->ne[1]);
+	op_begin(ENGINE_LLAMACPP, tensor, op, -1, rows);
 	bpf_probe_read_user(&ith, sizeof(ith), (void *)params);
 	if (ith)
 		return 0;
-	bpf_probe_read_user(src, sizeof(src), t->src);
-	if (is_news(tensor, op + 31 * (ne[0] + 31 * (ne[1] + 31 * (src[0] + 31 * src[1])))))
-		send_ggml_tensor(tensor);
+	send_ggml_structure(tensor);
 	ggml_routes(tensor, op);
 	return 0;
 }

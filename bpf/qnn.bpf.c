@@ -104,19 +104,33 @@ UPROBE(qnn_execute_end)
 	return 0;
 }
 
-/* owner: the handle the call works in; out: where it writes a new handle; name: text or 0; extra: profile or level */
-static INLINE int call_begin(u8 call, u64 owner, u64 size, u64 out, u64 name, u64 extra)
+/* The seventh argument: behind the return address on x86-64, a register on arm64. */
+static INLINE u64 arg7(struct pt_regs *ctx)
+{
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+	return REG(ctx, unused, 6);
+#else
+	u64 value = 0;
+
+	bpf_probe_read_user(&value, sizeof(value), (void *)(STACK(ctx) + 8));
+	return value;
+#endif
+}
+
+/* owner: the handle the call works in; out: where it writes a new handle; name: text or 0; level: of a profile */
+static INLINE int call_begin(u8 call, u64 owner, u64 size, u64 out, u64 name, u64 level, u64 profile)
 {
 	struct rec_qnn_call_begin *r;
 
-	keep_args(call, owner, out, name, extra);
+	keep_args(call, owner, out, name, level);
 	r = new_event(KIND_QNN_CALL_BEGIN, ENGINE_QNN);
 	if (!r)
 		return 0;
 	r->handle = owner;
 	r->size = size;
+	r->profile = profile;
 	r->call = call;
-	r->pad[0] = r->pad[1] = r->pad[2] = 0;
+	r->pad = 0;
 	submit(r);
 	return 0;
 }
@@ -162,10 +176,10 @@ static INLINE int call_end(u8 call, s64 status)
 }
 
 /* One entry and one return stub for each call; the body is shared. */
-#define QNN_CALL(name, number, owner, size, out, text, extra)                                                          \
+#define QNN_CALL(name, number, owner, size, out, text, level, profile)                                                          \
 	UPROBE(qnn_##name##_begin)                                                                                     \
 	{                                                                                                              \
-		return traced() ? call_begin(number, owner, size, out, text, extra) : 0;                               \
+		return traced() ? call_begin(number, owner, size, out, text, level, profile) : 0;                      \
 	}                                                                                                              \
 	UPROBE(qnn_##name##_end)                                                                                       \
 	{                                                                                                              \
@@ -173,21 +187,21 @@ static INLINE int call_end(u8 call, s64 status)
 	}
 
 /* contextCreate(backend, device, config, out) */
-QNN_CALL(context_create, QNN_CONTEXT_CREATE, ARG1(ctx), 0, ARG4(ctx), 0, 0)
-/* contextCreateFromBinary(backend, device, config, buffer, size, out, [profile on the stack]) */
-QNN_CALL(context_from_binary, QNN_CONTEXT_FROM_BINARY, ARG1(ctx), ARG5(ctx), ARG6(ctx), 0, 0)
+QNN_CALL(context_create, QNN_CONTEXT_CREATE, ARG1(ctx), 0, ARG4(ctx), 0, 0, 0)
+/* contextCreateFromBinary(backend, device, config, buffer, size, out, profile) */
+QNN_CALL(context_from_binary, QNN_CONTEXT_FROM_BINARY, ARG1(ctx), ARG5(ctx), ARG6(ctx), 0, 0, arg7(ctx))
 /* contextFree(context, profile) */
-QNN_CALL(context_free, QNN_CONTEXT_FREE, ARG1(ctx), 0, 0, 0, 0)
+QNN_CALL(context_free, QNN_CONTEXT_FREE, ARG1(ctx), 0, 0, 0, 0, ARG2(ctx))
 /* graphCreate(context, name, config, out) */
-QNN_CALL(graph_create, QNN_GRAPH_CREATE, ARG1(ctx), 0, ARG4(ctx), ARG2(ctx), 0)
+QNN_CALL(graph_create, QNN_GRAPH_CREATE, ARG1(ctx), 0, ARG4(ctx), ARG2(ctx), 0, 0)
 /* graphFinalize(graph, profile, signal) */
-QNN_CALL(graph_finalize, QNN_GRAPH_FINALIZE, ARG1(ctx), 0, 0, 0, 0)
+QNN_CALL(graph_finalize, QNN_GRAPH_FINALIZE, ARG1(ctx), 0, 0, 0, 0, ARG2(ctx))
 /* graphRetrieve(context, name, out) */
-QNN_CALL(graph_retrieve, QNN_GRAPH_RETRIEVE, ARG1(ctx), 0, ARG3(ctx), ARG2(ctx), 0)
+QNN_CALL(graph_retrieve, QNN_GRAPH_RETRIEVE, ARG1(ctx), 0, ARG3(ctx), ARG2(ctx), 0, 0)
 /* profileCreate(backend, level, out) */
-QNN_CALL(profile_create, QNN_PROFILE_CREATE, ARG1(ctx), 0, ARG3(ctx), 0, ARG2(ctx))
+QNN_CALL(profile_create, QNN_PROFILE_CREATE, ARG1(ctx), 0, ARG3(ctx), 0, ARG2(ctx), 0)
 /* profileFree(profile) */
-QNN_CALL(profile_free, QNN_PROFILE_FREE, ARG1(ctx), 0, 0, 0, 0)
+QNN_CALL(profile_free, QNN_PROFILE_FREE, ARG1(ctx), 0, 0, 0, 0, 0)
 
 /* profileGetEvents(profile, out ids, out count) and profileGetSubEvents(event, out ids, out count) */
 static INLINE int list_end(u8 call)

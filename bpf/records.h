@@ -242,9 +242,10 @@ struct rec_qnn_execute_end {
 struct rec_qnn_call_begin {
 	struct header h;
 	unsigned long long handle; /* the call's first handle argument */
-	unsigned long long size;   /* bytes of the context binary, else 0 */
-	unsigned int call;         /* enum qnn_call */
-	unsigned int pad[3];
+	unsigned long long size;    /* bytes of the context binary, else 0 */
+	unsigned long long profile; /* handle that gathers the call's events, 0 where it has none */
+	unsigned int call;          /* enum qnn_call */
+	unsigned int pad;
 };
 
 struct rec_qnn_call_end {

@@ -21,7 +21,10 @@ EXAMPLES = """examples:
   sudo python -m tracer run --levels token,expert -o out -- python my_program.py
 """
 DEMO_CACHE = "3MiB"
-DEMO_PROMPT = "A mixture of experts keeps most of its weights asleep. The router wakes a few of them for every token, and the profiler shows which."
+DEMO_PROMPT = (
+    "The router looks at the token and picks a few experts. A cache keeps the experts that were used last, "
+    "and a good guess hides the load behind the computation. Numbers need company: where did the time go?"
+)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +64,7 @@ def demo_command(options: Options) -> list[str]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return [
         *(python(), "-m", "runtime", "generate", str(model), "--prompt", DEMO_PROMPT, "--max-new-tokens", "32"),
-        *("--prefill-backend", "auto", "--decode-backend", "cpu", "--expert-cache", DEMO_CACHE),
+        *("--prefill-backend", "auto", "--decode-backend", "cpu", "--chunk", "16", "--tiers", "1,8", "--expert-cache", DEMO_CACHE),
         *("--qnn-profile", "detailed", "--qnn-profile-dir", str(folder / "qnn"), "--log", str(folder / "runtime.json")),
     ]
 

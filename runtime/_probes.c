@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * USDT probes of the runtime (provider "moescope"), as a CPython extension.
+ *
+ * Each probe is a function of two instructions, `nop; ret`. The nop is the probe site: the kernel emulates it, so a hit costs a trap
+ * and no single step, and every argument still lies in the register the calling convention put it in. The notes that tracers read
+ * (.note.stapsdt, described in SystemTap's wiki under UserSpaceProbeImplementation) are written here.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#define U32_1 "4@%edi"
+#define U32_2 "4@%esi"
+#define U32_3 "4@%edx"
+#define U32_4 "4@%ecx"
+#define U32_5 "4@%r8d"
+#define U32_6 "4@%r9d"
+#define U64_1 "8@%rdi"
+#define U64_2 "8@%rsi"
+#define U64_3 "8@%rdx"
+#define U64_4 "8@%rcx"
+#define U64_5 "8@%r8"
+#define U64_6 "8@%r9"
+#elif defined(__aarch64__)
+#define U32_1 "4@x0"
+#define U32_2 "4@x1"
+#define U32_3 "4@x2"
+#define U32_4 "4@x3"
+#define U32_5 "4@x4"
+#define U32_6 "4@x5"
+#define U64_1 "8@x0"
+#define U64_2 "8@x1"
+#define U64_3 "8@x2"
+#define U64_4 "8@x3"
+#define U64_5 "8@x4"
+#define U64_6 "8@x5"
+#else
+#error "the runtime's probes know x86-64 and aarch64"
+#endif
+#define I32_1 "-" U32_1
+#define I32_2 "-" U32_2
+#define I32_3 "-" U32_3
+#define I32_4 "-" U32_4
+#define I64_2 "-" U64_2
+
+/* One function, its site and its note. The base section lets a reader correct addresses after prelink. */
+#define PROBE(name, arguments)                                                  \
+	__asm__(".text\n"                                                       \
+		".balign 16\n"                                                  \
+		".globl moescope_" #name "\n"                                   \
+		".protected moescope_" #name "\n"                               \
+		".type moescope_" #name ", %function\n"                         \
+		"moescope_" #name ":\n"                                         \
+		"	nop\n"                                                  \
+		"	ret\n"                                                  \
+		".size moescope_" #name ", . - moescope_" #name "\n"            \
+		".pushsection .note.stapsdt, \"\", %note\n"                     \
+		".balign 4\n"                                                   \
+		".4byte 2f - 1f, 4f - 3f, 3\n"                                  \
+		"1: .asciz \"stapsdt\"\n"                                       \
+		"2: .balign 4\n"                                                \
+		"3: .8byte moescope_" #name "\n"                                \
+		".8byte _.stapsdt.base\n"                                       \
+		".8byte 0\n"                                                    \
+		".asciz \"moescope\"\n"                                         \
+		".asciz \"" #name "\"\n"                                        \
+		".asciz \"" arguments "\"\n"                                    \
+		"4: .balign 4\n"                                                \
+		".popsection\n")
+
+__asm__(".pushsection .stapsdt.base, \"aG\", %progbits, .stapsdt.base, comdat\n"
+	".weak _.stapsdt.base\n"
+	".hidden _.stapsdt.base\n"
+	"_.stapsdt.base: .space 1\n"
+	".size _.stapsdt.base, 1\n"
+	".popsection\n");
+
+PROBE(token__begin, U64_1 " " U32_2 " " U32_3 " " U32_4);
+PROBE(token__end, U64_1 " " I64_2);
+PROBE(op__begin, U32_1 " " I32_2 " " U32_3 " " U64_4 " " U64_5 " " U32_6);
+PROBE(op__end, U64_1);
+PROBE(graph__begin, U64_1 " " U32_2 " " I32_3 " " I32_4 " " U32_5 " " U64_6);
+PROBE(graph__end, U64_1 " " I64_2);
+PROBE(expert__begin, I32_1 " " I32_2 " " U32_3 " " U32_4 " " U32_5 " " U32_6);
+PROBE(expert__end, I32_1 " " I32_2);
+PROBE(route, I32_1 " " U32_2 " " U32_3 " " U64_4 " " U64_5);
+PROBE(load__begin, I32_1 " " I32_2 " " U64_3 " " U32_4 " " U32_5);
+PROBE(load__end, I32_1 " " I32_2 " " U64_3 " " U64_4);
+PROBE(evict, I32_1 " " I32_2 " " U64_3 " " U64_4);
+
+#define SITE __attribute__((visibility("protected"))) extern void
+SITE moescope_token__begin(uint64_t seq, uint32_t phase, uint32_t n_tokens, uint32_t position);
+SITE moescope_token__end(uint64_t seq, int64_t sampled);
+SITE moescope_op__begin(uint32_t type, int32_t layer, uint32_t n_tokens, uint64_t result, const uint64_t *sources, uint32_t n_sources);
+SITE moescope_op__end(uint64_t result);
+SITE moescope_graph__begin(uint64_t handle, uint32_t kind, int32_t layer, int32_t expert, uint32_t backend, uint64_t tier_tokens);
+SITE moescope_graph__end(uint64_t handle, int64_t status);
+SITE moescope_expert__begin(int32_t layer, int32_t expert, uint32_t n_tokens, uint32_t cache, uint32_t backend, uint32_t tier);
+SITE moescope_expert__end(int32_t layer, int32_t expert);
+SITE moescope_route(int32_t layer, uint32_t n_tokens, uint32_t k, const uint16_t *experts, const float *weights);
+SITE moescope_load__begin(int32_t layer, int32_t expert, uint64_t bytes, uint32_t reason, uint32_t backend);
+SITE moescope_load__end(int32_t layer, int32_t expert, uint64_t bytes, uint64_t resident_bytes);
+SITE moescope_evict(int32_t layer, int32_t expert, uint64_t bytes, uint64_t resident_bytes);
+
+static int arity(Py_ssize_t given, Py_ssize_t wanted)
+{
+	if (given == wanted)
+		return 1;
+	PyErr_Format(PyExc_TypeError, "takes %zd arguments, got %zd", wanted, given);
+	return 0;
+}
+
+#define ARGUMENT(i) PyLong_AsLongLong(arguments[i])
+#define U32(i) ((uint32_t)ARGUMENT(i))
+#define I32(i) ((int32_t)ARGUMENT(i))
+#define U64(i) ((uint64_t)PyLong_AsUnsignedLongLongMask(arguments[i]))
+#define I64(i) ((int64_t)ARGUMENT(i))
+
+/* A Python function of n integers that calls its site. */
+#define FUNCTION(name, n, ...)                                                                     \
+	static PyObject *name(PyObject *module, PyObject *const *arguments, Py_ssize_t count)      \
+	{                                                                                          \
+		(void)module;                                                                      \
+		if (!arity(count, n))                                                              \
+			return NULL;                                                               \
+		moescope_##name(__VA_ARGS__);                                                      \
+		if (PyErr_Occurred())                                                              \
+			return NULL;                                                               \
+		Py_RETURN_NONE;                                                                    \
+	}
+
+FUNCTION(token__begin, 4, U64(0), U32(1), U32(2), U32(3))
+FUNCTION(token__end, 2, U64(0), I64(1))
+FUNCTION(op__end, 1, U64(0))
+FUNCTION(graph__begin, 6, U64(0), U32(1), I32(2), I32(3), U32(4), U64(5))
+FUNCTION(graph__end, 2, U64(0), I64(1))
+FUNCTION(expert__begin, 6, I32(0), I32(1), U32(2), U32(3), U32(4), U32(5))
+FUNCTION(expert__end, 2, I32(0), I32(1))
+FUNCTION(load__begin, 5, I32(0), I32(1), U64(2), U32(3), U32(4))
+FUNCTION(load__end, 4, I32(0), I32(1), U64(2), U64(3))
+FUNCTION(evict, 4, I32(0), I32(1), U64(2), U64(3))
+
+/* op__begin(type, layer, n_tokens, result, sources): sources is bytes, 8 for each id. */
+static PyObject *op__begin(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	char *sources;
+	Py_ssize_t bytes;
+
+	(void)module;
+	if (!arity(count, 5) || PyBytes_AsStringAndSize(arguments[4], &sources, &bytes))
+		return NULL;
+	moescope_op__begin(U32(0), I32(1), U32(2), U64(3), (const uint64_t *)sources, (uint32_t)(bytes / 8));
+	if (PyErr_Occurred())
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+/* route(layer, n_tokens, k, experts, weights): contiguous buffers of u16 and float, n_tokens * k of each. */
+static PyObject *route(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	Py_buffer experts, weights;
+	Py_ssize_t entries;
+
+	(void)module;
+	if (!arity(count, 5))
+		return NULL;
+	entries = (Py_ssize_t)U32(1) * (Py_ssize_t)U32(2);
+	if (PyErr_Occurred() || PyObject_GetBuffer(arguments[3], &experts, PyBUF_SIMPLE))
+		return NULL;
+	if (PyObject_GetBuffer(arguments[4], &weights, PyBUF_SIMPLE)) {
+		PyBuffer_Release(&experts);
+		return NULL;
+	}
+	if (experts.len != entries * 2 || weights.len != entries * 4)
+		PyErr_SetString(PyExc_ValueError, "experts must hold n_tokens * k u16 and weights as many floats");
+	else
+		moescope_route(I32(0), U32(1), U32(2), experts.buf, weights.buf);
+	PyBuffer_Release(&experts);
+	PyBuffer_Release(&weights);
+	if (PyErr_Occurred())
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+static PyMethodDef methods[] = {
+	METHOD(token__begin), METHOD(token__end),   METHOD(op__begin), METHOD(op__end),     METHOD(graph__begin),
+	METHOD(graph__end),   METHOD(expert__begin), METHOD(expert__end), METHOD(route), METHOD(load__begin),
+	METHOD(load__end),    METHOD(evict),        {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+	.m_base = PyModuleDef_HEAD_INIT,
+	.m_name = "_probes",
+	.m_doc = "USDT probes of the MoEScope runtime.",
+	.m_size = 0,
+	.m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__probes(void)
+{
+	return PyModuleDef_Init(&module);
+}

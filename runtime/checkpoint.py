@@ -1,0 +1,80 @@
+"""Reads a Hugging Face model folder: config.json and safetensors, one file or shards with an index."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from runtime.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """One JSON object; a missing or broken file is a ModelError that ends with `remedy`."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist: {remedy}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}): {remedy}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object: {remedy}")
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config.json."""
+    if not folder.is_dir():
+        remedy = "give a folder with a Hugging Face model, or make one with `python -m runtime demo-model`"
+        raise ModelError(f"{folder} is not a folder: {remedy}")
+    return read_json(folder / "config.json", "give a folder with a Hugging Face model")
+
+
+class Checkpoint:
+    """The tensors of a model folder by name, whatever files they lie in."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.files = self._files()
+        self._open: dict[Path, Any] = {}
+        self.names: dict[str, Path] = {}
+        for path in self.files:
+            self.names |= dict.fromkeys(self._reader(path).keys(), path)
+
+    def _files(self) -> list[Path]:
+        index = self.folder / INDEX
+        if index.exists():
+            shards = read_json(index, "copy the index again").get("weight_map")
+            if not isinstance(shards, dict):
+                raise ModelError(f"{index} has no weight_map: copy the index again")
+            return [self.folder / name for name in sorted(set(shards.values()))]
+        return [self.folder / SINGLE]
+
+    def _reader(self, path: Path) -> Any:
+        if path not in self._open:
+            if not path.exists():
+                raise ModelError(f"{path} is missing: copy every safetensors file of the model into {self.folder}")
+            try:
+                self._open[path] = safe_open(path, "np")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} is truncated or damaged ({error}): copy it again") from None
+        return self._open[path]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def tensor(self, name: str, shape: tuple[int, ...], index: int | None = None) -> np.ndarray:
+        """The tensor as float32, or its part `index` along the first axis; `shape` is what config.json promises."""
+        if name not in self.names:
+            raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
+        part = self._reader(self.names[name]).get_slice(name)
+        found = tuple(part.get_shape())
+        if found != shape:
+            told = f"tensor {name} has shape {list(found)}, config.json says {list(shape)}"
+            raise ModelError(f"{told}: the files do not belong together")
+        value: np.ndarray = part[:] if index is None else part[index]
+        return value.astype(np.float32)

@@ -1,0 +1,20 @@
+"""One module per verb: EXAMPLES, prepare_parser(parser), run(args) -> exit code."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtime.package import Progress
+
+
+@contextmanager
+def show_progress(what: str) -> Iterator["Progress"]:
+    """A progress bar on standard error, shown once the first unit of work is done and only on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

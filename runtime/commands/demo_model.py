@@ -1,0 +1,29 @@
+"""python -m runtime demo-model: write a small model from a seed."""
+
+import argparse
+from pathlib import Path
+
+EXAMPLES = """example:
+  python -m runtime demo-model /tmp/demo
+  python -m runtime generate /tmp/demo --prompt 'The router looks at'"""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("folder", type=Path, help="folder to write the model into")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the model and say where it is."""
+    from runtime.demo_model import write_demo_model
+    from runtime.errors import ModelError
+    from runtime.units import show_bytes
+
+    try:
+        write_demo_model(args.folder, args.seed)
+    except OSError as error:
+        raise ModelError(f"{args.folder} cannot be written ({error.strerror}): choose another folder") from None
+    size = sum(path.stat().st_size for path in args.folder.iterdir() if path.is_file())
+    print(f"{args.folder}: Qwen3-MoE demo model, {show_bytes(size)}")
+    return 0

@@ -1,0 +1,131 @@
+"""python -m runtime generate: text from a prompt."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.moe import MoE
+
+EXAMPLES = """examples:
+  python -m runtime generate /tmp/demo --prompt 'The router looks at' --max-new-tokens 32
+  python -m runtime generate /tmp/demo --prompt-file prompt.txt --prefill-backend htp --expert-cache 1.5MiB --log run.json
+  python -m runtime generate /tmp/demo --prompt Hello --prefill-backend htp --qnn-profile detailed --qnn-profile-dir csv"""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("model", type=Path, help="folder of a Hugging Face model, or a package")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", help="text to continue")
+    prompt.add_argument("--prompt-file", type=Path, help="file with the text to continue")
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate at most (default: 64)")
+    parser.add_argument("--ignore-end", action="store_true", help="go on after the end token")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)")
+    sampling.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0: from all (default)"
+    )
+    sampling.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this total probability"
+    )
+    sampling.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    placement = parser.add_argument_group("placement")
+    choices = ("auto", "cpu", "htp")
+    placement.add_argument(
+        "--prefill-backend", choices=choices, default="cpu", help="where the prompt's attention and experts run"
+    )
+    placement.add_argument("--decode-backend", choices=choices, default="cpu", help="where they run for each new token")
+    placement.add_argument("--chunk", type=int, default=64, metavar="ROWS", help="prompt rows of one attention run (default: 64)")
+    placement.add_argument("--tiers", default="1,8,32", help="rows of the experts' static shapes on HTP (default: 1,8,32)")
+    placement.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
+    placement.add_argument(
+        "--expert-cache", default="all", metavar="SIZE", help="experts to keep, in bytes: 1.5MiB, 800kB, all (default)"
+    )
+    placement.add_argument("--package", type=Path, metavar="DIR", help="where the converted model lies (default: with the model)")
+    report = parser.add_argument_group("report")
+    report.add_argument("--json", action="store_true", help="write text and statistics as JSON to standard output")
+    report.add_argument("--log", type=Path, metavar="FILE", help="write the runtime's own account of the run as JSON")
+    report.add_argument("--qnn-profile", choices=("off", "basic", "detailed"), default="off", help="profiling by QNN itself")
+    report.add_argument("--qnn-profile-dir", type=Path, metavar="DIR", default=Path("qnn-profile"), help="for one CSV a session")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate; text goes to standard output as it comes, statistics to standard error."""
+    prompt = read_prompt(args)
+    from runtime.commands import show_progress
+    from runtime.moe import MoE
+
+    with show_progress("converting") as progress:
+        began = monotonic_ns()
+        model = MoE.load(args.model, args.expert_cache, args.package, progress, **engine_options(args))
+        load_ns = monotonic_ns() - began
+    try:
+        text = _speak(model, prompt, args)
+    finally:
+        model.close()
+    _report(model, args, text, load_ns)
+    return 0
+
+
+def read_prompt(args: argparse.Namespace) -> str:
+    """The prompt from the command line or its file."""
+    from runtime.errors import RequestError
+
+    if args.prompt is not None:
+        return str(args.prompt)
+    try:
+        return str(args.prompt_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{args.prompt_file} cannot be read as text ({error}): give a UTF-8 file") from None
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of runtime.options.Options from the arguments."""
+    from runtime.errors import RequestError
+
+    try:
+        tiers = tuple(sorted({int(tier) for tier in args.tiers.split(",")}))
+    except ValueError:
+        raise RequestError(f"tiers {args.tiers!r} are no list of numbers: write for example 1,8,32") from None
+    names = ("prefill_backend", "decode_backend", "chunk", "threads", "qnn_profile", "qnn_profile_dir")
+    return {name: getattr(args, name) for name in names} | {"tiers": tiers}
+
+
+def _speak(model: "MoE", prompt: str, args: argparse.Namespace) -> str:
+    pieces: list[str] = []
+    sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
+    for token in model.generate(prompt, args.max_new_tokens, ignore_end=args.ignore_end, **sampling):
+        pieces.append(token.text)
+        if not args.json:
+            print(token.text, end="", flush=True)
+    if not args.json:
+        print()
+    return "".join(pieces)
+
+
+def _report(model: "MoE", args: argparse.Namespace, text: str, load_ns: int) -> None:
+    from runtime.errors import RequestError
+
+    engine, facts = model.describe(), model.log.statistics()
+    if args.log:
+        try:
+            model.log.write(args.log, engine)
+        except OSError as error:
+            raise RequestError(f"{args.log} cannot be written ({error.strerror}): choose another file with --log") from None
+    if args.json:
+        tokens = [step.sampled for step in model.log.steps]
+        print(json.dumps({"text": text, "tokens": tokens, "load_ns": load_ns, "engine": engine, "statistics": facts}))
+        return
+    decode = facts["decode_ns_per_token"]
+    rate = f"{decode / 1e6:.2f} ms per token on {engine['backends']['decode']}" if decode else "no decode step"
+    hits = f"{facts['hit_rate']:.0%}" if facts["hit_rate"] is not None else "none"
+    print(
+        f"moescope: load {load_ns / 1e9:.2f} s; prefill {facts['prompt_tokens']} tokens in {facts['prefill_ns'] / 1e6:.1f} ms on "
+        f"{engine['backends']['prefill']}; {rate}; "
+        f"expert hits {hits}, loads {sum(facts['loads'].values())}, evictions {facts['evictions']}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,158 @@
+"""Runs experts: batches of rows through cached sessions, on the calling thread or on the NPU's worker."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import monotonic_ns
+
+import numpy as np
+
+from runtime import probes
+from runtime.buffers import Batch, TokenBuffers, smallest_tier
+from runtime.cache import ExpertCache, Form
+from runtime.cpu import return_freed_memory
+from runtime.errors import BudgetError
+from runtime.graph import HTP, Backend, Graph
+from runtime.log import RunLog
+from runtime.models import Family
+from runtime.operators import Operator, made_from
+from runtime.package import expert_name
+from runtime.probes import Kind, Reason
+from runtime.units import show_bytes
+
+BYTES_PER_PARAMETER = {1: 4, 2: 2}
+
+
+@dataclass
+class LayerWork:
+    """One layer's rows on their way through experts: `normed` [n, H] in, `outputs` [n, k, H] out."""
+
+    layer: int
+    buffers: TokenBuffers
+    normed: np.ndarray
+    outputs: np.ndarray
+    used: set[int] = field(default_factory=set)
+    pending: list[Future[None]] = field(default_factory=list)
+
+
+class LoadLog:
+    """Tells probes and log of the cache's loads and evictions."""
+
+    def __init__(self, log: RunLog):
+        self.log = log
+        self._began = 0
+
+    def load_begin(self, form: Form, size: int, reason: Reason) -> None:
+        """A form is about to be read."""
+        self._began = monotonic_ns()
+        self.log.loads[reason] += 1
+        self.log.loaded_bytes += size
+        probes.load_begin(form.layer, form.expert, size, reason, form.backend)
+
+    def load_end(self, form: Form, size: int, resident: int) -> None:
+        """It can run."""
+        probes.load_end(form.layer, form.expert, size, resident)
+        self.log.resident_bytes = resident
+        self.log.load_ns += monotonic_ns() - self._began
+
+    def evicted(self, form: Form, size: int, resident: int) -> None:
+        """Its session is gone."""
+        probes.evict(form.layer, form.expert, size, resident)
+        self.log.resident_bytes = resident
+        self.log.evictions += 1
+
+
+class Experts:
+    """All experts of a model behind one cache. Within a layer, one thread alone runs experts and uses the cache."""
+
+    def __init__(self, family: Family, backends: dict[int, Backend], budget: int | None, log: RunLog):
+        self.family, self.backends, self.log = family, backends, log
+        self.cache: ExpertCache[Graph] = ExpertCache(budget, self.bytes_of, self._load, LoadLog(log))
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="moescope-npu") if HTP in backends else None
+        self._check(budget)
+        if budget is not None:
+            return_freed_memory()
+
+    def bytes_of(self, form: Form) -> int:
+        """Weight bytes of an expert in the backend's precision."""
+        return self.family.expert_parameters * BYTES_PER_PARAMETER[form.backend]
+
+    def preload(self, backend: Backend) -> None:
+        """Load every expert in the backend's smallest shape."""
+        for layer in range(self.family.layers):
+            for expert in range(self.family.experts):
+                form = Form(layer, expert, backend.id, min(backend.tiers, default=0))
+                self.cache.acquire(form, Reason.STARTUP)
+                self.cache.release(form)
+
+    def begin(self, layer: int, n_tokens: int, backend: Backend) -> LayerWork:
+        """A layer of n_tokens rows begins."""
+        self.cache.begin_event(layer)
+        hidden, top_k = self.family.hidden, self.family.top_k
+        buffers = TokenBuffers(self.family.experts, max(backend.tiers, default=None))
+        normed = np.empty((n_tokens, hidden), np.float32)
+        return LayerWork(layer, buffers, normed, np.empty((n_tokens, top_k, hidden), np.float32))
+
+    def dispatch(self, work: LayerWork, backend: Backend, first: int, normed: np.ndarray, chosen: np.ndarray) -> None:
+        """Put a chunk's rows into their experts' buffers; full buffers run."""
+        with Operator(self.log, Kind.DISPATCH, work.layer, len(normed), made_from(Kind.DISPATCH, work.layer)):
+            work.normed[first : first + len(normed)] = normed
+            full = [(batch, work.normed[batch.tokens]) for batch in work.buffers.add(first, chosen)]
+        if full:
+            self._start(work, backend, full)
+
+    def finish(self, work: LayerWork, backend: Backend) -> None:
+        """Run what still waits, and wait for everything."""
+        with Operator(self.log, Kind.DISPATCH, work.layer, len(work.normed), made_from(Kind.DISPATCH, work.layer)):
+            rest = [(batch, work.normed[batch.tokens]) for batch in work.buffers.flush()]
+        if rest:
+            self._start(work, backend, rest)
+        for future in work.pending:
+            future.result()
+
+    def close(self) -> None:
+        """Stop the worker thread."""
+        if self._worker:
+            self._worker.shutdown()
+
+    def _start(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
+        if backend.id == HTP and self._worker:
+            work.pending.append(self._worker.submit(self._run_all, work, backend, batches))
+        else:
+            self._run_all(work, backend, batches)
+
+    def _run_all(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
+        """Run batches, those of resident experts first: a load never evicts what is about to run."""
+        forms = [Form(work.layer, batch.expert, backend.id, smallest_tier(backend.tiers, len(batch))) for batch, _ in batches]
+        self.cache.name(forms)
+        order = sorted(range(len(forms)), key=lambda i: forms[i] not in self.cache)
+        for i in order:
+            self._run(work, forms[i], *batches[i])
+
+    def _run(self, work: LayerWork, form: Form, batch: Batch, rows: np.ndarray) -> None:
+        n, layer, expert = len(batch), form.layer, form.expert
+        work.used.add(expert)
+        with Operator(self.log, Kind.EXPERT, layer, n, made_from(Kind.EXPERT, layer, expert), expert):
+            probes.expert_begin(layer, expert, n, self.cache.state(form), form.backend, form.tier)
+            graph = self.cache.acquire(form)
+            if form.tier > n:
+                rows = np.concatenate([rows, np.zeros((form.tier - n, rows.shape[1]), np.float32)])
+            work.outputs[batch.tokens, batch.slots] = graph.run({"rows": rows}, n)[0][:n]
+            self.cache.release(form)
+            probes.expert_end(layer, expert)
+        self.log.expert(form)
+
+    def _load(self, form: Form) -> Graph:
+        session = self.backends[form.backend].session(expert_name(form.layer, form.expert), {"T": form.tier} if form.tier else {})
+        return Graph(session, self.log, Kind.EXPERT, form.layer, form.expert, form.backend, form.tier)
+
+    def _check(self, budget: int | None) -> None:
+        """A decode step needs a layer's top-k experts at once."""
+        if budget is None:
+            return
+        one = max(self.bytes_of(Form(0, 0, backend, 0)) for backend in self.backends)
+        if budget < one * self.family.top_k:
+            raise BudgetError(
+                f"expert cache of {show_bytes(budget)} is too small: "
+                f"one layer uses {self.family.top_k} experts of {show_bytes(one)}, "
+                f"give at least {show_bytes(one * self.family.top_k)}"
+            )

@@ -1,0 +1,156 @@
+"""The interface: load a model, generate text."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from runtime import probes
+from runtime.engine import Engine
+from runtime.errors import ModelError, RequestError
+from runtime.log import RunLog, Step
+from runtime.options import Options
+from runtime.package import Package, Progress, open_or_convert, read_tokenizer
+from runtime.sampling import Sampler, Sampling
+from runtime.units import parse_budget
+
+
+@dataclass(frozen=True)
+class Token:
+    """A generated token: its id, the text it completes, and the step that chose it."""
+
+    id: int
+    text: str
+    step: Step
+
+
+class TextStream:
+    """Turns ids into text as soon as whole characters are known."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._said = ""
+
+    def add(self, token: int) -> str:
+        """The text that this id completes; empty in the middle of a character."""
+        self._ids.append(token)
+        text = self.tokenizer.decode(self._ids)
+        if text.endswith("\ufffd"):
+            return ""
+        new = text[len(self._said) :]
+        self._ids, self._said = self._ids[-8:], self.tokenizer.decode(self._ids[-8:])
+        return str(new)
+
+
+class MoE:
+    """A Mixture-of-Experts model on CPU and NPU."""
+
+    def __init__(self, package: Package, options: Options):
+        probes.tell_if_missing()
+        self.package, self.options, self.log = package, options, RunLog()
+        self.tokenizer = self._read_tokenizer()
+        self.engine = Engine(package, options, self.log)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        expert_cache: str | int | None = "all",
+        package: str | Path | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> "MoE":
+        """Open the model folder or package at `path`, converting it first where needed. `options`: fields of Options."""
+        budget = parse_budget(expert_cache) if isinstance(expert_cache, str) else expert_cache
+        chosen = resolve_auto(Options(expert_cache=budget, **options))
+        return cls(open_or_convert(Path(path), Path(package) if package else None, progress), chosen)
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a prompt."""
+        ids: list[int] = self.tokenizer.encode(prompt).ids
+        if not ids:
+            raise RequestError("the prompt is empty: give at least one character")
+        return ids
+
+    def generate(
+        self,
+        prompt: str | list[int],
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        ignore_end: bool = False,
+    ) -> Iterator[Token]:
+        """Yield tokens until the end token (which is not yielded) or the limit."""
+        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids or min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
+            raise ModelError(
+                "the prompt has ids outside the model's vocabulary: tokenizer.json and config.json do not belong together"
+            )
+        if max_new_tokens < 1:
+            raise RequestError("max_new_tokens must be 1 or more")
+        context = self.package.family.context
+        if len(ids) + max_new_tokens > context:
+            told = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
+            raise RequestError(f"{told} exceeds the model's context of {context}: ask for less")
+        sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
+        return self._steps(ids, max_new_tokens, sampler, ignore_end)
+
+    def describe(self) -> dict[str, Any]:
+        """What this engine is: sizes, placement, budget."""
+        family, o = self.package.family, self.options
+        labels = {phase.name.lower(): place.experts.label for phase, place in self.engine.placements.items()}
+        return {
+            "layers": family.layers,
+            "experts": family.experts,
+            "top_k": family.top_k,
+            "hidden": family.hidden,
+            "backends": labels,
+            "expert_cache_bytes": o.expert_cache,
+            "chunk": o.chunk,
+            "tiers": list(o.tiers),
+            "threads": o.threads,
+            "qnn_profile": o.qnn_profile,
+            "probes": probes.built,
+        }
+
+    def close(self) -> None:
+        """Release threads."""
+        self.engine.close()
+
+    def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool) -> Iterator[Token]:
+        stream, end = TextStream(self.tokenizer), self.package.family.end_ids
+        sequence = self.engine.begin_sequence(len(ids) + limit)
+        for _ in range(limit):
+            step, _ = self.engine.step(sequence, ids, sampler)
+            if step.sampled in end and not ignore_end:
+                return
+            yield Token(step.sampled, stream.add(step.sampled), step)
+            ids = [step.sampled]
+
+    def _read_tokenizer(self) -> Tokenizer:
+        path = read_tokenizer(self.package.folder)
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ModelError(f"{path} is no tokenizer ({error}): copy it again") from None
+
+
+def resolve_auto(options: Options) -> Options:
+    """`auto` becomes the NPU for prefill where there is one, else the CPU, and says which."""
+    if "auto" not in (options.prefill_backend, options.decode_backend):
+        return options
+    prefill = options.prefill_backend
+    if prefill == "auto":
+        from runtime import htp
+
+        reason = htp.available()
+        prefill = "cpu" if reason else "htp"
+        print(f"moescope: prefill runs on {'the CPU: ' + reason if reason else htp.LABEL}", file=sys.stderr)
+    decode = "cpu" if options.decode_backend == "auto" else options.decode_backend
+    return replace(options, prefill_backend=prefill, decode_backend=decode)

@@ -1,0 +1,38 @@
+"""What a user chooses when loading a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import RequestError
+
+BACKENDS = ("auto", "cpu", "htp")
+TIERS = (1, 8, 32)
+PROFILING = ("off", "basic", "detailed")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Placement, budget and sizes of one engine.
+
+    prefill_backend, decode_backend: where attention and experts of that phase run; `auto` takes the NPU where there is one for
+    prefill and the CPU for decode. expert_cache: bytes, None for everything. chunk: prompt rows of one attention run.
+    tiers: static expert shapes on the NPU, in rows. threads: of one CPU graph.
+    """
+
+    prefill_backend: str = "cpu"
+    decode_backend: str = "cpu"
+    expert_cache: int | None = None
+    chunk: int = 64
+    tiers: tuple[int, ...] = TIERS
+    threads: int = 1
+    qnn_profile: str = "off"
+    qnn_profile_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        for backend in (self.prefill_backend, self.decode_backend):
+            if backend not in BACKENDS:
+                raise RequestError(f"backend {backend!r} is unknown: choose one of {', '.join(BACKENDS)}")
+        if self.qnn_profile not in PROFILING:
+            raise RequestError(f"QNN profiling {self.qnn_profile!r} is unknown: choose one of {', '.join(PROFILING)}")
+        if self.chunk < 1 or self.threads < 1 or not self.tiers or min(self.tiers) < 1:
+            raise RequestError("chunk, threads and tiers must be 1 or more")

@@ -1,0 +1,95 @@
+"""The runtime's USDT probes: functions of the C extension `_probes`, or functions that do nothing where it is not built.
+
+The numbers below are the values of the probes' arguments; bpf/records.h and tracer/engines name them the same way.
+"""
+
+import sys
+from enum import IntEnum
+from struct import pack
+from typing import Any
+
+
+class Kind(IntEnum):
+    """Operators, and the kinds of graphs, by number."""
+
+    EMBED = 0
+    ATTENTION = 1
+    ROUTER = 2
+    DISPATCH = 3
+    EXPERT = 4
+    COMBINE = 5
+    HEAD = 6
+    SAMPLE = 7
+
+
+class Phase(IntEnum):
+    """What a forward step does."""
+
+    PREFILL = 1
+    DECODE = 2
+
+
+class Cache(IntEnum):
+    """Where an expert was when its layer began."""
+
+    HIT = 1
+    MISS = 2
+    PREFETCHED = 3
+
+
+class Reason(IntEnum):
+    """Why an expert was loaded."""
+
+    STARTUP = 0
+    DEMAND = 1
+    PREFETCH = 2
+
+
+def _nothing(*arguments: Any) -> None:
+    """Stand in for a probe that is not built."""
+
+
+try:
+    from runtime import _probes  # type: ignore[attr-defined]
+except ImportError:
+    _probes = None
+
+built = _probes is not None
+_told = False
+
+
+def tell_if_missing() -> None:
+    """Say once, on standard error, that the probes are not built."""
+    global _told
+    if not built and not _told:
+        print("moescope: runtime/_probes.so is not built (run `make`): no USDT probes in this process", file=sys.stderr)
+    _told = True
+
+
+token_begin = getattr(_probes, "token__begin", _nothing)
+token_end = getattr(_probes, "token__end", _nothing)
+op_begin = getattr(_probes, "op__begin", _nothing)
+op_end = getattr(_probes, "op__end", _nothing)
+graph_begin = getattr(_probes, "graph__begin", _nothing)
+graph_end = getattr(_probes, "graph__end", _nothing)
+expert_begin = getattr(_probes, "expert__begin", _nothing)
+expert_end = getattr(_probes, "expert__end", _nothing)
+route = getattr(_probes, "route", _nothing)
+load_begin = getattr(_probes, "load__begin", _nothing)
+load_end = getattr(_probes, "load__end", _nothing)
+evict = getattr(_probes, "evict", _nothing)
+
+
+def result_id(kind: int, layer: int = -1, expert: int = -1) -> int:
+    """Identity of an operator's result, the same in every step."""
+    return 1 << 48 | kind << 32 | (layer + 1) << 16 | (expert + 1)
+
+
+def weight_id(kind: int, layer: int = -1, expert: int = -1) -> int:
+    """Identity of an operator's weights."""
+    return 2 << 48 | kind << 32 | (layer + 1) << 16 | (expert + 1)
+
+
+def sources(*ids: int) -> bytes:
+    """Tensor identities the way op_begin takes them."""
+    return pack(f"={len(ids)}Q", *ids)
