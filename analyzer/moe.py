@@ -5,7 +5,7 @@ import pandas as pd
 
 from analyzer.reading import BACKEND, CACHE, REASON, UNKNOWN_U32, Rows, Source, Spans, chosen
 from analyzer.schema import conform
-from analyzer.spans import NONE
+from analyzer.spans import NONE, codes
 from analyzer.steps import Steps, faults
 
 HIT, MISS, PREFETCHED = 1, 2, 3
@@ -22,18 +22,26 @@ def routes(source: Source, tokens: Steps) -> pd.DataFrame:
     used = slot < rows["count"][:, None]
     entry = (rows["first"][:, None] + slot)[used]
     record = np.repeat(np.arange(len(rows)), used.sum(axis=1))
+    token_id = tokens.of(rows)
     return conform(
         "routes",
         {
-            "token_id": tokens.of(rows)[record],
+            "token_id": token_id[record],
             "layer": rows["layer"][record],
-            "row": entry // k[record],
+            "row": entry // k[record] + rows_before(rows, token_id)[record],
             "rank": entry % k[record],
             "expert": experts[used],
             "weight": np.where(rows["has_weights"][record] > 0, weights[used].astype(np.float64), np.nan),
             "ts_ns": rows["ts"][record],
         },
     )
+
+
+def rows_before(rows: Rows, token_id: np.ndarray) -> np.ndarray:
+    """Rows that earlier calls of a layer's router took in the same step: a prompt comes in chunks."""
+    called = np.where(rows["first"] == 0, rows["n_tokens"], 0)
+    total = pd.Series(called).groupby(codes(token_id, rows["layer"])).cumsum().to_numpy()
+    return np.maximum(total - rows["n_tokens"], 0)
 
 
 def experts(source: Source, tokens: Steps, spans: Spans, op_id: np.ndarray) -> pd.DataFrame:

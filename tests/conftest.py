@@ -65,7 +65,9 @@ FEATURES: dict[str, Callable[[], str]] = {
     "probes": can_probe,
     "bcc": can_use_bcc,
     "htp": can_run_htp,
-    "chromium": lambda: "" if shutil.which("chromium") and shutil.which("chromedriver") else "chromium or chromedriver is not installed",
+    "chromium": lambda: (
+        "" if shutil.which("chromium") and shutil.which("chromedriver") else "chromium or chromedriver is not installed"
+    ),
     "bpftrace": lambda: "" if shutil.which("bpftrace") else "bpftrace is not installed",
 }
 
@@ -113,8 +115,9 @@ class DemoRun:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """The main job, default loader, with views."""
+    """The main job, default loader, with views; run once before, so that the model is converted and compiled."""
     folder = tmp_path_factory.mktemp("demo") / "run"
+    trace("run", "--no-views", "--levels", "token", "-o", str(folder.parent / "first"))
     done = trace("run", "-o", str(folder))
     assert done.returncode == 0, done.stderr
     return DemoRun(folder, done.stdout + done.stderr)

@@ -36,7 +36,7 @@ SLOT = STREAMS["events"]
 
 
 def test_every_layout_has_the_size_and_offsets_that_c_gives_it(tmp_path: Path) -> None:
-    lines = ['#include <stdio.h>', '#include <stddef.h>', '#include "records.h"', "int main(void) {"]
+    lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "records.h"', "int main(void) {"]
     rows = layouts()
     for name, layout in rows.items():
         lines.append(f'printf("{name} %zu\\n", sizeof(struct rec_{name}));')
@@ -107,7 +107,9 @@ class FakeRing:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(["put", "reserve", "discard", "commit", "drain"]), max_size=120))
-def test_the_drain_writes_every_committed_record_once_and_in_order(tmp_path_factory: pytest.TempPathFactory, actions: list[str]) -> None:
+def test_the_drain_writes_every_committed_record_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[str]
+) -> None:
     folder = tmp_path_factory.mktemp("ring")
     kernel = FakeRing(64)
     ring = Ring(kernel.fd, kernel.bytes, SLOT, folder / "events.bin")

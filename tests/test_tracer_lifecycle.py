@@ -193,8 +193,23 @@ def test_without_root_one_line_says_how(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_btf_and_headers_is_said_in_one_line(tmp_path: Path) -> None:
-    hide = "mount -t tmpfs none /sys/kernel/btf && mount -t tmpfs none /lib/modules && exec \"$@\""
-    command = ["unshare", "-m", "sh", "-c", hide, "sh", sys.executable, "-m", "tracer", "run", "-o", str(tmp_path / "run"), "--", "true"]
+    hide = 'mount -t tmpfs none /sys/kernel/btf && mount -t tmpfs none /lib/modules && exec "$@"'
+    command = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        hide,
+        "sh",
+        sys.executable,
+        "-m",
+        "tracer",
+        "run",
+        "-o",
+        str(tmp_path / "run"),
+        "--",
+        "true",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if "unshare" in done.stderr or "mount" in done.stderr.split("tracer:")[0]:
         pytest.skip("mount namespaces are not allowed here")

@@ -164,7 +164,18 @@ class Attachments:
         self._fds.append(fd)
         at = "return" if at_return else "entry"
         self.rows.append(
-            Row(probe.program, engine.name, probe.level, path, symbol, offset + place.delta, at, place.instruction, place.cost, place.why)
+            Row(
+                probe.program,
+                engine.name,
+                probe.level,
+                path,
+                symbol,
+                offset + place.delta,
+                at,
+                place.instruction,
+                place.cost,
+                place.why,
+            )
         )
 
     def _operator_names(self, path: str, function: str) -> list[str]:

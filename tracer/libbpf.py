@@ -126,5 +126,3 @@ class BpfObject:
         if self.handle:
             self.kernel.lib.bpf_object__close(c_void_p(self.handle))
             self.handle = None
-
-

@@ -15,7 +15,14 @@ from tracer.recording import dtype_to_json
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
 MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "routed")
-TRACEPOINTS = {"sched_process_fork", "sched_process_exit", "sched_process_exec", "sys_enter_openat", "sched_switch", "sched_waking"}
+TRACEPOINTS = {
+    "sched_process_fork",
+    "sched_process_exit",
+    "sched_process_exec",
+    "sys_enter_openat",
+    "sched_switch",
+    "sched_waking",
+}
 TASK_FIELDS = ("maj_flt", "min_flt")
 PATTERN = struct.Struct("<I28s")
 
@@ -52,7 +59,9 @@ class BccLoader(LibbpfLoader):
     def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
         bcc = import_bcc()
         if headers() is None:
-            raise RequirementError(f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`")
+            raise RequirementError(
+                f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`"
+            )
         self.object = open_object(kernel, MAPS_OBJECT, ring_bytes)
         self.object.load(set())
         flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets()]
@@ -100,7 +109,7 @@ def other_ways() -> str:
 
 
 def task_offsets() -> list[str]:
-    """Compiler flags that tell where task_struct keeps what we read: by BTF, else by the headers (which must then be the kernel's)."""
+    """Compiler flags: where task_struct keeps what we read, by BTF, else by the headers (which must then be the kernel's)."""
     if not VMLINUX.exists():
         return ["-include", "linux/sched.h", *(f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS)]
     btf = Btf.of_kernel()

@@ -58,7 +58,9 @@ def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
     try:
         number = int((TRACEFS / "events" / category / name / "id").read_text())
     except OSError:
-        raise RequirementError(f"tracepoint {category}:{name} is not there; mount tracefs: mount -t tracefs tracefs {TRACEFS}") from None
+        raise RequirementError(
+            f"tracepoint {category}:{name} is not there; mount tracefs: mount -t tracefs tracefs {TRACEFS}"
+        ) from None
     head = struct.pack("<IIQQ", PERF_TYPE_TRACEPOINT, ATTR_BYTES, number, 1)
     what = f"tracepoint {category}:{name}"
     return _connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what)

@@ -88,7 +88,9 @@ def place_entry(code: bytes, machine: str) -> Place:
     # A 5-byte nop is only dearer than others on kernels that do not rewrite it; its measured cost is reported either way.
     _, delta, text, cost = min(candidates)
     if delta == 0:
-        return Place(0, text, cost, "first instruction" + ("" if cost != "stepped" else "; nothing cheaper before an argument changes"))
+        return Place(
+            0, text, cost, "first instruction" + ("" if cost != "stepped" else "; nothing cheaper before an argument changes")
+        )
     return Place(delta, text, cost, f"first instruction is stepped; at +{delta} the arguments are still in place")
 
 

@@ -29,8 +29,7 @@ class RecordingError(Exception):
 def dtype_to_json(dtype: np.dtype) -> list[list[Any]]:
     """Rows [name, format, offset, length]; nested structs are flattened with their members' own names."""
     rows: list[list[Any]] = []
-    for name in dtype.names or ():
-        field, offset = dtype.fields[name][:2]
+    for name, (field, offset, *_) in (dtype.fields or {}).items():
         if field.names:
             rows += [[inner, kind, offset + at, n] for inner, kind, at, n in dtype_to_json(field)]
         elif field.subdtype:

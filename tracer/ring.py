@@ -37,7 +37,7 @@ class Ring:
             last = first + int(busy[0])
         if last == first:
             return np.empty((0, self.slot), np.uint8)
-        self._write(memoryview(self.slots[first:last].reshape(-1)))
+        self._write(self.slots[first:last].reshape(-1).data)
         kinds = self.kinds[first:last]
         self.counts += np.bincount(kinds, minlength=256)[:256]
         picked = self.slots[first:last][np.isin(kinds, wanted)].copy()

@@ -119,9 +119,7 @@ class Followed:
         if not tasks(pid):
             raise TargetError(f"no process {pid}; it may have ended")
         self.pid, self.started = pid, time.monotonic_ns()
-        self.command = [
-            part.decode(errors="replace") for part in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if part
-        ]
+        self.command = [part.decode(errors="replace") for part in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if part]
 
     def release(self) -> None:
         """It runs already."""
@@ -154,7 +152,7 @@ class Guard:
             pids: set[int] = set()
             while data := os.read(read, 4):
                 pid = struct.unpack("<i", data)[0]
-                pids.symmetric_difference_update({pid})
+                (pids.add if pid > 0 else pids.discard)(abs(pid))
             time.sleep(0.05 if pids else 0)
             for pid in pids:
                 with contextlib.suppress(OSError):
@@ -168,7 +166,7 @@ class Guard:
 
     def remove(self, pid: int) -> None:
         """Stop watching over a process that has ended, so that a new owner of its number is left alone."""
-        os.write(self._write, struct.pack("<i", pid))
+        os.write(self._write, struct.pack("<i", -pid))
 
     def close(self) -> None:
         """End the guard."""

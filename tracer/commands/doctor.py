@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from tracer.btf import VMLINUX
 from tracer.calibration import measure
 from tracer.errors import TracerError
-from tracer.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.libbpf import Kernel
+from tracer.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.paths import BPF_OBJECT, BUILD, CALIBRATION, ROOT
 from tracer.perf_events import SYSCALL, TRACEFS, UPROBE, mount_tracefs
 
@@ -91,7 +91,9 @@ def _btf() -> Check:
 
 
 def _uprobes() -> Check:
-    return Check("uprobes", "all engine levels", True, UPROBE.exists(), str(UPROBE), "use a kernel built with CONFIG_UPROBE_EVENTS=y")
+    return Check(
+        "uprobes", "all engine levels", True, UPROBE.exists(), str(UPROBE), "use a kernel built with CONFIG_UPROBE_EVENTS=y"
+    )
 
 
 def _tracefs() -> Check:
@@ -104,7 +106,14 @@ def _tracefs() -> Check:
 def _built() -> Check:
     missing = [path.name for path in (BPF_OBJECT, CALIBRATION) if not path.exists()]
     missing += [] if list((ROOT / "runtime").glob("_probes*.so")) else ["runtime/_probes"]
-    return Check("built parts", "everything", True, not missing, "missing: " + ", ".join(missing) if missing else str(BUILD), "run `make build`")
+    return Check(
+        "built parts",
+        "everything",
+        True,
+        not missing,
+        "missing: " + ", ".join(missing) if missing else str(BUILD),
+        "run `make build`",
+    )
 
 
 def _libbpf() -> Check:
@@ -115,7 +124,9 @@ def _libbpf() -> Check:
         return ", ".join(f"{name} {ns:.0f} ns" for name, ns in cost.items()) + " per hit"
 
     ok, seen = _attempt(load)
-    return Check("libbpf loads and probes", "default loader", True, ok, seen, "as root: apt-get install libbpf1; run `make build`")
+    return Check(
+        "libbpf loads and probes", "default loader", True, ok, seen, "as root: apt-get install libbpf1; run `make build`"
+    )
 
 
 def _bcc() -> Check:

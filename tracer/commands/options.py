@@ -19,8 +19,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, help="folder of the recording (default: recordings/<time>)")
     parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
     parser.add_argument("--levels", default="all", help=f"all, or a choice of {','.join(LEVELS)} (default: all)")
-    parser.add_argument("--loader", choices=sorted(LOADERS), default="libbpf", help="how programs get into the kernel (default: libbpf)")
-    parser.add_argument("--ring-mib", type=int, default=RING_MIB, help=f"size of each of the two rings, a power of two (default: {RING_MIB})")
+    parser.add_argument(
+        "--loader", choices=sorted(LOADERS), default="libbpf", help="how programs get into the kernel (default: libbpf)"
+    )
+    parser.add_argument(
+        "--ring-mib", type=int, default=RING_MIB, help=f"size of each of the two rings, a power of two (default: {RING_MIB})"
+    )
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
 
 

@@ -64,7 +64,18 @@ def demo_command(options: Options) -> list[str]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return [
         *(python(), "-m", "runtime", "generate", str(model), "--prompt", DEMO_PROMPT, "--max-new-tokens", "32"),
-        *("--prefill-backend", "auto", "--decode-backend", "cpu", "--chunk", "16", "--tiers", "1,8", "--expert-cache", DEMO_CACHE),
+        *(
+            "--prefill-backend",
+            "auto",
+            "--decode-backend",
+            "cpu",
+            "--chunk",
+            "16",
+            "--tiers",
+            "1,8",
+            "--expert-cache",
+            DEMO_CACHE,
+        ),
         *("--qnn-profile", "detailed", "--qnn-profile-dir", str(folder / "qnn"), "--log", str(folder / "runtime.json")),
     ]
 
@@ -120,7 +131,8 @@ def conclude(session: Session, target: Target | Followed) -> int:
         say(warning)
     lost = session.losses()
     if lost:
-        say(f"{sum(lost.values()):,} records were lost ({', '.join(f'{k} {n}' for k, n in lost.items())}); give a larger --ring-mib")
+        kinds = ", ".join(f"{kind} {count}" for kind, count in lost.items())
+        say(f"{sum(lost.values()):,} records were lost ({kinds}); give a larger --ring-mib")
     if target.exit_code is None:
         say(f"detached; process {target.pid} lives on, untraced")
     status = ""

@@ -44,12 +44,16 @@ class Engine:
         return file_name.startswith(self.libraries)
 
 
+def frozen(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its lists as tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+
+
 def _engine(path: Path) -> Engine:
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text())
-        probes = tuple(Probe(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in data.pop("probes"))
-        plain = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-        engine = Engine(probes=probes, source=str(path), **plain)
+        probes = tuple(Probe(**frozen(row)) for row in data.pop("probes"))
+        engine = Engine(probes=probes, source=str(path), **frozen(data))
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise EngineError(f"{path} is no engine declaration: {error}") from None
     for probe in probes:

@@ -1,0 +1,59 @@
+"""The manifest: what a reader must know of a recording, and what the probes cost."""
+
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tracer import machine
+from tracer.attach import Row
+from tracer.recording import SCHEMA_VERSION
+from tracer.watch import Watcher
+
+
+def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tuple[int, int]]) -> dict[str, Any]:
+    """Fill in hits and ns per hit of every probe; the sums, ns.
+
+    `costs` is what `calibration.measure` found; `stats(program)` gives the kernel's (runs, ns inside). A program that
+    stands at several places is counted once.
+    """
+    total = {"trap_ns": 0, "bpf_ns": 0}
+    counted: set[str] = set()
+    for row in rows:
+        row.hits, inside = stats(row.program)
+        row.ns_per_hit = costs["return"] if row.at == "return" else costs.get(row.cost, 0.0)
+        if row.program not in counted:
+            counted.add(row.program)
+            total["bpf_ns"] += inside
+            total["trap_ns"] += int(row.hits * row.ns_per_hit)
+    return {**total, "tracer_cpu_ns": time.process_time_ns(), "calibration_ns": costs}
+
+
+def compose(about: dict[str, Any], watcher: Watcher, cost: dict[str, Any]) -> dict[str, Any]:
+    """The whole manifest; its keys are documented in docs/recording.md."""
+    try:
+        program = f"moescope {version('moescope')}"
+    except PackageNotFoundError:
+        program = "moescope"
+    probes = watcher.probes
+    engines = {
+        engine.name: {
+            "id": engine.id,
+            "operators": probes.state[engine.name].operators,
+            "graphs": list(engine.graphs),
+            "libraries": [{"path": p, "build_id": b} for p, b in probes.state[engine.name].libraries.items()],
+        }
+        for engine in probes.engines
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "program": program,
+        "machine": machine.describe(),
+        "engines": engines,
+        "qnn": watcher.qnn,
+        "probes": probes.to_json(),
+        "warnings": probes.warnings,
+        "threads": list(watcher.threads.values()),
+        "cost": cost,
+        **about,
+    }

@@ -1,0 +1,131 @@
+"""Answering the target: new threads and children, programs executed, libraries opened, function tables handed out."""
+
+import contextlib
+import os
+import signal
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracer import machine
+from tracer.attach import Attachments
+from tracer.errors import TracerError
+from tracer.libbpf import Kernel
+from tracer.loaders import PATTERN, LibbpfLoader
+from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
+from tracer.target import Guard, mapped_files, mapping_of, tasks
+
+MAX_PATTERNS = 16
+LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side sends
+UNKNOWN_OPERATOR = 0xFFFFFFFF
+QNN_EMULATED_MACHINES = ("x86_64",)
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table")
+
+
+class Watcher:
+    """Keeps track of the target's threads, places probes in what it loads, and continues it where the kernel side held it."""
+
+    def __init__(self, kernel: Kernel, loader: LibbpfLoader, probes: Attachments, guard: Guard, layouts: dict[str, Any]):
+        self.kernel, self.loader, self.probes, self.guard = kernel, loader, probes, guard
+        self.threads: dict[int, dict[str, Any]] = {}
+        self.qnn: dict[str, Any] | None = None
+        self.slots: dict[tuple[int, int], dict[int, tuple[str, int]]] = {}
+        self.dtypes = {name: dtype_from_json(layouts[name]["fields"], layouts[name]["bytes"]) for name in WATCHED}
+        self.names = {layouts[name]["kind"]: name for name in WATCHED}
+        self.kinds = tuple(self.names)
+        self._watch_for_libraries()
+        self.set_chosen()
+
+    def _watch_for_libraries(self) -> None:
+        prefixes = sorted({prefix for engine in self.probes.engines for prefix in engine.libraries})
+        if len(prefixes) > MAX_PATTERNS:
+            raise TracerError(f"{len(prefixes)} library prefixes declared, {MAX_PATTERNS} can be watched: choose fewer engines")
+        for index, prefix in enumerate(prefixes):
+            raw = prefix.encode()[:28]
+            self.kernel.update(self.loader.map_fd("patterns"), struct.pack("<I", index), PATTERN.pack(len(raw), raw))
+
+    def set_chosen(self, stop: int = 1) -> None:
+        """Tell the kernel side llama.cpp's number of MUL_MAT_ID, and whether to hold the target while probes are placed."""
+        state = self.probes.state.get("llamacpp")
+        names = state.operators if state else []
+        number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
+        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), struct.pack("<II", number, stop))
+
+    def attach_mapped(self, pid: int) -> None:
+        """Attach to every engine library, or statically linked engine, that a process has mapped."""
+        executable = os.path.realpath(f"/proc/{pid}/exe")
+        for path in mapped_files(pid):
+            self._attach_file(path, path == executable)
+
+    def _attach_file(self, path: str, is_executable: bool = False) -> None:
+        if self.probes.attach_file(path, is_executable):
+            self.set_chosen()
+
+    def note_thread(self, tid: int, pid: int, name: str = "") -> None:
+        """Remember a thread under its latest known name."""
+        with contextlib.suppress(OSError):
+            name = name or Path(f"/proc/{pid}/task/{tid}/comm").read_text().strip()
+        row = self.threads.setdefault(tid, {"tid": tid, "pid": pid, "name": ""})
+        row["pid"], row["name"] = pid, name or row["name"]
+
+    def name_living_threads(self) -> None:
+        """Refresh the names of threads that are still there."""
+        for pid in {row["pid"] for row in self.threads.values()}:
+            for tid in self.threads.keys() & set(tasks(pid)):
+                self.note_thread(tid, pid)
+
+    def answer(self, slot: np.ndarray) -> None:
+        """Act on one slot of the ring whose kind is in `kinds`."""
+        name = self.names[int(slot[KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[0])]
+        dtype = self.dtypes[name]
+        record = slot[RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize].view(dtype)[0]
+        getattr(self, f"_on_{name}")(record, int(record["pid"]))
+
+    def _on_task_fork(self, record: np.void, pid: int) -> None:
+        child = int(record["child_tid"])
+        is_process = os.path.isdir(f"/proc/{child}") and not os.path.isdir(f"/proc/{pid}/task/{child}")
+        self.note_thread(child, child if is_process else pid)
+        if is_process:
+            self.guard.add(child)
+
+    def _on_task_exit(self, record: np.void, pid: int) -> None:
+        tid = int(record["tid"])
+        self.note_thread(tid, pid, text(record["comm"]))
+        if tid == pid:
+            self.guard.remove(pid)
+
+    def _on_task_exec(self, record: np.void, pid: int) -> None:
+        self.note_thread(int(record["tid"]), pid)
+        self._attach_file(os.path.realpath(f"/proc/{pid}/exe"), is_executable=True)
+        self._continue(pid)
+
+    def _on_library(self, record: np.void, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), text(record["path"]))
+            if os.path.isfile(path):
+                self._attach_file(path)
+        self._continue(pid)
+
+    def _on_qnn_table(self, record: np.void, pid: int) -> None:
+        """Collect a provider's slots; with its last part, place the probes."""
+        first, slots = int(record["first"]), self.slots.setdefault((pid, int(record["provider"])), {})
+        for index, address in enumerate(record["slots"].tolist()):
+            site = mapping_of(pid, address) if address else None
+            if site:
+                slots[first + index] = site
+        if first < LAST_TABLE_PART:
+            return
+        api, backend = tuple(record["api"].tolist()), int(record["backend"])
+        engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
+        self.probes.attach_table(engine, slots, api, backend)
+        emulator = machine.describe()["arch"] in QNN_EMULATED_MACHINES
+        self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
+        if record["last"]:
+            self._continue(pid)
+
+    @staticmethod
+    def _continue(pid: int) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
