@@ -1,0 +1,63 @@
+"""Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL PROMPT_TOKENS NEW_TOKENS.
+
+Prints the generated token ids as JSON. Parameter structs are passed by value and never looked into, so they are opaque blocks
+that are larger than any version's; the ABI passes such structs in memory and the callee reads the part it knows.
+"""
+
+import ctypes
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+THREADS = 2
+
+
+class Opaque(ctypes.Structure):
+    """A parameter struct of unknown size."""
+
+    _fields_ = [("bytes", ctypes.c_uint8 * 1024)]
+
+
+class Batch(ctypes.Structure):
+    """struct llama_batch."""
+
+    _fields_ = [
+        ("n_tokens", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("token", "embd", "pos", "n", "ids", "logits")),
+    ]
+
+
+def library() -> ctypes.CDLL:
+    package = importlib.util.find_spec("xllamacpp")
+    assert package is not None and package.submodule_search_locations
+    lib = ctypes.CDLL(str(next(Path(package.submodule_search_locations[0]).glob("*.so"))))
+    lib.llama_model_default_params.restype = lib.llama_context_default_params.restype = Opaque
+    lib.llama_model_load_from_file.restype = lib.llama_init_from_model.restype = ctypes.c_void_p
+    lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Opaque]
+    lib.llama_init_from_model.argtypes = [ctypes.c_void_p, Opaque]
+    lib.llama_batch_get_one.restype = Batch
+    lib.llama_decode.argtypes = [ctypes.c_void_p, Batch]
+    lib.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
+    return lib
+
+
+def main() -> None:
+    path, prompt, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    lib = library()
+    lib.llama_backend_init()
+    model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
+    context = ctypes.c_void_p(lib.llama_init_from_model(model, lib.llama_context_default_params()))
+    lib.llama_set_n_threads(context, THREADS, THREADS)
+    tokens, made = [(7 * i) % 500 for i in range(prompt)], []
+    for _ in range(count + 1):
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        assert lib.llama_decode(context, lib.llama_batch_get_one(array, len(tokens))) == 0
+        logits = lib.llama_get_logits_ith(context, -1)[:512]
+        tokens = [logits.index(max(logits))]
+        made.append(tokens[0])
+    print(json.dumps(made))
+
+
+if __name__ == "__main__":
+    main()

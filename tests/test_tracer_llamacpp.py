@@ -1,0 +1,94 @@
+"""A real llama.cpp, as it comes in a Python binding, is traced without knowing of it."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import networkx
+import pandas as pd
+import pytest
+
+from analyzer import profdag
+from analyzer import tables as tables_module
+from tests.conftest import ROOT, trace
+from tests.gguf_model import EXPERTS, LAYERS, TOP_K, write_moe
+from tracer.recording import Recording
+
+pytestmark = [
+    pytest.mark.needs("probes"),
+    pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed"),
+]
+PROMPT, NEW = 20, 12
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    folder = tmp_path_factory.mktemp("llama")
+    write_moe(folder / "model.gguf")
+    program = str(ROOT / "tests" / "programs" / "llama_steps.py")
+    command = [sys.executable, program, str(folder / "model.gguf"), str(PROMPT), str(NEW)]
+    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout.splitlines()[-1])) == NEW + 1
+    return Recording(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def tables(recording: Recording) -> dict[str, pd.DataFrame]:
+    return tables_module.build(recording)
+
+
+def test_tokens_and_graphs_are_the_programs(tables: dict[str, pd.DataFrame]) -> None:
+    tokens = tables["tokens"]
+    assert tokens["n_tokens"].tolist() == [PROMPT] + [1] * NEW
+    assert tokens["phase"].tolist() == ["prefill"] + ["decode"] * NEW
+    assert (tokens["result"] == 0).all() and tokens["complete"].all()
+    assert tables["graphs"]["token_id"].tolist() == list(range(NEW + 1))
+
+
+def test_every_step_runs_the_same_operators_on_both_threads(recording: Recording, tables: dict[str, pd.DataFrame]) -> None:
+    operators = tables["operators"]
+    per_step = operators.groupby("token_id")["type"].value_counts().unstack(fill_value=0)
+    assert (per_step["MUL_MAT_ID"] == 3 * LAYERS).all()
+    assert per_step.iloc[1:].nunique().eq(1).all()
+    assert (operators["n_threads"] == 2).mean() > 0.95
+    assert "MUL_MAT" in recording.manifest["engines"]["llamacpp"]["operators"]
+
+
+def test_operator_times_lie_within_their_step_and_close(tables: dict[str, pd.DataFrame]) -> None:
+    operators, tokens = tables["operators"], tables["tokens"]
+    step = tokens.set_index("token_id").loc[operators["token_id"]]
+    assert (operators["begin_ns"].to_numpy() >= step["begin_ns"].to_numpy()).all()
+    assert (operators["end_ns"].to_numpy() <= step["end_ns"].to_numpy()).all()
+    shares = tables["op_threads"].merge(operators[["op_id", "token_id"]], on="op_id")
+    shares["ns"] = shares["end_ns"] - shares["begin_ns"]
+    whole = tokens.set_index("token_id")["duration_ns"]
+    spent = shares.groupby(["tid", "token_id"])["ns"].sum().unstack("tid").div(whole, axis=0)
+    assert (spent <= 1).all(axis=None) and (spent.median() > 0.5).all()
+    assert (operators["busy_ns"] + operators["wait_ns"] <= 2.001 * operators["duration_ns"]).all()
+
+
+def test_the_router_chooses_k_distinct_experts_for_every_token_and_layer(tables: dict[str, pd.DataFrame]) -> None:
+    routes = tables["routes"]
+    choices = routes.groupby(["token_id", "layer", "row"])["expert"].agg(["size", "nunique"])
+    assert (choices["size"] == TOP_K).all() and (choices["nunique"] == TOP_K).all()
+    assert routes["expert"].between(0, EXPERTS - 1).all()
+    assert set(routes["layer"]) == set(range(LAYERS))
+    prefill = routes[(routes["token_id"] == 0) & (routes["layer"] == 0)]
+    assert prefill["row"].nunique() == PROMPT
+
+
+def test_the_profdag_follows_the_layers(tables: dict[str, pd.DataFrame]) -> None:
+    graph = profdag.build(tables, token_id=2)
+    assert networkx.is_directed_acyclic_graph(graph)
+    names = {data["name"] for _, data in graph.nodes(data=True)}
+    assert {"ffn_moe_logits-0", "ffn_moe_gate-0", "result_output"} <= names
+    assert any(data["role"] == "constant" and data["name"] == "blk.0.ffn_gate_inp.weight" for _, data in graph.nodes(data=True))
+
+
+def test_probes_stand_on_instructions_that_the_kernel_emulates(recording: Recording) -> None:
+    rows = [row for row in recording.manifest["probes"] if row["engine"] == "llamacpp"]
+    assert {row["level"] for row in rows} == {"token", "graph", "operator"}
+    assert {row["cost"] for row in rows} <= {"emulated", "nop5"}
+    assert Path(rows[0]["library"]).name.startswith("xllamacpp")

