@@ -93,112 +93,64 @@ def spans(begin: np.ndarray, duration: np.ndarray) -> dict[str, Any]:
 
 
 def steps(tokens: int, layers: int, op_ns: int) -> Tables:
-    """tokens ⊃ graphs ⊃ operators ⊃ experts; an operator lasts `op_ns` with gaps of op_ns/10."""
-    pitch, ops = op_ns + op_ns // 10, layers * len(OPERATORS)
-    token = np.arange(tokens)
-    token_begin = START + token * (ops + 2) * pitch
-    op = np.arange(tokens * ops)
+    """tokens and operators; an operator lasts `op_ns` on both threads, with gaps of op_ns/10."""
+    pitch, ops, wait = op_ns + op_ns // 10, layers * len(OPERATORS), op_ns // 8
+    token, op = np.arange(tokens), np.arange(tokens * ops)
+    begin = START + token * (ops + 2) * pitch
     op_token, order = op // ops, op % ops
-    op_begin = token_begin[op_token] + pitch + order * pitch
-    layer, kind = order // len(OPERATORS), order % len(OPERATORS)
-    name = np.array([f"{OPERATORS[i]}.{j}" for j in range(layers) for i in range(len(OPERATORS))], object)
+    op_begin = begin[op_token] + pitch + order * pitch
+    kind = order % len(OPERATORS)
+    name = np.array([f"{kind}.{layer}" for layer in range(layers) for kind in OPERATORS], object)
     n_tokens = np.where(token == 0, 12, 1)
-    has_graph = kind == len(OPERATORS) - 1
-    expert = (op * 7 + op_token) % EXPERTS
-    graph_of = np.where(has_graph, np.cumsum(has_graph) - 1, -1)
-    backend = np.where(graph_of % 2 == 1, "htp", "cpu")[has_graph]
-    wait = op_ns // 8
-    g = op[has_graph]
+    phase = list(np.where(token == 0, "prefill", "decode"))
+    step = {
+        "token_id": token,
+        "seq": token,
+        "phase": phase,
+        "n_tokens": n_tokens,
+        "result": token * 3,
+        "maj_flt": 0,
+        "min_flt": token % 3,
+    }
+    run = {"op_id": op, "token_id": op_token, "layer": order // len(OPERATORS), "n_tokens": n_tokens[op_token], "order": order}
+    run |= {"type": [OPERATORS[i] for i in kind], "name": name[order], "tensor": order + 1, "shape": "2048x1"}
+    measured = {"n_threads": 2, "busy_ns": 2 * op_ns - wait, "wait_ns": wait, "maj_flt": 0, "min_flt": 0}
+    graph = np.cumsum(kind == len(OPERATORS) - 1) - 1
+    run["graph_id"] = np.where(kind == len(OPERATORS) - 1, graph, -1)
+    end = np.repeat(op_begin + op_ns, 2)
+    told = {"tensor": np.arange(ops) + 1, "name": list(name), "type": [OPERATORS[i % 4] for i in range(ops)], "shape": "2048x1"}
+    told["sources"] = [[i] if i else [] for i in range(ops)]
+    position = np.where(token == 0, 0, 11 + token)
     return {
-        "tokens": frame(
-            "tokens",
-            token_id=token,
-            seq=token,
-            phase=list(np.where(token == 0, "prefill", "decode")),
-            n_tokens=n_tokens,
-            position=np.where(token == 0, 0, 11 + token),
-            result=token * 3,
-            maj_flt=0,
-            min_flt=token % 3,
-            **spans(token_begin, np.full(tokens, (ops + 1) * pitch)),
-        ),
-        "operators": frame(
-            "operators",
-            op_id=op,
-            token_id=op_token,
-            graph_id=graph_of,
-            type=[OPERATORS[i] for i in kind],
-            name=name[order],
-            layer=layer,
-            n_tokens=n_tokens[op_token],
-            tensor=order + 1,
-            order=order,
-            shape="2048x1",
-            n_threads=2,
-            busy_ns=2 * op_ns - wait,
-            wait_ns=wait,
-            maj_flt=0,
-            min_flt=0,
-            **spans(op_begin, np.full(len(op), op_ns)),
-        ),
+        "tokens": frame("tokens", position=position, **step, **spans(begin, np.full(tokens, (ops + 1) * pitch))),
+        "operators": frame("operators", **run, **measured, **spans(op_begin, np.full(len(op), op_ns))),
         "op_threads": frame(
             "op_threads",
             op_id=np.repeat(op, 2),
             tid=np.tile([MAIN, WORKER], len(op)),
             begin_ns=np.repeat(op_begin, 2),
-            wait_ns=np.repeat(op_begin + op_ns, 2) - np.tile([0, wait], len(op)),
-            end_ns=np.repeat(op_begin + op_ns, 2),
+            wait_ns=end - np.tile([0, wait], len(op)),
+            end_ns=end,
         ),
-        "graphs": frame(
-            "graphs",
-            graph_id=np.arange(len(g)),
-            token_id=op_token[g],
-            kind="expert",
-            layer=layer[g],
-            expert=expert[g],
-            backend=list(backend),
-            tier=0,
-            n_tokens=n_tokens[op_token[g]],
-            handle=g + 1,
-            status=0,
-            **spans(op_begin[g] + 10, np.full(len(g), op_ns * 3 // 4)),
-        ),
-        "experts": frame(
-            "experts",
-            run_id=np.arange(len(g)),
-            token_id=op_token[g],
-            op_id=g,
-            layer=layer[g],
-            expert=expert[g],
-            n_tokens=n_tokens[op_token[g]],
-            cache=list(np.where(np.arange(len(g)) % 3 == 0, "miss", "hit")),
-            backend=list(backend),
-            tier=0,
-            maj_flt=0,
-            min_flt=0,
-            **spans(op_begin[g] + 5, np.full(len(g), op_ns * 3 // 4 + 10)),
-        ),
-        "routes": frame(
-            "routes",
-            token_id=op_token[g],
-            layer=layer[g],
-            row=0,
-            rank=0,
-            expert=expert[g],
-            weight=1.0,
-            ts_ns=op_begin[g],
-        ),
-        "tensors": frame(
-            "tensors",
-            engine="moescope",
-            pid=PID,
-            since_ns=START,
-            tensor=np.arange(ops) + 1,
-            type=[OPERATORS[i % 4] for i in range(ops)],
-            name=list(name),
-            shape="2048x1",
-            sources=[[i] if i else [] for i in range(ops)],
-        ),
+        "tensors": frame("tensors", engine="moescope", pid=PID, since_ns=START, **told),
+    }
+
+
+def mixture(tables: Tables) -> Tables:
+    """Inside each layer's last operator: one expert's run, and inside that the graph that computes it, on CPU or NPU by turns."""
+    ops = tables["operators"][tables["operators"].graph_id >= 0]
+    n, begin, length = len(ops), ops.begin_ns.to_numpy(), ops.duration_ns.to_numpy() * 3 // 4
+    which = np.arange(n)
+    backend = list(np.where(which % 2 == 1, "htp", "cpu"))
+    expert = (ops.op_id.to_numpy() * 7 + ops.token_id.to_numpy()) % EXPERTS
+    common = {"token_id": ops.token_id, "layer": ops.layer, "expert": expert}
+    run = {**common, "n_tokens": ops.n_tokens, "backend": backend, "tier": 0}
+    state = list(np.where(which % 3 == 0, "miss", "hit"))
+    faults = {"maj_flt": 0, "min_flt": 0}
+    return {
+        "graphs": frame("graphs", graph_id=which, kind="expert", handle=which + 1, status=0, **run, **spans(begin + 10, length)),
+        "experts": frame("experts", run_id=which, op_id=ops.op_id, cache=state, **run, **faults, **spans(begin + 5, length + 10)),
+        "routes": frame("routes", row=0, rank=0, weight=1.0, ts_ns=begin, **common),
     }
 
 
@@ -328,6 +280,7 @@ def make(tokens: int = 6, layers: int = 3, op_ns: int = 100_000, npu: bool = Tru
     """The manifest and all tables."""
     tables: Tables = {name: empty(name) for name in TABLES}
     tables |= steps(tokens, layers, op_ns)
+    tables |= mixture(tables)
     tables |= caches(tables)
     if npu:
         tables |= qnn(tables)

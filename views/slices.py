@@ -1,0 +1,266 @@
+"""What the timeline draws on the program's own threads: tables → slices with name, category and arguments.
+
+Slices of one thread must nest. `lanes` proves it, or moves those that do not nest to lanes of their own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+
+Tables = dict[str, pd.DataFrame]
+
+
+@dataclass
+class Text:
+    """A column of texts: `labels[codes[i]]`."""
+
+    codes: np.ndarray
+    labels: list[str]
+
+    @classmethod
+    def of(cls, values: pd.Series | np.ndarray | list[str]) -> "Text":
+        """Factorize a column."""
+        codes, labels = pd.factorize(np.asarray(values, object))
+        return cls(codes.astype(np.int64), [str(label) for label in labels])
+
+    @classmethod
+    def joined(cls, make: Callable[..., str], *columns: pd.Series | np.ndarray) -> "Text":
+        """`make(a, b, ...)` of columns, called once per distinct row."""
+        code, parts = np.zeros(len(columns[0]), np.int64), []
+        for column in columns:
+            codes, labels = pd.factorize(np.asarray(column))
+            code = code * (len(labels) + 1) + codes
+            code = pd.factorize(code)[0].astype(np.int64)
+            parts.append(np.asarray(column))
+        _, first = np.unique(code, return_index=True)
+        labels = [make(*(part[row] for part in parts)) for row in first]
+        return cls(code, labels)
+
+    def take(self, rows: np.ndarray) -> "Text":
+        """Some rows; the labels stay."""
+        return Text(self.codes[rows], self.labels)
+
+
+Column = np.ndarray | Text
+
+
+@dataclass
+class Slices:
+    """Slices or instants of one category. An argument that is -1 or "" is not written."""
+
+    category: str
+    name: Text
+    tid: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    complete: np.ndarray
+    args: dict[str, Column] = field(default_factory=dict)
+    flow: np.ndarray | None = None
+    instant: bool = False
+    ends_flow: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    def take(self, rows: np.ndarray) -> "Slices":
+        """Some rows."""
+        args: dict[str, Column] = {k: v.take(rows) if isinstance(v, Text) else v[rows] for k, v in self.args.items()}
+        flow, ends_flow = (None if column is None else column[rows] for column in (self.flow, self.ends_flow))
+        tid, begin, end, complete = (column[rows] for column in (self.tid, self.begin, self.end, self.complete))
+        return replace(
+            self,
+            name=self.name.take(rows),
+            tid=tid,
+            begin=begin,
+            end=end,
+            complete=complete,
+            args=args,
+            flow=flow,
+            ends_flow=ends_flow,
+        )
+
+
+def ints(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
+    """Integer columns as arguments."""
+    return {name: frame[name].to_numpy(np.int64) for name in names}
+
+
+def texts(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
+    """Text columns as arguments."""
+    return {name: Text.of(frame[name]) for name in names}
+
+
+def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
+    """Integer columns as arguments where they are above zero: a count of nothing is not worth the bytes."""
+    return {name: np.where(frame[name] > 0, frame[name], -1).astype(np.int64) for name in names}
+
+
+def of_frame(category: str, name: Text, frame: pd.DataFrame, args: dict[str, Column]) -> Slices:
+    """Slices from a table with the span columns."""
+    tid, begin, end = (frame[c].to_numpy(np.int64) for c in ("tid", "begin_ns", "end_ns"))
+    return Slices(category, name, tid, begin, end, frame["complete"].to_numpy(bool), args)
+
+
+def place(kind: str, layer: int, expert: int) -> str:
+    """`kind.layer.expert`, as far as they are known."""
+    return ".".join([kind or "graph", *(str(i) for i in (layer, expert) if i >= 0)])
+
+
+def tokens(tables: Tables) -> Slices:
+    """One slice per step of the model."""
+    frame = tables["tokens"]
+    args = ints(frame, "seq", "n_tokens", "position", "result") | positive(frame, "maj_flt", "min_flt")
+    return of_frame("token", Text.joined(lambda p: p or "step", frame["phase"]), frame, args)
+
+
+def graphs(tables: Tables) -> Slices:
+    """One slice per graph run; those that submit to the NPU start a flow."""
+    frame = tables["graphs"]
+    submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
+    args = texts(frame, "backend") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier")
+    args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
+    slices = of_frame("graph", Text.joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
+    slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
+    return slices
+
+
+def operator_name(kind: str, name: str) -> str:
+    """The type first, so that equal work stands together in lists; an engine's name that repeats it is enough alone."""
+    return name if name.startswith(kind) else f"{kind} {name}"
+
+
+def on_threads(tables: Tables) -> pd.DataFrame:
+    """Operators joined with their threads; an operator without thread rows is drawn on the thread that began it."""
+    frame, threads = tables["operators"], tables["op_threads"]
+    rows = pd.Index(frame["op_id"]).get_indexer(threads["op_id"])
+    threads, rows = threads[rows >= 0], rows[rows >= 0]
+    joined = frame.drop(columns=["tid", "begin_ns", "end_ns", "wait_ns"]).iloc[rows].reset_index(drop=True)
+    for column in ("tid", "begin_ns", "end_ns", "wait_ns"):
+        joined[column] = threads[column].to_numpy()
+    alone = frame.drop(index=frame.index[np.unique(rows)])
+    alone = alone.assign(wait_ns=alone["end_ns"])
+    return pd.concat([joined, alone[joined.columns]], ignore_index=True) if len(alone) else joined
+
+
+def operators(tables: Tables) -> tuple[Slices, Slices]:
+    """One slice per operator and thread, and inside it one for the time the thread waited for the others."""
+    frame = on_threads(tables)
+    names = Text.joined(operator_name, frame["type"], frame["name"])
+    wait = np.maximum(frame["end_ns"] - frame["wait_ns"], 0).to_numpy(np.int64)
+    args = texts(frame, "shape") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "maj_flt")
+    slices = of_frame("operator", names, frame, args | {"wait_ns": np.where(wait > 0, wait, -1)})
+    waits = slices.take(np.flatnonzero((wait > 0) & slices.complete))
+    label = Text(np.zeros(len(waits), np.int64), ["wait for threads"])
+    begin = waits.end - wait[(wait > 0) & slices.complete]
+    return slices, replace(waits, category="wait", name=label, begin=begin, args={})
+
+
+def experts(tables: Tables) -> Slices:
+    """One slice per expert run."""
+    frame = tables["experts"]
+    name = Text.joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
+    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier", "maj_flt")
+    return of_frame("expert", name, frame, args)
+
+
+def loads(tables: Tables) -> tuple[Slices, Slices]:
+    """Loads of experts as slices, evictions as instants."""
+    frame = tables["loads"]
+    name = Text.joined(place, frame["action"], frame["layer"], frame["expert"])
+    both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
+    evicted = (frame["action"] == "evict").to_numpy()
+    return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
+
+
+def qnn_calls(tables: Tables) -> Slices:
+    """Context and graph calls of QNN on the thread that made them."""
+    frame = tables["qnn_calls"]
+    return of_frame("qnn", Text.of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
+
+
+def lone_executes(tables: Tables) -> Slices:
+    """Executions that no graph of the engine encloses: the call itself stands on the thread and starts the flow."""
+    frame = tables["qnn_executes"]
+    frame = frame[frame["graph_id"] < 0]
+    slices = of_frame("qnn", Text(np.zeros(len(frame), np.int64), ["graphExecute"]), frame, texts(frame, "graph_name"))
+    slices.flow = execute_flow(frame)
+    return slices
+
+
+def execute_flow(executes: pd.DataFrame) -> np.ndarray:
+    """Flow id of an execution: its graph's, or one of its own."""
+    ids = executes["graph_id"] + 1
+    return np.where(ids > 0, ids, (1 << 40) + executes["execute_id"]).astype(np.int64)
+
+
+def close_open(slices: Slices, end: int) -> Slices:
+    """An unfinished slice lasts until its thread begins the next one of its kind at the latest, or to the trace's end."""
+    opened = ~slices.complete
+    if slices.instant or not opened.any():
+        return slices
+    order = np.lexsort((slices.begin, slices.tid))
+    after = np.full(len(slices), end, np.int64)
+    same = slices.tid[order][1:] == slices.tid[order][:-1]
+    after[order[:-1][same]] = slices.begin[order[1:][same]]
+    return replace(slices, end=np.where(opened, np.maximum(after, slices.begin), slices.end))
+
+
+def on_program(tables: Tables) -> list[Slices]:
+    """Everything drawn on threads, outermost level first."""
+    operator, wait = operators(tables)
+    load, evict = loads(tables)
+    levels = [
+        tokens(tables),
+        graphs(tables),
+        operator,
+        experts(tables),
+        load,
+        evict,
+        qnn_calls(tables),
+        lone_executes(tables),
+        wait,
+    ]
+    return [level for level in levels if len(level)]
+
+
+def nested(order: np.ndarray, n: int) -> bool:
+    """Whether begin (i) and end (~i) events in `order` pair up like brackets."""
+    begins = order >= 0
+    depth = np.cumsum(np.where(begins, 1, -1)) + ~begins
+    by_depth = np.argsort(depth, kind="stable")
+    opened, closed = order[by_depth][0::2], order[by_depth][1::2]
+    return n == 0 or bool((opened == ~closed).all())
+
+
+def event_order(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Begin (i) and end (~i) events of one thread's slices, in the order to write them.
+
+    At one instant the ends come first, the innermost first, then the begins, the outermost first; an empty slice ends at once.
+    """
+    n = len(begin)
+    pre = np.empty(n, np.int64)
+    pre[np.lexsort((rank, -end, begin))] = np.arange(n)
+    minor = np.concatenate([2 * pre, np.where(end > begin, -1 - pre, 2 * pre + 1)])
+    events = np.concatenate([np.arange(n), ~np.arange(n)])
+    return events[np.lexsort((minor, np.concatenate([begin, end])))]
+
+
+def lanes(begin: np.ndarray, end: np.ndarray, rank: np.ndarray, complete: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(lane, end) of every slice such that each lane nests; an unfinished slice is cut to the one that encloses it."""
+    lane, end, stacks = np.zeros(len(begin), np.int64), end.copy(), list[list[int]]()
+    for i in np.lexsort((rank, -end, begin)).tolist():
+        for k in range(len(stacks) + 1):
+            if k == len(stacks):
+                stacks.append([])
+            stack = stacks[k]
+            while stack and stack[-1] <= begin[i]:
+                stack.pop()
+            if stack and stack[-1] < end[i] and not complete[i]:
+                end[i] = stack[-1]
+            if not stack or end[i] <= stack[-1]:
+                stack.append(int(end[i]))
+                lane[i] = k
+                break
+    return lane, end

@@ -1,0 +1,151 @@
+/* Draws the document that views/report.py made: sections of blocks. */
+
+const charts = [];
+
+function digits(value) {
+  const size = Math.abs(value);
+  if (Number.isInteger(value) || size >= 1000) return 0;
+  return size >= 100 ? 1 : size >= 1 ? 2 : 3;
+}
+
+function cellText(value) {
+  if (value === null || value === undefined) return "–";
+  return typeof value === "number" ? value.toLocaleString("en", { minimumFractionDigits: digits(value), maximumFractionDigits: digits(value) }) : value;
+}
+
+function cards(block) {
+  const card = (item) => el("div", { class: "card" }, el("small", {}, item.label), el("strong", {}, item.value), el("small", {}, item.note));
+  return el("div", { class: "block cards" }, ...block.items.map(card));
+}
+
+function findings(block) {
+  return el("ul", { class: "block findings" }, ...block.items.map((item) => el("li", { class: item.level }, item.text)));
+}
+
+function pairs(block) {
+  return el("dl", { class: "block" }, ...block.items.flatMap(([label, value]) => [el("dt", {}, label), el("dd", {}, value)]));
+}
+
+function compare(a, b) {
+  if (a === b) return 0;
+  if (a === null) return -1;
+  if (b === null) return 1;
+  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+}
+
+function row(values, columns, most) {
+  return el("tr", {}, ...values.map((value, i) => {
+    const kind = columns[i].kind;
+    const cell = el("td", { class: kind === "text" ? "text" : "number", title: kind === "text" ? value : null }, cellText(value));
+    if (kind === "bar" && most[i] > 0) {
+      const share = (100 * value) / most[i];
+      cell.style.background = `linear-gradient(to left, var(--bar) ${share}%, transparent ${share}%)`;
+    }
+    return cell;
+  }));
+}
+
+function table(block) {
+  const body = el("tbody"), tools = el("div", { class: "tools" });
+  const state = { column: -1, down: true, all: block.rows.length <= 20, find: "" };
+  const most = block.columns.map((c, i) => (c.kind === "bar" ? Math.max(...block.rows.map((r) => r[i] || 0)) : 0));
+  const heads = block.columns.map((column, i) => el("th", { class: column.kind === "text" ? "text" : "number", scope: "col" },
+    el("button", { type: "button", onclick: () => sort(i) }, column.name)));
+  function fill() {
+    let rows = block.rows.filter((r) => !state.find || r.some((v) => typeof v === "string" && v.toLowerCase().includes(state.find)));
+    if (state.column >= 0) rows = [...rows].sort((a, b) => compare(a[state.column], b[state.column]) * (state.down ? -1 : 1));
+    body.replaceChildren(...(state.all || state.find ? rows : rows.slice(0, 15)).map((r) => row(r, block.columns, most)));
+    heads.forEach((head, i) => head.setAttribute("aria-sort", i !== state.column ? "none" : state.down ? "descending" : "ascending"));
+  }
+  function sort(i) {
+    state.down = state.column === i ? !state.down : block.columns[i].kind !== "text";
+    state.column = i;
+    fill();
+  }
+  if (!state.all) {
+    const find = el("input", { type: "search", placeholder: "find", "aria-label": "find in the table", oninput: () => { state.find = find.value.toLowerCase(); fill(); } });
+    const more = el("button", { type: "button", onclick: () => { state.all = !state.all; more.textContent = state.all ? "show fewer" : "show all"; fill(); } }, "show all");
+    tools.append(find, more, block.total > block.rows.length ? `the first ${block.rows.length} of ${block.total} rows` : `${block.total} rows`);
+  }
+  fill();
+  return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, state.all ? null : tools,
+    el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body)));
+}
+
+function themed(traces) {
+  const colours = slotColours();
+  return traces.map((trace) => {
+    const colour = colours[(trace.slot ?? 0) % colours.length];
+    const { slot, ...rest } = trace;
+    if (trace.type === "heatmap") return { ...rest, colorscale: cssValue("--heat").split(/\s+/).map((c, i, all) => [i / (all.length - 1), c]) };
+    if (trace.type === "bar") return { ...rest, marker: { color: colour } };
+    const filled = trace.stackgroup ? { fillcolor: colour } : {};
+    return { ...rest, ...filled, line: { width: 1.5, ...rest.line, color: colour }, marker: { color: colour, size: 4 } };
+  });
+}
+
+function themedLayout(layout, height) {
+  const ink = cssValue("--ink"), grid = cssValue("--line"), soft = cssValue("--soft");
+  const axis = (given) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
+  return {
+    ...layout, height, margin: { l: 56, r: 12, t: 32, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: cssValue("--accent") },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, hoverlabel: { bgcolor: cssValue("--panel"), bordercolor: grid, font: { color: ink } },
+  };
+}
+
+const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+
+function draw(item) {
+  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height), CONFIG);
+}
+
+function chart(block) {
+  const node = el("div", { class: "chart" });
+  node.style.minHeight = block.height + "px";
+  charts.push({ node, traces: block.traces, layout: block.layout, height: block.height });
+  return el("div", { class: "block" }, el("h3", {}, block.title), block.note ? el("p", { class: "note" }, block.note) : null, node);
+}
+
+function heat(block) {
+  const item = { node: el("div", { class: "chart" }), traces: [], layout: {}, height: 420 };
+  const layer = el("select", { "aria-label": "layer", onchange: () => show(true) }, ...block.layers.map((l, i) => el("option", { value: i }, "layer " + l)));
+  const kinds = Object.keys(block.matrices[0]);
+  const kind = el("select", { "aria-label": "what", onchange: () => show(true) }, ...kinds.map((k) => el("option", { value: k }, k)));
+  const step = block.steps_per_column;
+  function show(redraw) {
+    const z = block.matrices[layer.value || 0][kind.value || kinds[0]];
+    const [height, width] = z.shape.split(", ").map(Number);
+    item.height = Math.max(220, Math.min(640, 100 + 9 * height));
+    const hover = `${step > 1 ? "steps from" : "step"} %{x}, expert %{y}: %{z}<extra></extra>`;
+    item.traces = [{ type: "heatmap", z, x: Array.from({ length: width }, (_, i) => i * step), hovertemplate: hover, colorbar: { thickness: 10, outlinewidth: 0 } }];
+    item.layout = { xaxis: { title: { text: "step" }, showgrid: false }, yaxis: { title: { text: "expert" }, showgrid: false, autorange: "reversed" } };
+    if (redraw) draw(item);
+  }
+  show(false);
+  charts.push(item);
+  const remark = step > 1 ? `each column is the sum of ${step} steps` : `${block.steps} steps`;
+  return el("div", { class: "block" }, el("h3", {}, block.title), el("div", { class: "tools" }, layer, kind, remark), item.node);
+}
+
+const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat };
+
+function page(report) {
+  const links = report.sections.map((s) => el("a", { href: "#" + s.name }, s.title));
+  const sections = report.sections.map((s) => el("section", { id: s.name }, el("h2", {}, s.title), ...s.blocks.map((b) => BLOCKS[b.kind](b))));
+  document.body.append(el("header", {}, el("b", {}, "MoEScope"), el("nav", {}, ...links), themeButton()), el("main", {}, ...sections));
+}
+
+async function start() {
+  page(JSON.parse(await unpack("data")));
+  if (charts.length) {
+    document.head.append(Object.assign(document.createElement("script"), { textContent: await unpack("plotly") }));
+    charts.forEach(draw);
+    themeListeners.push(() => charts.forEach(draw));
+    addEventListener("beforeprint", () => { setTheme("light"); charts.forEach((item) => Plotly.Plots.resize(item.node)); });
+  }
+  document.body.dataset.ready = "yes";
+}
+
+start();
