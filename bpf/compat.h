@@ -4,7 +4,8 @@
  *
  * libbpf: maps are declared here and found by name; kernel fields are relocated against the running kernel's BTF.
  * BCC: the loader defines LOADER_BCC, passes the file descriptor of each map as MAP_FD_<name> and the offset of each
- * kernel field as OFFSET_<field>, because the headers BCC compiles against need not be the running kernel's.
+ * kernel field as OFFSET_<field>, because the headers BCC compiles against need not be the running kernel's. Tracepoint
+ * fields likewise, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT gives an array's address.
  */
 #ifndef MOESCOPE_COMPAT_H
 #define MOESCOPE_COMPAT_H
@@ -16,11 +17,13 @@
 #include <uapi/linux/ptrace.h>
 
 #define MAP(name) ((void *)bpf_pseudo_fd(1, MAP_FD_##name))
+#define FIELD_AT(ctx, event, field) ((char *)(ctx) + OFFSET_##event##_##field)
+#define FIELD(ctx, event, field, type) (*(type *)FIELD_AT(ctx, event, field))
 #define map_lookup(map, key) bpf_map_lookup_elem_((u64)map, (void *)(key))
 #define map_update(map, key, value) bpf_map_update_elem_((u64)map, (void *)(key), (void *)(value), 0)
 #define map_delete(map, key) bpf_map_delete_elem_((u64)map, (void *)(key))
 #define UPROBE(name) int name(struct pt_regs *ctx)
-#define TRACEPOINT(category, name, type) int name(type *ctx)
+#define TRACEPOINT(category, name) int name(void *ctx)
 #define task_counter(field)                                                                                            \
 	({                                                                                                             \
 		unsigned long value_ = 0;                                                                              \
@@ -63,12 +66,46 @@ struct task_struct {
 	unsigned long maj_flt;
 } __attribute__((preserve_access_index));
 
+/* The kernel's tracepoint records, as far as they are read; their layouts differ between versions. */
+#define RELOCATED __attribute__((preserve_access_index))
+struct trace_event_raw_sched_switch {
+	char prev_comm[16];
+	s32 prev_pid;
+	s32 prev_prio;
+	long prev_state;
+	char next_comm[16];
+	s32 next_pid;
+	s32 next_prio;
+} RELOCATED;
+
+struct trace_event_raw_sched_wakeup_template {
+	char comm[16];
+	s32 pid;
+	s32 prio;
+	s32 target_cpu;
+} RELOCATED;
+
+struct trace_event_raw_sched_process_fork {
+	s32 parent_pid;
+	s32 child_pid;
+} RELOCATED;
+
+struct trace_event_raw_sched_process_exec {
+	u32 __data_loc_filename;
+} RELOCATED;
+
+struct trace_event_raw_sched_process_template {
+	s32 pid;
+} RELOCATED;
+
 #define MAP(name) (&name)
+#define FIELD_AT(ctx, event, field) (((struct trace_event_raw_##event *)(ctx))->field)
+#define FIELD(ctx, event, field, type) (((struct trace_event_raw_##event *)(ctx))->field)
 #define map_lookup(map, key) bpf_map_lookup_elem(map, key)
 #define map_update(map, key, value) bpf_map_update_elem(map, key, value, BPF_ANY)
 #define map_delete(map, key) bpf_map_delete_elem(map, key)
 #define UPROBE(name) SEC("uprobe") int name(struct pt_regs *ctx)
-#define TRACEPOINT(category, name, type) SEC("tracepoint/" #category "/" #name) int name(type *ctx)
+#define TRACEPOINT(category, name) SEC("tracepoint/" #category "/" #name) int name(void *ctx)
 #define task_counter(field) BPF_CORE_READ((struct task_struct *)bpf_get_current_task(), field)
 
 #if defined(__TARGET_ARCH_x86)

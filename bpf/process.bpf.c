@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* The target's processes: threads and children as they come and go, programs executed, libraries opened. */
 
-struct sched_fork_args {
-	u64 common;
-	u32 parent_comm;
-	s32 parent_pid;
-	u32 child_comm;
-	s32 child_pid;
-};
-
-TRACEPOINT(sched, sched_process_fork, struct sched_fork_args)
+TRACEPOINT(sched, sched_process_fork)
 {
-	u32 child = ctx->child_pid, one = 1;
+	u32 child = FIELD(ctx, sched_process_fork, child_pid, s32), one = 1;
 	struct rec_task_fork *r;
 
 	if (!traced())
@@ -20,25 +12,19 @@ TRACEPOINT(sched, sched_process_fork, struct sched_fork_args)
 	r = new_event(KIND_TASK_FORK, ENGINE_KERNEL);
 	if (!r)
 		return 0;
-	r->parent_tid = ctx->parent_pid;
+	r->parent_tid = FIELD(ctx, sched_process_fork, parent_pid, s32);
 	r->child_tid = child;
 	r->pad[0] = r->pad[1] = r->pad[2] = 0;
 	submit(r);
 	return 0;
 }
 
-struct sched_exit_args {
-	u64 common;
-};
-
-TRACEPOINT(sched, sched_process_exit, struct sched_exit_args)
+TRACEPOINT(sched, sched_process_exit)
 {
-	u32 tid = bpf_get_current_pid_tgid();
 	struct rec_task_exit *r;
 
 	if (!traced())
 		return 0;
-	map_delete(MAP(threads), &tid);
 	r = new_event(KIND_TASK_EXIT, ENGINE_KERNEL);
 	if (!r)
 		return 0;
@@ -48,15 +34,18 @@ TRACEPOINT(sched, sched_process_exit, struct sched_exit_args)
 	return 0;
 }
 
-struct sched_exec_args {
-	u64 common;
-	u32 filename; /* low half: offset of the text from the start of the record */
-	s32 pid;
-	s32 old_pid;
-};
-
-TRACEPOINT(sched, sched_process_exec, struct sched_exec_args)
+/* Forgotten here and not at exit, so that the thread's last switch is still seen. */
+TRACEPOINT(sched, sched_process_free)
 {
+	u32 tid = FIELD(ctx, sched_process_template, pid, s32);
+
+	map_delete(MAP(threads), &tid);
+	return 0;
+}
+
+TRACEPOINT(sched, sched_process_exec)
+{
+	u32 filename = FIELD(ctx, sched_process_exec, __data_loc_filename, u32); /* low half: where the text begins */
 	struct rec_task_exec *r;
 
 	if (!traced())
@@ -64,7 +53,7 @@ TRACEPOINT(sched, sched_process_exec, struct sched_exec_args)
 	r = new_detail(KIND_TASK_EXEC, ENGINE_KERNEL);
 	if (!r)
 		return 0;
-	bpf_probe_read_kernel_str(r->path, sizeof(r->path), (char *)ctx + (ctx->filename & 0xFFFF));
+	bpf_probe_read_kernel_str(r->path, sizeof(r->path), (char *)ctx + (filename & 0xFFFF));
 	stop_target();
 	submit_urgent(r);
 	return 0;
@@ -93,8 +82,9 @@ static INLINE bool starts_with(struct path_scratch *path, u32 at, struct pattern
 }
 
 /* A library that an engine is declared for is about to be mapped: its probes must stand before its code runs. */
-TRACEPOINT(syscalls, sys_enter_openat, struct sys_enter_openat_args)
+TRACEPOINT(syscalls, sys_enter_openat)
 {
+	struct sys_enter_openat_args *args = ctx;
 	u32 zero = 0;
 	struct path_scratch *path;
 	struct rec_library *r;
@@ -103,7 +93,7 @@ TRACEPOINT(syscalls, sys_enter_openat, struct sys_enter_openat_args)
 	if (!traced())
 		return 0;
 	path = map_lookup(MAP(paths), &zero);
-	if (!path || bpf_probe_read_user_str(path->text, PATH_BYTES, (void *)ctx->filename) <= 0)
+	if (!path || bpf_probe_read_user_str(path->text, PATH_BYTES, (void *)args->filename) <= 0)
 		return 0;
 	path->base = 0;
 	for (u32 i = 0; i < PATH_BYTES; i++) {
@@ -123,7 +113,7 @@ TRACEPOINT(syscalls, sys_enter_openat, struct sys_enter_openat_args)
 	r = new_detail(KIND_LIBRARY, ENGINE_KERNEL);
 	if (!r)
 		return 0;
-	bpf_probe_read_user_str(r->path, sizeof(r->path), (void *)ctx->filename);
+	bpf_probe_read_user_str(r->path, sizeof(r->path), (void *)args->filename);
 	stop_target();
 	submit_urgent(r);
 	return 0;

@@ -268,7 +268,7 @@ struct rec_sched_switch {
 	struct header h;
 	unsigned int prev_tid;
 	unsigned int next_tid;
-	unsigned short prev_state; /* the kernel's task state bits; 0: preempted while runnable */
+	unsigned short prev_state; /* as the tracepoint tells it: 1 S, 2 D, 0x10 X, 0x20 Z, ...; 0 or 0x100: still runnable */
 	short prev_prio;
 	short next_prio;
 	unsigned char comm_of_next; /* whose name `comm` is: 1 next, 0 prev */

@@ -1,20 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The scheduler, for the target's threads and for whoever displaced them. Tracepoint formats are the kernel's stable ones. */
+/* The scheduler, for the target's threads and for whoever displaced them. */
 
-struct sched_switch_args {
-	u64 common;
-	char prev_comm[16];
-	s32 prev_pid;
-	s32 prev_prio;
-	s64 prev_state;
-	char next_comm[16];
-	s32 next_pid;
-	s32 next_prio;
-};
-
-TRACEPOINT(sched, sched_switch, struct sched_switch_args)
+TRACEPOINT(sched, sched_switch)
 {
-	u32 prev = ctx->prev_pid, next = ctx->next_pid;
+	u32 prev = FIELD(ctx, sched_switch, prev_pid, s32), next = FIELD(ctx, sched_switch, next_pid, s32);
 	bool prev_traced = map_lookup(MAP(threads), &prev) != 0;
 	struct rec_sched_switch *r;
 
@@ -25,30 +14,22 @@ TRACEPOINT(sched, sched_switch, struct sched_switch_args)
 		return 0;
 	r->prev_tid = prev;
 	r->next_tid = next;
-	r->prev_state = ctx->prev_state;
-	r->prev_prio = ctx->prev_prio;
-	r->next_prio = ctx->next_prio;
+	r->prev_state = FIELD(ctx, sched_switch, prev_state, long);
+	r->prev_prio = FIELD(ctx, sched_switch, prev_prio, s32);
+	r->next_prio = FIELD(ctx, sched_switch, next_prio, s32);
 	r->comm_of_next = prev_traced; /* our own threads' names are known: tell the other's */
 	r->pad = 0;
 	if (prev_traced)
-		bpf_probe_read_kernel(r->comm, sizeof(r->comm), ctx->next_comm);
+		bpf_probe_read_kernel(r->comm, sizeof(r->comm), FIELD_AT(ctx, sched_switch, next_comm));
 	else
-		bpf_probe_read_kernel(r->comm, sizeof(r->comm), ctx->prev_comm);
+		bpf_probe_read_kernel(r->comm, sizeof(r->comm), FIELD_AT(ctx, sched_switch, prev_comm));
 	submit(r);
 	return 0;
 }
 
-struct sched_waking_args {
-	u64 common;
-	char comm[16];
-	s32 pid;
-	s32 prio;
-	s32 target_cpu;
-};
-
-TRACEPOINT(sched, sched_waking, struct sched_waking_args)
+TRACEPOINT(sched, sched_waking)
 {
-	u32 woken = ctx->pid;
+	u32 woken = FIELD(ctx, sched_wakeup_template, pid, s32);
 	struct rec_sched_waking *r;
 
 	if (!map_lookup(MAP(threads), &woken))
@@ -57,10 +38,10 @@ TRACEPOINT(sched, sched_waking, struct sched_waking_args)
 	if (!r)
 		return 0;
 	r->woken_tid = woken;
-	r->target_cpu = ctx->target_cpu;
-	r->prio = ctx->prio;
+	r->target_cpu = FIELD(ctx, sched_wakeup_template, target_cpu, s32);
+	r->prio = FIELD(ctx, sched_wakeup_template, prio, s32);
 	r->pad = 0;
-	bpf_probe_read_kernel(r->comm, sizeof(r->comm), ctx->comm);
+	bpf_probe_read_kernel(r->comm, sizeof(r->comm), FIELD_AT(ctx, sched_wakeup_template, comm));
 	submit(r);
 	return 0;
 }

@@ -21,6 +21,7 @@ USDT_SITE = place_fixed("nop", "emulated", "USDT site")
 KERNEL_PROBES = (
     ("sched_process_fork", "process", "sched"),
     ("sched_process_exit", "process", "sched"),
+    ("sched_process_free", "process", "sched"),
     ("sched_process_exec", "process", "sched"),
     ("sys_enter_openat", "process", "syscalls"),
     ("sched_switch", "sched", "sched"),

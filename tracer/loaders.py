@@ -1,29 +1,27 @@
 """The two loaders behind one face: both give program and map descriptors; the maps always come from the compiled object."""
 
 import platform
+import re
 import struct
 import sys
 from pathlib import Path
 from typing import Any
 
+from tracer.attach import KERNEL_PROBES
 from tracer.btf import UNION, VMLINUX, Btf
 from tracer.errors import ProbeError, RequirementError
 from tracer.libbpf import BpfObject, Kernel
 from tracer.paths import BPF_OBJECT, BPF_SOURCE, MAPS_OBJECT
-from tracer.perf_events import SYSCALL
+from tracer.perf_events import SYSCALL, TRACEFS
 from tracer.recording import dtype_to_json
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
 MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "routed")
-TRACEPOINTS = {
-    "sched_process_fork",
-    "sched_process_exit",
-    "sched_process_exec",
-    "sys_enter_openat",
-    "sched_switch",
-    "sched_waking",
-}
+TRACEPOINTS = {name for name, _, _ in KERNEL_PROBES}
 TASK_FIELDS = ("maj_flt", "min_flt")
+# tracepoint → the name of its record in bpf/compat.h, where that is another's
+TEMPLATES = {"sched_waking": "sched_wakeup_template", "sched_process_free": "sched_process_template"}
+TRACEPOINT_FIELD = re.compile(r"field:(__data_loc )?.*?(\w+)(?:\[\d*\])?;\s*offset:(\d+);")
 PATTERN = struct.Struct("<I28s")
 
 
@@ -64,7 +62,7 @@ class BccLoader(LibbpfLoader):
             )
         self.object = open_object(kernel, MAPS_OBJECT, ring_bytes)
         self.object.load(set())
-        flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets()]
+        flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets(), *tracepoint_offsets()]
         flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in MAPS]
         try:
             self.module = bcc.BPF(src_file=str(BPF_SOURCE).encode(), cflags=flags)
@@ -114,6 +112,17 @@ def task_offsets() -> list[str]:
         return ["-include", "linux/sched.h", *(f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS)]
     btf = Btf.of_kernel()
     return [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
+
+
+def tracepoint_offsets() -> list[str]:
+    """Compiler flags: where the running kernel's tracepoints keep their fields, from tracefs."""
+    flags = []
+    for name, _, category in KERNEL_PROBES:
+        text = (TRACEFS / "events" / category / name / "format").read_text()
+        for is_location, field, offset in TRACEPOINT_FIELD.findall(text):
+            full = f"__data_loc_{field}" if is_location else field
+            flags.append(f"-DOFFSET_{TEMPLATES.get(name, name)}_{full}={offset}")
+    return flags
 
 
 LOADERS = {"libbpf": LibbpfLoader, "bcc": BccLoader}
