@@ -10,10 +10,11 @@ from analyzer.schema import conform
 from analyzer.spans import NONE, order_in_groups
 
 INTERRUPTIBLE, UNINTERRUPTIBLE = 1, 2
+HELD = 0x4 | 0x8  # by a signal, or by a tracer; ours holds the target while it places probes
 GONE = 0x10 | 0x20 | 0x80  # dead and zombie bits of a task's state
 REPORTED = 0xFF  # sched_switch adds 0x100 to the state of a task that was preempted
-RUNNING, RUNNABLE, SLEEPING, WAITING, OVER = range(5)
-STATES = np.array(["running", "runnable", "sleeping", "waiting", ""], object)
+RUNNING, RUNNABLE, SLEEPING, WAITING, STOPPED, OVER = range(6)
+STATES = np.array(["running", "runnable", "sleeping", "waiting", "stopped", ""], object)
 WORKING = ("token_begin", "graph_begin", "op_begin", "expert_begin", "load_begin", "qnn_execute_begin", "qnn_call_begin")
 
 
@@ -74,7 +75,7 @@ class Moments:
 def state_after(prev_state: np.ndarray) -> np.ndarray:
     """The state of a thread that was switched out with these kernel state bits."""
     bits = prev_state & REPORTED
-    waiting = np.where(bits & UNINTERRUPTIBLE, WAITING, SLEEPING)
+    waiting = np.where(bits & UNINTERRUPTIBLE, WAITING, np.where(bits & HELD, STOPPED, SLEEPING))
     return np.where(bits == 0, RUNNABLE, np.where(bits & GONE, OVER, waiting))
 
 

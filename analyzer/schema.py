@@ -206,7 +206,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         """
         tid          int64  thread of the target
         pid          int64  its process
-        state        object running | runnable | sleeping | waiting (uninterruptible)
+        state        object running | runnable | sleeping | waiting (uninterruptible) | stopped (by a signal)
         cpu          int64  cpu while running, -1 else
         begin_ns     int64  begin
         end_ns       int64  end

@@ -75,7 +75,7 @@ class Steps:
 
 
 def rows_of_first_operator(begin: Rows, operators: Rows) -> np.ndarray:
-    """The rows of the first operator that follows each token's begin on its thread: the embedding look-up's are the tokens fed."""
+    """Rows of the first operator after each token's begin on its thread: the embedding look-up's are the tokens fed."""
     answer = np.zeros(len(begin), np.int64)
     for tid in np.unique(begin["tid"]):
         mine, theirs = np.flatnonzero(begin["tid"] == tid), np.flatnonzero(operators["tid"] == tid)

@@ -162,7 +162,7 @@ def scheduling(tables: Tables) -> dict[str, Any]:
     if len(states) == 0:
         return {}
     wide = states.pivot_table(index="tid", columns="state", values="duration_ns", aggfunc="sum", fill_value=0) / 1e6
-    wide = wide.reindex(columns=["running", "runnable", "sleeping", "waiting"], fill_value=0.0)
+    wide = wide.reindex(columns=["running", "runnable", "sleeping", "waiting", "stopped"], fill_value=0.0)
     names = tables["threads"].set_index("tid")["name"]
     top = wide.sort_values("running", ascending=False).head(TOP)
     rows = [

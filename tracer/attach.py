@@ -123,7 +123,8 @@ class Attachments:
                 found = self._site(engine, probe, binary)
                 if found:
                     self._attach(engine, probe, path, *found)
-        if engine.operator_names in binary.symbols and not self.state[engine.name].operators:
+        asks = engine.operator_names and not self.state[engine.name].operators
+        if asks and binary.symbol(engine.operator_names) is not None:
             self.state[engine.name].operators = self._operator_names(path, engine.operator_names)
 
     def _site(self, engine: Engine, probe: Probe, binary: Binary) -> tuple[int, str, Place] | None:
@@ -131,10 +132,10 @@ class Attachments:
         if probe.usdt:
             offset = binary.usdt.get(probe.usdt)
             return None if offset is None else (offset, probe.usdt, USDT_SITE)
-        symbol = next((s for s in probe.symbols if s in binary.symbols), None)
-        if symbol is None:
+        found = ((symbol, binary.symbol(symbol)) for symbol in probe.symbols)
+        symbol, offset = next(((s, o) for s, o in found if o is not None), ("", None))
+        if offset is None:
             return None
-        offset = binary.symbols[symbol]
         if not engine.inspect:
             return offset, symbol, SYMBOL_SITE
         place = place_tail if probe.at == "tail" else place_entry

@@ -19,7 +19,7 @@ def measure(program_fd: int) -> dict[str, float]:
         raise RequirementError(f"{CALIBRATION.name} has not been built; run `make native`")
     library = ctypes.CDLL(str(CALIBRATION))
     library.calibrate.restype = ctypes.c_uint64
-    symbols = read_binary(str(CALIBRATION)).symbols
+    binary = read_binary(str(CALIBRATION))
 
     def per_call(which: int, calls: int) -> float:
         library.calibrate(which, 10)
@@ -28,12 +28,12 @@ def measure(program_fd: int) -> dict[str, float]:
     cost: dict[str, float] = {}
     for name, (which, calls) in CLASSES.items():
         bare = per_call(which, calls)
-        fd = attach_uprobe(program_fd, str(CALIBRATION), symbols[f"calibrate_{name}"], at_return=False)
+        fd = attach_uprobe(program_fd, str(CALIBRATION), binary.symbol(f"calibrate_{name}") or 0, at_return=False)
         cost[name] = max(0.0, per_call(which, calls) - bare)
         os.close(fd)
     which, calls = CLASSES["emulated"]
     bare = per_call(which, calls)
-    fd = attach_uprobe(program_fd, str(CALIBRATION), symbols["calibrate_emulated"], at_return=True)
+    fd = attach_uprobe(program_fd, str(CALIBRATION), binary.symbol("calibrate_emulated") or 0, at_return=True)
     cost["return"] = max(0.0, per_call(which, calls) - bare)
     os.close(fd)
     return cost

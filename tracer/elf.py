@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from tracer.errors import ProbeError
+
+SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
+FUNCTION_TYPES = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 
 
 @dataclass
@@ -21,8 +25,21 @@ class Binary:
     machine: str
     build_id: str
     segments: list[tuple[int, int, int]]
-    symbols: dict[str, int] = field(default_factory=dict)
+    tables: list[tuple[np.ndarray, bytes]] = field(default_factory=list)
     usdt: dict[str, int] = field(default_factory=dict)
+
+    def symbol(self, name: str) -> int | None:
+        """The file offset of the function `name`, or None. Linkers let names share their tails, hence any match counts."""
+        wanted = name.encode() + b"\0"
+        for entries, strings in self.tables:
+            places, at = [], strings.find(wanted)
+            while at >= 0:
+                places.append(at)
+                at = strings.find(wanted, at + 1)
+            functions = np.isin(entries["info"] & 0xF, FUNCTION_TYPES) & (entries["value"] > 0)
+            for entry in entries[functions & np.isin(entries["name"], places)]:
+                return self.file_offset(int(entry["value"]))
+        return None
 
     def file_offset(self, address: int) -> int | None:
         """The file offset of a virtual address, or None where no segment holds it."""
@@ -36,21 +53,6 @@ class Binary:
         with open(self.path, "rb") as file:
             file.seek(offset)
             return file.read(count)
-
-
-def _symbols(elf: ELFFile, segments: list[tuple[int, int, int]]) -> dict[str, int]:
-    binary = Binary("", "", "", segments)
-    found: dict[str, int] = {}
-    for section in elf.iter_sections():
-        if not isinstance(section, SymbolTableSection):
-            continue
-        for symbol in section.iter_symbols():
-            if symbol["st_info"]["type"] not in ("STT_FUNC", "STT_GNU_IFUNC") or not symbol["st_value"]:
-                continue
-            offset = binary.file_offset(symbol["st_value"])
-            if offset is not None:
-                found.setdefault(symbol.name, offset)
-    return found
 
 
 def _usdt(elf: ELFFile, binary: Binary) -> dict[str, int]:
@@ -84,7 +86,10 @@ def _read(path: str, stamp: tuple[int, int, int]) -> Binary:
                 ids = [n["n_desc"] for n in section.iter_notes() if n["n_name"] == "GNU" and n["n_type"] == "NT_GNU_BUILD_ID"]
                 build_id = next(iter(ids), build_id)
         binary = Binary(path, elf.get_machine_arch(), build_id, segments)
-        binary.symbols = _symbols(elf, segments)
+        for section in elf.iter_sections():
+            if isinstance(section, SymbolTableSection) and section["sh_entsize"] == SYMBOL.itemsize:
+                strings = elf.get_section(section["sh_link"]).data()
+                binary.tables.append((np.frombuffer(section.data(), SYMBOL), strings))
         binary.usdt = _usdt(elf, binary)
         return binary
 

@@ -181,5 +181,5 @@ class Session:
             "layouts": self.layouts,
         }
         cost = account(self.probes.rows, self.costs, lambda name: self.kernel.program_stats(self.loader.program_fd(name)))
-        cost["target_cpu_ns"] = self.target.cpu_ns
+        cost |= {"target_cpu_ns": self.target.cpu_ns, "held_ns": self.watcher.held_ns}
         write_manifest(self.folder, compose(about, self.watcher, cost))

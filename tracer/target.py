@@ -6,6 +6,7 @@ import signal
 import struct
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from tracer.errors import TargetError
@@ -30,28 +31,33 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def mapped_files(pid: int) -> list[str]:
-    """Files mapped executable by a process."""
+@dataclass(frozen=True)
+class Mapping:
+    """One executable mapping of a file."""
+
+    start: int
+    end: int
+    offset: int
+    path: str
+
+    def file_offset(self, address: int) -> int:
+        """Where in the file an address of this mapping lies."""
+        return address - self.start + self.offset
+
+
+def mappings(pid: int) -> list[Mapping]:
+    """The executable file mappings of a process; empty when it is gone."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return []
-    rows = (line.split(None, 5) for line in lines)
-    return sorted({row[5] for row in rows if len(row) == 6 and "x" in row[1] and row[5].startswith("/")})
-
-
-def mapping_of(pid: int, address: int) -> tuple[str, int] | None:
-    """(file, file offset) of an address in a process, from its memory map."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return None
+    found = []
     for line in lines:
         row = line.split(None, 5)
-        start, end = (int(part, 16) for part in row[0].split("-"))
-        if start <= address < end and len(row) == 6 and row[5].startswith("/"):
-            return row[5], address - start + int(row[2], 16)
-    return None
+        if len(row) == 6 and "x" in row[1] and row[5].startswith("/"):
+            start, end = (int(part, 16) for part in row[0].split("-"))
+            found.append(Mapping(start, end, int(row[2], 16), row[5]))
+    return found
 
 
 class Target:

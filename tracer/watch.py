@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tracer.errors import TracerError
 from tracer.libbpf import Kernel
 from tracer.loaders import PATTERN, LibbpfLoader
 from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
-from tracer.target import Guard, mapped_files, mapping_of, tasks
+from tracer.target import Guard, mappings, tasks
 
 MAX_PATTERNS = 16
 LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side sends
@@ -35,6 +36,7 @@ class Watcher:
         self.dtypes = {name: dtype_from_json(layouts[name]["fields"], layouts[name]["bytes"]) for name in WATCHED}
         self.names = {layouts[name]["kind"]: name for name in WATCHED}
         self.kinds = tuple(self.names)
+        self.held_ns = 0  # time that the target stood still for us
         self._watch_for_libraries()
         self.set_chosen()
 
@@ -56,7 +58,7 @@ class Watcher:
     def attach_mapped(self, pid: int) -> None:
         """Attach to every engine library, or statically linked engine, that a process has mapped."""
         executable = os.path.realpath(f"/proc/{pid}/exe")
-        for path in mapped_files(pid):
+        for path in sorted({mapping.path for mapping in mappings(pid)}):
             self._attach_file(path, path == executable)
 
     def _attach_file(self, path: str, is_executable: bool = False) -> None:
@@ -99,22 +101,23 @@ class Watcher:
     def _on_task_exec(self, record: np.void, pid: int) -> None:
         self.note_thread(int(record["tid"]), pid)
         self._attach_file(os.path.realpath(f"/proc/{pid}/exe"), is_executable=True)
-        self._continue(pid)
+        self._continue(record, pid)
 
     def _on_library(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
             path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), text(record["path"]))
             if os.path.isfile(path):
                 self._attach_file(path)
-        self._continue(pid)
+        self._continue(record, pid)
 
     def _on_qnn_table(self, record: np.void, pid: int) -> None:
         """Collect a provider's slots; with its last part, place the probes."""
         first, slots = int(record["first"]), self.slots.setdefault((pid, int(record["provider"])), {})
+        mapped = mappings(pid)
         for index, address in enumerate(record["slots"].tolist()):
-            site = mapping_of(pid, address) if address else None
-            if site:
-                slots[first + index] = site
+            place = next((m for m in mapped if m.start <= address < m.end), None)
+            if place:
+                slots[first + index] = place.path, place.file_offset(address)
         if first < LAST_TABLE_PART:
             return
         api, backend = tuple(record["api"].tolist()), int(record["backend"])
@@ -123,9 +126,9 @@ class Watcher:
         emulator = machine.describe()["arch"] in QNN_EMULATED_MACHINES
         self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
         if record["last"]:
-            self._continue(pid)
+            self._continue(record, pid)
 
-    @staticmethod
-    def _continue(pid: int) -> None:
+    def _continue(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGCONT)
+        self.held_ns += time.monotonic_ns() - int(record["ts"])

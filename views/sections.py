@@ -277,18 +277,21 @@ def threads(run: Run) -> Section | None:
         return None
     names = dict(zip(run.tables["threads"]["tid"], run.tables["threads"]["name"], strict=True))
     ms = states.pivot_table(index="tid", columns="state", values="duration_ns", aggfunc="sum", fill_value=0) / MS
-    ms = ms.reindex(columns=["running", "runnable", "waiting", "sleeping"], fill_value=0).sort_values("running", ascending=False)
+    ms = ms.reindex(columns=["running", "runnable", "waiting", "sleeping", "stopped"], fill_value=0).sort_values(
+        "running", ascending=False
+    )
     switches = states[states["state"] == "running"].groupby("tid").size()
     shown = ms.head(24).iloc[::-1]
     share = shown.div(shown.sum(axis=1).clip(lower=1e-9), axis=0) * 100
     y = [f"{label(names.get(tid, ''), 20)} {tid}" for tid in shown.index]
     traces = [
         {"type": "bar", "orientation": "h", "name": state, "x": share[state].round(3), "y": y, "slot": slot}
-        for slot, state in ((0, "running"), (2, "runnable"), (3, "waiting"), (7, "sleeping"))
+        for slot, state in ((0, "running"), (2, "runnable"), (3, "waiting"), (7, "sleeping"), (4, "stopped"))
     ]
     rows = [[names.get(tid, ""), str(tid), *ms.loc[tid].tolist(), int(switches.get(tid, 0))] for tid in ms.index]
     columns = heads(
-        "text thread, text tid, bar running ms, number runnable ms, number waiting ms, number sleeping ms, number times on cpu"
+        "text thread, text tid, bar running ms, number runnable ms, number waiting ms, number sleeping ms, "
+        "number stopped ms, number times on cpu"
     )
     height = 110 + 26 * len(shown)
     return Section(
@@ -299,7 +302,9 @@ def threads(run: Run) -> Section | None:
                 "Share of each thread's time", traces, "", height, barmode="stack", xaxis=axis("%"), yaxis={"automargin": True}
             ),
             table(columns, rows),
-            note("Waiting is uninterruptible sleep: disk, page faults. Runnable is waiting for a cpu."),
+            note(
+                "Waiting is uninterruptible sleep: disk, page faults. Runnable is waiting for a cpu. Stopped is held by a signal, as the tracer does while it places probes."
+            ),
         ],
     )
 

@@ -155,7 +155,7 @@ def scheduling(answer: Section) -> list[str | Table]:
     s = answer["scheduling"]
     if not s:
         return []
-    states = ("running", "runnable", "sleeping", "waiting")
+    states = ("running", "runnable", "sleeping", "waiting", "stopped")
     table = grid(f"ms in state ({s['threads']} threads)", *states)
     table.add_row("all", *(f"{s[f'{state}_ms']:,.1f}" for state in states))
     for row in s["top"][:THREADS]:
@@ -171,5 +171,6 @@ def losses(answer: Section) -> list[str | Table]:
     odd |= {f"open {name}": n for name, n in r["begins_without_end"].items()}
     kept = f"{sum(r['kept'].values()):,} records kept, " + (f"[red]{lost:,} lost[/]" if lost else "0 lost")
     cost = f"; probes {number(c['share_of_token_time'], '.2%')} of token time, {number(c['share_of_target_cpu'], '.2%')} of CPU"
-    lines: list[str | Table] = [kept + cost]
+    held = f"; held {c['held_ns'] / 1e6:,.0f} ms to place them" if c.get("held_ns") else ""
+    lines: list[str | Table] = [kept + cost + held]
     return [*lines, ", ".join(f"{n} {name}" for name, n in odd.items())] if odd else lines

@@ -103,7 +103,7 @@ def _speak(model: "MoE", prompt: str, args: argparse.Namespace) -> str:
         if not args.json:
             print(token.text, end="", flush=True)
     if not args.json:
-        print()
+        print(flush=True)
     return "".join(pieces)
 
 
