@@ -303,7 +303,8 @@ def threads(run: Run) -> Section | None:
             ),
             table(columns, rows),
             note(
-                "Waiting is uninterruptible sleep: disk, page faults. Runnable is waiting for a cpu. Stopped is held by a signal, as the tracer does while it places probes."
+                "Waiting is uninterruptible sleep: disk, page faults. Runnable is waiting for a cpu. "
+                "Stopped is held by a signal, as the tracer does while it places probes."
             ),
         ],
     )

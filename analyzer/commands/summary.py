@@ -170,7 +170,9 @@ def losses(answer: Section) -> list[str | Table]:
     odd = {f"{kind} ends without begin": n for kind, n in r["ends_without_begin"].items()}
     odd |= {f"open {name}": n for name, n in r["begins_without_end"].items()}
     kept = f"{sum(r['kept'].values()):,} records kept, " + (f"[red]{lost:,} lost[/]" if lost else "0 lost")
-    cost = f"; probes {number(c['share_of_token_time'], '.2%')} of token time, {number(c['share_of_target_cpu'], '.2%')} of CPU"
-    held = f"; held {c['held_ns'] / 1e6:,.0f} ms to place them" if c.get("held_ns") else ""
-    lines: list[str | Table] = [kept + cost + held]
+    cost = (
+        f"probes took {number(c['share_of_token_time'], '.2%')} of token time, {number(c['share_of_target_cpu'], '.2%')} of CPU"
+    )
+    held = f"; placing them held it for {c['held_ns'] / 1e6:,.0f} ms" if c.get("held_ns") else ""
+    lines: list[str | Table] = [kept, cost + held]
     return [*lines, ", ".join(f"{n} {name}" for name, n in odd.items())] if odd else lines
