@@ -232,7 +232,7 @@ def reference_states(events: list[tuple[int, str, int, int]], tid: int) -> list[
     for ts, what, bits, where in events:
         if what == "waking" and state == "running":
             continue
-        away = "runnable" if bits == 0 else "waiting" if bits & 2 else "sleeping"
+        away = "runnable" if bits == 0 else "waiting" if bits & 2 else "stopped" if bits & 4 else "sleeping"
         new, at = {"in": ("running", where), "out": (away, -1), "waking": ("runnable", -1)}[what]
         if state is not None and ts > since and (new, at) != (state, cpu):
             rows.append([tid, state, cpu, since, ts])
