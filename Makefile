@@ -11,7 +11,7 @@ MACHINE := $(shell uname -m)
 TARGET_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,x86)
 DEBIAN_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,amd64)
 RUN ?= recordings/$(shell date +%Y%m%d-%H%M%S)
-APT := clang libbpf-dev libbpf1 libelf1 gcc libc6-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH) chromium chromium-driver bpftrace
+APT := clang libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH) chromium chromium-driver bpftrace
 
 .PHONY: run test lint type setup build bpf native headers doctor clean
 
