@@ -134,6 +134,45 @@ def test_a_running_process_is_followed_and_let_go(tmp_path: Path) -> None:
     assert target.communicate(timeout=30)[0] == "done 500\n" and target.returncode == 0
 
 
+def test_the_command_finds_signals_and_descriptors_as_if_untraced(tmp_path: Path) -> None:
+    look = ["sh", "-c", "grep -E 'SigIgn' /proc/$$/status; ls /proc/$$/fd; ulimit -a; pwd"]
+    plain = subprocess.run(look, cwd=ROOT, capture_output=True, text=True, check=True)
+    traced = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *look)
+    assert traced.stdout == plain.stdout
+
+
+def test_a_full_disk_ends_the_recording_in_one_line_and_keeps_what_was_written(tmp_path: Path) -> None:
+    small = f'mount -t tmpfs -o size=600k none {tmp_path} && exec "$@"'
+    inner = [
+        sys.executable,
+        "-m",
+        "tracer",
+        "run",
+        "--no-views",
+        "-o",
+        str(tmp_path / "run"),
+        "--",
+        sys.executable,
+        STEPS,
+        "30000",
+        "0",
+    ]
+    count = f"{sys.executable} -m analyzer query {tmp_path}/run 'SELECT count(*) > 1000 AS many FROM tokens'"
+    read = f"cd {ROOT}; {' '.join(inner)}; echo status $?; {count}"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", small, "sh", "sh", "-c", read],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr.split("tracer:")[0]:
+        pytest.skip("mount namespaces are not allowed here")
+    assert "status 2" in done.stdout and "True" in done.stdout
+    assert "No space left on device; what was written before is readable" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that every user may enter."""

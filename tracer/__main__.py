@@ -25,7 +25,6 @@ def enter_project_environment() -> None:
         import numpy  # noqa: F401
         import rich  # noqa: F401
     except ImportError:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
         os.execv(python, [str(python), "-m", "tracer", *sys.argv[1:]])
 
 

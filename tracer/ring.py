@@ -1,5 +1,6 @@
 """Draining a BPF ring buffer of fixed-size records: whole batches from mapped memory to a file, no work per record."""
 
+import contextlib
 import mmap
 import os
 import struct
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tracer.recording import BUSY, KIND_OFFSET
+from tracer.recording import BUSY, KIND_OFFSET, RecordingError
 
 PAGE = mmap.PAGESIZE
 Counts = np.ndarray
@@ -17,7 +18,7 @@ class Ring:
     """One ring map, mapped as the kernel lays it out: consumer page, producer page, data twice in a row."""
 
     def __init__(self, map_fd: int, ring_bytes: int, slot_bytes: int, path: Path):
-        self.fd, self.size, self.slot = map_fd, ring_bytes, slot_bytes
+        self.fd, self.size, self.slot, self.path = map_fd, ring_bytes, slot_bytes, path
         self.consumer = mmap.mmap(map_fd, PAGE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self.producer = mmap.mmap(map_fd, PAGE + 2 * ring_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE)
         self.slots = np.frombuffer(self.producer, np.uint8, 2 * ring_bytes, PAGE).reshape(-1, slot_bytes)
@@ -46,12 +47,16 @@ class Ring:
         return picked
 
     def _write(self, data: memoryview) -> None:
-        while data:
-            data = data[os.write(self.file, data) :]
+        try:
+            while data:
+                data = data[os.write(self.file, data) :]
+        except OSError as error:
+            raise RecordingError(f"cannot write {self.path}: {error.strerror}; what was written before is readable") from None
 
     def close(self) -> None:
         """Close the file and unmap."""
         os.close(self.file)
         del self.slots, self.headers, self.kinds
-        self.producer.close()
+        with contextlib.suppress(BufferError):  # a drain that failed still holds a view
+            self.producer.close()
         self.consumer.close()

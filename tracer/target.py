@@ -83,7 +83,7 @@ class Target:
             os.close(self._gate)
             if not os.read(gate, 1):
                 os._exit(127)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):  # Python changes all of these
                 signal.signal(number, signal.SIG_DFL)
             if os.geteuid() == 0 and owner.uid != 0:
                 owner.become()

@@ -11,7 +11,7 @@ from typing import Any
 
 from tracer.commands.options import add_options, session_options
 from tracer.errors import TargetError, TracerError
-from tracer.paths import BUILD, ROOT, VENV_PYTHON, Owner
+from tracer.paths import BUILD, VENV_PYTHON, Owner
 from tracer.session import Options, Session
 from tracer.target import Followed, Target
 
@@ -20,7 +20,7 @@ EXAMPLES = """examples:
   sudo python -m tracer run -- ./llama-bench -m model.gguf   any engine that is declared in tracer/engines
   sudo python -m tracer run --levels token,expert -o out -- python my_program.py
 """
-DEMO_CACHE = "3MiB"
+DEMO_OPTIONS = "--max-new-tokens 32 --prefill-backend auto --decode-backend cpu --chunk 16 --tiers 1,8 --expert-cache 3MiB"
 DEMO_PROMPT = (
     "The router looks at the token and picks a few experts. A cache keeps the experts that were used last, "
     "and a good guess hides the load behind the computation. Numbers need company: where did the time go?"
@@ -45,12 +45,10 @@ def python() -> str:
     return str(VENV_PYTHON) if VENV_PYTHON.exists() else sys.executable
 
 
-def as_owner(owner: Owner, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+def as_owner(owner: Owner, command: list[str]) -> subprocess.CompletedProcess[bytes]:
     """Run one of our own modules as the invoking user."""
     drop = owner.become if os.geteuid() == 0 and owner.uid else None
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = dict(owner.environment(), PYTHONPATH=path)
-    return subprocess.run([python(), *command], preexec_fn=drop, env=environment, check=False, **options)
+    return subprocess.run([python(), *command], preexec_fn=drop, env=owner.environment(), check=False)
 
 
 def demo_command(options: Options) -> list[str]:
@@ -61,23 +59,9 @@ def demo_command(options: Options) -> list[str]:
         done = as_owner(owner, ["-m", "runtime", "demo-model", str(model)])
         if done.returncode:
             raise TargetError(f"the demo model could not be written to {model}; see the line above")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return [
-        *(python(), "-m", "runtime", "generate", str(model), "--prompt", DEMO_PROMPT, "--max-new-tokens", "32"),
-        *(
-            "--prefill-backend",
-            "auto",
-            "--decode-backend",
-            "cpu",
-            "--chunk",
-            "16",
-            "--tiers",
-            "1,8",
-            "--expert-cache",
-            DEMO_CACHE,
-        ),
-        *("--qnn-profile", "detailed", "--qnn-profile-dir", str(folder / "qnn"), "--log", str(folder / "runtime.json")),
-    ]
+    qnn = ["--qnn-profile", "detailed", "--qnn-profile-dir", str(folder / "qnn")]
+    log = ["--log", str(folder / "runtime.json")]
+    return [python(), "-m", "runtime", "generate", str(model), "--prompt", DEMO_PROMPT, *DEMO_OPTIONS.split(), *qnn, *log]
 
 
 def say(line: str) -> None:
