@@ -5,7 +5,7 @@
 Every round runs each variant once, in an order that alternates between rounds. The unit is the run: its decode time per token by
 the runtime's own clock. A slowdown is the median over rounds of the ratio to the untraced run of the same round; the interval is
 its 95 % bootstrap. Beside it stands the accounting: hits times the calibrated cost of a hit, plus the time inside the BPF
-programs, as a share of the program's CPU time.
+programs, as a share of the time of all steps.
 """
 
 import argparse
@@ -39,21 +39,21 @@ def command(log: Path) -> list[str]:
 
 
 def run_once(levels: str | None, folder: Path) -> tuple[float, float]:
-    """(decode ns per token, accounted share of CPU time) of one run; levels None: untraced."""
+    """(decode ns per token, accounted share of step time) of one run; levels None: untraced."""
     log = folder / "log.json"
     words = command(log)
     if levels:
         words = [sys.executable, "-m", "tracer", "run", "--no-views", "--levels", levels, "-o", str(folder / "run"), "--", *words]
     subprocess.run(words, check=True, capture_output=True)
-    spent = json.loads(log.read_text())["statistics"]["decode_ns_per_token"]
+    facts = json.loads(log.read_text())["statistics"]
     share = 0.0
     if levels:
         manifest = json.loads((folder / "run" / "manifest.json").read_text())
         cost = manifest["cost"]
-        share = (cost["trap_ns"] + cost["bpf_ns"]) / cost["target_cpu_ns"]
+        share = (cost["trap_ns"] + cost["bpf_ns"]) / facts["total_ns"]
         assert not manifest["lost"]
         shutil.rmtree(folder / "run")
-    return spent, share
+    return facts["decode_ns_per_token"], share
 
 
 def interval(ratios: np.ndarray, rng: np.random.Generator) -> tuple[float, float, float]:

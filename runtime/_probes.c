@@ -2,7 +2,7 @@
 /*
  * USDT probes of the runtime (provider "moescope"), as a CPython extension.
  *
- * Each probe is a function of two instructions, `nop; ret`. The nop is the probe site: the kernel emulates it, so a hit costs a trap
+ * Each probe is a function of nops and a `ret`. The one-byte nop is the probe site: the kernel emulates it, so a hit costs a trap
  * and no single step, and every argument still lies in the register the calling convention put it in. The notes that tracers read
  * (.note.stapsdt, described in SystemTap's wiki under UserSpaceProbeImplementation) are written here.
  */
@@ -46,6 +46,17 @@
 #define I32_4 "-" U32_4
 #define I64_2 "-" U64_2
 
+/*
+ * Newer x86-64 kernels turn a probed 5-byte nop into a system call, at half the cost of a trap; older ones single-step it.
+ * So there is one in front of the site, for tracers that know which kernel they run on. As a function's first instruction it
+ * is safe: the call that replaces it writes below a stack pointer under which nothing lies yet.
+ */
+#if defined(__x86_64__)
+#define NOP5 "	.byte 0x0f, 0x1f, 0x44, 0x00, 0x00\n"
+#else
+#define NOP5 ""
+#endif
+
 /* One function, its site and its note. The base section lets a reader correct addresses after prelink. */
 #define PROBE(name, arguments)                                                  \
 	__asm__(".text\n"                                                       \
@@ -54,7 +65,8 @@
 		".protected moescope_" #name "\n"                               \
 		".type moescope_" #name ", %function\n"                         \
 		"moescope_" #name ":\n"                                         \
-		"	nop\n"                                                  \
+		NOP5                                                            \
+		"9:	nop\n"                                                  \
 		"	ret\n"                                                  \
 		".size moescope_" #name ", . - moescope_" #name "\n"            \
 		".pushsection .note.stapsdt, \"\", %note\n"                     \
@@ -62,7 +74,7 @@
 		".4byte 2f - 1f, 4f - 3f, 3\n"                                  \
 		"1: .asciz \"stapsdt\"\n"                                       \
 		"2: .balign 4\n"                                                \
-		"3: .8byte moescope_" #name "\n"                                \
+		"3: .8byte 9b\n"                                                \
 		".8byte _.stapsdt.base\n"                                       \
 		".8byte 0\n"                                                    \
 		".asciz \"moescope\"\n"                                         \

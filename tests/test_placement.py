@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.placement import COST_ORDER, place_entry, place_tail
+from tracer.placement import NOP5, place_entry, place_tail, place_usdt
+
+NEW_KERNEL = {"nop5": 200.0, "emulated": 450.0, "stepped": 16_000.0}
+OLD_KERNEL = {"nop5": 15_000.0, "emulated": 450.0, "stepped": 16_000.0}
 
 # bytes, cost under a probe, whether arguments, stack or control change behind it
 X86 = {
@@ -38,12 +41,12 @@ ARM64 = {
 }
 
 
-def expected(names: list[str], table: dict[str, tuple[bytes, str, bool]]) -> tuple[int, str]:
+def expected(names: list[str], table: dict[str, tuple[bytes, str, bool]], costs: dict[str, float]) -> tuple[int, str]:
     """By brute force: the first cheapest instruction up to and including the first that changes anything."""
     best, at = None, 0
     for name in names:
         code, cost, changes = table[name]
-        if best is None or COST_ORDER.index(cost) < COST_ORDER.index(best[1]):
+        if best is None or costs[cost] < costs[best[1]]:
             best = (at, cost)
         if changes:
             break
@@ -52,26 +55,36 @@ def expected(names: list[str], table: dict[str, tuple[bytes, str, bool]]) -> tup
     return best
 
 
+@pytest.mark.parametrize("costs", [NEW_KERNEL, OLD_KERNEL], ids=["new kernel", "old kernel"])
 @pytest.mark.parametrize(("machine", "table"), [("x64", X86), ("AArch64", ARM64)])
-def test_any_prologue_gets_its_cheapest_intact_instruction(machine: str, table: dict[str, tuple[bytes, str, bool]]) -> None:
+def test_any_prologue_gets_its_cheapest_intact_instruction(
+    machine: str, table: dict[str, tuple[bytes, str, bool]], costs: dict[str, float]
+) -> None:
     @given(st.lists(st.sampled_from(sorted(table)), min_size=1, max_size=8))
     def check(names: list[str]) -> None:
-        place = place_entry(b"".join(table[name][0] for name in names), machine)
-        assert (place.delta, place.cost) == expected(names, table)
+        place = place_entry(b"".join(table[name][0] for name in names), machine, costs)
+        assert (place.delta, place.cost) == expected(names, table, costs)
 
     check()
 
 
 def test_code_of_an_unknown_machine_is_probed_at_the_symbol() -> None:
-    place = place_entry(b"\x00" * 16, "RISC-V")
+    place = place_entry(b"\x00" * 16, "RISC-V", NEW_KERNEL)
     assert (place.delta, place.cost) == (0, "stepped")
 
 
 def test_a_tail_jump_is_found_behind_a_condition() -> None:
     code = b"".join(X86[name][0] for name in ("mov rax, rdi", "test rdi, rdi", "je +3", "jmp rel32"))
-    assert place_tail(code, "x64").delta == 8
+    assert place_tail(code, "x64", NEW_KERNEL).delta == 8
 
 
 def test_a_function_without_a_tail_jump_is_probed_at_its_entry() -> None:
     code = b"".join(X86[name][0] for name in ("endbr64", "push rbp", "call rel32", "jmp rel32"))
-    assert place_tail(code, "x64").delta == 4
+    assert place_tail(code, "x64", NEW_KERNEL).delta == 4
+
+
+def test_a_usdt_site_uses_the_long_nop_in_front_only_where_it_is_cheaper_and_surely_run() -> None:
+    assert place_usdt(NOP5, True, NEW_KERNEL).delta == -5
+    assert place_usdt(NOP5, True, OLD_KERNEL).delta == 0
+    assert place_usdt(NOP5, False, NEW_KERNEL).delta == 0
+    assert place_usdt(b"\x90" * 5, True, NEW_KERNEL).delta == 0

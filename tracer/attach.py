@@ -12,11 +12,10 @@ from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
 from tracer.paths import Owner
 from tracer.perf_events import attach_tracepoint, attach_uprobe
-from tracer.placement import Place, place_entry, place_fixed, place_tail
+from tracer.placement import NOP5, Place, place_entry, place_fixed, place_tail, place_usdt
 
 TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
-USDT_SITE = place_fixed("nop", "emulated", "USDT site")
 
 KERNEL_PROBES = (
     ("sched_process_fork", "process", "sched"),
@@ -85,6 +84,7 @@ class Attachments:
         self._fds: list[int] = []
         self._known: set[tuple[int, int, int, str]] = set()
         self.loader: Loader | None = None
+        self.costs: dict[str, float] = {}
 
     def programs(self) -> set[str]:
         """Names of the BPF programs that may be needed at the chosen levels."""
@@ -131,15 +131,19 @@ class Attachments:
         """(file offset of the function, its name, the place in it) of a probe in a binary."""
         if probe.usdt:
             offset = binary.usdt.get(probe.usdt)
-            return None if offset is None else (offset, probe.usdt, USDT_SITE)
+            if offset is None:
+                return None
+            entry = offset - len(NOP5)
+            place = place_usdt(binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry), self.costs)
+            return offset, probe.usdt, place
         found = ((symbol, binary.symbol(symbol)) for symbol in probe.symbols)
         symbol, offset = next(((s, o) for s, o in found if o is not None), ("", None))
         if offset is None:
             return None
         if not engine.inspect:
             return offset, symbol, SYMBOL_SITE
-        place = place_tail if probe.at == "tail" else place_entry
-        return offset, symbol, place(binary.bytes_at(offset), binary.machine)
+        choose = place_tail if probe.at == "tail" else place_entry
+        return offset, symbol, choose(binary.bytes_at(offset), binary.machine, self.costs)
 
     def attach_table(self, engine: Engine, slots: dict[int, tuple[str, int]], api: tuple[int, ...], backend: int) -> int:
         """Attach probes at function-table slots given as slot → (file, offset); returns how many were added."""

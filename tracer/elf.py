@@ -41,6 +41,13 @@ class Binary:
                 return self.file_offset(int(entry["value"]))
         return None
 
+    def begins_function(self, offset: int) -> bool:
+        """Whether a function's symbol stands at this file offset."""
+        for start, at, size in self.segments:
+            if at <= offset < at + size:
+                return any(bool((entries["value"] == offset - at + start).any()) for entries, _ in self.tables)
+        return False
+
     def file_offset(self, address: int) -> int | None:
         """The file offset of a virtual address, or None where no segment holds it."""
         for start, offset, size in self.segments:

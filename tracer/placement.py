@@ -17,7 +17,7 @@ ARGUMENT_REGISTERS = {
 # What arch_uprobe_analyze_insn emulates or simulates, by mnemonic.
 X86_BRANCHES = {"call", "jmp"}
 ARM64_SIMULATED = {"nop", "b", "bl", "br", "blr", "ret", "cbz", "cbnz", "tbz", "tbnz", "adr", "adrp"}
-COST_ORDER = ("nop5", "emulated", "stepped")
+NOP5 = b"\x0f\x1f\x44\x00\x00"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def cost_class(instruction: capstone.CsInsn, machine: str) -> str:
     name = instruction.mnemonic
     if machine == "AArch64":
         return "emulated" if name in ARM64_SIMULATED or name.startswith("b.") else "stepped"
-    if bytes(instruction.bytes) == b"\x0f\x1f\x44\x00\x00":
+    if bytes(instruction.bytes) == NOP5:
         return "nop5"
     operand = instruction.operands[0] if instruction.operands else None
     register = operand is not None and operand.type == x86_const.X86_OP_REG
@@ -73,28 +73,29 @@ def _written(instruction: capstone.CsInsn, machine: str) -> set[str]:
     return names
 
 
-def place_entry(code: bytes, machine: str) -> Place:
-    """The cheapest instruction on the straight line from the entry at which arguments, stack and return address are intact."""
+def place_entry(code: bytes, machine: str, costs: dict[str, float]) -> Place:
+    """The cheapest instruction on the straight line from the entry at which arguments, stack and return address are intact.
+
+    `costs` gives ns per hit by cost class, as measured on this machine.
+    """
     decoder = _decoder(machine)
-    candidates: list[tuple[int, int, str, str]] = []
+    candidates: list[tuple[float, int, str, str]] = []
     for instruction in decoder.disasm(code, 0) if decoder else ():
         cost = cost_class(instruction, machine)
         text = f"{instruction.mnemonic} {instruction.op_str}".strip()
-        candidates.append((COST_ORDER.index(cost), instruction.address, text, cost))
+        candidates.append((costs[cost], instruction.address, text, cost))
         if _is_branch(instruction) or _written(instruction, machine) & ARGUMENT_REGISTERS[machine]:
             break
     if not candidates:
         return Place(0, "", "stepped", "code of this machine is not decoded: probe at the symbol")
-    # A 5-byte nop is only dearer than others on kernels that do not rewrite it; its measured cost is reported either way.
     _, delta, text, cost = min(candidates)
-    if delta == 0:
-        return Place(
-            0, text, cost, "first instruction" + ("" if cost != "stepped" else "; nothing cheaper before an argument changes")
-        )
-    return Place(delta, text, cost, f"first instruction is stepped; at +{delta} the arguments are still in place")
+    why = (
+        "first instruction" if delta == 0 else f"cheaper than the first instruction; at +{delta} the arguments are still in place"
+    )
+    return Place(delta, text, cost, why + ("; nothing cheaper before they change" if cost == "stepped" else ""))
 
 
-def place_tail(code: bytes, machine: str) -> Place:
+def place_tail(code: bytes, machine: str, costs: dict[str, float]) -> Place:
     """The jump by which a short function hands over to another; the entry where there is none."""
     decoder = _decoder(machine)
     for instruction in decoder.disasm(code, 0) if decoder else ():
@@ -103,7 +104,19 @@ def place_tail(code: bytes, machine: str) -> Place:
             return Place(instruction.address, text, "emulated", "tail jump: emulated, and passed by every thread that waits")
         if instruction.mnemonic in ("ret", "call", "bl"):
             break
-    return place_entry(code, machine)
+    return place_entry(code, machine, costs)
+
+
+def place_usdt(before: bytes, is_entry: bool, costs: dict[str, float]) -> Place:
+    """A USDT site, or the 5-byte nop in front of it where that is cheaper here and is the function's entry, so surely run.
+
+    `before` holds the five bytes in front of the site, `is_entry` tells whether a function begins with them.
+    """
+    if before == NOP5 and is_entry and costs["nop5"] < costs["emulated"]:
+        return Place(
+            -len(NOP5), "nop5", "nop5", "in front of the USDT site: this kernel makes it a system call, cheaper than a trap"
+        )
+    return Place(0, "nop", "emulated", "USDT site")
 
 
 def place_fixed(instruction: str, cost: str, why: str) -> Place:

@@ -28,6 +28,7 @@ from tracer.watch import Watcher
 
 DRAIN_SECONDS = 0.02
 MANIFEST_SECONDS = 1.0
+GRACE_SECONDS = 1.0  # Ctrl-C reaches the target too: see how it ends
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Session:
         self.undo.callback(self.loader.close)
         self.probes.loader = self.loader
         self.undo.callback(self.probes.detach)
-        self.costs = measure(self.loader.program_fd("empty"))
+        self.probes.costs = measure(self.loader.program_fd("empty"))
         self.watcher = Watcher(self.kernel, self.loader, self.probes, self.guard, self.layouts)
         stats = self.kernel.enable_stats()
         if stats >= 0:
@@ -116,7 +117,12 @@ class Session:
         deadline = time.monotonic() + self.options.duration_s if self.options.duration_s else float("inf")
         next_manifest = time.monotonic() + MANIFEST_SECONDS
         alive = True
-        while alive and not self.stop_requested and time.monotonic() < deadline:
+        while alive and time.monotonic() < deadline:
+            if self.stop_requested and self.target.started_here:
+                self.stop_requested = False
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            elif self.stop_requested:
+                break
             with contextlib.suppress(InterruptedError):
                 self.poll.poll(DRAIN_SECONDS)
             alive = self.target.poll()
@@ -180,6 +186,6 @@ class Session:
             "lost": self.losses(),
             "layouts": self.layouts,
         }
-        cost = account(self.probes.rows, self.costs, lambda name: self.kernel.program_stats(self.loader.program_fd(name)))
+        cost = account(self.probes.rows, self.probes.costs, lambda name: self.kernel.program_stats(self.loader.program_fd(name)))
         cost |= {"target_cpu_ns": self.target.cpu_ns, "held_ns": self.watcher.held_ns}
         write_manifest(self.folder, compose(about, self.watcher, cost))

@@ -63,6 +63,8 @@ def mappings(pid: int) -> list[Mapping]:
 class Target:
     """A command that this process started, waiting for `release` before its first instruction."""
 
+    started_here = True
+
     def __init__(self, command: list[str], owner: Owner):
         self.command = command
         self.exit_code: int | None = None
@@ -118,6 +120,7 @@ class Target:
 class Followed:
     """A process that was there before; it is never waited for and never ended."""
 
+    started_here = False
     exit_code: int | None = None
     cpu_ns = 0
 

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     loader = LibbpfLoader(Kernel(), probes.programs() | {"empty"}, {})
     probes.loader = loader
     try:
-        costs = measure(loader.program_fd("empty"))
+        costs = probes.costs = measure(loader.program_fd("empty"))
         for path in args.file:
             if not path.is_file():
                 raise TracerError(f"{path} is not a file")
