@@ -192,15 +192,17 @@ def records(recording: Recording, tables: Tables) -> dict[str, Any]:
 
 
 def cost(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
-    """What tracing cost: calibrated trap time and measured BPF time, and their share of the program's CPU and token time."""
+    """What tracing cost: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
     given = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
     probes = manifest.get("probes") if isinstance(manifest.get("probes"), list) else []
     hits = sum(int(p.get("hits") or 0) for p in probes or [] if isinstance(p, dict))
     spent = float(np.nansum([given.get("trap_ns", 0), given.get("bpf_ns", 0)]))
+    cold = float(np.nansum([given.get("trap_cold_ns", 0), given.get("bpf_ns", 0)]))
     token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(given.get("target_cpu_ns", 0))
     return {
         **given,
         "probe_hits": hits,
         "share_of_token_time": spent / token_ns if token_ns > 0 and given else None,
+        "cold_share_of_token_time": cold / token_ns if token_ns > 0 and "trap_cold_ns" in given else None,
         "share_of_target_cpu": spent / cpu if cpu > 0 else None,
     }

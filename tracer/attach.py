@@ -62,6 +62,7 @@ class Row:
     cost: str
     why: str
     ns_per_hit: float = 0.0
+    ns_per_hit_cold: float = 0.0
     hits: int = 0
 
 

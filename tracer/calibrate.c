@@ -19,15 +19,25 @@ void calibrate_emulated(void);
 void calibrate_stepped(void);
 void calibrate_nop5(void);
 
-/* Nanoseconds that `calls` calls of function 0 (emulated), 1 (stepped) or 2 (nop5) take. */
-uint64_t calibrate(int which, int calls)
+static volatile uint8_t other_data[4 << 20];
+
+/*
+ * Nanoseconds that `calls` calls of function 0 (emulated), 1 (stepped) or 2 (nop5) take. Between calls `bytes` of other data are
+ * touched outside the measured time, as a program does between two hits: the kernel's path through a probe is then cold.
+ */
+uint64_t calibrate(int which, int calls, uint64_t bytes)
 {
 	void (*const functions[])(void) = {calibrate_emulated, calibrate_stepped, calibrate_nop5};
 	struct timespec begin, end;
+	uint64_t spent = 0;
 
-	clock_gettime(CLOCK_MONOTONIC, &begin);
-	for (int i = 0; i < calls; i++)
+	for (int i = 0; i < calls; i++) {
+		for (uint64_t at = 0; at < bytes && at < sizeof(other_data); at += 64)
+			other_data[at]++;
+		clock_gettime(CLOCK_MONOTONIC, &begin);
 		functions[which]();
-	clock_gettime(CLOCK_MONOTONIC, &end);
-	return (end.tv_sec - begin.tv_sec) * 1000000000ULL + end.tv_nsec - begin.tv_nsec;
+		clock_gettime(CLOCK_MONOTONIC, &end);
+		spent += (end.tv_sec - begin.tv_sec) * 1000000000ULL + end.tv_nsec - begin.tv_nsec;
+	}
+	return spent;
 }

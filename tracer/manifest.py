@@ -17,15 +17,17 @@ def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tup
     `costs` is what `calibration.measure` found; `stats(program)` gives the kernel's (runs, ns inside). A program that
     stands at several places is counted once.
     """
-    total = {"trap_ns": 0, "bpf_ns": 0}
+    total = {"trap_ns": 0, "trap_cold_ns": 0, "bpf_ns": 0}
     counted: set[str] = set()
     for row in rows:
         row.hits, inside = stats(row.program)
-        row.ns_per_hit = costs["return"] if row.at == "return" else costs.get(row.cost, 0.0)
+        kind = "return" if row.at == "return" else row.cost
+        row.ns_per_hit, row.ns_per_hit_cold = costs.get(kind, 0.0), costs.get(f"cold_{kind}", 0.0)
         if row.program not in counted:
             counted.add(row.program)
             total["bpf_ns"] += inside
             total["trap_ns"] += int(row.hits * row.ns_per_hit)
+            total["trap_cold_ns"] += int(row.hits * row.ns_per_hit_cold)
     return {**total, "tracer_cpu_ns": time.process_time_ns(), "calibration_ns": costs}
 
 

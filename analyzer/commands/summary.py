@@ -170,9 +170,9 @@ def losses(answer: Section) -> list[str | Table]:
     odd = {f"{kind} ends without begin": n for kind, n in r["ends_without_begin"].items()}
     odd |= {f"open {name}": n for name, n in r["begins_without_end"].items()}
     kept = f"{sum(r['kept'].values()):,} records kept, " + (f"[red]{lost:,} lost[/]" if lost else "0 lost")
-    cost = (
-        f"probes took {number(c['share_of_token_time'], '.2%')} of token time, {number(c['share_of_target_cpu'], '.2%')} of CPU"
-    )
-    held = f"; placing them held it for {c['held_ns'] / 1e6:,.0f} ms" if c.get("held_ns") else ""
-    lines: list[str | Table] = [kept, cost + held]
+    warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
+    upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
+    cost = f"probes took {number(warm, '.1%')}{upper} of token time, {number(cpu, '.1%')} of CPU"
+    held = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms for probes" if c.get("held_ns") else ""
+    lines: list[str | Table] = [kept + held, cost]
     return [*lines, ", ".join(f"{n} {name}" for name, n in odd.items())] if odd else lines

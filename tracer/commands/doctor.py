@@ -121,7 +121,8 @@ def _libbpf() -> Check:
         loader = LibbpfLoader(Kernel(), {"empty"}, {})
         cost = measure(loader.program_fd("empty"))
         loader.close()
-        return ", ".join(f"{name} {ns:.0f} ns" for name, ns in cost.items()) + " per hit"
+        pairs = ((name, ns, cost[f"cold_{name}"]) for name, ns in cost.items() if not name.startswith("cold_"))
+        return ", ".join(f"{name} {ns:.0f}..{cold:.0f} ns" for name, ns, cold in pairs) + " per hit (warm..cold caches)"
 
     ok, seen = _attempt(load)
     return Check(
