@@ -8,7 +8,7 @@ from analyzer.schema import conform
 from analyzer.spans import NONE, codes
 from analyzer.steps import Steps, faults
 
-HIT, MISS, PREFETCHED = 1, 2, 3
+HIT, MISS = 1, 2
 
 
 def routes(source: Source, tokens: Steps) -> pd.DataFrame:

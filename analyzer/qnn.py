@@ -127,7 +127,6 @@ class Events:
 
     rows: Rows
     harvest: np.ndarray
-    duplicates: int  # events read a second time, through the other of the two data calls
 
 
 def events(source: Source, read: Harvests) -> Events:
@@ -138,7 +137,7 @@ def events(source: Source, read: Harvests) -> Events:
     order = np.lexsort((-rows["extended"], same))
     first = np.append(True, same[order][1:] != same[order][:-1])[: len(order)]
     keep = np.sort(order[first | (harvest[order] < 0)])
-    return Events(rows.where(keep), harvest[keep], len(rows) - len(keep))
+    return Events(rows.where(keep), harvest[keep])
 
 
 def parents(source: Source, read: Harvests, found: Events) -> tuple[np.ndarray, np.ndarray]:

@@ -56,7 +56,6 @@ UNIT_US, UNIT_CYCLES = 1, 3
 UNSIGNED_BITS: dict[int, int] = {0x108: 8, 0x116: 16, 0x132: 32}
 """Scalar types narrower than the 64-bit field that carries them, and their width in bits."""
 
-RESOURCES: dict[int, str] = {1: "HVX", 2: "HMX", 4: "DMA"}
 """Bits of NODE_RESOURCEMASK."""
 
 CALLS: dict[int, str] = {

@@ -9,7 +9,7 @@ from analyzer.reading import Rows, Source, texts
 from analyzer.schema import conform
 from analyzer.spans import NONE, order_in_groups
 
-INTERRUPTIBLE, UNINTERRUPTIBLE = 1, 2
+UNINTERRUPTIBLE = 2
 HELD = 0x4 | 0x8  # by a signal, or by a tracer; ours holds the target while it places probes
 GONE = 0x10 | 0x20 | 0x80  # dead and zombie bits of a task's state
 REPORTED = 0xFF  # sched_switch adds 0x100 to the state of a task that was preempted

@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,13 @@ class Package:
 
 def subgraphs(family: Family, checkpoint: Checkpoint) -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
     """Every subgraph's name and builder."""
-    yield "embed", lambda: family.embed(checkpoint)
+    yield "embed", partial(family.embed, checkpoint)
     for layer in range(family.layers):
-        yield attention_name(layer), lambda layer=layer: family.attention(checkpoint, layer)  # type: ignore[misc]
-        yield router_name(layer), lambda layer=layer: family.router(checkpoint, layer)  # type: ignore[misc]
+        yield attention_name(layer), partial(family.attention, checkpoint, layer)
+        yield router_name(layer), partial(family.router, checkpoint, layer)
         for e in range(family.experts):
-            yield expert_name(layer, e), lambda layer=layer, e=e: family.expert(checkpoint, layer, e)  # type: ignore[misc]
-    yield "head", lambda: family.head(checkpoint)
+            yield expert_name(layer, e), partial(family.expert, checkpoint, layer, e)
+    yield "head", partial(family.head, checkpoint)
 
 
 def attention_name(layer: int) -> str:

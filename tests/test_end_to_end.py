@@ -128,7 +128,7 @@ def test_the_perfetto_ui_shows_the_demo(browser: Any, demo: DemoRun) -> None:  #
         wait(lambda: browser.execute_script("return !!(self.app && self.app.trace)"), 90)
         expand = "self.app.commands.runCommand('dev.perfetto.ExpandAllGroups'); return document.body.innerText"
         shown = f"try {{ {expand} }} catch (not_ready_yet) {{ return '' }}"
-        wait(lambda: "QNN Execute" in browser.execute_script(shown), 90)
+        assert wait(lambda: "QNN Execute" in browser.execute_script(shown), 90)
         browser.get("about:blank")
         served.shutdown()
 

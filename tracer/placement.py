@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import capstone
 from capstone import x86_const
 
-WINDOW = 64
 ARGUMENT_REGISTERS = {
     "x64": {"rdi", "rsi", "rdx", "rcx", "r8", "r9", "rsp"},
     "AArch64": {f"x{i}" for i in range(8)} | {"sp", "x30", "lr"},

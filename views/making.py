@@ -1,5 +1,6 @@
 """Recording → files: what the verbs share."""
 
+import argparse
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,13 @@ from rich.console import Console
 
 Tables = dict[str, Any]
 TRACE, REPORT, DAG = "trace.pftrace", "report.html", "profdag.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every verb that writes one file of a recording."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="default: inside RUN")
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
 
 @contextmanager

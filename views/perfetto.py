@@ -10,6 +10,7 @@ Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, which Perfetto demands,
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -150,7 +151,11 @@ class TraceWriter:
         by_tid = [rows_by(level.slices.tid) for level in levels]
         for tid in sorted({tid for groups in by_tid for tid in groups}):
             rows = [groups.get(tid, np.empty(0, np.int64)) for groups in by_tid]
-            self.draw(levels, rows, THREAD | tid, lambda lane, tid=tid: self.new_track("overlapping", THREAD | tid))  # type: ignore[misc]
+            self.draw(levels, rows, THREAD | tid, partial(self.overlapping, THREAD | tid))
+
+    def overlapping(self, parent: int, lane: int) -> int:
+        """One more track for slices of a thread that do not nest; every lane looks the same."""
+        return self.new_track("overlapping", parent)
 
     def npu(self) -> None:
         """The NPU's group of tracks."""

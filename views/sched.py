@@ -94,7 +94,7 @@ def packets(tables: Tables, boot: int) -> Iterator[tuple[int, bytes]]:
     """(events, bytes) per cpu and batch; `boot` is CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
     names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
     for cpu, rows in tables["sched"].groupby("cpu", sort=True):
-        number = int(cpu)  # type: ignore[call-overload]
+        number = int(str(cpu))
         rows = rows.sort_values("ts_ns", kind="stable")
         recorded = rows[rows["event"] == "switch"].reset_index(drop=True)
         switches = chained(recorded, tables["thread_states"])

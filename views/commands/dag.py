@@ -6,17 +6,14 @@ examples:
 """
 
 import argparse
-from pathlib import Path
 
-from views.making import announce, make_dag, progress
+from views.making import add_arguments, announce, make_dag, progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    add_arguments(parser)
     parser.add_argument("--token", metavar="N", type=int, help="token_id; default: the middle decode token, else the first token")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="default: inside RUN")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,16 +6,13 @@ examples:
 """
 
 import argparse
-from pathlib import Path
 
-from views.making import announce, make_report, progress
+from views.making import add_arguments, announce, make_report, progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="default: inside RUN")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
