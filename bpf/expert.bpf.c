@@ -4,12 +4,11 @@
 /* moescope:expert__begin(layer, expert, n_tokens, cache, backend, tier) */
 UPROBE(moescope_expert_begin)
 {
-	struct rec_expert_begin *r;
+	RECORD(rec_expert_begin, r);
 
 	if (!traced())
 		return 0;
-	r = new_event(KIND_EXPERT_BEGIN, ENGINE_MOESCOPE);
-	if (!r)
+	if (!reserve(r, KIND_EXPERT_BEGIN, ENGINE_MOESCOPE))
 		return 0;
 	r->layer = ARG1(ctx);
 	r->expert = ARG2(ctx);
@@ -19,38 +18,36 @@ UPROBE(moescope_expert_begin)
 	r->tier = ARG6(ctx);
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 /* moescope:expert__end(layer, expert) */
 UPROBE(moescope_expert_end)
 {
-	struct rec_expert_end *r;
+	RECORD(rec_expert_end, r);
 
 	if (!traced())
 		return 0;
-	r = new_event(KIND_EXPERT_END, ENGINE_MOESCOPE);
-	if (!r)
+	if (!reserve(r, KIND_EXPERT_END, ENGINE_MOESCOPE))
 		return 0;
 	r->layer = ARG1(ctx);
 	r->expert = ARG2(ctx);
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);
 	r->pad[0] = r->pad[1] = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 /* moescope:load__begin(layer, expert, bytes, reason, backend) */
 UPROBE(moescope_load_begin)
 {
-	struct rec_load_begin *r;
+	RECORD(rec_load_begin, r);
 
 	if (!traced())
 		return 0;
-	r = new_event(KIND_LOAD_BEGIN, ENGINE_MOESCOPE);
-	if (!r)
+	if (!reserve(r, KIND_LOAD_BEGIN, ENGINE_MOESCOPE))
 		return 0;
 	r->layer = ARG1(ctx);
 	r->expert = ARG2(ctx);
@@ -58,53 +55,48 @@ UPROBE(moescope_load_begin)
 	r->reason = ARG4(ctx);
 	r->backend = ARG5(ctx);
 	r->pad = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 /* moescope:load__end and moescope:evict (layer, expert, bytes, resident bytes): records of one shape */
-static INLINE int cache_change(u16 kind, u32 layer, u32 expert, u64 bytes, u64 resident)
+static INLINE int cache_change(void *ctx, u16 kind, u32 layer, u32 expert, u64 bytes, u64 resident)
 {
-	struct rec_evict *r = new_event(kind, ENGINE_MOESCOPE);
+	RECORD(rec_evict, r);
 
-	if (!r)
+	if (!reserve(r, kind, ENGINE_MOESCOPE))
 		return 0;
 	r->layer = layer;
 	r->expert = expert;
 	r->bytes = bytes;
 	r->resident = resident;
 	r->pad = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 UPROBE(moescope_load_end)
 {
-	return traced() ? cache_change(KIND_LOAD_END, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
+	return traced() ? cache_change(ctx, KIND_LOAD_END, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
 }
 
 UPROBE(moescope_evict)
 {
-	return traced() ? cache_change(KIND_EVICT, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
+	return traced() ? cache_change(ctx, KIND_EVICT, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
 }
 
 #define MAX_ROUTE_PARTS 128 /* 4096 choices: 512 tokens of top-8 */
 
-static INLINE struct rec_route *new_route(u8 engine, s32 layer, u32 n_tokens, u32 k,
-									 u32 first, u32 has_weights)
+static INLINE void fill_route(struct rec_route *r, s32 layer, u32 n_tokens, u32 k, u32 first, u32 has_weights)
 {
-	struct rec_route *r = new_detail(KIND_ROUTE, engine);
 	u32 left = n_tokens * k - first;
 
-	if (!r)
-		return 0;
 	r->layer = layer;
 	r->n_tokens = n_tokens;
 	r->k = k;
 	r->first = first;
 	r->count = left < ROUTE_SLOTS ? left : ROUTE_SLOTS;
 	r->has_weights = has_weights;
-	return r;
 }
 
 /* moescope:route(layer, n_tokens, k, u16 experts[n_tokens * k], float weights[n_tokens * k]) */
@@ -118,18 +110,18 @@ UPROBE(moescope_route)
 		return 0;
 	for (u32 part = 0; part < MAX_ROUTE_PARTS; part++) {
 		u32 first = part * ROUTE_SLOTS;
-		struct rec_route *r;
+		RECORD(rec_route, r);
 		u64 count;
 
 		if (first >= n_tokens * k)
 			return 0;
-		r = new_route(ENGINE_MOESCOPE, layer, n_tokens, k, first, weights != 0);
-		if (!r)
+		if (!reserve(r, KIND_ROUTE, ENGINE_MOESCOPE))
 			return 0;
+		fill_route(r, layer, n_tokens, k, first, weights != 0);
 		count = BOUNDED(r->count, ROUTE_SLOTS);
 		bpf_probe_read_user(r->experts, count * 2, (void *)(experts + 2ULL * first));
 		bpf_probe_read_user(r->weights, count * 4, (void *)(weights + 4ULL * first));
-		submit(r);
+		submit(ctx, r);
 	}
 	if (n_tokens * k > MAX_ROUTE_PARTS * ROUTE_SLOTS)
 		count_loss(KIND_ROUTE);
@@ -157,7 +149,7 @@ static INLINE s32 layer_of_name(u64 name)
 }
 
 /* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. */
-static INLINE void send_ggml_routes(u64 ids, s32 layer)
+static INLINE void send_ggml_routes(void *ctx, u64 ids, s32 layer)
 {
 	struct ggml_tensor_view *t = (void *)ids;
 	u64 ne[2] = {}, nb[2] = {}, data = 0;
@@ -172,13 +164,13 @@ static INLINE void send_ggml_routes(u64 ids, s32 layer)
 		return;
 	for (u32 part = 0; part < MAX_ROUTE_PARTS; part++) {
 		u32 first = part * ROUTE_SLOTS;
-		struct rec_route *r;
+		RECORD(rec_route, r);
 
 		if (first >= n_tokens * k)
 			return;
-		r = new_route(ENGINE_LLAMACPP, layer, n_tokens, k, first, 0);
-		if (!r)
+		if (!reserve(r, KIND_ROUTE, ENGINE_LLAMACPP))
 			return;
+		fill_route(r, layer, n_tokens, k, first, 0);
 		for (u32 i = 0; i < ROUTE_SLOTS; i++) {
 			u32 at = first + i, expert = 0;
 
@@ -187,14 +179,14 @@ static INLINE void send_ggml_routes(u64 ids, s32 layer)
 			bpf_probe_read_user(&expert, 4, (void *)(data + (at / k) * nb[1] + (at % k) * 4ULL));
 			r->experts[i] = expert;
 		}
-		submit(r);
+		submit(ctx, r);
 	}
 	if (n_tokens * k > MAX_ROUTE_PARTS * ROUTE_SLOTS)
 		count_loss(KIND_ROUTE);
 }
 
 /* gate, up and down of one layer share their routing tensor: it is sent once. */
-static INLINE void ggml_routes(u64 tensor, u32 op)
+static INLINE void ggml_routes(void *ctx, u64 tensor, u32 op)
 {
 	struct ggml_tensor_view *t = (void *)tensor;
 	u32 zero = 0, tid = bpf_get_current_pid_tgid();
@@ -208,5 +200,5 @@ static INLINE void ggml_routes(u64 tensor, u32 op)
 	if (last && *last == ids)
 		return;
 	map_update(MAP(routed), &tid, &ids);
-	send_ggml_routes(ids, layer_of_name((u64)t->name));
+	send_ggml_routes(ctx, ids, layer_of_name((u64)t->name));
 }

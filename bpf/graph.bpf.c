@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Graphs: what an engine hands to a backend in one piece. */
 
-static INLINE int graph_end(u8 engine, u64 handle, s64 status)
+static INLINE int graph_end(void *ctx, u8 engine, u64 handle, s64 status)
 {
-	struct rec_graph_end *r = new_event(KIND_GRAPH_END, engine);
+	RECORD(rec_graph_end, r);
 
-	if (!r)
+	if (!reserve(r, KIND_GRAPH_END, engine))
 		return 0;
 	r->handle = handle;
 	r->status = status;
 	r->pad[0] = r->pad[1] = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 /* moescope:graph__begin(handle, kind, layer, expert, backend, tier << 32 | n_tokens) */
 UPROBE(moescope_graph_begin)
 {
-	struct rec_graph_begin *r;
+	RECORD(rec_graph_begin, r);
 
 	if (!traced())
 		return 0;
-	r = new_event(KIND_GRAPH_BEGIN, ENGINE_MOESCOPE);
-	if (!r)
+	if (!reserve(r, KIND_GRAPH_BEGIN, ENGINE_MOESCOPE))
 		return 0;
 	r->handle = ARG1(ctx);
 	r->type = ARG2(ctx);
@@ -31,14 +30,14 @@ UPROBE(moescope_graph_begin)
 	r->backend = ARG5(ctx);
 	r->n_tokens = (u32)ARG6(ctx);
 	r->tier = ARG6(ctx) >> 32;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 /* moescope:graph__end(handle, status) */
 UPROBE(moescope_graph_end)
 {
-	return traced() ? graph_end(ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx)) : 0;
+	return traced() ? graph_end(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx)) : 0;
 }
 
 #define CALL_GGML_GRAPH 240
@@ -46,20 +45,19 @@ UPROBE(moescope_graph_end)
 /* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *) */
 UPROBE(ggml_graph_begin)
 {
-	struct rec_graph_begin *r;
+	RECORD(rec_graph_begin, r);
 
 	if (!traced())
 		return 0;
 	keep_args(CALL_GGML_GRAPH, ARG2(ctx), 0, 0, 0);
-	r = new_event(KIND_GRAPH_BEGIN, ENGINE_LLAMACPP);
-	if (!r)
+	if (!reserve(r, KIND_GRAPH_BEGIN, ENGINE_LLAMACPP))
 		return 0;
 	r->handle = ARG2(ctx);
 	r->type = 0;
 	r->layer = r->expert = -1;
 	r->backend = BACKEND_UNKNOWN;
 	r->n_tokens = r->tier = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
@@ -67,5 +65,5 @@ UPROBE(ggml_graph_end)
 {
 	struct call_args args;
 
-	return take_args(CALL_GGML_GRAPH, &args) ? graph_end(ENGINE_LLAMACPP, args.arg[0], (s32)RESULT(ctx)) : 0;
+	return take_args(CALL_GGML_GRAPH, &args) ? graph_end(ctx, ENGINE_LLAMACPP, args.arg[0], (s32)RESULT(ctx)) : 0;
 }

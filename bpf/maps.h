@@ -150,9 +150,29 @@ static INLINE void fill_header(struct header *h, u16 kind, u8 engine)
 	h->pad[0] = h->pad[1] = h->pad[2] = 0;
 }
 
-static INLINE void *new_event(u16 kind, u8 engine)
+/*
+ * How a handler writes a record:
+ *
+ *	RECORD(rec_token_end, r);
+ *
+ *	if (!reserve(r, KIND_TOKEN_END, engine))
+ *		return 0;
+ *	r->seq = seq;
+ *	submit(ctx, r);
+ *
+ * Readers drain by time, so that no record costs a wake-up; `urgent` ones are what the target waits for.
+ */
+#define RECORD(type, r) struct type *r
+#define IS_EVENT(r) (sizeof(*(r)) <= EVENT_BYTES)
+#define reserve(r, kind, engine)                                                                                       \
+	((r = IS_EVENT(r) ? reserve_in(MAP(events), EVENT_BYTES, kind, engine)                                         \
+			  : reserve_in(MAP(details), DETAIL_BYTES, kind, engine)) != 0)
+#define submit(ctx, r) bpf_ringbuf_submit(r, NO_WAKEUP)
+#define submit_urgent(ctx, r) bpf_ringbuf_submit(r, FORCE_WAKEUP)
+
+static INLINE void *reserve_in(void *ring, u32 bytes, u16 kind, u8 engine)
 {
-	struct header *h = bpf_ringbuf_reserve(MAP(events), EVENT_BYTES, 0);
+	struct header *h = bpf_ringbuf_reserve(ring, bytes, 0);
 
 	if (!h) {
 		count_loss(kind);
@@ -160,29 +180,6 @@ static INLINE void *new_event(u16 kind, u8 engine)
 	}
 	fill_header(h, kind, engine);
 	return h;
-}
-
-static INLINE void *new_detail(u16 kind, u8 engine)
-{
-	struct header *h = bpf_ringbuf_reserve(MAP(details), DETAIL_BYTES, 0);
-
-	if (!h) {
-		count_loss(kind);
-		return 0;
-	}
-	fill_header(h, kind, engine);
-	return h;
-}
-
-/* Readers drain by time, so that no record costs a wake-up; `urgent` ones are what the target waits for. */
-static INLINE void submit(void *record)
-{
-	bpf_ringbuf_submit(record, NO_WAKEUP);
-}
-
-static INLINE void submit_urgent(void *record)
-{
-	bpf_ringbuf_submit(record, FORCE_WAKEUP);
 }
 
 /*

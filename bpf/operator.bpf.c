@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Operators: begin on every thread, the wait at the barrier where there is one, and each tensor's structure once. */
 
-static INLINE int op_begin(u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tokens)
+static INLINE int op_begin(void *ctx, u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tokens)
 {
-	struct rec_op_begin *r = new_event(KIND_OP_BEGIN, engine);
+	RECORD(rec_op_begin, r);
 
-	if (!r)
+	if (!reserve(r, KIND_OP_BEGIN, engine))
 		return 0;
 	r->tensor = tensor;
 	r->type = type;
@@ -14,22 +14,21 @@ static INLINE int op_begin(u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tok
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);
 	r->pad = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 #define MAX_SOURCE_PARTS 16
 
-static INLINE void send_sources(u64 tensor, u32 type, u64 sources, u32 n_sources)
+static INLINE void send_sources(void *ctx, u64 tensor, u32 type, u64 sources, u32 n_sources)
 {
 	for (u32 part = 0; part < MAX_SOURCE_PARTS; part++) {
 		u32 first = part * MAX_SOURCES;
-		struct rec_tensor *r;
+		RECORD(rec_tensor, r);
 
 		if (first >= n_sources && part)
 			break;
-		r = new_detail(KIND_TENSOR, ENGINE_MOESCOPE);
-		if (!r)
+		if (!reserve(r, KIND_TENSOR, ENGINE_MOESCOPE))
 			break;
 		r->tensor = tensor;
 		r->type = type;
@@ -44,7 +43,7 @@ static INLINE void send_sources(u64 tensor, u32 type, u64 sources, u32 n_sources
 			if (first + i < n_sources)
 				bpf_probe_read_user(&r->sources[i], 8, (void *)(sources + 8ULL * (first + i)));
 		}
-		submit(r);
+		submit(ctx, r);
 	}
 }
 
@@ -74,36 +73,35 @@ UPROBE(moescope_op_begin)
 
 	if (!traced())
 		return 0;
-	op_begin(ENGINE_MOESCOPE, result, ARG1(ctx), ARG2(ctx), ARG3(ctx));
+	op_begin(ctx, ENGINE_MOESCOPE, result, ARG1(ctx), ARG2(ctx), ARG3(ctx));
 	if (is_news(result, sources_signature(sources, n_sources)))
-		send_sources(result, ARG1(ctx), sources, n_sources);
+		send_sources(ctx, result, ARG1(ctx), sources, n_sources);
 	return 0;
 }
 
 /* moescope:op__end(result) */
 UPROBE(moescope_op_end)
 {
-	struct rec_op_end *r;
+	RECORD(rec_op_end, r);
 
 	if (!traced())
 		return 0;
-	r = new_event(KIND_OP_END, ENGINE_MOESCOPE);
-	if (!r)
+	if (!reserve(r, KIND_OP_END, ENGINE_MOESCOPE))
 		return 0;
 	r->tensor = ARG1(ctx);
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);
 	r->pad[0] = r->pad[1] = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 /* Describes a tensor where that is news; returns whether it was, and its first source in `next`. */
-static INLINE bool send_ggml_tensor(u64 tensor, u64 *next)
+static INLINE bool send_ggml_tensor(void *ctx, u64 tensor, u64 *next)
 {
 	struct ggml_tensor_view *t = (void *)tensor;
 	u64 src[2] = {}, ne[2] = {};
-	struct rec_tensor *r;
+	RECORD(rec_tensor, r);
 	u32 op = 0;
 
 	bpf_probe_read_user(&op, sizeof(op), &t->op);
@@ -112,8 +110,7 @@ static INLINE bool send_ggml_tensor(u64 tensor, u64 *next)
 	*next = src[0];
 	if (!is_news(tensor, op + 31 * (ne[0] + 31 * (ne[1] + 31 * (src[0] + 31 * src[1])))))
 		return false;
-	r = new_detail(KIND_TENSOR, ENGINE_LLAMACPP);
-	if (!r)
+	if (!reserve(r, KIND_TENSOR, ENGINE_LLAMACPP))
 		return false;
 	r->tensor = tensor;
 	r->type = r->dtype = 0;
@@ -125,26 +122,26 @@ static INLINE bool send_ggml_tensor(u64 tensor, u64 *next)
 	bpf_probe_read_user(r->ne, sizeof(r->ne), t->ne);
 	bpf_probe_read_user(r->sources, sizeof(r->sources), t->src);
 	bpf_probe_read_user(r->name, sizeof(r->name), t->name);
-	submit(r);
+	submit(ctx, r);
 	return true;
 }
 
 #define VIEW_DEPTH 3
 
 /* An operator's structure, and that of its sources: weights, and views that are never executed but connect operators. */
-static INLINE void send_ggml_structure(u64 tensor)
+static INLINE void send_ggml_structure(void *ctx, u64 tensor)
 {
 	struct ggml_tensor_view *t = (void *)tensor;
 	u64 next;
 
-	if (!send_ggml_tensor(tensor, &next))
+	if (!send_ggml_tensor(ctx, tensor, &next))
 		return;
 	for (u32 i = 0; i < MAX_SOURCES; i++) {
 		u64 source = 0;
 
 		bpf_probe_read_user(&source, sizeof(source), &t->src[i]);
 		for (u32 depth = 0; depth < VIEW_DEPTH; depth++) {
-			if (!source || !send_ggml_tensor(source, &next))
+			if (!source || !send_ggml_tensor(ctx, source, &next))
 				break;
 			source = next;
 		}
@@ -163,26 +160,25 @@ UPROBE(ggml_op_begin)
 		return 0;
 	bpf_probe_read_user(&op, sizeof(op), &t->op);
 	bpf_probe_read_user(&rows, sizeof(rows), &t->ne[1]);
-	op_begin(ENGINE_LLAMACPP, tensor, op, -1, rows);
+	op_begin(ctx, ENGINE_LLAMACPP, tensor, op, -1, rows);
 	bpf_probe_read_user(&ith, sizeof(ith), (void *)params);
 	if (ith)
 		return 0;
-	send_ggml_structure(tensor);
-	ggml_routes(tensor, op);
+	send_ggml_structure(ctx, tensor);
+	ggml_routes(ctx, tensor, op);
 	return 0;
 }
 
 /* ggml_barrier(struct ggml_threadpool *): the thread's share is done. */
 UPROBE(ggml_op_wait)
 {
-	struct rec_op_wait *r;
+	RECORD(rec_op_wait, r);
 
 	if (!traced())
 		return 0;
-	r = new_event(KIND_OP_WAIT, ENGINE_LLAMACPP);
-	if (!r)
+	if (!reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP))
 		return 0;
 	r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }

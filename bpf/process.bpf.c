@@ -4,33 +4,31 @@
 TRACEPOINT(sched, sched_process_fork)
 {
 	u32 child = FIELD(ctx, sched_process_fork, child_pid, s32), one = 1;
-	struct rec_task_fork *r;
+	RECORD(rec_task_fork, r);
 
 	if (!traced())
 		return 0;
 	map_update(MAP(threads), &child, &one);
-	r = new_event(KIND_TASK_FORK, ENGINE_KERNEL);
-	if (!r)
+	if (!reserve(r, KIND_TASK_FORK, ENGINE_KERNEL))
 		return 0;
 	r->parent_tid = FIELD(ctx, sched_process_fork, parent_pid, s32);
 	r->child_tid = child;
 	r->pad[0] = r->pad[1] = r->pad[2] = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 TRACEPOINT(sched, sched_process_exit)
 {
-	struct rec_task_exit *r;
+	RECORD(rec_task_exit, r);
 
 	if (!traced())
 		return 0;
-	r = new_event(KIND_TASK_EXIT, ENGINE_KERNEL);
-	if (!r)
+	if (!reserve(r, KIND_TASK_EXIT, ENGINE_KERNEL))
 		return 0;
 	bpf_get_current_comm(r->comm, sizeof(r->comm));
 	r->pad[0] = r->pad[1] = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
@@ -46,16 +44,15 @@ TRACEPOINT(sched, sched_process_free)
 TRACEPOINT(sched, sched_process_exec)
 {
 	u32 filename = FIELD(ctx, sched_process_exec, __data_loc_filename, u32); /* low half: where the text begins */
-	struct rec_task_exec *r;
+	RECORD(rec_task_exec, r);
 
 	if (!traced())
 		return 0;
-	r = new_detail(KIND_TASK_EXEC, ENGINE_KERNEL);
-	if (!r)
+	if (!reserve(r, KIND_TASK_EXEC, ENGINE_KERNEL))
 		return 0;
 	bpf_probe_read_kernel_str(r->path, sizeof(r->path), (char *)ctx + (filename & 0xFFFF));
 	stop_target();
-	submit_urgent(r);
+	submit_urgent(ctx, r);
 	return 0;
 }
 
@@ -87,7 +84,7 @@ TRACEPOINT(syscalls, sys_enter_openat)
 	struct sys_enter_openat_args *args = ctx;
 	u32 zero = 0;
 	struct path_scratch *path;
-	struct rec_library *r;
+	RECORD(rec_library, r);
 	bool wanted = false;
 
 	if (!traced())
@@ -110,12 +107,11 @@ TRACEPOINT(syscalls, sys_enter_openat)
 	}
 	if (!wanted)
 		return 0;
-	r = new_detail(KIND_LIBRARY, ENGINE_KERNEL);
-	if (!r)
+	if (!reserve(r, KIND_LIBRARY, ENGINE_KERNEL))
 		return 0;
 	bpf_probe_read_user_str(r->path, sizeof(r->path), (void *)args->filename);
 	stop_target();
-	submit_urgent(r);
+	submit_urgent(ctx, r);
 	return 0;
 }
 

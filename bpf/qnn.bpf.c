@@ -24,12 +24,12 @@ UPROBE(qnn_providers_begin)
 	return 0;
 }
 
-static INLINE void send_table(u64 provider, u32 index, u32 count)
+static INLINE void send_table(void *ctx, u64 provider, u32 index, u32 count)
 {
 	for (u32 part = 0; part < TABLE_PARTS; part++) {
-		struct rec_qnn_table *r = new_detail(KIND_QNN_TABLE, ENGINE_QNN);
+		RECORD(rec_qnn_table, r);
 
-		if (!r)
+		if (!reserve(r, KIND_QNN_TABLE, ENGINE_QNN))
 			return;
 		r->backend = 0;
 		r->provider = index;
@@ -38,7 +38,7 @@ static INLINE void send_table(u64 provider, u32 index, u32 count)
 		bpf_probe_read_user(&r->backend, sizeof(r->backend), (void *)provider);
 		bpf_probe_read_user(r->api, sizeof(r->api), (void *)(provider + PROVIDER_API));
 		bpf_probe_read_user(r->slots, sizeof(r->slots), (void *)(provider + PROVIDER_TABLE + 8ULL * r->first));
-		submit_urgent(r);
+		submit_urgent(ctx, r);
 	}
 }
 
@@ -61,7 +61,7 @@ UPROBE(qnn_providers_end)
 		provider = 0;
 		bpf_probe_read_user(&provider, sizeof(provider), (void *)(list + 8ULL * i));
 		if (provider)
-			send_table(provider, i, count);
+			send_table(ctx, provider, i, count);
 	}
 	return 0;
 }
@@ -69,38 +69,36 @@ UPROBE(qnn_providers_end)
 /* graphExecute(graph, inputs, n_inputs, outputs, n_outputs, profile, signal) */
 UPROBE(qnn_execute_begin)
 {
-	struct rec_qnn_execute_begin *r;
+	RECORD(rec_qnn_execute_begin, r);
 
 	if (!traced())
 		return 0;
 	keep_args(CALL_EXECUTE, ARG1(ctx), ARG6(ctx), 0, 0);
-	r = new_event(KIND_QNN_EXECUTE_BEGIN, ENGINE_QNN);
-	if (!r)
+	if (!reserve(r, KIND_QNN_EXECUTE_BEGIN, ENGINE_QNN))
 		return 0;
 	r->graph = ARG1(ctx);
 	r->profile = ARG6(ctx);
 	r->n_inputs = ARG3(ctx);
 	r->n_outputs = ARG5(ctx);
 	r->pad = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 UPROBE(qnn_execute_end)
 {
-	struct rec_qnn_execute_end *r;
+	RECORD(rec_qnn_execute_end, r);
 	struct call_args args;
 
 	if (!take_args(CALL_EXECUTE, &args))
 		return 0;
-	r = new_event(KIND_QNN_EXECUTE_END, ENGINE_QNN);
-	if (!r)
+	if (!reserve(r, KIND_QNN_EXECUTE_END, ENGINE_QNN))
 		return 0;
 	r->graph = args.arg[0];
 	r->profile = args.arg[1];
 	r->status = RESULT(ctx);
 	r->pad = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
@@ -118,28 +116,27 @@ static INLINE u64 arg7(struct pt_regs *ctx)
 }
 
 /* owner: the handle the call works in; out: where it writes a new handle; name: text or 0; level: of a profile */
-static INLINE int call_begin(u8 call, u64 owner, u64 size, u64 out, u64 name, u64 level, u64 profile)
+static INLINE int call_begin(void *ctx, u8 call, u64 owner, u64 size, u64 out, u64 name, u64 level, u64 profile)
 {
-	struct rec_qnn_call_begin *r;
+	RECORD(rec_qnn_call_begin, r);
 
 	keep_args(call, owner, out, name, level);
-	r = new_event(KIND_QNN_CALL_BEGIN, ENGINE_QNN);
-	if (!r)
+	if (!reserve(r, KIND_QNN_CALL_BEGIN, ENGINE_QNN))
 		return 0;
 	r->handle = owner;
 	r->size = size;
 	r->profile = profile;
 	r->call = call;
 	r->pad = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
-static INLINE void send_object(u8 call, u64 handle, struct call_args *args)
+static INLINE void send_object(void *ctx, u8 call, u64 handle, struct call_args *args)
 {
-	struct rec_qnn_object *r = new_detail(KIND_QNN_OBJECT, ENGINE_QNN);
+	RECORD(rec_qnn_object, r);
 
-	if (!r)
+	if (!reserve(r, KIND_QNN_OBJECT, ENGINE_QNN))
 		return;
 	r->handle = handle;
 	r->owner = args->arg[0];
@@ -149,12 +146,12 @@ static INLINE void send_object(u8 call, u64 handle, struct call_args *args)
 	r->name[0] = 0;
 	if (args->arg[2])
 		bpf_probe_read_user_str(r->name, sizeof(r->name), (void *)args->arg[2]);
-	submit(r);
+	submit(ctx, r);
 }
 
-static INLINE int call_end(u8 call, s64 status)
+static INLINE int call_end(void *ctx, u8 call, s64 status)
 {
-	struct rec_qnn_call_end *r;
+	RECORD(rec_qnn_call_end, r);
 	struct call_args args;
 	u64 made = 0;
 
@@ -162,16 +159,15 @@ static INLINE int call_end(u8 call, s64 status)
 		return 0;
 	if (args.arg[1])
 		bpf_probe_read_user(&made, sizeof(made), (void *)args.arg[1]);
-	r = new_event(KIND_QNN_CALL_END, ENGINE_QNN);
-	if (r) {
+	if (reserve(r, KIND_QNN_CALL_END, ENGINE_QNN)) {
 		r->handle = args.arg[1] ? made : args.arg[0];
 		r->status = status;
 		r->call = call;
 		r->pad[0] = r->pad[1] = r->pad[2] = 0;
-		submit(r);
+		submit(ctx, r);
 	}
 	if (args.arg[1] && !status)
-		send_object(call, made, &args);
+		send_object(ctx, call, made, &args);
 	return 0;
 }
 
@@ -179,11 +175,11 @@ static INLINE int call_end(u8 call, s64 status)
 #define QNN_CALL(name, number, owner, size, out, text, level, profile)                                                          \
 	UPROBE(qnn_##name##_begin)                                                                                     \
 	{                                                                                                              \
-		return traced() ? call_begin(number, owner, size, out, text, level, profile) : 0;                      \
+		return traced() ? call_begin(ctx, number, owner, size, out, text, level, profile) : 0;                      \
 	}                                                                                                              \
 	UPROBE(qnn_##name##_end)                                                                                       \
 	{                                                                                                              \
-		return call_end(number, RESULT(ctx));                                                                  \
+		return call_end(ctx, number, RESULT(ctx));                                                                  \
 	}
 
 /* contextCreate(backend, device, config, out) */
@@ -204,7 +200,7 @@ QNN_CALL(profile_create, QNN_PROFILE_CREATE, ARG1(ctx), 0, ARG3(ctx), 0, ARG2(ct
 QNN_CALL(profile_free, QNN_PROFILE_FREE, ARG1(ctx), 0, 0, 0, 0, 0)
 
 /* profileGetEvents(profile, out ids, out count) and profileGetSubEvents(event, out ids, out count) */
-static INLINE int list_end(u8 call)
+static INLINE int list_end(void *ctx, u8 call)
 {
 	struct call_args args;
 	u64 ids = 0;
@@ -216,13 +212,12 @@ static INLINE int list_end(u8 call)
 	bpf_probe_read_user(&total, sizeof(total), (void *)args.arg[2]);
 	for (u32 part = 0; part < 512; part++) {
 		u32 first = part * MAX_SUB_EVENTS;
-		struct rec_qnn_sub_events *r;
+		RECORD(rec_qnn_sub_events, r);
 		u64 count;
 
 		if (first >= total)
 			return 0;
-		r = new_detail(KIND_QNN_SUB_EVENTS, ENGINE_QNN);
-		if (!r)
+		if (!reserve(r, KIND_QNN_SUB_EVENTS, ENGINE_QNN))
 			return 0;
 		r->parent = args.arg[0];
 		r->of_profile = call == CALL_GET_EVENTS;
@@ -231,7 +226,7 @@ static INLINE int list_end(u8 call)
 		r->total = total;
 		count = BOUNDED(r->count, MAX_SUB_EVENTS);
 		bpf_probe_read_user(r->events, count * 8, (void *)(ids + 8ULL * first));
-		submit(r);
+		submit(ctx, r);
 	}
 	count_loss(KIND_QNN_SUB_EVENTS);
 	return 0;
@@ -239,23 +234,22 @@ static INLINE int list_end(u8 call)
 
 UPROBE(qnn_get_events_begin)
 {
-	struct rec_qnn_harvest *r;
+	RECORD(rec_qnn_harvest, r);
 
 	if (!traced())
 		return 0;
 	keep_args(CALL_GET_EVENTS, ARG1(ctx), ARG2(ctx), ARG3(ctx), 0);
-	r = new_event(KIND_QNN_HARVEST, ENGINE_QNN);
-	if (!r)
+	if (!reserve(r, KIND_QNN_HARVEST, ENGINE_QNN))
 		return 0;
 	r->profile = ARG1(ctx);
 	r->pad[0] = r->pad[1] = r->pad[2] = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 UPROBE(qnn_get_events_end)
 {
-	return list_end(CALL_GET_EVENTS);
+	return list_end(ctx, CALL_GET_EVENTS);
 }
 
 UPROBE(qnn_get_sub_events_begin)
@@ -267,7 +261,7 @@ UPROBE(qnn_get_sub_events_begin)
 
 UPROBE(qnn_get_sub_events_end)
 {
-	return list_end(CALL_GET_SUB_EVENTS);
+	return list_end(ctx, CALL_GET_SUB_EVENTS);
 }
 
 /* QnnProfile_EventData_t */
@@ -292,11 +286,11 @@ struct extended_event_data {
 	u64 identifier;
 };
 
-static INLINE void send_qnn_event(u64 event, struct extended_event_data *d, u32 extended)
+static INLINE void send_qnn_event(void *ctx, u64 event, struct extended_event_data *d, u32 extended)
 {
-	struct rec_qnn_event *r = new_detail(KIND_QNN_EVENT, ENGINE_QNN);
+	RECORD(rec_qnn_event, r);
 
-	if (!r)
+	if (!reserve(r, KIND_QNN_EVENT, ENGINE_QNN))
 		return;
 	r->event = event;
 	r->type = d->type;
@@ -308,7 +302,7 @@ static INLINE void send_qnn_event(u64 event, struct extended_event_data *d, u32 
 	r->name[0] = 0;
 	if (d->identifier)
 		bpf_probe_read_user_str(r->name, sizeof(r->name), (void *)d->identifier);
-	submit(r);
+	submit(ctx, r);
 }
 
 /* profileGetEventData(event, out) */
@@ -333,7 +327,7 @@ UPROBE(qnn_event_data_end)
 	wide.value = data.value;
 	wide.dtype = 0x64;
 	wide.identifier = data.identifier;
-	send_qnn_event(args.arg[0], &wide, 0);
+	send_qnn_event(ctx, args.arg[0], &wide, 0);
 	return 0;
 }
 
@@ -353,6 +347,6 @@ UPROBE(qnn_extended_event_data_end)
 	if (!take_args(CALL_EXTENDED_EVENT_DATA, &args) || RESULT(ctx))
 		return 0;
 	bpf_probe_read_user(&data, sizeof(data), (void *)args.arg[1]);
-	send_qnn_event(args.arg[0], &data, 1);
+	send_qnn_event(ctx, args.arg[0], &data, 1);
 	return 0;
 }

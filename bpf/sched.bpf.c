@@ -5,12 +5,11 @@ TRACEPOINT(sched, sched_switch)
 {
 	u32 prev = FIELD(ctx, sched_switch, prev_pid, s32), next = FIELD(ctx, sched_switch, next_pid, s32);
 	bool prev_traced = map_lookup(MAP(threads), &prev) != 0;
-	struct rec_sched_switch *r;
+	RECORD(rec_sched_switch, r);
 
 	if (!prev_traced && !map_lookup(MAP(threads), &next))
 		return 0;
-	r = new_event(KIND_SCHED_SWITCH, ENGINE_KERNEL);
-	if (!r)
+	if (!reserve(r, KIND_SCHED_SWITCH, ENGINE_KERNEL))
 		return 0;
 	r->prev_tid = prev;
 	r->next_tid = next;
@@ -23,25 +22,24 @@ TRACEPOINT(sched, sched_switch)
 		bpf_probe_read_kernel(r->comm, sizeof(r->comm), FIELD_AT(ctx, sched_switch, next_comm));
 	else
 		bpf_probe_read_kernel(r->comm, sizeof(r->comm), FIELD_AT(ctx, sched_switch, prev_comm));
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 TRACEPOINT(sched, sched_waking)
 {
 	u32 woken = FIELD(ctx, sched_wakeup_template, pid, s32);
-	struct rec_sched_waking *r;
+	RECORD(rec_sched_waking, r);
 
 	if (!map_lookup(MAP(threads), &woken))
 		return 0;
-	r = new_event(KIND_SCHED_WAKING, ENGINE_KERNEL);
-	if (!r)
+	if (!reserve(r, KIND_SCHED_WAKING, ENGINE_KERNEL))
 		return 0;
 	r->woken_tid = woken;
 	r->target_cpu = FIELD(ctx, sched_wakeup_template, target_cpu, s32);
 	r->prio = FIELD(ctx, sched_wakeup_template, prio, s32);
 	r->pad = 0;
 	bpf_probe_read_kernel(r->comm, sizeof(r->comm), FIELD_AT(ctx, sched_wakeup_template, comm));
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Tokens: one forward step of the model, whichever engine takes it. */
 
-static INLINE int token_begin(u8 engine, u64 seq, u32 phase, u32 n_tokens, u32 position)
+static INLINE int token_begin(void *ctx, u8 engine, u64 seq, u32 phase, u32 n_tokens, u32 position)
 {
-	struct rec_token_begin *r = new_event(KIND_TOKEN_BEGIN, engine);
+	RECORD(rec_token_begin, r);
 
-	if (!r)
+	if (!reserve(r, KIND_TOKEN_BEGIN, engine))
 		return 0;
 	r->seq = seq;
 	r->phase = phase;
@@ -14,35 +14,35 @@ static INLINE int token_begin(u8 engine, u64 seq, u32 phase, u32 n_tokens, u32 p
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);
 	r->pad = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
-static INLINE int token_end(u8 engine, u64 seq, s64 result)
+static INLINE int token_end(void *ctx, u8 engine, u64 seq, s64 result)
 {
-	struct rec_token_end *r = new_event(KIND_TOKEN_END, engine);
+	RECORD(rec_token_end, r);
 
-	if (!r)
+	if (!reserve(r, KIND_TOKEN_END, engine))
 		return 0;
 	r->seq = seq;
 	r->result = result;
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);
 	r->pad = 0;
-	submit(r);
+	submit(ctx, r);
 	return 0;
 }
 
 /* moescope:token__begin(seq, phase, n_tokens, position) */
 UPROBE(moescope_token_begin)
 {
-	return traced() ? token_begin(ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
+	return traced() ? token_begin(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
 }
 
 /* moescope:token__end(seq, sampled token) */
 UPROBE(moescope_token_end)
 {
-	return traced() ? token_end(ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx)) : 0;
+	return traced() ? token_end(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx)) : 0;
 }
 
 /* The head of struct llama_batch, which llama_decode takes by value. */
@@ -69,21 +69,21 @@ UPROBE(llama_decode_begin)
 #endif
 	if (batch.pos)
 		bpf_probe_read_user(&position, sizeof(position), (void *)batch.pos);
-	return token_begin(ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, batch.n_tokens, position);
+	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, batch.n_tokens, position);
 }
 
 /* int32_t llama_process(struct llama_context *, enum llama_process_type, struct llama_batch_ext *): the batch is opaque */
 UPROBE(llama_process_begin)
 {
-	return traced() ? token_begin(ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, 0, ~0U) : 0;
+	return traced() ? token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, 0, ~0U) : 0;
 }
 
 UPROBE(llama_process_end)
 {
-	return traced() ? token_end(ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx)) : 0;
+	return traced() ? token_end(ctx, ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx)) : 0;
 }
 
 UPROBE(llama_decode_end)
 {
-	return traced() ? token_end(ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx)) : 0;
+	return traced() ? token_end(ctx, ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx)) : 0;
 }

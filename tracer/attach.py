@@ -82,7 +82,7 @@ class Attachments:
         self.rows: list[Row] = []
         self.warnings: list[str] = []
         self.state = {engine.name: EngineState(operators=list(engine.operators)) for engine in engines}
-        self._fds: list[int] = []
+        self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
         self._known: set[tuple[int, int, int, str]] = set()
         self.loader: Loader | None = None
         self.costs: dict[str, float] = {}
@@ -97,9 +97,7 @@ class Attachments:
         for name, level, category in KERNEL_PROBES:
             if level != "process" and level not in self.levels:
                 continue
-            assert self.loader is not None
-            self._fds.append(attach_tracepoint(self.loader.program_fd(name), category, name))
-            self.rows.append(Row(name, "kernel", level, "", f"{category}:{name}", 0, "tracepoint", "", "tracepoint", ""))
+            self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, "tracepoint", "", "tracepoint", ""))
 
     def attach_file(self, path: str, is_executable: bool = False) -> int:
         """Attach every engine's probes that a file offers; returns how many were added."""
@@ -164,26 +162,23 @@ class Attachments:
         key = (status.st_dev, status.st_ino, offset + place.delta, probe.program)
         if key in self._known:
             return
-        assert self.loader is not None
-        at_return = probe.at == "return"
-        fd = attach_uprobe(self.loader.program_fd(probe.program), path, offset + place.delta, at_return)
+        at, instruction = "return" if probe.at == "return" else "entry", place.instruction
+        where = path, symbol, offset + place.delta
+        self._stand(Row(probe.program, engine.name, probe.level, *where, at, instruction, place.cost, place.why))
         self._known.add(key)
-        self._fds.append(fd)
-        at = "return" if at_return else "entry"
-        self.rows.append(
-            Row(
-                probe.program,
-                engine.name,
-                probe.level,
-                path,
-                symbol,
-                offset + place.delta,
-                at,
-                place.instruction,
-                place.cost,
-                place.why,
-            )
-        )
+
+    def _stand(self, row: Row) -> None:
+        """Attach a new row's probe and keep the row."""
+        self._fds[len(self.rows)] = self._open(row)
+        self.rows.append(row)
+
+    def _open(self, row: Row) -> int:
+        """Attach what a row says; returns the descriptor that holds the probe."""
+        assert self.loader is not None
+        program = self.loader.program_fd(row.program)
+        if row.at == "tracepoint":
+            return attach_tracepoint(program, *row.symbol.split(":"))
+        return attach_uprobe(program, row.library, row.offset, row.at == "return")
 
     def _operator_names(self, path: str, function: str) -> list[str]:
         """The engine's operator names by number, asked of the library itself in a process of the invoking user."""
@@ -203,7 +198,7 @@ class Attachments:
     def detach(self) -> None:
         """Remove every probe."""
         while self._fds:
-            os.close(self._fds.pop())
+            os.close(self._fds.popitem()[1])
 
     def to_json(self) -> list[dict[str, Any]]:
         """Rows for the manifest."""
