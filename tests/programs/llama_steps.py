@@ -1,5 +1,6 @@
-"""Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL PROMPT_TOKENS NEW_TOKENS.
+"""Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL PROMPT_TOKENS NEW_TOKENS [PAUSE].
 
+Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and never looked into, so they are opaque blocks
 that are larger than any version's; the ABI passes such structs in memory and the callee reads the part it knows.
 """
@@ -8,6 +9,7 @@ import ctypes
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 
 THREADS = 2
@@ -43,7 +45,7 @@ def library() -> ctypes.CDLL:
 
 
 def main() -> None:
-    path, prompt, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    path, prompt, count, pause = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float((*sys.argv[4:], "0")[0])
     lib = library()
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
@@ -56,6 +58,7 @@ def main() -> None:
         logits = lib.llama_get_logits_ith(context, -1)[:512]
         tokens = [logits.index(max(logits))]
         made.append(tokens[0])
+        time.sleep(pause)
     print(json.dumps(made))
 
 
