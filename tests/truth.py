@@ -1,4 +1,4 @@
-"""Programs whose truth is known: compiled C that logs, with the tracer's clock, what it did; and how far a recording is from that.
+"""Programs whose truth is known: compiled C that logs what it did, by the tracer's clock.
 
 See tests/programs/truth.h for what a log's columns mean.
 """
@@ -20,6 +20,8 @@ WITH_SITES = (
     "-l:_probes.so",
     f"-Wl,-rpath,{RUNTIME},--allow-shlib-undefined,-z,lazy",
 )
+FIRST = ("nice", "-n", "-20")
+"""The program goes before others on a busy machine: its times are what is measured."""
 CLOCK_NS = 100
 """How far the kernel's fast clock, which probes read, may be from the program's where the clock is just being adjusted."""
 
