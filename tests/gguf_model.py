@@ -8,14 +8,14 @@ import numpy as np
 LAYERS, HIDDEN, HEADS, VOCABULARY, EXPERTS, TOP_K, EXPERT_WIDTH, SHARED_WIDTH = 3, 128, 4, 512, 8, 2, 64, 128
 
 
-def write_moe(path: Path, seed: int = 0) -> None:
+def write_moe(path: Path, seed: int = 0, layers: int = LAYERS) -> None:
     """Write a qwen2moe model of fp32 weights to `path`."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), "qwen2moe")
     writer.add_name("seeded-moe")
     writer.add_context_length(1024)
     writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(SHARED_WIDTH)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
@@ -37,7 +37,7 @@ def write_moe(path: Path, seed: int = 0) -> None:
     tensor("token_embd.weight", VOCABULARY, HIDDEN)
     tensor("output_norm.weight", HIDDEN)
     tensor("output.weight", VOCABULARY, HIDDEN)
-    for layer in range(LAYERS):
+    for layer in range(layers):
         block = f"blk.{layer}."
         tensor(block + "attn_norm.weight", HIDDEN)
         tensor(block + "ffn_norm.weight", HIDDEN)

@@ -1,7 +1,8 @@
 """Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL PROMPT_TOKENS NEW_TOKENS.
 
-Prints the generated token ids as JSON. Parameter structs are passed by value and never looked into, so they are opaque blocks
-that are larger than any version's; the ABI passes such structs in memory and the callee reads the part it knows.
+Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
+so they are opaque blocks that are larger than any version's; the ABI passes such structs in memory and the callee reads the
+part it knows.
 """
 
 import ctypes
@@ -11,6 +12,8 @@ import sys
 from pathlib import Path
 
 THREADS = 2
+CONTEXT, BATCH, PART = 512, 2048, 512  # llama.cpp's defaults, by which the head of its parameters is recognised
+LARGER_CONTEXT = 1024
 
 
 class Opaque(ctypes.Structure):
@@ -42,12 +45,14 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-def main() -> None:
-    path, prompt, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    lib = library()
+def decode(lib: ctypes.CDLL, path: str, prompt: int, count: int, params: Opaque) -> list[int]:
+    """Tokens that the model makes greedily from a fixed prompt."""
+    head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
+    assert head[:3] == [CONTEXT, BATCH, PART], f"llama_context_params has changed: {head[:3]}"
+    head[0] = LARGER_CONTEXT
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
-    context = ctypes.c_void_p(lib.llama_init_from_model(model, lib.llama_context_default_params()))
+    context = ctypes.c_void_p(lib.llama_init_from_model(model, params))
     lib.llama_set_n_threads(context, THREADS, THREADS)
     tokens, made = [(7 * i) % 500 for i in range(prompt)], []
     for _ in range(count + 1):
@@ -56,7 +61,13 @@ def main() -> None:
         logits = lib.llama_get_logits_ith(context, -1)[:512]
         tokens = [logits.index(max(logits))]
         made.append(tokens[0])
-    print(json.dumps(made))
+    return made
+
+
+def main() -> None:
+    lib = library()
+    params = lib.llama_context_default_params()
+    print(json.dumps(decode(lib, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), params)))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
  * Poses as llama.cpp: truth_llama LOG STEPS PROMPT. Linked into one program, or a library and a program (truth_llama_main.c).
  *
  * Its functions have llama.cpp's names and arguments and are called in the order in which ggml's CPU backend calls them: for
- * every node every thread asks the extra buffers, computes, and meets the others at the barrier. Thread 0 computes for 200 us
- * where thread 1 computes for 50, and the other way round in every second node, touching a known number of fresh pages.
- * Each layer has a router whose choice lies in memory, its rows further apart than they are long, and three operators that use it.
+ * every node every thread asks the extra buffers, computes, and meets the others at the barrier; nodes that only rename memory
+ * are passed over, a norm and its product are computed in one go, and a matrix product has a barrier of its own inside.
+ * Thread 0 computes for 200 us where thread 1 computes for 50, and the other way round in every second node, touching a known
+ * number of fresh pages. Each layer has a router whose choice lies in memory, its rows further apart than they are long, and
+ * three operators that use it.
  */
 #include "truth.h"
 #include <pthread.h>
@@ -15,14 +17,16 @@
 #define EXPERTS 8
 #define TOP_K 2
 #define MAX_PROMPT 512
-#define NODES (LAYERS * 6 + 1)
+#define LAYER_NODES 8
+#define NODES (LAYERS * LAYER_NODES + 2)
 #define LONG_NS 200000
 #define SHORT_NS 50000
 #define THREADS 2
 #define CACHE_LINE 64
 
-enum { OP_NONE, OP_GET_ROWS, OP_MUL_MAT, OP_MUL_MAT_ID, OP_RESHAPE, OP_ARGSORT, OP_ADD, OP_COUNT };
+enum { OP_NONE, OP_GET_ROWS, OP_MUL_MAT, OP_MUL_MAT_ID, OP_RESHAPE, OP_ARGSORT, OP_RMS_NORM, OP_MUL, OP_COUNT };
 enum { TYPE_F32 = 0, TYPE_I32 = 26 };
+enum { FLAG_COMPUTE = 16 };
 
 struct ggml_tensor {
 	u32 type;
@@ -78,6 +82,7 @@ const char *ggml_op_name(int op);
 int llama_decode(void *context, struct llama_batch batch);
 int ggml_backend_graph_compute_async(void *backend, struct ggml_cgraph *graph);
 _Bool ggml_cpu_extra_compute_forward(struct ggml_compute_params *params, struct ggml_tensor *tensor);
+void ggml_compute_forward_rms_norm_mul_fused(struct ggml_compute_params *params, struct ggml_tensor *norm, struct ggml_tensor *product);
 void ggml_barrier(struct ggml_threadpool *pool);
 int truth(int count, char **arguments);
 
@@ -89,7 +94,7 @@ static struct log logs[THREADS];
 static s32 choices[LAYERS][MAX_PROMPT][EXPERTS];
 static atomic_int work, ready, step_number;
 
-static const char *GGML_OP_NAME[OP_COUNT] = {"NONE", "GET_ROWS", "MUL_MAT", "MUL_MAT_ID", "RESHAPE", "ARGSORT", "ADD"};
+static const char *GGML_OP_NAME[OP_COUNT] = {"NONE", "GET_ROWS", "MUL_MAT", "MUL_MAT_ID", "RESHAPE", "ARGSORT", "RMS_NORM", "MUL"};
 
 const char *ggml_op_name(int op)
 {
@@ -130,28 +135,45 @@ __attribute__((noinline)) _Bool ggml_cpu_extra_compute_forward(struct ggml_compu
 	return 0;
 }
 
-/* Long on one thread and short on the other; which one changes from node to node. */
-static void compute(struct log *log, int ith, int n, u64 since)
+__attribute__((noinline)) void ggml_compute_forward_rms_norm_mul_fused(struct ggml_compute_params *params, struct ggml_tensor *norm,
+								       struct ggml_tensor *product)
 {
-	touch(log, (n + ith) % 3);
-	busy_until(since + ((n + ith) % 2 ? SHORT_NS : LONG_NS));
+	__asm__ volatile("" : : "r"(params), "r"(norm), "r"(product) : "memory", SAVED_REGISTER);
 }
 
-static void compute_graph(int ith)
+/* Long on one thread and short on the other; which one changes from node to node. */
+__attribute__((noinline)) static void compute(struct ggml_compute_params *params, struct ggml_tensor *node, int n, u64 since)
 {
-	struct ggml_compute_params params = {ith, THREADS, 0, NULL, &pool, 0};
+	touch(&logs[params->ith], (n + params->ith) % 3);
+	if (node->op == OP_MUL_MAT)
+		ggml_barrier(params->threadpool);
+	busy_until(since + ((n + params->ith) % 2 ? SHORT_NS : LONG_NS));
+}
+
+static void compute_graph(struct ggml_threadpool *p, int ith)
+{
+	struct ggml_compute_params params = {ith, THREADS, 0, NULL, p, 0};
+	const struct ggml_cgraph *graph = p->cgraph;
 	struct log *log = &logs[ith];
+	struct row *row = NULL;
 
-	for (int n = 0; n < graph.n_nodes; n++) {
-		struct row *row;
+	for (int n = 0; n < graph->n_nodes; n++) {
+		struct ggml_tensor *node = graph->nodes[n];
 
-		if (nodes[n]->op == OP_NONE || nodes[n]->op == OP_RESHAPE)
+		if (node->op == OP_NONE || node->op == OP_RESHAPE || !(node->flags & FLAG_COMPUTE))
 			continue;
 		row = row_open(log, "op", atomic_load(&step_number), n);
-		BEGIN(row, ggml_cpu_extra_compute_forward(&params, nodes[n]));
-		compute(log, ith, n, row->after_begin);
-		END(row, ggml_barrier(&pool));
+		if (node->op == OP_RMS_NORM) {
+			BEGIN(row, ggml_compute_forward_rms_norm_mul_fused(&params, node, graph->nodes[n + 1]));
+			n++;
+		} else {
+			BEGIN(row, ggml_cpu_extra_compute_forward(&params, node));
+		}
+		compute(&params, node, n, row->after_begin);
+		if (n + 1 < graph->n_nodes)
+			END(row, ggml_barrier(p));
 	}
+	END(row, ggml_barrier(p)); /* the last node is one that is computed */
 }
 
 static void *worker(void *argument)
@@ -167,7 +189,7 @@ static void *worker(void *argument)
 		seen = atomic_load(&work);
 		if (seen < 0)
 			return NULL;
-		compute_graph(1);
+		compute_graph(&pool, 1);
 		atomic_fetch_add(&ready, 1);
 	}
 }
@@ -180,7 +202,7 @@ __attribute__((noinline)) int ggml_backend_graph_compute_async(void *backend, st
 	pool.cgraph = g;
 	atomic_store(&pool.n_graph, THREADS);
 	atomic_fetch_add(&work, 1);
-	compute_graph(0);
+	compute_graph(&pool, 0);
 	while (atomic_load(&ready) == done)
 		;
 	return 0;
@@ -214,6 +236,7 @@ static struct ggml_tensor *tensor(int i, u32 op, const char *name, int layer, s6
 	struct ggml_tensor *t = &tensors[i];
 
 	t->op = op;
+	t->flags = op == OP_NONE ? 0 : FLAG_COMPUTE;
 	t->ne[0] = width;
 	t->ne[1] = t->ne[2] = t->ne[3] = 1;
 	if (layer < 0)
@@ -223,30 +246,43 @@ static struct ggml_tensor *tensor(int i, u32 op, const char *name, int layer, s6
 	return t;
 }
 
-static void build_layer(int layer, struct ggml_tensor *input)
+static struct ggml_tensor *node(int at, u32 op, const char *name, int layer, s64 width, struct ggml_tensor *weight,
+				struct ggml_tensor *input)
+{
+	nodes[at] = tensor(at, op, name, layer, width);
+	nodes[at]->src[0] = weight ? weight : input;
+	nodes[at]->src[1] = weight ? input : NULL;
+	return nodes[at];
+}
+
+static struct ggml_tensor *build_layer(int layer, struct ggml_tensor *input)
 {
 	static const char *const names[] = {"ffn_moe_gate", "ffn_moe_up", "ffn_moe_down"};
-	struct ggml_tensor **node = &nodes[1 + 6 * layer], *sorted, *weight;
-	int at = 1 + 6 * layer;
+	struct ggml_tensor *weight = tensor(NODES + 2 * layer, OP_NONE, "blk.weight", -1, 64), *sorted, *last;
+	int at = 1 + LAYER_NODES * layer;
 
-	weight = tensor(NODES + 2 * layer, OP_NONE, "blk.weight", -1, 64);
-	node[0] = tensor(at, OP_MUL_MAT, "ffn_moe_logits", layer, EXPERTS);
-	node[0]->src[0] = weight;
-	node[0]->src[1] = input;
-	node[1] = sorted = tensor(at + 1, OP_ARGSORT, "ffn_moe_argsort", layer, TOP_K);
+	last = node(at, OP_RMS_NORM, "norm", layer, 32, NULL, input);
+	last = node(at + 1, OP_MUL, "ffn_norm", layer, 32, weight, last);
+	last = node(at + 2, OP_MUL_MAT, "ffn_moe_logits", layer, EXPERTS, weight, last);
+	sorted = node(at + 3, OP_ARGSORT, "ffn_moe_argsort", layer, TOP_K, NULL, last);
 	sorted->type = TYPE_I32;
 	sorted->nb[0] = 4;
 	sorted->nb[1] = EXPERTS * 4;
 	sorted->data = choices[layer];
-	sorted->src[0] = node[0];
 	for (int i = 0; i < 3; i++) {
-		node[2 + i] = tensor(at + 2 + i, OP_MUL_MAT_ID, names[i], layer, 32);
-		node[2 + i]->src[0] = weight;
-		node[2 + i]->src[1] = i == 2 ? node[3] : input;
-		node[2 + i]->src[2] = sorted;
+		last = node(at + 4 + i, OP_MUL_MAT_ID, names[i], layer, 32, weight, nodes[at + 1]);
+		last->src[2] = sorted;
 	}
-	node[5] = tensor(at + 5, OP_RESHAPE, "ffn_out", layer, 32);
-	node[5]->src[0] = node[4];
+	return node(at + 7, OP_RESHAPE, "ffn_out", layer, 32, NULL, last);
+}
+
+static void build(void)
+{
+	struct ggml_tensor *last = node(0, OP_GET_ROWS, "embd", -1, 32, NULL, NULL);
+
+	for (int layer = 0; layer < LAYERS; layer++)
+		last = build_layer(layer, last);
+	node(NODES - 1, OP_MUL_MAT, "result_output", -1, 64, NULL, last);
 }
 
 static void decode_all(int steps, int prompt)
@@ -276,9 +312,7 @@ int truth(int count, char **arguments)
 	if (count < 4)
 		return 2;
 	log_open(&logs[0]);
-	nodes[0] = tensor(0, OP_GET_ROWS, "embd", -1, 32);
-	for (int layer = 0; layer < LAYERS; layer++)
-		build_layer(layer, nodes[6 * layer]);
+	build();
 	pthread_create(&thread, NULL, worker, NULL);
 	while (!atomic_load(&ready))
 		;
