@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
 from analyzer.schema import conform
 from analyzer.spans import NONE, Nest, codes, first_of_runs, following, latest, run_lengths, successors
@@ -224,12 +225,29 @@ def build(source: Source, tokens: Steps, graphs: Graphs) -> tuple[dict[str, Any]
     columns["shape"], columns["given"] = np.full(len(first), "", object), np.full(len(first), "", object)
     if len(known):
         told = described >= 0
+        columns["type"][told] = fused_types(known, columns)[described[told]]
         names = known["name"].to_numpy()
         layers = np.array([layer_of(name) for name in names])
         columns["shape"][told] = known["shape"].to_numpy()[described[told]]
         columns["given"][told] = names[described[told]]
         columns["layer"] = np.where(told & (rows["layer"] < 0), layers[described], rows["layer"])
     return columns, ops, op_id, known
+
+
+def fused_types(known: pd.DataFrame, columns: dict[str, Any]) -> np.ndarray:
+    """The type of each tensor of `known`; "A+B" where B's first source is made by an A that never ran by itself.
+
+    Engines compute some pairs of operators in one go and tell the second. Only where operators have declared structure.
+    """
+    types = known["type"].to_numpy().copy()
+    ran = set(zip(columns["pid"].tolist(), columns["tensor"].tolist(), strict=True))
+    by_tensor = {key: row for row, key in enumerate(zip(known["pid"].tolist(), known["tensor"].tolist(), strict=True))}
+    for row, (pid, sources) in enumerate(zip(known["pid"].tolist(), known["sources"], strict=True)):
+        first = (pid, int(sources[0])) if len(sources) else None
+        maker = by_tensor.get(first, NONE) if first not in ran else NONE
+        if maker >= 0 and (pid, int(known["tensor"].iat[row])) in ran and types[maker] not in NEVER_RUN:
+            types[row] = f"{known['type'].iat[maker]}+{types[row]}"
+    return types
 
 
 def finish(columns: dict[str, Any], ops: OpThreads, op_id: np.ndarray, experts: Rows, complete: np.ndarray) -> np.ndarray:

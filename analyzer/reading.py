@@ -135,6 +135,10 @@ class Source:
             self._rows[kind] = self._read(kind)
         return self._rows[kind]
 
+    def replace(self, kind: str, rows: Rows) -> None:
+        """Let other records stand for those of one kind from now on."""
+        self._rows[kind] = rows
+
     def _read(self, kind: str) -> Rows:
         if kind not in self.recording.layouts:
             return Rows(np.empty(0, "V64"), np.dtype([("ts", "<u8")]), np.empty(0, np.int64))
@@ -189,10 +193,13 @@ class Source:
         """Pair <kind>_begin with <kind>_end by thread and identity fields; ends without begin go to `unpaired`."""
         begin, end = self.rows(f"{kind}_begin") if keep is None else keep, self.rows(f"{kind}_end")
         pairs: Pairs = pair(begin.marks(combined(begin, identity), unknown), end.marks(combined(end, identity), unknown))
-        lost = end.where(pairs.unpaired)
-        kinds = np.full(len(lost), kind, object)
-        self.unpaired.append({"kind": kinds, "pid": lost["pid"], "tid": lost["tid"], "ts_ns": lost["ts"]})
+        self.leave_unpaired(kind, end.where(pairs.unpaired))
         return self.close(begin, pairs.end, end["ts"])
+
+    def leave_unpaired(self, kind: str, rows: Rows) -> None:
+        """Note ends that found no begin."""
+        kinds = np.full(len(rows), kind, object)
+        self.unpaired.append({"kind": kinds, "pid": rows["pid"], "tid": rows["tid"], "ts_ns": rows["ts"]})
 
     def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray) -> Spans:
         """End what never ended: with the recording where nothing of its kind follows on its thread, else where it began."""

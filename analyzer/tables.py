@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as parquet
 
-from analyzer import moe, operators, qnn, sched
+from analyzer import moe, nodes, operators, qnn, sched
 from analyzer.reading import Source, open_recording
 from analyzer.schema import TABLES, conform
 from analyzer.steps import graphs, steps
 from tracer.recording import Recording, RecordingError
 
-TABLES_VERSION = 1
+TABLES_VERSION = 2
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 INPUTS = ("manifest.json", "events.bin", "details.bin")
@@ -27,6 +27,7 @@ INPUTS = ("manifest.json", "events.bin", "details.bin")
 def build(recording: Recording) -> dict[str, pd.DataFrame]:
     """Every table of the schema, in memory. Nothing is dropped: what finds no partner has -1 or stands in `unpaired`."""
     source = Source(recording)
+    nodes.unfold(source)
     tokens = steps(source)
     runs = graphs(source)
     columns, threads, op_id, known = operators.build(source, tokens, runs)

@@ -126,4 +126,18 @@ struct trace_event_raw_sched_process_template {
 #define RESULT(ctx) REG(ctx, rax, 0)
 
 #endif
+
+/* Right behind a call: where it returns to, and the stack as it stood at the call. */
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+#define RETURN_ADDRESS(ctx) REG(ctx, unused, 30)
+#define CALLER_STACK(ctx) STACK(ctx)
+#else
+#define RETURN_ADDRESS(ctx)                                                                                            \
+	({                                                                                                             \
+		u64 address_ = 0;                                                                                      \
+		bpf_probe_read_user(&address_, sizeof(address_), (void *)STACK(ctx));                                  \
+		address_;                                                                                              \
+	})
+#define CALLER_STACK(ctx) (STACK(ctx) + 8)
+#endif
 #endif

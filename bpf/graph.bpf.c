@@ -39,31 +39,3 @@ UPROBE(moescope_graph_end)
 {
 	return traced() ? graph_end(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx)) : 0;
 }
-
-#define CALL_GGML_GRAPH 240
-
-/* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *) */
-UPROBE(ggml_graph_begin)
-{
-	RECORD(rec_graph_begin, r);
-
-	if (!traced())
-		return 0;
-	keep_args(CALL_GGML_GRAPH, ARG2(ctx), 0, 0, 0);
-	if (!reserve(r, KIND_GRAPH_BEGIN, ENGINE_LLAMACPP))
-		return 0;
-	r->handle = ARG2(ctx);
-	r->type = 0;
-	r->layer = r->expert = -1;
-	r->backend = BACKEND_UNKNOWN;
-	r->n_tokens = r->tier = 0;
-	submit(ctx, r);
-	return 0;
-}
-
-UPROBE(ggml_graph_end)
-{
-	struct call_args args;
-
-	return take_args(CALL_GGML_GRAPH, &args) ? graph_end(ctx, ENGINE_LLAMACPP, args.arg[0], (s32)RESULT(ctx)) : 0;
-}

@@ -26,6 +26,27 @@ struct path_scratch {
 struct settings {
 	u32 mul_mat_id; /* llama.cpp's number of GGML_OP_MUL_MAT_ID; 2^32-1: not known */
 	u32 stop;       /* stop the target when a library or a function table appears, until probes stand */
+	u32 operators;  /* record ggml's operators */
+	u32 experts;    /* record what MUL_MAT_ID is given */
+	u32 learn;      /* look for the places that the next three tell */
+	u32 node_at;    /* where ggml's loop over a graph keeps the index of its node ... */
+	u32 node_more;  /* ... plus this */
+	u32 graph_at;   /* and where the graph; places are numbered as in ggml.h */
+};
+
+/* What a thread that computes ggml graphs is at. */
+struct ggml_thread {
+	u64 graph;
+	u64 routing; /* the routing tensor whose experts were last sent in this graph */
+	u32 leads;  /* it began the graph; the others help */
+	u32 news;   /* this graph has not been described as it is now */
+	u32 rounds; /* graphs that it began */
+	/* while learning: */
+	u32 here;
+	u32 before;
+	u32 graph_places;
+	u64 tensor;
+	u64 site;
 };
 
 /* An address in a process: a tensor, a QNN provider. */
@@ -98,13 +119,13 @@ struct {
 	__type(value, u64);
 } described SEC(".maps");
 
-/* key: thread id. value: the routing tensor whose experts were last sent. */
+/* key: thread id. value: what the thread is at. Only threads of the target. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1024);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
 	__type(key, u32);
-	__type(value, u64);
-} routed SEC(".maps");
+	__type(value, struct ggml_thread);
+} ggml_threads SEC(".maps");
 #endif
 
 #define NO_WAKEUP 1

@@ -9,6 +9,7 @@
 #include "graph.bpf.c"
 #include "expert.bpf.c"
 #include "operator.bpf.c"
+#include "ggml.bpf.c"
 #include "qnn.bpf.c"
 #include "sched.bpf.c"
 #include "process.bpf.c"
@@ -23,6 +24,8 @@ union record {
 	struct rec_op_begin op_begin;
 	struct rec_op_end op_end;
 	struct rec_op_wait op_wait;
+	struct rec_op_done op_done;
+	struct rec_site site;
 	struct rec_expert_begin expert_begin;
 	struct rec_expert_end expert_end;
 	struct rec_load_begin load_begin;

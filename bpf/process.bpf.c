@@ -38,6 +38,7 @@ TRACEPOINT(sched, sched_process_free)
 	u32 tid = FIELD(ctx, sched_process_template, pid, s32);
 
 	map_delete(MAP(threads), &tid);
+	map_delete(MAP(ggml_threads), &tid);
 	return 0;
 }
 

@@ -29,6 +29,8 @@ enum record_kind {
 	KIND_LOAD_END = 10,
 	KIND_EVICT = 11,
 	KIND_OP_WAIT = 12,
+	KIND_OP_DONE = 14,
+	KIND_SITE = 15,
 	KIND_QNN_EXECUTE_BEGIN = 16,
 	KIND_QNN_EXECUTE_END = 17,
 	KIND_QNN_CALL_BEGIN = 18,
@@ -170,6 +172,34 @@ struct rec_op_end {
 struct rec_op_wait {
 	struct header h;
 	unsigned long long pad[4];
+};
+
+/*
+ * The thread has done its share of a graph's node and waits for the others. One record tells an operator on a thread: it
+ * began when the last thread was done with the node before.
+ */
+struct rec_op_done {
+	struct header h;
+	unsigned long long tensor; /* identity of the result */
+	unsigned long long graph;  /* handle, as in rec_graph_begin */
+	unsigned int node;         /* its place in the graph */
+	unsigned int maj_flt;
+	unsigned int min_flt;
+	unsigned int pad;
+};
+
+/*
+ * From where a thread last entered the barrier before it began another operator, and in which places of the caller's frame
+ * (bit i: enum FRAME_PLACES in ggml.h) stood what a later probe needs.
+ */
+struct rec_site {
+	struct header h;
+	unsigned long long address; /* return address */
+	unsigned int here;          /* places that hold the operator's index in the graph */
+	unsigned int before;        /* places that hold the index of the operator behind it */
+	unsigned int graph;         /* places that hold the graph */
+	unsigned int last;          /* 1: it was the graph's last operator */
+	unsigned long long pad;
 };
 
 /* One expert's run over n_tokens tokens; nested in an operator of the same thread. */

@@ -10,7 +10,7 @@ import pytest
 
 from analyzer import tables as tables_module
 from tests.conftest import trace
-from tests.truth import DISTURBED_NS, FIRST, always_running, compiled, in_log_order, read_log
+from tests.truth import DISTURBED_NS, always_running, compiled, in_log_order, read_log
 from tracer.recording import Recording
 
 pytestmark = [
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 STEPS, PROMPT, THREADS, LAYERS, EXPERTS, TOP_K = 40, 300, 2, 2, 8, 2
 LONG_NS, SHORT_NS = 200_000, 50_000
-LAYER = [("norm", "ffn_norm"), ("MUL_MAT", "ffn_moe_logits"), ("ARGSORT", "ffn_moe_argsort")]
+LAYER = [("RMS_NORM+MUL", "ffn_norm"), ("MUL_MAT", "ffn_moe_logits"), ("ARGSORT", "ffn_moe_argsort")]
 LAYER += [("MUL_MAT_ID", f"ffn_moe_{part}") for part in ("gate", "up", "down")]
 PRECISION_NS = 2_000
 
@@ -56,7 +56,7 @@ def inside(folder: Path) -> Path:
 @pytest.fixture(scope="module", params=[library, inside], ids=["library", "inside"])
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("truth")
-    command = [*FIRST, str(request.param(folder)), str(folder / "log.csv"), str(STEPS), str(PROMPT)]
+    command = [str(request.param(folder)), str(folder / "log.csv"), str(STEPS), str(PROMPT)]
     done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     recording = Recording(folder / "run")
@@ -79,9 +79,7 @@ def test_every_step_has_the_programs_operators_in_its_order(traced: Traced) -> N
     one = [("GET_ROWS", "embd", -1)]
     one += [(kind, f"{name}-{layer}", layer) for layer in range(LAYERS) for kind, name in LAYER]
     one += [("MUL_MAT", "result_output", -1)]
-    fused = {"RMS_NORM": "norm", "MUL": "norm"}  # computed in one go: seen as either
-    names = operators["name"].replace({f"norm-{layer}": f"ffn_norm-{layer}" for layer in range(LAYERS)})
-    seen = list(zip(operators["type"].replace(fused), names, operators["layer"], strict=True))
+    seen = list(zip(operators["type"], operators["name"], operators["layer"], strict=True))
     assert seen == one * STEPS
     assert (operators["n_threads"] == THREADS).all()
     first = operators[operators["token_id"] == 0]

@@ -10,7 +10,7 @@ import pytest
 
 from analyzer import tables as tables_module
 from tests.conftest import trace
-from tests.truth import CLOCK_NS, DISTURBED_NS, FIRST, WITH_SITES, always_running, compiled, in_log_order, read_log, time_asleep
+from tests.truth import CLOCK_NS, DISTURBED_NS, WITH_SITES, always_running, compiled, in_log_order, read_log, time_asleep
 from tracer.recording import Recording
 
 pytestmark = [
@@ -46,7 +46,7 @@ class Traced:
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("truth")
     program = compiled(folder / "truth_runtime", "truth_runtime.c", flags=WITH_SITES)
-    command = [*FIRST, str(program), str(folder / "log.csv"), str(STEPS), str(THREADS), str(folder / "cold")]
+    command = [str(program), str(folder / "log.csv"), str(STEPS), str(THREADS), str(folder / "cold")]
     done = trace("run", "--no-views", "--loader", request.param, "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     recording = Recording(folder / "run")

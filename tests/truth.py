@@ -20,8 +20,6 @@ WITH_SITES = (
     "-l:_probes.so",
     f"-Wl,-rpath,{RUNTIME},--allow-shlib-undefined,-z,lazy",
 )
-FIRST = ("nice", "-n", "-20")
-"""The program goes before others on a busy machine: its times are what is measured."""
 DISTURBED_NS = 10_000
 """What neighbours on a shared machine may add to the slowest tenth of hits: interrupts, and CPU time that the host takes."""
 CLOCK_NS = 100

@@ -4,6 +4,8 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +14,7 @@ from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
 from tracer.paths import Owner
 from tracer.perf_events import attach_tracepoint, attach_uprobe
-from tracer.placement import NOP5, Place, place_entry, place_fixed, place_tail, place_usdt
+from tracer.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
 
 TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
@@ -64,6 +66,7 @@ class Row:
     ns_per_hit: float = 0.0
     ns_per_hit_cold: float = 0.0
     hits: int = 0
+    retired_ns: int = 0  # when it was removed before the end, since others had taken its place
 
 
 @dataclass
@@ -90,7 +93,7 @@ class Attachments:
     def programs(self) -> set[str]:
         """Names of the BPF programs that may be needed at the chosen levels."""
         kernel = {name for name, level, _ in KERNEL_PROBES if level == "process" or level in self.levels}
-        return kernel | {probe.program for engine in self.engines for probe in engine.probes if probe.level in self.levels}
+        return kernel | {probe.program for engine in self.engines for probe in engine.probes if probe.wanted(self.levels)}
 
     def attach_kernel(self) -> None:
         """Attach the tracepoints of the process and scheduler levels."""
@@ -116,7 +119,7 @@ class Attachments:
         binary = read_binary(path)
         self.state[engine.name].libraries[path] = binary.build_id
         for probe in engine.probes:
-            if probe.level not in self.levels or probe.slot >= 0:
+            if not probe.wanted(self.levels) or probe.slot >= 0 or probe.learnt:
                 continue
             with self._reported():
                 found = self._site(engine, probe, binary)
@@ -152,11 +155,39 @@ class Attachments:
             self.warnings.append(f"{engine.name}: API {'.'.join(map(str, api))} is not known; its function table is left alone")
             return 0
         for probe in engine.probes:
-            if probe.slot in slots and probe.level in self.levels:
+            if probe.slot in slots and probe.wanted(self.levels):
                 path, offset = slots[probe.slot]
                 with self._reported():
                     self._attach(engine, probe, path, offset, f"table[{probe.slot}] of backend {backend}", TABLE_SITE)
         return len(self.rows) - before
+
+    def attach_learnt(self, engine: Engine, sites: dict[str, tuple[str, int]], why: str) -> bool:
+        """Attach the probes whose sites, given as name → (file, offset behind a call), were learnt.
+
+        False, and nothing changes, where a call is not cheap to probe.
+        """
+        path = sites["loop"][0]
+        binary = read_binary(path)
+        probes = [probe for probe in engine.probes if probe.learnt and probe.wanted(self.levels)]
+        offsets = [sites[probe.learnt][1] for probe in probes]
+        places = [place_call(binary.bytes_at(offset - CALL_BYTES, CALL_BYTES), binary.machine, why) for offset in offsets]
+        if None in places or not probes:
+            return False
+        for probe, offset, place in zip(probes, offsets, places, strict=True):
+            assert place is not None
+            self._attach(engine, probe, path, offset, f"{binary.function_at(offset)} call", place)
+        return True
+
+    def retire_teachers(self, engine: Engine, path: str) -> None:
+        """Remove the probes of a file that taught where others are to stand."""
+        teachers = {probe.program for probe in engine.probes if probe.teaches}
+        self._retire(index for index, row in enumerate(self.rows) if row.library == path and row.program in teachers)
+
+    def _retire(self, indices: Iterable[int]) -> None:
+        """Remove probes for good."""
+        for index in indices:
+            self.rows[index].retired_ns = time.monotonic_ns()
+            os.close(self._fds.pop(index))
 
     def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place) -> None:
         status = os.stat(path)

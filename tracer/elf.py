@@ -63,6 +63,15 @@ class Binary:
         places = [self.file_offset(int(pointer)) for pointer in pointers]
         return [self.bytes_at(at).split(b"\0")[0].decode(errors="replace") if at is not None else "" for at in places]
 
+    def function_at(self, offset: int) -> str:
+        """The name of the function that a file offset lies in, as far as symbols tell; else the offset."""
+        address = next((offset - at + start for start, at, size in self.segments if at <= offset < at + size), -1)
+        for entries, strings in self.tables:
+            inside = (entries["value"] <= address) & (address - entries["value"] < entries["size"])
+            for entry in entries[inside & np.isin(entries["info"] & 0xF, FUNCTION_TYPES)]:
+                return strings[entry["name"] : strings.index(b"\0", entry["name"])].decode(errors="replace")
+        return f"{offset:#x}"
+
     def begins_function(self, offset: int) -> bool:
         """Whether a function's symbol stands at this file offset."""
         for start, at, size in self.segments:

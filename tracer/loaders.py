@@ -16,7 +16,7 @@ from tracer.perf_events import SYSCALL, TRACEFS
 from tracer.recording import dtype_to_json
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
-MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "routed")
+MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "ggml_threads")
 TRACEPOINTS = {name for name, _, _ in KERNEL_PROBES}
 TASK_FIELDS = ("maj_flt", "min_flt")
 # tracepoint → the name of its record in bpf/compat.h, where that is another's

@@ -17,6 +17,7 @@ ARGUMENT_REGISTERS = {
 X86_BRANCHES = {"call", "jmp"}
 ARM64_SIMULATED = {"nop", "b", "bl", "br", "blr", "ret", "cbz", "cbnz", "tbz", "tbnz", "adr", "adrp"}
 NOP5 = b"\x0f\x1f\x44\x00\x00"
+CALL_BYTES = 5  # a direct call: 5 bytes on x86-64, 4 on arm64
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,15 @@ def place_tail(code: bytes, machine: str, costs: dict[str, float]) -> Place:
         if instruction.mnemonic in ("ret", "call", "bl"):
             break
     return place_entry(code, machine, costs)
+
+
+def place_call(before: bytes, machine: str, why: str) -> Place | None:
+    """The direct call that the `CALL_BYTES` bytes in front of a return address end with; None where it is no such call."""
+    decoder, size = _decoder(machine), 4 if machine == "AArch64" else CALL_BYTES
+    found = list(decoder.disasm(before[-size:], 0)) if decoder else []
+    if len(found) != 1 or found[0].mnemonic not in ("call", "bl") or cost_class(found[0], machine) != "emulated":
+        return None
+    return Place(-size, found[0].mnemonic, "emulated", why)
 
 
 def place_usdt(before: bytes, is_entry: bool, costs: dict[str, float]) -> Place:

@@ -13,6 +13,7 @@ import numpy as np
 from tracer import machine
 from tracer.attach import Attachments
 from tracer.errors import TracerError
+from tracer.learning import Learning, Loop, frame_place
 from tracer.libbpf import Kernel
 from tracer.loaders import PATTERN, LibbpfLoader
 from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
@@ -22,7 +23,7 @@ MAX_PATTERNS = 16
 LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side sends
 UNKNOWN_OPERATOR = 0xFFFFFFFF
 QNN_EMULATED_MACHINES = ("x86_64",)
-WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table")
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table", "site")
 
 
 class Watcher:
@@ -37,6 +38,9 @@ class Watcher:
         self.names = {layouts[name]["kind"]: name for name in WATCHED}
         self.kinds = tuple(self.names)
         self.held_ns = 0  # time that the target stood still for us
+        self.learning: dict[int, Learning] = {}
+        self.loop: Loop | None = None
+        self.learns, self.stands_since, self.graphs_since = True, 0, 0
         self._watch_for_libraries()
         self.set_chosen()
 
@@ -49,11 +53,13 @@ class Watcher:
             self.kernel.update(self.loader.map_fd("patterns"), struct.pack("<I", index), PATTERN.pack(len(raw), raw))
 
     def set_chosen(self, stop: int = 1) -> None:
-        """Tell the kernel side llama.cpp's number of MUL_MAT_ID, and whether to hold the target while probes are placed."""
-        state = self.probes.state.get("llamacpp")
+        """Tell the kernel side what it cannot know: see struct settings in bpf/maps.h."""
+        state, levels = self.probes.state.get("llamacpp"), self.probes.levels
         names = state.operators if state else []
         number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
-        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), struct.pack("<II", number, stop))
+        loop = self.loop or Loop(0, 0, 0, 0, 0)
+        wanted = number, stop, "operator" in levels, "expert" in levels, self.learns, loop.node_at, loop.node_more, loop.graph_at
+        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), struct.pack("<8I", *wanted))
 
     def attach_mapped(self, pid: int) -> None:
         """Attach to every engine library, or statically linked engine, that a process has mapped."""
@@ -127,6 +133,33 @@ class Watcher:
         self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
         if record["last"]:
             self._continue(record, pid)
+
+    def _on_site(self, record: np.void, pid: int) -> None:
+        """Learn where the graph loop is, stand there, and let the probes that taught us go once both saw a whole graph."""
+        engine = next(engine for engine in self.probes.engines if engine.name == "llamacpp")
+        if self.loop:
+            self.graphs_since += int(record["last"] and record["ts"] > self.stands_since)
+            if self.graphs_since >= 2 and self.learns:
+                self.learns = False
+                self.set_chosen()
+                self.probes.retire_teachers(engine, self._site(pid, self.loop.call)[0])
+            return
+        loop = self.learning.setdefault(pid, Learning()).observe(record)
+        if loop and self.learns:
+            self.loop = loop
+            self.set_chosen()
+            place = frame_place(loop.node_at)
+            why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
+            sites = {"loop": self._site(pid, loop.call), "last": self._site(pid, loop.last_call)}
+            stands = self.probes.attach_learnt(engine, sites, why)
+            self.stands_since = time.monotonic_ns()
+            if not stands:
+                self.loop, self.learns = None, False
+                self.set_chosen()
+
+    def _site(self, pid: int, address: int) -> tuple[str, int]:
+        mapping = next(m for m in mappings(pid) if m.start <= address < m.end)
+        return mapping.path, mapping.file_offset(address)
 
     def _continue(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):

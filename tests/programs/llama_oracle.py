@@ -1,18 +1,17 @@
-"""What llama.cpp itself says it computes: llama_oracle.py MODEL PROMPT_TOKENS NEW_TOKENS [asked operator].
+"""What llama.cpp itself says it computes: llama_oracle.py MODEL PROMPT_TOKENS NEW_TOKENS.
 
 Takes the steps of llama_steps.py with llama.cpp's own evaluation callback, which is told every node of every graph in order,
-and writes one JSON line per node: step, operator, name, dims, whether it is to be computed, and the routing tensor's contents
-where it is a MUL_MAT_ID. Asking for a node's result ends the graph there for a moment, so that such a run is not
-the one to time, and an operator that would have been fused over that seam is not.
+and writes a JSON object with the tokens that were made and, for each node, step, operator, name, dims, whether it is to be
+computed, and the routing tensor's contents where it is a MUL_MAT_ID. Asking for a node's result ends the graph there for a
+moment, so such a run is not the one to time.
 """
 
 import ctypes
 import json
 import struct
-import sys
 from typing import Any
 
-from llama_steps import Opaque, decode, library
+from llama_steps import Opaque, arguments, decode, library
 
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 TYPE_F16 = 1
@@ -77,7 +76,7 @@ class Oracle:
         ne = list(t.ne)
         assert name == t.name.decode() and self.lib.ggml_nelements(address) == ne[0] * ne[1] * ne[2] * ne[3]
         computed = bool(t.flags & FLAG_COMPUTE)
-        self.nodes.append({"step": self.step, "op": operator, "name": name, "ne": ne, "computed": computed, "flags": t.flags})
+        self.nodes.append({"step": self.step, "op": operator, "name": name, "ne": ne, "computed": computed})
         return operator == "MUL_MAT_ID"
 
 
@@ -89,12 +88,13 @@ def main() -> None:
     set_callback(params, callback)
     plain = lib.llama_decode
 
-    def counted(*arguments: Any) -> int:
+    def counted(*given: Any) -> int:
         oracle.step += 1
-        return plain(*arguments)
+        return plain(*given)
 
     lib.llama_decode = counted
-    made = decode(lib, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), params)
+    path, prompt, count, _ = arguments()
+    made = decode(lib, params, path, prompt, count, 0)
     print(json.dumps({"made": made, "nodes": oracle.nodes}))
 
 

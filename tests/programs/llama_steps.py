@@ -1,5 +1,6 @@
-"""Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL PROMPT_TOKENS NEW_TOKENS.
+"""Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL PROMPT_TOKENS NEW_TOKENS [PAUSE].
 
+Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
 so they are opaque blocks that are larger than any version's; the ABI passes such structs in memory and the callee reads the
 part it knows.
@@ -9,6 +10,7 @@ import ctypes
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 
 THREADS = 2
@@ -45,7 +47,7 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-def decode(lib: ctypes.CDLL, path: str, prompt: int, count: int, params: Opaque) -> list[int]:
+def decode(lib: ctypes.CDLL, params: Opaque, path: str, prompt: int, count: int, pause: float) -> list[int]:
     """Tokens that the model makes greedily from a fixed prompt."""
     head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
     assert head[:3] == [CONTEXT, BATCH, PART], f"llama_context_params has changed: {head[:3]}"
@@ -61,13 +63,18 @@ def decode(lib: ctypes.CDLL, path: str, prompt: int, count: int, params: Opaque)
         logits = lib.llama_get_logits_ith(context, -1)[:512]
         tokens = [logits.index(max(logits))]
         made.append(tokens[0])
+        time.sleep(pause)
     return made
+
+
+def arguments() -> tuple[str, int, int, float]:
+    """(model, prompt tokens, new tokens, pause) of the command line."""
+    return sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float((*sys.argv[4:], "0")[0])
 
 
 def main() -> None:
     lib = library()
-    params = lib.llama_context_default_params()
-    print(json.dumps(decode(lib, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), params)))
+    print(json.dumps(decode(lib, lib.llama_context_default_params(), *arguments())))
 
 
 if __name__ == "__main__":

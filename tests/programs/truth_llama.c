@@ -262,7 +262,7 @@ static struct ggml_tensor *build_layer(int layer, struct ggml_tensor *input)
 	int at = 1 + LAYER_NODES * layer;
 
 	last = node(at, OP_RMS_NORM, "norm", layer, 32, NULL, input);
-	last = node(at + 1, OP_MUL, "ffn_norm", layer, 32, weight, last);
+	last = node(at + 1, OP_MUL, "ffn_norm", layer, 32, last, weight);
 	last = node(at + 2, OP_MUL_MAT, "ffn_moe_logits", layer, EXPERTS, weight, last);
 	sorted = node(at + 3, OP_ARGSORT, "ffn_moe_argsort", layer, TOP_K, NULL, last);
 	sorted->type = TYPE_I32;

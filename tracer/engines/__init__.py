@@ -13,14 +13,25 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Probe:
-    """One declared probe: the BPF program, and the site by USDT name, by first existing symbol, or by QNN table slot."""
+    """One declared probe: the BPF program, and the site by USDT name, first existing symbol, QNN table slot, or learnt.
+
+    It stands where its level or one that it serves is chosen. A probe that `teaches` where others are to stand goes when
+    they do.
+    """
 
     program: str
     level: str
+    serves: tuple[str, ...] = ()
     usdt: str = ""
     symbols: tuple[str, ...] = ()
     slot: int = -1
+    learnt: str = ""
+    teaches: bool = False
     at: str = "entry"
+
+    def wanted(self, levels: set[str]) -> bool:
+        """Whether it stands at these levels."""
+        return not levels.isdisjoint((self.level, *self.serves))
 
 
 @dataclass(frozen=True)

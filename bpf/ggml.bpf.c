@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * llama.cpp's ggml: graphs, operators on every thread, tensors, and the experts that MUL_MAT_ID is given.
+ *
+ * Operators cost one probe hit each: the graph loop's own call of the barrier behind every node, where the loop keeps the
+ * node's index and the graph in registers or on its stack. Where exactly differs between builds and is learnt in the first
+ * graph, from a probe on what every operator passes through (which knows the tensor) and one on the barrier.
+ */
+
+/* What the thread is at; 0 where it is none of the target's. */
+static INLINE struct ggml_thread *ggml_thread(void)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	struct ggml_thread *t = map_lookup(MAP(ggml_threads), &tid), fresh = {};
+
+	if (t)
+		return t;
+	if (!map_lookup(MAP(threads), &tid))
+		return 0;
+	map_update(MAP(ggml_threads), &tid, &fresh);
+	return map_lookup(MAP(ggml_threads), &tid);
+}
+
+static INLINE u64 read_u64(u64 address)
+{
+	u64 value = 0;
+
+	bpf_probe_read_user(&value, sizeof(value), (void *)address);
+	return value;
+}
+
+/* The signature of a tensor: what it is, how large, and made from what. */
+static INLINE u64 tensor_signature(u64 tensor)
+{
+	struct ggml_tensor_view *t = (void *)tensor;
+	u64 src[2] = {}, ne[4] = {};
+	u32 op = 0;
+
+	bpf_probe_read_user(&op, sizeof(op), &t->op);
+	bpf_probe_read_user(ne, sizeof(ne), t->ne);
+	bpf_probe_read_user(src, sizeof(src), t->src);
+	return op + 31 * (ne[0] + 31 * (ne[1] + 31 * (ne[2] + 31 * (ne[3] + 31 * (src[0] + 31 * src[1])))));
+}
+
+/* Describes a tensor where that is news; returns whether it was. */
+static INLINE bool send_ggml_tensor(void *ctx, u64 tensor)
+{
+	struct ggml_tensor_view *t = (void *)tensor;
+	RECORD(rec_tensor, r);
+
+	if (!is_news(tensor, tensor_signature(tensor)))
+		return false;
+	if (!reserve(r, KIND_TENSOR, ENGINE_LLAMACPP))
+		return false;
+	r->tensor = tensor;
+	r->type = r->dtype = 0;
+	r->bytes = 0;
+	r->first = 0;
+	r->n_sources = MAX_SOURCES;
+	bpf_probe_read_user(&r->type, sizeof(r->type), &t->op);
+	bpf_probe_read_user(&r->dtype, sizeof(r->dtype), &t->type);
+	bpf_probe_read_user(r->ne, sizeof(r->ne), t->ne);
+	bpf_probe_read_user(r->sources, sizeof(r->sources), t->src);
+	bpf_probe_read_user(r->name, sizeof(r->name), t->name);
+	submit(ctx, r);
+	return true;
+}
+
+#define VIEW_DEPTH 3
+
+/* An operator's structure, and that of its sources: weights, and views that are never executed but connect operators. */
+static INLINE void send_ggml_structure(void *ctx, u64 tensor)
+{
+	struct ggml_tensor_view *t = (void *)tensor;
+
+	if (!send_ggml_tensor(ctx, tensor))
+		return;
+	for (u32 i = 0; i < MAX_SOURCES; i++) {
+		u64 source = read_u64((u64)&t->src[i]);
+
+		for (u32 depth = 0; depth < VIEW_DEPTH; depth++) {
+			if (!source || !send_ggml_tensor(ctx, source))
+				break;
+			source = read_u64((u64)&((struct ggml_tensor_view *)source)->src[0]);
+		}
+	}
+}
+
+/* The number behind the last '-' of a ggml tensor's name ("ffn_moe_gate-12"); -1 where there is none. */
+static INLINE s32 layer_of_name(u64 name)
+{
+	char text[64] = {};
+	s32 layer = -1;
+
+	bpf_probe_read_user(text, sizeof(text), (void *)name);
+	for (u32 i = 0; i < sizeof(text); i++) {
+		if (!text[i])
+			break;
+		if (text[i] == '-')
+			layer = 0;
+		else if (layer >= 0 && text[i] >= '0' && text[i] <= '9')
+			layer = layer * 10 + text[i] - '0';
+		else
+			layer = -1;
+	}
+	return layer;
+}
+
+/* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. */
+static INLINE void send_ggml_routes(void *ctx, u64 ids, s32 layer)
+{
+	struct ggml_tensor_view *t = (void *)ids;
+	u64 ne[2] = {}, nb[2] = {}, data = 0;
+	u32 k, n_tokens;
+
+	bpf_probe_read_user(ne, sizeof(ne), t->ne);
+	bpf_probe_read_user(nb, sizeof(nb), t->nb);
+	bpf_probe_read_user(&data, sizeof(data), &t->data);
+	k = ne[0];
+	n_tokens = ne[1];
+	if (!k || !data)
+		return;
+	for (u32 part = 0; part < MAX_ROUTE_PARTS; part++) {
+		u32 first = part * ROUTE_SLOTS;
+		RECORD(rec_route, r);
+
+		if (first >= n_tokens * k)
+			return;
+		if (!reserve(r, KIND_ROUTE, ENGINE_LLAMACPP))
+			return;
+		fill_route(r, layer, n_tokens, k, first, 0);
+		for (u32 i = 0; i < ROUTE_SLOTS; i++) {
+			u32 at = first + i, expert = 0;
+
+			if (at >= n_tokens * k)
+				break;
+			bpf_probe_read_user(&expert, 4, (void *)(data + (at / k) * nb[1] + (at % k) * 4ULL));
+			r->experts[i] = expert;
+		}
+		submit(ctx, r);
+	}
+	if (n_tokens * k > MAX_ROUTE_PARTS * ROUTE_SLOTS)
+		count_loss(KIND_ROUTE);
+}
+
+/* gate, up and down of one layer share their routing tensor: it is sent once in a graph. */
+static INLINE void ggml_routes(void *ctx, struct ggml_thread *t, u64 tensor)
+{
+	u64 ids = read_u64((u64)&((struct ggml_tensor_view *)tensor)->src[2]);
+
+	if (t->routing == ids)
+		return;
+	t->routing = ids;
+	send_ggml_routes(ctx, ids, layer_of_name((u64)((struct ggml_tensor_view *)tensor)->name));
+}
+
+/* What the leading thread tells of an operator: its structure where that is news, and the experts that were chosen. */
+static INLINE void describe_operator(void *ctx, struct ggml_thread *t, struct settings *s, u64 tensor)
+{
+	u32 op = 0;
+
+	if (t->news)
+		send_ggml_structure(ctx, tensor);
+	if (!s->experts)
+		return;
+	bpf_probe_read_user(&op, sizeof(op), &((struct ggml_tensor_view *)tensor)->op);
+	if (op == s->mul_mat_id)
+		ggml_routes(ctx, t, tensor);
+}
+
+#define SAMPLED_NODES 32
+#define SAMPLE_ROUNDS 8
+
+/*
+ * Whether a graph may have changed since it was last seen: its size, and the shapes of a sample of its nodes. Samples
+ * differ from round to round, so that what one misses another sees; a change makes every operator's own signature count.
+ */
+static INLINE u32 graph_is_news(u64 graph, u32 round)
+{
+	struct ggml_graph_view head = {};
+	u64 signature;
+	u32 at = round % SAMPLE_ROUNDS;
+
+	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
+	signature = head.nodes + 31ULL * head.n_nodes;
+	for (u32 i = 0; i < SAMPLED_NODES; i++) {
+		u32 spread = (at + SAMPLE_ROUNDS * i) * 0x9E3779B1U;
+		u64 node = read_u64(head.nodes + 8 * (((u64)spread * (u32)head.n_nodes) >> 32));
+
+		signature = signature * 31 + node + tensor_signature(node);
+	}
+	return is_news(graph + at, signature);
+}
+
+/* Where the thread last entered the barrier, and what was found there. */
+static INLINE void send_site(void *ctx, struct ggml_thread *t, u32 last)
+{
+	RECORD(rec_site, r);
+
+	if (!t->site || !t->tensor || !reserve(r, KIND_SITE, ENGINE_LLAMACPP))
+		return;
+	r->address = t->site;
+	r->here = t->here;
+	r->before = t->before;
+	r->graph = t->graph_places;
+	r->last = last;
+	r->pad = 0;
+	submit(ctx, r);
+	t->site = 0;
+}
+
+static INLINE struct settings *settings(void)
+{
+	u32 zero = 0;
+
+	return map_lookup(MAP(chosen), &zero);
+}
+
+/* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *) */
+UPROBE(ggml_graph_begin)
+{
+	struct ggml_thread *t = ggml_thread();
+	struct settings *s = settings();
+	RECORD(rec_graph_begin, r);
+
+	if (!t || !s)
+		return 0;
+	t->graph = ARG2(ctx);
+	t->leads = 1;
+	t->routing = 0;
+	t->tensor = t->site = 0;
+	t->news = s->operators && graph_is_news(t->graph, t->rounds++);
+	if (!reserve(r, KIND_GRAPH_BEGIN, ENGINE_LLAMACPP))
+		return 0;
+	r->handle = t->graph;
+	r->type = 0;
+	r->layer = r->expert = -1;
+	r->backend = BACKEND_UNKNOWN;
+	r->n_tokens = r->tier = 0;
+	submit(ctx, r);
+	return 0;
+}
+
+UPROBE(ggml_graph_end)
+{
+	struct ggml_thread *t = ggml_thread();
+
+	if (!t || !t->leads)
+		return 0;
+	send_site(ctx, t, 1);
+	t->leads = 0;
+	return graph_end(ctx, ENGINE_LLAMACPP, t->graph, (s32)RESULT(ctx));
+}
+
+static INLINE int ggml_operator_begins(void *ctx, u64 tensor)
+{
+	struct ggml_thread *t = ggml_thread();
+	struct settings *s = settings();
+	u64 rows = 0;
+	u32 op = 0;
+
+	if (!t || !s)
+		return 0;
+	if (s->operators) {
+		bpf_probe_read_user(&op, sizeof(op), &((struct ggml_tensor_view *)tensor)->op);
+		bpf_probe_read_user(&rows, sizeof(rows), &((struct ggml_tensor_view *)tensor)->ne[1]);
+		op_begin(ctx, ENGINE_LLAMACPP, tensor, op, -1, rows);
+	}
+	if (!t->leads)
+		return 0;
+	if (s->learn)
+		send_site(ctx, t, 0);
+	t->tensor = tensor;
+	describe_operator(ctx, t, s, tensor);
+	return 0;
+}
+
+/* What ggml computes for one thread: (const struct ggml_compute_params *, struct ggml_tensor *) */
+UPROBE(ggml_op_begin)
+{
+	return ggml_operator_begins(ctx, ARG2(ctx));
+}
+
+/* Two operators in one, told as the second: (const struct ggml_compute_params *, struct ggml_tensor *, struct ggml_tensor *) */
+UPROBE(ggml_fused_begin)
+{
+	return ggml_operator_begins(ctx, ARG3(ctx));
+}
+
+/* Notes in which places of the frame that entered the barrier the operator's index and the graph stand. */
+static INLINE void note_places(struct pt_regs *ctx, struct ggml_thread *t)
+{
+	struct ggml_graph_view head = {};
+	u64 words[FRAME_WORDS] = {};
+	u32 here = 0, before = 0, graph = 0;
+
+	bpf_probe_read_user(&head, sizeof(head), (void *)t->graph);
+	bpf_probe_read_user(words, sizeof(words), (void *)CALLER_STACK(ctx));
+	for (u32 i = 0; i < FRAME_PLACES; i++) {
+		u64 value = i < FRAME_REGISTERS ? preserved_register(ctx, i) : words[i - FRAME_REGISTERS];
+		u64 at = head.nodes + 8ULL * (u32)value;
+
+		here |= (read_u64(at) == t->tensor) << i;
+		before |= (read_u64(at - 8) == t->tensor) << i;
+		graph |= (value == t->graph) << i;
+	}
+	t->here = here;
+	t->before = before;
+	t->graph_places = graph;
+}
+
+/* ggml_barrier(struct ggml_threadpool *): the thread's share is done. */
+UPROBE(ggml_op_wait)
+{
+	struct ggml_thread *t = ggml_thread();
+	struct settings *s = settings();
+	RECORD(rec_op_wait, r);
+
+	if (!t || !s)
+		return 0;
+	if (s->learn && t->leads) {
+		t->site = RETURN_ADDRESS(ctx);
+		note_places(ctx, t);
+	}
+	if (!s->operators || !reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP))
+		return 0;
+	r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
+	submit(ctx, r);
+	return 0;
+}
+
+static INLINE int op_done(void *ctx, struct ggml_thread *t, struct settings *s, u64 tensor, u32 node)
+{
+	RECORD(rec_op_done, r);
+
+	if (s->operators) {
+		if (!reserve(r, KIND_OP_DONE, ENGINE_LLAMACPP))
+			return 0;
+		r->tensor = tensor;
+		r->graph = t->graph;
+		r->node = node;
+		r->maj_flt = task_counter(maj_flt);
+		r->min_flt = task_counter(min_flt);
+		r->pad = 0;
+		submit(ctx, r);
+	}
+	if (t->leads)
+		describe_operator(ctx, t, s, tensor);
+	return 0;
+}
+
+/* A place of the frame that calls: a preserved register, or a word of its stack. */
+static INLINE u64 place(struct pt_regs *ctx, u32 at)
+{
+	if (at < FRAME_REGISTERS)
+		return preserved_register(ctx, at);
+	return read_u64(STACK(ctx) + 8ULL * (at - FRAME_REGISTERS));
+}
+
+/* The graph loop's call of the barrier behind a node. */
+UPROBE(ggml_op_done)
+{
+	struct ggml_thread *t = ggml_thread();
+	struct settings *s = settings();
+	u32 node;
+
+	if (!t || !s)
+		return 0;
+	t->graph = place(ctx, s->graph_at);
+	node = (u32)place(ctx, s->node_at) - s->node_more;
+	return op_done(ctx, t, s, read_u64(read_u64((u64)&((struct ggml_graph_view *)t->graph)->nodes) + 8ULL * node), node);
+}
+
+/* The call of the barrier behind the loop: the thread's share of the last node is done. */
+UPROBE(ggml_graph_done)
+{
+	struct ggml_thread *t = ggml_thread();
+	struct settings *s = settings();
+	struct ggml_graph_view head = {};
+
+	if (!t || !s || !t->graph)
+		return 0;
+	bpf_probe_read_user(&head, sizeof(head), (void *)t->graph);
+	return op_done(ctx, t, s, read_u64(head.nodes + 8ULL * (head.n_nodes - 1)), head.n_nodes - 1);
+}
