@@ -243,7 +243,7 @@ def fused_types(known: pd.DataFrame, columns: dict[str, Any]) -> np.ndarray:
     ran = set(zip(columns["pid"].tolist(), columns["tensor"].tolist(), strict=True))
     by_tensor = {key: row for row, key in enumerate(zip(known["pid"].tolist(), known["tensor"].tolist(), strict=True))}
     for row, (pid, sources) in enumerate(zip(known["pid"].tolist(), known["sources"], strict=True)):
-        first = (pid, int(sources[0])) if len(sources) else None
+        first = pid, int(sources[0]) if len(sources) else 0
         maker = by_tensor.get(first, NONE) if first not in ran else NONE
         if maker >= 0 and (pid, int(known["tensor"].iat[row])) in ran and types[maker] not in NEVER_RUN:
             types[row] = f"{known['type'].iat[maker]}+{types[row]}"

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.needs("probes"),
     pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed"),
 ]
-PROMPT, NEW = 20, 12
+PROMPT, NEW, PAUSE_S = 20, 12, 0.1
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     folder = tmp_path_factory.mktemp("llama")
     write_moe(folder / "model.gguf")
     program = str(ROOT / "tests" / "programs" / "llama_steps.py")
-    command = [sys.executable, program, str(folder / "model.gguf"), str(PROMPT), str(NEW)]
+    command = [sys.executable, program, str(folder / "model.gguf"), str(PROMPT), str(NEW), str(PAUSE_S)]
     done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout.splitlines()[-1])) == NEW + 1
