@@ -1,6 +1,6 @@
 """Models for llama.cpp with seeded weights: no download, no tokenizer. A small one for tests, real shapes for benchmarks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -33,9 +33,9 @@ SHAPES = {
 }
 
 
-def write_moe(path: Path, seed: int = 0) -> None:
+def write_moe(path: Path, seed: int = 0, layers: int = LAYERS) -> None:
     """Write the small Mixture-of-Experts model, of fp32 weights, to `path`."""
-    write(path, SMALL, quantized=False, seed=seed)
+    write(path, replace(SMALL, layers=layers), quantized=False, seed=seed)
 
 
 def write(path: Path, shape: Shape, quantized: bool, seed: int = 0) -> None:
@@ -57,7 +57,7 @@ def write(path: Path, shape: Shape, quantized: bool, seed: int = 0) -> None:
 
 def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
     writer.add_name("seeded")
-    writer.add_context_length(4096)
+    writer.add_context_length(1024)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.width)

@@ -127,7 +127,8 @@ class Attachments:
                     self._attach(engine, probe, path, *found)
         asks = engine.operator_names and not self.state[engine.name].operators
         if asks and binary.symbol(engine.operator_names) is not None:
-            self.state[engine.name].operators = self._operator_names(path, engine.operator_names)
+            names = binary.texts(engine.operator_table) or self._operator_names(path, engine.operator_names)
+            self.state[engine.name].operators = names
 
     def _site(self, engine: Engine, probe: Probe, binary: Binary) -> tuple[int, str, Place] | None:
         """(file offset of the function, its name, the place in it) of a probe in a binary."""
@@ -212,7 +213,7 @@ class Attachments:
         return attach_uprobe(program, row.library, row.offset, row.at == "return")
 
     def _operator_names(self, path: str, function: str) -> list[str]:
-        """The engine's operator names by number, asked of the library itself in a process of the invoking user."""
+        """The engine's operator names by number, asked of a stripped library itself in a process of the invoking user."""
         drop = self.owner.become if os.geteuid() == 0 and self.owner.uid else None
         command = [sys.executable, "-c", OP_NAMES, path, function]
         done = subprocess.run(command, capture_output=True, text=True, preexec_fn=drop, timeout=20, check=False)

@@ -1,8 +1,9 @@
 """Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL PROMPT_TOKENS NEW_TOKENS [PAUSE].
 
 Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
-Prints the generated token ids as JSON. Parameter structs are passed by value and never looked into, so they are opaque blocks
-that are larger than any version's; the ABI passes such structs in memory and the callee reads the part it knows.
+Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
+so they are opaque blocks that are larger than any version's; the ABI passes such structs in memory and the callee reads the
+part it knows.
 """
 
 import ctypes
@@ -13,6 +14,8 @@ import time
 from pathlib import Path
 
 THREADS = 2
+CONTEXT, BATCH, PART = 512, 2048, 512  # llama.cpp's defaults, by which the head of its parameters is recognised
+LARGER_CONTEXT = 1024
 
 
 class Opaque(ctypes.Structure):
@@ -44,12 +47,14 @@ def library() -> ctypes.CDLL:
     return lib
 
 
-def main() -> None:
-    path, prompt, count, pause = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float((*sys.argv[4:], "0")[0])
-    lib = library()
+def decode(lib: ctypes.CDLL, params: Opaque, path: str, prompt: int, count: int, pause: float) -> list[int]:
+    """Tokens that the model makes greedily from a fixed prompt."""
+    head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
+    assert head[:3] == [CONTEXT, BATCH, PART], f"llama_context_params has changed: {head[:3]}"
+    head[0] = LARGER_CONTEXT
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
-    context = ctypes.c_void_p(lib.llama_init_from_model(model, lib.llama_context_default_params()))
+    context = ctypes.c_void_p(lib.llama_init_from_model(model, params))
     lib.llama_set_n_threads(context, THREADS, THREADS)
     tokens, made = [(7 * i) % 500 for i in range(prompt)], []
     for _ in range(count + 1):
@@ -59,7 +64,17 @@ def main() -> None:
         tokens = [logits.index(max(logits))]
         made.append(tokens[0])
         time.sleep(pause)
-    print(json.dumps(made))
+    return made
+
+
+def arguments() -> tuple[str, int, int, float]:
+    """(model, prompt tokens, new tokens, pause) of the command line."""
+    return sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float((*sys.argv[4:], "0")[0])
+
+
+def main() -> None:
+    lib = library()
+    print(json.dumps(decode(lib, lib.llama_context_default_params(), *arguments())))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class Engine:
     operators: tuple[str, ...] = ()
     marker: str = ""
     operator_names: str = ""
+    operator_table: str = ""
     inspect: bool = True
     api_major: int = 0
     source: str = field(default="", compare=False)

@@ -1,0 +1,101 @@
+"""A traced llama.cpp's operators, shapes and experts are those that llama.cpp itself tells its evaluation callback."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analyzer import tables as tables_module
+from tests.conftest import ROOT, trace
+from tests.gguf_model import write_moe
+from tracer.recording import Recording
+
+pytestmark = [
+    pytest.mark.needs("probes"),
+    pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed"),
+]
+PROGRAMS = ROOT / "tests" / "programs"
+NEW, PAUSE_S = 12, 0.1
+RENAMES_MEMORY = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
+Operator = tuple[str, str, str]
+
+
+class Both:
+    """One model and prompt: what llama.cpp told of a run, and the tables of another, traced one."""
+
+    def __init__(self, folder: Path, prompt: int, layers: int):
+        write_moe(folder / "model.gguf", layers=layers)
+        words = [str(folder / "model.gguf"), str(prompt), str(NEW), str(PAUSE_S)]
+        oracle = [sys.executable, str(PROGRAMS / "llama_oracle.py"), *words]
+        told = json.loads(subprocess.run(oracle, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+        done = trace(
+            "run", "--no-views", "-o", str(folder / "run"), "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1]) == told["made"]
+        recording = Recording(folder / "run")
+        assert recording.manifest["lost"] == {}
+        self.nodes: list[dict[str, Any]] = told["nodes"]
+        self.tables = tables_module.build(recording)
+
+    def computed(self, step: int) -> list[Operator]:
+        """What was computed in a step, in llama.cpp's order: no views, nothing empty, nothing that is not asked for."""
+        return [
+            (node["op"], node["name"], "x".join(map(str, node["ne"])))
+            for node in self.nodes
+            if node["step"] == step and node["computed"] and all(node["ne"]) and node["op"] not in RENAMES_MEMORY
+        ]
+
+    def traced(self, step: int) -> list[Operator]:
+        """The same from the table `operators`."""
+        rows = self.tables["operators"].query("token_id == @step").sort_values("order")
+        return list(zip(rows["type"], rows["name"], rows["shape"], strict=True))
+
+    def chosen(self) -> dict[tuple[int, int], list[list[int]]]:
+        """(step, layer) → the experts of every token, from the routing tensors' contents."""
+        found: dict[tuple[int, int], list[list[int]]] = {}
+        for node in self.nodes:
+            if node["name"].startswith("ffn_moe_gate-"):
+                found.setdefault((node["step"], int(node["name"].split("-")[1])), []).extend(node["experts"])
+        return found
+
+
+@pytest.fixture(scope="module", params=[(20, 3), (600, 1)], ids=["three layers", "one layer, prompt in two batches"])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return Both(tmp_path_factory.mktemp("truth"), *request.param)
+
+
+def fused(told: list[Operator]) -> list[Operator]:
+    """llama.cpp's CPU backend computes a norm and the product behind it in one go: one operator, with the product's name."""
+    made: list[Operator] = []
+    for kind, name, shape in told:
+        if kind == "MUL" and made and made[-1][0] == "RMS_NORM":
+            made[-1] = ("RMS_NORM+MUL", name, shape)
+        else:
+            made.append((kind, name, shape))
+    return made
+
+
+def test_every_operator_of_every_step_is_seen_in_order_with_its_name_and_shape(both: Both) -> None:
+    for step in range(NEW + 1):
+        assert both.traced(step) == fused(both.computed(step)), f"step {step}"
+
+
+def test_every_token_is_routed_to_the_experts_that_llama_cpp_used(both: Both) -> None:
+    routes = both.tables["routes"].sort_values(["token_id", "layer", "row", "rank"])
+    rows = routes.groupby(["token_id", "layer", "row"])["expert"].agg(list)
+    seen: dict[tuple[int, int], list[list[int]]] = {}
+    for (token, layer, _), experts in rows.items():
+        seen.setdefault((token, layer), []).append(experts)
+    assert seen == both.chosen()
+
+
+def test_the_tables_name_each_operator_on_as_many_rows_as_threads_took_part(both: Both) -> None:
+    operators, shares = both.tables["operators"], both.tables["op_threads"]
+    counted = shares.groupby("op_id")["tid"].nunique()
+    assert operators.set_index("op_id")["n_threads"].equals(pd.Series(counted, dtype="int64").rename("n_threads"))

@@ -1,0 +1,131 @@
+"""A C program that poses as llama.cpp knows what it computed, waited and chose; the tables say the same."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analyzer import tables as tables_module
+from tests.conftest import trace
+from tests.truth import DISTURBED_NS, always_running, compiled, in_log_order, read_log
+from tracer.recording import Recording
+
+pytestmark = [
+    pytest.mark.needs("probes"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
+]
+STEPS, PROMPT, THREADS, LAYERS, EXPERTS, TOP_K = 40, 300, 2, 2, 8, 2
+LONG_NS, SHORT_NS = 200_000, 50_000
+LAYER = [("RMS_NORM+MUL", "ffn_norm"), ("MUL_MAT", "ffn_moe_logits"), ("ARGSORT", "ffn_moe_argsort")]
+LAYER += [("MUL_MAT_ID", f"ffn_moe_{part}") for part in ("gate", "up", "down")]
+PRECISION_NS = 2_000
+
+
+@dataclass
+class Traced:
+    """A traced run beside the program's own log."""
+
+    log: Path
+    recording: Recording
+    tables: dict[str, pd.DataFrame]
+
+    def shares(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """(the log's, the table's) rows of operators on single threads, in the same order."""
+        return read_log(self.log, "op"), in_log_order(self.tables["op_threads"])
+
+    def cost(self, key: str) -> float:
+        """Calibrated ns of the dearest of the operators' probes."""
+        return max(row[key] for row in self.recording.manifest["probes"] if row["level"] == "operator")
+
+
+def library(folder: Path) -> Path:
+    """The engine in a library of its own."""
+    compiled(folder / "libggml-truth.so", "truth_llama.c", flags=("-fPIC", "-shared"))
+    where = (f"-L{folder}", "-lggml-truth", f"-Wl,-rpath,{folder}")
+    return compiled(folder / "program", "truth_llama_main.c", flags=where)
+
+
+def inside(folder: Path) -> Path:
+    """The engine linked into the program."""
+    return compiled(folder / "program", "truth_llama.c", "truth_llama_main.c")
+
+
+@pytest.fixture(scope="module", params=[library, inside], ids=["library", "inside"])
+def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    folder = tmp_path_factory.mktemp("truth")
+    command = [str(request.param(folder)), str(folder / "log.csv"), str(STEPS), str(PROMPT)]
+    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr
+    recording = Recording(folder / "run")
+    assert recording.manifest["lost"] == {}
+    return Traced(folder / "log.csv", recording, tables_module.build(recording))
+
+
+def test_steps_are_those_that_the_program_took(traced: Traced) -> None:
+    tokens = traced.tables["tokens"]
+    assert tokens["n_tokens"].tolist() == [PROMPT] + [1] * (STEPS - 1)
+    assert tokens["position"].tolist() == [0, *range(PROMPT, PROMPT + STEPS - 1)]
+    assert tokens["phase"].tolist() == ["prefill"] + ["decode"] * (STEPS - 1)
+    log = read_log(traced.log, "token")
+    assert (tokens["begin_ns"] >= log["before_begin"]).all() and (tokens["end_ns"] <= log["after_end"]).all()
+    assert traced.tables["graphs"]["token_id"].tolist() == list(range(STEPS))
+
+
+def test_every_step_has_the_programs_operators_in_its_order(traced: Traced) -> None:
+    operators = traced.tables["operators"].sort_values(["token_id", "order"])
+    one = [("GET_ROWS", "embd", -1)]
+    one += [(kind, f"{name}-{layer}", layer) for layer in range(LAYERS) for kind, name in LAYER]
+    one += [("MUL_MAT", "result_output", -1)]
+    seen = list(zip(operators["type"], operators["name"], operators["layer"], strict=True))
+    assert seen == one * STEPS
+    assert (operators["n_threads"] == THREADS).all()
+    first = operators[operators["token_id"] == 0]
+    assert (first["n_tokens"] == PROMPT).all() and set(first["shape"].str.split("x").str[1]) == {str(PROMPT)}
+
+
+def test_every_thread_began_and_waited_when_it_says(traced: Traced) -> None:
+    log, table = traced.shares()
+    assert log["tid"].tolist() == table["tid"].tolist()
+    kept = always_running(log, traced.tables["thread_states"])
+    assert kept.mean() > 0.3, "the machine is too busy to measure on"
+    begin = (table["begin_ns"] - log["before_begin"])[kept].abs()
+    wait = (table["wait_ns"] - log["before_end"])[kept].abs()
+    busy = (table["wait_ns"] - table["begin_ns"] - (log["before_end"] - log["after_begin"]))[kept].abs()
+    warm, cold = traced.cost("ns_per_hit"), traced.cost("ns_per_hit_cold")
+    for error, hits in ((begin, 1), (wait, 1), (busy, 2)):
+        assert error.median() < PRECISION_NS + hits * (warm + cold) / 2
+        assert error.quantile(0.9) < PRECISION_NS + hits * (cold + DISTURBED_NS)
+
+
+def test_the_thread_with_less_work_waits_for_the_other(traced: Traced) -> None:
+    log, table = traced.shares()
+    kept = pd.Series(always_running(log, traced.tables["thread_states"])).groupby([log["id"], log["detail"]]).transform("all")
+    busy, wait = (table["wait_ns"] - table["begin_ns"])[kept], (table["end_ns"] - table["wait_ns"])[kept]
+    long = (log["after_end"] - log["before_end"] < LONG_NS / 4)[kept]
+    assert abs(busy[long].median() - LONG_NS) < 4 * PRECISION_NS
+    assert abs(busy[~long].median() - SHORT_NS) < 4 * PRECISION_NS
+    assert abs(wait[~long].median() - (LONG_NS - SHORT_NS)) < 10 * PRECISION_NS
+    assert wait[long].median() < 4 * PRECISION_NS
+
+
+def test_page_faults_of_an_operator_are_those_of_its_threads(traced: Traced) -> None:
+    operators = traced.tables["operators"].sort_values(["token_id", "order"])
+    log = read_log(traced.log, "op").groupby(["id", "detail"])[["min_flt", "maj_flt"]].sum().reset_index()
+    # What follows the last operator of a step, up to the step's end, is counted with it.
+    inner = ((operators["order"] < operators["order"].max()) & (operators["token_id"] > 0)).to_numpy()
+    assert operators["min_flt"][inner].tolist() == log["min_flt"].to_numpy()[inner].tolist()
+    assert operators["maj_flt"][inner].tolist() == log["maj_flt"].to_numpy()[inner].tolist()
+    assert log["min_flt"].sum() > STEPS * 10
+    tokens = read_log(traced.log, "token")
+    assert traced.tables["tokens"]["min_flt"].tolist() == tokens["min_flt"].tolist()
+
+
+def test_every_choice_of_the_router_is_in_routes(traced: Traced) -> None:
+    routes = traced.tables["routes"]
+    rows = np.array([PROMPT] + [1] * (STEPS - 1))
+    assert len(routes) == rows.sum() * LAYERS * TOP_K
+    assert (routes["expert"] == (routes["token_id"] + routes["row"] + 3 * routes["layer"] + routes["rank"]) % EXPERTS).all()
+    assert not routes.duplicated(["token_id", "layer", "row", "rank"]).any()

@@ -1,0 +1,65 @@
+"""Programs whose truth is known: compiled C that logs what it did, by the tracer's clock.
+
+See tests/programs/truth.h for what a log's columns mean.
+"""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from tests.conftest import ROOT
+
+PROGRAMS = ROOT / "tests" / "programs"
+RUNTIME = ROOT / "runtime"
+# The extension with the sites is linked by its bare name; Python's own symbols in it stay unresolved, for nothing calls them.
+WITH_SITES = (
+    "-rdynamic",
+    f"-L{RUNTIME}",
+    "-l:_probes.so",
+    f"-Wl,-rpath,{RUNTIME},--allow-shlib-undefined,-z,lazy",
+)
+DISTURBED_NS = 10_000
+"""What neighbours on a shared machine may add to the slowest tenth of hits: interrupts, and CPU time that the host takes."""
+CLOCK_NS = 100
+"""How far the kernel's fast clock, which probes read, may be from the program's where the clock is just being adjusted."""
+
+
+def compiled(output: Path, *sources: str, flags: tuple[str, ...] = ()) -> Path:
+    """The program `output`, made of sources in tests/programs."""
+    paths = [str(PROGRAMS / name) for name in sources]
+    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", str(output), *paths, *flags]
+    subprocess.run(command, check=True)
+    return output
+
+
+def read_log(path: Path, what: str) -> pd.DataFrame:
+    """The log's rows of one sort, in order of thread and time."""
+    log = pd.read_csv(path)
+    return log[log["what"] == what].sort_values(["tid", "before_begin"]).reset_index(drop=True)
+
+
+def in_log_order(table: pd.DataFrame) -> pd.DataFrame:
+    """A table's rows in the order of `read_log`."""
+    return table.sort_values(["tid", "begin_ns"]).reset_index(drop=True)
+
+
+def always_running(log: pd.DataFrame, states: pd.DataFrame) -> np.ndarray:
+    """For each row: whether its thread kept its CPU all the time, by the scheduler's records."""
+    answer = np.ones(len(log), bool)
+    for tid, mine in states[states["state"] != "running"].groupby("tid"):
+        rows = np.flatnonzero(log["tid"] == tid)
+        away = mine.sort_values("begin_ns")
+        begin, end = away["begin_ns"].to_numpy(), away["end_ns"].to_numpy()
+        at = np.searchsorted(end, log["before_begin"].to_numpy()[rows])  # the first absence that ends after the row began
+        out = at < len(begin)
+        out[out] = begin[at[out]] < log["after_end"].to_numpy()[rows[out]]
+        answer[rows] = ~out
+    return answer
+
+
+def time_asleep(states: pd.DataFrame, tid: int, begin: int, end: int) -> int:
+    """How long a thread slept between two moments, in ns."""
+    mine = states[(states["tid"] == tid) & (states["state"] == "sleeping")]
+    return int((mine["end_ns"].clip(upper=end) - mine["begin_ns"].clip(lower=begin)).clip(lower=0).sum())
