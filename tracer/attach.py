@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from tracer.paths import Owner
 from tracer.perf_events import attach_tracepoint, attach_uprobe
 from tracer.placement import NOP5, Place, place_entry, place_fixed, place_tail, place_usdt
 
+FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
 TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
 
@@ -84,6 +86,8 @@ class Attachments:
         self.state = {engine.name: EngineState(operators=list(engine.operators)) for engine in engines}
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
         self._known: set[tuple[int, int, int, str]] = set()
+        self.shed_levels: set[str] = set()
+        self._changing = threading.Lock()  # levels are shed and restored beside the drain
         self.loader: Loader | None = None
         self.costs: dict[str, float] = {}
 
@@ -168,9 +172,31 @@ class Attachments:
         self._known.add(key)
 
     def _stand(self, row: Row) -> None:
-        """Attach a new row's probe and keep the row."""
-        self._fds[len(self.rows)] = self._open(row)
-        self.rows.append(row)
+        """Attach a new row's probe, unless its level is shed, and keep the row."""
+        with self._changing:
+            if not self._is_shed(row):
+                self._fds[len(self.rows)] = self._open(row)
+            self.rows.append(row)
+
+    def _is_shed(self, row: Row) -> bool:
+        return row.level in self.shed_levels and row.program not in FINDERS
+
+    def shed(self, level: str) -> None:
+        """Remove a level's probes, about a tenth of a second each; those of libraries still to come wait for `restore`."""
+        with self._changing:
+            self.shed_levels.add(level)
+            gone = [self._fds.pop(index) for index in list(self._fds) if self._is_shed(self.rows[index])]
+        for fd in gone:
+            os.close(fd)
+
+    def restore(self, level: str) -> None:
+        """Attach a shed level's probes again."""
+        with self._changing:
+            self.shed_levels.discard(level)
+            missing = [index for index, row in enumerate(self.rows) if row.level == level and index not in self._fds]
+        for index in missing:
+            with self._reported():
+                self._fds[index] = self._open(self.rows[index])
 
     def _open(self, row: Row) -> int:
         """Attach what a row says; returns the descriptor that holds the probe."""

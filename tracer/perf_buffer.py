@@ -43,9 +43,9 @@ def decode(data: np.ndarray, slot_bytes: int) -> tuple[np.ndarray, int]:
             at += count * stride
             look *= 2
             continue
-        kind, _, size = struct.unpack_from("<IHH", data, at)
+        kind, _, size = struct.unpack_from("<IHH", data.data, at)
         if kind == RECORD_LOST:
-            lost += struct.unpack_from("<Q", data, at + LOST_COUNT)[0]
+            lost += struct.unpack_from("<Q", data.data, at + LOST_COUNT)[0]
         at += max(size, 8)
         look = FIRST_LOOK
     slots = np.zeros((sum(map(len, runs)), slot_bytes), np.uint8)
