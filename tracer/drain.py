@@ -108,7 +108,7 @@ class Drain:
         """Empty the buffers; returns copies of the slots whose kind is in `wanted`, oldest first."""
         until = time.monotonic_ns() - (0 if last else LAG_NS)
         batches = {name: buffer.take() for name, buffer in self.buffers.items()}
-        picked = [slot for batch in batches.values() for slot in batch[np.isin(kinds_of(batch), wanted)]]
+        picked = [slot for batch in batches.values() if len(batch) for slot in batch[np.isin(kinds_of(batch), wanted)]]
         picked = [slot.copy() for slot in sorted(picked, key=lambda slot: int(column(slot[None], 0, 8)[0]))]
         self.tokens.read(batches["events"], until)
         kept = self.filter.sift(batches, self.tokens, until, last) if self.filter else batches

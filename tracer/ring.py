@@ -35,6 +35,8 @@ class Ring:
 
     def release(self) -> None:
         """Give the kernel the space of what was taken."""
+        if not self.taken:
+            return
         self.position += self.taken
         self.taken = 0
         struct.pack_into("<Q", self.consumer, 0, self.position)

@@ -111,10 +111,10 @@ class SlowTokens:
         due = column(slots, 0, 8) <= until_ns
         self._fresh[name] = slots[~due]
         ready = [slots[due]]
-        if news:
-            ready = [*self._held.get(name, []), *ready]
+        if news and self._held.get(name):
+            ready = [*self._held[name], *ready]
             self._held[name] = []
-        return np.concatenate([self._judge(name, part) for part in ready])
+        return np.concatenate([self._judge(name, part) if len(part) else part for part in ready])
 
     def _judge(self, name: str, slots: np.ndarray) -> np.ndarray:
         """The records to keep; what is undecided goes to `_held`, what belongs to no slow token is counted."""

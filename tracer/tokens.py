@@ -80,25 +80,28 @@ class Tokens:
         return (body["phase"] == DECODE) | ((body["phase"] == UNKNOWN) & (body["n_tokens"] <= 1))
 
     def _pair(self, marks: np.ndarray) -> None:
-        marks = np.concatenate((self._begun(), marks))
-        gone = dict(marks[marks["what"] == EXIT][["tid", "ts"]].tolist())
-        marks = marks[marks["what"] != EXIT]
+        marks = self._for_every_engine(np.concatenate((self._begun(), marks)))
         marks = marks[np.lexsort((marks["ts"], marks["engine"], marks["tid"]))]
         begins = marks["what"] == BEGIN
         same = (marks["tid"][1:] == marks["tid"][:-1]) & (marks["engine"][1:] == marks["engine"][:-1])
         followed = np.flatnonzero(begins[:-1] & same)
-        last = np.flatnonzero(begins & ~np.append(same, False))
         done = steps(marks[followed])
         done["end_ns"] = marks["ts"][followed + 1]
-        done["complete"] = ~begins[followed + 1]
-        left = steps(marks[last])
-        ended = np.isin(left["tid"], list(gone))
-        died = left[ended]
-        died["end_ns"] = [gone[tid] for tid in died["tid"].tolist()]
-        self.open = left[~ended]
-        self.finished = np.concatenate((done, died))
+        done["complete"] = marks["what"][followed + 1] == END
+        self.finished = done
+        self.open = steps(marks[np.flatnonzero(begins & ~np.append(same, False))])
         self.steps += int(done["complete"].sum())
         self.decode_steps += int((done["complete"] & done["decode"]).sum())
+
+    def _for_every_engine(self, marks: np.ndarray) -> np.ndarray:
+        """A thread's exit ends the steps of whichever engine it runs."""
+        exits = marks["what"] == EXIT
+        parts = [marks[~exits]]
+        for engine in np.unique(parts[0]["engine"]).tolist() if exits.any() else ():
+            part = marks[exits]
+            part["engine"] = engine
+            parts.append(part)
+        return np.concatenate(parts)
 
     def _begun(self) -> np.ndarray:
         marks = np.zeros(len(self.open), MARK)
