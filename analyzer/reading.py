@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.observed import LEVELS, clipped, gaps_of
 from analyzer.spans import Marks, Pairs, pair
 from tracer.recording import BUSY, DISCARD, FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
 
@@ -192,10 +193,13 @@ class Source:
         lost = end.where(pairs.unpaired)
         kinds = np.full(len(lost), kind, object)
         self.unpaired.append({"kind": kinds, "pid": lost["pid"], "tid": lost["tid"], "ts_ns": lost["ts"]})
-        return self.close(begin, pairs.end, end["ts"])
+        return self.close(begin, pairs.end, end["ts"], LEVELS.get(kind, kind))
 
-    def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray) -> Spans:
-        """End what never ended: with the recording where nothing of its kind follows on its thread, else where it began."""
+    def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray, level: str) -> Spans:
+        """End what never ended: with the recording where nothing of its kind follows on its thread, else where it began.
+
+        Nothing that was open when its level was switched off reaches further than that.
+        """
         begin_ns, tid = begin["ts"], begin["tid"]
         complete = end >= 0
         closing = begin_ns.copy()
@@ -204,6 +208,8 @@ class Source:
         final = np.zeros(len(tid), bool)
         final[len(tid) - 1 - first_from_back] = True
         closing[final & ~complete] = self.last_ns
+        if not complete.all():
+            closing[~complete] = clipped(begin_ns[~complete], closing[~complete], gaps_of(self, level))
         return Spans(end, begin_ns, closing, complete)
 
 

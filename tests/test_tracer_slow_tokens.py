@@ -92,7 +92,9 @@ def reference(rows: list[Row], end: int) -> list[int]:
             keep = True
         elif row.kind in OWN:
             own = [s for s in slow if (s.tid, s.engine) == (row.tid, row.engine)]
-            keep = any(row.ts == (s.begin if row.kind == "token_begin" else s.end) and (s.complete or row.ts == s.begin) for s in own)
+            keep = any(
+                row.ts == (s.begin if row.kind == "token_begin" else s.end) and (s.complete or row.ts == s.begin) for s in own
+            )
         else:
             keep = any(s.begin <= row.ts <= s.end and (row.engine == 0 or THREADS[s.tid] == row.pid) for s in slow)
         if keep:

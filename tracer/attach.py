@@ -190,11 +190,11 @@ class Attachments:
             os.close(fd)
 
     def restore(self, level: str) -> None:
-        """Attach a shed level's probes again."""
+        """Attach a shed level's probes again, ends before begins: a begin without its end would be an open span."""
         with self._changing:
             self.shed_levels.discard(level)
             missing = [index for index, row in enumerate(self.rows) if row.level == level and index not in self._fds]
-        for index in missing:
+        for index in reversed(missing):
             with self._reported():
                 self._fds[index] = self._open(self.rows[index])
 

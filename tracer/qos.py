@@ -118,7 +118,8 @@ class Quality:
         self.controller.observe((good["end_ns"] - good["begin_ns"]).tolist())
         levels = [level for level in self.probes.levels - self.probes.shed_levels if level not in KEPT]
         spent = self._spent(stats) if 0 < self.controller.tps() < self.controller.min_tps else {}
-        on = {level: spent.get(level, 0.0) - self._spent_before.get(level, 0.0) for level in levels}
+        lately = {level: spent.get(level, 0.0) - self._spent_before.get(level, 0.0) for level in levels}
+        on = {level: ns for level, ns in lately.items() if ns > 0}  # to shed what costs nothing would gain nothing
         change = self.controller.decide(time.monotonic_ns(), on)
         if change:
             self.changes.append({**asdict(change), "done_ns": None})

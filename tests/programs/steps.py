@@ -20,7 +20,7 @@ def emit(args: argparse.Namespace) -> None:
         pause = args.slow if slow else args.pause
         probes.token__begin(step, 2, 1, step)
         for number in range(args.operators):
-            probes.op__begin(number % 4, 0, 1, number + 1, b"", 0)
+            probes.op__begin(number % 4, 0, 1, number + 1, b"")
             probes.op__end(number + 1)
         if pause:
             time.sleep(pause)
