@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analyzer.observed import Gaps, clipped, gaps_of
 from analyzer.reading import Rows, Source, texts
 from analyzer.schema import conform
 from analyzer.spans import NONE, order_in_groups
@@ -98,8 +99,8 @@ def moments(switch: Rows, waking: Rows, fork: Rows, known: Target) -> Moments:
     return Moments(tid[~runs], ts[~runs], state[~runs], cpu[~runs])
 
 
-def thread_states(known: Target, events: Moments) -> pd.DataFrame:
-    """The table `thread_states`: the states of each thread tile its time from its first to its last event."""
+def thread_states(known: Target, events: Moments, gaps: list[Gaps]) -> pd.DataFrame:
+    """The table `thread_states`: the states of each thread tile its time from its first to its last event, but for `gaps`."""
     if len(events.tid):
         change = (
             (events.tid[1:] != events.tid[:-1]) | (events.state[1:] != events.state[:-1]) | (events.cpu[1:] != events.cpu[:-1])
@@ -111,6 +112,8 @@ def thread_states(known: Target, events: Moments) -> pd.DataFrame:
         rows = np.flatnonzero((tid[1:] == tid[:-1]) & (state[:-1] != OVER) & (ts[1:] > ts[:-1]))
     else:
         tid, ts, state, cpu, rows = events.tid, events.ts, events.state, events.cpu, np.empty(0, np.int64)
+    end = clipped(ts[rows], ts[rows + 1], gaps)
+    rows, end = rows[end > ts[rows]], end[end > ts[rows]]
     return conform(
         "thread_states",
         {
@@ -119,8 +122,8 @@ def thread_states(known: Target, events: Moments) -> pd.DataFrame:
             "state": STATES[state[rows]],
             "cpu": cpu[rows],
             "begin_ns": ts[rows],
-            "end_ns": ts[rows + 1],
-            "duration_ns": ts[rows + 1] - ts[rows],
+            "end_ns": end,
+            "duration_ns": end - ts[rows],
         },
     )
 
@@ -173,4 +176,8 @@ def build(source: Source) -> dict[str, pd.DataFrame]:
     """The tables `thread_states`, `threads` and `sched`."""
     known = target(source)
     changes = moments(source.rows("sched_switch"), source.rows("sched_waking"), source.rows("task_fork"), known)
-    return {"thread_states": thread_states(known, changes), "threads": threads(source, known), "sched": events(source)}
+    return {
+        "thread_states": thread_states(known, changes, gaps_of(source, "sched")),
+        "threads": threads(source, known),
+        "sched": events(source),
+    }

@@ -57,11 +57,20 @@ struct place_key {
 };
 
 #ifndef LOADER_BCC
+#ifdef BUFFER_PERF
+/* key: CPU. value: the perf event whose mapped buffer takes the records; `doorbell` wakes the reader at every write. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__type(key, u32);
+	__type(value, u32);
+} events SEC(".maps"), details SEC(".maps"), doorbell SEC(".maps");
+#else
 /* Fixed-size records; the loader sets the sizes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 16 << 20);
 } events SEC(".maps"), details SEC(".maps");
+#endif
 
 /* key: record kind. value: records that found the ring full. */
 struct {
@@ -183,8 +192,39 @@ static INLINE void fill_header(struct header *h, u16 kind, u8 engine)
  *
  * Readers drain by time, so that no record costs a wake-up; `urgent` ones are what the target waits for.
  */
-#define RECORD(type, r) struct type *r
 #define IS_EVENT(r) (sizeof(*(r)) <= EVENT_BYTES)
+
+#ifdef BUFFER_PERF
+
+/*
+ * Perf buffers copy: the record stands on the stack, as wide as its slot, until it is submitted. (Not in a per-CPU map:
+ * programs on uprobes can be preempted, and tracepoints fire in between.)
+ */
+#define RECORD(type, r)                                                                                                \
+	union {                                                                                                        \
+		struct type record;                                                                                    \
+		char slot[sizeof(struct type) <= EVENT_BYTES ? EVENT_BYTES : DETAIL_BYTES];                            \
+	} r##_slot;                                                                                                    \
+	struct type *r
+#define reserve(r, kind, engine)                                                                                       \
+	(__builtin_memset(&r##_slot, 0, sizeof(r##_slot)), r = &r##_slot.record, fill_header(&r->h, kind, engine), true)
+#define submit(ctx, r)                                                                                                 \
+	output(ctx, IS_EVENT(r) ? MAP(events) : MAP(details), r, IS_EVENT(r) ? EVENT_BYTES : DETAIL_BYTES)
+#define submit_urgent(ctx, r)                                                                                          \
+	({                                                                                                             \
+		submit(ctx, r);                                                                                        \
+		bpf_perf_event_output(ctx, MAP(doorbell), BPF_F_CURRENT_CPU, &r->h.ts, sizeof(r->h.ts));                \
+	})
+
+static INLINE void output(void *ctx, void *buffer, void *record, u64 bytes)
+{
+	if (bpf_perf_event_output(ctx, buffer, BPF_F_CURRENT_CPU, record, bytes))
+		count_loss(((struct header *)record)->kind);
+}
+
+#else
+
+#define RECORD(type, r) struct type *r
 #define reserve(r, kind, engine)                                                                                       \
 	((r = IS_EVENT(r) ? reserve_in(MAP(events), EVENT_BYTES, kind, engine)                                         \
 			  : reserve_in(MAP(details), DETAIL_BYTES, kind, engine)) != 0)
@@ -202,6 +242,8 @@ static INLINE void *reserve_in(void *ring, u32 bytes, u16 kind, u8 engine)
 	fill_header(h, kind, engine);
 	return h;
 }
+
+#endif
 
 /*
  * Hold the calling process until the tracer has placed its probes and continues it. Called before the record that asks

@@ -79,7 +79,10 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
 def _tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     """(name, dims) of every weight, rows first."""
     hidden, kv = shape.hidden, shape.kv_heads * (shape.hidden // shape.heads)
-    found: list[tuple[str, tuple[int, ...]]] = [("token_embd.weight", (shape.vocabulary, hidden)), ("output_norm.weight", (hidden,))]
+    found: list[tuple[str, tuple[int, ...]]] = [
+        ("token_embd.weight", (shape.vocabulary, hidden)),
+        ("output_norm.weight", (hidden,)),
+    ]
     found += [("output.weight", (shape.vocabulary, hidden))] if shape.experts else []
     for layer in range(shape.layers):
         block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,7 @@ from tracer.paths import Owner
 from tracer.perf_events import attach_tracepoint, attach_uprobe
 from tracer.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
 
+FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
 TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
 
@@ -87,6 +89,8 @@ class Attachments:
         self.state = {engine.name: EngineState(operators=list(engine.operators)) for engine in engines}
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
         self._known: set[tuple[int, int, int, str]] = set()
+        self.shed_levels: set[str] = set()
+        self._changing = threading.Lock()  # levels are shed and restored beside the drain
         self.loader: Loader | None = None
         self.costs: dict[str, float] = {}
 
@@ -181,13 +185,15 @@ class Attachments:
     def retire_teachers(self, engine: Engine, path: str) -> None:
         """Remove the probes of a file that taught where others are to stand."""
         teachers = {probe.program for probe in engine.probes if probe.teaches}
-        self._retire(index for index, row in enumerate(self.rows) if row.library == path and row.program in teachers)
+        self._retire([index for index, row in enumerate(self.rows) if row.library == path and row.program in teachers])
 
     def _retire(self, indices: Iterable[int]) -> None:
         """Remove probes for good."""
-        for index in indices:
-            self.rows[index].retired_ns = time.monotonic_ns()
-            os.close(self._fds.pop(index))
+        with self._changing:
+            for index in indices:
+                self.rows[index].retired_ns = time.monotonic_ns()
+                if index in self._fds:
+                    os.close(self._fds.pop(index))
 
     def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place) -> None:
         status = os.stat(path)
@@ -200,9 +206,32 @@ class Attachments:
         self._known.add(key)
 
     def _stand(self, row: Row) -> None:
-        """Attach a new row's probe and keep the row."""
-        self._fds[len(self.rows)] = self._open(row)
-        self.rows.append(row)
+        """Attach a new row's probe, unless its level is shed, and keep the row."""
+        with self._changing:
+            if not self._is_shed(row):
+                self._fds[len(self.rows)] = self._open(row)
+            self.rows.append(row)
+
+    def _is_shed(self, row: Row) -> bool:
+        return row.level in self.shed_levels and row.program not in FINDERS
+
+    def shed(self, level: str) -> None:
+        """Remove a level's probes, about a tenth of a second each; those of libraries still to come wait for `restore`."""
+        with self._changing:
+            self.shed_levels.add(level)
+            gone = [self._fds.pop(index) for index in list(self._fds) if self._is_shed(self.rows[index])]
+        for fd in gone:
+            os.close(fd)
+
+    def restore(self, level: str) -> None:
+        """Attach a shed level's probes again, ends before begins: a begin without its end would be an open span."""
+        with self._changing:
+            self.shed_levels.discard(level)
+            standing = [index for index, row in enumerate(self.rows) if row.level == level and not row.retired_ns]
+            missing = [index for index in standing if index not in self._fds]
+        for index in reversed(missing):
+            with self._reported():
+                self._fds[index] = self._open(self.rows[index])
 
     def _open(self, row: Row) -> int:
         """Attach what a row says; returns the descriptor that holds the probe."""

@@ -11,12 +11,14 @@ from tracer.attach import KERNEL_PROBES
 from tracer.btf import UNION, VMLINUX, Btf
 from tracer.errors import ProbeError, RequirementError
 from tracer.libbpf import BpfObject, Kernel
-from tracer.paths import BPF_OBJECT, BPF_SOURCE, MAPS_OBJECT
+from tracer.paths import BPF_OBJECT, BPF_OBJECTS, BPF_SOURCE, MAPS_OBJECTS
 from tracer.perf_events import SYSCALL, TRACEFS
 from tracer.recording import dtype_to_json
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
 MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "ggml_threads")
+BUFFER_MAPS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("doorbell",)}
+BUFFER_FLAGS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("-DBUFFER_PERF",)}
 TRACEPOINTS = {name for name, _, _ in KERNEL_PROBES}
 TASK_FIELDS = ("maj_flt", "min_flt")
 # tracepoint → the name of its record in bpf/compat.h, where that is another's
@@ -30,10 +32,10 @@ class LibbpfLoader:
 
     name = "libbpf"
 
-    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
+    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring"):
         if not VMLINUX.exists():
             raise RequirementError(f"this kernel has no BTF ({VMLINUX}), which the default loader needs; {other_ways()}")
-        self.object = open_object(kernel, BPF_OBJECT, ring_bytes)
+        self.object = open_object(kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
         self.object.load(wanted)
 
     def map_fd(self, name: str) -> int:
@@ -54,16 +56,17 @@ class BccLoader(LibbpfLoader):
 
     name = "bcc"
 
-    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
+    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring"):
         bcc = import_bcc()
         if headers() is None:
             raise RequirementError(
                 f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`"
             )
-        self.object = open_object(kernel, MAPS_OBJECT, ring_bytes)
+        self.object = open_object(kernel, MAPS_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
         self.object.load(set())
         flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets(), *tracepoint_offsets()]
-        flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in MAPS]
+        flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in (*MAPS, *BUFFER_MAPS[buffer])]
+        flags += BUFFER_FLAGS[buffer]
         try:
             self.module = bcc.BPF(src_file=str(BPF_SOURCE).encode(), cflags=flags)
             self.programs = {name: self._load(bcc, name).fd for name in wanted}

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from tracer.errors import ProbeError, RequirementError
 
-PERF_TYPE_TRACEPOINT = 2
+PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT = 1, 2
+BPF_OUTPUT = 10  # software event that BPF programs write records to
+SAMPLE_RAW = 1 << 10
+BY_BYTES = 1 << 14  # flag: wake the reader by bytes written, not by records
 IOC_ENABLE, IOC_SET_BPF = 0x2400, 0x40042408
 FLAG_CLOEXEC = 8
 ATTR_BYTES = 128
@@ -20,9 +23,9 @@ TRACEFS = Path("/sys/kernel/tracing")
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _open(attributes: bytes, what: str) -> int:
+def _open(attributes: bytes, what: str, cpu: int = 0) -> int:
     number = SYSCALL[platform.machine()]
-    fd = libc.syscall(number, attributes, -1, 0, -1, ctypes.c_ulong(FLAG_CLOEXEC))
+    fd = libc.syscall(number, attributes, -1, cpu, -1, ctypes.c_ulong(FLAG_CLOEXEC))
     if fd < 0:
         raise ProbeError(f"cannot probe {what}: {os.strerror(ctypes.get_errno())}")
     return int(fd)
@@ -64,6 +67,16 @@ def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
     head = struct.pack("<IIQQ", PERF_TYPE_TRACEPOINT, ATTR_BYTES, number, 1)
     what = f"tracepoint {category}:{name}"
     return _connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what)
+
+
+def open_output(cpu: int, wakeup_bytes: int) -> int:
+    """An event that takes what BPF programs output on one CPU; wakes its reader after so many bytes, with 0 at every record."""
+    flags, wakeup = (BY_BYTES, wakeup_bytes) if wakeup_bytes else (0, 1)
+    head = struct.pack("<IIQQQQQI", PERF_TYPE_SOFTWARE, ATTR_BYTES, BPF_OUTPUT, 1, SAMPLE_RAW, 0, flags, wakeup)
+    what = f"a perf buffer on CPU {cpu}"
+    fd = _open(head.ljust(ATTR_BYTES, b"\0"), what, cpu)
+    fcntl.ioctl(fd, IOC_ENABLE, 0)
+    return fd
 
 
 def mount_tracefs() -> None:
