@@ -26,6 +26,9 @@ struct path_scratch {
 struct settings {
 	u32 mul_mat_id; /* llama.cpp's number of GGML_OP_MUL_MAT_ID; 2^32-1: not known */
 	u32 stop;       /* stop the target when a library or a function table appears, until probes stand */
+	u32 everyone;   /* record the scheduler for every thread of the machine, not the target's alone */
+	u32 n_counters; /* performance counters read at operator boundaries; 0: none */
+	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 };
 
 /* An address in a process: a tensor, a QNN provider. */
@@ -34,6 +37,30 @@ struct place_key {
 	u32 pid;
 	u32 pad;
 };
+
+/* A page fault or a read that a thread is in. */
+struct faulting {
+	u64 begin;
+	u64 ino;
+	u32 dev;
+	u32 page, last; /* the window that holds the touched page */
+	u32 added;
+	u32 flags;
+	u32 pad;
+};
+
+struct request_key {
+	u64 sector;
+	u32 dev;
+	u32 pad;
+};
+
+struct request {
+	u32 pid;
+	u32 tid;
+};
+
+#define MAX_COUNTED_THREADS 1024
 
 #ifndef LOADER_BCC
 /* Fixed-size records; the loader sets the sizes. */
@@ -105,6 +132,46 @@ struct {
 	__type(key, u32);
 	__type(value, u64);
 } routed SEC(".maps");
+
+/* key: thread id. value: the fault of a file mapping that it is in. Removed at its end. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, struct faulting);
+} faulting SEC(".maps");
+
+/* key: thread id. value: pages added to the page cache in the read that it is in. Removed at its end. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, u64);
+} reading SEC(".maps");
+
+/* key: device and sector. value: the thread of the target that asked. Removed when the device answers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct request_key);
+	__type(value, struct request);
+} requests SEC(".maps");
+
+/* key: thread id. value: first index of its counters in `counters`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_COUNTED_THREADS);
+	__type(key, u32);
+	__type(value, u32);
+} counted SEC(".maps");
+
+/* key: index. value: a perf event of one thread. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__uint(max_entries, MAX_COUNTED_THREADS * MAX_PMC);
+	__type(key, u32);
+	__type(value, u32);
+} counters SEC(".maps");
 #endif
 
 #define NO_WAKEUP 1
@@ -180,6 +247,13 @@ static INLINE void *reserve_in(void *ring, u32 bytes, u16 kind, u8 engine)
 	}
 	fill_header(h, kind, engine);
 	return h;
+}
+
+static INLINE struct settings *settings(void)
+{
+	u32 zero = 0;
+
+	return map_lookup(MAP(chosen), &zero);
 }
 
 /*

@@ -21,6 +21,7 @@ from tracer.loaders import LOADERS, check_architecture, layouts
 from tracer.manifest import account, compose
 from tracer.paths import Owner
 from tracer.perf_events import mount_tracefs
+from tracer.pmc import Event
 from tracer.recording import STREAMS, write_manifest
 from tracer.ring import Ring
 from tracer.target import Followed, Guard, Target, children, tasks
@@ -41,6 +42,8 @@ class Options:
     loader: str = "libbpf"
     ring_bytes: int = 32 << 20
     duration_s: float = 0.0
+    sched: str = "target"
+    pmc: tuple[Event, ...] = ()
     owner: Owner = field(default_factory=lambda: Owner(0, 0, "root", "/root"))
 
 
@@ -74,7 +77,9 @@ class Session:
         self.probes.loader = self.loader
         self.undo.callback(self.probes.detach)
         self.probes.costs = measure(self.loader.program_fd("empty"))
-        self.watcher = Watcher(self.kernel, self.loader, self.probes, self.guard, self.layouts)
+        chosen = self.options.pmc, self.options.sched == "all"
+        self.watcher = Watcher(self.kernel, self.loader, self.probes, self.guard, self.layouts, *chosen)
+        self.undo.callback(self.watcher.counters.close)
         stats = self.kernel.enable_stats()
         if stats >= 0:
             self.undo.callback(os.close, stats)
@@ -100,6 +105,7 @@ class Session:
             for tid in tasks(pid):
                 self.kernel.update(self.loader.map_fd("threads"), struct.pack("<I", tid), struct.pack("<I", 1))
                 self.watcher.note_thread(tid, pid)
+                self.watcher.counters.add(tid)
             if isinstance(target, Followed):
                 self.watcher.attach_mapped(pid)
         self.save_manifest("recording")
@@ -181,6 +187,7 @@ class Session:
             "target": {"pid": self.target.pid, "uid": self.options.owner.uid, "exit_code": self.target.exit_code},
             "loader": self.loader.name,
             "levels": sorted(self.options.levels),
+            "sched": self.options.sched,
             "clocks": self.clocks,
             "records": self.counts(),
             "lost": self.losses(),

@@ -9,6 +9,7 @@ from tracer.engines import LEVELS, choose
 from tracer.errors import RequirementError, TracerError
 from tracer.loaders import LOADERS
 from tracer.paths import Owner, invoking_user
+from tracer.pmc import MAX_EVENTS, parse
 from tracer.session import Options
 
 RING_MIB = 32
@@ -24,6 +25,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ring-mib", type=int, default=RING_MIB, help=f"size of each of the two rings, a power of two (default: {RING_MIB})"
+    )
+    parser.add_argument(
+        "--sched",
+        choices=("target", "all"),
+        default="target",
+        help="level sched: the target's threads and whoever displaced them, or every thread of the machine (default: target)",
+    )
+    parser.add_argument(
+        "--pmc",
+        default="",
+        metavar="EVENTS",
+        help=f"up to {MAX_EVENTS} counters per thread at operator boundaries: cycles,major-faults,r1c2 ... (default: none)",
     )
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
 
@@ -66,4 +79,6 @@ def session_options(args: argparse.Namespace, duration_s: float = 0.0) -> Option
     if args.ring_mib < 1 or args.ring_mib & (args.ring_mib - 1):
         raise TracerError(f"--ring-mib {args.ring_mib} is not a power of two")
     engines, levels, owner = choose(args.engine.split(",")), chosen_levels(args.levels), invoking_user()
-    return Options(make_output(args.output, owner), engines, levels, args.loader, args.ring_mib << 20, duration_s, owner)
+    events = parse(args.pmc)
+    ring_bytes = args.ring_mib << 20
+    return Options(make_output(args.output, owner), engines, levels, args.loader, ring_bytes, duration_s, args.sched, events, owner)
