@@ -16,7 +16,7 @@ from tracer.perf_events import SYSCALL, TRACEFS
 from tracer.recording import dtype_to_json
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
-MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "routed")
+MAPS: tuple[str, ...] = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "routed")
 MAPS += ("faulting", "reading", "requests", "counted", "counters")
 KERNEL_PROGRAMS = {name: category for name, _, category in KERNEL_PROBES}
 TASK_FIELDS = ("maj_flt", "min_flt")

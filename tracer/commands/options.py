@@ -80,5 +80,9 @@ def session_options(args: argparse.Namespace, duration_s: float = 0.0) -> Option
         raise TracerError(f"--ring-mib {args.ring_mib} is not a power of two")
     engines, levels, owner = choose(args.engine.split(",")), chosen_levels(args.levels), invoking_user()
     events = parse(args.pmc)
+    if events and "operator" not in levels:
+        raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")
     ring_bytes = args.ring_mib << 20
-    return Options(make_output(args.output, owner), engines, levels, args.loader, ring_bytes, duration_s, args.sched, events, owner)
+    return Options(
+        make_output(args.output, owner), engines, levels, args.loader, ring_bytes, duration_s, args.sched, events, owner
+    )
