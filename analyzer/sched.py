@@ -153,20 +153,21 @@ def threads(source: Source, known: Target) -> pd.DataFrame:
 
 
 def events(source: Source) -> pd.DataFrame:
-    """The table `sched`: switches and wakings in order of time."""
-    switch, waking = source.rows("sched_switch"), source.rows("sched_waking")
-    ts = np.concatenate((switch["ts"], waking["ts"]))
+    """The table `sched`: switches, wakings and wake-ups in order of time."""
+    switch, waking, wakeup = (source.rows(f"sched_{kind}") for kind in ("switch", "waking", "wakeup"))
+    kinds = (switch, waking, wakeup)
+    ts = np.concatenate([rows["ts"] for rows in kinds])
     order = np.argsort(ts, kind="stable")
-    left, right = np.full(len(switch), NONE, np.int64), np.full(len(waking), NONE, np.int64)
+    none = [np.full(len(rows), NONE, np.int64) for rows in kinds]
     columns = {
-        "cpu": (switch["cpu"], waking["cpu"]),
-        "event": (np.full(len(switch), "switch", object), np.full(len(waking), "waking", object)),
-        "prev_tid": (switch["prev_tid"], waking["tid"]),
-        "prev_state": (switch["prev_state"], right),
-        "prev_prio": (switch["prev_prio"], right),
-        "next_tid": (switch["next_tid"], waking["woken_tid"]),
-        "next_prio": (switch["next_prio"], waking["prio"]),
-        "target_cpu": (left, waking["target_cpu"]),
+        "cpu": [rows["cpu"] for rows in kinds],
+        "event": [np.full(len(rows), name, object) for rows, name in zip(kinds, ("switch", "waking", "wakeup"), strict=True)],
+        "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"]),
+        "prev_state": (switch["prev_state"], *none[1:]),
+        "prev_prio": (switch["prev_prio"], *none[1:]),
+        "next_tid": (switch["next_tid"], waking["woken_tid"], wakeup["woken_tid"]),
+        "next_prio": (switch["next_prio"], waking["prio"], wakeup["prio"]),
+        "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"]),
     }
     merged = {name: np.concatenate(both)[order] for name, both in columns.items()}
     return conform("sched", {"ts_ns": ts[order], **merged})

@@ -32,6 +32,9 @@ struct settings {
 	u32 node_at;    /* where ggml's loop over a graph keeps the index of its node ... */
 	u32 node_more;  /* ... plus this */
 	u32 graph_at;   /* and where the graph; places are numbered as in ggml.h */
+	u32 everyone;   /* record the scheduler for every thread of the machine, not the target's alone */
+	u32 n_counters; /* performance counters read at operator boundaries; 0: none */
+	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 };
 
 /* What a thread that computes ggml graphs is at. */
@@ -55,6 +58,30 @@ struct place_key {
 	u32 pid;
 	u32 pad;
 };
+
+/* A page fault or a read that a thread is in. */
+struct faulting {
+	u64 begin;
+	u64 ino;
+	u32 dev;
+	u32 page, last; /* the window that holds the touched page */
+	u32 added;
+	u32 flags;
+	u32 pad;
+};
+
+struct request_key {
+	u64 sector;
+	u32 dev;
+	u32 pad;
+};
+
+struct request {
+	u32 pid;
+	u32 tid;
+};
+
+#define MAX_COUNTED_THREADS 1024
 
 #ifndef LOADER_BCC
 #ifdef BUFFER_PERF
@@ -135,6 +162,46 @@ struct {
 	__type(key, u32);
 	__type(value, struct ggml_thread);
 } ggml_threads SEC(".maps");
+
+/* key: thread id. value: the fault of a file mapping that it is in. Removed at its end. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, struct faulting);
+} faulting SEC(".maps");
+
+/* key: thread id. value: pages added to the page cache in the read that it is in. Removed at its end. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, u64);
+} reading SEC(".maps");
+
+/* key: device and sector. value: the thread of the target that asked. Removed when the device answers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct request_key);
+	__type(value, struct request);
+} requests SEC(".maps");
+
+/* key: thread id. value: first index of its counters in `counters`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_COUNTED_THREADS);
+	__type(key, u32);
+	__type(value, u32);
+} counted SEC(".maps");
+
+/* key: index. value: a perf event of one thread. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__uint(max_entries, MAX_COUNTED_THREADS * MAX_PMC);
+	__type(key, u32);
+	__type(value, u32);
+} counters SEC(".maps");
 #endif
 
 #define NO_WAKEUP 1
@@ -245,14 +312,20 @@ static INLINE void *reserve_in(void *ring, u32 bytes, u16 kind, u8 engine)
 
 #endif
 
+static INLINE struct settings *settings(void)
+{
+	u32 zero = 0;
+
+	return map_lookup(MAP(chosen), &zero);
+}
+
 /*
  * Hold the calling process until the tracer has placed its probes and continues it. Called before the record that asks
  * for this is submitted: a SIGCONT that comes early then cancels the stop instead of being overtaken by it.
  */
 static INLINE void stop_target(void)
 {
-	u32 zero = 0;
-	struct settings *s = map_lookup(MAP(chosen), &zero);
+	struct settings *s = settings();
 
 	if (s && s->stop)
 		bpf_send_signal(SIGNAL_STOP);

@@ -14,13 +14,17 @@ from tracer.elf import Binary, contains, read_binary
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
 from tracer.paths import Owner
-from tracer.perf_events import attach_tracepoint, attach_uprobe
+from tracer.perf_events import attach_software, attach_tracepoint, attach_uprobe, has_tracepoint
 from tracer.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
 
 FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
 TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
 
+SOFTWARE = "software"  # the category of perf's software events; every other one is a category of tracepoints
+FAULT_ENDS = {"major_faults": 6, "minor_faults": 5}  # program → PERF_COUNT_SW_PAGE_FAULTS_MAJ and _MIN
+FAULT_BEGINS = "mm_filemap_fault"
+READ_CALLS = ("read", "pread64", "readv", "preadv", "preadv2")
 KERNEL_PROBES = (
     ("sched_process_fork", "process", "sched"),
     ("sched_process_exit", "process", "sched"),
@@ -29,6 +33,16 @@ KERNEL_PROBES = (
     ("sys_enter_openat", "process", "syscalls"),
     ("sched_switch", "sched", "sched"),
     ("sched_waking", "sched", "sched"),
+    ("sched_wakeup", "sched", "sched"),
+    *((f"sys_{edge}_{call}", "io", "syscalls") for call in READ_CALLS for edge in ("enter", "exit")),
+    ("sys_enter_mmap", "io", "syscalls"),
+    (FAULT_BEGINS, "io", "filemap"),
+    ("mm_filemap_map_pages", "io", "filemap"),
+    ("mm_filemap_add_to_page_cache", "io", "filemap"),
+    ("block_io_start", "io", "block"),
+    ("block_rq_issue", "io", "block"),
+    ("block_rq_complete", "io", "block"),
+    *((name, "io", SOFTWARE) for name in FAULT_ENDS),
 )
 
 OP_NAMES = """
@@ -88,6 +102,7 @@ class Attachments:
         self.warnings: list[str] = []
         self.state = {engine.name: EngineState(operators=list(engine.operators)) for engine in engines}
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
+        self._more: list[int] = []  # descriptors of probes that need one per cpu
         self._known: set[tuple[int, int, int, str]] = set()
         self.shed_levels: set[str] = set()
         self._changing = threading.Lock()  # levels are shed and restored beside the drain
@@ -96,15 +111,26 @@ class Attachments:
 
     def programs(self) -> set[str]:
         """Names of the BPF programs that may be needed at the chosen levels."""
-        kernel = {name for name, level, _ in KERNEL_PROBES if level == "process" or level in self.levels}
+        kernel = {name for name, _, _ in self.kernel_probes()}
         return kernel | {probe.program for engine in self.engines for probe in engine.probes if probe.wanted(self.levels)}
 
     def attach_kernel(self) -> None:
-        """Attach the tracepoints of the process and scheduler levels."""
+        """Attach the kernel's own probes: of the process level, without which nothing goes, and of the chosen levels."""
+        offered = self.kernel_probes()
+        for name, level, category in offered:
+            at = SOFTWARE if category == SOFTWARE else "tracepoint"
+            self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, at, "", "tracepoint", ""))
         for name, level, category in KERNEL_PROBES:
-            if level != "process" and level not in self.levels:
-                continue
-            self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, "tracepoint", "", "tracepoint", ""))
+            if level in self.levels and (name, level, category) not in offered:
+                self.warnings.append(f"this kernel has no tracepoint {category}:{name}; level {level} goes without it")
+
+    def kernel_probes(self) -> list[tuple[str, str, str]]:
+        """(program, level, category) of the kernel's own probes that the levels ask for and, beyond `process`, it offers."""
+        return [
+            (name, level, category)
+            for name, level, category in KERNEL_PROBES
+            if level == "process" or (level in self.levels and (category == SOFTWARE or has_tracepoint(category, name)))
+        ]
 
     def attach_file(self, path: str, is_executable: bool = False) -> int:
         """Attach every engine's probes that a file offers; returns how many were added."""
@@ -239,6 +265,10 @@ class Attachments:
         program = self.loader.program_fd(row.program)
         if row.at == "tracepoint":
             return attach_tracepoint(program, *row.symbol.split(":"))
+        if row.at == SOFTWARE:
+            first, *others = attach_software(program, FAULT_ENDS[row.program], row.program)
+            self._more += others
+            return first
         return attach_uprobe(program, row.library, row.offset, row.at == "return")
 
     def _operator_names(self, path: str, function: str) -> list[str]:
@@ -260,6 +290,8 @@ class Attachments:
         """Remove every probe."""
         while self._fds:
             os.close(self._fds.popitem()[1])
+        while self._more:
+            os.close(self._more.pop())
 
     def to_json(self) -> list[dict[str, Any]]:
         """Rows for the manifest."""

@@ -1,5 +1,6 @@
 """The manifest: what a reader must know of a recording, and what the probes cost."""
 
+import mmap
 import time
 from collections.abc import Callable
 from functools import cache
@@ -59,6 +60,8 @@ def compose(about: dict[str, Any], watcher: Watcher, cost: dict[str, Any]) -> di
         "machine": machine.describe(),
         "engines": engines,
         "qnn": watcher.qnn,
+        "pmc": watcher.counters.to_json(),
+        "io": {"page_bytes": mmap.PAGESIZE, "files": watcher.files.to_json()} if "io" in probes.levels else None,
         "probes": probes.to_json(),
         "warnings": probes.warnings,
         "threads": list(watcher.threads.values()),

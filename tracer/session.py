@@ -21,6 +21,7 @@ from tracer.manifest import account, compose
 from tracer.paths import Owner
 from tracer.perf_buffer import Doorbell, PerfBuffer
 from tracer.perf_events import mount_tracefs
+from tracer.pmc import Event
 from tracer.qos import Quality
 from tracer.recording import STREAMS, write_manifest
 from tracer.ring import Ring
@@ -47,6 +48,8 @@ class Options:
     only_slower_ns: int = 0
     min_tps: float = 0.0
     given: dict[str, Any] = field(default_factory=dict)
+    sched: str = "target"
+    pmc: tuple[Event, ...] = ()
     owner: Owner = field(default_factory=lambda: Owner(0, 0, "root", "/root"))
 
 
@@ -81,7 +84,9 @@ class Session:
         self.probes.loader = self.loader
         self.undo.callback(self.probes.detach)
         self.probes.costs = measure(self.loader.program_fd("empty"))
-        self.watcher = Watcher(self.kernel, self.loader, self.probes, self.guard, self.layouts)
+        chosen = self.options.pmc, self.options.sched == "all"
+        self.watcher = Watcher(self.kernel, self.loader, self.probes, self.guard, self.layouts, *chosen)
+        self.undo.callback(self.watcher.counters.close)
         stats = self.kernel.enable_stats()
         if stats >= 0:
             self.undo.callback(os.close, stats)
@@ -118,6 +123,7 @@ class Session:
             for tid in tasks(pid):
                 self.kernel.update(self.loader.map_fd("threads"), struct.pack("<I", tid), struct.pack("<I", 1))
                 self.watcher.note_thread(tid, pid)
+                self.watcher.counters.add(tid)
             if isinstance(target, Followed):
                 self.watcher.attach_mapped(pid)
         self.save_manifest("recording")
@@ -211,6 +217,7 @@ class Session:
             "options": self.options.given,
             "levels": sorted(self.options.levels),
             "level_changes": self.quality.changes,
+            "sched": self.options.sched,
             "clocks": self.clocks,
             "records": self.drain.counts(),
             "lost": self.losses(),

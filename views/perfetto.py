@@ -1,6 +1,6 @@
 """`trace.pftrace`: the tables as a native Perfetto trace.
 
-    threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads and QNN calls, on the thread they ran on
+    threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on the thread they ran on
     NPU        QNN Execute, QNN Device, QNN Node; a flow leads from the submitting graph to its execution
     cpus       the kernel's scheduling events
     process    counters, and a mark where records were lost
@@ -229,7 +229,7 @@ def rows_by(tid: np.ndarray) -> dict[int, np.ndarray]:
 def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
     """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
     pids: dict[int, int] = {}
-    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls"):
+    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults"):
         known = tables[table][["tid", "pid"]].drop_duplicates()
         pids |= dict(zip(known["tid"].tolist(), known["pid"].tolist(), strict=True))
     operators, threads = tables["operators"], tables["op_threads"].drop_duplicates("tid")

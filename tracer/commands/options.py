@@ -11,6 +11,7 @@ from tracer.engines import LEVELS, choose
 from tracer.errors import RequirementError, TracerError
 from tracer.loaders import LOADERS
 from tracer.paths import Owner, invoking_user
+from tracer.pmc import MAX_EVENTS, parse
 from tracer.session import Options
 
 RING_MIB = 32
@@ -30,6 +31,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     help_text = "size of each of the two buffers (perf: of all CPUs together), a power of two"
     parser.add_argument("--ring-mib", type=int, default=RING_MIB, help=f"{help_text} (default: {RING_MIB})")
     add_limits(parser)
+    parser.add_argument(
+        "--sched",
+        choices=("target", "all"),
+        default="target",
+        help="level sched: the target's threads and whoever displaced them, or every thread of the machine (default: target)",
+    )
+    parser.add_argument(
+        "--pmc",
+        default="",
+        metavar="EVENTS",
+        help=f"up to {MAX_EVENTS} counters per thread at operator boundaries: cycles,major-faults,r1c2 ... (default: none)",
+    )
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
     add_config(parser)
 
@@ -103,6 +116,9 @@ def session_options(args: argparse.Namespace) -> Options:
     engines, levels, owner = choose(args.engine.split(",")), chosen_levels(args.levels), invoking_user()
     if (args.tokens or args.min_tps or args.only_slower_than) and "token" not in levels:
         raise TracerError("--tokens, --min-tps and --only-slower-than go by tokens: add the level token to --levels")
+    events = parse(args.pmc)
+    if events and "operator" not in levels:
+        raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")
     return Options(
         output=make_output(args.output, owner),
         engines=engines,
@@ -114,6 +130,8 @@ def session_options(args: argparse.Namespace) -> Options:
         tokens=args.tokens,
         only_slower_ns=round(args.only_slower_than * 1e9),
         min_tps=args.min_tps,
+        sched=args.sched,
+        pmc=events,
         given=effective(args),
         owner=owner,
     )
