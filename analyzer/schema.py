@@ -202,6 +202,20 @@ TABLES: dict[str, tuple[Column, ...]] = {
         """
         + SPAN
     ),
+    "calls": columns(
+        """
+        call_id      int64  row number
+        token_id     int64  the step, -1 outside any
+        pid          int64  process
+        tid          int64  thread
+        function     object name of a function that the user declared (--probes)
+        library      object file that holds it
+        at           object both | entry | return: where it is probed; begin_ns = end_ns where it is not both
+        depth        int64  declared functions of the thread that were open when it began
+        args         object JSON: name → value as declared; null where memory could not be read; "" without arguments
+        """
+        + SPAN
+    ),
     "thread_states": columns(
         """
         tid          int64  thread of the target
@@ -243,7 +257,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "unpaired": columns(
         """
-        kind         object token | graph | op | expert | load | qnn_execute | qnn_call: an end whose begin was not recorded
+        kind         object token | graph | op | expert | load | qnn_execute | qnn_call | call: an end without a recorded begin
         pid          int64  process
         tid          int64  thread
         ts_ns        int64  when it ended

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as parquet
 
-from analyzer import moe, operators, qnn, sched
+from analyzer import calls, moe, operators, qnn, sched
 from analyzer.reading import Source, open_recording
 from analyzer.schema import TABLES, conform
 from analyzer.steps import graphs, steps
@@ -42,6 +42,7 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
         "experts": moe.experts(source, tokens, spans, enclosing),
         "loads": moe.loads(source, tokens),
         **qnn.build(source, tokens, runs),
+        "calls": calls.build(source, tokens),
         **sched.build(source),
     }
     tables["counters"] = moe.counters(source, tables["experts"], tables["loads"])

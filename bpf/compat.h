@@ -12,6 +12,13 @@
 
 #define INLINE inline __attribute__((always_inline))
 
+/* What the call instruction has pushed when a function begins. */
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+#define RETURN_ADDRESS_BYTES 0
+#else
+#define RETURN_ADDRESS_BYTES 8
+#endif
+
 #ifdef LOADER_BCC
 
 #include <uapi/linux/ptrace.h>

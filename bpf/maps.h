@@ -28,6 +28,22 @@ struct settings {
 	u32 stop;       /* stop the target when a library or a function table appears, until probes stand */
 };
 
+/* How to read one argument of a user's function: a register, then up to two reads of memory. */
+struct arg_spec {
+	u32 from;      /* 0-5: argument registers, 6: the return value, 7: nothing */
+	u32 width[2];  /* bytes to read; 0: no read */
+	s32 offset[2]; /* added to the address before each read */
+};
+
+/* What a probe on a user's function sends: part 0 in the event, the others in a detail each. */
+struct call_spec {
+	u32 parts;
+	struct arg_spec numbers[CALL_PARTS][CALL_VALUES];
+	struct arg_spec texts[CALL_PARTS - 1];
+};
+
+#define MAX_CALL_SPECS 1024
+
 /* An address in a process: a tensor, a QNN provider. */
 struct place_key {
 	u64 address;
@@ -105,6 +121,14 @@ struct {
 	__type(key, u32);
 	__type(value, u64);
 } routed SEC(".maps");
+
+/* key: cookie of a probe on a user's function, probe number << 1 | at return. value: what to read there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CALL_SPECS);
+	__type(key, u32);
+	__type(value, struct call_spec);
+} call_specs SEC(".maps");
 #endif
 
 #define NO_WAKEUP 1

@@ -10,6 +10,7 @@
 #include "expert.bpf.c"
 #include "operator.bpf.c"
 #include "qnn.bpf.c"
+#include "custom.bpf.c"
 #include "sched.bpf.c"
 #include "process.bpf.c"
 
@@ -33,6 +34,8 @@ union record {
 	struct rec_qnn_call_begin qnn_call_begin;
 	struct rec_qnn_call_end qnn_call_end;
 	struct rec_qnn_harvest qnn_harvest;
+	struct rec_call_begin call_begin;
+	struct rec_call_end call_end;
 	struct rec_sched_switch sched_switch;
 	struct rec_sched_waking sched_waking;
 	struct rec_task_fork task_fork;
@@ -45,6 +48,7 @@ union record {
 	struct rec_qnn_table qnn_table;
 	struct rec_library library;
 	struct rec_task_exec task_exec;
+	struct rec_call_text call_text;
 };
 
 const union record *record_types = 0;

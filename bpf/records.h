@@ -34,6 +34,8 @@ enum record_kind {
 	KIND_QNN_CALL_BEGIN = 18,
 	KIND_QNN_CALL_END = 19,
 	KIND_QNN_HARVEST = 20,
+	KIND_CALL_BEGIN = 24,
+	KIND_CALL_END = 25,
 	KIND_SCHED_SWITCH = 32,
 	KIND_SCHED_WAKING = 33,
 	KIND_TASK_FORK = 34,
@@ -47,6 +49,7 @@ enum record_kind {
 	KIND_QNN_TABLE = 69,
 	KIND_LIBRARY = 70,
 	KIND_TASK_EXEC = 71,
+	KIND_CALL_TEXT = 72,
 };
 
 /* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
@@ -55,6 +58,7 @@ enum engine_id {
 	ENGINE_MOESCOPE = 1,
 	ENGINE_LLAMACPP = 2,
 	ENGINE_QNN = 3,
+	ENGINE_USER = 6, /* functions named in a file of the user's */
 };
 
 enum phase {
@@ -263,6 +267,25 @@ struct rec_qnn_harvest {
 	unsigned long long pad[3];
 };
 
+#define CALL_VALUES 3
+#define CALL_PARTS 5
+/* A function that the user named. Values are as wide as they were read: their types stand in the manifest. */
+struct rec_call_begin {
+	struct header h;
+	unsigned short probe;  /* number of the function in the manifest */
+	unsigned short unread; /* bit i: the memory of values[i] could not be read */
+	unsigned int frame;    /* low half of the stack pointer of the caller: tells recursive calls apart */
+	unsigned long long values[CALL_VALUES];
+};
+
+struct rec_call_end {
+	struct header h;
+	unsigned short probe;
+	unsigned short unread;
+	unsigned int frame;
+	unsigned long long values[CALL_VALUES];
+};
+
 /* A context switch that one of the target's threads takes part in. */
 struct rec_sched_switch {
 	struct header h;
@@ -384,6 +407,17 @@ struct rec_library {
 struct rec_task_exec {
 	struct header h;
 	char path[208];
+};
+
+/* What a call_begin or call_end of the same thread and time has no room for: one text and more numbers. */
+struct rec_call_text {
+	struct header h;
+	unsigned short probe;
+	unsigned short unread; /* bit i: values[i]; bit CALL_VALUES: text */
+	unsigned short part;   /* from 1: this is text part-1 and the numbers from CALL_VALUES * part on */
+	unsigned short at_return;
+	unsigned long long values[CALL_VALUES];
+	char text[192];
 };
 
 #endif

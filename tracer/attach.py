@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import struct
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
@@ -10,6 +11,8 @@ from typing import Any, Protocol
 from tracer.elf import Binary, contains, read_binary
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
+from tracer.functions import Function
+from tracer.named import USER, NamedFunctions
 from tracer.paths import Owner
 from tracer.perf_events import attach_tracepoint, attach_uprobe
 from tracer.placement import NOP5, Place, place_entry, place_fixed, place_tail, place_usdt
@@ -46,6 +49,10 @@ class Loader(Protocol):
         """File descriptor of a loaded program."""
         ...
 
+    def update(self, name: str, key: bytes, value: bytes) -> None:
+        """Set one element of a map."""
+        ...
+
 
 @dataclass
 class Row:
@@ -64,6 +71,7 @@ class Row:
     ns_per_hit: float = 0.0
     ns_per_hit_cold: float = 0.0
     hits: int = 0
+    cookie: int = 0
 
 
 @dataclass
@@ -77,20 +85,22 @@ class EngineState:
 class Attachments:
     """All probes of a session; attaching the same program twice to one place is a no-op."""
 
-    def __init__(self, engines: list[Engine], levels: set[str], owner: Owner):
+    def __init__(self, engines: list[Engine], levels: set[str], owner: Owner, functions: list[Function] | None = None):
         self.engines, self.levels, self.owner = engines, levels, owner
+        self.named = NamedFunctions([f for f in functions or [] if f.level in levels])
         self.rows: list[Row] = []
         self.warnings: list[str] = []
         self.state = {engine.name: EngineState(operators=list(engine.operators)) for engine in engines}
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
-        self._known: set[tuple[int, int, int, str]] = set()
+        self._known: set[tuple[int, int, int, str, int]] = set()
         self.loader: Loader | None = None
         self.costs: dict[str, float] = {}
 
     def programs(self) -> set[str]:
         """Names of the BPF programs that may be needed at the chosen levels."""
         kernel = {name for name, level, _ in KERNEL_PROBES if level == "process" or level in self.levels}
-        return kernel | {probe.program for engine in self.engines for probe in engine.probes if probe.level in self.levels}
+        engines = {probe.program for engine in self.engines for probe in engine.probes if probe.level in self.levels}
+        return kernel | engines | self.named.programs()
 
     def attach_kernel(self) -> None:
         """Attach the tracepoints of the process and scheduler levels."""
@@ -110,7 +120,22 @@ class Attachments:
             if wanted and os.path.isfile(real):
                 with self._reported():
                     self._attach_engine(engine, real)
+        if self.named.wants(real, os.path.basename(path), is_executable):
+            with self._reported():
+                self._attach_named(real, os.path.basename(path), is_executable)
         return len(self.rows) - before
+
+    def _attach_named(self, path: str, file_name: str, is_executable: bool) -> None:
+        """Attach the probes on a user's functions in one file."""
+        assert self.loader is not None
+        binary = read_binary(path)
+        for site in self.named.sites(binary, file_name, is_executable, self.warnings):
+            place = SYMBOL_SITE
+            if site.inspect:
+                place = place_entry(binary.bytes_at(site.offset), binary.machine, self.costs)
+            for cookie, spec in site.specs.items():
+                self.loader.update("call_specs", struct.pack("<I", cookie), spec)
+                self._attach(USER, site.probe(cookie), path, site.offset, site.name, place, cookie)
 
     def _attach_engine(self, engine: Engine, path: str) -> None:
         binary = read_binary(path)
@@ -157,14 +182,14 @@ class Attachments:
                     self._attach(engine, probe, path, offset, f"table[{probe.slot}] of backend {backend}", TABLE_SITE)
         return len(self.rows) - before
 
-    def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place) -> None:
+    def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place, cookie: int = 0) -> None:
         status = os.stat(path)
-        key = (status.st_dev, status.st_ino, offset + place.delta, probe.program)
+        key = (status.st_dev, status.st_ino, offset + place.delta, probe.program, cookie)
         if key in self._known:
             return
         at, instruction = "return" if probe.at == "return" else "entry", place.instruction
         where = path, symbol, offset + place.delta
-        self._stand(Row(probe.program, engine.name, probe.level, *where, at, instruction, place.cost, place.why))
+        self._stand(Row(probe.program, engine.name, probe.level, *where, at, instruction, place.cost, place.why, cookie=cookie))
         self._known.add(key)
 
     def _stand(self, row: Row) -> None:
@@ -178,7 +203,7 @@ class Attachments:
         program = self.loader.program_fd(row.program)
         if row.at == "tracepoint":
             return attach_tracepoint(program, *row.symbol.split(":"))
-        return attach_uprobe(program, row.library, row.offset, row.at == "return")
+        return attach_uprobe(program, row.library, row.offset, row.at == "return", row.cookie)
 
     def _operator_names(self, path: str, function: str) -> list[str]:
         """The engine's operator names by number, asked of the library itself in a process of the invoking user."""

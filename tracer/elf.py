@@ -2,6 +2,7 @@
 
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +41,18 @@ class Binary:
             for entry in entries[functions & np.isin(entries["name"], places)]:
                 return self.file_offset(int(entry["value"]))
         return None
+
+    def functions(self, wanted: Callable[[str], bool]) -> dict[int, str]:
+        """File offset → name of the functions whose name is wanted; of several names for one place the first."""
+        found: dict[int, str] = {}
+        for entries, strings in self.tables:
+            for entry in entries[np.isin(entries["info"] & 0xF, FUNCTION_TYPES) & (entries["value"] > 0)]:
+                at = int(entry["name"])
+                name = strings[at : strings.index(0, at)].decode(errors="replace")
+                offset = self.file_offset(int(entry["value"])) if wanted(name) else None
+                if offset is not None:
+                    found.setdefault(offset, name)
+        return found
 
     def begins_function(self, offset: int) -> bool:
         """Whether a function's symbol stands at this file offset."""

@@ -16,7 +16,7 @@ from tracer.perf_events import SYSCALL, TRACEFS
 from tracer.recording import dtype_to_json
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
-MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "routed")
+MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "routed", "call_specs")
 TRACEPOINTS = {name for name, _, _ in KERNEL_PROBES}
 TASK_FIELDS = ("maj_flt", "min_flt")
 # tracepoint → the name of its record in bpf/compat.h, where that is another's
@@ -39,6 +39,10 @@ class LibbpfLoader:
     def map_fd(self, name: str) -> int:
         """File descriptor of a map."""
         return self.object.map_fd(name)
+
+    def update(self, name: str, key: bytes, value: bytes) -> None:
+        """Set one element of a map."""
+        self.object.kernel.update(self.map_fd(name), key, value)
 
     def program_fd(self, name: str) -> int:
         """File descriptor of a program."""

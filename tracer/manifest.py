@@ -54,6 +54,7 @@ def compose(about: dict[str, Any], watcher: Watcher, cost: dict[str, Any]) -> di
         "engines": engines,
         "qnn": watcher.qnn,
         "probes": probes.to_json(),
+        "functions": probes.named.found,
         "warnings": probes.warnings,
         "threads": list(watcher.threads.values()),
         "cost": cost,

@@ -16,6 +16,7 @@ from tracer import machine
 from tracer.attach import Attachments
 from tracer.calibration import measure
 from tracer.engines import Engine
+from tracer.functions import Function
 from tracer.libbpf import Kernel
 from tracer.loaders import LOADERS, check_architecture, layouts
 from tracer.manifest import account, compose
@@ -42,6 +43,7 @@ class Options:
     ring_bytes: int = 32 << 20
     duration_s: float = 0.0
     owner: Owner = field(default_factory=lambda: Owner(0, 0, "root", "/root"))
+    functions: list[Function] = field(default_factory=list)
 
 
 class Session:
@@ -67,7 +69,7 @@ class Session:
         """Load programs, measure what probes cost here, map the rings, attach the kernel's tracepoints."""
         mount_tracefs()
         self.kernel = Kernel()
-        self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner)
+        self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner, self.options.functions)
         sizes = dict.fromkeys(STREAMS, self.options.ring_bytes)
         self.loader = LOADERS[self.options.loader](self.kernel, self.probes.programs() | {"empty"}, sizes)
         self.undo.callback(self.loader.close)
@@ -151,6 +153,7 @@ class Session:
             pass
         self.clocks.append(machine.clocks())
         self.watcher.name_living_threads()
+        self.probes.warnings += self.probes.named.missing()
         self.save_manifest("complete")
         self.target.check_start()
 

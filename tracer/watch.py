@@ -21,6 +21,7 @@ from tracer.target import Guard, mappings, tasks
 MAX_PATTERNS = 16
 LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side sends
 UNKNOWN_OPERATOR = 0xFFFFFFFF
+LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table")
 
@@ -41,7 +42,8 @@ class Watcher:
         self.set_chosen()
 
     def _watch_for_libraries(self) -> None:
-        prefixes = sorted({prefix for engine in self.probes.engines for prefix in engine.libraries})
+        declared = {prefix for engine in self.probes.engines for prefix in engine.libraries} | self.probes.named.prefixes()
+        prefixes = [one for one in sorted(declared) if not any(one != other and one.startswith(other) for other in declared)]
         if len(prefixes) > MAX_PATTERNS:
             raise TracerError(f"{len(prefixes)} library prefixes declared, {MAX_PATTERNS} can be watched: choose fewer engines")
         for index, prefix in enumerate(prefixes):
@@ -50,8 +52,8 @@ class Watcher:
 
     def set_chosen(self, stop: int = 1) -> None:
         """Tell the kernel side llama.cpp's number of MUL_MAT_ID, and whether to hold the target while probes are placed."""
-        state = self.probes.state.get("llamacpp")
-        names = state.operators if state else []
+        mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == LLAMACPP)
+        names = max(mine, key=len, default=[])
         number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), struct.pack("<II", number, stop))
 

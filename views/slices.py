@@ -180,6 +180,15 @@ def qnn_calls(tables: Tables) -> Slices:
     return of_frame("qnn", Text.of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
 
 
+def calls(tables: Tables) -> tuple[Slices, Slices]:
+    """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
+    frame = tables["calls"]
+    args = texts(frame, "args") | positive(frame, "depth")
+    both = of_frame("call", Text.of(frame["function"]), frame, args)
+    lasting = (frame["at"] == "both").to_numpy()
+    return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
+
+
 def lone_executes(tables: Tables) -> Slices:
     """Executions that no graph of the engine encloses: the call itself stands on the thread and starts the flow."""
     frame = tables["qnn_executes"]
@@ -220,6 +229,7 @@ def on_program(tables: Tables) -> list[Slices]:
         evict,
         qnn_calls(tables),
         lone_executes(tables),
+        *calls(tables),
         wait,
     ]
     return [level for level in levels if len(level)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tracer.engines import LEVELS, choose
 from tracer.errors import RequirementError, TracerError
+from tracer.functions import read_probe_files
 from tracer.loaders import LOADERS
 from tracer.paths import Owner, invoking_user
 from tracer.session import Options
@@ -25,7 +26,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ring-mib", type=int, default=RING_MIB, help=f"size of each of the two rings, a power of two (default: {RING_MIB})"
     )
+    add_probe_files(parser)
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
+
+
+def add_probe_files(parser: argparse.ArgumentParser) -> None:
+    """Functions and engines of the user's own."""
+    text = "TOML file that names functions or an engine to probe as well (docs/engines.md); may be given again"
+    parser.add_argument("--probes", type=Path, action="append", default=[], metavar="FILE", help=text)
 
 
 def need_root() -> None:
@@ -65,5 +73,7 @@ def session_options(args: argparse.Namespace, duration_s: float = 0.0) -> Option
     need_root()
     if args.ring_mib < 1 or args.ring_mib & (args.ring_mib - 1):
         raise TracerError(f"--ring-mib {args.ring_mib} is not a power of two")
-    engines, levels, owner = choose(args.engine.split(",")), chosen_levels(args.levels), invoking_user()
-    return Options(make_output(args.output, owner), engines, levels, args.loader, args.ring_mib << 20, duration_s, owner)
+    added, functions = read_probe_files(args.probes)
+    engines, levels, owner = choose(args.engine.split(","), added), chosen_levels(args.levels), invoking_user()
+    output = make_output(args.output, owner)
+    return Options(output, engines, levels, args.loader, args.ring_mib << 20, duration_s, owner, functions)
