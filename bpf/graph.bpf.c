@@ -1,6 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Graphs: what an engine hands to a backend in one piece. */
 
+static INLINE int graph_begin(void *ctx, u8 engine, u64 handle, u32 type, u32 backend)
+{
+	RECORD(rec_graph_begin, r);
+
+	if (!reserve(r, KIND_GRAPH_BEGIN, engine))
+		return 0;
+	r->handle = handle;
+	r->type = type;
+	r->layer = r->expert = -1;
+	r->backend = backend;
+	r->n_tokens = r->tier = 0;
+	submit(ctx, r);
+	return 0;
+}
+
 static INLINE int graph_end(void *ctx, u8 engine, u64 handle, s64 status)
 {
 	RECORD(rec_graph_end, r);
@@ -45,20 +60,10 @@ UPROBE(moescope_graph_end)
 /* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *) */
 UPROBE(ggml_graph_begin)
 {
-	RECORD(rec_graph_begin, r);
-
 	if (!traced())
 		return 0;
 	keep_args(CALL_GGML_GRAPH, ARG2(ctx), 0, 0, 0);
-	if (!reserve(r, KIND_GRAPH_BEGIN, ENGINE_LLAMACPP))
-		return 0;
-	r->handle = ARG2(ctx);
-	r->type = 0;
-	r->layer = r->expert = -1;
-	r->backend = BACKEND_UNKNOWN;
-	r->n_tokens = r->tier = 0;
-	submit(ctx, r);
-	return 0;
+	return graph_begin(ctx, ENGINE_LLAMACPP, ARG2(ctx), 0, BACKEND_UNKNOWN);
 }
 
 UPROBE(ggml_graph_end)

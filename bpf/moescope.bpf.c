@@ -10,6 +10,8 @@
 #include "expert.bpf.c"
 #include "operator.bpf.c"
 #include "qnn.bpf.c"
+#include "onnxruntime.bpf.c"
+#include "genie.bpf.c"
 #include "custom.bpf.c"
 #include "sched.bpf.c"
 #include "process.bpf.c"
@@ -49,6 +51,8 @@ union record {
 	struct rec_library library;
 	struct rec_task_exec task_exec;
 	struct rec_call_text call_text;
+	struct rec_api_table api_table;
+	struct rec_session session;
 };
 
 const union record *record_types = 0;

@@ -50,6 +50,8 @@ enum record_kind {
 	KIND_LIBRARY = 70,
 	KIND_TASK_EXEC = 71,
 	KIND_CALL_TEXT = 72,
+	KIND_API_TABLE = 73,
+	KIND_SESSION = 76,
 };
 
 /* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
@@ -58,6 +60,8 @@ enum engine_id {
 	ENGINE_MOESCOPE = 1,
 	ENGINE_LLAMACPP = 2,
 	ENGINE_QNN = 3,
+	ENGINE_ONNXRUNTIME = 4,
+	ENGINE_GENIE = 5,
 	ENGINE_USER = 6, /* functions named in a file of the user's */
 };
 
@@ -396,6 +400,27 @@ struct rec_qnn_table {
 	unsigned short last; /* 1: the last part of the last provider */
 	unsigned int provider;
 	unsigned long long slots[TABLE_SLOTS];
+};
+
+/* Part of a table of functions that a library hands to the program, and the version that the program asked for. */
+struct rec_api_table {
+	struct header h;
+	char table[16]; /* its name, as the engine's probes give it */
+	unsigned long long address;
+	unsigned int version;
+	unsigned short first;
+	unsigned short last; /* 1: the last part */
+	unsigned long long slots[TABLE_SLOTS];
+};
+
+/* A session is made (name or bytes), or runs with other counts than before. */
+struct rec_session {
+	struct header h;
+	unsigned long long handle;
+	unsigned long long bytes; /* of a model in memory; 0 where it is a file */
+	unsigned int n_inputs;    /* 0: not told by this record */
+	unsigned int n_outputs;
+	char name[192];           /* path of the model */
 };
 
 /* The target opens a library that an engine is declared for; the target is stopped until probes stand. */

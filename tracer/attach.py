@@ -139,7 +139,7 @@ class Attachments:
 
     def _attach_engine(self, engine: Engine, path: str) -> None:
         binary = read_binary(path)
-        self.state[engine.name].libraries[path] = binary.build_id
+        before = len(self.rows)
         for probe in engine.probes:
             if probe.level not in self.levels or probe.slot >= 0:
                 continue
@@ -147,6 +147,8 @@ class Attachments:
                 found = self._site(engine, probe, binary)
                 if found:
                     self._attach(engine, probe, path, *found)
+        if len(self.rows) > before or engine.owns(os.path.basename(path)):
+            self.state[engine.name].libraries[path] = binary.build_id
         asks = engine.operator_names and not self.state[engine.name].operators
         if asks and binary.symbol(engine.operator_names) is not None:
             self.state[engine.name].operators = self._operator_names(path, engine.operator_names)
@@ -169,6 +171,26 @@ class Attachments:
         choose = place_tail if probe.at == "tail" else place_entry
         return offset, symbol, choose(binary.bytes_at(offset), binary.machine, self.costs)
 
+    def attach_api(self, table: str, slots: dict[int, tuple[str, int]], version: int) -> int:
+        """Attach probes at those slots (slot → file, offset) of a table of functions that `version` has; how many were added."""
+        before = len(self.rows)
+        for engine in self.engines:
+            for probe in engine.probes:
+                wanted = probe.table == table and probe.level in self.levels and probe.since <= version
+                if wanted and probe.slot in slots:
+                    path, offset = slots[probe.slot]
+                    with self._reported():
+                        self._attach(
+                            engine, probe, path, offset, f"{table}[{probe.slot}]", self._slot_place(engine, path, offset)
+                        )
+        return len(self.rows) - before
+
+    def _slot_place(self, engine: Engine, path: str, offset: int) -> Place:
+        if not engine.inspect:
+            return TABLE_SITE
+        binary = read_binary(path)
+        return place_entry(binary.bytes_at(offset), binary.machine, self.costs)
+
     def attach_table(self, engine: Engine, slots: dict[int, tuple[str, int]], api: tuple[int, ...], backend: int) -> int:
         """Attach probes at function-table slots given as slot → (file, offset); returns how many were added."""
         before = len(self.rows)
@@ -176,7 +198,7 @@ class Attachments:
             self.warnings.append(f"{engine.name}: API {'.'.join(map(str, api))} is not known; its function table is left alone")
             return 0
         for probe in engine.probes:
-            if probe.slot in slots and probe.level in self.levels:
+            if probe.slot in slots and not probe.table and probe.level in self.levels:
                 path, offset = slots[probe.slot]
                 with self._reported():
                     self._attach(engine, probe, path, offset, f"table[{probe.slot}] of backend {backend}", TABLE_SITE)

@@ -23,7 +23,7 @@ LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side
 UNKNOWN_OPERATOR = 0xFFFFFFFF
 LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
-WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table")
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table", "api_table")
 
 
 class Watcher:
@@ -33,7 +33,7 @@ class Watcher:
         self.kernel, self.loader, self.probes, self.guard = kernel, loader, probes, guard
         self.threads: dict[int, dict[str, Any]] = {}
         self.qnn: dict[str, Any] | None = None
-        self.slots: dict[tuple[int, int], dict[int, tuple[str, int]]] = {}
+        self.slots: dict[tuple[Any, ...], dict[int, tuple[str, int]]] = {}
         self.dtypes = {name: dtype_from_json(layouts[name]["fields"], layouts[name]["bytes"]) for name in WATCHED}
         self.names = {layouts[name]["kind"]: name for name in WATCHED}
         self.kinds = tuple(self.names)
@@ -114,13 +114,8 @@ class Watcher:
 
     def _on_qnn_table(self, record: np.void, pid: int) -> None:
         """Collect a provider's slots; with its last part, place the probes."""
-        first, slots = int(record["first"]), self.slots.setdefault((pid, int(record["provider"])), {})
-        mapped = mappings(pid)
-        for index, address in enumerate(record["slots"].tolist()):
-            place = next((m for m in mapped if m.start <= address < m.end), None)
-            if place:
-                slots[first + index] = place.path, place.file_offset(address)
-        if first < LAST_TABLE_PART:
+        slots = self._collect(record, pid, int(record["provider"]))
+        if int(record["first"]) < LAST_TABLE_PART:
             return
         api, backend = tuple(record["api"].tolist()), int(record["backend"])
         engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
@@ -129,6 +124,23 @@ class Watcher:
         self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
         if record["last"]:
             self._continue(record, pid)
+
+    def _on_api_table(self, record: np.void, pid: int) -> None:
+        """Collect a table of functions; with its last part, place the probes."""
+        table = text(record["table"])
+        slots = self._collect(record, pid, (table, int(record["address"])))
+        if record["last"]:
+            self.probes.attach_api(table, slots, int(record["version"]))
+            self._continue(record, pid)
+
+    def _collect(self, record: np.void, pid: int, table: Any) -> dict[int, tuple[str, int]]:
+        """Slot → (file, offset) of a table's parts so far."""
+        slots, mapped = self.slots.setdefault((pid, table), {}), mappings(pid)
+        for index, address in enumerate(record["slots"].tolist()):
+            place = next((m for m in mapped if m.start <= address < m.end), None)
+            if place:
+                slots[int(record["first"]) + index] = place.path, place.file_offset(address)
+        return slots
 
     def _continue(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):

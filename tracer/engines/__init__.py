@@ -21,13 +21,15 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Probe:
-    """One declared probe: the BPF program, and the site by USDT name, by first existing symbol, or by QNN table slot."""
+    """One declared probe: the BPF program, and the site by USDT name, by first existing symbol, or by slot of a table."""
 
     program: str
     level: str
     usdt: str = ""
     symbols: tuple[str, ...] = ()
     slot: int = -1
+    table: str = ""  # name of the table of functions that `slot` is in; "" for QNN's
+    since: int = 0  # version of the table that brought the slot
     at: str = "entry"
 
 
