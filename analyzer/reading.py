@@ -114,7 +114,9 @@ class Source:
         self._rows: dict[str, Rows] = {}
         self.first_ns, self.last_ns = self._extent()
         engines = section(self.manifest, "engines")
-        self.engine_names = {int(e["id"]): name for name, e in engines.items() if isinstance(e, dict) and "id" in e}
+        known = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
+        known.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, that which was found
+        self.engine_names = {int(e["id"]): name for name, e in known}
 
     def _extent(self) -> tuple[int, int]:
         first, last = [], []

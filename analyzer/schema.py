@@ -66,6 +66,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         tier         int64  rows of the static shape; 0: dynamic
         n_tokens     int64  rows in use
         handle       uint64 the engine's identity of the graph
+        name         object path of the model that its session runs; "" where not known
         status       int64  what the run returned
         """
         + SPAN
@@ -201,6 +202,18 @@ TABLES: dict[str, tuple[Column, ...]] = {
         status       int64  QNN error code
         """
         + SPAN
+    ),
+    "sessions": columns(
+        "session_id int64 row number\n"
+        + THREAD
+        + """
+        handle       uint64 the engine's identity, used again after it was released
+        name         object path of the model; "" where it came from memory
+        bytes        int64  size of a model in memory, -1 for a file
+        n_inputs     int64  of its first run; -1 where it never ran
+        n_outputs    int64  likewise
+        since_ns     int64  when it had been made
+        """
     ),
     "calls": columns(
         """

@@ -15,6 +15,7 @@ import pyarrow.parquet as parquet
 from analyzer import calls, moe, operators, qnn, sched
 from analyzer.reading import Source, open_recording
 from analyzer.schema import TABLES, conform
+from analyzer.sessions import sessions
 from analyzer.steps import graphs, steps
 from tracer.recording import Recording, RecordingError
 
@@ -42,6 +43,7 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
         "experts": moe.experts(source, tokens, spans, enclosing),
         "loads": moe.loads(source, tokens),
         **qnn.build(source, tokens, runs),
+        "sessions": sessions(source),
         "calls": calls.build(source, tokens),
         **sched.build(source),
     }

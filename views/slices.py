@@ -119,7 +119,7 @@ def graphs(tables: Tables) -> Slices:
     """One slice per graph run; those that submit to the NPU start a flow."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
-    args = texts(frame, "backend") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier")
+    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     slices = of_frame("graph", Text.joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
     slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)

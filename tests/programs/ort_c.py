@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from pathlib import Path
 from typing import Any
 
 VERSION, FLOAT, CPU_ARENA, DEFAULT_MEMORY = 16, 1, 1, 0
@@ -68,7 +69,7 @@ def work(library: str, model: str, runs: int) -> list[list[Any]]:
     done: list[list[Any]] = []
     env = api.make("CreateEnv", c_int(4), c_char_p(b"test"))
     options = api.make("CreateSessionOptions")
-    data = open(model, "rb").read()
+    data = Path(model).read_bytes()
     first = api.make("CreateSession", env, c_char_p(model.encode()), options)
     second = api.make("CreateSessionFromArray", env, c_char_p(data), c_size_t(len(data)), options)
     done += [["create_session", first.value, 0], ["create_session", second.value, 0]]
