@@ -16,7 +16,9 @@ UNKNOWN_U32 = 2**32 - 1
 IMPOSSIBLE_NS = 1 << 62
 CACHE = np.array(["", "hit", "miss", "prefetched"], object)
 REASON = np.array(["startup", "demand", "prefetch"], object)
-BACKEND = np.array(["", "cpu", "htp"], object)
+BACKEND_NAMES = " cpu htp cuda vulkan opencl blas metal sycl cann hexagon rpc webgpu meta"
+BACKEND = np.array(BACKEND_NAMES.split(" "), object)
+"""Names by enum backend_id of bpf/records.h."""
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:

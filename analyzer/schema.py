@@ -62,7 +62,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         kind         object name of the subgraph kind, as the engine declares it (attention, expert, ...)
         layer        int64  -1 where it has none
         expert       int64  -1 where it has none
-        backend      object cpu | htp | ""
+        backend      object cpu | htp | cuda | ... | "": where it ran, as far as the engine tells
         tier         int64  rows of the static shape; 0: dynamic
         n_tokens     int64  rows in use
         handle       uint64 the engine's identity of the graph

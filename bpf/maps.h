@@ -129,6 +129,14 @@ struct {
 	__type(key, u32);
 	__type(value, struct call_spec);
 } call_specs SEC(".maps");
+
+/* key: first half of a ggml backend's identity. value: enum backend_id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 64);
+	__type(key, u64);
+	__type(value, u32);
+} backends SEC(".maps");
 #endif
 
 #define NO_WAKEUP 1

@@ -58,6 +58,7 @@ union record {
 const union record *record_types = 0;
 const enum record_kind record_kinds = 0;
 const enum qnn_call qnn_calls = 0;
+const enum backend_id backend_ids = 0;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #endif

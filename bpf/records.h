@@ -88,6 +88,17 @@ enum backend_id {
 	BACKEND_UNKNOWN = 0,
 	BACKEND_CPU = 1,
 	BACKEND_HTP = 2,
+	BACKEND_CUDA = 3, /* ROCm and MUSA builds of it, too */
+	BACKEND_VULKAN = 4,
+	BACKEND_OPENCL = 5,
+	BACKEND_BLAS = 6,
+	BACKEND_METAL = 7,
+	BACKEND_SYCL = 8,
+	BACKEND_CANN = 9,
+	BACKEND_HEXAGON = 10, /* llama.cpp's own, without QNN */
+	BACKEND_RPC = 11,
+	BACKEND_WEBGPU = 12,
+	BACKEND_META = 13, /* several devices as one */
 };
 
 /* QNN API calls other than graphExecute, numbered like the slots of QNN's function table (core API 2.x). */

@@ -5,10 +5,11 @@ import os
 import struct
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from tracer.elf import Binary, contains, read_binary
+from tracer import anchors
+from tracer.elf import Binary, Symbol, contains, read_binary
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
 from tracer.functions import Function
@@ -72,6 +73,12 @@ class Row:
     ns_per_hit_cold: float = 0.0
     hits: int = 0
     cookie: int = 0
+
+
+def needs_anchors(engine: Engine, binary: Binary) -> bool:
+    """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
+    names = (name for probe in engine.probes for name in probe.symbols)
+    return bool(engine.marker) and contains(binary.path, engine.marker.encode()) and not any(map(binary.mentions, names))
 
 
 @dataclass
@@ -144,32 +151,50 @@ class Attachments:
             if probe.level not in self.levels or probe.slot >= 0:
                 continue
             with self._reported():
-                found = self._site(engine, probe, binary)
-                if found:
-                    self._attach(engine, probe, path, *found)
+                for site in self._sites(engine, probe, binary):
+                    self._attach(engine, probe, path, *site)
         if len(self.rows) > before or engine.owns(os.path.basename(path)):
             self.state[engine.name].libraries[path] = binary.build_id
         asks = engine.operator_names and not self.state[engine.name].operators
         if asks and binary.symbol(engine.operator_names) is not None:
             self.state[engine.name].operators = self._operator_names(path, engine.operator_names)
 
-    def _site(self, engine: Engine, probe: Probe, binary: Binary) -> tuple[int, str, Place] | None:
-        """(file offset of the function, its name, the place in it) of a probe in a binary."""
+    def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> list[tuple[int, str, Place]]:
+        """(file offset of the function, its name, the place in it) of each function that a probe means in a binary."""
         if probe.usdt:
             offset = binary.usdt.get(probe.usdt)
             if offset is None:
-                return None
+                return []
             entry = offset - len(NOP5)
             place = place_usdt(binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry), self.costs)
-            return offset, probe.usdt, place
-        found = ((symbol, binary.symbol(symbol)) for symbol in probe.symbols)
-        symbol, offset = next(((s, o) for s, o in found if o is not None), ("", None))
+            return [(offset, probe.usdt, place)]
+        symbols = [symbol for name in probe.symbols if (symbol := binary.find(name))]
+        symbols = symbols if probe.every else symbols[:1]
+        if symbols or not probe.anchor or not engine.inspect:
+            return [self._symbol_site(engine, probe, binary, symbol) for symbol in symbols if self._usable(probe, symbol, binary)]
+        if not needs_anchors(engine, binary):
+            return []
+        offset = anchors.find(binary.path, probe.anchor)
         if offset is None:
-            return None
+            said = anchors.words(probe.anchor)
+            self.warnings.append(f"{binary.path} is stripped, and not one function in it {said}: no {probe.program}")
+            return []
+        _, name, place = self._symbol_site(engine, probe, binary, Symbol(probe.symbols[0], offset))
+        why = f"{place.why}; stripped: found as the function that {anchors.words(probe.anchor)}"
+        return [(offset, name, replace(place, why=why))]
+
+    def _symbol_site(self, engine: Engine, probe: Probe, binary: Binary, symbol: Symbol) -> tuple[int, str, Place]:
         if not engine.inspect:
-            return offset, symbol, SYMBOL_SITE
+            return symbol.offset, symbol.name, SYMBOL_SITE
         choose = place_tail if probe.at == "tail" else place_entry
-        return offset, symbol, choose(binary.bytes_at(offset), binary.machine, self.costs)
+        return symbol.offset, symbol.name, choose(binary.bytes_at(symbol.offset), binary.machine, self.costs)
+
+    def _usable(self, probe: Probe, symbol: Symbol, binary: Binary) -> bool:
+        """A clone that may lack arguments cannot be probed where they are read."""
+        if symbol.changed and probe.at == "entry":
+            self.warnings.append(f"{binary.path}: {symbol.name} may have lost arguments in compilation: no {probe.program}")
+            return False
+        return True
 
     def attach_api(self, table: str, slots: dict[int, tuple[str, int]], version: int) -> int:
         """Attach probes at those slots (slot → file, offset) of a table of functions that `version` has; how many were added."""

@@ -16,7 +16,20 @@ from tracer.perf_events import SYSCALL, TRACEFS
 from tracer.recording import dtype_to_json
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
-MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "routed", "call_specs")
+MAPS = (
+    "events",
+    "details",
+    "lost",
+    "threads",
+    "calls",
+    "patterns",
+    "paths",
+    "chosen",
+    "described",
+    "routed",
+    "call_specs",
+    "backends",
+)
 TRACEPOINTS = {name for name, _, _ in KERNEL_PROBES}
 TASK_FIELDS = ("maj_flt", "min_flt")
 # tracepoint → the name of its record in bpf/compat.h, where that is another's
@@ -158,6 +171,11 @@ def layouts() -> dict[str, Any]:
         dtype = btf.dtype(type_id)
         found[name] = {"kind": numbers[f"KIND_{name.upper()}"], "bytes": dtype.itemsize, "fields": dtype_to_json(dtype)}
     return found
+
+
+def enumeration(name: str) -> dict[str, int]:
+    """Name → value of an enum of bpf/records.h, from the object's BTF."""
+    return Btf.of_object(BPF_OBJECT).enum(name)
 
 
 def check_architecture(machine: str) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 
 from tracer import machine
 from tracer.attach import Attachments
-from tracer.errors import TracerError
+from tracer.errors import EngineError, TracerError
 from tracer.libbpf import Kernel
-from tracer.loaders import PATTERN, LibbpfLoader
+from tracer.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
 from tracer.target import Guard, mappings, tasks
 
@@ -38,7 +38,9 @@ class Watcher:
         self.names = {layouts[name]["kind"]: name for name in WATCHED}
         self.kinds = tuple(self.names)
         self.held_ns = 0  # time that the target stood still for us
+        self.backends = enumeration("backend_id")
         self._watch_for_libraries()
+        self._declare_backends()
         self.set_chosen()
 
     def _watch_for_libraries(self) -> None:
@@ -49,6 +51,16 @@ class Watcher:
         for index, prefix in enumerate(prefixes):
             raw = prefix.encode()[:28]
             self.kernel.update(self.loader.map_fd("patterns"), struct.pack("<I", index), PATTERN.pack(len(raw), raw))
+
+    def _declare_backends(self) -> None:
+        """Tell the kernel side which identities mean which ggml backend."""
+        declared = [pair for engine in self.probes.engines for pair in engine.backends.items()]
+        for name, identity in declared:
+            number = self.backends.get(f"BACKEND_{name.upper()}")
+            if number is None:
+                known = ", ".join(each.removeprefix("BACKEND_").lower() for each in self.backends)
+                raise EngineError(f"unknown backend {name}; known: {known}")
+            self.loader.update("backends", bytes.fromhex(identity)[:8], struct.pack("<I", number))
 
     def set_chosen(self, stop: int = 1) -> None:
         """Tell the kernel side llama.cpp's number of MUL_MAT_ID, and whether to hold the target while probes are placed."""

@@ -1,5 +1,6 @@
 """Engines are declarations: a TOML file here says which libraries to watch for, what to probe in them, and at which level."""
 
+import re
 import tomllib
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, get_origin
 from tracer.errors import EngineError
 
 LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched")
+ANCHORS = ("strings", "calls", "jumps")
 WAYS = ("entry", "return", "tail")
 EXAMPLES: dict[Any, str] = {
     str: 'a text, "..."',
@@ -31,6 +33,8 @@ class Probe:
     table: str = ""  # name of the table of functions that `slot` is in; "" for QNN's
     since: int = 0  # version of the table that brought the slot
     at: str = "entry"
+    every: bool = False  # probe all of `symbols` that exist, not the first alone
+    anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/anchors.py)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Engine:
     operator_names: str = ""
     inspect: bool = True
     api_major: int = 0
+    backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that tell a ggml backend
     source: str = field(default="", compare=False)
 
     def owns(self, file_name: str) -> bool:
@@ -69,12 +74,20 @@ def parse_engine(data: dict[str, Any], path: Path) -> Engine:
     probes = []
     for row in rows:
         where = f"{path}: engine {name}, probe {row.get('program', '(no program)')}"
-        check_keys(Probe, row, where)
-        probes.append(Probe(**frozen(row)))
+        ends = {"program": row["returns"], "at": "return"} if "returns" in row else {}
+        row = {key: value for key, value in row.items() if key != "returns"}
+        check_keys(Probe, row | ends, where)
+        probes += [Probe(**frozen(row | more)) for more in ([{}, ends] if ends else [{}])]
         if probes[-1].level not in LEVELS:
             raise EngineError(f"{where}: key level: {probes[-1].level!r} is not known; known: {', '.join(LEVELS)}")
+        unknown = [key for key in probes[-1].anchor if key not in ANCHORS]
+        if unknown:
+            raise EngineError(f"{where}: key anchor: {unknown[0]!r} is not known; known: {', '.join(ANCHORS)}")
         if probes[-1].at not in WAYS:
             raise EngineError(f"{where}: key at: {probes[-1].at!r} is not known; known: {', '.join(WAYS)}")
+    for key, identity in data.get("backends", {}).items():
+        if not re.fullmatch("[0-9a-fA-F]{32}", str(identity)):
+            raise EngineError(f"{path}: engine {name}: key backends.{key}: {identity!r} is wrong; give 16 bytes in hexadecimal")
     return Engine(**{**frozen(data), "probes": tuple(probes), "source": str(path)})
 
 
