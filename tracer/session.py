@@ -15,6 +15,7 @@ from tracer.attach import Attachments
 from tracer.calibration import measure
 from tracer.drain import Drain
 from tracer.engines import Engine
+from tracer.functions import Function
 from tracer.libbpf import Kernel
 from tracer.loaders import LOADERS, check_architecture, layouts
 from tracer.manifest import account, compose
@@ -51,6 +52,7 @@ class Options:
     sched: str = "target"
     pmc: tuple[Event, ...] = ()
     owner: Owner = field(default_factory=lambda: Owner(0, 0, "root", "/root"))
+    functions: list[Function] = field(default_factory=list)
 
 
 class Session:
@@ -76,7 +78,7 @@ class Session:
         """Load programs, measure what probes cost here, map the rings, attach the kernel's tracepoints."""
         mount_tracefs()
         self.kernel = Kernel()
-        self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner)
+        self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner, self.options.functions)
         sizes = dict.fromkeys(STREAMS, self.options.ring_bytes)
         wanted = self.probes.programs() | {"empty"}
         self.loader = LOADERS[self.options.loader](self.kernel, wanted, sizes, self.options.buffer)
@@ -179,6 +181,7 @@ class Session:
         self.turn(last=True)
         self.clocks.append(machine.clocks())
         self.watcher.name_living_threads()
+        self.probes.warnings += self.probes.named.missing()
         self.save_manifest("complete")
         self.target.check_start()
 

@@ -229,7 +229,7 @@ def rows_by(tid: np.ndarray) -> dict[int, np.ndarray]:
 def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
     """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
     pids: dict[int, int] = {}
-    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults"):
+    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults", "calls"):
         known = tables[table][["tid", "pid"]].drop_duplicates()
         pids |= dict(zip(known["tid"].tolist(), known["pid"].tolist(), strict=True))
     operators, threads = tables["operators"], tables["op_threads"].drop_duplicates("tid")
