@@ -334,7 +334,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "unpaired": columns(
         """
-        kind         object what ended without a recorded begin: token | graph | op | expert | load | read | call | qnn_execute ...
+        kind         object what ended without a recorded begin: token | graph | op | expert | load | read | call | qnn_execute
         pid          int64  process
         tid          int64  thread
         ts_ns        int64  when it ended
