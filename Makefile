@@ -32,7 +32,7 @@ setup: build/.apt build/.pip build headers
 
 build: bpf native
 
-bpf: build/moescope.bpf.o build/maps.bpf.o
+bpf: build/moescope.bpf.o build/maps.bpf.o build/moescope-perf.bpf.o build/maps-perf.bpf.o
 
 native: build/calibrate.so runtime/_probes.so
 
@@ -56,9 +56,16 @@ build/.pip: pyproject.toml build/.apt
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[npu,dev]'
 	@touch $@
 
-build/%.bpf.o: bpf/%.bpf.c $(wildcard bpf/*.c bpf/*.h) build/.apt
+BPF_CC = $(CLANG) -O2 -g -Wall -Werror -target bpf -D__TARGET_ARCH_$(TARGET_ARCH) -I/usr/include/$(MACHINE)-linux-gnu
+BPF_SOURCES := $(wildcard bpf/*.c bpf/*.h)
+
+build/%-perf.bpf.o: bpf/%.bpf.c $(BPF_SOURCES) build/.apt
 	@mkdir -p build
-	$(CLANG) -O2 -g -Wall -Werror -target bpf -D__TARGET_ARCH_$(TARGET_ARCH) -I/usr/include/$(MACHINE)-linux-gnu -c $< -o $@
+	$(BPF_CC) -DBUFFER_PERF -c $< -o $@
+
+build/%.bpf.o: bpf/%.bpf.c $(BPF_SOURCES) build/.apt
+	@mkdir -p build
+	$(BPF_CC) -c $< -o $@
 
 build/calibrate.so: tracer/calibrate.c build/.apt
 	@mkdir -p build

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.observed import LEVELS, clipped, gaps_of
 from analyzer.spans import Marks, Pairs, pair
 from tracer.recording import BUSY, DISCARD, FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
 
@@ -194,15 +195,18 @@ class Source:
         begin, end = self.rows(f"{kind}_begin") if keep is None else keep, self.rows(f"{kind}_end")
         pairs: Pairs = pair(begin.marks(combined(begin, identity), unknown), end.marks(combined(end, identity), unknown))
         self.leave_unpaired(kind, end.where(pairs.unpaired))
-        return self.close(begin, pairs.end, end["ts"])
+        return self.close(begin, pairs.end, end["ts"], LEVELS.get(kind, kind))
 
     def leave_unpaired(self, kind: str, rows: Rows) -> None:
         """Note ends that found no begin."""
         kinds = np.full(len(rows), kind, object)
         self.unpaired.append({"kind": kinds, "pid": rows["pid"], "tid": rows["tid"], "ts_ns": rows["ts"]})
 
-    def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray) -> Spans:
-        """End what never ended: with the recording where nothing of its kind follows on its thread, else where it began."""
+    def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray, level: str) -> Spans:
+        """End what never ended: with the recording where nothing of its kind follows on its thread, else where it began.
+
+        Nothing that was open when its level was switched off reaches further than that.
+        """
         begin_ns, tid = begin["ts"], begin["tid"]
         complete = end >= 0
         closing = begin_ns.copy()
@@ -211,6 +215,8 @@ class Source:
         final = np.zeros(len(tid), bool)
         final[len(tid) - 1 - first_from_back] = True
         closing[final & ~complete] = self.last_ns
+        if not complete.all():
+            closing[~complete] = clipped(begin_ns[~complete], closing[~complete], gaps_of(self, level))
         return Spans(end, begin_ns, closing, complete)
 
 

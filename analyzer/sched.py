@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analyzer.observed import Gaps, clipped, gaps_of
 from analyzer.reading import Rows, Source, texts
 from analyzer.schema import conform
 from analyzer.spans import NONE, order_in_groups
@@ -98,8 +99,8 @@ def moments(switch: Rows, waking: Rows, fork: Rows, known: Target) -> Moments:
     return Moments(tid[~runs], ts[~runs], state[~runs], cpu[~runs])
 
 
-def thread_states(known: Target, events: Moments) -> pd.DataFrame:
-    """The table `thread_states`: the states of each thread tile its time from its first to its last event."""
+def thread_states(known: Target, events: Moments, gaps: list[Gaps]) -> pd.DataFrame:
+    """The table `thread_states`: the states of each thread tile its time from its first to its last event, but for `gaps`."""
     if len(events.tid):
         change = (
             (events.tid[1:] != events.tid[:-1]) | (events.state[1:] != events.state[:-1]) | (events.cpu[1:] != events.cpu[:-1])
@@ -111,6 +112,8 @@ def thread_states(known: Target, events: Moments) -> pd.DataFrame:
         rows = np.flatnonzero((tid[1:] == tid[:-1]) & (state[:-1] != OVER) & (ts[1:] > ts[:-1]))
     else:
         tid, ts, state, cpu, rows = events.tid, events.ts, events.state, events.cpu, np.empty(0, np.int64)
+    end = clipped(ts[rows], ts[rows + 1], gaps)
+    rows, end = rows[end > ts[rows]], end[end > ts[rows]]
     return conform(
         "thread_states",
         {
@@ -119,8 +122,8 @@ def thread_states(known: Target, events: Moments) -> pd.DataFrame:
             "state": STATES[state[rows]],
             "cpu": cpu[rows],
             "begin_ns": ts[rows],
-            "end_ns": ts[rows + 1],
-            "duration_ns": ts[rows + 1] - ts[rows],
+            "end_ns": end,
+            "duration_ns": end - ts[rows],
         },
     )
 
@@ -150,20 +153,21 @@ def threads(source: Source, known: Target) -> pd.DataFrame:
 
 
 def events(source: Source) -> pd.DataFrame:
-    """The table `sched`: switches and wakings in order of time."""
-    switch, waking = source.rows("sched_switch"), source.rows("sched_waking")
-    ts = np.concatenate((switch["ts"], waking["ts"]))
+    """The table `sched`: switches, wakings and wake-ups in order of time."""
+    switch, waking, wakeup = (source.rows(f"sched_{kind}") for kind in ("switch", "waking", "wakeup"))
+    kinds = (switch, waking, wakeup)
+    ts = np.concatenate([rows["ts"] for rows in kinds])
     order = np.argsort(ts, kind="stable")
-    left, right = np.full(len(switch), NONE, np.int64), np.full(len(waking), NONE, np.int64)
+    none = [np.full(len(rows), NONE, np.int64) for rows in kinds]
     columns = {
-        "cpu": (switch["cpu"], waking["cpu"]),
-        "event": (np.full(len(switch), "switch", object), np.full(len(waking), "waking", object)),
-        "prev_tid": (switch["prev_tid"], waking["tid"]),
-        "prev_state": (switch["prev_state"], right),
-        "prev_prio": (switch["prev_prio"], right),
-        "next_tid": (switch["next_tid"], waking["woken_tid"]),
-        "next_prio": (switch["next_prio"], waking["prio"]),
-        "target_cpu": (left, waking["target_cpu"]),
+        "cpu": [rows["cpu"] for rows in kinds],
+        "event": [np.full(len(rows), name, object) for rows, name in zip(kinds, ("switch", "waking", "wakeup"), strict=True)],
+        "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"]),
+        "prev_state": (switch["prev_state"], *none[1:]),
+        "prev_prio": (switch["prev_prio"], *none[1:]),
+        "next_tid": (switch["next_tid"], waking["woken_tid"], wakeup["woken_tid"]),
+        "next_prio": (switch["next_prio"], waking["prio"], wakeup["prio"]),
+        "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"]),
     }
     merged = {name: np.concatenate(both)[order] for name, both in columns.items()}
     return conform("sched", {"ts_ns": ts[order], **merged})
@@ -173,4 +177,8 @@ def build(source: Source) -> dict[str, pd.DataFrame]:
     """The tables `thread_states`, `threads` and `sched`."""
     known = target(source)
     changes = moments(source.rows("sched_switch"), source.rows("sched_waking"), source.rows("task_fork"), known)
-    return {"thread_states": thread_states(known, changes), "threads": threads(source, known), "sched": events(source)}
+    return {
+        "thread_states": thread_states(known, changes, gaps_of(source, "sched")),
+        "threads": threads(source, known),
+        "sched": events(source),
+    }

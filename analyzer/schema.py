@@ -40,6 +40,20 @@ pid          int64  process
 tid          int64  thread
 """
 
+WITHIN = """
+token_id     int64  the step
+op_id        int64  the operator that its thread was in
+expert       int64  the expert that its thread ran, or the operator's only one
+load_id      int64  loads.load_id: the load of an expert that its thread was in
+pid          int64  process
+tid          int64  thread
+"""
+FILE = """
+file         object path, or the bare name where no path was found; "" where neither is known
+device       object major:minor of the file system, as the kernel numbers it; "" for anonymous memory
+ino          uint64 inode; 0 for anonymous memory
+"""
+
 TABLES: dict[str, tuple[Column, ...]] = {
     "tokens": columns(
         "token_id int64 row number\n"
@@ -225,14 +239,64 @@ TABLES: dict[str, tuple[Column, ...]] = {
         """
         ts_ns        int64  time of the event
         cpu          int64  cpu it happened on
-        event        object switch | waking
-        prev_tid     int64  switch: thread switched out; waking: the waker
-        prev_state   int64  kernel state bits of prev; -1 for waking
-        prev_prio    int64  kernel priority; -1 for waking
-        next_tid     int64  switch: thread switched in; waking: the thread woken
+        event        object switch | waking (asked to wake) | wakeup (stands in a run queue)
+        prev_tid     int64  switch: thread switched out; else the waker (wakeup: whoever ran on `cpu`)
+        prev_state   int64  kernel state bits of prev; -1 but for switch
+        prev_prio    int64  kernel priority; -1 but for switch
+        next_tid     int64  switch: thread switched in; else the thread woken
         next_prio    int64  kernel priority of next
-        target_cpu   int64  waking: cpu chosen; -1 for switch
+        target_cpu   int64  cpu chosen; -1 for switch
         """
+    ),
+    "pmc": columns(
+        """
+        op_id        int64  operators.op_id
+        tid          int64  thread
+        event        object the event's name, as --pmc gave it
+        value        float64 counted on this thread from the operator's begin to its wait, else to its end; NaN: not read
+        """
+    ),
+    "faults": columns(
+        "fault_id int64 row number\n"
+        + WITHIN
+        + FILE
+        + """
+        kind         object major (had to be read, or retried) | minor (was in the page cache); minor ones of files only
+        offset       int64  first byte of the page touched, or, where `exact` is false, of the window around it; -1: no file
+        exact        bool   `offset` is that of the page touched
+        bytes        int64  brought into the page cache by the thread for it, read-ahead included
+        begin_ns     int64  begin; end_ns where it is not known
+        end_ns       int64  end
+        duration_ns  int64  end_ns - begin_ns; -1 where the begin is not known
+        """
+    ),
+    "reads": columns(
+        "read_id int64 row number\n"
+        + WITHIN
+        + FILE
+        + """
+        call         object read | pread64 | readv | preadv | preadv2
+        fd           int64  descriptor
+        offset       int64  byte of the file at which it begins
+        asked_bytes  int64  bytes asked for, -1 for lists of buffers
+        bytes        int64  bytes read
+        error        int64  error number, 0 good
+        missed_bytes int64  brought into the page cache within the call, read-ahead included; the rest was there (or O_DIRECT)
+        """
+        + SPAN
+    ),
+    "blocks": columns(
+        "block_id int64 row number\n"
+        + WITHIN
+        + """
+        device       object major:minor
+        sector       int64  first sector, of 512 bytes
+        bytes        int64  size
+        operation    object read | write | discard | flush | other
+        flags        object the kernel's letters: R W D F, then A read-ahead, S sync, M metadata
+        error        int64  error number, 0 good
+        """
+        + SPAN
     ),
     "counters": columns(
         """
@@ -243,7 +307,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "unpaired": columns(
         """
-        kind         object token | graph | op | expert | load | qnn_execute | qnn_call: an end whose begin was not recorded
+        kind         object token | graph | op | expert | load | qnn_execute | qnn_call | read: an end without a recorded begin
         pid          int64  process
         tid          int64  thread
         ts_ns        int64  when it ended

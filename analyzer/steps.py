@@ -38,10 +38,14 @@ class Steps:
 
     def of(self, rows: Rows) -> np.ndarray:
         """token_id of the step that contains each record: of its own thread if there is one, else of its process."""
-        ts, answer = rows["ts"], np.full(len(rows), NONE, np.int64)
-        for field in ("tid", "pid"):
+        return self.at({"tid": rows["tid"], "pid": rows["pid"]}, rows["ts"])
+
+    def at(self, owners: dict[str, np.ndarray], ts: np.ndarray) -> np.ndarray:
+        """The same for moments of threads; `owners` has the columns `tid` and `pid`, in order of preference."""
+        answer = np.full(len(ts), NONE, np.int64)
+        for field, owner in owners.items():
             left = np.flatnonzero(answer < 0)
-            token = latest(self.begin[field], self.begin["ts"], rows[field][left], ts[left])
+            token = latest(self.begin[field], self.begin["ts"], owner[left], ts[left])
             inside = (token >= 0) & (ts[left] < self.until[token]) if len(self.until) else token >= 0
             answer[left[inside]] = token[inside]
         return answer

@@ -12,10 +12,11 @@ from tracer.recording import Recording
 
 Tables = dict[str, pd.DataFrame]
 TOP = 12
+WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
-    """Sections: recording, machine, tokens, phases, operators, experts, npu, scheduling, records, cost. In ms unless named."""
+    """Sections recording, machine, tokens, phases, operators, experts, npu, scheduling, io, records, cost. In ms unless named."""
     return {
         "recording": about(recording, tables),
         "machine": machine(recording.manifest),
@@ -25,6 +26,7 @@ def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
         "experts": experts.summary(tables),
         "npu": npu(recording.manifest, tables),
         "scheduling": scheduling(tables),
+        "io": io(tables),
         "records": records(recording, tables),
         "cost": cost(recording.manifest, tables),
     }
@@ -169,9 +171,38 @@ def scheduling(tables: Tables) -> dict[str, Any]:
         {"tid": int(str(tid)), "name": str(names.get(tid, "")), **{f"{k}_ms": float(v) for k, v in row.items()}}
         for tid, row in top.iterrows()
     ]
-    switches = tables["sched"]["event"] == "switch"
+    sched, own = tables["sched"], states["tid"].unique()
+    switches = (sched["event"] == "switch") & (sched["prev_tid"].isin(own) | sched["next_tid"].isin(own))
     total = {f"{name}_ms": float(value) for name, value in wide.sum().items()}
     return {"threads": len(wide), "switches": int(switches.sum()), **total, "top": rows}
+
+
+def io(tables: Tables) -> dict[str, Any]:
+    """What the target's threads read, how long reads and major faults kept them, and what they were in by shares of that time."""
+    faults, reads, blocks = tables["faults"], tables["reads"], tables["blocks"]
+    if len(faults) == 0 and len(reads) == 0 and len(blocks) == 0:
+        return {}
+    major = faults[faults["kind"] == "major"]
+    waits = pd.concat([part[["token_id", "op_id", "load_id", "duration_ns"]] for part in (major, reads)], ignore_index=True)
+    spent = waits["duration_ns"].clip(lower=0)
+    total = float(spent.sum())
+    within = {name: float(spent[waits[column] >= 0].sum()) for name, column in WITHIN.items()}
+    asked = blocks[blocks["operation"] == "read"]
+    by_file = pd.concat([major[["file", "bytes"]], reads[["file", "bytes"]]]).groupby("file")["bytes"].sum()
+    return {
+        "major_faults": len(major),
+        "minor_faults": len(faults) - len(major),
+        "reads": len(reads),
+        "read_bytes": int(reads["bytes"].sum()),
+        "fault_bytes": int(major["bytes"].sum()),
+        "device_reads": len(asked),
+        "device_read_bytes": int(asked["bytes"].sum()),
+        "fault_ms": float(major["duration_ns"].clip(lower=0).sum()) / 1e6,
+        "read_ms": float(reads["duration_ns"].sum()) / 1e6,
+        "waited_ms": total / 1e6,
+        "shares": {name: ns / total if total else 0.0 for name, ns in within.items()},
+        "files": {str(name): int(size) for name, size in by_file.sort_values(ascending=False).head(TOP).items() if size},
+    }
 
 
 def records(recording: Recording, tables: Tables) -> dict[str, Any]:
@@ -179,7 +210,7 @@ def records(recording: Recording, tables: Tables) -> dict[str, Any]:
     source = Source(recording)
     lost = {kind: int(n) for kind, n in section(recording.manifest, "lost").items() if isinstance(n, int) and n}
     ends = tables["unpaired"].groupby("kind").size()
-    spans = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls")
+    spans = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "blocks")
     begins = {name: int((~tables[name]["complete"]).sum()) for name in spans}
     return {
         "kept": source.count(),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as parquet
 
-from analyzer import moe, nodes, operators, qnn, sched
+from analyzer import io, moe, nodes, operators, pmc, qnn, sched
 from analyzer.reading import Source, open_recording
 from analyzer.schema import TABLES, conform
 from analyzer.steps import graphs, steps
@@ -45,6 +45,8 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
         **qnn.build(source, tokens, runs),
         **sched.build(source),
     }
+    tables["pmc"] = pmc.build(source, threads, op_id)
+    tables |= io.build(source, tokens, threads, op_id, tables)
     tables["counters"] = moe.counters(source, tables["experts"], tables["loads"])
     tables["unpaired"] = unpaired(source)
     return {name: tables[name] for name in TABLES}

@@ -6,6 +6,7 @@
  * BCC: the loader defines LOADER_BCC, passes the file descriptor of each map as MAP_FD_<name> and the offset of each
  * kernel field as OFFSET_<field>, because the headers BCC compiles against need not be the running kernel's. Tracepoint
  * fields likewise, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT gives an array's address.
+ * KERNEL_AT(type, field, pointer) is the address of a field of a kernel struct; KERNEL_READ below reads it.
  */
 #ifndef MOESCOPE_COMPAT_H
 #define MOESCOPE_COMPAT_H
@@ -24,6 +25,8 @@
 #define map_delete(map, key) bpf_map_delete_elem_((u64)map, (void *)(key))
 #define UPROBE(name) int name(struct pt_regs *ctx)
 #define TRACEPOINT(category, name) int name(void *ctx)
+#define PERF_EVENT(name) int name(void *ctx)
+#define KERNEL_AT(type, field, pointer) ((char *)(pointer) + OFFSET_##type##_##field)
 #define task_counter(field)                                                                                            \
 	({                                                                                                             \
 		unsigned long value_ = 0;                                                                              \
@@ -64,6 +67,7 @@ typedef __s64 s64;
 struct task_struct {
 	unsigned long min_flt;
 	unsigned long maj_flt;
+	struct files_struct *files;
 } __attribute__((preserve_access_index));
 
 /* The kernel's tracepoint records, as far as they are read; their layouts differ between versions. */
@@ -98,6 +102,39 @@ struct trace_event_raw_sched_process_template {
 	s32 pid;
 } RELOCATED;
 
+struct trace_event_raw_mm_filemap_fault {
+	unsigned long i_ino;
+	u32 s_dev;
+	unsigned long index;
+} RELOCATED;
+
+struct trace_event_raw_mm_filemap_op_page_cache_range {
+	unsigned long i_ino;
+	u32 s_dev;
+	unsigned long index;
+	unsigned long last_index;
+} RELOCATED;
+
+struct trace_event_raw_mm_filemap_op_page_cache {
+	unsigned long i_ino;
+	unsigned long index;
+	u32 s_dev;
+	unsigned char order;
+} RELOCATED;
+
+struct trace_event_raw_block_rq {
+	u32 dev;
+	u64 sector;
+	u32 bytes;
+	char rwbs[8];
+} RELOCATED;
+
+struct trace_event_raw_block_rq_completion {
+	u32 dev;
+	u64 sector;
+	int error;
+} RELOCATED;
+
 #define MAP(name) (&name)
 #define FIELD_AT(ctx, event, field) (((struct trace_event_raw_##event *)(ctx))->field)
 #define FIELD(ctx, event, field, type) (((struct trace_event_raw_##event *)(ctx))->field)
@@ -106,6 +143,8 @@ struct trace_event_raw_sched_process_template {
 #define map_delete(map, key) bpf_map_delete_elem(map, key)
 #define UPROBE(name) SEC("uprobe") int name(struct pt_regs *ctx)
 #define TRACEPOINT(category, name) SEC("tracepoint/" #category "/" #name) int name(void *ctx)
+#define PERF_EVENT(name) SEC("perf_event") int name(void *ctx)
+#define KERNEL_AT(type, field, pointer) ((void *)&((struct type *)(pointer))->field)
 #define task_counter(field) BPF_CORE_READ((struct task_struct *)bpf_get_current_task(), field)
 
 #if defined(__TARGET_ARCH_x86)
@@ -126,6 +165,13 @@ struct trace_event_raw_sched_process_template {
 #define RESULT(ctx) REG(ctx, rax, 0)
 
 #endif
+
+#define KERNEL_READ(type, field, pointer, as)                                                                          \
+	({                                                                                                             \
+		as read_ = 0;                                                                                          \
+		bpf_probe_read_kernel(&read_, sizeof(read_), KERNEL_AT(type, field, pointer));                         \
+		read_;                                                                                                 \
+	})
 
 /* Right behind a call: where it returns to, and the stack as it stood at the call. */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)

@@ -209,13 +209,6 @@ static INLINE void send_site(void *ctx, struct ggml_thread *t, u32 last)
 	t->site = 0;
 }
 
-static INLINE struct settings *settings(void)
-{
-	u32 zero = 0;
-
-	return map_lookup(MAP(chosen), &zero);
-}
-
 /* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *) */
 UPROBE(ggml_graph_begin)
 {
@@ -321,6 +314,7 @@ UPROBE(ggml_op_wait)
 	if (s->operators && reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP)) { /* first: looking around takes longer than the record */
 		r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
 		submit(ctx, r);
+		send_pmc(ctx);
 	}
 	if (s->learn && t->leads) {
 		t->site = RETURN_ADDRESS(ctx);
@@ -343,6 +337,7 @@ static INLINE int op_done(void *ctx, struct ggml_thread *t, struct settings *s, 
 		r->min_flt = task_counter(min_flt);
 		r->pad = 0;
 		submit(ctx, r);
+		send_pmc(ctx);
 	}
 	if (t->leads)
 		describe_operator(ctx, t, s, tensor);

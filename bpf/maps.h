@@ -32,6 +32,9 @@ struct settings {
 	u32 node_at;    /* where ggml's loop over a graph keeps the index of its node ... */
 	u32 node_more;  /* ... plus this */
 	u32 graph_at;   /* and where the graph; places are numbered as in ggml.h */
+	u32 everyone;   /* record the scheduler for every thread of the machine, not the target's alone */
+	u32 n_counters; /* performance counters read at operator boundaries; 0: none */
+	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 };
 
 /* What a thread that computes ggml graphs is at. */
@@ -56,12 +59,45 @@ struct place_key {
 	u32 pad;
 };
 
+/* A page fault or a read that a thread is in. */
+struct faulting {
+	u64 begin;
+	u64 ino;
+	u32 dev;
+	u32 page, last; /* the window that holds the touched page */
+	u32 added;
+	u32 flags;
+	u32 pad;
+};
+
+struct request_key {
+	u64 sector;
+	u32 dev;
+	u32 pad;
+};
+
+struct request {
+	u32 pid;
+	u32 tid;
+};
+
+#define MAX_COUNTED_THREADS 1024
+
 #ifndef LOADER_BCC
+#ifdef BUFFER_PERF
+/* key: CPU. value: the perf event whose mapped buffer takes the records; `doorbell` wakes the reader at every write. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__type(key, u32);
+	__type(value, u32);
+} events SEC(".maps"), details SEC(".maps"), doorbell SEC(".maps");
+#else
 /* Fixed-size records; the loader sets the sizes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 16 << 20);
 } events SEC(".maps"), details SEC(".maps");
+#endif
 
 /* key: record kind. value: records that found the ring full. */
 struct {
@@ -126,6 +162,46 @@ struct {
 	__type(key, u32);
 	__type(value, struct ggml_thread);
 } ggml_threads SEC(".maps");
+
+/* key: thread id. value: the fault of a file mapping that it is in. Removed at its end. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, struct faulting);
+} faulting SEC(".maps");
+
+/* key: thread id. value: pages added to the page cache in the read that it is in. Removed at its end. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, u64);
+} reading SEC(".maps");
+
+/* key: device and sector. value: the thread of the target that asked. Removed when the device answers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct request_key);
+	__type(value, struct request);
+} requests SEC(".maps");
+
+/* key: thread id. value: first index of its counters in `counters`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_COUNTED_THREADS);
+	__type(key, u32);
+	__type(value, u32);
+} counted SEC(".maps");
+
+/* key: index. value: a perf event of one thread. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__uint(max_entries, MAX_COUNTED_THREADS * MAX_PMC);
+	__type(key, u32);
+	__type(value, u32);
+} counters SEC(".maps");
 #endif
 
 #define NO_WAKEUP 1
@@ -183,8 +259,39 @@ static INLINE void fill_header(struct header *h, u16 kind, u8 engine)
  *
  * Readers drain by time, so that no record costs a wake-up; `urgent` ones are what the target waits for.
  */
-#define RECORD(type, r) struct type *r
 #define IS_EVENT(r) (sizeof(*(r)) <= EVENT_BYTES)
+
+#ifdef BUFFER_PERF
+
+/*
+ * Perf buffers copy: the record stands on the stack, as wide as its slot, until it is submitted. (Not in a per-CPU map:
+ * programs on uprobes can be preempted, and tracepoints fire in between.)
+ */
+#define RECORD(type, r)                                                                                                \
+	union {                                                                                                        \
+		struct type record;                                                                                    \
+		char slot[sizeof(struct type) <= EVENT_BYTES ? EVENT_BYTES : DETAIL_BYTES];                            \
+	} r##_slot;                                                                                                    \
+	struct type *r
+#define reserve(r, kind, engine)                                                                                       \
+	(__builtin_memset(&r##_slot, 0, sizeof(r##_slot)), r = &r##_slot.record, fill_header(&r->h, kind, engine), true)
+#define submit(ctx, r)                                                                                                 \
+	output(ctx, IS_EVENT(r) ? MAP(events) : MAP(details), r, IS_EVENT(r) ? EVENT_BYTES : DETAIL_BYTES)
+#define submit_urgent(ctx, r)                                                                                          \
+	({                                                                                                             \
+		submit(ctx, r);                                                                                        \
+		bpf_perf_event_output(ctx, MAP(doorbell), BPF_F_CURRENT_CPU, &r->h.ts, sizeof(r->h.ts));                \
+	})
+
+static INLINE void output(void *ctx, void *buffer, void *record, u64 bytes)
+{
+	if (bpf_perf_event_output(ctx, buffer, BPF_F_CURRENT_CPU, record, bytes))
+		count_loss(((struct header *)record)->kind);
+}
+
+#else
+
+#define RECORD(type, r) struct type *r
 #define reserve(r, kind, engine)                                                                                       \
 	((r = IS_EVENT(r) ? reserve_in(MAP(events), EVENT_BYTES, kind, engine)                                         \
 			  : reserve_in(MAP(details), DETAIL_BYTES, kind, engine)) != 0)
@@ -203,14 +310,22 @@ static INLINE void *reserve_in(void *ring, u32 bytes, u16 kind, u8 engine)
 	return h;
 }
 
+#endif
+
+static INLINE struct settings *settings(void)
+{
+	u32 zero = 0;
+
+	return map_lookup(MAP(chosen), &zero);
+}
+
 /*
  * Hold the calling process until the tracer has placed its probes and continues it. Called before the record that asks
  * for this is submitted: a SIGCONT that comes early then cancels the stop instead of being overtaken by it.
  */
 static INLINE void stop_target(void)
 {
-	u32 zero = 0;
-	struct settings *s = map_lookup(MAP(chosen), &zero);
+	struct settings *s = settings();
 
 	if (s && s->stop)
 		bpf_send_signal(SIGNAL_STOP);

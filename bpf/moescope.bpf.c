@@ -8,10 +8,12 @@
 #include "token.bpf.c"
 #include "graph.bpf.c"
 #include "expert.bpf.c"
+#include "pmc.bpf.c"
 #include "operator.bpf.c"
 #include "ggml.bpf.c"
 #include "qnn.bpf.c"
 #include "sched.bpf.c"
+#include "io.bpf.c"
 #include "process.bpf.c"
 
 #ifndef LOADER_BCC
@@ -26,6 +28,7 @@ union record {
 	struct rec_op_wait op_wait;
 	struct rec_op_done op_done;
 	struct rec_site site;
+	struct rec_pmc pmc;
 	struct rec_expert_begin expert_begin;
 	struct rec_expert_end expert_end;
 	struct rec_load_begin load_begin;
@@ -38,6 +41,7 @@ union record {
 	struct rec_qnn_harvest qnn_harvest;
 	struct rec_sched_switch sched_switch;
 	struct rec_sched_waking sched_waking;
+	struct rec_sched_wakeup sched_wakeup;
 	struct rec_task_fork task_fork;
 	struct rec_task_exit task_exit;
 	struct rec_tensor tensor;
@@ -48,6 +52,12 @@ union record {
 	struct rec_qnn_table qnn_table;
 	struct rec_library library;
 	struct rec_task_exec task_exec;
+	struct rec_page_fault page_fault;
+	struct rec_block_issue block_issue;
+	struct rec_block_done block_done;
+	struct rec_read_begin read_begin;
+	struct rec_read_end read_end;
+	struct rec_io_file io_file;
 };
 
 const union record *record_types = 0;

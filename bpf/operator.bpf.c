@@ -15,6 +15,7 @@ static INLINE int op_begin(void *ctx, u8 engine, u64 tensor, u32 type, s32 layer
 	r->min_flt = task_counter(min_flt);
 	r->pad = 0;
 	submit(ctx, r);
+	send_pmc(ctx);
 	return 0;
 }
 
@@ -93,5 +94,6 @@ UPROBE(moescope_op_end)
 	r->min_flt = task_counter(min_flt);
 	r->pad[0] = r->pad[1] = 0;
 	submit(ctx, r);
+	send_pmc(ctx);
 	return 0;
 }

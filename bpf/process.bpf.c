@@ -14,7 +14,10 @@ TRACEPOINT(sched, sched_process_fork)
 	r->parent_tid = FIELD(ctx, sched_process_fork, parent_pid, s32);
 	r->child_tid = child;
 	r->pad[0] = r->pad[1] = r->pad[2] = 0;
-	submit(ctx, r);
+	if (counting())
+		submit_urgent(ctx, r); /* the new thread has no counters until the tracer has seen this */
+	else
+		submit(ctx, r);
 	return 0;
 }
 

@@ -29,6 +29,7 @@ enum record_kind {
 	KIND_LOAD_END = 10,
 	KIND_EVICT = 11,
 	KIND_OP_WAIT = 12,
+	KIND_PMC = 13,
 	KIND_OP_DONE = 14,
 	KIND_SITE = 15,
 	KIND_QNN_EXECUTE_BEGIN = 16,
@@ -40,6 +41,12 @@ enum record_kind {
 	KIND_SCHED_WAKING = 33,
 	KIND_TASK_FORK = 34,
 	KIND_TASK_EXIT = 35,
+	KIND_SCHED_WAKEUP = 36,
+	KIND_PAGE_FAULT = 40,
+	KIND_BLOCK_ISSUE = 41,
+	KIND_BLOCK_DONE = 42,
+	KIND_READ_BEGIN = 43,
+	KIND_READ_END = 44,
 
 	KIND_TENSOR = FIRST_DETAIL,
 	KIND_ROUTE = 65,
@@ -49,6 +56,7 @@ enum record_kind {
 	KIND_QNN_TABLE = 69,
 	KIND_LIBRARY = 70,
 	KIND_TASK_EXEC = 71,
+	KIND_IO_FILE = 74,
 };
 
 /* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
@@ -202,6 +210,14 @@ struct rec_site {
 	unsigned long long pad;
 };
 
+#define MAX_PMC 4
+#define NO_COUNT 0xFFFFFFFFFFFFFFFFULL
+/* The thread's counters, right behind the operator record of its thread that they belong to. */
+struct rec_pmc {
+	struct header h;
+	unsigned long long values[MAX_PMC]; /* NO_COUNT: the thread had no counter yet, or the PMU had no room for it */
+};
+
 /* One expert's run over n_tokens tokens; nested in an operator of the same thread. */
 struct rec_expert_begin {
 	struct header h;
@@ -315,6 +331,16 @@ struct rec_sched_waking {
 	char comm[16];
 };
 
+/* The thread stands in the run queue of its cpu. */
+struct rec_sched_wakeup {
+	struct header h;
+	unsigned int woken_tid;
+	unsigned int target_cpu;
+	int prio;
+	unsigned int pad;
+	char comm[16];
+};
+
 struct rec_task_fork {
 	struct header h;
 	unsigned int parent_tid;
@@ -325,6 +351,67 @@ struct rec_task_fork {
 struct rec_task_exit {
 	struct header h;
 	char comm[16];
+	unsigned long long pad[2];
+};
+
+enum fault_flag {
+	FAULT_MAJOR = 1,  /* as the kernel counts it: its page was not in the page cache, or it had to be retried */
+	FAULT_EXACT = 2,  /* `page` is the page that was touched; else the first of a window or read-ahead around it */
+};
+
+/* A page fault of a file mapping, or any major one, at its end. */
+struct rec_page_fault {
+	struct header h;
+	unsigned long long begin; /* ns; 0 where not known */
+	unsigned long long ino;   /* 0: no file is known (anonymous memory) */
+	unsigned int dev;         /* the kernel's dev_t: major << 20 | minor */
+	unsigned int page;        /* index in the file, in pages */
+	unsigned int added;       /* pages that the thread brought into the page cache for it, read-ahead included */
+	unsigned int flags;       /* enum fault_flag */
+};
+
+/* A request goes to the device; the header's thread is the one that asked for it, `issued` on whatever thread. */
+struct rec_block_issue {
+	struct header h;
+	unsigned long long sector; /* of 512 bytes */
+	unsigned int dev;
+	unsigned int bytes;
+	char rwbs[8]; /* R read, W write, D discard, F flush; then A read-ahead, S sync, M metadata */
+	unsigned long long pad;
+};
+
+/* ... and is answered; the header's thread is the same, its cpu the one that took the interrupt. */
+struct rec_block_done {
+	struct header h;
+	unsigned long long sector;
+	unsigned int dev;
+	int error;
+	unsigned long long pad[2];
+};
+
+enum read_call {
+	CALL_READ = 0,
+	CALL_PREAD64 = 1,
+	CALL_READV = 2,
+	CALL_PREADV = 3,
+	CALL_PREADV2 = 4,
+};
+
+/* A read of a regular file or block device. */
+struct rec_read_begin {
+	struct header h;
+	unsigned long long ino;
+	unsigned long long offset; /* in the file */
+	unsigned int dev;
+	unsigned int bytes; /* asked for; 2^32-1 where the call gives a list of buffers */
+	unsigned int fd;
+	unsigned int call; /* enum read_call */
+};
+
+struct rec_read_end {
+	struct header h;
+	long long result;
+	unsigned long long added; /* pages that the thread brought into the page cache within */
 	unsigned long long pad[2];
 };
 
@@ -414,6 +501,15 @@ struct rec_library {
 struct rec_task_exec {
 	struct header h;
 	char path[208];
+};
+
+/* A file that the process reads or maps: once per file and process, before the first record that names it. */
+struct rec_io_file {
+	struct header h;
+	unsigned long long ino;
+	unsigned int dev;
+	unsigned int fd;
+	char name[208]; /* without its folder */
 };
 
 #endif

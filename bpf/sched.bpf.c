@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The scheduler, for the target's threads and for whoever displaced them. */
+/* The scheduler: for the target's threads and whoever displaced them, or for every thread of the machine. */
+
+static INLINE bool everyone(void)
+{
+	struct settings *s = settings();
+
+	return s && s->everyone;
+}
 
 TRACEPOINT(sched, sched_switch)
 {
@@ -7,7 +14,7 @@ TRACEPOINT(sched, sched_switch)
 	bool prev_traced = map_lookup(MAP(threads), &prev) != 0;
 	RECORD(rec_sched_switch, r);
 
-	if (!prev_traced && !map_lookup(MAP(threads), &next))
+	if (!prev_traced && !map_lookup(MAP(threads), &next) && !everyone())
 		return 0;
 	if (!reserve(r, KIND_SCHED_SWITCH, ENGINE_KERNEL))
 		return 0;
@@ -26,14 +33,15 @@ TRACEPOINT(sched, sched_switch)
 	return 0;
 }
 
-TRACEPOINT(sched, sched_waking)
+/* Both records of a wake-up have one shape. */
+static INLINE int woken(void *ctx, u16 kind)
 {
 	u32 woken = FIELD(ctx, sched_wakeup_template, pid, s32);
 	RECORD(rec_sched_waking, r);
 
-	if (!map_lookup(MAP(threads), &woken))
+	if (!map_lookup(MAP(threads), &woken) && !everyone())
 		return 0;
-	if (!reserve(r, KIND_SCHED_WAKING, ENGINE_KERNEL))
+	if (!reserve(r, kind, ENGINE_KERNEL))
 		return 0;
 	r->woken_tid = woken;
 	r->target_cpu = FIELD(ctx, sched_wakeup_template, target_cpu, s32);
@@ -42,4 +50,14 @@ TRACEPOINT(sched, sched_waking)
 	bpf_probe_read_kernel(r->comm, sizeof(r->comm), FIELD_AT(ctx, sched_wakeup_template, comm));
 	submit(ctx, r);
 	return 0;
+}
+
+TRACEPOINT(sched, sched_waking)
+{
+	return woken(ctx, KIND_SCHED_WAKING);
+}
+
+TRACEPOINT(sched, sched_wakeup)
+{
+	return woken(ctx, KIND_SCHED_WAKEUP);
 }

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import ROOT
 from tracer.btf import UNION, Btf, BtfError
+from tracer.drain import SlotFile
 from tracer.loaders import layouts
 from tracer.paths import BPF_OBJECT
 from tracer.recording import (
@@ -112,11 +113,12 @@ def test_the_drain_writes_every_committed_record_once_and_in_order(
 ) -> None:
     folder = tmp_path_factory.mktemp("ring")
     kernel = FakeRing(64)
-    ring = Ring(kernel.fd, kernel.bytes, SLOT, folder / "events.bin")
+    ring, file = Ring(kernel.fd, kernel.bytes, SLOT), SlotFile(folder / "events.bin")
     serial, open_slots = 0, []
     for action in [*actions, *["commit"] * 120, "drain"]:
         if action == "drain":
-            ring.drain()
+            file.append(ring.take())
+            ring.release()
         elif action == "commit":
             if open_slots:
                 kernel.commit(open_slots.pop(0))
@@ -129,6 +131,7 @@ def test_the_drain_writes_every_committed_record_once_and_in_order(
     written = np.fromfile(folder / "events.bin", np.uint8).reshape(-1, SLOT)
     serials = written[:, 8:16].copy().view("<u8")[:, 0]
     ring.close()
+    file.close()
     kernel.memory.close()
     os.close(kernel.fd)
     shutil.rmtree(folder)

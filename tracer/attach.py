@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -13,12 +14,17 @@ from tracer.elf import Binary, contains, read_binary
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
 from tracer.paths import Owner
-from tracer.perf_events import attach_tracepoint, attach_uprobe
+from tracer.perf_events import attach_software, attach_tracepoint, attach_uprobe, has_tracepoint
 from tracer.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
 
+FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
 TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
 
+SOFTWARE = "software"  # the category of perf's software events; every other one is a category of tracepoints
+FAULT_ENDS = {"major_faults": 6, "minor_faults": 5}  # program → PERF_COUNT_SW_PAGE_FAULTS_MAJ and _MIN
+FAULT_BEGINS = "mm_filemap_fault"
+READ_CALLS = ("read", "pread64", "readv", "preadv", "preadv2")
 KERNEL_PROBES = (
     ("sched_process_fork", "process", "sched"),
     ("sched_process_exit", "process", "sched"),
@@ -27,6 +33,16 @@ KERNEL_PROBES = (
     ("sys_enter_openat", "process", "syscalls"),
     ("sched_switch", "sched", "sched"),
     ("sched_waking", "sched", "sched"),
+    ("sched_wakeup", "sched", "sched"),
+    *((f"sys_{edge}_{call}", "io", "syscalls") for call in READ_CALLS for edge in ("enter", "exit")),
+    ("sys_enter_mmap", "io", "syscalls"),
+    (FAULT_BEGINS, "io", "filemap"),
+    ("mm_filemap_map_pages", "io", "filemap"),
+    ("mm_filemap_add_to_page_cache", "io", "filemap"),
+    ("block_io_start", "io", "block"),
+    ("block_rq_issue", "io", "block"),
+    ("block_rq_complete", "io", "block"),
+    *((name, "io", SOFTWARE) for name in FAULT_ENDS),
 )
 
 OP_NAMES = """
@@ -86,21 +102,35 @@ class Attachments:
         self.warnings: list[str] = []
         self.state = {engine.name: EngineState(operators=list(engine.operators)) for engine in engines}
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
+        self._more: list[int] = []  # descriptors of probes that need one per cpu
         self._known: set[tuple[int, int, int, str]] = set()
+        self.shed_levels: set[str] = set()
+        self._changing = threading.Lock()  # levels are shed and restored beside the drain
         self.loader: Loader | None = None
         self.costs: dict[str, float] = {}
 
     def programs(self) -> set[str]:
         """Names of the BPF programs that may be needed at the chosen levels."""
-        kernel = {name for name, level, _ in KERNEL_PROBES if level == "process" or level in self.levels}
+        kernel = {name for name, _, _ in self.kernel_probes()}
         return kernel | {probe.program for engine in self.engines for probe in engine.probes if probe.wanted(self.levels)}
 
     def attach_kernel(self) -> None:
-        """Attach the tracepoints of the process and scheduler levels."""
+        """Attach the kernel's own probes: of the process level, without which nothing goes, and of the chosen levels."""
+        offered = self.kernel_probes()
+        for name, level, category in offered:
+            at = SOFTWARE if category == SOFTWARE else "tracepoint"
+            self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, at, "", "tracepoint", ""))
         for name, level, category in KERNEL_PROBES:
-            if level != "process" and level not in self.levels:
-                continue
-            self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, "tracepoint", "", "tracepoint", ""))
+            if level in self.levels and (name, level, category) not in offered:
+                self.warnings.append(f"this kernel has no tracepoint {category}:{name}; level {level} goes without it")
+
+    def kernel_probes(self) -> list[tuple[str, str, str]]:
+        """(program, level, category) of the kernel's own probes that the levels ask for and, beyond `process`, it offers."""
+        return [
+            (name, level, category)
+            for name, level, category in KERNEL_PROBES
+            if level == "process" or (level in self.levels and (category == SOFTWARE or has_tracepoint(category, name)))
+        ]
 
     def attach_file(self, path: str, is_executable: bool = False) -> int:
         """Attach every engine's probes that a file offers; returns how many were added."""
@@ -181,13 +211,15 @@ class Attachments:
     def retire_teachers(self, engine: Engine, path: str) -> None:
         """Remove the probes of a file that taught where others are to stand."""
         teachers = {probe.program for probe in engine.probes if probe.teaches}
-        self._retire(index for index, row in enumerate(self.rows) if row.library == path and row.program in teachers)
+        self._retire([index for index, row in enumerate(self.rows) if row.library == path and row.program in teachers])
 
     def _retire(self, indices: Iterable[int]) -> None:
         """Remove probes for good."""
-        for index in indices:
-            self.rows[index].retired_ns = time.monotonic_ns()
-            os.close(self._fds.pop(index))
+        with self._changing:
+            for index in indices:
+                self.rows[index].retired_ns = time.monotonic_ns()
+                if index in self._fds:
+                    os.close(self._fds.pop(index))
 
     def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place) -> None:
         status = os.stat(path)
@@ -200,9 +232,32 @@ class Attachments:
         self._known.add(key)
 
     def _stand(self, row: Row) -> None:
-        """Attach a new row's probe and keep the row."""
-        self._fds[len(self.rows)] = self._open(row)
-        self.rows.append(row)
+        """Attach a new row's probe, unless its level is shed, and keep the row."""
+        with self._changing:
+            if not self._is_shed(row):
+                self._fds[len(self.rows)] = self._open(row)
+            self.rows.append(row)
+
+    def _is_shed(self, row: Row) -> bool:
+        return row.level in self.shed_levels and row.program not in FINDERS
+
+    def shed(self, level: str) -> None:
+        """Remove a level's probes, about a tenth of a second each; those of libraries still to come wait for `restore`."""
+        with self._changing:
+            self.shed_levels.add(level)
+            gone = [self._fds.pop(index) for index in list(self._fds) if self._is_shed(self.rows[index])]
+        for fd in gone:
+            os.close(fd)
+
+    def restore(self, level: str) -> None:
+        """Attach a shed level's probes again, ends before begins: a begin without its end would be an open span."""
+        with self._changing:
+            self.shed_levels.discard(level)
+            standing = [index for index, row in enumerate(self.rows) if row.level == level and not row.retired_ns]
+            missing = [index for index in standing if index not in self._fds]
+        for index in reversed(missing):
+            with self._reported():
+                self._fds[index] = self._open(self.rows[index])
 
     def _open(self, row: Row) -> int:
         """Attach what a row says; returns the descriptor that holds the probe."""
@@ -210,6 +265,10 @@ class Attachments:
         program = self.loader.program_fd(row.program)
         if row.at == "tracepoint":
             return attach_tracepoint(program, *row.symbol.split(":"))
+        if row.at == SOFTWARE:
+            first, *others = attach_software(program, FAULT_ENDS[row.program], row.program)
+            self._more += others
+            return first
         return attach_uprobe(program, row.library, row.offset, row.at == "return")
 
     def _operator_names(self, path: str, function: str) -> list[str]:
@@ -231,6 +290,8 @@ class Attachments:
         """Remove every probe."""
         while self._fds:
             os.close(self._fds.popitem()[1])
+        while self._more:
+            os.close(self._more.pop())
 
     def to_json(self) -> list[dict[str, Any]]:
         """Rows for the manifest."""

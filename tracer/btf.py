@@ -82,11 +82,21 @@ class Btf:
         return {self.string(text): value for text, value in rows}
 
     def offset(self, struct_name: str, member: str) -> int:
-        """Byte offset of a direct member of a struct."""
-        for name, _, offset in self.members(self.find(STRUCT, struct_name)):
+        """Byte offset of a member of a struct, also where it stands in an anonymous struct or union of it."""
+        found = self._offset(self.find(STRUCT, struct_name), member)
+        if found is None:
+            raise BtfError(f"struct {struct_name} has no member {member}")
+        return found
+
+    def _offset(self, type_id: int, member: str) -> int | None:
+        for name, kind, offset in self.members(type_id):
             if name == member:
                 return offset
-        raise BtfError(f"struct {struct_name} has no member {member}")
+            if not name and self.head(kind)[1] in (STRUCT, UNION):
+                inner = self._offset(kind, member)
+                if inner is not None:
+                    return offset + inner
+        return None
 
     def dtype(self, type_id: int) -> np.dtype:
         """The NumPy dtype of a type; character arrays become byte strings."""

@@ -20,8 +20,10 @@ def dispatch(program: str, verbs: dict[str, str], load: Callable[[str], Any], ar
             module = load(verb)
             sub.epilog = module.EXAMPLES
             module.prepare_parser(sub)
-    args = parser.parse_args(words)
     try:
+        args = parser.parse_args(words)
+        if getattr(args, "config", None):
+            args = parser.parse_args(words)  # again, over the defaults that the file has set
         return int(module.run(args))
     except (TracerError, RecordingError) as error:
         print(f"{program}: {error}", file=sys.stderr)

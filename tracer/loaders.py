@@ -7,20 +7,57 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tracer.attach import KERNEL_PROBES
+from tracer.attach import KERNEL_PROBES, SOFTWARE
 from tracer.btf import UNION, VMLINUX, Btf
 from tracer.errors import ProbeError, RequirementError
 from tracer.libbpf import BpfObject, Kernel
-from tracer.paths import BPF_OBJECT, BPF_SOURCE, MAPS_OBJECT
+from tracer.paths import BPF_OBJECT, BPF_OBJECTS, BPF_SOURCE, MAPS_OBJECTS
 from tracer.perf_events import SYSCALL, TRACEFS
 from tracer.recording import dtype_to_json
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
-MAPS = ("events", "details", "lost", "threads", "calls", "patterns", "paths", "chosen", "described", "ggml_threads")
-TRACEPOINTS = {name for name, _, _ in KERNEL_PROBES}
+MAPS: tuple[str, ...] = (
+    "events",
+    "details",
+    "lost",
+    "threads",
+    "calls",
+    "patterns",
+    "paths",
+    "chosen",
+    "described",
+    "ggml_threads",
+)
+MAPS += ("faulting", "reading", "requests", "counted", "counters")
+KERNEL_PROGRAMS = {name: category for name, _, category in KERNEL_PROBES}
+BUFFER_MAPS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("doorbell",)}
+BUFFER_FLAGS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("-DBUFFER_PERF",)}
 TASK_FIELDS = ("maj_flt", "min_flt")
+# struct → members that KERNEL_AT looks into
+KERNEL_FIELDS = {
+    "task_struct": ("files",),
+    "files_struct": ("fdt",),
+    "fdtable": ("max_fds", "fd"),
+    "file": ("f_mapping", "f_path", "f_pos"),
+    "path": ("dentry",),
+    "address_space": ("host",),
+    "inode": ("i_mode", "i_ino", "i_sb"),
+    "super_block": ("s_dev",),
+    "dentry": ("d_name",),
+    "qstr": ("name",),
+}
 # tracepoint → the name of its record in bpf/compat.h, where that is another's
-TEMPLATES = {"sched_waking": "sched_wakeup_template", "sched_process_free": "sched_process_template"}
+TEMPLATES = {
+    "sched_waking": "sched_wakeup_template",
+    "sched_wakeup": "sched_wakeup_template",
+    "sched_process_free": "sched_process_template",
+    "mm_filemap_map_pages": "mm_filemap_op_page_cache_range",
+    "mm_filemap_add_to_page_cache": "mm_filemap_op_page_cache",
+    "block_io_start": "block_rq",
+    "block_rq_issue": "block_rq",
+    "block_rq_complete": "block_rq_completion",
+}
+USED_FIELD = re.compile(r"\bFIELD(?:_AT)?\(ctx, (\w+), (\w+)")
 TRACEPOINT_FIELD = re.compile(r"field:(__data_loc )?.*?(\w+)(?:\[\d*\])?;\s*offset:(\d+);")
 PATTERN = struct.Struct("<I28s")
 
@@ -30,10 +67,10 @@ class LibbpfLoader:
 
     name = "libbpf"
 
-    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
+    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring"):
         if not VMLINUX.exists():
             raise RequirementError(f"this kernel has no BTF ({VMLINUX}), which the default loader needs; {other_ways()}")
-        self.object = open_object(kernel, BPF_OBJECT, ring_bytes)
+        self.object = open_object(kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
         self.object.load(wanted)
 
     def map_fd(self, name: str) -> int:
@@ -54,16 +91,17 @@ class BccLoader(LibbpfLoader):
 
     name = "bcc"
 
-    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int]):
+    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring"):
         bcc = import_bcc()
         if headers() is None:
             raise RequirementError(
                 f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`"
             )
-        self.object = open_object(kernel, MAPS_OBJECT, ring_bytes)
+        self.object = open_object(kernel, MAPS_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
         self.object.load(set())
         flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets(), *tracepoint_offsets()]
-        flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in MAPS]
+        flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in (*MAPS, *BUFFER_MAPS[buffer])]
+        flags += BUFFER_FLAGS[buffer]
         try:
             self.module = bcc.BPF(src_file=str(BPF_SOURCE).encode(), cflags=flags)
             self.programs = {name: self._load(bcc, name).fd for name in wanted}
@@ -72,7 +110,8 @@ class BccLoader(LibbpfLoader):
             raise ProbeError(f"BCC cannot compile or load the programs: {text}; its kernel headers: see doctor") from None
 
     def _load(self, bcc: Any, name: str) -> Any:
-        kind = bcc.BPF.TRACEPOINT if name in TRACEPOINTS else bcc.BPF.KPROBE
+        category = KERNEL_PROGRAMS.get(name)
+        kind = bcc.BPF.KPROBE if category is None else bcc.BPF.PERF_EVENT if category == SOFTWARE else bcc.BPF.TRACEPOINT
         return self.module.load_func(name.encode(), kind)
 
     def program_fd(self, name: str) -> int:
@@ -107,22 +146,27 @@ def other_ways() -> str:
 
 
 def task_offsets() -> list[str]:
-    """Compiler flags: where task_struct keeps what we read, by BTF, else by the headers (which must then be the kernel's)."""
+    """Compiler flags: where the kernel's structs keep what we read, by BTF, else by the headers (which must then be its own)."""
+    fields = [(owner, name) for owner, names in KERNEL_FIELDS.items() for name in names]
     if not VMLINUX.exists():
-        return ["-include", "linux/sched.h", *(f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS)]
+        flags = ["-include", "linux/sched.h", "-include", "linux/fs.h", "-include", "linux/fdtable.h"]
+        flags += [f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS]
+        return flags + [f"-DOFFSET_{owner}_{name}=offsetof(struct {owner},{name})" for owner, name in fields]
     btf = Btf.of_kernel()
-    return [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
+    flags = [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
+    return flags + [f"-DOFFSET_{owner}_{name}={btf.offset(owner, name)}" for owner, name in fields]
 
 
 def tracepoint_offsets() -> list[str]:
-    """Compiler flags: where the running kernel's tracepoints keep their fields, from tracefs."""
-    flags = []
+    """Compiler flags: where the running kernel's tracepoints keep their fields, from tracefs; 0 for what it lacks."""
+    sources = "".join(path.read_text() for path in sorted(BPF_SOURCE.parent.glob("*.bpf.c")))
+    places = {f"{event}_{field}": "0" for event, field in USED_FIELD.findall(sources)}
     for name, _, category in KERNEL_PROBES:
-        text = (TRACEFS / "events" / category / name / "format").read_text()
-        for is_location, field, offset in TRACEPOINT_FIELD.findall(text):
+        path = TRACEFS / "events" / category / name / "format"
+        for is_location, field, offset in TRACEPOINT_FIELD.findall(path.read_text()) if path.exists() else ():
             full = f"__data_loc_{field}" if is_location else field
-            flags.append(f"-DOFFSET_{TEMPLATES.get(name, name)}_{full}={offset}")
-    return flags
+            places[f"{TEMPLATES.get(name, name)}_{full}"] = offset
+    return [f"-DOFFSET_{place}={offset}" for place, offset in places.items()]
 
 
 LOADERS = {"libbpf": LibbpfLoader, "bcc": BccLoader}

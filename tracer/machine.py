@@ -3,10 +3,12 @@
 import os
 import platform
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 
+@cache
 def describe() -> dict[str, Any]:
     """Architecture, kernel, operating system, CPU model, CPUs and memory."""
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}

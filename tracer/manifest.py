@@ -1,7 +1,9 @@
 """The manifest: what a reader must know of a recording, and what the probes cost."""
 
+import mmap
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -31,12 +33,17 @@ def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tup
     return {**total, "tracer_cpu_ns": time.process_time_ns(), "calibration_ns": costs}
 
 
+@cache
+def program() -> str:
+    """Our name and version."""
+    try:
+        return f"moescope {version('moescope')}"
+    except PackageNotFoundError:
+        return "moescope"
+
+
 def compose(about: dict[str, Any], watcher: Watcher, cost: dict[str, Any]) -> dict[str, Any]:
     """The whole manifest; its keys are documented in docs/recording.md."""
-    try:
-        program = f"moescope {version('moescope')}"
-    except PackageNotFoundError:
-        program = "moescope"
     probes = watcher.probes
     engines = {
         engine.name: {
@@ -49,10 +56,12 @@ def compose(about: dict[str, Any], watcher: Watcher, cost: dict[str, Any]) -> di
     }
     return {
         "schema_version": SCHEMA_VERSION,
-        "program": program,
+        "program": program(),
         "machine": machine.describe(),
         "engines": engines,
         "qnn": watcher.qnn,
+        "pmc": watcher.counters.to_json(),
+        "io": {"page_bytes": mmap.PAGESIZE, "files": watcher.files.to_json()} if "io" in probes.levels else None,
         "probes": probes.to_json(),
         "warnings": probes.warnings,
         "threads": list(watcher.threads.values()),

@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 BPF_OBJECT = BUILD / "moescope.bpf.o"
-MAPS_OBJECT = BUILD / "maps.bpf.o"
+BPF_OBJECTS = {"ring": BPF_OBJECT, "perf": BUILD / "moescope-perf.bpf.o"}
+MAPS_OBJECTS = {"ring": BUILD / "maps.bpf.o", "perf": BUILD / "maps-perf.bpf.o"}
 BPF_SOURCE = ROOT / "bpf" / "moescope.bpf.c"
 CALIBRATION = BUILD / "calibrate.so"
 VENV_PYTHON = ROOT / ".venv" / "bin" / "python"

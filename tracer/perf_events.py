@@ -9,7 +9,10 @@ from pathlib import Path
 
 from tracer.errors import ProbeError, RequirementError
 
-PERF_TYPE_TRACEPOINT = 2
+PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT = 1, 2
+BPF_OUTPUT = 10  # software event that BPF programs write records to
+SAMPLE_RAW = 1 << 10
+BY_BYTES = 1 << 14  # flag: wake the reader by bytes written, not by records
 IOC_ENABLE, IOC_SET_BPF = 0x2400, 0x40042408
 FLAG_CLOEXEC = 8
 ATTR_BYTES = 128
@@ -20,12 +23,19 @@ TRACEFS = Path("/sys/kernel/tracing")
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _open(attributes: bytes, what: str) -> int:
-    number = SYSCALL[platform.machine()]
-    fd = libc.syscall(number, attributes, -1, 0, -1, ctypes.c_ulong(FLAG_CLOEXEC))
+def open_event(attributes: bytes, tid: int, cpu: int) -> int:
+    """perf_event_open(2) on a thread (-1: all) and a cpu (-1: all); raises OSError."""
+    fd = libc.syscall(SYSCALL[platform.machine()], attributes, tid, cpu, -1, ctypes.c_ulong(FLAG_CLOEXEC))
     if fd < 0:
-        raise ProbeError(f"cannot probe {what}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return int(fd)
+
+
+def _open(attributes: bytes, what: str, cpu: int = 0) -> int:
+    try:
+        return open_event(attributes, -1, cpu)
+    except OSError as error:
+        raise ProbeError(f"cannot probe {what}: {error.strerror}") from None
 
 
 def _connect(fd: int, program_fd: int, what: str) -> int:
@@ -53,6 +63,11 @@ def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool) -> i
     return _connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what)
 
 
+def has_tracepoint(category: str, name: str) -> bool:
+    """Whether this kernel offers a tracepoint."""
+    return (TRACEFS / "events" / category / name / "id").exists()
+
+
 def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
     """Run a program at a kernel tracepoint on all CPUs; returns the descriptor that holds it."""
     try:
@@ -64,6 +79,37 @@ def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
     head = struct.pack("<IIQQ", PERF_TYPE_TRACEPOINT, ATTR_BYTES, number, 1)
     what = f"tracepoint {category}:{name}"
     return _connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what)
+
+
+def open_output(cpu: int, wakeup_bytes: int) -> int:
+    """An event that takes what BPF programs output on one CPU; wakes its reader after so many bytes, with 0 at every record."""
+    flags, wakeup = (BY_BYTES, wakeup_bytes) if wakeup_bytes else (0, 1)
+    head = struct.pack("<IIQQQQQI", PERF_TYPE_SOFTWARE, ATTR_BYTES, BPF_OUTPUT, 1, SAMPLE_RAW, 0, flags, wakeup)
+    what = f"a perf buffer on CPU {cpu}"
+    fd = _open(head.ljust(ATTR_BYTES, b"\0"), what, cpu)
+    fcntl.ioctl(fd, IOC_ENABLE, 0)
+    return fd
+
+
+def online_cpus() -> list[int]:
+    """Numbers of the CPUs that are online."""
+    ranges = Path("/sys/devices/system/cpu/online").read_text().strip().split(",")
+    bounds = (tuple(map(int, part.split("-"))) for part in ranges)
+    return [cpu for bound in bounds for cpu in range(bound[0], bound[-1] + 1)]
+
+
+def attach_software(program_fd: int, config: int, what: str) -> list[int]:
+    """Run a program at every occurrence of a software event; returns the descriptors that hold it, one per CPU."""
+    fds: list[int] = []
+    try:
+        for cpu in online_cpus():
+            head = struct.pack("<IIQQ", PERF_TYPE_SOFTWARE, ATTR_BYTES, config, 1)
+            fds.append(_connect(_open(head.ljust(ATTR_BYTES, b"\0"), what, cpu), program_fd, what))
+    except ProbeError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return fds
 
 
 def mount_tracefs() -> None:

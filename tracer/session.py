@@ -2,31 +2,33 @@
 
 import contextlib
 import os
-import select
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tracer import machine
 from tracer.attach import Attachments
 from tracer.calibration import measure
+from tracer.drain import Drain
 from tracer.engines import Engine
 from tracer.libbpf import Kernel
 from tracer.loaders import LOADERS, check_architecture, layouts
 from tracer.manifest import account, compose
 from tracer.paths import Owner
+from tracer.perf_buffer import Doorbell, PerfBuffer
 from tracer.perf_events import mount_tracefs
+from tracer.pmc import Event
+from tracer.qos import Quality
 from tracer.recording import STREAMS, write_manifest
 from tracer.ring import Ring
+from tracer.status import Reading
 from tracer.target import Followed, Guard, Target, children, tasks
 from tracer.watch import Watcher
 
-DRAIN_SECONDS = 0.02
 MANIFEST_SECONDS = 1.0
 GRACE_SECONDS = 1.0  # Ctrl-C reaches the target too: see how it ends
 
@@ -39,8 +41,15 @@ class Options:
     engines: list[Engine]
     levels: set[str]
     loader: str = "libbpf"
+    buffer: str = "ring"
     ring_bytes: int = 32 << 20
     duration_s: float = 0.0
+    tokens: int = 0
+    only_slower_ns: int = 0
+    min_tps: float = 0.0
+    given: dict[str, Any] = field(default_factory=dict)
+    sched: str = "target"
+    pmc: tuple[Event, ...] = ()
     owner: Owner = field(default_factory=lambda: Owner(0, 0, "root", "/root"))
 
 
@@ -54,7 +63,7 @@ class Session:
         self.guard = Guard()
         self.undo = contextlib.ExitStack()
         self.undo.callback(self.guard.close)
-        self.stop_requested = False
+        self.stop_requested = self.interrupted = False
         self.layouts = layouts()
 
     def __enter__(self) -> "Session":
@@ -69,30 +78,44 @@ class Session:
         self.kernel = Kernel()
         self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner)
         sizes = dict.fromkeys(STREAMS, self.options.ring_bytes)
-        self.loader = LOADERS[self.options.loader](self.kernel, self.probes.programs() | {"empty"}, sizes)
+        wanted = self.probes.programs() | {"empty"}
+        self.loader = LOADERS[self.options.loader](self.kernel, wanted, sizes, self.options.buffer)
         self.undo.callback(self.loader.close)
         self.probes.loader = self.loader
         self.undo.callback(self.probes.detach)
         self.probes.costs = measure(self.loader.program_fd("empty"))
-        self.watcher = Watcher(self.kernel, self.loader, self.probes, self.guard, self.layouts)
+        chosen = self.options.pmc, self.options.sched == "all"
+        self.watcher = Watcher(self.kernel, self.loader, self.probes, self.guard, self.layouts, *chosen)
+        self.undo.callback(self.watcher.counters.close)
         stats = self.kernel.enable_stats()
         if stats >= 0:
             self.undo.callback(os.close, stats)
-        self.rings = {
-            name: Ring(self.loader.map_fd(name), self.options.ring_bytes, width, self.folder / f"{name}.bin")
-            for name, width in STREAMS.items()
-        }
-        self.poll = select.epoll()
-        for ring in self.rings.values():
-            self.undo.callback(ring.close)
-            self.poll.register(ring.fd, select.EPOLLIN)
-        self.undo.callback(self.poll.close)
+        self.drain = Drain(self._buffers(), self.folder, self.layouts, self.options.only_slower_ns)
+        self.undo.callback(self.drain.close)
+        if self.options.buffer == "perf":
+            doorbell = Doorbell(self.kernel, self.loader.map_fd("doorbell"))
+            self.undo.callback(doorbell.close)
+            for fd in doorbell.fds:
+                self.drain.wake_on(fd)
+        self.quality = Quality(self.options.min_tps, self.probes)
+        self.undo.callback(self.quality.close)
         self.probes.attach_kernel()
+
+    def _buffers(self) -> dict[str, Any]:
+        size, maps = self.options.ring_bytes, {name: self.loader.map_fd(name) for name in STREAMS}
+        if self.options.buffer == "perf":
+            return {name: PerfBuffer(self.kernel, maps[name], size, width) for name, width in STREAMS.items()}
+        return {name: Ring(maps[name], size, width) for name, width in STREAMS.items()}
 
     def follow(self, target: Target | Followed) -> None:
         """Mark the target's threads as ours, attach to what it has mapped already, and let it go."""
         self.target = target
         self.clocks = [machine.clocks()]
+        self.began_ns, self.cpu_before_ns = time.monotonic_ns(), time.process_time_ns()
+        with contextlib.suppress(OSError):  # a kernel before 5.3: its end is seen at the next turn
+            ending = os.pidfd_open(target.pid)
+            self.undo.callback(os.close, ending)
+            self.drain.wake_on(ending, once=True)
         self.started_utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         family = [target.pid, *children(target.pid)] if isinstance(target, Followed) else [target.pid]
         for pid in family:
@@ -100,38 +123,41 @@ class Session:
             for tid in tasks(pid):
                 self.kernel.update(self.loader.map_fd("threads"), struct.pack("<I", tid), struct.pack("<I", 1))
                 self.watcher.note_thread(tid, pid)
+                self.watcher.counters.add(tid)
             if isinstance(target, Followed):
                 self.watcher.attach_mapped(pid)
         self.save_manifest("recording")
         target.release()
 
-    def drain(self) -> bool:
-        """One pass over both rings; True where the target did something that was answered."""
-        picked = [(name, slot) for name, ring in self.rings.items() for slot in ring.drain(self.watcher.kinds)]
-        for _, slot in picked:
+    def turn(self, last: bool = False) -> bool:
+        """Empty the buffers once and answer the target; True where it did something that was answered."""
+        picked = self.drain.turn(self.watcher.kinds, last)
+        for slot in picked:
             self.watcher.answer(slot)
-        return any(name == "details" for name, _ in picked)
+        return bool(picked)
 
-    def run(self, progress: Any) -> None:
-        """Record until the target ends, the time is up, or someone asks us to stop."""
-        deadline = time.monotonic() + self.options.duration_s if self.options.duration_s else float("inf")
-        next_manifest = time.monotonic() + MANIFEST_SECONDS
-        alive = True
-        while alive and time.monotonic() < deadline:
+    def run(self, progress: Callable[["Session"], None]) -> None:
+        """Record until the target ends, a limit is reached, or someone asks us to stop."""
+        began = time.monotonic()
+        deadline = began + self.options.duration_s if self.options.duration_s else float("inf")
+        next_manifest = began + MANIFEST_SECONDS
+        alive, limit_reached = True, False
+        while alive and not limit_reached:
             if self.stop_requested and self.target.started_here:
-                self.stop_requested = False
+                self.stop_requested, self.interrupted = False, True
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             elif self.stop_requested:
                 break
-            with contextlib.suppress(InterruptedError):
-                self.poll.poll(DRAIN_SECONDS)
+            self.drain.sleep()
             alive = self.target.poll()
-            self.drain()
+            self.turn()
+            if self.options.min_tps:
+                self.quality.turn(self.drain.tokens.finished, self.stats)
             if time.monotonic() >= next_manifest:
                 next_manifest += MANIFEST_SECONDS
                 self.save_manifest("recording")
                 progress(self)
-        self.drain()
+            limit_reached = time.monotonic() >= deadline or 0 < self.options.tokens <= self.drain.tokens.steps
 
     def finish(self) -> None:
         """Stop recording, drain what is left, and complete the manifest.
@@ -139,6 +165,7 @@ class Session:
         Removing a probe waits for the kernel's grace period, a tenth of a second each: where the target is gone that
         goes on in the background while results are written.
         """
+        self.quality.close()
         self.watcher.set_chosen(stop=0)
         for tid in self.watcher.threads:
             self.kernel.delete(self.loader.map_fd("threads"), struct.pack("<I", tid))
@@ -147,8 +174,9 @@ class Session:
         self.undo.callback(detaching.join)
         if self.target.exit_code is None:
             detaching.join()
-        while self.drain():
+        while self.turn():
             pass
+        self.turn(last=True)
         self.clocks.append(machine.clocks())
         self.watcher.name_living_threads()
         self.save_manifest("complete")
@@ -166,10 +194,15 @@ class Session:
             found[name] = struct.unpack("<Q", raw)[0]
         return {name: count for name, count in found.items() if count}
 
-    def counts(self) -> dict[str, int]:
-        """Records written so far, by kind."""
-        total = np.sum([ring.counts for ring in self.rings.values()], axis=0)
-        return {name: int(total[layout["kind"]]) for name, layout in self.layouts.items() if total[layout["kind"]]}
+    def reading(self) -> Reading:
+        """The counters for the status line."""
+        steps, seen, lost = self.drain.tokens.decode_steps, self.drain.seen, sum(self.losses().values())
+        levels = sorted(self.options.levels - self.probes.shed_levels)
+        return Reading(steps, seen, lost, self.cost["trap_ns"] + self.cost["bpf_ns"], tuple(levels))
+
+    def stats(self, program: str) -> tuple[int, int]:
+        """(runs, ns inside) of a program so far."""
+        return self.kernel.program_stats(self.loader.program_fd(program))
 
     def save_manifest(self, state: str) -> None:
         """Write down everything known so far."""
@@ -180,12 +213,25 @@ class Session:
             "command": self.target.command,
             "target": {"pid": self.target.pid, "uid": self.options.owner.uid, "exit_code": self.target.exit_code},
             "loader": self.loader.name,
+            "buffer": self.options.buffer,
+            "options": self.options.given,
             "levels": sorted(self.options.levels),
+            "level_changes": self.quality.changes,
+            "sched": self.options.sched,
             "clocks": self.clocks,
-            "records": self.counts(),
+            "records": self.drain.counts(),
             "lost": self.losses(),
+            "lost_by_cpu": self.drain.lost_by_cpu(),
+            "dropped": self.drain.filter.to_json() if self.drain.filter else None,
             "layouts": self.layouts,
         }
-        cost = account(self.probes.rows, self.probes.costs, lambda name: self.kernel.program_stats(self.loader.program_fd(name)))
-        cost |= {"target_cpu_ns": self.target.cpu_ns, "held_ns": self.watcher.held_ns}
-        write_manifest(self.folder, compose(about, self.watcher, cost))
+        self.cost = account(self.probes.rows, self.probes.costs, self.stats)
+        self.cost |= {"target_cpu_ns": self.target.cpu_ns, "held_ns": self.watcher.held_ns, **self.own_cost()}
+        write_manifest(self.folder, compose(about, self.watcher, self.cost))
+
+    def own_cost(self) -> dict[str, float]:
+        """What recording costs beside the probes: the share of one core that the tracer takes, and bytes on disk."""
+        written, records = self.drain.bytes_written(), int(self.drain.written.sum())
+        wall, cpu = time.monotonic_ns() - self.began_ns, time.process_time_ns() - self.cpu_before_ns
+        share = cpu / wall if wall else 0.0
+        return {"tracer_core_share": round(share, 5), "written_bytes": written, "bytes_per_record": written / max(records, 1)}

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from tracer import machine
-from tracer.attach import Attachments
+from tracer.attach import FAULT_BEGINS, Attachments
 from tracer.errors import TracerError
+from tracer.io_files import Files
 from tracer.learning import Learning, Loop, frame_place
 from tracer.libbpf import Kernel
 from tracer.loaders import PATTERN, LibbpfLoader
+from tracer.perf_events import has_tracepoint
+from tracer.pmc import Counters, Event
 from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
 from tracer.target import Guard, mappings, tasks
 
@@ -23,14 +26,26 @@ MAX_PATTERNS = 16
 LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side sends
 UNKNOWN_OPERATOR = 0xFFFFFFFF
 QNN_EMULATED_MACHINES = ("x86_64",)
-WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table", "site")
+SETTINGS = struct.Struct("<11I")  # struct settings of bpf/maps.h
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table", "io_file", "site")
 
 
 class Watcher:
     """Keeps track of the target's threads, places probes in what it loads, and continues it where the kernel side held it."""
 
-    def __init__(self, kernel: Kernel, loader: LibbpfLoader, probes: Attachments, guard: Guard, layouts: dict[str, Any]):
+    def __init__(
+        self,
+        kernel: Kernel,
+        loader: LibbpfLoader,
+        probes: Attachments,
+        guard: Guard,
+        layouts: dict[str, Any],
+        events: tuple[Event, ...] = (),
+        everyone: bool = False,
+    ):
         self.kernel, self.loader, self.probes, self.guard = kernel, loader, probes, guard
+        self.everyone, self.files = everyone, Files()
+        self.counters = Counters(kernel, {name: loader.map_fd(name) for name in ("counters", "counted")}, events)
         self.threads: dict[int, dict[str, Any]] = {}
         self.qnn: dict[str, Any] | None = None
         self.slots: dict[tuple[int, int], dict[int, tuple[str, int]]] = {}
@@ -57,15 +72,22 @@ class Watcher:
         state, levels = self.probes.state.get("llamacpp"), self.probes.levels
         names = state.operators if state else []
         number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
+        infers = not has_tracepoint("filemap", FAULT_BEGINS)
         loop = self.loop or Loop(0, 0, 0, 0, 0)
-        wanted = number, stop, "operator" in levels, "expert" in levels, self.learns, loop.node_at, loop.node_more, loop.graph_at
-        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), struct.pack("<8I", *wanted))
+        places = self.learns, loop.node_at, loop.node_more, loop.graph_at
+        wanted = number, stop, "operator" in levels, "expert" in levels, *places, self.everyone, len(self.counters.events), infers
+        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 
     def attach_mapped(self, pid: int) -> None:
         """Attach to every engine library, or statically linked engine, that a process has mapped."""
+        self._note_files(pid)
         executable = os.path.realpath(f"/proc/{pid}/exe")
         for path in sorted({mapping.path for mapping in mappings(pid)}):
             self._attach_file(path, path == executable)
+
+    def _note_files(self, pid: int) -> None:
+        if "io" in self.probes.levels:
+            self.files.note_mapped(pid)
 
     def _attach_file(self, path: str, is_executable: bool = False) -> None:
         if self.probes.attach_file(path, is_executable):
@@ -93,6 +115,7 @@ class Watcher:
 
     def _on_task_fork(self, record: np.void, pid: int) -> None:
         child = int(record["child_tid"])
+        self.counters.add(child)
         is_process = os.path.isdir(f"/proc/{child}") and not os.path.isdir(f"/proc/{pid}/task/{child}")
         self.note_thread(child, child if is_process else pid)
         if is_process:
@@ -101,11 +124,13 @@ class Watcher:
     def _on_task_exit(self, record: np.void, pid: int) -> None:
         tid = int(record["tid"])
         self.note_thread(tid, pid, text(record["comm"]))
+        self.counters.remove(tid)
         if tid == pid:
             self.guard.remove(pid)
 
     def _on_task_exec(self, record: np.void, pid: int) -> None:
         self.note_thread(int(record["tid"]), pid)
+        self._note_files(pid)
         self._attach_file(os.path.realpath(f"/proc/{pid}/exe"), is_executable=True)
         self._continue(record, pid)
 
@@ -115,6 +140,10 @@ class Watcher:
             if os.path.isfile(path):
                 self._attach_file(path)
         self._continue(record, pid)
+
+    def _on_io_file(self, record: np.void, pid: int) -> None:
+        where = int(record["fd"]), int(record["dev"]), int(record["ino"])
+        self.files.note_open(pid, *where, text(record["name"]))
 
     def _on_qnn_table(self, record: np.void, pid: int) -> None:
         """Collect a provider's slots; with its last part, place the probes."""

@@ -167,7 +167,8 @@ def machine(run: Run) -> Section:
             ]
         ),
     ]
-    cost = [(name.replace("_ns", " ms").replace("_", " "), value) for name, value in (manifest.get("cost") or {}).items()]
+    times = {name: value for name, value in (manifest.get("cost") or {}).items() if name.endswith("_ns")}
+    cost = [(name.replace("_ns", " ms").replace("_", " "), value) for name, value in times.items()]
     if cost:
         blocks.append(pairs([(name, number(value / 1e6, 2)) for name, value in cost if isinstance(value, int | float)]))
     probes = [[probe.get(key) for key in PROBE_KEYS] for probe in manifest.get("probes") or []]

@@ -1,6 +1,6 @@
 """`trace.pftrace`: the tables as a native Perfetto trace.
 
-    threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads and QNN calls, on the thread they ran on
+    threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on the thread they ran on
     NPU        QNN Execute, QNN Device, QNN Node; a flow leads from the submitting graph to its execution
     cpus       the kernel's scheduling events
     process    counters, and a mark where records were lost
@@ -183,18 +183,23 @@ class TraceWriter:
             self.written.events += len(rows)
 
     def losses(self) -> None:
-        """A mark at the end of the trace when records are missing: a loss has a number but no time."""
+        """Marks where the recording lacks something: levels switched off, and at the end losses, which have no time."""
         lost = {str(kind): int(n) for kind, n in (self.manifest.get("lost") or {}).items() if n}
-        marks = [f"{sum(lost.values())} records lost"] if lost else []
+        marks = [
+            (int(row["ts_ns"]), f"{row['level']} level {'on' if row['on'] else 'off'}: {row['why']}")
+            for row in self.manifest.get("level_changes") or []
+        ]
+        if lost:
+            marks.append((self.end, f"{sum(lost.values())} records lost"))
         if self.manifest.get("state") == "recording":
-            marks.append("the recording was not finished")
+            marks.append((self.end, "the recording was not finished"))
         if not marks:
             return
-        n, at = len(marks), np.full(len(marks), self.end)
-        args = {kind: np.where(np.char.endswith(marks, "lost"), count, -1) for kind, count in lost.items()}
-        slices = Slices("moescope", Text.of(marks), at, at, at, np.ones(n, bool), dict(args), instant=True)
+        at, texts = np.array([ts for ts, _ in marks], np.int64), [text for _, text in marks]
+        args = {kind: np.where(np.char.endswith(texts, "lost"), count, -1) for kind, count in lost.items()}
+        slices = Slices("moescope", Text.of(texts), at, at, at, np.ones(len(at), bool), dict(args), instant=True)
         track = self.new_track("MoEScope: what this recording lacks")
-        self.draw([Level.of(slices, self.names)], [np.arange(n)], track, lambda lane: track)
+        self.draw([Level.of(slices, self.names)], [np.arange(len(at))], track, lambda lane: track)
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""
@@ -224,7 +229,7 @@ def rows_by(tid: np.ndarray) -> dict[int, np.ndarray]:
 def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
     """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
     pids: dict[int, int] = {}
-    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls"):
+    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults"):
         known = tables[table][["tid", "pid"]].drop_duplicates()
         pids |= dict(zip(known["tid"].tolist(), known["pid"].tolist(), strict=True))
     operators, threads = tables["operators"], tables["op_threads"].drop_duplicates("tid")

@@ -195,6 +195,29 @@ def execute_flow(executes: pd.DataFrame) -> np.ndarray:
     return np.where(ids > 0, ids, (1 << 40) + executes["execute_id"]).astype(np.int64)
 
 
+def file_name(file: str) -> str:
+    """A path without its folder."""
+    return file.rsplit("/", 1)[-1] or "memory"
+
+
+def reads(tables: Tables) -> Slices:
+    """One slice per read of a file."""
+    frame = tables["reads"]
+    name = Text.joined(lambda call, file: f"{call} {file_name(file)}", frame["call"], frame["file"])
+    args = texts(frame, "file") | ints(frame, "offset", "bytes") | positive(frame, "missed_bytes", "error")
+    return of_frame("io", name, frame, args)
+
+
+def major_faults(tables: Tables) -> tuple[Slices, Slices]:
+    """Major page faults: slices, and instants where the kernel did not tell when they began."""
+    frame = tables["faults"]
+    frame = frame[frame["kind"] == "major"].assign(complete=True)
+    name = Text.joined(lambda file: f"major fault {file_name(file)}", frame["file"])
+    both = of_frame("io", name, frame, texts(frame, "file") | ints(frame, "offset", "bytes"))
+    timed = (frame["duration_ns"] >= 0).to_numpy()
+    return both.take(np.flatnonzero(timed)), replace(both.take(np.flatnonzero(~timed)), instant=True)
+
+
 def close_open(slices: Slices, end: int) -> Slices:
     """An unfinished slice lasts until its thread begins the next one of its kind at the latest, or to the trace's end."""
     opened = ~slices.complete
@@ -221,6 +244,8 @@ def on_program(tables: Tables) -> list[Slices]:
         qnn_calls(tables),
         lone_executes(tables),
         wait,
+        reads(tables),
+        *major_faults(tables),
     ]
     return [level for level in levels if len(level)]
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     console = Console(highlight=False)
-    for part in (heading, speed, phases, operators, experts, npu, scheduling, losses):
+    for part in (heading, speed, phases, operators, experts, npu, scheduling, io, losses):
         for line in part(answer):
             console.print(line, no_wrap=True, overflow="ellipsis")
     return 0
@@ -161,6 +161,17 @@ def scheduling(answer: Section) -> list[str | Table]:
     for row in s["top"][:THREADS]:
         table.add_row(f"{row['name']} {row['tid']}", *(f"{row[f'{state}_ms']:,.1f}" for state in states))
     return [table]
+
+
+def io(answer: Section) -> list[str | Table]:
+    """What was read and waited for."""
+    i = answer["io"]
+    if not i:
+        return []
+    read = f"{i['major_faults']:,} major faults, {i['read_bytes'] / 2**20:,.1f} MiB read"
+    device = f" ({i['device_read_bytes'] / 2**20:,.1f} from the device), {i['waited_ms']:,.1f} ms waited"
+    within = ", ".join(f"{share:.0%} within {name}" for name, share in i["shares"].items() if share)
+    return [f"[bold]I/O[/]: {read}{device}", *([f"of the waiting {within}"] if within else [])]
 
 
 def losses(answer: Section) -> list[str | Table]:

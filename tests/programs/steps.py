@@ -1,8 +1,9 @@
 """A target whose truth is known: emits token steps through the runtime's probes.
 
-    steps.py COUNT SECONDS_BETWEEN [--late SECONDS] [--child]
+    steps.py COUNT SECONDS_BETWEEN [--late SECONDS] [--child] [--slow-every N] [--slow SECONDS] [--slow-while FILE] [--operators N]
 
---late loads the probes' library only after a while; --child emits the same steps in a forked child too.
+--late loads the probes' library only after a while; --child emits the same steps in a forked child too. --slow is how long
+every N-th step lasts, or every step while FILE exists. --operators runs so many operators in each step.
 """
 
 import argparse
@@ -12,10 +13,15 @@ import time
 from importlib import import_module
 
 
-def emit(count: int, pause: float) -> None:
+def emit(args: argparse.Namespace) -> None:
     probes = import_module("runtime._probes")
-    for step in range(count):
+    for step in range(args.count):
+        slow = args.slow_every and step % args.slow_every == 0 or args.slow_while and os.path.exists(args.slow_while)
+        pause = args.slow if slow else args.pause
         probes.token__begin(step, 2, 1, step)
+        for number in range(args.operators):
+            probes.op__begin(number % 4, 0, 1, number + 1, b"")
+            probes.op__end(number + 1)
         if pause:
             time.sleep(pause)
         probes.token__end(step, step + 7)
@@ -27,10 +33,14 @@ def main() -> None:
     parser.add_argument("pause", type=float)
     parser.add_argument("--late", type=float, default=0.0)
     parser.add_argument("--child", action="store_true")
+    parser.add_argument("--slow-every", type=int, default=0)
+    parser.add_argument("--slow-while", default="")
+    parser.add_argument("--slow", type=float, default=0.03)
+    parser.add_argument("--operators", type=int, default=0)
     args = parser.parse_args()
     time.sleep(args.late)
     child = os.fork() if args.child else -1
-    emit(args.count, args.pause)
+    emit(args)
     if child == 0:
         os._exit(0)
     if child > 0:

@@ -16,10 +16,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_options(parser)
     parser.add_argument("--pid", type=int, required=True, help="process to follow, with its children")
-    parser.add_argument("--duration", type=float, default=0.0, help="seconds to record (default: until it ends or Ctrl-C)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Trace the process."""
-    options = session_options(args, args.duration)
+    options = session_options(args)
     return record(options, lambda: Followed(args.pid), not args.no_views)

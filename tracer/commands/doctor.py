@@ -14,7 +14,7 @@ from tracer.calibration import measure
 from tracer.errors import TracerError
 from tracer.libbpf import Kernel
 from tracer.loaders import BccLoader, LibbpfLoader, import_bcc
-from tracer.paths import BPF_OBJECT, BUILD, CALIBRATION, ROOT
+from tracer.paths import BPF_OBJECTS, BUILD, CALIBRATION, ROOT
 from tracer.perf_events import SYSCALL, TRACEFS, UPROBE, mount_tracefs
 
 EXAMPLES = """examples:
@@ -104,7 +104,7 @@ def _tracefs() -> Check:
 
 
 def _built() -> Check:
-    missing = [path.name for path in (BPF_OBJECT, CALIBRATION) if not path.exists()]
+    missing = [path.name for path in (*BPF_OBJECTS.values(), CALIBRATION) if not path.exists()]
     missing += [] if list((ROOT / "runtime").glob("_probes*.so")) else ["runtime/_probes"]
     return Check(
         "built parts",

@@ -1,14 +1,17 @@
 """Options that several verbs share, and the way from them to a session."""
 
 import argparse
+import contextlib
 import os
 import time
 from pathlib import Path
 
+from tracer.config import add_config, effective
 from tracer.engines import LEVELS, choose
 from tracer.errors import RequirementError, TracerError
 from tracer.loaders import LOADERS
 from tracer.paths import Owner, invoking_user
+from tracer.pmc import MAX_EVENTS, parse
 from tracer.session import Options
 
 RING_MIB = 32
@@ -23,9 +26,51 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--loader", choices=sorted(LOADERS), default="libbpf", help="how programs get into the kernel (default: libbpf)"
     )
     parser.add_argument(
-        "--ring-mib", type=int, default=RING_MIB, help=f"size of each of the two rings, a power of two (default: {RING_MIB})"
+        "--buffer", choices=("ring", "perf"), default="ring", help="how records leave the kernel; perf before 5.8 (default: ring)"
+    )
+    help_text = "size of each of the two buffers (perf: of all CPUs together), a power of two"
+    parser.add_argument("--ring-mib", type=int, default=RING_MIB, help=f"{help_text} (default: {RING_MIB})")
+    add_limits(parser)
+    parser.add_argument(
+        "--sched",
+        choices=("target", "all"),
+        default="target",
+        help="level sched: the target's threads and whoever displaced them, or every thread of the machine (default: target)",
+    )
+    parser.add_argument(
+        "--pmc",
+        default="",
+        metavar="EVENTS",
+        help=f"up to {MAX_EVENTS} counters per thread at operator boundaries: cycles,major-faults,r1c2 ... (default: none)",
     )
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
+    add_config(parser)
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """When to stop, and what to leave out."""
+    parser.add_argument(
+        "--duration", type=seconds, default=0.0, metavar="TIME", help="record so long: 10, 10s, 500ms (default: to the end)"
+    )
+    parser.add_argument("--tokens", type=int, default=0, metavar="N", help="stop recording after N token steps")
+    parser.add_argument(
+        "--only-slower-than", type=seconds, default=0.0, metavar="TIME", help="keep only tokens that take longer: 50ms"
+    )
+    parser.add_argument(
+        "--min-tps", type=float, default=0.0, metavar="TPS", help="switch costly levels off while decode is slower, in tokens/s"
+    )
+
+
+def seconds(text: str) -> float:
+    """A time as people write it: 2, 2s, 50ms, 300us."""
+    for unit, factor in (("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("", 1.0)):
+        if text.endswith(unit):
+            with contextlib.suppress(ValueError):
+                value = float(text.removesuffix(unit)) * factor
+                if 0 <= value < float("inf"):
+                    return value
+            break
+    raise argparse.ArgumentTypeError(f"{text!r} is no time; write 2, 2s, 50ms or 300us")
 
 
 def need_root() -> None:
@@ -60,10 +105,33 @@ def make_output(path: Path | None, owner: Owner) -> Path:
     return folder
 
 
-def session_options(args: argparse.Namespace, duration_s: float = 0.0) -> Options:
+def session_options(args: argparse.Namespace) -> Options:
     """Everything a session needs; raises before anything has been touched."""
     need_root()
     if args.ring_mib < 1 or args.ring_mib & (args.ring_mib - 1):
         raise TracerError(f"--ring-mib {args.ring_mib} is not a power of two")
+    for name in ("tokens", "min_tps"):
+        if not 0 <= getattr(args, name) < float("inf"):
+            raise TracerError(f"--{name.replace('_', '-')} {getattr(args, name)} is not a positive number")
     engines, levels, owner = choose(args.engine.split(",")), chosen_levels(args.levels), invoking_user()
-    return Options(make_output(args.output, owner), engines, levels, args.loader, args.ring_mib << 20, duration_s, owner)
+    if (args.tokens or args.min_tps or args.only_slower_than) and "token" not in levels:
+        raise TracerError("--tokens, --min-tps and --only-slower-than go by tokens: add the level token to --levels")
+    events = parse(args.pmc)
+    if events and "operator" not in levels:
+        raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")
+    return Options(
+        output=make_output(args.output, owner),
+        engines=engines,
+        levels=levels,
+        loader=args.loader,
+        buffer=args.buffer,
+        ring_bytes=args.ring_mib << 20,
+        duration_s=args.duration,
+        tokens=args.tokens,
+        only_slower_ns=round(args.only_slower_than * 1e9),
+        min_tps=args.min_tps,
+        sched=args.sched,
+        pmc=events,
+        given=effective(args),
+        owner=owner,
+    )

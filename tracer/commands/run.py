@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,20 @@ from tracer.commands.options import add_options, session_options
 from tracer.errors import TargetError, TracerError
 from tracer.paths import BUILD, VENV_PYTHON, Owner
 from tracer.session import Options, Session
+from tracer.status import Status
 from tracer.target import Followed, Target
 
 EXAMPLES = """examples:
   sudo python -m tracer run                                  the bundled demo: prefill on NPU (emulated on x86-64), decode on CPU
   sudo python -m tracer run -- ./llama-bench -m model.gguf   any engine that is declared in tracer/engines
   sudo python -m tracer run --levels token,expert -o out -- python my_program.py
+  sudo python -m tracer run --only-slower-than 50ms -- ...   what happened in slow tokens, and nothing else
+  sudo python -m tracer run --min-tps 5 -- ...               switch costly levels off while decode is slower than that
+  sudo python -m tracer run --config phone.toml -- ...       options from a file, e.g. levels = "token,expert"
+after --duration or --tokens the command goes on untraced; the tracer writes its results and waits for the command's end
 """
 DEMO_OPTIONS = "--max-new-tokens 32 --prefill-backend auto --decode-backend cpu --chunk 16 --tiers 1,8 --expert-cache 3MiB"
+WAIT_SECONDS = 0.1
 DEMO_PROMPT = (
     "The router looks at the token and picks a few experts. A cache keeps the experts that were used last, "
     "and a good guess hides the load behind the computation. Numbers need company: where did the time go?"
@@ -69,13 +76,6 @@ def say(line: str) -> None:
     print(f"moescope: {line}", file=sys.stderr, flush=True)
 
 
-def report_progress(session: Session) -> None:
-    """Once a second: how much has been recorded."""
-    counts = session.counts()
-    lost = sum(session.losses().values())
-    say(f"{sum(counts.values()):,} records, {counts.get('token_end', 0)} tokens, {lost} lost, {len(session.probes.rows)} probes")
-
-
 def record(options: Options, make_target: Any, with_views: bool) -> int:
     """Run one session over the target and write its results; the heart of `run` and `attach`."""
     with Session(options) as session:
@@ -88,17 +88,26 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
             discard_empty(options.output)
             raise
         target: Target | Followed = make_target()
+        status = Status()
         try:
             session.follow(target)
             say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
-            session.run(report_progress)
+            session.run(lambda now: status.show(now.reading()))
         finally:
+            status.close()
             session.finish()
         options.owner.give(options.output)
         code = conclude(session, target)
         if with_views and session.saw_engine():
             write_results(options)
-    return code
+    return code if session.interrupted or not target.started_here else max(code, see_off(session, target))
+
+
+def see_off(session: Session, target: Target | Followed) -> int:
+    """Wait for a command that goes on after the recording has ended; 1 where it fails."""
+    while target.poll() and not session.stop_requested:
+        time.sleep(WAIT_SECONDS)
+    return int(bool(target.exit_code))
 
 
 def discard_empty(folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracer.errors import EngineError
 
-LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched")
+LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched", "io")
 FOLDER = Path(__file__).parent
 
 

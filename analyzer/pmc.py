@@ -1,0 +1,73 @@
+"""Performance counters: what each event counted within an operator, thread by thread.
+
+An operator that op_done tells has one reading, when the thread's share was done: it counts from the thread's reading before
+it, the wait for the other threads in between included.
+"""
+
+import numpy as np
+import pandas as pd
+
+from analyzer.operators import OpThreads
+from analyzer.reading import Rows, Source, section
+from analyzer.schema import conform
+from analyzer.spans import NONE, codes, latest, successors
+
+UNREAD = np.uint64(2**64 - 1)
+BOUNDARIES = ("op_begin", "op_wait", "op_end")
+
+
+def events(source: Source) -> list[str]:
+    """Names of the events that were counted, in the order of a reading's values."""
+    listed = section(source.manifest, "pmc").get("events")
+    return [str(row.get("name", "")) for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+
+
+def readings_at(source: Source, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """The reading behind the operator record that stands on thread `tid` at exactly `ts`; -1 where there is none."""
+    rows, bounds = source.rows("pmc"), [source.rows(kind) for kind in BOUNDARIES]
+    bound_tid, bound_ts = (np.concatenate([b[field] for b in bounds]) for field in ("tid", "ts"))
+    owner = latest(bound_tid, bound_ts, rows["tid"], rows["ts"])
+    owned = np.flatnonzero(owner >= 0)
+    key = codes(np.concatenate((bound_tid[owner[owned]], tid)), np.concatenate((bound_ts[owner[owned]], ts)))
+    at = np.full(int(key.max(initial=-1)) + 1, NONE, np.int64)
+    at[key[: len(owned)]] = owned
+    return at[key[len(owned) :]]
+
+
+def told_by_done(source: Source, ops: OpThreads) -> np.ndarray:
+    """Which operators were told by one record, at the end of the thread's share."""
+    done = source.rows("op_done")
+    key = codes(np.concatenate((done["tid"], ops.rows["tid"])), np.concatenate((done["ts"], ops.wait)))
+    return np.isin(key[len(done) :], key[: len(done)])
+
+
+def readings_before(rows: Rows, last: np.ndarray) -> np.ndarray:
+    """The thread's reading before each reading; -1 where there is none."""
+    before = np.full(len(rows) + 1, NONE, np.int64)
+    after = successors(rows["tid"], rows["ts"])
+    before[after[after >= 0]] = np.flatnonzero(after >= 0)
+    before[-1] = NONE
+    return before[last]
+
+
+def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> pd.DataFrame:
+    """The table `pmc`: from an operator's begin on a thread to where the thread began to wait, or to its end."""
+    rows, names = source.rows("pmc"), events(source)
+    if len(rows) == 0 or not names or "values" not in (rows.dtype.names or ()):
+        return conform("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
+    first, last = readings_at(source, ops.rows["tid"], ops.begin), readings_at(source, ops.rows["tid"], ops.wait)
+    first = np.where(told_by_done(source, ops), readings_before(rows, last), first)
+    values = rows.records["values"].astype(np.uint64)[:, : len(names)]
+    before, after = values[first], values[last]
+    known = (first >= 0)[:, None] & (last >= 0)[:, None] & (before != UNREAD) & (after != UNREAD)
+    delta = np.where(known, (after - before).astype(np.float64), np.nan)
+    n = len(names)
+    return conform(
+        "pmc",
+        {
+            "op_id": np.repeat(op_id, n),
+            "tid": np.repeat(ops.rows["tid"], n),
+            "event": np.tile(np.array(names, object), len(op_id)),
+            "value": delta.reshape(-1),
+        },
+    )

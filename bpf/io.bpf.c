@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* What the target's threads wait for: page faults of files, reads, and the block requests behind both. */
+
+#ifndef LOADER_BCC
+struct files_struct {
+	struct fdtable *fdt;
+} RELOCATED;
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+} RELOCATED;
+
+struct path {
+	struct dentry *dentry;
+} RELOCATED;
+
+struct file {
+	struct address_space *f_mapping;
+	struct path f_path;
+	s64 f_pos;
+} RELOCATED;
+
+struct address_space {
+	struct inode *host;
+} RELOCATED;
+
+struct inode {
+	unsigned short i_mode;
+	unsigned long i_ino;
+	struct super_block *i_sb;
+} RELOCATED;
+
+struct super_block {
+	u32 s_dev;
+} RELOCATED;
+
+struct qstr {
+	const unsigned char *name;
+} RELOCATED;
+
+struct dentry {
+	struct qstr d_name;
+} RELOCATED;
+#endif
+
+#define FILE_TYPE 0170000
+#define REGULAR_FILE 0100000
+#define BLOCK_DEVICE 0060000
+#define MAP_IS_ANONYMOUS 0x20
+#define A_FILE (0xF11EULL << 48) /* keeps files apart from tensors in `described` */
+#define NO_BYTES 0xFFFFFFFF
+
+/* An open file, as far as it is looked into. */
+struct opened {
+	void *file;
+	u64 ino;
+	u32 dev;
+	u32 fd;
+};
+
+/* The running thread's open file `fd`; false where it is none, or neither a regular file nor a block device. */
+static INLINE bool find_file(u32 fd, struct opened *out)
+{
+	void *files = KERNEL_READ(task_struct, files, bpf_get_current_task(), void *);
+	void *table = KERNEL_READ(files_struct, fdt, files, void *);
+	void **slots = KERNEL_READ(fdtable, fd, table, void *), *inode, *super;
+	u32 kind;
+
+	out->file = 0;
+	if (fd >= KERNEL_READ(fdtable, max_fds, table, u32))
+		return false;
+	bpf_probe_read_kernel(&out->file, sizeof(out->file), slots + fd);
+	inode = KERNEL_READ(address_space, host, KERNEL_READ(file, f_mapping, out->file, void *), void *);
+	kind = KERNEL_READ(inode, i_mode, inode, u16) & FILE_TYPE;
+	super = KERNEL_READ(inode, i_sb, inode, void *);
+	out->ino = KERNEL_READ(inode, i_ino, inode, unsigned long);
+	out->dev = KERNEL_READ(super_block, s_dev, super, u32);
+	out->fd = fd;
+	return kind == REGULAR_FILE || kind == BLOCK_DEVICE;
+}
+
+static INLINE void send_file(void *ctx, struct opened *o)
+{
+	void *dentry, *name;
+	RECORD(rec_io_file, r);
+
+	if (!is_news(o->ino ^ A_FILE, o->dev))
+		return;
+	if (!reserve(r, KIND_IO_FILE, ENGINE_KERNEL))
+		return;
+	r->ino = o->ino;
+	r->dev = o->dev;
+	r->fd = o->fd;
+	r->name[0] = 0;
+	dentry = KERNEL_READ(path, dentry, KERNEL_AT(file, f_path, o->file), void *);
+	name = KERNEL_READ(qstr, name, KERNEL_AT(dentry, d_name, dentry), void *);
+	bpf_probe_read_kernel_str(r->name, sizeof(r->name), name);
+	submit(ctx, r);
+}
+
+/* Where the arguments and the result of a system call stand in its tracepoints' records. */
+struct syscall_enter {
+	u64 common;
+	u64 number;
+	u64 args[6];
+};
+
+struct syscall_exit {
+	u64 common;
+	u64 number;
+	s64 result;
+};
+
+/* A file is mapped: faults name it by its inode alone. */
+TRACEPOINT(syscalls, sys_enter_mmap)
+{
+	struct syscall_enter *call = ctx;
+	struct opened o;
+
+	if (!traced() || (call->args[3] & MAP_IS_ANONYMOUS))
+		return 0;
+	if (find_file(call->args[4], &o))
+		send_file(ctx, &o);
+	return 0;
+}
+
+/* `offset`: of the call; NO_COUNT where it reads on from the file's position. */
+static INLINE int read_begins(void *ctx, u32 call, u32 fd, u32 bytes, u64 offset)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	RECORD(rec_read_begin, r);
+	struct opened o;
+	u64 none = 0;
+
+	if (!traced())
+		return 0;
+	map_delete(MAP(faulting), &tid); /* a thread that calls the kernel is in no fault of its own */
+	if (!find_file(fd, &o))
+		return 0;
+	send_file(ctx, &o);
+	map_update(MAP(reading), &tid, &none);
+	if (!reserve(r, KIND_READ_BEGIN, ENGINE_KERNEL))
+		return 0;
+	r->ino = o.ino;
+	r->offset = offset == NO_COUNT ? KERNEL_READ(file, f_pos, o.file, u64) : offset;
+	r->dev = o.dev;
+	r->bytes = bytes;
+	r->fd = fd;
+	r->call = call;
+	submit(ctx, r);
+	return 0;
+}
+
+static INLINE int read_ends(void *ctx)
+{
+	struct syscall_exit *call = ctx;
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	u64 *added = map_lookup(MAP(reading), &tid), pages;
+	RECORD(rec_read_end, r);
+
+	if (!added)
+		return 0;
+	pages = *added;
+	map_delete(MAP(reading), &tid);
+	if (!reserve(r, KIND_READ_END, ENGINE_KERNEL))
+		return 0;
+	r->result = call->result;
+	r->added = pages;
+	r->pad[0] = r->pad[1] = 0;
+	submit(ctx, r);
+	return 0;
+}
+
+#define ARGS ((struct syscall_enter *)ctx)->args
+#define READ_CALL(name, call, bytes, offset)                                                                           \
+	TRACEPOINT(syscalls, sys_enter_##name)                                                                         \
+	{                                                                                                              \
+		return read_begins(ctx, call, ARGS[0], bytes, offset);                                                 \
+	}                                                                                                              \
+	TRACEPOINT(syscalls, sys_exit_##name)                                                                          \
+	{                                                                                                              \
+		return read_ends(ctx);                                                                                 \
+	}
+
+READ_CALL(read, CALL_READ, ARGS[2], NO_COUNT)
+READ_CALL(pread64, CALL_PREAD64, ARGS[2], ARGS[3])
+READ_CALL(readv, CALL_READV, NO_BYTES, NO_COUNT)
+READ_CALL(preadv, CALL_PREADV, NO_BYTES, ARGS[3])
+READ_CALL(preadv2, CALL_PREADV2, NO_BYTES, ARGS[3])
+
+static INLINE void fault_begins(u32 tid, u64 ino, u32 dev, u32 page, u32 last, u32 flags)
+{
+	struct faulting f = {bpf_ktime_get_ns(), ino, dev, page, last, 0, flags, 0};
+
+	map_update(MAP(faulting), &tid, &f);
+}
+
+/* The handler looks for the page: at its begin, and again where it had to wait and is retried. */
+TRACEPOINT(filemap, mm_filemap_fault)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid(), dev = FIELD(ctx, mm_filemap_fault, s_dev, u32);
+	u64 ino = FIELD(ctx, mm_filemap_fault, i_ino, unsigned long);
+	u32 page = FIELD(ctx, mm_filemap_fault, index, unsigned long);
+	struct faulting *f;
+
+	if (!traced())
+		return 0;
+	f = map_lookup(MAP(faulting), &tid);
+	if (!f || f->ino != ino || f->dev != dev || page < f->page || page > f->last) {
+		fault_begins(tid, ino, dev, page, page, FAULT_EXACT);
+		return 0;
+	}
+	f->page = f->last = page;
+	f->flags = FAULT_EXACT;
+	return 0;
+}
+
+/* Pages around the touched one are mapped where the page cache has them: before the handler above, or instead, or after a retry. */
+TRACEPOINT(filemap, mm_filemap_map_pages)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid(), dev = FIELD(ctx, mm_filemap_op_page_cache_range, s_dev, u32);
+	u64 ino = FIELD(ctx, mm_filemap_op_page_cache_range, i_ino, unsigned long);
+	u32 page = FIELD(ctx, mm_filemap_op_page_cache_range, index, unsigned long);
+	u32 last = FIELD(ctx, mm_filemap_op_page_cache_range, last_index, unsigned long);
+	struct faulting *f;
+
+	if (!traced())
+		return 0;
+	f = map_lookup(MAP(faulting), &tid);
+	if (!f || f->ino != ino || f->dev != dev || f->page < page || f->last > last)
+		fault_begins(tid, ino, dev, page, last, 0);
+	return 0;
+}
+
+/* log2 of the pages added at once; kernels without large folios add one. */
+static INLINE u32 order_of(void *ctx)
+{
+#ifdef LOADER_BCC
+	return OFFSET_mm_filemap_op_page_cache_order ? FIELD(ctx, mm_filemap_op_page_cache, order, u8) : 0;
+#else
+	struct trace_event_raw_mm_filemap_op_page_cache *added = ctx;
+
+	return bpf_core_field_exists(added->order) ? added->order : 0;
+#endif
+}
+
+/*
+ * A kernel that does not tell of faults as they begin still tells which pages they add: what the thread added last, in one
+ * run, is what its next major fault waited for.
+ */
+static INLINE void infer_fault(struct faulting *f, u32 tid, u64 ino, u32 dev, u32 page, u32 pages)
+{
+	if (!f || f->ino != ino || f->dev != dev || page != f->page + f->added) {
+		fault_begins(tid, ino, dev, page, page, 0);
+		f = map_lookup(MAP(faulting), &tid);
+	}
+	if (f)
+		f->added += pages;
+}
+
+TRACEPOINT(filemap, mm_filemap_add_to_page_cache)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid(), dev = FIELD(ctx, mm_filemap_op_page_cache, s_dev, u32);
+	u64 ino = FIELD(ctx, mm_filemap_op_page_cache, i_ino, unsigned long);
+	u32 page = FIELD(ctx, mm_filemap_op_page_cache, index, unsigned long), pages = 1u << (order_of(ctx) & 31);
+	struct settings *s = settings();
+	struct faulting *f;
+	u64 *read;
+
+	if (!traced() || !s)
+		return 0;
+	f = map_lookup(MAP(faulting), &tid);
+	read = map_lookup(MAP(reading), &tid);
+	if (read && !(f && !s->infer_faults))
+		*read += pages;
+	else if (s->infer_faults)
+		infer_fault(f, tid, ino, dev, page, pages);
+	else if (f && f->ino == ino && f->dev == dev)
+		f->added += pages;
+	return 0;
+}
+
+/* The kernel counts a fault at its end; one that no file tracepoint spoke of is of anonymous memory, I/O only if major. */
+static INLINE int fault_ends(void *ctx, u32 major)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	struct faulting *f, was = {};
+	struct settings *s = settings();
+	RECORD(rec_page_fault, r);
+
+	if (!s || !traced())
+		return 0;
+	f = map_lookup(MAP(faulting), &tid);
+	if (!f && !major)
+		return 0;
+	if (f && (major || !s->infer_faults))
+		was = *f;
+	map_delete(MAP(faulting), &tid);
+	if (!major && s->infer_faults)
+		return 0;
+	if (!reserve(r, KIND_PAGE_FAULT, ENGINE_KERNEL))
+		return 0;
+	r->begin = was.begin;
+	r->ino = was.ino;
+	r->dev = was.dev;
+	r->page = was.page;
+	r->added = was.added;
+	r->flags = was.flags | major;
+	submit(ctx, r);
+	return 0;
+}
+
+PERF_EVENT(major_faults)
+{
+	return fault_ends(ctx, FAULT_MAJOR);
+}
+
+PERF_EVENT(minor_faults)
+{
+	return fault_ends(ctx, 0);
+}
+
+/* The thread itself, or a kernel worker in its process (io_uring's). */
+static INLINE bool ours(u64 id)
+{
+	u32 tid = (u32)id, pid = id >> 32;
+
+	return map_lookup(MAP(threads), &tid) != 0 || map_lookup(MAP(threads), &pid) != 0;
+}
+
+static INLINE struct request_key request_at(u32 dev, u64 sector)
+{
+	struct request_key key = {sector, dev, 0};
+
+	return key;
+}
+
+/* The request is made on the thread that asks; it may be issued later, elsewhere. */
+TRACEPOINT(block, block_io_start)
+{
+	struct request_key key = request_at(FIELD(ctx, block_rq, dev, u32), FIELD(ctx, block_rq, sector, u64));
+	u64 id = bpf_get_current_pid_tgid();
+	struct request owner = {id >> 32, (u32)id};
+
+	if (ours(id))
+		map_update(MAP(requests), &key, &owner);
+	else
+		map_delete(MAP(requests), &key); /* a request of ours whose answer was missed stood at this sector */
+	return 0;
+}
+
+TRACEPOINT(block, block_rq_issue)
+{
+	struct request_key key = request_at(FIELD(ctx, block_rq, dev, u32), FIELD(ctx, block_rq, sector, u64));
+	struct request *known = map_lookup(MAP(requests), &key), owner;
+	u64 id = bpf_get_current_pid_tgid();
+	RECORD(rec_block_issue, r);
+
+	if (!known && !ours(id))
+		return 0;
+	owner.pid = known ? known->pid : id >> 32;
+	owner.tid = known ? known->tid : (u32)id;
+	map_update(MAP(requests), &key, &owner);
+	if (!reserve(r, KIND_BLOCK_ISSUE, ENGINE_KERNEL))
+		return 0;
+	r->h.pid = owner.pid;
+	r->h.tid = owner.tid;
+	r->sector = key.sector;
+	r->dev = key.dev;
+	r->bytes = FIELD(ctx, block_rq, bytes, u32);
+	bpf_probe_read_kernel(r->rwbs, sizeof(r->rwbs), FIELD_AT(ctx, block_rq, rwbs));
+	r->pad = 0;
+	submit(ctx, r);
+	return 0;
+}
+
+TRACEPOINT(block, block_rq_complete)
+{
+	struct request_key key =
+		request_at(FIELD(ctx, block_rq_completion, dev, u32), FIELD(ctx, block_rq_completion, sector, u64));
+	struct request *known = map_lookup(MAP(requests), &key), owner;
+	RECORD(rec_block_done, r);
+
+	if (!known)
+		return 0;
+	owner = *known;
+	map_delete(MAP(requests), &key);
+	if (!reserve(r, KIND_BLOCK_DONE, ENGINE_KERNEL))
+		return 0;
+	r->h.pid = owner.pid;
+	r->h.tid = owner.tid;
+	r->sector = key.sector;
+	r->dev = key.dev;
+	r->error = FIELD(ctx, block_rq_completion, error, s32);
+	r->pad[0] = r->pad[1] = 0;
+	submit(ctx, r);
+	return 0;
+}

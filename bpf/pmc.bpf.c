@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Performance counters of the running thread, which the tracer opened for it. */
+
+static INLINE u32 counting(void)
+{
+	struct settings *s = settings();
+
+	return s ? s->n_counters : 0;
+}
+
+/* Called right behind an operator's record: the counters as they stood there. */
+static INLINE void send_pmc(void *ctx)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid(), n = counting(), *slot;
+	RECORD(rec_pmc, r);
+
+	if (!n)
+		return;
+	if (!reserve(r, KIND_PMC, ENGINE_KERNEL))
+		return;
+	slot = map_lookup(MAP(counted), &tid);
+	for (u32 i = 0; i < MAX_PMC; i++) {
+		struct bpf_perf_event_value value = {};
+
+		r->values[i] = NO_COUNT;
+		if (!slot || i >= n)
+			continue;
+		if (!bpf_perf_event_read_value(MAP(counters), *slot + i, &value, sizeof(value)))
+			r->values[i] = value.counter;
+	}
+	submit(ctx, r);
+}

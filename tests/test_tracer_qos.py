@@ -1,0 +1,157 @@
+"""The guard of decode speed: what it may do, what it must do, and how often, on simulated and on real targets."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import ROOT
+from tracer.qos import HOLD_NS, LONGEST_HOLD_NS, Change, Controller
+from tracer.recording import Recording
+
+STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+MIN_TPS = 10.0
+LEVELS = {"sched": 5.0, "operator": 9.0, "expert": 3.0}
+
+
+class Simulated:
+    """A target whose tokens take a time of their own, and longer for each level that is on."""
+
+    def __init__(self, price: dict[str, float]):
+        self.controller = Controller(MIN_TPS)
+        self.price, self.on = price, dict.fromkeys(price, True)
+        self.now_ns = 0
+        self.changes: list[Change] = []
+        self.holds: list[int] = []
+
+    def run(self, seconds: float, token_s: float) -> None:
+        """Decode for a while at `token_s` per token and what the levels add."""
+        end = self.now_ns + round(seconds * 1e9)
+        while self.now_ns < end:
+            duration = round((token_s + sum(self.price[level] for level, on in self.on.items() if on)) * 1e9)
+            self.now_ns += duration
+            self.controller.observe([duration])
+            cost = {level: self.price[level] for level, on in self.on.items() if on}
+            hold = self.controller.hold_ns
+            change = self.controller.decide(self.now_ns, cost)
+            if change:
+                assert self.on[change.level] != change.on
+                self.on[change.level] = change.on
+                self.changes.append(change)
+                self.holds.append(hold)
+
+
+PHASES = st.lists(st.tuples(st.floats(0.5, 60), st.floats(0.002, 0.4)), max_size=8)
+PRICES = st.fixed_dictionaries({name: st.floats(0, 0.2) for name in ("sched", "operator", "expert", "io")})
+
+
+@settings(max_examples=40, deadline=None)
+@given(PRICES, PHASES)
+def test_levels_come_back_after_any_history_and_never_sooner_than_the_hold(price, phases) -> None:
+    target = Simulated(price)
+    for seconds, token_s in phases:
+        target.run(seconds, token_s)
+    off_since: dict[str, int] = {}
+    for change, hold in zip(target.changes, target.holds, strict=True):
+        if change.on:
+            assert change.ts_ns - off_since[change.level] >= hold >= HOLD_NS
+        else:
+            off_since[change.level] = change.ts_ns
+            assert change.tps < MIN_TPS
+    target.price = dict.fromkeys(price, 0.0)
+    patience = target.now_ns + len(price) * (LONGEST_HOLD_NS + 10**9)
+    while not all(target.on.values()) and target.now_ns < patience:
+        target.run(2, 0.05)
+    assert all(target.on.values())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.001, 0.09))
+def test_a_target_that_is_fast_enough_is_left_alone(token_s: float) -> None:
+    target = Simulated(dict.fromkeys(LEVELS, 0.0))
+    target.run(20, token_s)
+    assert target.changes == []
+
+
+def test_the_costliest_level_goes_first_and_the_last_one_shed_comes_back_first() -> None:
+    controller, now = Controller(MIN_TPS), 0
+    on, order = dict(LEVELS), []
+    for token_s in [0.2] * 40 + [0.05] * 4000:
+        now += round(token_s * 1e9)
+        controller.observe([round(token_s * 1e9)])
+        change = controller.decide(now, on)
+        if change:
+            order.append((change.level, change.on))
+            (on.__setitem__(change.level, LEVELS[change.level]) if change.on else on.pop(change.level))
+    assert order == [
+        ("operator", False),
+        ("sched", False),
+        ("expert", False),
+        ("expert", True),
+        ("sched", True),
+        ("operator", True),
+    ]
+
+
+def test_a_level_that_always_makes_decode_fall_is_tried_ever_more_rarely() -> None:
+    target = Simulated({"operator": 0.08, "sched": 0.0})
+    target.run(400, 0.05)
+    tries = [change.ts_ns for change in target.changes if change.level == "operator" and change.on]
+    gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
+    assert len(gaps) >= 4 and all(later >= 1.8 * earlier for earlier, later in zip(gaps, gaps[1:], strict=False))
+    assert {change.level for change in target.changes} == {"operator"}
+
+
+def test_few_tokens_decide_nothing() -> None:
+    controller = Controller(MIN_TPS)
+    controller.observe([10**9] * 4)
+    assert controller.decide(10**10, LEVELS) is None and controller.tps() == 0
+
+
+@pytest.mark.needs("probes")
+def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tmp_path: Path) -> None:
+    brake, folder = tmp_path / "brake", tmp_path / "run"
+    command = [sys.executable, STEPS, "1400", "0.01", "--slow-while", str(brake), "--slow", "0.1", "--operators", "20"]
+    options = ["--no-views", "--min-tps", "20", "-o", str(folder)]
+    tracer = subprocess.Popen(
+        [sys.executable, "-m", "tracer", "run", *options, "--", *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def changes_until(done) -> list[dict]:
+        for _ in range(600):
+            rows = json.loads((folder / "manifest.json").read_text())["level_changes"] if folder.exists() else []
+            if done(rows) or tracer.poll() is not None:
+                return rows
+            time.sleep(0.05)
+        raise AssertionError(rows)
+
+    while not (folder / "manifest.json").exists():
+        assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
+        time.sleep(0.05)
+    time.sleep(1.5)
+    brake.touch()
+    changes_until(lambda rows: len(rows) >= 2)
+    brake.unlink()
+    assert tracer.wait(120) == 0, tracer.stderr and tracer.stderr.read()
+    run = Recording(folder)
+    rows = run.manifest["level_changes"]
+    shed, back = [r["level"] for r in rows if not r["on"]], [r["level"] for r in rows if r["on"]]
+    assert shed and "token" not in shed and sorted(back) == sorted(shed)
+    assert all(row["tps"] < 20 for row in rows if not row["on"]) and all(row["tps"] >= 22 for row in rows if row["on"])
+    assert all(row["ts_ns"] < row["done_ns"] and row["why"] for row in rows)
+    assert run.manifest["records"]["token_end"] == 1400
+    if "operator" in shed:
+        off = next(r["done_ns"] for r in rows if r["level"] == "operator" and not r["on"])
+        on = next(r["ts_ns"] for r in rows if r["level"] == "operator" and r["on"])
+        ts = run.records("op_end")["ts"]
+        assert not ((ts > off) & (ts < on)).any() and (ts > on).any()

@@ -1,0 +1,84 @@
+"""`--config FILE`: every option of a verb can stand in a TOML file; what the command line says wins."""
+
+import argparse
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tracer.errors import TracerError
+
+NOT_OPTIONS = ("help", "config")
+
+
+class ConfigAction(argparse.Action):
+    """Makes the file's values the parser's defaults; the command line is then parsed once more over them."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Read the file; raises TracerError where it or one of its keys is wrong."""
+        path = Path(str(values))
+        setattr(namespace, self.dest, path)
+        known = options(parser)
+        for key, value in read(path).items():
+            action = known.get(key)
+            if action is None:
+                raise TracerError(f"{path}: unknown key {key!r}; known: {', '.join(sorted(known))}")
+            action.default, action.required = converted(action, value, f"{path}: {key}"), False
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Declare `--config`."""
+    parser.add_argument("--config", action=ConfigAction, metavar="FILE", help="options from a TOML file: ring-mib = 64")
+
+
+def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """A parser's options by their long names, without dashes in front."""
+    rows = ((action, [name for name in action.option_strings if name.startswith("--")]) for action in parser._actions)
+    found = {names[0].removeprefix("--"): action for action, names in rows if names}
+    return {name: action for name, action in found.items() if name not in NOT_OPTIONS}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The file's keys and values."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise TracerError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TracerError(f"{path} is no TOML: {error}") from None
+
+
+def converted(action: argparse.Action, value: Any, where: str) -> Any:
+    """A TOML value as the command line would give it; lists where an option can be repeated, else joined by commas."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise TracerError(f"{where} = {value!r} must be true or false")
+        return value
+    if isinstance(value, (bool, dict)):
+        raise TracerError(f"{where} = {value!r} is no value for --{where.rpartition(' ')[2]}")
+    if isinstance(value, list) and (action.nargs in ("+", "*") or isinstance(action, argparse._AppendAction)):
+        return [word(action, part, where) for part in value]
+    return word(action, ",".join(map(str, value)) if isinstance(value, list) else value, where)
+
+
+def word(action: argparse.Action, value: Any, where: str) -> Any:
+    """One word, converted and checked as argparse does."""
+    try:
+        answer = action.type(str(value)) if callable(action.type) else str(value)
+    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+        raise TracerError(f"{where} = {value!r}: {error}") from None
+    if action.choices and answer not in action.choices:
+        raise TracerError(f"{where} = {value!r} is none of {', '.join(map(str, action.choices))}")
+    return answer
+
+
+def effective(args: argparse.Namespace) -> dict[str, Any]:
+    """The options as they were used, for the manifest."""
+    rows = {key.replace("_", "-"): value for key, value in vars(args).items() if key not in ("verb", "command")}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in rows.items()}

@@ -1,0 +1,147 @@
+"""`--min-tps`: watch the decode speed, shed the costliest probes while it is too low, put them back when it has recovered."""
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tracer.attach import Attachments
+
+KEPT = ("token", "process")  # what the guard itself sees by, and what finds libraries and threads
+COSTLY = ("io", "sched", "operator", "expert", "qnn", "graph")  # the order where nothing has been measured yet
+WINDOW, NEEDED = 15, 5  # tokens that the median is taken of, at most and at least
+MARGIN = 1.1  # how far above the target decode must be before a level comes back
+HOLD_NS, LONGEST_HOLD_NS = 2_000_000_000, 256_000_000_000
+
+
+@dataclass(frozen=True)
+class Change:
+    """One level switched off or on: when (CLOCK_MONOTONIC), at which speed, and why."""
+
+    ts_ns: int
+    level: str
+    on: bool
+    tps: float
+    why: str
+
+
+@dataclass
+class Controller:
+    """Decides which level to switch, from the times of decode tokens alone; does nothing by itself.
+
+    Below `min_tps` it sheds one level after the other. Above it by a margin for `hold_ns` it restores the level shed last.
+    A level whose return makes decode fall again within `hold_ns` is shed again, and `hold_ns` doubles; once a returned
+    level has stood that long, `hold_ns` is the shortest again.
+    """
+
+    min_tps: float
+    hold_ns: int = HOLD_NS
+    off: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._times: deque[int] = deque(maxlen=WINDOW)
+        self._good_since: int | None = None
+        self._trial: tuple[str, int] | None = None  # the level restored last, and when
+
+    def observe(self, durations_ns: Iterable[int]) -> None:
+        """Take in decode tokens in order."""
+        self._times.extend(durations_ns)
+
+    def tps(self) -> float:
+        """Tokens per second by the median of the latest; 0 where too few are known."""
+        return 1e9 / max(statistics.median(self._times), 1) if len(self._times) >= NEEDED else 0.0
+
+    def decide(self, now_ns: int, on: dict[str, float]) -> Change | None:
+        """The change to make now, if any; `on` gives the levels that may be shed, with what they cost lately."""
+        tps = self.tps()
+        if not tps:
+            return None
+        if self._trial and now_ns - self._trial[1] >= self.hold_ns and tps >= self.min_tps:
+            self._trial, self.hold_ns = None, HOLD_NS
+        if tps < self.min_tps:
+            self._good_since = None
+            return self._shed(now_ns, tps, on) if on else None
+        if tps < self.min_tps * MARGIN:
+            self._good_since = None
+        elif self._good_since is None:
+            self._good_since = now_ns
+        if self.off and self._good_since is not None and now_ns - self._good_since >= self.hold_ns:
+            return self._restore(now_ns, tps)
+        return None
+
+    def _shed(self, now_ns: int, tps: float, on: dict[str, float]) -> Change:
+        level = max(on, key=lambda name: (on[name], -COSTLY.index(name) if name in COSTLY else 0))
+        why = f"decode below {self.min_tps:g} tokens/s; costliest level"
+        if self._trial and self._trial[0] in on:
+            level = self._trial[0]
+            why = f"decode fell below {self.min_tps:g} tokens/s when it came back"
+            self.hold_ns = min(2 * self.hold_ns, LONGEST_HOLD_NS)
+        self._trial = None
+        self.off.append(level)
+        return self._changed(Change(now_ns, level, False, round(tps, 3), why))
+
+    def _restore(self, now_ns: int, tps: float) -> Change:
+        level = self.off.pop()
+        self._trial = level, now_ns
+        why = f"decode above {self.min_tps * MARGIN:g} tokens/s for {self.hold_ns / 1e9:g} s"
+        return self._changed(Change(now_ns, level, True, round(tps, 3), why))
+
+    def _changed(self, change: Change) -> Change:
+        self._times.clear()
+        self._good_since = None
+        return change
+
+
+class Quality:
+    """Carries out what the controller decides, in a thread: to remove a probe takes the kernel a tenth of a second."""
+
+    def __init__(self, min_tps: float, probes: Attachments):
+        self.probes, self.controller = probes, Controller(min_tps)
+        self.changes: list[dict[str, Any]] = []
+        self._worker: threading.Thread | None = None
+        self._settled_ns = 0
+        self._spent_before: dict[str, float] = {}
+
+    def turn(self, finished: np.ndarray, stats: Callable[[str], tuple[int, int]]) -> None:
+        """Take in the steps that ended and begin a change where one is due; `stats(program)` gives (runs, ns inside)."""
+        if self._worker and self._worker.is_alive():
+            return
+        good = finished[finished["decode"] & finished["complete"] & (finished["begin_ns"] >= self._settled_ns)]
+        if not len(good):
+            return
+        good = good[np.argsort(good["end_ns"])]
+        self.controller.observe((good["end_ns"] - good["begin_ns"]).tolist())
+        levels = [level for level in self.probes.levels - self.probes.shed_levels if level not in KEPT]
+        spent = self._spent(stats) if 0 < self.controller.tps() < self.controller.min_tps else {}
+        lately = {level: spent.get(level, 0.0) - self._spent_before.get(level, 0.0) for level in levels}
+        on = {level: ns for level, ns in lately.items() if ns > 0}  # to shed what costs nothing would gain nothing
+        change = self.controller.decide(time.monotonic_ns(), on)
+        if change:
+            self.changes.append({**asdict(change), "done_ns": None})
+            self._worker = threading.Thread(target=self._carry_out, args=(change, self.changes[-1], stats))
+            self._worker.start()
+
+    def _carry_out(self, change: Change, row: dict[str, Any], stats: Callable[[str], tuple[int, int]]) -> None:
+        (self.probes.restore if change.on else self.probes.shed)(change.level)
+        self._spent_before = self._spent(stats)
+        self._settled_ns = row["done_ns"] = time.monotonic_ns()
+
+    def _spent(self, stats: Callable[[str], tuple[int, int]]) -> dict[str, float]:
+        """ns spent so far in the probes of each level: the traps as calibrated, the programs as the kernel counts them."""
+        programs = {row.program: row for row in list(self.probes.rows)}
+        total: dict[str, float] = {}
+        for row in programs.values():
+            runs, inside = stats(row.program)
+            trap = self.probes.costs.get("return" if row.at == "return" else row.cost, 0.0)
+            total[row.level] = total.get(row.level, 0.0) + inside + runs * trap
+        return total
+
+    def close(self) -> None:
+        """Wait for a change that is under way."""
+        if self._worker:
+            self._worker.join()

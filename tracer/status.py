@@ -1,0 +1,65 @@
+"""What happens right now, in one line: decode speed, records, losses, what the probes cost, and the levels that are on."""
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+EVERY_S, SPARSE_S = 1.0, 5.0  # on a terminal, and in a log
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counters at one time."""
+
+    decode_steps: int
+    records: int
+    lost: int
+    probe_ns: int
+    levels: tuple[str, ...]
+
+
+def describe(before: Reading, now: Reading, seconds: float) -> str:
+    """The line for what happened between two readings."""
+    tokens, records = (now.decode_steps - before.decode_steps) / seconds, (now.records - before.records) / seconds
+    cost = (now.probe_ns - before.probe_ns) / seconds / 1e9
+    parts = (f"{tokens:.1f} tok/s", f"{records:,.0f} records/s", f"{now.lost:,} lost", f"probes {cost:.1%} of the time")
+    return " | ".join((*parts, ",".join(now.levels)))
+
+
+class Status:
+    """Shows the line: rewritten in place on a terminal, now and then as a line of its own elsewhere."""
+
+    def __init__(self) -> None:
+        self.live: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self.live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            self.live.start()
+        self._every = EVERY_S if self.live else SPARSE_S
+        self._last: Reading | None = None
+        self._at = self._due = time.monotonic()
+
+    def show(self, now: Reading) -> None:
+        """Take a reading; the line appears when it is time."""
+        at = time.monotonic()
+        if self._last is None:
+            self._last, self._at, self._due = now, at, at + self._every
+        if at < self._due:
+            return
+        line = describe(self._last, now, at - self._at)
+        self._last, self._at, self._due = now, at, at + self._every
+        if self.live:
+            from rich.text import Text
+
+            self.live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        else:
+            print(f"moescope: {line}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Give the line back."""
+        if self.live:
+            self.live.stop()
+            self.live = None
