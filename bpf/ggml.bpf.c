@@ -330,15 +330,15 @@ UPROBE(ggml_op_wait)
 
 	if (!t || !s)
 		return 0;
+	if (s->operators && reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP)) { /* first: looking around takes longer than the record */
+		r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
+		submit(ctx, r);
+		send_pmc(ctx);
+	}
 	if (s->learn && t->leads) {
 		t->site = RETURN_ADDRESS(ctx);
 		note_places(ctx, t);
 	}
-	if (!s->operators || !reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP))
-		return 0;
-	r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
-	submit(ctx, r);
-	send_pmc(ctx);
 	return 0;
 }
 

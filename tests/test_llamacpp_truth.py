@@ -52,8 +52,9 @@ class Both:
         ]
 
     def traced(self, step: int) -> list[Operator]:
-        """The same from the table `operators`."""
+        """The same from the table `operators`. What has no elements is passed by the threads, and computed by none."""
         rows = self.tables["operators"].query("token_id == @step").sort_values("order")
+        rows = rows[rows["shape"].str.count("x") == 3]  # dims of 0 are not written
         return list(zip(rows["type"], rows["name"], rows["shape"], strict=True))
 
     def chosen(self) -> dict[tuple[int, int], list[list[int]]]:

@@ -17,7 +17,8 @@ pytestmark = [
     pytest.mark.needs("probes"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
-STEPS, PROMPT, THREADS, LAYERS, EXPERTS, TOP_K = 40, 300, 2, 2, 8, 2
+STEPS, PROMPT, THREADS, LAYERS, EXPERTS, TOP_K = 60, 300, 2, 2, 8, 2
+PAUSE_US = 10_000  # the tracer learns from the first graphs and goes on in another way: both are to be true
 LONG_NS, SHORT_NS = 200_000, 50_000
 LAYER = [("RMS_NORM+MUL", "ffn_norm"), ("MUL_MAT", "ffn_moe_logits"), ("ARGSORT", "ffn_moe_argsort")]
 LAYER += [("MUL_MAT_ID", f"ffn_moe_{part}") for part in ("gate", "up", "down")]
@@ -35,6 +36,13 @@ class Traced:
     def shares(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """(the log's, the table's) rows of operators on single threads, in the same order."""
         return read_log(self.log, "op"), in_log_order(self.tables["op_threads"])
+
+    def undisturbed(self) -> pd.Series:
+        """Which of these shares had both of their operator's threads on their CPUs from its begin to its end."""
+        log, table = self.shares()
+        begin = np.minimum(table["begin_ns"], log["before_begin"])
+        kept = pd.Series(always_running(log["tid"], begin, log["after_end"], self.tables["thread_states"]))
+        return kept.groupby([log["id"], log["detail"]]).transform("all")
 
     def cost(self, key: str) -> float:
         """Calibrated ns of the dearest of the operators' probes."""
@@ -56,7 +64,7 @@ def inside(folder: Path) -> Path:
 @pytest.fixture(scope="module", params=[library, inside], ids=["library", "inside"])
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("truth")
-    command = [str(request.param(folder)), str(folder / "log.csv"), str(STEPS), str(PROMPT)]
+    command = [str(request.param(folder)), str(folder / "log.csv"), str(STEPS), str(PROMPT), str(PAUSE_US)]
     done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     recording = Recording(folder / "run")
@@ -89,22 +97,25 @@ def test_every_step_has_the_programs_operators_in_its_order(traced: Traced) -> N
 def test_every_thread_began_and_waited_when_it_says(traced: Traced) -> None:
     log, table = traced.shares()
     assert log["tid"].tolist() == table["tid"].tolist()
-    kept = always_running(log, traced.tables["thread_states"])
-    assert kept.mean() > 0.3, "the machine is too busy to measure on"
+    kept = traced.undisturbed()
+    if kept.mean() < 0.1:
+        pytest.skip("both threads hardly ever had a CPU at the same time: the machine is too busy to measure on")
     begin = (table["begin_ns"] - log["before_begin"])[kept].abs()
     wait = (table["wait_ns"] - log["before_end"])[kept].abs()
     busy = (table["wait_ns"] - table["begin_ns"] - (log["before_end"] - log["after_begin"]))[kept].abs()
-    warm, cold = traced.cost("ns_per_hit"), traced.cost("ns_per_hit_cold")
+    cold = traced.cost("ns_per_hit_cold")
     for error, hits in ((begin, 1), (wait, 1), (busy, 2)):
-        assert error.median() < PRECISION_NS + hits * (warm + cold) / 2
-        assert error.quantile(0.9) < PRECISION_NS + hits * (cold + DISTURBED_NS)
+        assert error.median() < hits * (PRECISION_NS + cold)
+        assert error.quantile(0.9) < hits * (PRECISION_NS + cold + DISTURBED_NS)
 
 
 def test_the_thread_with_less_work_waits_for_the_other(traced: Traced) -> None:
     log, table = traced.shares()
-    kept = pd.Series(always_running(log, traced.tables["thread_states"])).groupby([log["id"], log["detail"]]).transform("all")
+    kept = traced.undisturbed()
+    if kept.mean() < 0.1:
+        pytest.skip("both threads hardly ever had a CPU at the same time: the machine is too busy to measure on")
     busy, wait = (table["wait_ns"] - table["begin_ns"])[kept], (table["end_ns"] - table["wait_ns"])[kept]
-    long = (log["after_end"] - log["before_end"] < LONG_NS / 4)[kept]
+    long = (log["before_end"] - log["after_begin"] > (LONG_NS + SHORT_NS) / 2)[kept]
     assert abs(busy[long].median() - LONG_NS) < 4 * PRECISION_NS
     assert abs(busy[~long].median() - SHORT_NS) < 4 * PRECISION_NS
     assert abs(wait[~long].median() - (LONG_NS - SHORT_NS)) < 10 * PRECISION_NS
@@ -114,8 +125,8 @@ def test_the_thread_with_less_work_waits_for_the_other(traced: Traced) -> None:
 def test_page_faults_of_an_operator_are_those_of_its_threads(traced: Traced) -> None:
     operators = traced.tables["operators"].sort_values(["token_id", "order"])
     log = read_log(traced.log, "op").groupby(["id", "detail"])[["min_flt", "maj_flt"]].sum().reset_index()
-    # What follows the last operator of a step, up to the step's end, is counted with it.
-    inner = ((operators["order"] < operators["order"].max()) & (operators["token_id"] > 0)).to_numpy()
+    # A thread that only helps has no reading before its first or behind its last operator of a step.
+    inner = operators["order"].between(1, operators["order"].max() - 1).to_numpy()
     assert operators["min_flt"][inner].tolist() == log["min_flt"].to_numpy()[inner].tolist()
     assert operators["maj_flt"][inner].tolist() == log["maj_flt"].to_numpy()[inner].tolist()
     assert log["min_flt"].sum() > STEPS * 10

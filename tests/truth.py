@@ -45,16 +45,16 @@ def in_log_order(table: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(["tid", "begin_ns"]).reset_index(drop=True)
 
 
-def always_running(log: pd.DataFrame, states: pd.DataFrame) -> np.ndarray:
-    """For each row: whether its thread kept its CPU all the time, by the scheduler's records."""
-    answer = np.ones(len(log), bool)
+def always_running(tids: pd.Series, begin: pd.Series, end: pd.Series, states: pd.DataFrame) -> np.ndarray:
+    """For each (thread, begin, end): whether the thread kept its CPU all the time, by the scheduler's records."""
+    answer = np.ones(len(tids), bool)
     for tid, mine in states[states["state"] != "running"].groupby("tid"):
-        rows = np.flatnonzero(log["tid"] == tid)
+        rows = np.flatnonzero(tids == tid)
         away = mine.sort_values("begin_ns")
-        begin, end = away["begin_ns"].to_numpy(), away["end_ns"].to_numpy()
-        at = np.searchsorted(end, log["before_begin"].to_numpy()[rows])  # the first absence that ends after the row began
-        out = at < len(begin)
-        out[out] = begin[at[out]] < log["after_end"].to_numpy()[rows[out]]
+        since, until = away["begin_ns"].to_numpy(), away["end_ns"].to_numpy()
+        at = np.searchsorted(until, begin.to_numpy()[rows])  # the first absence that ends after the row began
+        out = at < len(since)
+        out[out] = since[at[out]] < end.to_numpy()[rows[out]]
         answer[rows] = ~out
     return answer
 

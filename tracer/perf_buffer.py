@@ -62,11 +62,14 @@ class CpuBuffer:
         self.memory, self.slot = memory, slot_bytes
         self.data = np.frombuffer(memory, np.uint8, offset=PAGE)
         self.lost = 0
-        self.tail = struct.unpack_from("<Q", memory, DATA_TAIL)[0]
+        # Whole words: the kernel looks at any moment, and struct.pack_into zeroes first.
+        self.head_word = np.frombuffer(memory, np.uint64, 1, DATA_HEAD)
+        self.tail_word = np.frombuffer(memory, np.uint64, 1, DATA_TAIL)
+        self.tail = int(self.tail_word[0])
 
     def take(self) -> np.ndarray:
         """Every record written so far, copied; their space is the kernel's again."""
-        head = struct.unpack_from("<Q", self.memory, DATA_HEAD)[0]
+        head = int(self.head_word[0])
         size = len(self.data)
         first, length = self.tail % size, head - self.tail
         data = self.data[first : first + length]
@@ -75,12 +78,12 @@ class CpuBuffer:
         slots, lost = decode(data, self.slot)
         self.lost += lost
         self.tail = head
-        struct.pack_into("<Q", self.memory, DATA_TAIL, head)
+        self.tail_word[0] = head
         return slots
 
     def close(self) -> None:
         """Unmap."""
-        del self.data
+        del self.data, self.head_word, self.tail_word
         with contextlib.suppress(BufferError):  # a drain that failed still holds a view
             self.memory.close()
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import mmap
-import struct
 
 import numpy as np
 
@@ -20,11 +19,14 @@ class Ring:
         self.producer = mmap.mmap(map_fd, PAGE + 2 * ring_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE)
         self.slots = np.frombuffer(self.producer, np.uint8, 2 * ring_bytes, PAGE).reshape(-1, slot_bytes)
         self.headers = self.slots[:, :4].view("<u4")[:, 0]
+        # Positions are read and written as whole words: the kernel looks at any moment, and struct.pack_into zeroes first.
+        self.produced = np.frombuffer(self.producer, np.uint64, 1)
+        self.consumed = np.frombuffer(self.consumer, np.uint64, 1)
         self.position = self.taken = 0
 
     def take(self) -> np.ndarray:
         """Every finished record as slots, uint8 [n, slot bytes]; a view that holds until `release`."""
-        produced = struct.unpack_from("<Q", self.producer)[0]
+        produced = int(self.produced[0])
         first = self.position % self.size // self.slot
         last = first + (produced - self.position) // self.slot
         busy = np.flatnonzero(self.headers[first:last] & BUSY)
@@ -39,7 +41,7 @@ class Ring:
             return
         self.position += self.taken
         self.taken = 0
-        struct.pack_into("<Q", self.consumer, 0, self.position)
+        self.consumed[0] = self.position
 
     def lost(self) -> dict[str, int]:
         """Losses by CPU: a ring counts them in the kernel alone, by kind."""
@@ -47,7 +49,7 @@ class Ring:
 
     def close(self) -> None:
         """Unmap."""
-        del self.slots, self.headers
+        del self.slots, self.headers, self.produced, self.consumed
         with contextlib.suppress(BufferError):  # a drain that failed still holds a view
             self.producer.close()
         self.consumer.close()

@@ -195,27 +195,29 @@ class Watcher:
         engine = next(engine for engine in self.probes.engines if engine.name == "llamacpp")
         if self.loop:
             self.graphs_since += int(record["last"] and record["ts"] > self.stands_since)
-            if self.graphs_since >= 2 and self.learns:
+            site = self._site(pid, self.loop.call)
+            if site and self.graphs_since >= 2 and self.learns:
                 self.learns = False
                 self.set_chosen()
-                self.probes.retire_teachers(engine, self._site(pid, self.loop.call)[0])
+                self.probes.retire_teachers(engine, site[0])
             return
         loop = self.learning.setdefault(pid, Learning()).observe(record)
-        if loop and self.learns:
+        site, last = (self._site(pid, loop.call), self._site(pid, loop.last_call)) if loop else (None, None)
+        if loop and site and last and self.learns:
             self.loop = loop
             self.set_chosen()
             place = frame_place(loop.node_at)
             why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
-            sites = {"loop": self._site(pid, loop.call), "last": self._site(pid, loop.last_call)}
-            stands = self.probes.attach_learnt(engine, sites, why)
+            stands = self.probes.attach_learnt(engine, {"loop": site, "last": last}, why)
             self.stands_since = time.monotonic_ns()
             if not stands:
                 self.loop, self.learns = None, False
                 self.set_chosen()
 
-    def _site(self, pid: int, address: int) -> tuple[str, int]:
-        mapping = next(m for m in mappings(pid) if m.start <= address < m.end)
-        return mapping.path, mapping.file_offset(address)
+    def _site(self, pid: int, address: int) -> tuple[str, int] | None:
+        """(file, offset) of an address of a process; None where the process is gone."""
+        mapping = next((m for m in mappings(pid) if m.start <= address < m.end), None)
+        return (mapping.path, mapping.file_offset(address)) if mapping else None
 
     def _continue(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):

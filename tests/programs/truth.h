@@ -44,7 +44,7 @@ struct log {
 	int touched;
 };
 
-static u64 now(void)
+static inline u64 now(void)
 {
 	struct timespec t;
 
@@ -52,13 +52,13 @@ static u64 now(void)
 	return t.tv_sec * 1000000000ULL + t.tv_nsec;
 }
 
-static void busy_until(u64 end)
+static inline void busy_until(u64 end)
 {
 	while (now() < end)
 		;
 }
 
-static void read_faults(s64 *minor, s64 *major)
+static inline void read_faults(s64 *minor, s64 *major)
 {
 	struct rusage usage;
 
@@ -67,7 +67,7 @@ static void read_faults(s64 *minor, s64 *major)
 	*major = usage.ru_majflt;
 }
 
-static void *reserve(size_t bytes)
+static inline void *reserve(size_t bytes)
 {
 	char *place = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -78,7 +78,7 @@ static void *reserve(size_t bytes)
 }
 
 /* A thread's log; called on that thread. */
-static void log_open(struct log *log)
+static inline void log_open(struct log *log)
 {
 	s64 ignored;
 
@@ -92,13 +92,13 @@ static void log_open(struct log *log)
 }
 
 /* Exactly `pages` minor faults. */
-static void touch(struct log *log, int pages)
+static inline void touch(struct log *log, int pages)
 {
 	for (int i = 0; i < pages; i++)
 		log->fresh[(size_t)(log->touched++ % MAX_PAGES) * PAGE] = 1;
 }
 
-static struct row *row_open(struct log *log, const char *what, s64 id, s64 detail)
+static inline struct row *row_open(struct log *log, const char *what, s64 id, s64 detail)
 {
 	struct row *row = &log->rows[log->used++];
 
@@ -130,7 +130,7 @@ static struct row *row_open(struct log *log, const char *what, s64 id, s64 detai
 		(row)->after_end = now();                                                                              \
 	} while (0)
 
-static void log_write(FILE *out, const struct log *log)
+static inline void log_write(FILE *out, const struct log *log)
 {
 	for (int i = 0; i < log->used; i++) {
 		const struct row *r = &log->rows[i];
@@ -142,7 +142,7 @@ static void log_write(FILE *out, const struct log *log)
 	}
 }
 
-static FILE *log_file(const char *path)
+static inline FILE *log_file(const char *path)
 {
 	FILE *out = fopen(path, "w");
 

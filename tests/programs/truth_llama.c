@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Poses as llama.cpp: truth_llama LOG STEPS PROMPT. Linked into one program, or a library and a program (truth_llama_main.c).
+ * Poses as llama.cpp: truth_llama LOG STEPS PROMPT PAUSE_US. Linked into one program, or a library and a program (truth_llama_main.c).
  *
  * Its functions have llama.cpp's names and arguments and are called in the order in which ggml's CPU backend calls them: for
  * every node every thread asks the extra buffers, computes, and meets the others at the barrier; nodes that only rename memory
@@ -285,7 +285,7 @@ static void build(void)
 	node(NODES - 1, OP_MUL_MAT, "result_output", -1, 64, NULL, last);
 }
 
-static void decode_all(int steps, int prompt)
+static void decode_all(int steps, int prompt, int pause_us)
 {
 	static s32 token[MAX_PROMPT], pos[MAX_PROMPT];
 
@@ -301,6 +301,7 @@ static void decode_all(int steps, int prompt)
 		END(row, (void)0);
 		if (result)
 			abort();
+		usleep(pause_us);
 	}
 }
 
@@ -309,14 +310,14 @@ int truth(int count, char **arguments)
 	pthread_t thread;
 	FILE *out;
 
-	if (count < 4)
+	if (count < 5)
 		return 2;
 	log_open(&logs[0]);
 	build();
 	pthread_create(&thread, NULL, worker, NULL);
 	while (!atomic_load(&ready))
 		;
-	decode_all(atoi(arguments[2]), atoi(arguments[3]));
+	decode_all(atoi(arguments[2]), atoi(arguments[3]), atoi(arguments[4]));
 	atomic_store(&work, -1);
 	pthread_join(thread, NULL);
 	out = log_file(arguments[1]);
