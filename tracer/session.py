@@ -66,6 +66,7 @@ class Session:
         self.undo = contextlib.ExitStack()
         self.undo.callback(self.guard.close)
         self.stop_requested = self.interrupted = False
+        self.ended_ns = 0
         self.layouts = layouts()
 
     def __enter__(self) -> "Session":
@@ -167,6 +168,7 @@ class Session:
         Removing a probe waits for the kernel's grace period, a tenth of a second each: where the target is gone that
         goes on in the background while results are written.
         """
+        self.ended_ns = time.monotonic_ns()
         self.quality.close()
         self.watcher.set_chosen(stop=0)
         for tid in self.watcher.threads:
@@ -212,7 +214,7 @@ class Session:
         about = {
             "state": state,
             "started_utc": self.started_utc,
-            "duration_ns": time.monotonic_ns() - self.target.started,
+            "duration_ns": (self.ended_ns or time.monotonic_ns()) - self.target.started,
             "command": self.target.command,
             "target": {"pid": self.target.pid, "uid": self.options.owner.uid, "exit_code": self.target.exit_code},
             "loader": self.loader.name,

@@ -1,7 +1,6 @@
 """A target whose truth is known: emits token steps through the runtime's probes.
 
-    steps.py COUNT SECONDS_BETWEEN [--late SECONDS] [--child] [--slow-every N] [--slow SECONDS] [--slow-while FILE]
-             [--operators N]
+    steps.py COUNT SECONDS_BETWEEN [--late SECONDS] [--child] [--operators N] [--slow SECONDS --slow-every N | --slow-while FILE]
 
 --late loads the probes' library only after a while; --child emits the same steps in a forked child too. --slow is how long
 every N-th step lasts, or every step while FILE exists. --operators runs so many operators in each step.
