@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from tracer import anchors
+from tracer import anchors, name_tables
 from tracer.elf import Binary, Symbol, contains, read_binary
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
@@ -188,10 +188,11 @@ class Attachments:
                     self._attach(engine, probe, path, *site)
         if len(self.rows) > before or engine.owns(os.path.basename(path)):
             self.state[engine.name].libraries[path] = binary.build_id
-        asks = engine.operator_names and not self.state[engine.name].operators
-        if asks and binary.symbol(engine.operator_names) is not None:
-            names = binary.texts(engine.operator_table) or self._operator_names(path, engine.operator_names)
-            self.state[engine.name].operators = names
+        state = self.state[engine.name]
+        if engine.operator_names and not state.operators and binary.symbol(engine.operator_names) is not None:
+            state.operators = self._operator_names(path, engine.operator_names)
+        if engine.operator_table and not state.operators and len(self.rows) > before:
+            state.operators = name_tables.read(path, engine.operator_table)
 
     def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> list[tuple[int, str, Place]]:
         """(file offset of the function, its name, the place in it) of each function that a probe means in a binary."""

@@ -11,15 +11,12 @@ from pathlib import Path
 import numpy as np
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
-from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from tracer.errors import ProbeError
 
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
-RELOCATION = np.dtype([("address", "<u8"), ("info", "<u8"), ("target", "<u8")])
 FUNCTION_TYPES = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
-OBJECT_TYPE = 1  # STT_OBJECT
 
 
 # What the compiler appends to the name of a copy that it made of a function.
@@ -49,36 +46,17 @@ class Binary:
     usdt: dict[str, int] = field(default_factory=dict)
 
     def symbol(self, name: str) -> int | None:
-        """The file offset of the function `name`, or None."""
-        entry = self._entry(name, FUNCTION_TYPES)
-        return None if entry is None else self.file_offset(int(entry["value"]))
-
-    def _entry(self, name: str, types: tuple[int, ...]) -> np.void | None:
-        """The defined symbol of this name and type. Linkers let names share their tails, hence any match counts."""
+        """The file offset of the function `name`, or None. Linkers let names share their tails, hence any match counts."""
         wanted = name.encode() + b"\0"
         for entries, strings in self.tables:
             places, at = [], strings.find(wanted)
             while at >= 0:
                 places.append(at)
                 at = strings.find(wanted, at + 1)
-            defined = np.isin(entries["info"] & 0xF, types) & (entries["value"] > 0)
-            for entry in entries[defined & np.isin(entries["name"], places)]:
-                return entry
+            functions = np.isin(entries["info"] & 0xF, FUNCTION_TYPES) & (entries["value"] > 0)
+            for entry in entries[functions & np.isin(entries["name"], places)]:
+                return self.file_offset(int(entry["value"]))
         return None
-
-    def texts(self, name: str) -> list[str]:
-        """The strings of the array of pointers `name`, as they stand in the file; empty where there is none."""
-        entry = self._entry(name, (OBJECT_TYPE,))
-        offset = None if entry is None else self.file_offset(int(entry["value"]))
-        if entry is None or offset is None:
-            return []
-        first, size = int(entry["value"]), int(entry["size"])
-        pointers = np.frombuffer(self.bytes_at(offset, size), "<u8").copy()
-        moved = _relative_relocations(self.path)
-        moved = moved[(moved["address"] >= first) & (moved["address"] < first + size)]
-        pointers[(moved["address"] - first) // 8] = moved["target"]
-        places = [self.file_offset(int(pointer)) for pointer in pointers]
-        return [self.bytes_at(at).split(b"\0")[0].decode(errors="replace") if at is not None else "" for at in places]
 
     def function_at(self, offset: int) -> str:
         """The name of the function that a file offset lies in, as far as symbols tell; else the offset."""
@@ -151,15 +129,6 @@ class Binary:
         with open(self.path, "rb") as file:
             file.seek(offset)
             return file.read(count)
-
-
-def _relative_relocations(path: str) -> np.ndarray:
-    """A file's relocations without a symbol: what stands where when it is loaded at 0; packed ones are in place already."""
-    with open(path, "rb") as file:
-        sections = [s for s in ELFFile(file).iter_sections() if isinstance(s, RelocationSection) and s.is_RELA()]
-        found = [np.frombuffer(section.data(), RELOCATION) for section in sections]
-    rows = np.concatenate([np.empty(0, RELOCATION), *found])
-    return rows[rows["info"] >> 32 == 0]
 
 
 def _usdt(elf: ELFFile, binary: Binary) -> dict[str, int]:

@@ -60,7 +60,7 @@ class Engine:
     operators: tuple[str, ...] = ()
     marker: str = ""
     operator_names: str = ""
-    operator_table: str = ""
+    operator_table: tuple[str, ...] = ()  # first of the names that a program holds which cannot be asked
     inspect: bool = True
     api_major: int = 0
     backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that tell a ggml backend
