@@ -30,8 +30,9 @@
 #define map_lookup(map, key) bpf_map_lookup_elem_((u64)map, (void *)(key))
 #define map_update(map, key, value) bpf_map_update_elem_((u64)map, (void *)(key), (void *)(value), 0)
 #define map_delete(map, key) bpf_map_delete_elem_((u64)map, (void *)(key))
-#define UPROBE(name) int name(struct pt_regs *ctx)
-#define TRACEPOINT(category, name) int name(void *ctx)
+#define BARE_UPROBE(name) int name(struct pt_regs *ctx)
+#define BARE_TRACEPOINT(category, name) int name(void *ctx)
+#define NUMBER_SYMBOL(name)
 #define PERF_EVENT(name) int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((char *)(pointer) + OFFSET_##type##_##field)
 #define task_counter(field)                                                                                            \
@@ -150,8 +151,10 @@ struct trace_event_raw_block_rq_completion {
 #define map_lookup(map, key) bpf_map_lookup_elem(map, key)
 #define map_update(map, key, value) bpf_map_update_elem(map, key, value, BPF_ANY)
 #define map_delete(map, key) bpf_map_delete_elem(map, key)
-#define UPROBE(name) SEC("uprobe") int name(struct pt_regs *ctx)
-#define TRACEPOINT(category, name) SEC("tracepoint/" #category "/" #name) int name(void *ctx)
+#define BARE_UPROBE(name) SEC("uprobe") int name(struct pt_regs *ctx)
+#define BARE_TRACEPOINT(category, name) SEC("tracepoint/" #category "/" #name) int name(void *ctx)
+/* Tells user space, by where it stands in its section, under which number the program counts its runs. */
+#define NUMBER_SYMBOL(name) static const char number_##name SEC(".numbers") __attribute__((used)) = 0;
 #define PERF_EVENT(name) SEC("perf_event") int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((void *)&((struct type *)(pointer))->field)
 #define task_counter(field) BPF_CORE_READ((struct task_struct *)bpf_get_current_task(), field)

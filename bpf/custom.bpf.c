@@ -52,8 +52,6 @@ static INLINE int record_call(struct pt_regs *ctx, u16 kind, u64 frame)
 	struct call_spec *spec;
 	RECORD(rec_call_begin, r);
 
-	if (!traced())
-		return 0;
 	spec = map_lookup(MAP(call_specs), &index);
 	if (!spec || !reserve(r, kind, ENGINE_USER))
 		return 0;

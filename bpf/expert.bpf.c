@@ -6,8 +6,6 @@ UPROBE(moescope_expert_begin)
 {
 	RECORD(rec_expert_begin, r);
 
-	if (!traced())
-		return 0;
 	if (!reserve(r, KIND_EXPERT_BEGIN, ENGINE_MOESCOPE))
 		return 0;
 	r->layer = ARG1(ctx);
@@ -27,8 +25,6 @@ UPROBE(moescope_expert_end)
 {
 	RECORD(rec_expert_end, r);
 
-	if (!traced())
-		return 0;
 	if (!reserve(r, KIND_EXPERT_END, ENGINE_MOESCOPE))
 		return 0;
 	r->layer = ARG1(ctx);
@@ -45,8 +41,6 @@ UPROBE(moescope_load_begin)
 {
 	RECORD(rec_load_begin, r);
 
-	if (!traced())
-		return 0;
 	if (!reserve(r, KIND_LOAD_BEGIN, ENGINE_MOESCOPE))
 		return 0;
 	r->layer = ARG1(ctx);
@@ -77,12 +71,12 @@ static INLINE int cache_change(void *ctx, u16 kind, u32 layer, u32 expert, u64 b
 
 UPROBE(moescope_load_end)
 {
-	return traced() ? cache_change(ctx, KIND_LOAD_END, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
+	return cache_change(ctx, KIND_LOAD_END, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx));
 }
 
 UPROBE(moescope_evict)
 {
-	return traced() ? cache_change(ctx, KIND_EVICT, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
+	return cache_change(ctx, KIND_EVICT, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx));
 }
 
 #define MAX_ROUTE_PARTS 128 /* 4096 choices: 512 tokens of top-8 */
@@ -106,8 +100,6 @@ UPROBE(moescope_route)
 	u64 experts = ARG4(ctx), weights = ARG5(ctx);
 	s32 layer = ARG1(ctx);
 
-	if (!traced())
-		return 0;
 	for (u32 part = 0; part < MAX_ROUTE_PARTS; part++) {
 		u32 first = part * ROUTE_SLOTS;
 		RECORD(rec_route, r);

@@ -15,8 +15,6 @@ enum genie_graph {
 /* GenieDialog_query(dialog, text, sentence code, callback, user data): a prompt and all its answer, whose tokens are not told */
 UPROBE(genie_query_begin)
 {
-	if (!traced())
-		return 0;
 	keep_args(CALL_GENIE_QUERY, ARG1(ctx), 0, 0, 0);
 	return token_begin(ctx, ENGINE_GENIE, ~0ULL, PHASE_UNKNOWN, 0, ~0U);
 }
@@ -24,8 +22,6 @@ UPROBE(genie_query_begin)
 /* GenieDialog_tokenQuery(dialog, tokens, n_tokens, sentence code, callback, user data) */
 UPROBE(genie_token_query_begin)
 {
-	if (!traced())
-		return 0;
 	keep_args(CALL_GENIE_QUERY, ARG1(ctx), 0, 0, 0);
 	return token_begin(ctx, ENGINE_GENIE, ~0ULL, PHASE_UNKNOWN, ARG3(ctx), ~0U);
 }
@@ -40,8 +36,6 @@ UPROBE(genie_query_end)
 /* GenieDialog_create(config, out) */
 UPROBE(genie_create_begin)
 {
-	if (!traced())
-		return 0;
 	keep_args(CALL_GENIE_CREATE, ARG2(ctx), 0, 0, 0);
 	return graph_begin(ctx, ENGINE_GENIE, 0, GENIE_CREATE, BACKEND_UNKNOWN);
 }
@@ -60,8 +54,6 @@ UPROBE(genie_create_end)
 
 static INLINE int genie_call_begin(struct pt_regs *ctx, u32 type)
 {
-	if (!traced())
-		return 0;
 	keep_args(CALL_GENIE_OTHER, ARG1(ctx), 0, 0, 0);
 	return graph_begin(ctx, ENGINE_GENIE, ARG1(ctx), type, BACKEND_UNKNOWN);
 }

@@ -7,20 +7,6 @@
  * graph, from a probe on what every operator passes through (which knows the tensor) and one on the barrier.
  */
 
-/* What the thread is at; 0 where it is none of the target's. */
-static INLINE struct ggml_thread *ggml_thread(void)
-{
-	u32 tid = (u32)bpf_get_current_pid_tgid();
-	struct ggml_thread *t = map_lookup(MAP(ggml_threads), &tid), fresh = {};
-
-	if (t)
-		return t;
-	if (!map_lookup(MAP(threads), &tid))
-		return 0;
-	map_update(MAP(ggml_threads), &tid, &fresh);
-	return map_lookup(MAP(ggml_threads), &tid);
-}
-
 static INLINE u64 read_u64(u64 address)
 {
 	u64 value = 0;
@@ -144,7 +130,7 @@ static INLINE void send_ggml_routes(void *ctx, u64 ids, s32 layer)
 }
 
 /* gate, up and down of one layer share their routing tensor: it is sent once in a graph. */
-static INLINE void ggml_routes(void *ctx, struct ggml_thread *t, u64 tensor)
+static INLINE void ggml_routes(void *ctx, struct traced *t, u64 tensor)
 {
 	u64 ids = read_u64((u64)&((struct ggml_tensor_view *)tensor)->src[2]);
 
@@ -155,7 +141,7 @@ static INLINE void ggml_routes(void *ctx, struct ggml_thread *t, u64 tensor)
 }
 
 /* What the leading thread tells of an operator: its structure where that is news, and the experts that were chosen. */
-static INLINE void describe_operator(void *ctx, struct ggml_thread *t, struct settings *s, u64 tensor)
+static INLINE void describe_operator(void *ctx, struct traced *t, struct settings *s, u64 tensor)
 {
 	u32 op = 0;
 
@@ -193,7 +179,7 @@ static INLINE u32 graph_is_news(u64 graph, u32 round)
 }
 
 /* Where the thread last entered the barrier, and what was found there. */
-static INLINE void send_site(void *ctx, struct ggml_thread *t, u32 last)
+static INLINE void send_site(void *ctx, struct traced *t, u32 last)
 {
 	RECORD(rec_site, r);
 
@@ -214,13 +200,12 @@ static INLINE void send_site(void *ctx, struct ggml_thread *t, u32 last)
  * outermost writes the record. Inner ones see the same graph, deeper in the stack or at the same frame where one jumps to the
  * next; the same place again means that a return was lost.
  */
-static INLINE int ggml_begin(struct pt_regs *ctx, u64 graph, u32 backend)
+static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u32 backend)
 {
 	u64 frame = STACK(ctx) + RETURN_ADDRESS_BYTES;
-	struct ggml_thread *t = ggml_thread();
 	struct settings *s = settings();
 
-	if (!t || !s || (t->leads && t->began == graph && frame <= t->frame && PLACE(ctx) != t->place))
+	if (!s || (t->leads && t->began == graph && frame <= t->frame && PLACE(ctx) != t->place))
 		return 0;
 	t->graph = t->began = graph;
 	t->frame = frame;
@@ -244,34 +229,32 @@ static INLINE u32 ggml_backend_of(u64 backend)
 /* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *), and all others that take the two */
 UPROBE(ggml_graph_begin)
 {
-	return traced() ? ggml_begin(ctx, ARG2(ctx), ggml_backend_of(ARG1(ctx))) : 0;
+	return ggml_begin(ctx, t, ARG2(ctx), ggml_backend_of(ARG1(ctx)));
 }
 
 /* enum ggml_status ggml_graph_compute(struct ggml_cgraph *, struct ggml_cplan *): on the CPU */
 UPROBE(ggml_cpu_graph_begin)
 {
-	return traced() ? ggml_begin(ctx, ARG1(ctx), BACKEND_CPU) : 0;
+	return ggml_begin(ctx, t, ARG1(ctx), BACKEND_CPU);
 }
 
 UPROBE(ggml_graph_end)
 {
-	struct ggml_thread *t = ggml_thread();
 
-	if (!t || !t->leads || t->frame != STACK(ctx))
+	if (!t->leads || t->frame != STACK(ctx))
 		return 0;
 	send_site(ctx, t, 1);
 	t->leads = 0;
 	return graph_end(ctx, ENGINE_LLAMACPP, t->began, (s32)RESULT(ctx));
 }
 
-static INLINE int ggml_operator_begins(void *ctx, u64 tensor)
+static INLINE int ggml_operator_begins(void *ctx, struct traced *t, u64 tensor)
 {
-	struct ggml_thread *t = ggml_thread();
 	struct settings *s = settings();
 	u64 rows = 0;
 	u32 op = 0;
 
-	if (!t || !s)
+	if (!s)
 		return 0;
 	if (s->operators) {
 		bpf_probe_read_user(&op, sizeof(op), &((struct ggml_tensor_view *)tensor)->op);
@@ -290,17 +273,17 @@ static INLINE int ggml_operator_begins(void *ctx, u64 tensor)
 /* What ggml computes for one thread: (const struct ggml_compute_params *, struct ggml_tensor *) */
 UPROBE(ggml_op_begin)
 {
-	return ggml_operator_begins(ctx, ARG2(ctx));
+	return ggml_operator_begins(ctx, t, ARG2(ctx));
 }
 
 /* Two operators in one, told as the second: (const struct ggml_compute_params *, struct ggml_tensor *, struct ggml_tensor *) */
 UPROBE(ggml_fused_begin)
 {
-	return ggml_operator_begins(ctx, ARG3(ctx));
+	return ggml_operator_begins(ctx, t, ARG3(ctx));
 }
 
 /* Notes in which places of the frame that entered the barrier the operator's index and the graph stand. */
-static INLINE void note_places(struct pt_regs *ctx, struct ggml_thread *t)
+static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 {
 	struct ggml_graph_view head = {};
 	u64 words[FRAME_WORDS] = {};
@@ -321,14 +304,13 @@ static INLINE void note_places(struct pt_regs *ctx, struct ggml_thread *t)
 	t->graph_places = graph;
 }
 
-/* ggml_barrier(struct ggml_threadpool *): the thread's share is done. */
+/* ggml_barrier(struct tracedpool *): the thread's share is done. */
 UPROBE(ggml_op_wait)
 {
-	struct ggml_thread *t = ggml_thread();
 	struct settings *s = settings();
 	RECORD(rec_op_wait, r);
 
-	if (!t || !s)
+	if (!s)
 		return 0;
 	if (s->operators && reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP)) { /* first: looking around takes longer than the record */
 		r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
@@ -342,7 +324,7 @@ UPROBE(ggml_op_wait)
 	return 0;
 }
 
-static INLINE int op_done(void *ctx, struct ggml_thread *t, struct settings *s, u64 tensor, u32 node)
+static INLINE int op_done(void *ctx, struct traced *t, struct settings *s, u64 tensor, u32 node)
 {
 	RECORD(rec_op_done, r);
 
@@ -374,11 +356,10 @@ static INLINE u64 place(struct pt_regs *ctx, u32 at)
 /* The graph loop's call of the barrier behind a node. */
 UPROBE(ggml_op_done)
 {
-	struct ggml_thread *t = ggml_thread();
 	struct settings *s = settings();
 	u32 node;
 
-	if (!t || !s)
+	if (!s)
 		return 0;
 	t->graph = place(ctx, s->graph_at);
 	node = (u32)place(ctx, s->node_at) - s->node_more;
@@ -388,11 +369,10 @@ UPROBE(ggml_op_done)
 /* The call of the barrier behind the loop: the thread's share of the last node is done. */
 UPROBE(ggml_graph_done)
 {
-	struct ggml_thread *t = ggml_thread();
 	struct settings *s = settings();
 	struct ggml_graph_view head = {};
 
-	if (!t || !s || !t->graph)
+	if (!s || !t->graph)
 		return 0;
 	bpf_probe_read_user(&head, sizeof(head), (void *)t->graph);
 	return op_done(ctx, t, s, read_u64(head.nodes + 8ULL * (head.n_nodes - 1)), head.n_nodes - 1);

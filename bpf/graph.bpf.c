@@ -34,8 +34,6 @@ UPROBE(moescope_graph_begin)
 {
 	RECORD(rec_graph_begin, r);
 
-	if (!traced())
-		return 0;
 	if (!reserve(r, KIND_GRAPH_BEGIN, ENGINE_MOESCOPE))
 		return 0;
 	r->handle = ARG1(ctx);
@@ -52,5 +50,5 @@ UPROBE(moescope_graph_begin)
 /* moescope:graph__end(handle, status) */
 UPROBE(moescope_graph_end)
 {
-	return traced() ? graph_end(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx)) : 0;
+	return graph_end(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx));
 }

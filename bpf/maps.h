@@ -15,6 +15,7 @@ struct pattern {
 };
 
 #define MAX_PATTERNS 16
+#define MAX_PROGRAMS 256
 #define PATH_BYTES 208
 
 struct path_scratch {
@@ -37,8 +38,8 @@ struct settings {
 	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 };
 
-/* What a thread that computes ggml graphs is at. */
-struct ggml_thread {
+/* A thread of the target, and what it is at where it computes ggml graphs. */
+struct traced {
 	u64 graph; /* that it works on */
 	u64 began; /* that it began last, and from which frame and place in the code */
 	u64 frame;
@@ -126,12 +127,12 @@ struct {
 	__type(value, u64);
 } lost SEC(".maps");
 
-/* key: thread id. value: 1. The threads of the target. */
+/* key: thread id. The threads of the target. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
 	__type(key, u32);
-	__type(value, u32);
+	__type(value, struct traced);
 } threads SEC(".maps");
 
 /* key: thread id << 8 | call. value: arguments at entry. Removed at return. */
@@ -174,13 +175,13 @@ struct {
 	__type(value, u64);
 } described SEC(".maps");
 
-/* key: thread id. value: what the thread is at. Only threads of the target. */
+/* key: number of a program. value: how often it ran, on the target's threads where it stands on a uprobe. */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_PROGRAMS);
 	__type(key, u32);
-	__type(value, struct ggml_thread);
-} ggml_threads SEC(".maps");
+	__type(value, u64);
+} runs SEC(".maps");
 
 /* key: thread id. value: the fault of a file mapping that it is in. Removed at its end. */
 struct {
@@ -254,12 +255,51 @@ struct {
 		(bounded_ & ((most) - 1)) + 1;                                                                         \
 	})
 
-static INLINE bool traced(void)
+/* The running thread, where it is one of the target's. */
+static INLINE struct traced *traced(void)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 
-	return map_lookup(MAP(threads), &tid) != 0;
+	return map_lookup(MAP(threads), &tid);
 }
+
+static INLINE void count_run(u32 number)
+{
+	u64 *count = map_lookup(MAP(runs), &number);
+
+	if (count)
+		(*count)++;
+}
+
+/*
+ * A handler on a uprobe runs on the target's threads only and finds its thread in `t`; one on a tracepoint runs for all.
+ * Programs are numbered in the order of the source, and count their runs.
+ */
+enum { BEFORE_FIRST_PROGRAM = __COUNTER__ };
+#define UPROBE(name) NUMBERED_UPROBE(name, __COUNTER__ - BEFORE_FIRST_PROGRAM - 1)
+#define NUMBERED_UPROBE(name, number)                                                                                  \
+	NUMBER_SYMBOL(name)                                                                                            \
+	static INLINE int name##_here(struct pt_regs *ctx, struct traced *t);                                          \
+	BARE_UPROBE(name)                                                                                              \
+	{                                                                                                              \
+		struct traced *t = traced();                                                                           \
+                                                                                                                       \
+		if (!t)                                                                                                \
+			return 0;                                                                                      \
+		count_run(number);                                                                                     \
+		return name##_here(ctx, t);                                                                            \
+	}                                                                                                              \
+	static INLINE int name##_here(struct pt_regs *ctx, struct traced *t)
+#define TRACEPOINT(category, name) NUMBERED_TRACEPOINT(category, name, __COUNTER__ - BEFORE_FIRST_PROGRAM - 1)
+#define NUMBERED_TRACEPOINT(category, name, number)                                                                    \
+	NUMBER_SYMBOL(name)                                                                                            \
+	static INLINE int name##_here(void *ctx);                                                                      \
+	BARE_TRACEPOINT(category, name)                                                                                \
+	{                                                                                                              \
+		count_run(number);                                                                                     \
+		return name##_here(ctx);                                                                               \
+	}                                                                                                              \
+	static INLINE int name##_here(void *ctx)
 
 static INLINE void count_loss(u32 kind)
 {

@@ -49,7 +49,7 @@ UPROBE(ort_get_api_base_end)
 	const char name[16] = "OrtApiBase";
 	u64 table = RESULT(ctx);
 
-	if (!traced() || !table || !is_news(table, 1))
+	if (!table || !is_news(table, 1))
 		return 0;
 	stop_target();
 	send_api_table(ctx, name, table, 0, 0, true);
@@ -59,8 +59,7 @@ UPROBE(ort_get_api_base_end)
 /* const OrtApi *GetApi(uint32_t version); null where the library does not have the version */
 UPROBE(ort_get_api_begin)
 {
-	if (traced())
-		keep_args(CALL_ORT_GET_API, ARG1(ctx), 0, 0, 0);
+	keep_args(CALL_ORT_GET_API, ARG1(ctx), 0, 0, 0);
 	return 0;
 }
 
@@ -108,8 +107,6 @@ static INLINE void send_session(void *ctx, u64 handle, u64 path, u64 bytes, u32 
 
 static INLINE int ort_create_begin(void *ctx, u64 path, u64 bytes, u64 out)
 {
-	if (!traced())
-		return 0;
 	keep_args(CALL_ORT_CREATE, path, bytes, out, 0);
 	return graph_begin(ctx, ENGINE_ONNXRUNTIME, 0, ORT_CREATE_SESSION, BACKEND_UNKNOWN);
 }
@@ -178,8 +175,6 @@ static INLINE void ort_counts(void *ctx, u64 session, u32 n_inputs, u32 n_output
 /* Run(session, options, input names, inputs, n_inputs, output names, n_outputs, outputs) */
 UPROBE(ort_run_begin)
 {
-	if (!traced())
-		return 0;
 	session_begin(ctx, CALL_ORT_RUN, ORT_RUN, ARG1(ctx));
 	ort_counts(ctx, ARG1(ctx), ARG5(ctx), arg7(ctx));
 	return 0;
@@ -193,14 +188,12 @@ UPROBE(ort_run_end)
 /* RunWithBinding(session, options, binding) */
 UPROBE(ort_run_with_binding_begin)
 {
-	return traced() ? session_begin(ctx, CALL_ORT_RUN, ORT_RUN_WITH_BINDING, ARG1(ctx)) : 0;
+	return session_begin(ctx, CALL_ORT_RUN, ORT_RUN_WITH_BINDING, ARG1(ctx));
 }
 
 /* RunAsync: as Run, and a callback; it returns when the work has been handed to a thread. */
 UPROBE(ort_run_async_begin)
 {
-	if (!traced())
-		return 0;
 	session_begin(ctx, CALL_ORT_RUN_ASYNC, ORT_RUN_ASYNC, ARG1(ctx));
 	ort_counts(ctx, ARG1(ctx), ARG5(ctx), arg7(ctx));
 	return 0;
@@ -214,7 +207,7 @@ UPROBE(ort_run_async_end)
 /* void ReleaseSession(session) */
 UPROBE(ort_release_session_begin)
 {
-	return traced() ? session_begin(ctx, CALL_ORT_RELEASE, ORT_RELEASE_SESSION, ARG1(ctx)) : 0;
+	return session_begin(ctx, CALL_ORT_RELEASE, ORT_RELEASE_SESSION, ARG1(ctx));
 }
 
 UPROBE(ort_release_session_end)

@@ -72,8 +72,6 @@ UPROBE(moescope_op_begin)
 	u64 result = ARG4(ctx), sources = ARG5(ctx);
 	u32 n_sources = ARG6(ctx);
 
-	if (!traced())
-		return 0;
 	op_begin(ctx, ENGINE_MOESCOPE, result, ARG1(ctx), ARG2(ctx), ARG3(ctx));
 	if (is_news(result, sources_signature(sources, n_sources)))
 		send_sources(ctx, result, ARG1(ctx), sources, n_sources);
@@ -85,8 +83,6 @@ UPROBE(moescope_op_end)
 {
 	RECORD(rec_op_end, r);
 
-	if (!traced())
-		return 0;
 	if (!reserve(r, KIND_OP_END, ENGINE_MOESCOPE))
 		return 0;
 	r->tensor = ARG1(ctx);

@@ -3,12 +3,13 @@
 
 TRACEPOINT(sched, sched_process_fork)
 {
-	u32 child = FIELD(ctx, sched_process_fork, child_pid, s32), one = 1;
+	u32 child = FIELD(ctx, sched_process_fork, child_pid, s32);
+	struct traced fresh = {};
 	RECORD(rec_task_fork, r);
 
 	if (!traced())
 		return 0;
-	map_update(MAP(threads), &child, &one);
+	map_update(MAP(threads), &child, &fresh);
 	if (!reserve(r, KIND_TASK_FORK, ENGINE_KERNEL))
 		return 0;
 	r->parent_tid = FIELD(ctx, sched_process_fork, parent_pid, s32);
@@ -41,7 +42,6 @@ TRACEPOINT(sched, sched_process_free)
 	u32 tid = FIELD(ctx, sched_process_template, pid, s32);
 
 	map_delete(MAP(threads), &tid);
-	map_delete(MAP(ggml_threads), &tid);
 	return 0;
 }
 
@@ -120,7 +120,7 @@ TRACEPOINT(syscalls, sys_enter_openat)
 }
 
 /* Does nothing: for measuring what a probe costs by itself. */
-UPROBE(empty)
+BARE_UPROBE(empty)
 {
 	return 0;
 }

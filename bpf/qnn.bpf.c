@@ -19,8 +19,7 @@
 /* QnnInterface_getProviders(const QnnInterface_t ***list, uint32_t *count) */
 UPROBE(qnn_providers_begin)
 {
-	if (traced())
-		keep_args(CALL_GET_PROVIDERS, ARG1(ctx), ARG2(ctx), 0, 0);
+	keep_args(CALL_GET_PROVIDERS, ARG1(ctx), ARG2(ctx), 0, 0);
 	return 0;
 }
 
@@ -71,8 +70,6 @@ UPROBE(qnn_execute_begin)
 {
 	RECORD(rec_qnn_execute_begin, r);
 
-	if (!traced())
-		return 0;
 	keep_args(CALL_EXECUTE, ARG1(ctx), ARG6(ctx), 0, 0);
 	if (!reserve(r, KIND_QNN_EXECUTE_BEGIN, ENGINE_QNN))
 		return 0;
@@ -175,7 +172,7 @@ static INLINE int call_end(void *ctx, u8 call, s64 status)
 #define QNN_CALL(name, number, owner, size, out, text, level, profile)                                                          \
 	UPROBE(qnn_##name##_begin)                                                                                     \
 	{                                                                                                              \
-		return traced() ? call_begin(ctx, number, owner, size, out, text, level, profile) : 0;                      \
+		return call_begin(ctx, number, owner, size, out, text, level, profile);                      \
 	}                                                                                                              \
 	UPROBE(qnn_##name##_end)                                                                                       \
 	{                                                                                                              \
@@ -236,8 +233,6 @@ UPROBE(qnn_get_events_begin)
 {
 	RECORD(rec_qnn_harvest, r);
 
-	if (!traced())
-		return 0;
 	keep_args(CALL_GET_EVENTS, ARG1(ctx), ARG2(ctx), ARG3(ctx), 0);
 	if (!reserve(r, KIND_QNN_HARVEST, ENGINE_QNN))
 		return 0;
@@ -254,8 +249,7 @@ UPROBE(qnn_get_events_end)
 
 UPROBE(qnn_get_sub_events_begin)
 {
-	if (traced())
-		keep_args(CALL_GET_SUB_EVENTS, ARG1(ctx), ARG2(ctx), ARG3(ctx), 0);
+	keep_args(CALL_GET_SUB_EVENTS, ARG1(ctx), ARG2(ctx), ARG3(ctx), 0);
 	return 0;
 }
 
@@ -308,8 +302,7 @@ static INLINE void send_qnn_event(void *ctx, u64 event, struct extended_event_da
 /* profileGetEventData(event, out) */
 UPROBE(qnn_event_data_begin)
 {
-	if (traced())
-		keep_args(CALL_EVENT_DATA, ARG1(ctx), ARG2(ctx), 0, 0);
+	keep_args(CALL_EVENT_DATA, ARG1(ctx), ARG2(ctx), 0, 0);
 	return 0;
 }
 
@@ -334,8 +327,7 @@ UPROBE(qnn_event_data_end)
 /* profileGetExtendedEventData(event, out) */
 UPROBE(qnn_extended_event_data_begin)
 {
-	if (traced())
-		keep_args(CALL_EXTENDED_EVENT_DATA, ARG1(ctx), ARG2(ctx), 0, 0);
+	keep_args(CALL_EXTENDED_EVENT_DATA, ARG1(ctx), ARG2(ctx), 0, 0);
 	return 0;
 }
 

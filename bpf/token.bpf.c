@@ -36,13 +36,13 @@ static INLINE int token_end(void *ctx, u8 engine, u64 seq, s64 result)
 /* moescope:token__begin(seq, phase, n_tokens, position) */
 UPROBE(moescope_token_begin)
 {
-	return traced() ? token_begin(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx)) : 0;
+	return token_begin(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx));
 }
 
 /* moescope:token__end(seq, sampled token) */
 UPROBE(moescope_token_end)
 {
-	return traced() ? token_end(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx)) : 0;
+	return token_end(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx));
 }
 
 /* The head of struct llama_batch, which llama_decode takes by value. */
@@ -60,8 +60,6 @@ UPROBE(llama_decode_begin)
 	struct llama_batch_head batch = {};
 	u32 position = ~0U;
 
-	if (!traced())
-		return 0;
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 	bpf_probe_read_user(&batch, sizeof(batch), (void *)ARG2(ctx)); /* large aggregates go by reference */
 #else
@@ -75,15 +73,15 @@ UPROBE(llama_decode_begin)
 /* int32_t llama_process(struct llama_context *, enum llama_process_type, struct llama_batch_ext *): the batch is opaque */
 UPROBE(llama_process_begin)
 {
-	return traced() ? token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, 0, ~0U) : 0;
+	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, 0, ~0U);
 }
 
 UPROBE(llama_process_end)
 {
-	return traced() ? token_end(ctx, ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx)) : 0;
+	return token_end(ctx, ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx));
 }
 
 UPROBE(llama_decode_end)
 {
-	return traced() ? token_end(ctx, ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx)) : 0;
+	return token_end(ctx, ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx));
 }

@@ -89,6 +89,7 @@ class Row:
     why: str
     ns_per_hit: float = 0.0
     ns_per_hit_cold: float = 0.0
+    bpf_ns_per_hit: float = 0.0
     hits: int = 0
     retired_ns: int = 0  # when it was removed before the end, since others had taken its place
     cookie: int = 0

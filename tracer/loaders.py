@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
 from tracer.attach import KERNEL_PROBES, SOFTWARE
-from tracer.btf import UNION, VMLINUX, Btf
+from tracer.btf import STRUCT, UNION, VMLINUX, Btf
 from tracer.errors import ProbeError, RequirementError
 from tracer.libbpf import BpfObject, Kernel
 from tracer.paths import BPF_OBJECT, BPF_OBJECTS, BPF_SOURCE, MAPS_OBJECTS
@@ -26,7 +29,7 @@ MAPS: tuple[str, ...] = (
     "paths",
     "chosen",
     "described",
-    "ggml_threads",
+    "runs",
     "call_specs",
     "backends",
 )
@@ -209,6 +212,20 @@ def layouts() -> dict[str, Any]:
 def enumeration(name: str) -> dict[str, int]:
     """Name → value of an enum of bpf/records.h, from the object's BTF."""
     return Btf.of_object(BPF_OBJECT).enum(name)
+
+
+def struct_bytes(name: str) -> int:
+    """Size of a struct of bpf/, from the object's BTF."""
+    btf = Btf.of_object(BPF_OBJECT)
+    return btf.dtype(btf.find(STRUCT, name)).itemsize
+
+
+def program_numbers() -> dict[str, int]:
+    """Program → the number under which it counts its runs: where its mark stands in the object's section of marks."""
+    with open(BPF_OBJECT, "rb") as file:
+        tables = [section for section in ELFFile(file).iter_sections() if isinstance(section, SymbolTableSection)]
+        symbols = [symbol for table in tables for symbol in table.iter_symbols()]
+        return {s.name.removeprefix("number_"): int(s["st_value"]) for s in symbols if s.name.startswith("number_")}
 
 
 def check_architecture(machine: str) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tracer import machine
+from tracer.accounting import Accounting
 from tracer.attach import Attachments
 from tracer.calibration import measure
 from tracer.drain import Drain
 from tracer.engines import Engine
 from tracer.functions import Function
 from tracer.libbpf import Kernel
-from tracer.loaders import LOADERS, check_architecture, layouts
+from tracer.loaders import LOADERS, check_architecture, layouts, struct_bytes
 from tracer.manifest import account, compose
 from tracer.paths import Owner
 from tracer.perf_buffer import Doorbell, PerfBuffer
@@ -90,9 +91,8 @@ class Session:
         chosen = self.options.pmc, self.options.sched == "all"
         self.watcher = Watcher(self.kernel, self.loader, self.probes, self.guard, self.layouts, *chosen)
         self.undo.callback(self.watcher.counters.close)
-        stats = self.kernel.enable_stats()
-        if stats >= 0:
-            self.undo.callback(os.close, stats)
+        self.accounting = Accounting(self.kernel, self.loader)
+        self.undo.callback(self.accounting.close)
         self.drain = Drain(self._buffers(), self.folder, self.layouts, self.options.only_slower_ns)
         self.undo.callback(self.drain.close)
         if self.options.buffer == "perf":
@@ -120,11 +120,12 @@ class Session:
             self.undo.callback(os.close, ending)
             self.drain.wake_on(ending, once=True)
         self.started_utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        thread_bytes = struct_bytes("traced")
         family = [target.pid, *children(target.pid)] if isinstance(target, Followed) else [target.pid]
         for pid in family:
             self.guard.add(pid)
             for tid in tasks(pid):
-                self.kernel.update(self.loader.map_fd("threads"), struct.pack("<I", tid), struct.pack("<I", 1))
+                self.kernel.update(self.loader.map_fd("threads"), struct.pack("<I", tid), bytes(thread_bytes))
                 self.watcher.note_thread(tid, pid)
                 self.watcher.counters.add(tid)
             if isinstance(target, Followed):
@@ -154,8 +155,9 @@ class Session:
             self.drain.sleep()
             alive = self.target.poll()
             self.turn()
+            self.accounting.turn()
             if self.options.min_tps:
-                self.quality.turn(self.drain.tokens.finished, self.stats)
+                self.quality.turn(self.drain.tokens.finished, self.accounting.of)
             if time.monotonic() >= next_manifest:
                 next_manifest += MANIFEST_SECONDS
                 self.save_manifest("recording")
@@ -205,10 +207,6 @@ class Session:
         levels = sorted(self.options.levels - self.probes.shed_levels)
         return Reading(steps, seen, lost, self.cost["trap_ns"] + self.cost["bpf_ns"], tuple(levels))
 
-    def stats(self, program: str) -> tuple[int, int]:
-        """(runs, ns inside) of a program so far."""
-        return self.kernel.program_stats(self.loader.program_fd(program))
-
     def save_manifest(self, state: str) -> None:
         """Write down everything known so far."""
         about = {
@@ -230,7 +228,7 @@ class Session:
             "dropped": self.drain.filter.to_json() if self.drain.filter else None,
             "layouts": self.layouts,
         }
-        self.cost = account(self.probes.rows, self.probes.costs, self.stats)
+        self.cost = account(self.probes.rows, self.probes.costs, self.accounting.of)
         self.cost |= {"target_cpu_ns": self.target.cpu_ns, "held_ns": self.watcher.held_ns, **self.own_cost()}
         write_manifest(self.folder, compose(about, self.watcher, self.cost))
 
