@@ -78,6 +78,7 @@ class Row:
     ns_per_hit: float = 0.0
     ns_per_hit_cold: float = 0.0
     hits: int = 0
+    skipped: int = 0
 
 
 @dataclass
