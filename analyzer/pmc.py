@@ -13,6 +13,7 @@ from analyzer.schema import conform
 from analyzer.spans import NONE, codes, latest, successors
 
 UNREAD = np.uint64(2**64 - 1)
+LATEST_NS = 1_000_000  # a reading stands right behind its record; one that comes later belongs to a record that was lost
 BOUNDARIES = ("op_begin", "op_wait", "op_end")
 
 
@@ -27,7 +28,8 @@ def readings_at(source: Source, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
     rows, bounds = source.rows("pmc"), [source.rows(kind) for kind in BOUNDARIES]
     bound_tid, bound_ts = (np.concatenate([b[field] for b in bounds]) for field in ("tid", "ts"))
     owner = latest(bound_tid, bound_ts, rows["tid"], rows["ts"])
-    owned = np.flatnonzero(owner >= 0)
+    close = rows["ts"] - bound_ts[owner] < LATEST_NS if len(bound_ts) else owner >= 0
+    owned = np.flatnonzero((owner >= 0) & close)[::-1]  # the first reading behind a record is its own
     key = codes(np.concatenate((bound_tid[owner[owned]], tid)), np.concatenate((bound_ts[owner[owned]], ts)))
     at = np.full(int(key.max(initial=-1)) + 1, NONE, np.int64)
     at[key[: len(owned)]] = owned

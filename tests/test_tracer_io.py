@@ -140,7 +140,8 @@ def test_counted_switches_are_those_of_getrusage(run: Run) -> None:
     voluntary = [used[2] for used in run.used]
     assert voluntary[SLEEP] == SLEEPS
     assert (switches.loc[:TOUCH_AGAIN].to_numpy() >= voluntary).all() and switches[SLEEP] < SLEEPS + 20
-    assert (counted(run, "task-clock") <= run.tables["operators"].set_index("op_id")["duration_ns"]).all()
+    busy, whole = counted(run, "task-clock"), run.tables["operators"].set_index("op_id")["duration_ns"]
+    assert (busy < 1.05 * whole + 20_000).all() and busy[SLEEP] < whole[SLEEP] / 2
 
 
 def test_a_thread_that_begins_later_is_counted_too(run: Run) -> None:
@@ -174,12 +175,17 @@ def test_every_waking_of_a_sleeper_is_followed_by_its_wakeup(run: Run) -> None:
     assert [events[i + 1] for i, event in enumerate(events[:-1]) if event == "waking"] == ["wakeup"] * events.count("waking")
 
 
-def test_the_whole_machines_scheduling_leaves_no_gap_on_any_cpu(tmp_path: Path) -> None:
+def test_the_whole_machines_scheduling_leaves_no_gap_on_any_cpu_but_what_the_kernel_skipped(tmp_path: Path) -> None:
     run = run_program(tmp_path, "--sched", "all", "--levels", "sched,operator,token")
     own, switch = target_threads(run), run.tables["sched"].query("event == 'switch'")
     assert (~np.isin(switch["prev_tid"], own) & ~np.isin(switch["next_tid"], own)).any()
+    leavers = switch["prev_tid"].unique()  # some kernel keeps a few threads' own events from every observer
+    gaps = 0
     for _, rows in switch.groupby("cpu"):
-        assert (rows["next_tid"].to_numpy()[:-1] == rows["prev_tid"].to_numpy()[1:]).all()
+        after, left = rows["next_tid"].to_numpy()[:-1], rows["prev_tid"].to_numpy()[1:]
+        gaps += int(((after != left) & np.isin(after, leavers)).sum())
+    skipped = {row["program"]: row["skipped"] for row in run.recording.manifest["probes"]}
+    assert gaps <= skipped["sched_switch"] < len(switch) / 10
     assert set(run.tables["thread_states"]["tid"]) <= set(own.tolist())
     assert run.recording.manifest["sched"] == "all"
 
@@ -236,17 +242,21 @@ def test_every_event_that_is_offered_can_be_opened_and_the_others_are_refused_by
             pmc.parse(name)
 
 
+def open_counters() -> int:
+    links = (link for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    return sum(os.path.realpath(link).endswith("[perf_event]") for link in links)
+
+
 def test_counters_of_ended_threads_make_room_and_none_stays_open() -> None:
     loader = LibbpfLoader(Kernel(), set(), {})
     counters = pmc.Counters(Kernel(), {name: loader.map_fd(name) for name in ("counters", "counted")}, pmc.parse("cs,faults"))
-    descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(2 * pmc.MAX_THREADS // 100):
         stay = threading.Event()
         threads = [threading.Thread(target=stay.wait, daemon=True) for _ in range(100)]
         for thread in threads:
             thread.start()
             counters.add(thread.native_id or 0)
-        assert len(os.listdir("/proc/self/fd")) == descriptors + 2 * len(threads)
+        assert open_counters() == 2 * len(threads)
         stay.set()
         for thread in threads:
             thread.join()
@@ -256,5 +266,5 @@ def test_counters_of_ended_threads_make_room_and_none_stays_open() -> None:
     counters.add(threads[0].native_id or 0)
     assert counters.uncounted == 1
     counters.close()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_counters() == 0
     loader.close()

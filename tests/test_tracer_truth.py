@@ -118,7 +118,7 @@ def test_every_routing_choice_is_the_one_the_runtime_made(demo: DemoRun) -> None
 @pytest.mark.needs("htp", "bcc")
 def test_both_loaders_see_the_same_run(demo: DemoRun, demo_bcc: DemoRun) -> None:
     one, other = tables_module.load(demo.folder), tables_module.load(demo_bcc.folder)
-    timing = {"sched", "thread_states", "threads", "counters"}
+    timing = {"sched", "thread_states", "threads", "counters", "faults", "reads", "blocks"}
     for name in one.keys() - timing:
         assert len(one[name]) == len(other[name]), name
     same = ["layer", "expert", "n_tokens", "backend", "tier", "cache"]

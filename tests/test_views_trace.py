@@ -45,6 +45,27 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Judge, fixture.Tabl
     return judged(tmp_path_factory.mktemp("trace"), manifest, tables), tables
 
 
+def test_reads_and_major_faults_stand_on_their_threads(tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    begin = tables["operators"].begin_ns.to_numpy()[:3] + 20
+    on = {"pid": fixture.PID, "tid": fixture.WORKER, "file": "/models/moe.gguf"}
+    tables["reads"] = fixture.frame("reads", call="pread64", begin_ns=begin, end_ns=begin + 50, bytes=64, **on)
+    kind, length = ["major", "minor", "major"], [30, 30, -1]
+    fault = {"begin_ns": begin + 100, "end_ns": begin + 130, "duration_ns": length}
+    tables["faults"] = fixture.frame("faults", kind=kind, offset=4096, **fault, **on)
+    judge = judged(tmp_path, manifest, tables)
+    sql = "select s.name, s.dur, t.tid from slice s join thread_track tt on s.track_id = tt.id join thread t using (utid)"
+    drawn = judge.rows(f"{sql} where s.category = 'io' order by s.ts")
+    read = ("pread64 moe.gguf", 50, fixture.WORKER)
+    assert drawn == [
+        read,
+        ("major fault moe.gguf", 30, fixture.WORKER),
+        read,
+        read,
+        ("major fault moe.gguf", 0, fixture.WORKER),
+    ]
+
+
 def test_every_row_is_a_slice_of_the_same_length(usual: tuple[Judge, fixture.Tables]) -> None:
     judge, tables = usual
     drawn = {c: (n, d) for c, n, d in judge.rows("select category, count(*) as n, sum(dur) as d from slice group by category")}

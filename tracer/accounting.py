@@ -44,11 +44,11 @@ class Accounting:
         raw = self.kernel.lookup(self.loader.map_fd("runs"), struct.pack("<I", self.numbers[program]), 8 * self.cpus)
         return int(np.frombuffer(raw, "<u8").sum())
 
-    def of(self, program: str) -> tuple[int, int]:
-        """(runs, ns inside): runs exactly, ns from what a run took in the windows."""
-        timed, inside = self.kernel.program_stats(self.loader.program_fd(program))
+    def of(self, program: str) -> tuple[int, int, int]:
+        """(runs, ns inside, skipped): runs exactly, ns from what a run took in the windows, events kept from the program."""
+        timed, inside, skipped = self.kernel.program_stats(self.loader.program_fd(program))
         runs = self.runs(program)
-        return runs, round(runs * inside / timed) if timed else 0
+        return runs, round(runs * inside / timed) if timed else 0, skipped
 
     def close(self) -> None:
         """Close the window."""

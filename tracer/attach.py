@@ -93,6 +93,7 @@ class Row:
     hits: int = 0
     retired_ns: int = 0  # when it was removed before the end, since others had taken its place
     cookie: int = 0
+    skipped: int = 0
 
 
 def needs_anchors(engine: Engine, binary: Binary) -> bool:

@@ -20,6 +20,7 @@ class ProgramInfo(ctypes.Structure):
         ("before_stats", ctypes.c_uint8 * 184),
         ("run_time_ns", c_uint64),
         ("run_cnt", c_uint64),
+        ("recursion_misses", c_uint64),
     ]
 
 
@@ -62,13 +63,13 @@ class Kernel:
         """Let the kernel count runs and run time of BPF programs while the returned descriptor is open; -1 if it cannot."""
         return int(self.lib.bpf_enable_stats(STATS_RUN_TIME))
 
-    def program_stats(self, program_fd: int) -> tuple[int, int]:
-        """(runs, ns inside the program) since statistics were enabled."""
+    def program_stats(self, program_fd: int) -> tuple[int, int, int]:
+        """(runs, ns inside the program) since statistics were enabled, and events that the kernel kept from it."""
         info = ProgramInfo()
         size = c_uint32(ctypes.sizeof(info))
         if self.lib.bpf_obj_get_info_by_fd(program_fd, byref(info), byref(size)):
-            return 0, 0
-        return info.run_cnt, info.run_time_ns
+            return 0, 0, 0
+        return info.run_cnt, info.run_time_ns, info.recursion_misses
 
 
 class BpfObject:

@@ -13,16 +13,16 @@ from tracer.recording import SCHEMA_VERSION
 from tracer.watch import Watcher
 
 
-def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tuple[int, int]]) -> dict[str, Any]:
+def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tuple[int, int, int]]) -> dict[str, Any]:
     """Fill in hits and ns per hit of every probe; the sums, ns.
 
-    `costs` is what `calibration.measure` found; `stats(program)` gives (runs, ns inside). A program that
+    `costs` is what `calibration.measure` found; `stats(program)` gives (runs, ns inside, skipped). A program that
     stands at several places is counted once.
     """
     total = {"trap_ns": 0, "trap_cold_ns": 0, "bpf_ns": 0}
     counted: set[str] = set()
     for row in rows:
-        row.hits, inside = stats(row.program)
+        row.hits, inside, row.skipped = stats(row.program)
         row.bpf_ns_per_hit = inside / row.hits if row.hits else 0.0
         kind = "return" if row.at == "return" else row.cost
         row.ns_per_hit, row.ns_per_hit_cold = costs.get(kind, 0.0), costs.get(f"cold_{kind}", 0.0)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 PAGE = mmap.PAGESIZE
-TOUCHED = [7, 300, 64, 301, 515]
+TOUCHED = [7, 300, 64, 301, 700]
 READS = [(1 << 20, 3 * PAGE), ((1 << 20) + 64 * PAGE, 100), (2 << 20, 5 * PAGE)]
 ANONYMOUS_PAGES, SLEEPS = 50, 6
 
