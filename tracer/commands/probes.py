@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         loader.close()
     for row in probes.rows:
         row.ns_per_hit = costs["return"] if row.at == "return" else costs[row.cost]
+    for warning in probes.warnings + probes.named.missing():
+        print(warning, file=sys.stderr)
     if args.json:
         print(json.dumps([asdict(row) for row in probes.rows], indent=1))
         return 0
@@ -62,6 +65,4 @@ def run(args: argparse.Namespace) -> int:
     for row in probes.rows:
         table.add_row(row.level, f"{row.symbol} +{row.offset:#x}", row.at, row.instruction, f"{row.ns_per_hit:.0f}", row.why)
     Console().print(table)
-    for warning in probes.warnings + probes.named.missing():
-        print(warning)
     return 0
