@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -163,3 +164,55 @@ def test_backends_are_numbered_alike_in_kernel_and_analyzer() -> None:
 def test_a_bad_engine_is_answered_with_the_key(row: dict, words: str) -> None:
     with pytest.raises(EngineError, match=re.escape(words)):
         parse_engine({"name": "x", "id": 2, "libraries": ["libx"], "probes": [], **row}, Path("x.toml"))
+
+
+OPENERS = """
+import ctypes, os, shutil, sys
+library, way = sys.argv[1], sys.argv[2]
+name = os.path.basename(library)
+if way == "relative":
+    os.chdir(os.path.dirname(library)); path = "./" + name
+elif way == "dots":
+    folder = os.path.dirname(library)
+    os.chdir("/"); path = f"{folder[1:]}/../{os.path.basename(folder)}/{name}"
+elif way == "descriptor":
+    path = f"/proc/self/fd/{os.open(library, os.O_RDONLY)}"
+elif way == "memory":
+    fd = os.memfd_create("libllama.so"); os.write(fd, open(library, "rb").read()); path = f"/proc/self/fd/{fd}"
+elif way == "deleted":
+    path = library + ".gone"; shutil.copy(library, path)
+lib = ctypes.CDLL(path)
+if way == "deleted":
+    os.unlink(path)
+argv = (ctypes.c_char_p * 4)(b"fake", b"7", b"3")
+sys.exit(lib.fake_main(3, argv))
+"""
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize(("way", "seen"), [("relative", 7), ("dots", 7), ("deleted", 7), ("descriptor", 7), ("memory", 0)])
+def test_a_library_opened_by_any_path_does_no_harm(tmp_path: Path, way: str, seen: int) -> None:
+    library = tmp_path / "libllama.so"
+    flags = ["-O2", "-shared", "-fPIC", "-Dmain=fake_main", "-Wno-unknown-pragmas"]
+    subprocess.run(["cc", *flags, "-o", str(library), str(SOURCE)], check=True)
+    script = tmp_path / "open.py"
+    script.write_text(OPENERS)
+    command = [sys.executable, str(script), str(library), way]
+    done = trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", *command)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert len(tables_module.load(tmp_path / "run")["tokens"]) == seen
+
+
+@pytest.mark.needs("probes")
+def test_a_running_program_with_a_deleted_and_an_anonymous_library_is_followed(tmp_path: Path) -> None:
+    library = tmp_path / "libllama.so"
+    flags = ["-O2", "-shared", "-fPIC", "-Dmain=fake_main", "-Wno-unknown-pragmas"]
+    subprocess.run(["cc", *flags, "-o", str(library), str(SOURCE)], check=True)
+    script = 'import ctypes, os, sys, time\nfd = os.memfd_create("libllama.so"); os.write(fd, open(sys.argv[1], "rb").read())\n'
+    script += 'a, b = ctypes.CDLL(f"/proc/self/fd/{fd}"), ctypes.CDLL(sys.argv[1]); os.unlink(sys.argv[1])\n'
+    script += 'print("ready", flush=True); time.sleep(6)\n'
+    target = subprocess.Popen([sys.executable, "-c", script, str(library)], stdout=subprocess.PIPE, text=True)
+    assert target.stdout is not None and target.stdout.readline() == "ready\n"
+    done = trace("attach", "--no-views", "--pid", str(target.pid), "--duration", "0.5", "-o", str(tmp_path / "run"))
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert target.wait(20) == 0

@@ -224,6 +224,17 @@ class Attachments:
                         )
         return len(self.rows) - before
 
+    def at_run_time(self) -> list[Row]:
+        """Rows, with offset -1, of the probes whose places the program is told when it runs: slots of tables of functions."""
+        rows = []
+        for engine in self.engines:
+            for probe in engine.probes:
+                if probe.slot >= 0 and probe.level in self.levels and self.state[engine.name].libraries:
+                    symbol = f"{probe.table or 'function table'}[{probe.slot}]"
+                    why = "at run time: the program gets the table from the library"
+                    rows.append(Row(probe.program, engine.name, probe.level, "", symbol, -1, probe.at, "", "", why))
+        return rows
+
     def _slot_place(self, engine: Engine, path: str, offset: int) -> Place:
         if not engine.inspect:
             return TABLE_SITE
