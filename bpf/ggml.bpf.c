@@ -217,7 +217,10 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend);
 }
 
-/* Which backend struct ggml_backend is: it begins with a pointer to 16 bytes that are the same in every build. */
+/*
+ * Which backend struct ggml_backend is: it begins with a pointer to 16 bytes that are the same in every build. Unknown where
+ * the program has not touched them yet; ggml compares them when it makes its backends.
+ */
 static INLINE u32 ggml_backend_of(u64 backend)
 {
 	u64 head = read_u64(read_u64(backend));

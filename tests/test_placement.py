@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.placement import NOP5, place_entry, place_tail, place_usdt
+from tracer.placement import NOP5, arm64_class, place_entry, place_tail, place_usdt
 
 NEW_KERNEL = {"nop5": 200.0, "emulated": 450.0, "stepped": 16_000.0}
 OLD_KERNEL = {"nop5": 15_000.0, "emulated": 450.0, "stepped": 16_000.0}
@@ -30,11 +30,13 @@ X86 = {
 }
 ARM64 = {
     "bti c": (b"\x5f\x24\x03\xd5", "stepped", False),
-    "nop": (b"\x1f\x20\x03\xd5", "emulated", False),
+    "nop": (b"\x1f\x20\x03\xd5", "nop5", False),
     "stp x29, x30, [sp, #-16]!": (b"\xfd\x7b\xbf\xa9", "stepped", True),
     "mov x9, x0": (b"\xe9\x03\x00\xaa", "stepped", False),
     "mov w0, #1": (b"\x20\x00\x80\x52", "stepped", True),
     "cbz x0, +8": (b"\x40\x00\x00\xb4", "emulated", True),
+    "ldr x9, +8": (b"\x49\x00\x00\x58", "emulated", False),
+    "ldr x10, [x9]": (b"\x2a\x01\x40\xf9", "stepped", False),
     "adrp x9, 0": (b"\x09\x00\x00\x90", "emulated", False),
     "b +16": (b"\x04\x00\x00\x14", "emulated", True),
     "ret": (b"\xc0\x03\x5f\xd6", "emulated", True),
@@ -88,3 +90,55 @@ def test_a_usdt_site_uses_the_long_nop_in_front_only_where_it_is_cheaper_and_sur
     assert place_usdt(NOP5, True, OLD_KERNEL).delta == 0
     assert place_usdt(NOP5, False, NEW_KERNEL).delta == 0
     assert place_usdt(b"\x90" * 5, True, NEW_KERNEL).delta == 0
+
+
+ARM64_CLASSES = {
+    "bl +16": (0x94000004, "emulated"),
+    "b.ne +8": (0x54000041, "emulated"),
+    "cbnz w0, +8": (0x35000040, "emulated"),
+    "tbnz x0, #63, +8": (0xB7F80040, "emulated"),
+    "adr x0, +4": (0x10000020, "emulated"),
+    "adrp x0, 0": (0x90000000, "emulated"),
+    "br x16": (0xD61F0200, "emulated"),
+    "blr x8": (0xD63F0100, "emulated"),
+    "ret": (0xD65F03C0, "emulated"),
+    "ldr w0, literal": (0x18000040, "emulated"),
+    "ldrsw x0, literal": (0x98000040, "emulated"),
+    "ldr q0, literal": (0x9C000040, "refused"),
+    "prfm literal": (0xD8000040, "refused"),
+    "retaa": (0xD65F0BFF, "refused"),
+    "svc #0": (0xD4000001, "refused"),
+    "msr tpidr_el0, x0": (0xD51BD040, "refused"),
+    "mrs x0, tpidr_el0": (0xD53BD040, "stepped"),
+    "ldxr x0, [x1]": (0xC85F7C20, "refused"),
+    "autiasp": (0xD50323BF, "refused"),
+    "yield": (0xD503203F, "refused"),
+    "paciasp": (0xD503233F, "stepped"),
+    "bti c": (0xD503245F, "stepped"),
+    "nop": (0xD503201F, "nop5"),
+    "stp x29, x30, [sp, #-16]!": (0xA9BF7BFD, "stepped"),
+}
+
+
+@pytest.mark.parametrize(("word", "cost"), ARM64_CLASSES.values(), ids=ARM64_CLASSES.keys())
+def test_an_arm64_instruction_has_the_class_of_the_kernels_decoder(word: int, cost: str) -> None:
+    assert arm64_class(word) == cost
+
+
+def test_an_instruction_that_the_kernel_refuses_is_never_chosen() -> None:
+    code = (0xD503203F).to_bytes(4, "little") + ARM64["stp x29, x30, [sp, #-16]!"][0]
+    assert place_entry(code, "AArch64", NEW_KERNEL).delta == 4
+
+
+def test_a_cheap_instruction_inside_a_loop_is_not_chosen() -> None:
+    head = X86["mov rax, rdi"][0] + X86["test rdi, rdi"][0]
+    loop = X86["je +3"][0] + X86["mov rax, rdi"][0]
+    back = bytes([0xEB, 0x100 - len(X86["test rdi, rdi"][0] + loop) - 2])
+    assert place_entry(head + loop + back + X86["ret"][0], "x64", NEW_KERNEL).delta == 0
+    assert place_entry(head + loop + X86["ret"][0], "x64", NEW_KERNEL).delta == len(head)
+
+
+def test_a_jump_within_the_function_is_no_tail_jump() -> None:
+    inside = b"\xeb\x02" + X86["nop"][0] * 2
+    code = X86["mov rax, rdi"][0] + inside + b"\xe9\x00\x10\x00\x00"
+    assert place_tail(code, "x64", NEW_KERNEL).delta == 7

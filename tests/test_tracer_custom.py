@@ -239,6 +239,13 @@ def test_a_bad_file_ends_the_command_in_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_one_file_may_hold_engines_and_functions(tmp_path: Path) -> None:
+    text = '[[engine]]\nname = "x"\nid = 2\nlibraries = ["libx"]\nprobes = []\n[[engine]]\nname = "y"\nid = 2\n'
+    path = Path(declare(tmp_path, text + 'libraries = ["liby"]\nprobes = []\n' + FUNCTION))
+    engines, functions = read_probe_files([path])
+    assert [engine.name for engine in engines] == ["x", "y"] and [f.symbols for f in functions] == [("foo",)]
+
+
 def test_an_engine_of_a_known_name_replaces_ours() -> None:
     ours = all_engines()["llamacpp"]
     names = [engine.name for engine in choose(["auto"], [ours])]
@@ -273,3 +280,41 @@ def test_an_argument_reads_what_its_text_says(kind: str, register: int, offsets:
     if kind.startswith("f") and not offsets:
         return
     assert interpreted(parse_argument("x", f"{kind} {text}").spec(), registers) == value
+
+
+def blocks(kind: str) -> list[str]:
+    text = (ROOT / "docs" / "engines.md").read_text()
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
+
+
+def test_the_examples_of_the_documentation_are_valid(tmp_path: Path) -> None:
+    (function,), engines = read_probe_files([Path(declare(tmp_path, blocks("toml")[0]))])[::-1]
+    assert not engines and [a.name for a in function.arguments] == ["n", "name", "rows", "scale", "result"]
+    (engine,), _ = read_probe_files([Path(declare(tmp_path, blocks("toml")[1]))])
+    assert [(probe.program, probe.at) for probe in engine.probes] == [
+        ("llama_decode_begin", "entry"),
+        ("llama_decode_end", "return"),
+    ]
+
+
+DOCUMENTED = """
+#include <stdint.h>
+struct row { uint64_t pad[2]; uint64_t rows; float *scales; };
+int foo_run(int n, const char *name, struct row *row) { return n + (int)row->rows + (name != 0); }
+"""
+
+
+@pytest.mark.needs("probes")
+def test_the_example_of_the_documentation_records_a_librarys_calls(tmp_path: Path) -> None:
+    (tmp_path / "foo.c").write_text(DOCUMENTED)
+    main = DOCUMENTED.split("int foo_run")[0] + "int foo_run(int, const char *, struct row *);\n"
+    main += 'int main(void) { float f[2] = {1, 0.5f}; struct row r = {{0, 0}, 40, f}; return foo_run(1, "expert", &r) != 42; }\n'
+    (tmp_path / "main.c").write_text(main)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(tmp_path / "libfoo.so"), str(tmp_path / "foo.c")], check=True)
+    link = [f"-L{tmp_path}", "-lfoo", f"-Wl,-rpath,{tmp_path}"]
+    subprocess.run(["cc", "-o", str(tmp_path / "main"), str(tmp_path / "main.c"), *link], check=True)
+    path = declare(tmp_path, blocks("toml")[0])
+    done = trace("run", "--no-views", "--probes", path, "-o", str(tmp_path / "run"), "--", str(tmp_path / "main"))
+    assert done.returncode == 0, done.stderr
+    (args,) = tables_module.load(tmp_path / "run")["calls"]["args"]
+    assert json.loads(args) == {"n": 1, "rows": 40, "scale": 0.5, "name": "expert", "result": 42}

@@ -45,6 +45,7 @@ def test_tokens_and_graphs_are_the_programs(tables: dict[str, pd.DataFrame]) -> 
     assert tokens["phase"].tolist() == ["prefill"] + ["decode"] * NEW
     assert (tokens["result"] == 0).all() and tokens["complete"].all()
     assert tables["graphs"]["token_id"].tolist() == list(range(NEW + 1))
+    assert set(tables["graphs"]["backend"]) == {"cpu"}
 
 
 def test_every_step_runs_the_same_operators_on_both_threads(recording: Recording, tables: dict[str, pd.DataFrame]) -> None:

@@ -122,3 +122,16 @@ def test_genies_calls_are_recorded_with_their_error(tmp_path: Path) -> None:
     assert graphs[["kind", "status"]].values.tolist() == [row for row in told if row[0] != "query"]
     rows = [row for row in json.loads((tmp_path / "run" / "manifest.json").read_text())["probes"] if row["engine"] == "genie"]
     assert rows and all("not inspected" in row["why"] for row in rows)
+
+
+@needs_runtime
+@pytest.mark.needs("probes")
+def test_the_dry_run_lists_slots_as_found_at_run_time() -> None:
+    done = trace("probes", "--json", "--engine", "onnxruntime", str(RUNTIME))
+    rows = json.loads(done.stdout)
+    now, later = [r for r in rows if r["offset"] >= 0], [r for r in rows if r["offset"] < 0]
+    assert [row["symbol"] for row in now] == ["OrtGetApiBase"] and now[0]["ns_per_hit_cold"] > 0
+    assert {"OrtApi[9]", "OrtApiBase[0]"} <= {row["symbol"] for row in later}
+    assert all("at run time" in row["why"] for row in later)
+    printed = trace("probes", "--engine", "onnxruntime", str(RUNTIME), env={"COLUMNS": "250"})
+    assert printed.returncode == 0 and "OrtApi[9]" in printed.stdout

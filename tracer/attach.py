@@ -96,6 +96,16 @@ class Row:
     skipped: int = 0
 
 
+def cheapest(sites: list[tuple[int, str, Place]]) -> list[tuple[int, str, Place]]:
+    """The first of several functions that would do, or the first that has a cheap instruction where it has none."""
+    cheap = [site for site in sites if site[2].cost != "stepped"]
+    if not cheap or cheap[0] == sites[0]:
+        return sites[:1]
+    offset, name, place = cheap[0]
+    why = f"{place.why}; instead of {sites[0][1]}, which has no cheap instruction while its arguments are in place"
+    return [(offset, name, replace(place, why=why))]
+
+
 def needs_anchors(engine: Engine, binary: Binary) -> bool:
     """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
     names = (name for probe in engine.probes for name in probe.symbols)
@@ -203,13 +213,16 @@ class Attachments:
             if offset is None:
                 return []
             entry = offset - len(NOP5)
-            place = place_usdt(binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry), self.costs)
+            place = place_usdt(binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry), self.costs, binary.machine)
             return [(offset, probe.usdt, place)]
         if any(binary.find(name) for name in probe.unless):
             return []
-        symbols = [symbol for name in probe.symbols if (symbol := binary.find(name))][:1]
+        symbols = [symbol for name in probe.symbols if (symbol := binary.find(name))]
         if symbols or not probe.anchor or not engine.inspect:
-            return [self._symbol_site(engine, probe, binary, symbol) for symbol in symbols if self._usable(probe, symbol, binary)]
+            sites = [
+                self._symbol_site(engine, probe, binary, symbol) for symbol in symbols if self._usable(probe, symbol, binary)
+            ]
+            return cheapest(sites)
         if not needs_anchors(engine, binary):
             return []
         offset = anchors.find(binary.path, probe.anchor)
@@ -247,6 +260,17 @@ class Attachments:
                             engine, probe, path, offset, f"{table}[{probe.slot}]", self._slot_place(engine, path, offset)
                         )
         return len(self.rows) - before
+
+    def at_run_time(self) -> list[Row]:
+        """Rows, with offset -1, of the probes whose places the program is told when it runs: slots of tables of functions."""
+        rows = []
+        for engine in self.engines:
+            for probe in engine.probes:
+                if probe.slot >= 0 and probe.level in self.levels and self.state[engine.name].libraries:
+                    symbol = f"{probe.table or 'function table'}[{probe.slot}]"
+                    why = "at run time: the program gets the table from the library"
+                    rows.append(Row(probe.program, engine.name, probe.level, "", symbol, -1, probe.at, "", "", why))
+        return rows
 
     def _slot_place(self, engine: Engine, path: str, offset: int) -> Place:
         if not engine.inspect:
@@ -298,7 +322,10 @@ class Attachments:
                     os.close(self._fds.pop(index))
 
     def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place, cookie: int = 0) -> None:
-        status = os.stat(path)
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise ProbeError(f"cannot probe {symbol} in {path}: {error.strerror}") from None
         key = (status.st_dev, status.st_ino, offset + place.delta, probe.program, cookie)
         if key in self._known:
             return

@@ -10,7 +10,7 @@ __asm__(".text\n"
 	".globl calibrate_nop5\n.type calibrate_nop5,@function\ncalibrate_nop5: .byte 0x0f,0x1f,0x44,0,0\n ret\n.size calibrate_nop5,6\n");
 #elif defined(__aarch64__)
 __asm__(".text\n"
-	".globl calibrate_emulated\n.type calibrate_emulated,%function\ncalibrate_emulated: nop\n ret\n.size calibrate_emulated,8\n"
+	".globl calibrate_emulated\n.type calibrate_emulated,%function\ncalibrate_emulated: b 1f\n1: ret\n.size calibrate_emulated,8\n"
 	".globl calibrate_stepped\n.type calibrate_stepped,%function\ncalibrate_stepped: mov x9,x9\n ret\n.size calibrate_stepped,8\n"
 	".globl calibrate_nop5\n.type calibrate_nop5,%function\ncalibrate_nop5: nop\n ret\n.size calibrate_nop5,8\n");
 #endif

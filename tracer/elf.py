@@ -124,7 +124,7 @@ class Binary:
                 return address - start + offset
         return None
 
-    def bytes_at(self, offset: int, count: int = 64) -> bytes:
+    def bytes_at(self, offset: int, count: int = 1024) -> bytes:
         """Raw bytes at a file offset."""
         with open(self.path, "rb") as file:
             file.seek(offset)

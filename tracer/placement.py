@@ -13,9 +13,37 @@ ARGUMENT_REGISTERS = {
     "x64": {"rdi", "rsi", "rdx", "rcx", "r8", "r9", "rsp"},
     "AArch64": {f"x{i}" for i in range(8)} | {"sp", "x30", "lr"},
 }
-# What arch_uprobe_analyze_insn emulates or simulates, by mnemonic.
+# What arch_uprobe_analyze_insn emulates, by mnemonic.
 X86_BRANCHES = {"call", "jmp"}
-ARM64_SIMULATED = {"nop", "b", "bl", "br", "blr", "ret", "cbz", "cbnz", "tbz", "tbnz", "adr", "adrp"}
+# What arm_probe_decode_insn simulates (Linux 4.10 to 6.18), as (mask, value): b and bl, b.cond, cbz and cbnz, tbz and tbnz, adr
+# and adrp, br, blr, ret, and ldr and ldrsw of a literal into a general register.
+ARM64_SIMULATED = (
+    (0x7C000000, 0x14000000),
+    (0xFF000010, 0x54000000),
+    (0x7E000000, 0x34000000),
+    (0x7E000000, 0x36000000),
+    (0x1F000000, 0x10000000),
+    (0xFFFFFC1F, 0xD61F0000),
+    (0xFFFFFC1F, 0xD63F0000),
+    (0xFFFFFC1F, 0xD65F0000),
+    (0xBF000000, 0x18000000),
+    (0xFF000000, 0x98000000),
+)
+# What it refuses: other branches to registers (with authentication), exceptions, msr, exclusives, memory copy and set, literals
+# into other registers and prefetches of them (the kernel steps the former out of line, where the literal is not).
+ARM64_REFUSED = (
+    (0xFE000000, 0xD6000000),
+    (0xFF000000, 0xD4000000),
+    (0xFFF8F01F, 0xD500401F),
+    (0xFFF00000, 0xD5100000),
+    (0x3F800000, 0x08000000),
+    (0x3B200C00, 0x19000400),
+    (0x3F000000, 0x1C000000),
+    (0xFF000000, 0xD8000000),
+)
+ARM64_HINT, ARM64_NOP = (0xFFFFF01F, 0xD503201F), 0xD503201F
+ARM64_STEPPED_HINTS = {7, 8, 10, 24, 25, 26, 27, 32, 34, 36, 38}  # XPACLRI, PACI*, BTI
+REFUSED = "refused"
 NOP5 = b"\x0f\x1f\x44\x00\x00"
 CALL_BYTES = 5  # a direct call: 5 bytes on x86-64, 4 on arm64
 
@@ -43,10 +71,10 @@ def _decoder(machine: str) -> capstone.Cs | None:
 
 
 def cost_class(instruction: capstone.CsInsn, machine: str) -> str:
-    """`nop5`, `emulated` or `stepped`: how the kernel executes the instruction under a probe."""
+    """`nop5`, `emulated`, `stepped` or `refused`: how the kernel executes the instruction under a probe."""
     name = instruction.mnemonic
     if machine == "AArch64":
-        return "emulated" if name in ARM64_SIMULATED or name.startswith("b.") else "stepped"
+        return arm64_class(int.from_bytes(instruction.bytes, "little"))
     if bytes(instruction.bytes) == NOP5:
         return "nop5"
     operand = instruction.operands[0] if instruction.operands else None
@@ -55,6 +83,31 @@ def cost_class(instruction: capstone.CsInsn, machine: str) -> str:
     is_jump = name in X86_BRANCHES or (name.startswith("j") and name not in ("jrcxz", "jecxz"))
     emulated = bytes(instruction.bytes) == b"\x90" or (name == "push" and register) or (is_jump and direct)
     return "emulated" if emulated else "stepped"
+
+
+def arm64_class(word: int) -> str:
+    """The cost class of an arm64 instruction; a nop has the class that is measured on one, `nop5`: simulated since Linux 6.13."""
+    if word == ARM64_NOP:
+        return "nop5"
+    if any(word & mask == value for mask, value in ARM64_SIMULATED):
+        return "emulated"
+    if word & ARM64_HINT[0] == ARM64_HINT[1]:
+        return "stepped" if word >> 5 & 0x7F in ARM64_STEPPED_HINTS else REFUSED
+    return REFUSED if any(word & mask == value for mask, value in ARM64_REFUSED) else "stepped"
+
+
+def _target(instruction: capstone.CsInsn) -> int | None:
+    """Where a direct branch goes, relative to the function's start; None for everything else."""
+    if not _is_branch(instruction) or not instruction.operands:
+        return None
+    operand = instruction.operands[-1]
+    return int(operand.imm) if operand.type == capstone.CS_OP_IMM else None
+
+
+def _loop_begins(instructions: list[capstone.CsInsn]) -> int:
+    """The first place behind the entry that code further on jumps back to: what stands there may run more than once a call."""
+    targets = [(_target(instruction), instruction.address) for instruction in instructions]
+    return min((to for to, at in targets if to is not None and 0 < to <= at), default=1 << 31)
 
 
 def _is_branch(instruction: capstone.CsInsn) -> bool:
@@ -79,11 +132,16 @@ def place_entry(code: bytes, machine: str, costs: dict[str, float]) -> Place:
     `costs` gives ns per hit by cost class, as measured on this machine.
     """
     decoder = _decoder(machine)
+    instructions = list(decoder.disasm(code, 0)) if decoder else []
+    loop = _loop_begins(instructions)
     candidates: list[tuple[float, int, str, str]] = []
-    for instruction in decoder.disasm(code, 0) if decoder else ():
+    for instruction in instructions:
+        if instruction.address >= loop:
+            break
         cost = cost_class(instruction, machine)
         text = f"{instruction.mnemonic} {instruction.op_str}".strip()
-        candidates.append((costs[cost], instruction.address, text, cost))
+        if cost != REFUSED:
+            candidates.append((costs[cost], instruction.address, text, cost))
         if _is_branch(instruction) or _written(instruction, machine) & ARGUMENT_REGISTERS[machine]:
             break
     if not candidates:
@@ -99,7 +157,9 @@ def place_tail(code: bytes, machine: str, costs: dict[str, float]) -> Place:
     """The jump by which a short function hands over to another; the entry where there is none."""
     decoder = _decoder(machine)
     for instruction in decoder.disasm(code, 0) if decoder else ():
-        if instruction.mnemonic in ("jmp", "b") and cost_class(instruction, machine) == "emulated":
+        target = _target(instruction)
+        leaves = target is not None and not 0 <= target < len(code)
+        if instruction.mnemonic in ("jmp", "b") and leaves and cost_class(instruction, machine) == "emulated":
             text = f"{instruction.mnemonic} {instruction.op_str}".strip()
             return Place(instruction.address, text, "emulated", "tail jump: emulated, and passed by every thread that waits")
         if instruction.mnemonic in ("ret", "call", "bl"):
@@ -116,7 +176,7 @@ def place_call(before: bytes, machine: str, why: str) -> Place | None:
     return Place(-size, found[0].mnemonic, "emulated", why)
 
 
-def place_usdt(before: bytes, is_entry: bool, costs: dict[str, float]) -> Place:
+def place_usdt(before: bytes, is_entry: bool, costs: dict[str, float], machine: str = "x64") -> Place:
     """A USDT site, or the 5-byte nop in front of it where that is cheaper here and is the function's entry, so surely run.
 
     `before` holds the five bytes in front of the site, `is_entry` tells whether a function begins with them.
@@ -125,7 +185,7 @@ def place_usdt(before: bytes, is_entry: bool, costs: dict[str, float]) -> Place:
         return Place(
             -len(NOP5), "nop5", "nop5", "in front of the USDT site: this kernel makes it a system call, cheaper than a trap"
         )
-    return Place(0, "nop", "emulated", "USDT site")
+    return Place(0, "nop", "nop5" if machine == "AArch64" else "emulated", "USDT site")
 
 
 def place_fixed(instruction: str, cost: str, why: str) -> Place:

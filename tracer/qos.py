@@ -107,7 +107,7 @@ class Quality:
         self._settled_ns = 0
         self._spent_before: dict[str, float] = {}
 
-    def turn(self, finished: np.ndarray, stats: Callable[[str], tuple[int, int]]) -> None:
+    def turn(self, finished: np.ndarray, stats: Callable[[str], tuple[int, int, int]]) -> None:
         """Take in the steps that ended and begin a change where one is due; `stats(program)` gives (runs, ns inside)."""
         if self._worker and self._worker.is_alive():
             return
@@ -126,17 +126,17 @@ class Quality:
             self._worker = threading.Thread(target=self._carry_out, args=(change, self.changes[-1], stats))
             self._worker.start()
 
-    def _carry_out(self, change: Change, row: dict[str, Any], stats: Callable[[str], tuple[int, int]]) -> None:
+    def _carry_out(self, change: Change, row: dict[str, Any], stats: Callable[[str], tuple[int, int, int]]) -> None:
         (self.probes.restore if change.on else self.probes.shed)(change.level)
         self._spent_before = self._spent(stats)
         self._settled_ns = row["done_ns"] = time.monotonic_ns()
 
-    def _spent(self, stats: Callable[[str], tuple[int, int]]) -> dict[str, float]:
+    def _spent(self, stats: Callable[[str], tuple[int, int, int]]) -> dict[str, float]:
         """ns spent so far in the probes of each level: the traps as calibrated, the programs as the kernel counts them."""
         programs = {row.program: row for row in list(self.probes.rows)}
         total: dict[str, float] = {}
         for row in programs.values():
-            runs, inside = stats(row.program)
+            runs, inside, _ = stats(row.program)
             trap = self.probes.costs.get("return" if row.at == "return" else row.cost, 0.0)
             total[row.level] = total.get(row.level, 0.0) + inside + runs * trap
         return total

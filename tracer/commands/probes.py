@@ -3,10 +3,11 @@
 import argparse
 import json
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from tracer.attach import Attachments
+from tracer.attach import Attachments, Row
 from tracer.calibration import measure
 from tracer.commands.options import add_probe_files, chosen_levels, need_root
 from tracer.engines import choose
@@ -19,6 +20,7 @@ from tracer.paths import invoking_user
 EXAMPLES = """examples:
   sudo python -m tracer probes /usr/lib/libllama.so /usr/lib/libggml-cpu.so
   sudo python -m tracer probes --json runtime/_probes.so
+  sudo python -m tracer probes --probes my.toml ./my_engine
 """
 
 
@@ -33,9 +35,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Place, measure, print, and remove the probes again."""
-    from rich.console import Console
-    from rich.table import Table
-
     need_root()
     added, functions = read_probe_files(args.probes)
     engines = choose(args.engine.split(","), added)
@@ -52,16 +51,29 @@ def run(args: argparse.Namespace) -> int:
         probes.detach()
         loader.close()
     for row in probes.rows:
-        row.ns_per_hit = costs["return"] if row.at == "return" else costs[row.cost]
-    if args.json:
-        print(json.dumps([asdict(row) for row in probes.rows], indent=1))
-        return 0
-    table = Table(box=None)
-    for name in ("level", "site", "at", "instruction", "ns/hit", "why"):
-        table.add_column(name, justify="right" if name == "ns/hit" else "left")
-    for row in probes.rows:
-        table.add_row(row.level, f"{row.symbol} +{row.offset:#x}", row.at, row.instruction, f"{row.ns_per_hit:.0f}", row.why)
-    Console().print(table)
+        kind = "return" if row.at == "return" else row.cost
+        row.ns_per_hit, row.ns_per_hit_cold = costs[kind], costs[f"cold_{kind}"]
+    rows = probes.rows + probes.at_run_time()
     for warning in probes.warnings + probes.named.missing():
-        print(warning)
+        print(warning, file=sys.stderr)
+    if args.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return 0
+    print_table(rows)
     return 0
+
+
+def print_table(rows: list[Row]) -> None:
+    """One line for each probe; ns per hit with warm and with cold caches."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for name in ("level", "program", "site", "at", "instruction", "ns/hit", "cold", "why"):
+        table.add_column(name, justify="right" if name in ("ns/hit", "cold") else "left", overflow="fold")
+    for row in rows:
+        later = row.offset < 0
+        site = row.symbol if later else f"{os.path.basename(row.library)}+{row.offset:#x} {row.symbol}"
+        costs = ("", "") if later else (f"{row.ns_per_hit:.0f}", f"{row.ns_per_hit_cold:.0f}")
+        table.add_row(row.level, row.program, site, row.at, row.instruction, *costs, row.why)
+    Console().print(table)

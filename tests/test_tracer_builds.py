@@ -1,0 +1,218 @@
+"""llama.cpp is found in every kind of build: shared or static, with symbols, local names, clones, or none at all."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analyzer import tables as tables_module
+from analyzer.reading import BACKEND
+from tests.conftest import ROOT, trace
+from tracer import anchors, name_tables
+from tracer.elf import read_binary
+from tracer.engines import all_engines, parse_engine
+from tracer.errors import EngineError
+from tracer.loaders import enumeration
+
+STEPS, GRAPHS = 7, 3
+ENGINE = all_engines()["llamacpp"]
+ANCHORS = {probe.symbols[0]: probe.anchor for probe in ENGINE.probes if probe.anchor}
+SOURCE = ROOT / "tests" / "programs" / "fake_ggml.c"
+
+
+def build(folder: Path, *flags: str) -> Path:
+    path = folder / "fake"
+    subprocess.run(["cc", "-O2", "-Wno-unknown-pragmas", "-o", str(path), str(SOURCE), *flags], check=True)
+    return path
+
+
+def traced(folder: Path, program: Path) -> tuple[dict, dict[str, pd.DataFrame]]:
+    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", str(program), str(STEPS), str(GRAPHS))
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "run" / "manifest.json").read_text()), tables_module.load(folder / "run")
+
+
+@pytest.mark.needs("probes")
+def test_a_graph_that_passes_several_probed_functions_is_one_row_with_its_backend(tmp_path: Path) -> None:
+    manifest, tables = traced(tmp_path, build(tmp_path, "-fopenmp"))
+    assert tables["graphs"]["backend"].tolist() == ["cpu", "cuda", "", "cpu"] * GRAPHS * STEPS
+    assert tables["graphs"]["status"].tolist() == [0, 3, 3, 0] * GRAPHS * STEPS
+    assert tables["graphs"]["complete"].all() and len(tables["unpaired"]) == 0
+    sites = {row["symbol"] for row in manifest["probes"] if row["program"] == "ggml_graph_begin"}
+    assert {re.sub(r"^_ZL\d+|P12.*", "", site) for site in sites} == {
+        "ggml_backend_graph_compute",
+        "ggml_backend_graph_compute_async",
+        "ggml_backend_cpu_graph_compute",
+        "ggml_backend_cuda_graph_compute",
+    }
+    assert manifest["engines"]["llamacpp"]["operators"] == ["NONE", "DUP", "ADD", "MUL_MAT", "GLU"]
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize("flags", [("-fopenmp", "-pie", "-fPIE"), ("-fopenmp", "-no-pie", "-fno-pie")], ids=["PIE", "fixed"])
+def test_a_static_stripped_program_is_traced_by_anchors(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    program = build(tmp_path, *flags)
+    truth = {name: read_binary(str(program)).symbol(name) for name in ANCHORS}
+    subprocess.run(["strip", str(program)], check=True)
+    manifest, tables = traced(tmp_path, program)
+    assert tables["tokens"]["n_tokens"].tolist() == [5] + [1] * (STEPS - 1)
+    assert tables["tokens"]["complete"].all()
+    assert tables["graphs"]["backend"].tolist() == ["cpu", "cpu"] * GRAPHS * STEPS
+    assert manifest["records"]["op_wait"] == 2 * 2 * GRAPHS * STEPS
+    rows = [row for row in manifest["probes"] if row["engine"] == "llamacpp"]
+    assert all("stripped: found as the function that" in row["why"] for row in rows)
+    found = {row["symbol"]: row["offset"] for row in rows}
+    assert all(truth[name] <= found[name] < truth[name] + 16 for name in ANCHORS)
+    assert manifest["engines"]["llamacpp"]["operators"] == ["NONE", "DUP", "ADD", "MUL_MAT", "GLU"]
+
+
+@pytest.mark.needs("probes")
+def test_a_shared_library_that_was_stripped_is_found_by_what_it_exports(tmp_path: Path) -> None:
+    library = tmp_path / "libllama.so"
+    flags = ["-O2", "-shared", "-fPIC", "-Dmain=fake_main", "-fno-semantic-interposition"]
+    subprocess.run(["cc", "-Wno-unknown-pragmas", *flags, "-o", str(library), str(SOURCE)], check=True)
+    subprocess.run(["strip", str(library)], check=True)
+    (tmp_path / "main.c").write_text("int fake_main(int, char **);\nint main(int n, char **v) { return fake_main(n, v); }\n")
+    program = tmp_path / "main"
+    link = ["-L", str(tmp_path), "-lllama", f"-Wl,-rpath,{tmp_path}"]
+    subprocess.run(["cc", "-o", str(program), str(tmp_path / "main.c"), *link], check=True)
+    manifest, tables = traced(tmp_path, program)
+    assert len(tables["tokens"]) == STEPS
+    assert tables["graphs"]["backend"].tolist() == ["cpu", "cuda", "", "cpu"] * GRAPHS * STEPS
+    assert not any("stripped" in row["why"] for row in manifest["probes"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
+def test_anchors_find_in_a_real_llamacpp_what_its_symbols_name() -> None:
+    spec = importlib.util.find_spec("xllamacpp")
+    assert spec is not None and spec.submodule_search_locations
+    path = str(next(Path(spec.submodule_search_locations[0]).glob("*.so")))
+    binary = read_binary(path)
+    assert {name: anchors.find(path, anchor) for name, anchor in ANCHORS.items()} == {n: binary.symbol(n) for n in ANCHORS}
+    assert "MUL_MAT_ID" in name_tables.read(path, ENGINE.operator_table)
+
+
+CLONES = """
+int a(int x) __asm__("plain.lto_priv.0");
+int b(int x) __asm__("local.isra.0");
+int c(int x) __asm__("_ZL4workP3fooi");
+int d(int x) __asm__("_ZL4moreP3fooi.constprop.0");
+int e(int x) __asm__("gone.cold");
+int f(int x) __asm__("both");
+int g(int x) __asm__("both.isra.0");
+int a(int x) { return x; } int b(int x) { return x; } int c(int x) { return x; } int d(int x) { return x; }
+int e(int x) { return x; } int f(int x) { return x; } int g(int x) { return x; }
+"""
+
+
+@pytest.fixture(scope="module")
+def clones(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clones") / "libclones.so"
+    (path.parent / "clones.c").write_text(CLONES)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(path), str(path.parent / "clones.c")], check=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "changed"),
+    [
+        ("plain", "plain.lto_priv.0", False),
+        ("local", "local.isra.0", True),
+        ("work", "_ZL4workP3fooi", False),
+        ("more", "_ZL4moreP3fooi.constprop.0", True),
+        ("both", "both", False),
+    ],
+)
+def test_a_declared_name_finds_local_functions_and_clones(clones: Path, name: str, found: str, changed: bool) -> None:
+    symbol = read_binary(str(clones)).find(name)
+    assert symbol is not None and (symbol.name, symbol.changed) == (found, changed)
+
+
+@pytest.mark.parametrize("name", ["gone", "wor", "loca", "absent"])
+def test_a_declared_name_finds_no_part_and_no_other_function(clones: Path, name: str) -> None:
+    assert read_binary(str(clones)).find(name) is None
+
+
+@pytest.mark.needs("probes")
+def test_a_clone_that_may_have_lost_arguments_is_not_probed_where_they_are_read(tmp_path: Path, clones: Path) -> None:
+    engine = 'name = "c"\nid = 2\nlibraries = ["libclones"]\nprobes = [\n'
+    engine += '{ program = "llama_decode_begin", returns = "llama_decode_end", level = "token", symbols = ["local"] },\n]\n'
+    (tmp_path / "c.toml").write_text(engine)
+    done = trace("probes", "--json", "--probes", str(tmp_path / "c.toml"), str(clones))
+    assert [row["program"] for row in json.loads(done.stdout)] == ["llama_decode_end"]
+    assert "local.isra.0 may have lost arguments in compilation: no llama_decode_begin" in done.stderr
+
+
+def test_backends_are_numbered_alike_in_kernel_and_analyzer() -> None:
+    numbers = {name.removeprefix("BACKEND_").lower(): number for name, number in enumeration("backend_id").items()}
+    assert numbers | {"": numbers.pop("unknown")} == {name: i for i, name in enumerate(BACKEND.tolist())}
+    assert ENGINE.backends.keys() <= numbers.keys()
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"backends": {"cpu": "12"}}, "key backends.cpu: '12' is wrong; give 16 bytes in hexadecimal"),
+        ({"probes": [{"program": "p", "level": "token", "anchor": {"text": "x"}}]}, "key anchor: 'text' is not known"),
+    ],
+)
+def test_a_bad_engine_is_answered_with_the_key(row: dict, words: str) -> None:
+    with pytest.raises(EngineError, match=re.escape(words)):
+        parse_engine({"name": "x", "id": 2, "libraries": ["libx"], "probes": [], **row}, Path("x.toml"))
+
+
+OPENERS = """
+import ctypes, os, shutil, sys
+library, way = sys.argv[1], sys.argv[2]
+name = os.path.basename(library)
+if way == "relative":
+    os.chdir(os.path.dirname(library)); path = "./" + name
+elif way == "dots":
+    folder = os.path.dirname(library)
+    os.chdir("/"); path = f"{folder[1:]}/../{os.path.basename(folder)}/{name}"
+elif way == "descriptor":
+    path = f"/proc/self/fd/{os.open(library, os.O_RDONLY)}"
+elif way == "memory":
+    fd = os.memfd_create("libllama.so"); os.write(fd, open(library, "rb").read()); path = f"/proc/self/fd/{fd}"
+elif way == "deleted":
+    path = library + ".gone"; shutil.copy(library, path)
+lib = ctypes.CDLL(path)
+if way == "deleted":
+    os.unlink(path)
+argv = (ctypes.c_char_p * 4)(b"fake", b"7", b"3")
+sys.exit(lib.fake_main(3, argv))
+"""
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize(("way", "seen"), [("relative", 7), ("dots", 7), ("deleted", 7), ("descriptor", 7), ("memory", 0)])
+def test_a_library_opened_by_any_path_does_no_harm(tmp_path: Path, way: str, seen: int) -> None:
+    library = tmp_path / "libllama.so"
+    flags = ["-O2", "-shared", "-fPIC", "-Dmain=fake_main", "-Wno-unknown-pragmas"]
+    subprocess.run(["cc", *flags, "-o", str(library), str(SOURCE)], check=True)
+    script = tmp_path / "open.py"
+    script.write_text(OPENERS)
+    command = [sys.executable, str(script), str(library), way]
+    done = trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", *command)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert len(tables_module.load(tmp_path / "run")["tokens"]) == seen
+
+
+@pytest.mark.needs("probes")
+def test_a_running_program_with_a_deleted_and_an_anonymous_library_is_followed(tmp_path: Path) -> None:
+    library = tmp_path / "libllama.so"
+    flags = ["-O2", "-shared", "-fPIC", "-Dmain=fake_main", "-Wno-unknown-pragmas"]
+    subprocess.run(["cc", *flags, "-o", str(library), str(SOURCE)], check=True)
+    script = 'import ctypes, os, sys, time\nfd = os.memfd_create("libllama.so"); os.write(fd, open(sys.argv[1], "rb").read())\n'
+    script += 'a, b = ctypes.CDLL(f"/proc/self/fd/{fd}"), ctypes.CDLL(sys.argv[1]); os.unlink(sys.argv[1])\n'
+    script += 'print("ready", flush=True); time.sleep(6)\n'
+    target = subprocess.Popen([sys.executable, "-c", script, str(library)], stdout=subprocess.PIPE, text=True)
+    assert target.stdout is not None and target.stdout.readline() == "ready\n"
+    done = trace("attach", "--no-views", "--pid", str(target.pid), "--duration", "0.5", "-o", str(tmp_path / "run"))
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert target.wait(20) == 0
