@@ -19,12 +19,17 @@ EVER = np.iinfo(np.int64).max
 Gaps = tuple[np.ndarray, np.ndarray]
 
 
+def known_changes(changes: Any) -> list[dict[str, Any]]:
+    """The manifest's `level_changes`; damaged rows left out."""
+    rows = changes if isinstance(changes, list) else []
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("ts_ns"), int)]
+
+
 def level_gaps(changes: Any, level: str) -> Gaps:
     """(begins, ends) of the times in which a level was switched off, from the manifest's `level_changes`."""
     begins: list[int] = []
     ends: list[int] = []
-    rows = changes if isinstance(changes, list) else []
-    for row in (row for row in rows if isinstance(row, dict) and row.get("level") == level):
+    for row in (row for row in known_changes(changes) if row.get("level") == level):
         if row.get("on") and len(ends) < len(begins):
             ends.append(int(row.get("done_ns") or row["ts_ns"]))
         elif not row.get("on") and len(ends) == len(begins):
@@ -38,9 +43,10 @@ def token_gaps(source: "Source") -> Gaps:
     matched = pair(begin.marks(), end.marks()).end
     until = np.where(matched >= 0, end["ts"][matched], source.last_ns) if len(end) else np.full(len(begin), source.last_ns)
     order = np.argsort(begin["ts"], kind="stable")
-    opened, closed = begin["ts"][order], np.maximum.accumulate(until[order]) if len(order) else until
-    apart = np.append(opened[1:] > closed[:-1], True)[: len(opened)]
-    return np.append(0, closed[apart]), np.append(opened[np.flatnonzero(np.append(True, apart[:-1]))], EVER)
+    opened, closed = begin["ts"][order], np.maximum.accumulate(until[order])
+    first = np.append(True, opened[1:] > closed[:-1])[: len(opened)]
+    last = np.append(first[1:], True)[: len(opened)]
+    return np.append(0, closed[last]), np.append(opened[first], EVER)
 
 
 def clipped(begin: np.ndarray, end: np.ndarray, gaps: Iterable[Gaps]) -> np.ndarray:

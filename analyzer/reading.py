@@ -17,7 +17,9 @@ UNKNOWN_U32 = 2**32 - 1
 IMPOSSIBLE_NS = 1 << 62
 CACHE = np.array(["", "hit", "miss", "prefetched"], object)
 REASON = np.array(["startup", "demand", "prefetch"], object)
-BACKEND = np.array(["", "cpu", "htp"], object)
+BACKEND_NAMES = " cpu htp cuda vulkan opencl blas metal sycl cann hexagon rpc webgpu meta"
+BACKEND = np.array(BACKEND_NAMES.split(" "), object)
+"""Names by enum backend_id of bpf/records.h."""
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
@@ -115,7 +117,9 @@ class Source:
         self._rows: dict[str, Rows] = {}
         self.first_ns, self.last_ns = self._extent()
         engines = section(self.manifest, "engines")
-        self.engine_names = {int(e["id"]): name for name, e in engines.items() if isinstance(e, dict) and "id" in e}
+        known = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
+        known.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, that which was found
+        self.engine_names = {int(e["id"]): name for name, e in known}
 
     def _extent(self) -> tuple[int, int]:
         first, last = [], []

@@ -76,10 +76,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
         kind         object name of the subgraph kind, as the engine declares it (attention, expert, ...)
         layer        int64  -1 where it has none
         expert       int64  -1 where it has none
-        backend      object cpu | htp | ""
+        backend      object cpu | htp | cuda | ... | "": where it ran, as far as the engine tells
         tier         int64  rows of the static shape; 0: dynamic
         n_tokens     int64  rows in use
         handle       uint64 the engine's identity of the graph
+        name         object path of the model that its session runs; "" where not known
         status       int64  what the run returned
         """
         + SPAN
@@ -216,6 +217,32 @@ TABLES: dict[str, tuple[Column, ...]] = {
         """
         + SPAN
     ),
+    "sessions": columns(
+        "session_id int64 row number\n"
+        + THREAD
+        + """
+        handle       uint64 the engine's identity, used again after it was released
+        name         object path of the model; "" where it came from memory
+        bytes        int64  size of a model in memory, -1 for a file
+        n_inputs     int64  of its first run; -1 where it never ran
+        n_outputs    int64  likewise
+        since_ns     int64  when it had been made
+        """
+    ),
+    "calls": columns(
+        """
+        call_id      int64  row number
+        token_id     int64  the step, -1 outside any
+        pid          int64  process
+        tid          int64  thread
+        function     object name of a function that the user declared (--probes)
+        library      object file that holds it
+        at           object both | entry | return: where it is probed; begin_ns = end_ns where it is not both
+        depth        int64  declared functions of the thread that were open when it began
+        args         object JSON: name → value as declared; null where memory could not be read; "" without arguments
+        """
+        + SPAN
+    ),
     "thread_states": columns(
         """
         tid          int64  thread of the target
@@ -307,7 +334,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "unpaired": columns(
         """
-        kind         object token | graph | op | expert | load | qnn_execute | qnn_call | read: an end without a recorded begin
+        kind         object what ended without a recorded begin: token | graph | op | expert | load | read | call | qnn_execute
         pid          int64  process
         tid          int64  thread
         ts_ns        int64  when it ended

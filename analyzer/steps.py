@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from analyzer.reading import BACKEND, UNKNOWN_U32, Rows, Source, Spans, chosen
+from analyzer.sessions import model_names
 from analyzer.spans import NONE, Nest, codes, first_of_runs, latest, order_in_groups, run_lengths, successors
 
 PHASES = np.array(["", "prefill", "decode"], object)
@@ -118,6 +119,9 @@ class Graphs:
         """The columns of `graphs`."""
         begin, matched = self.begin, self.spans.end
         status = np.where(matched >= 0, self.end["status"][matched], NONE) if len(self.end) else np.full(len(begin), NONE)
+        handle = begin.raw("handle").copy()
+        makes = (handle == 0) & (matched >= 0)  # the call's end tells what it made
+        handle[makes] = self.end.raw("handle")[matched[makes]]
         return {
             "graph_id": np.arange(len(begin)),
             "token_id": tokens.of(begin),
@@ -128,7 +132,8 @@ class Graphs:
             "backend": chosen(BACKEND, begin["backend"]),
             "tier": begin["tier"],
             "n_tokens": begin["n_tokens"],
-            "handle": begin.raw("handle"),
+            "handle": handle,
+            "name": model_names(source, begin["pid"], handle, begin["ts"], makes),
             "status": status,
             **self.spans.columns(),
         }

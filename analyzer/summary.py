@@ -7,6 +7,7 @@ import pandas as pd
 
 from analyzer import experts
 from analyzer.groups import operator_groups, phase_shares
+from analyzer.observed import known_changes
 from analyzer.reading import Source, section
 from tracer.recording import Recording
 
@@ -216,6 +217,8 @@ def records(recording: Recording, tables: Tables) -> dict[str, Any]:
         "kept": source.count(),
         "lost": lost,
         "discarded_slots": source.discarded(),
+        "dropped": section(recording.manifest, "dropped"),
+        "level_changes": len(known_changes(recording.manifest.get("level_changes"))),
         "damaged": source.damaged,
         "ends_without_begin": {str(kind): int(n) for kind, n in ends.items()},
         "begins_without_end": {name: n for name, n in begins.items() if n},

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as parquet
 
-from analyzer import io, moe, nodes, operators, pmc, qnn, sched
+from analyzer import calls, io, moe, nodes, operators, pmc, qnn, sched
 from analyzer.reading import Source, open_recording
 from analyzer.schema import TABLES, conform
+from analyzer.sessions import sessions
 from analyzer.steps import graphs, steps
 from tracer.recording import Recording, RecordingError
 
@@ -43,6 +44,8 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
         "experts": moe.experts(source, tokens, spans, enclosing),
         "loads": moe.loads(source, tokens),
         **qnn.build(source, tokens, runs),
+        "sessions": sessions(source),
+        "calls": calls.build(source, tokens),
         **sched.build(source),
     }
     tables["pmc"] = pmc.build(source, threads, op_id)

@@ -242,12 +242,12 @@ def main() -> None:
     plain = float(np.median(np.concatenate([times(tokens, before) for _, before, _ in found[names[0]]]))) / 1e6
     print(f"{args.engine}: {plain:.3f} ms per token untraced")
     print(
-        f"{'variant':22} {'slowdown %':>10} {'95 % interval':>16} {'accounted %, warm..cold':>24} {'tracer CPU %':>13} {'B/token':>9}"
+        f"{'variant':22} {'slowdown %':>10} {'95 % interval':>16} {'accounted %, warm..cold':>24} {'own CPU %':>9} {'B/token':>9}"
     )
     for row in rows:
         bounds = f"{100 * row['low']:.2f} .. {100 * row['high']:.2f}"
         probes = f"{100 * row['accounted_warm']:.2f} .. {100 * row['accounted_cold']:.2f}"
-        figures = f"{100 * row['tracer_cpu']:13.2f} {row['bytes_per_token']:9.0f}"
+        figures = f"{100 * row['tracer_cpu']:9.2f} {row['bytes_per_token']:9.0f}"
         print(f"{row['variant']:22} {100 * row['slowdown']:10.2f} {bounds:>16} {probes:>24} {figures}")
     if args.json:
         args.json.write_text(json.dumps({"engine": args.engine, "ms_per_token": plain, "variants": rows}, indent=1))

@@ -13,6 +13,13 @@
 
 #define INLINE inline __attribute__((always_inline))
 
+/* What the call instruction has pushed when a function begins. */
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+#define RETURN_ADDRESS_BYTES 0
+#else
+#define RETURN_ADDRESS_BYTES 8
+#endif
+
 #ifdef LOADER_BCC
 
 #include <uapi/linux/ptrace.h>
@@ -36,9 +43,11 @@
 #if defined(__x86_64__) || defined(__TARGET_ARCH_x86)
 #define REG(ctx, x86, arm) ((ctx)->x86)
 #define STACK(ctx) ((ctx)->sp)
+#define PLACE(ctx) ((ctx)->ip)
 #else
 #define REG(ctx, x86, arm) ((ctx)->regs[arm])
 #define STACK(ctx) ((ctx)->sp)
+#define PLACE(ctx) ((ctx)->pc)
 #endif
 #define ARG1(ctx) REG(ctx, di, 0)
 #define ARG2(ctx) REG(ctx, si, 1)
@@ -150,9 +159,11 @@ struct trace_event_raw_block_rq_completion {
 #if defined(__TARGET_ARCH_x86)
 #define REG(ctx, x86, arm) ((ctx)->x86)
 #define STACK(ctx) ((ctx)->rsp)
+#define PLACE(ctx) ((ctx)->rip)
 #elif defined(__TARGET_ARCH_arm64)
 #define REG(ctx, x86, arm) (((struct user_pt_regs *)(ctx))->regs[arm])
 #define STACK(ctx) (((struct user_pt_regs *)(ctx))->sp)
+#define PLACE(ctx) (((struct user_pt_regs *)(ctx))->pc)
 #else
 #error "define __TARGET_ARCH_x86 or __TARGET_ARCH_arm64"
 #endif

@@ -209,40 +209,59 @@ static INLINE void send_site(void *ctx, struct ggml_thread *t, u32 last)
 	t->site = 0;
 }
 
-/* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *) */
-UPROBE(ggml_graph_begin)
+/*
+ * A ggml graph is handed down through functions that may all be probed: a wrapper, the generic entry, the backend's own. The
+ * outermost writes the record. Inner ones see the same graph, deeper in the stack or at the same frame where one jumps to the
+ * next; the same place again means that a return was lost.
+ */
+static INLINE int ggml_begin(struct pt_regs *ctx, u64 graph, u32 backend)
 {
+	u64 frame = STACK(ctx) + RETURN_ADDRESS_BYTES;
 	struct ggml_thread *t = ggml_thread();
 	struct settings *s = settings();
-	RECORD(rec_graph_begin, r);
 
-	if (!t || !s)
+	if (!t || !s || (t->leads && t->began == graph && frame <= t->frame && PLACE(ctx) != t->place))
 		return 0;
-	t->graph = ARG2(ctx);
+	t->graph = t->began = graph;
+	t->frame = frame;
+	t->place = PLACE(ctx);
 	t->leads = 1;
 	t->routing = 0;
 	t->tensor = t->site = 0;
-	t->news = s->operators && graph_is_news(t->graph, t->rounds++);
-	if (!reserve(r, KIND_GRAPH_BEGIN, ENGINE_LLAMACPP))
-		return 0;
-	r->handle = t->graph;
-	r->type = 0;
-	r->layer = r->expert = -1;
-	r->backend = BACKEND_UNKNOWN;
-	r->n_tokens = r->tier = 0;
-	submit(ctx, r);
-	return 0;
+	t->news = s->operators && graph_is_news(graph, t->rounds++);
+	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend);
+}
+
+/* Which backend struct ggml_backend is: it begins with a pointer to 16 bytes that are the same in every build. */
+static INLINE u32 ggml_backend_of(u64 backend)
+{
+	u64 head = read_u64(read_u64(backend));
+	u32 *known = map_lookup(MAP(backends), &head);
+
+	return known ? *known : BACKEND_UNKNOWN;
+}
+
+/* enum ggml_status ggml_backend_graph_compute_async(ggml_backend_t, struct ggml_cgraph *), and all others that take the two */
+UPROBE(ggml_graph_begin)
+{
+	return traced() ? ggml_begin(ctx, ARG2(ctx), ggml_backend_of(ARG1(ctx))) : 0;
+}
+
+/* enum ggml_status ggml_graph_compute(struct ggml_cgraph *, struct ggml_cplan *): on the CPU */
+UPROBE(ggml_cpu_graph_begin)
+{
+	return traced() ? ggml_begin(ctx, ARG1(ctx), BACKEND_CPU) : 0;
 }
 
 UPROBE(ggml_graph_end)
 {
 	struct ggml_thread *t = ggml_thread();
 
-	if (!t || !t->leads)
+	if (!t || !t->leads || t->frame != STACK(ctx))
 		return 0;
 	send_site(ctx, t, 1);
 	t->leads = 0;
-	return graph_end(ctx, ENGINE_LLAMACPP, t->graph, (s32)RESULT(ctx));
+	return graph_end(ctx, ENGINE_LLAMACPP, t->began, (s32)RESULT(ctx));
 }
 
 static INLINE int ggml_operator_begins(void *ctx, u64 tensor)

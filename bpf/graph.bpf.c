@@ -1,6 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Graphs: what an engine hands to a backend in one piece. */
 
+static INLINE int graph_begin(void *ctx, u8 engine, u64 handle, u32 type, u32 backend)
+{
+	RECORD(rec_graph_begin, r);
+
+	if (!reserve(r, KIND_GRAPH_BEGIN, engine))
+		return 0;
+	r->handle = handle;
+	r->type = type;
+	r->layer = r->expert = -1;
+	r->backend = backend;
+	r->n_tokens = r->tier = 0;
+	submit(ctx, r);
+	return 0;
+}
+
 static INLINE int graph_end(void *ctx, u8 engine, u64 handle, s64 status)
 {
 	RECORD(rec_graph_end, r);

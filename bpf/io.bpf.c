@@ -285,19 +285,17 @@ TRACEPOINT(filemap, mm_filemap_add_to_page_cache)
 static INLINE int fault_ends(void *ctx, u32 major)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid();
-	struct faulting *f, was = {};
-	struct settings *s = settings();
+	struct faulting *f = map_lookup(MAP(faulting), &tid), was = {};
+	struct settings *s;
 	RECORD(rec_page_fault, r);
 
-	if (!s || !traced())
+	if (!f && (!major || !traced()))
 		return 0;
-	f = map_lookup(MAP(faulting), &tid);
-	if (!f && !major)
-		return 0;
-	if (f && (major || !s->infer_faults))
+	if (f)
 		was = *f;
 	map_delete(MAP(faulting), &tid);
-	if (!major && s->infer_faults)
+	s = settings();
+	if (!s || (!major && s->infer_faults))
 		return 0;
 	if (!reserve(r, KIND_PAGE_FAULT, ENGINE_KERNEL))
 		return 0;

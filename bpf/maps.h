@@ -39,7 +39,10 @@ struct settings {
 
 /* What a thread that computes ggml graphs is at. */
 struct ggml_thread {
-	u64 graph;
+	u64 graph; /* that it works on */
+	u64 began; /* that it began last, and from which frame and place in the code */
+	u64 frame;
+	u64 place;
 	u64 routing; /* the routing tensor whose experts were last sent in this graph */
 	u32 leads;  /* it began the graph; the others help */
 	u32 news;   /* this graph has not been described as it is now */
@@ -51,6 +54,22 @@ struct ggml_thread {
 	u64 tensor;
 	u64 site;
 };
+
+/* How to read one argument of a user's function: a register, then up to two reads of memory. */
+struct arg_spec {
+	u32 from;      /* 0-5: argument registers, 6: the return value, 7: nothing */
+	u32 width[2];  /* bytes to read; 0: no read */
+	s32 offset[2]; /* added to the address before each read */
+};
+
+/* What a probe on a user's function sends: part 0 in the event, the others in a detail each. */
+struct call_spec {
+	u32 parts;
+	struct arg_spec numbers[CALL_PARTS][CALL_VALUES];
+	struct arg_spec texts[CALL_PARTS - 1];
+};
+
+#define MAX_CALL_SPECS 1024
 
 /* An address in a process: a tensor, a QNN provider. */
 struct place_key {
@@ -202,6 +221,22 @@ struct {
 	__type(key, u32);
 	__type(value, u32);
 } counters SEC(".maps");
+
+/* key: cookie of a probe on a user's function, probe number << 1 | at return. value: what to read there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CALL_SPECS);
+	__type(key, u32);
+	__type(value, struct call_spec);
+} call_specs SEC(".maps");
+
+/* key: first half of a ggml backend's identity. value: enum backend_id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 64);
+	__type(key, u64);
+	__type(value, u32);
+} backends SEC(".maps");
 #endif
 
 #define NO_WAKEUP 1

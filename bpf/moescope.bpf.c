@@ -12,6 +12,9 @@
 #include "operator.bpf.c"
 #include "ggml.bpf.c"
 #include "qnn.bpf.c"
+#include "onnxruntime.bpf.c"
+#include "genie.bpf.c"
+#include "custom.bpf.c"
 #include "sched.bpf.c"
 #include "io.bpf.c"
 #include "process.bpf.c"
@@ -39,6 +42,8 @@ union record {
 	struct rec_qnn_call_begin qnn_call_begin;
 	struct rec_qnn_call_end qnn_call_end;
 	struct rec_qnn_harvest qnn_harvest;
+	struct rec_call_begin call_begin;
+	struct rec_call_end call_end;
 	struct rec_sched_switch sched_switch;
 	struct rec_sched_waking sched_waking;
 	struct rec_sched_wakeup sched_wakeup;
@@ -58,11 +63,15 @@ union record {
 	struct rec_read_begin read_begin;
 	struct rec_read_end read_end;
 	struct rec_io_file io_file;
+	struct rec_call_text call_text;
+	struct rec_api_table api_table;
+	struct rec_session session;
 };
 
 const union record *record_types = 0;
 const enum record_kind record_kinds = 0;
 const enum qnn_call qnn_calls = 0;
+const enum backend_id backend_ids = 0;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #endif

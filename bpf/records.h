@@ -37,6 +37,8 @@ enum record_kind {
 	KIND_QNN_CALL_BEGIN = 18,
 	KIND_QNN_CALL_END = 19,
 	KIND_QNN_HARVEST = 20,
+	KIND_CALL_BEGIN = 24,
+	KIND_CALL_END = 25,
 	KIND_SCHED_SWITCH = 32,
 	KIND_SCHED_WAKING = 33,
 	KIND_TASK_FORK = 34,
@@ -57,6 +59,9 @@ enum record_kind {
 	KIND_LIBRARY = 70,
 	KIND_TASK_EXEC = 71,
 	KIND_IO_FILE = 74,
+	KIND_CALL_TEXT = 72,
+	KIND_API_TABLE = 73,
+	KIND_SESSION = 76,
 };
 
 /* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
@@ -65,6 +70,9 @@ enum engine_id {
 	ENGINE_MOESCOPE = 1,
 	ENGINE_LLAMACPP = 2,
 	ENGINE_QNN = 3,
+	ENGINE_ONNXRUNTIME = 4,
+	ENGINE_GENIE = 5,
+	ENGINE_USER = 6, /* functions named in a file of the user's */
 };
 
 enum phase {
@@ -90,6 +98,17 @@ enum backend_id {
 	BACKEND_UNKNOWN = 0,
 	BACKEND_CPU = 1,
 	BACKEND_HTP = 2,
+	BACKEND_CUDA = 3, /* ROCm and MUSA builds of it, too */
+	BACKEND_VULKAN = 4,
+	BACKEND_OPENCL = 5,
+	BACKEND_BLAS = 6,
+	BACKEND_METAL = 7,
+	BACKEND_SYCL = 8,
+	BACKEND_CANN = 9,
+	BACKEND_HEXAGON = 10, /* llama.cpp's own, without QNN */
+	BACKEND_RPC = 11,
+	BACKEND_WEBGPU = 12,
+	BACKEND_META = 13, /* several devices as one */
 };
 
 /* QNN API calls other than graphExecute, numbered like the slots of QNN's function table (core API 2.x). */
@@ -309,6 +328,25 @@ struct rec_qnn_harvest {
 	unsigned long long pad[3];
 };
 
+#define CALL_VALUES 3
+#define CALL_PARTS 5
+/* A function that the user named. Values are as wide as they were read: their types stand in the manifest. */
+struct rec_call_begin {
+	struct header h;
+	unsigned short probe;  /* number of the function in the manifest */
+	unsigned short unread; /* bit i: the memory of values[i] could not be read */
+	unsigned int frame;    /* low half of the stack pointer of the caller: tells recursive calls apart */
+	unsigned long long values[CALL_VALUES];
+};
+
+struct rec_call_end {
+	struct header h;
+	unsigned short probe;
+	unsigned short unread;
+	unsigned int frame;
+	unsigned long long values[CALL_VALUES];
+};
+
 /* A context switch that one of the target's threads takes part in. */
 struct rec_sched_switch {
 	struct header h;
@@ -492,6 +530,27 @@ struct rec_qnn_table {
 	unsigned long long slots[TABLE_SLOTS];
 };
 
+/* Part of a table of functions that a library hands to the program, and the version that the program asked for. */
+struct rec_api_table {
+	struct header h;
+	char table[16]; /* its name, as the engine's probes give it */
+	unsigned long long address;
+	unsigned int version;
+	unsigned short first;
+	unsigned short last; /* 1: the last part */
+	unsigned long long slots[TABLE_SLOTS];
+};
+
+/* A session is made (name or bytes), or runs with other counts than before. */
+struct rec_session {
+	struct header h;
+	unsigned long long handle;
+	unsigned long long bytes; /* of a model in memory; 0 where it is a file */
+	unsigned int n_inputs;    /* 0: not told by this record */
+	unsigned int n_outputs;
+	char name[192];           /* path of the model */
+};
+
 /* The target opens a library that an engine is declared for; the target is stopped until probes stand. */
 struct rec_library {
 	struct header h;
@@ -510,6 +569,17 @@ struct rec_io_file {
 	unsigned int dev;
 	unsigned int fd;
 	char name[208]; /* without its folder */
+};
+
+/* What a call_begin or call_end of the same thread and time has no room for: one text and more numbers. */
+struct rec_call_text {
+	struct header h;
+	unsigned short probe;
+	unsigned short unread; /* bit i: values[i]; bit CALL_VALUES: text */
+	unsigned short part;   /* from 1: this is text part-1 and the numbers from CALL_VALUES * part on */
+	unsigned short at_return;
+	unsigned long long values[CALL_VALUES];
+	char text[192];
 };
 
 #endif

@@ -1,10 +1,13 @@
 """What the tests need from the machine, found by trying it; the summary at the end shows what ran here and what could not."""
 
 import json
+import mmap
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -61,10 +64,26 @@ def can_run_htp() -> str:
     return "" if done.returncode == 0 else "onnxruntime-qnn does not work here"
 
 
+@cache
+def can_drop_pages() -> str:
+    """Empty where the pages of a file in the temporary folder can be dropped and are then read from a device, else why not."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"x" * mmap.PAGESIZE)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+            mapped[0]
+            dropped = resource.getrusage(resource.RUSAGE_SELF).ru_majflt > before
+    return "" if dropped else f"files in {tempfile.gettempdir()} are never read from a device"
+
+
 FEATURES: dict[str, Callable[[], str]] = {
     "probes": can_probe,
     "bcc": can_use_bcc,
     "htp": can_run_htp,
+    "dropping pages": can_drop_pages,
     "chromium": lambda: (
         "" if shutil.which("chromium") and shutil.which("chromedriver") else "chromium or chromedriver is not installed"
     ),

@@ -148,7 +148,8 @@ from tracer.engines import choose
 from tracer.session import Options, Session
 from tracer.target import Target
 from tracer.paths import invoking_user
-options = Options(Path({str(tmp_path)!r}), choose(["moescope"]), {{"token"}}, buffer={buffer!r}, ring_bytes=8192, owner=invoking_user())
+engines, owner = choose(["moescope"]), invoking_user()
+options = Options(Path({str(tmp_path)!r}), engines, {{"token"}}, buffer={buffer!r}, ring_bytes=8192, owner=owner)
 with Session(options) as session:
     session.load()
     target = Target([{sys.executable!r}, {STEPS!r}, "50000", "0"], options.owner)

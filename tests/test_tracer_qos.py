@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -103,8 +104,8 @@ def test_a_level_that_always_makes_decode_fall_is_tried_ever_more_rarely() -> No
     target = Simulated({"operator": 0.08, "sched": 0.0})
     target.run(400, 0.05)
     tries = [change.ts_ns for change in target.changes if change.level == "operator" and change.on]
-    gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
-    assert len(gaps) >= 4 and all(later >= 1.8 * earlier for earlier, later in zip(gaps, gaps[1:], strict=False))
+    gaps = [later - earlier for earlier, later in pairwise(tries)]
+    assert len(gaps) >= 4 and all(later >= 1.8 * earlier for earlier, later in pairwise(gaps))
     assert {change.level for change in target.changes} == {"operator"}
 
 

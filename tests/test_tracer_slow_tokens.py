@@ -78,8 +78,8 @@ def tokens_of(rows: list[Row], end: int) -> list[Step]:
         elif row.kind == "token_end" and key in begun:
             found.append(Step(*key, begun.pop(key), row.ts, True))
         elif row.kind == "task_exit":
-            for key in [key for key in begun if key[0] == row.tid]:
-                found.append(Step(*key, begun.pop(key), row.ts, False))
+            gone = [key for key in begun if key[0] == row.tid]
+            found += [Step(*key, begun.pop(key), row.ts, False) for key in gone]
     return found + [Step(*key, at, end, True) for key, at in begun.items()]
 
 

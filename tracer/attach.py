@@ -2,17 +2,21 @@
 
 import contextlib
 import os
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from tracer.elf import Binary, contains, read_binary
+from tracer import anchors, name_tables
+from tracer.elf import Binary, Symbol, contains, read_binary
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
+from tracer.functions import Function
+from tracer.named import USER, NamedFunctions
 from tracer.paths import Owner
 from tracer.perf_events import attach_software, attach_tracepoint, attach_uprobe, has_tracepoint
 from tracer.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
@@ -64,6 +68,10 @@ class Loader(Protocol):
         """File descriptor of a loaded program."""
         ...
 
+    def update(self, name: str, key: bytes, value: bytes) -> None:
+        """Set one element of a map."""
+        ...
+
 
 @dataclass
 class Row:
@@ -83,6 +91,13 @@ class Row:
     ns_per_hit_cold: float = 0.0
     hits: int = 0
     retired_ns: int = 0  # when it was removed before the end, since others had taken its place
+    cookie: int = 0
+
+
+def needs_anchors(engine: Engine, binary: Binary) -> bool:
+    """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
+    names = (name for probe in engine.probes for name in probe.symbols)
+    return bool(engine.marker) and contains(binary.path, engine.marker.encode()) and not any(map(binary.mentions, names))
 
 
 @dataclass
@@ -96,14 +111,15 @@ class EngineState:
 class Attachments:
     """All probes of a session; attaching the same program twice to one place is a no-op."""
 
-    def __init__(self, engines: list[Engine], levels: set[str], owner: Owner):
+    def __init__(self, engines: list[Engine], levels: set[str], owner: Owner, functions: list[Function] | None = None):
         self.engines, self.levels, self.owner = engines, levels, owner
+        self.named = NamedFunctions([f for f in functions or [] if f.level in levels])
         self.rows: list[Row] = []
         self.warnings: list[str] = []
         self.state = {engine.name: EngineState(operators=list(engine.operators)) for engine in engines}
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
         self._more: list[int] = []  # descriptors of probes that need one per cpu
-        self._known: set[tuple[int, int, int, str]] = set()
+        self._known: set[tuple[int, int, int, str, int]] = set()
         self.shed_levels: set[str] = set()
         self._changing = threading.Lock()  # levels are shed and restored beside the drain
         self.loader: Loader | None = None
@@ -112,7 +128,8 @@ class Attachments:
     def programs(self) -> set[str]:
         """Names of the BPF programs that may be needed at the chosen levels."""
         kernel = {name for name, _, _ in self.kernel_probes()}
-        return kernel | {probe.program for engine in self.engines for probe in engine.probes if probe.wanted(self.levels)}
+        engines = {probe.program for engine in self.engines for probe in engine.probes if probe.wanted(self.levels)}
+        return kernel | engines | self.named.programs()
 
     def attach_kernel(self) -> None:
         """Attach the kernel's own probes: of the process level, without which nothing goes, and of the chosen levels."""
@@ -143,40 +160,97 @@ class Attachments:
             if wanted and os.path.isfile(real):
                 with self._reported():
                     self._attach_engine(engine, real)
+        if self.named.wants(real, os.path.basename(path), is_executable):
+            with self._reported():
+                self._attach_named(real, os.path.basename(path), is_executable)
         return len(self.rows) - before
+
+    def _attach_named(self, path: str, file_name: str, is_executable: bool) -> None:
+        """Attach the probes on a user's functions in one file."""
+        assert self.loader is not None
+        binary = read_binary(path)
+        for site in self.named.sites(binary, file_name, is_executable, self.warnings):
+            place = SYMBOL_SITE
+            if site.inspect:
+                place = place_entry(binary.bytes_at(site.offset), binary.machine, self.costs)
+            for cookie, spec in site.specs.items():
+                self.loader.update("call_specs", struct.pack("<I", cookie), spec)
+                self._attach(USER, site.probe(cookie), path, site.offset, site.name, place, cookie)
 
     def _attach_engine(self, engine: Engine, path: str) -> None:
         binary = read_binary(path)
-        self.state[engine.name].libraries[path] = binary.build_id
+        before = len(self.rows)
         for probe in engine.probes:
             if not probe.wanted(self.levels) or probe.slot >= 0 or probe.learnt:
                 continue
             with self._reported():
-                found = self._site(engine, probe, binary)
-                if found:
-                    self._attach(engine, probe, path, *found)
-        asks = engine.operator_names and not self.state[engine.name].operators
-        if asks and binary.symbol(engine.operator_names) is not None:
-            names = binary.texts(engine.operator_table) or self._operator_names(path, engine.operator_names)
-            self.state[engine.name].operators = names
+                for site in self._sites(engine, probe, binary):
+                    self._attach(engine, probe, path, *site)
+        if len(self.rows) > before or engine.owns(os.path.basename(path)):
+            self.state[engine.name].libraries[path] = binary.build_id
+        state = self.state[engine.name]
+        if engine.operator_names and not state.operators and binary.symbol(engine.operator_names) is not None:
+            state.operators = self._operator_names(path, engine.operator_names)
+        if engine.operator_table and not state.operators and len(self.rows) > before:
+            state.operators = name_tables.read(path, engine.operator_table)
 
-    def _site(self, engine: Engine, probe: Probe, binary: Binary) -> tuple[int, str, Place] | None:
-        """(file offset of the function, its name, the place in it) of a probe in a binary."""
+    def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> list[tuple[int, str, Place]]:
+        """(file offset of the function, its name, the place in it) of each function that a probe means in a binary."""
         if probe.usdt:
             offset = binary.usdt.get(probe.usdt)
             if offset is None:
-                return None
+                return []
             entry = offset - len(NOP5)
             place = place_usdt(binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry), self.costs)
-            return offset, probe.usdt, place
-        found = ((symbol, binary.symbol(symbol)) for symbol in probe.symbols)
-        symbol, offset = next(((s, o) for s, o in found if o is not None), ("", None))
+            return [(offset, probe.usdt, place)]
+        if any(binary.find(name) for name in probe.unless):
+            return []
+        symbols = [symbol for name in probe.symbols if (symbol := binary.find(name))][:1]
+        if symbols or not probe.anchor or not engine.inspect:
+            return [self._symbol_site(engine, probe, binary, symbol) for symbol in symbols if self._usable(probe, symbol, binary)]
+        if not needs_anchors(engine, binary):
+            return []
+        offset = anchors.find(binary.path, probe.anchor)
         if offset is None:
-            return None
+            said = anchors.words(probe.anchor)
+            self.warnings.append(f"{binary.path} is stripped, and not one function in it {said}: no {probe.program}")
+            return []
+        _, name, place = self._symbol_site(engine, probe, binary, Symbol(probe.symbols[0], offset))
+        why = f"{place.why}; stripped: found as the function that {anchors.words(probe.anchor)}"
+        return [(offset, name, replace(place, why=why))]
+
+    def _symbol_site(self, engine: Engine, probe: Probe, binary: Binary, symbol: Symbol) -> tuple[int, str, Place]:
         if not engine.inspect:
-            return offset, symbol, SYMBOL_SITE
+            return symbol.offset, symbol.name, SYMBOL_SITE
         choose = place_tail if probe.at == "tail" else place_entry
-        return offset, symbol, choose(binary.bytes_at(offset), binary.machine, self.costs)
+        return symbol.offset, symbol.name, choose(binary.bytes_at(symbol.offset), binary.machine, self.costs)
+
+    def _usable(self, probe: Probe, symbol: Symbol, binary: Binary) -> bool:
+        """A clone that may lack arguments cannot be probed where they are read."""
+        if symbol.changed and probe.at == "entry":
+            self.warnings.append(f"{binary.path}: {symbol.name} may have lost arguments in compilation: no {probe.program}")
+            return False
+        return True
+
+    def attach_api(self, table: str, slots: dict[int, tuple[str, int]], version: int) -> int:
+        """Attach probes at those slots (slot → file, offset) of a table of functions that `version` has; how many were added."""
+        before = len(self.rows)
+        for engine in self.engines:
+            for probe in engine.probes:
+                wanted = probe.table == table and probe.wanted(self.levels) and probe.since <= version
+                if wanted and probe.slot in slots:
+                    path, offset = slots[probe.slot]
+                    with self._reported():
+                        self._attach(
+                            engine, probe, path, offset, f"{table}[{probe.slot}]", self._slot_place(engine, path, offset)
+                        )
+        return len(self.rows) - before
+
+    def _slot_place(self, engine: Engine, path: str, offset: int) -> Place:
+        if not engine.inspect:
+            return TABLE_SITE
+        binary = read_binary(path)
+        return place_entry(binary.bytes_at(offset), binary.machine, self.costs)
 
     def attach_table(self, engine: Engine, slots: dict[int, tuple[str, int]], api: tuple[int, ...], backend: int) -> int:
         """Attach probes at function-table slots given as slot → (file, offset); returns how many were added."""
@@ -185,7 +259,7 @@ class Attachments:
             self.warnings.append(f"{engine.name}: API {'.'.join(map(str, api))} is not known; its function table is left alone")
             return 0
         for probe in engine.probes:
-            if probe.slot in slots and probe.wanted(self.levels):
+            if probe.slot in slots and not probe.table and probe.wanted(self.levels):
                 path, offset = slots[probe.slot]
                 with self._reported():
                     self._attach(engine, probe, path, offset, f"table[{probe.slot}] of backend {backend}", TABLE_SITE)
@@ -221,14 +295,14 @@ class Attachments:
                 if index in self._fds:
                     os.close(self._fds.pop(index))
 
-    def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place) -> None:
+    def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place, cookie: int = 0) -> None:
         status = os.stat(path)
-        key = (status.st_dev, status.st_ino, offset + place.delta, probe.program)
+        key = (status.st_dev, status.st_ino, offset + place.delta, probe.program, cookie)
         if key in self._known:
             return
         at, instruction = "return" if probe.at == "return" else "entry", place.instruction
         where = path, symbol, offset + place.delta
-        self._stand(Row(probe.program, engine.name, probe.level, *where, at, instruction, place.cost, place.why))
+        self._stand(Row(probe.program, engine.name, probe.level, *where, at, instruction, place.cost, place.why, cookie=cookie))
         self._known.add(key)
 
     def _stand(self, row: Row) -> None:
@@ -269,7 +343,7 @@ class Attachments:
             first, *others = attach_software(program, FAULT_ENDS[row.program], row.program)
             self._more += others
             return first
-        return attach_uprobe(program, row.library, row.offset, row.at == "return")
+        return attach_uprobe(program, row.library, row.offset, row.at == "return", row.cookie)
 
     def _operator_names(self, path: str, function: str) -> list[str]:
         """The engine's operator names by number, asked of a stripped library itself in a process of the invoking user."""

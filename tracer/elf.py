@@ -1,7 +1,9 @@
 """What the tracer reads from ELF files: symbols, USDT sites, build ids, and the way from addresses to file offsets."""
 
 import mmap
+import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -9,15 +11,27 @@ from pathlib import Path
 import numpy as np
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
-from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from tracer.errors import ProbeError
 
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
-RELOCATION = np.dtype([("address", "<u8"), ("info", "<u8"), ("target", "<u8")])
 FUNCTION_TYPES = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
-OBJECT_TYPE = 1  # STT_OBJECT
+
+
+# What the compiler appends to the name of a copy that it made of a function.
+CLONE = re.compile(rb"(\.(isra|constprop|lto_priv|llvm)\.\d+)+|\.\d+")
+MANGLED = re.compile(rb"[A-Za-z0-9_]*(\.(isra|constprop|lto_priv|llvm)\.\d+)*")
+CHANGING = re.compile(rb"\.(isra|constprop)\.")
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A function as it was found; `changed` where the compiler may have taken arguments away."""
+
+    name: str
+    offset: int
+    changed: bool = False
 
 
 @dataclass
@@ -32,36 +46,17 @@ class Binary:
     usdt: dict[str, int] = field(default_factory=dict)
 
     def symbol(self, name: str) -> int | None:
-        """The file offset of the function `name`, or None."""
-        entry = self._entry(name, FUNCTION_TYPES)
-        return None if entry is None else self.file_offset(int(entry["value"]))
-
-    def _entry(self, name: str, types: tuple[int, ...]) -> np.void | None:
-        """The defined symbol of this name and type. Linkers let names share their tails, hence any match counts."""
+        """The file offset of the function `name`, or None. Linkers let names share their tails, hence any match counts."""
         wanted = name.encode() + b"\0"
         for entries, strings in self.tables:
             places, at = [], strings.find(wanted)
             while at >= 0:
                 places.append(at)
                 at = strings.find(wanted, at + 1)
-            defined = np.isin(entries["info"] & 0xF, types) & (entries["value"] > 0)
-            for entry in entries[defined & np.isin(entries["name"], places)]:
-                return entry
+            functions = np.isin(entries["info"] & 0xF, FUNCTION_TYPES) & (entries["value"] > 0)
+            for entry in entries[functions & np.isin(entries["name"], places)]:
+                return self.file_offset(int(entry["value"]))
         return None
-
-    def texts(self, name: str) -> list[str]:
-        """The strings of the array of pointers `name`, as they stand in the file; empty where there is none."""
-        entry = self._entry(name, (OBJECT_TYPE,))
-        offset = None if entry is None else self.file_offset(int(entry["value"]))
-        if entry is None or offset is None:
-            return []
-        first, size = int(entry["value"]), int(entry["size"])
-        pointers = np.frombuffer(self.bytes_at(offset, size), "<u8").copy()
-        moved = _relative_relocations(self.path)
-        moved = moved[(moved["address"] >= first) & (moved["address"] < first + size)]
-        pointers[(moved["address"] - first) // 8] = moved["target"]
-        places = [self.file_offset(int(pointer)) for pointer in pointers]
-        return [self.bytes_at(at).split(b"\0")[0].decode(errors="replace") if at is not None else "" for at in places]
 
     def function_at(self, offset: int) -> str:
         """The name of the function that a file offset lies in, as far as symbols tell; else the offset."""
@@ -71,6 +66,49 @@ class Binary:
             for entry in entries[inside & np.isin(entries["info"] & 0xF, FUNCTION_TYPES)]:
                 return strings[entry["name"] : strings.index(b"\0", entry["name"])].decode(errors="replace")
         return f"{offset:#x}"
+
+    def find(self, name: str) -> "Symbol | None":
+        """The function declared as `name`: under this name, as a local C++ function, or as the compiler's clone of either."""
+        exact = self.symbol(name)
+        if exact is not None:
+            return Symbol(name, exact)
+        found: list[Symbol] = []
+        plain = name.encode()
+        for start in (plain, *(b"_Z%s%d%s" % (local, len(plain), plain) for local in (b"L", b""))):
+            found += self._beginning_with(start, MANGLED if start != plain else CLONE)
+        return min(found, key=lambda symbol: (symbol.changed, symbol.name), default=None)
+
+    def _beginning_with(self, start: bytes, rest: re.Pattern[bytes]) -> list["Symbol"]:
+        """Functions whose name is `start` and what `rest` matches."""
+        found = []
+        for entries, strings in self.tables:
+            at = strings.find(start)
+            while at >= 0:
+                full = strings[at : strings.index(0, at)]
+                tail = rest.fullmatch(full[len(start) :])
+                rows = entries[(entries["name"] == at) & np.isin(entries["info"] & 0xF, FUNCTION_TYPES)] if tail else ()
+                for entry in rows:
+                    offset = self.file_offset(int(entry["value"])) if entry["value"] else None
+                    if offset is not None:
+                        found.append(Symbol(full.decode(errors="replace"), offset, bool(CHANGING.search(full))))
+                at = strings.find(start, at + 1)
+        return found
+
+    def mentions(self, name: str) -> bool:
+        """Whether the file defines, or asks for, a symbol of this name."""
+        return any(b"\0" + name.encode() + b"\0" in strings for _, strings in self.tables)
+
+    def functions(self, wanted: Callable[[str], bool]) -> dict[int, str]:
+        """File offset → name of the functions whose name is wanted; of several names for one place the first."""
+        found: dict[int, str] = {}
+        for entries, strings in self.tables:
+            for entry in entries[np.isin(entries["info"] & 0xF, FUNCTION_TYPES) & (entries["value"] > 0)]:
+                at = int(entry["name"])
+                name = strings[at : strings.index(0, at)].decode(errors="replace")
+                offset = self.file_offset(int(entry["value"])) if wanted(name) else None
+                if offset is not None:
+                    found.setdefault(offset, name)
+        return found
 
     def begins_function(self, offset: int) -> bool:
         """Whether a function's symbol stands at this file offset."""
@@ -91,15 +129,6 @@ class Binary:
         with open(self.path, "rb") as file:
             file.seek(offset)
             return file.read(count)
-
-
-def _relative_relocations(path: str) -> np.ndarray:
-    """A file's relocations without a symbol: what stands where when it is loaded at 0; packed ones are in place already."""
-    with open(path, "rb") as file:
-        sections = [s for s in ELFFile(file).iter_sections() if isinstance(s, RelocationSection) and s.is_RELA()]
-        found = [np.frombuffer(section.data(), RELOCATION) for section in sections]
-    rows = np.concatenate([np.empty(0, RELOCATION), *found])
-    return rows[rows["info"] >> 32 == 0]
 
 
 def _usdt(elf: ELFFile, binary: Binary) -> dict[str, int]:

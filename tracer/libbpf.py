@@ -100,7 +100,7 @@ class BpfObject:
         """Create the maps and load the programs named in `wanted`."""
         missing = wanted - self.programs.keys()
         if missing:
-            raise ProbeError(f"{self.path.name} has no program {', '.join(sorted(missing))}; run `make bpf`")
+            raise ProbeError(f"{self.path.name} has no program {', '.join(sorted(missing))}: mistyped, or run `make bpf`")
         for name, program in self.programs.items():
             self.kernel.lib.bpf_program__set_autoload(c_void_p(program), ctypes.c_bool(name in wanted))
         error = self.kernel.lib.bpf_object__load(c_void_p(self.handle))

@@ -27,6 +27,8 @@ MAPS: tuple[str, ...] = (
     "chosen",
     "described",
     "ggml_threads",
+    "call_specs",
+    "backends",
 )
 MAPS += ("faulting", "reading", "requests", "counted", "counters")
 KERNEL_PROGRAMS = {name: category for name, _, category in KERNEL_PROBES}
@@ -76,6 +78,10 @@ class LibbpfLoader:
     def map_fd(self, name: str) -> int:
         """File descriptor of a map."""
         return self.object.map_fd(name)
+
+    def update(self, name: str, key: bytes, value: bytes) -> None:
+        """Set one element of a map."""
+        self.object.kernel.update(self.map_fd(name), key, value)
 
     def program_fd(self, name: str) -> int:
         """File descriptor of a program."""
@@ -198,6 +204,11 @@ def layouts() -> dict[str, Any]:
         dtype = btf.dtype(type_id)
         found[name] = {"kind": numbers[f"KIND_{name.upper()}"], "bytes": dtype.itemsize, "fields": dtype_to_json(dtype)}
     return found
+
+
+def enumeration(name: str) -> dict[str, int]:
+    """Name → value of an enum of bpf/records.h, from the object's BTF."""
+    return Btf.of_object(BPF_OBJECT).enum(name)
 
 
 def check_architecture(machine: str) -> None:

@@ -63,6 +63,7 @@ def compose(about: dict[str, Any], watcher: Watcher, cost: dict[str, Any]) -> di
         "pmc": watcher.counters.to_json(),
         "io": {"page_bytes": mmap.PAGESIZE, "files": watcher.files.to_json()} if "io" in probes.levels else None,
         "probes": probes.to_json(),
+        "functions": probes.named.found,
         "warnings": probes.warnings,
         "threads": list(watcher.threads.values()),
         "cost": cost,

@@ -14,9 +14,11 @@ BPF_OUTPUT = 10  # software event that BPF programs write records to
 SAMPLE_RAW = 1 << 10
 BY_BYTES = 1 << 14  # flag: wake the reader by bytes written, not by records
 IOC_ENABLE, IOC_SET_BPF = 0x2400, 0x40042408
+BPF_LINK_CREATE, BPF_PERF_EVENT = 28, 41
 FLAG_CLOEXEC = 8
 ATTR_BYTES = 128
 SYSCALL = {"x86_64": 298, "aarch64": 241}
+BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
 UPROBE = Path("/sys/bus/event_source/devices/uprobe")
 TRACEFS = Path("/sys/kernel/tracing")
 
@@ -48,8 +50,23 @@ def _connect(fd: int, program_fd: int, what: str) -> int:
     return fd
 
 
-def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool) -> int:
-    """Probe byte `offset` of the file `path` in every process that maps it; returns the descriptor that holds the probe."""
+def _link(fd: int, program_fd: int, cookie: int, what: str) -> int:
+    """Connect through a link, which carries a number that the program can ask for (Linux 5.15)."""
+    attributes = struct.pack("<IIIIQ", program_fd, fd, BPF_PERF_EVENT, 0, cookie)
+    number = ctypes.c_long(BPF_SYSCALL[platform.machine()])
+    link = libc.syscall(number, ctypes.c_int(BPF_LINK_CREATE), attributes, ctypes.c_uint(len(attributes)))
+    reason = os.strerror(ctypes.get_errno())
+    os.close(fd)
+    if link < 0:
+        raise ProbeError(f"cannot attach to {what}: {reason}; probes on functions of your own need Linux 5.15 or later")
+    return int(link)
+
+
+def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool, cookie: int = 0) -> int:
+    """Probe byte `offset` of the file `path` in every process that maps it; returns the descriptor that holds the probe.
+
+    The program finds a `cookie` other than 0 with bpf_get_attach_cookie.
+    """
     try:
         kind = int((UPROBE / "type").read_text())
         bit = int((UPROBE / "format" / "retprobe").read_text().split(":")[1])
@@ -60,7 +77,8 @@ def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool) -> i
     # struct perf_event_attr: type, size, config, period, sample_type, read_format, flags, wakeup, bp_type, config1, config2
     head = struct.pack("<IIQQQQQIIQQ", kind, ATTR_BYTES, config, 0, 0, 0, 0, 0, 0, ctypes.addressof(text), offset)
     what = f"{path}+{offset:#x}"
-    return _connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what)
+    fd = _open(head.ljust(ATTR_BYTES, b"\0"), what)
+    return _link(fd, program_fd, cookie, what) if cookie else _connect(fd, program_fd, what)
 
 
 def has_tracepoint(category: str, name: str) -> bool:

@@ -15,6 +15,7 @@ from tracer.attach import Attachments
 from tracer.calibration import measure
 from tracer.drain import Drain
 from tracer.engines import Engine
+from tracer.functions import Function
 from tracer.libbpf import Kernel
 from tracer.loaders import LOADERS, check_architecture, layouts
 from tracer.manifest import account, compose
@@ -51,6 +52,7 @@ class Options:
     sched: str = "target"
     pmc: tuple[Event, ...] = ()
     owner: Owner = field(default_factory=lambda: Owner(0, 0, "root", "/root"))
+    functions: list[Function] = field(default_factory=list)
 
 
 class Session:
@@ -64,6 +66,7 @@ class Session:
         self.undo = contextlib.ExitStack()
         self.undo.callback(self.guard.close)
         self.stop_requested = self.interrupted = False
+        self.ended_ns = 0
         self.layouts = layouts()
 
     def __enter__(self) -> "Session":
@@ -76,7 +79,7 @@ class Session:
         """Load programs, measure what probes cost here, map the rings, attach the kernel's tracepoints."""
         mount_tracefs()
         self.kernel = Kernel()
-        self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner)
+        self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner, self.options.functions)
         sizes = dict.fromkeys(STREAMS, self.options.ring_bytes)
         wanted = self.probes.programs() | {"empty"}
         self.loader = LOADERS[self.options.loader](self.kernel, wanted, sizes, self.options.buffer)
@@ -165,6 +168,7 @@ class Session:
         Removing a probe waits for the kernel's grace period, a tenth of a second each: where the target is gone that
         goes on in the background while results are written.
         """
+        self.ended_ns = time.monotonic_ns()
         self.quality.close()
         self.watcher.set_chosen(stop=0)
         for tid in self.watcher.threads:
@@ -179,6 +183,7 @@ class Session:
         self.turn(last=True)
         self.clocks.append(machine.clocks())
         self.watcher.name_living_threads()
+        self.probes.warnings += self.probes.named.missing()
         self.save_manifest("complete")
         self.target.check_start()
 
@@ -209,7 +214,7 @@ class Session:
         about = {
             "state": state,
             "started_utc": self.started_utc,
-            "duration_ns": time.monotonic_ns() - self.target.started,
+            "duration_ns": (self.ended_ns or time.monotonic_ns()) - self.target.started,
             "command": self.target.command,
             "target": {"pid": self.target.pid, "uid": self.options.owner.uid, "exit_code": self.target.exit_code},
             "loader": self.loader.name,

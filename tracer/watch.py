@@ -12,11 +12,11 @@ import numpy as np
 
 from tracer import machine
 from tracer.attach import FAULT_BEGINS, Attachments
-from tracer.errors import TracerError
+from tracer.errors import EngineError, TracerError
 from tracer.io_files import Files
 from tracer.learning import Learning, Loop, frame_place
 from tracer.libbpf import Kernel
-from tracer.loaders import PATTERN, LibbpfLoader
+from tracer.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.perf_events import has_tracepoint
 from tracer.pmc import Counters, Event
 from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
@@ -25,9 +25,10 @@ from tracer.target import Guard, mappings, tasks
 MAX_PATTERNS = 16
 LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side sends
 UNKNOWN_OPERATOR = 0xFFFFFFFF
+LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
 SETTINGS = struct.Struct("<11I")  # struct settings of bpf/maps.h
-WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table", "io_file", "site")
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table", "api_table", "io_file", "site")
 
 
 class Watcher:
@@ -48,7 +49,7 @@ class Watcher:
         self.counters = Counters(kernel, {name: loader.map_fd(name) for name in ("counters", "counted")}, events)
         self.threads: dict[int, dict[str, Any]] = {}
         self.qnn: dict[str, Any] | None = None
-        self.slots: dict[tuple[int, int], dict[int, tuple[str, int]]] = {}
+        self.slots: dict[tuple[Any, ...], dict[int, tuple[str, int]]] = {}
         self.dtypes = {name: dtype_from_json(layouts[name]["fields"], layouts[name]["bytes"]) for name in WATCHED}
         self.names = {layouts[name]["kind"]: name for name in WATCHED}
         self.kinds = tuple(self.names)
@@ -56,21 +57,35 @@ class Watcher:
         self.learning: dict[int, Learning] = {}
         self.loop: Loop | None = None
         self.learns, self.stands_since, self.graphs_since = True, 0, 0
+        self.backends = enumeration("backend_id")
         self._watch_for_libraries()
+        self._declare_backends()
         self.set_chosen()
 
     def _watch_for_libraries(self) -> None:
-        prefixes = sorted({prefix for engine in self.probes.engines for prefix in engine.libraries})
+        declared = {prefix for engine in self.probes.engines for prefix in engine.libraries} | self.probes.named.prefixes()
+        prefixes = [one for one in sorted(declared) if not any(one != other and one.startswith(other) for other in declared)]
         if len(prefixes) > MAX_PATTERNS:
             raise TracerError(f"{len(prefixes)} library prefixes declared, {MAX_PATTERNS} can be watched: choose fewer engines")
         for index, prefix in enumerate(prefixes):
             raw = prefix.encode()[:28]
             self.kernel.update(self.loader.map_fd("patterns"), struct.pack("<I", index), PATTERN.pack(len(raw), raw))
 
+    def _declare_backends(self) -> None:
+        """Tell the kernel side which identities mean which ggml backend."""
+        declared = [pair for engine in self.probes.engines for pair in engine.backends.items()]
+        for name, identity in declared:
+            number = self.backends.get(f"BACKEND_{name.upper()}")
+            if number is None:
+                known = ", ".join(each.removeprefix("BACKEND_").lower() for each in self.backends)
+                raise EngineError(f"unknown backend {name}; known: {known}")
+            self.loader.update("backends", bytes.fromhex(identity)[:8], struct.pack("<I", number))
+
     def set_chosen(self, stop: int = 1) -> None:
         """Tell the kernel side what it cannot know: see struct settings in bpf/maps.h."""
-        state, levels = self.probes.state.get("llamacpp"), self.probes.levels
-        names = state.operators if state else []
+        levels = self.probes.levels
+        mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == LLAMACPP)
+        names = max(mine, key=len, default=[])
         number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
         infers = not has_tracepoint("filemap", FAULT_BEGINS)
         loop = self.loop or Loop(0, 0, 0, 0, 0)
@@ -147,13 +162,8 @@ class Watcher:
 
     def _on_qnn_table(self, record: np.void, pid: int) -> None:
         """Collect a provider's slots; with its last part, place the probes."""
-        first, slots = int(record["first"]), self.slots.setdefault((pid, int(record["provider"])), {})
-        mapped = mappings(pid)
-        for index, address in enumerate(record["slots"].tolist()):
-            place = next((m for m in mapped if m.start <= address < m.end), None)
-            if place:
-                slots[first + index] = place.path, place.file_offset(address)
-        if first < LAST_TABLE_PART:
+        slots = self._collect(record, pid, int(record["provider"]))
+        if int(record["first"]) < LAST_TABLE_PART:
             return
         api, backend = tuple(record["api"].tolist()), int(record["backend"])
         engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
@@ -162,6 +172,23 @@ class Watcher:
         self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
         if record["last"]:
             self._continue(record, pid)
+
+    def _on_api_table(self, record: np.void, pid: int) -> None:
+        """Collect a table of functions; with its last part, place the probes."""
+        table = text(record["table"])
+        slots = self._collect(record, pid, (table, int(record["address"])))
+        if record["last"]:
+            self.probes.attach_api(table, slots, int(record["version"]))
+            self._continue(record, pid)
+
+    def _collect(self, record: np.void, pid: int, table: Any) -> dict[int, tuple[str, int]]:
+        """Slot → (file, offset) of a table's parts so far."""
+        slots, mapped = self.slots.setdefault((pid, table), {}), mappings(pid)
+        for index, address in enumerate(record["slots"].tolist()):
+            place = next((m for m in mapped if m.start <= address < m.end), None)
+            if place:
+                slots[int(record["first"]) + index] = place.path, place.file_offset(address)
+        return slots
 
     def _on_site(self, record: np.void, pid: int) -> None:
         """Learn where the graph loop is, stand there, and let the probes that taught us go once both saw a whole graph."""

@@ -48,6 +48,12 @@ def completeness(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if lost:
         kinds = ", ".join(f"{kind} {n:,}" for kind, n in lost.items())
         found.append(("bad", f"{sum(lost.values()):,} records were lost ({kinds}): sums are too low."))
+    dropped = records.get("dropped") or {}
+    if dropped:
+        limit, fast = number((dropped.get("slower_than_ns") or 0) / 1e6, 1, " ms"), dropped.get("tokens") or 0
+        found.append(("warn", f"Only tokens slower than {limit} were kept: {fast:,} faster ones are missing from every figure."))
+    if records.get("level_changes"):
+        found.append(("warn", "Levels were switched off while decode was slow: their figures do not cover the whole time."))
     if about.get("state") == "recording":
         found.append(("warn", "The recording was not finished: it shows what had reached the disk."))
     loose = records.get("ends_without_begin") or {}

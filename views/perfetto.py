@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
 
+from analyzer.observed import known_changes
 from views import npu, sched
 from views.protobuf import field_bytes
 from views.sequence import PACKET, Events, Level, Names, counter_packets, head, slice_packets
@@ -186,8 +187,8 @@ class TraceWriter:
         """Marks where the recording lacks something: levels switched off, and at the end losses, which have no time."""
         lost = {str(kind): int(n) for kind, n in (self.manifest.get("lost") or {}).items() if n}
         marks = [
-            (int(row["ts_ns"]), f"{row['level']} level {'on' if row['on'] else 'off'}: {row['why']}")
-            for row in self.manifest.get("level_changes") or []
+            (row["ts_ns"], f"{row.get('level')} level {'on' if row.get('on') else 'off'}: {row.get('why')}")
+            for row in known_changes(self.manifest.get("level_changes"))
         ]
         if lost:
             marks.append((self.end, f"{sum(lost.values())} records lost"))
@@ -229,7 +230,7 @@ def rows_by(tid: np.ndarray) -> dict[int, np.ndarray]:
 def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
     """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
     pids: dict[int, int] = {}
-    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults"):
+    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults", "calls"):
         known = tables[table][["tid", "pid"]].drop_duplicates()
         pids |= dict(zip(known["tid"].tolist(), known["pid"].tolist(), strict=True))
     operators, threads = tables["operators"], tables["op_threads"].drop_duplicates("tid")

@@ -119,7 +119,7 @@ def graphs(tables: Tables) -> Slices:
     """One slice per graph run; those that submit to the NPU start a flow."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
-    args = texts(frame, "backend") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier")
+    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     slices = of_frame("graph", Text.joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
     slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
@@ -178,6 +178,15 @@ def qnn_calls(tables: Tables) -> Slices:
     """Context and graph calls of QNN on the thread that made them."""
     frame = tables["qnn_calls"]
     return of_frame("qnn", Text.of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
+
+
+def calls(tables: Tables) -> tuple[Slices, Slices]:
+    """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
+    frame = tables["calls"]
+    args = texts(frame, "args") | positive(frame, "depth")
+    both = of_frame("call", Text.of(frame["function"]), frame, args)
+    lasting = (frame["at"] == "both").to_numpy()
+    return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
 
 
 def lone_executes(tables: Tables) -> Slices:
@@ -243,6 +252,7 @@ def on_program(tables: Tables) -> list[Slices]:
         evict,
         qnn_calls(tables),
         lone_executes(tables),
+        *calls(tables),
         wait,
         reads(tables),
         *major_faults(tables),

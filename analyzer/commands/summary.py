@@ -185,5 +185,8 @@ def losses(answer: Section) -> list[str | Table]:
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
     cost = f"probes took {number(warm, '.1%')}{upper} of token time, {number(cpu, '.1%')} of CPU"
     held = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms for probes" if c.get("held_ns") else ""
-    lines: list[str | Table] = [kept + held, cost]
+    dropped = r["dropped"]
+    gone = sum((dropped.get("records") or {}).values())
+    fast = f"; {gone:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
+    lines: list[str | Table] = [kept + fast + held, cost]
     return [*lines, ", ".join(f"{n} {name}" for name, n in odd.items())] if odd else lines

@@ -1,6 +1,6 @@
 """A target whose truth is known: emits token steps through the runtime's probes.
 
-    steps.py COUNT SECONDS_BETWEEN [--late SECONDS] [--child] [--slow-every N] [--slow SECONDS] [--slow-while FILE] [--operators N]
+    steps.py COUNT SECONDS_BETWEEN [--late SECONDS] [--child] [--operators N] [--slow SECONDS --slow-every N | --slow-while FILE]
 
 --late loads the probes' library only after a while; --child emits the same steps in a forked child too. --slow is how long
 every N-th step lasts, or every step while FILE exists. --operators runs so many operators in each step.
@@ -16,7 +16,7 @@ from importlib import import_module
 def emit(args: argparse.Namespace) -> None:
     probes = import_module("runtime._probes")
     for step in range(args.count):
-        slow = args.slow_every and step % args.slow_every == 0 or args.slow_while and os.path.exists(args.slow_while)
+        slow = (args.slow_every and step % args.slow_every == 0) or (args.slow_while and os.path.exists(args.slow_while))
         pause = args.slow if slow else args.pause
         probes.token__begin(step, 2, 1, step)
         for number in range(args.operators):

@@ -24,7 +24,7 @@
 #define THREADS 2
 #define CACHE_LINE 64
 
-enum { OP_NONE, OP_GET_ROWS, OP_MUL_MAT, OP_MUL_MAT_ID, OP_RESHAPE, OP_ARGSORT, OP_RMS_NORM, OP_MUL, OP_COUNT };
+enum { OP_NONE, OP_DUP, OP_ADD, OP_GET_ROWS, OP_MUL_MAT, OP_MUL_MAT_ID, OP_RESHAPE, OP_ARGSORT, OP_RMS_NORM, OP_MUL, OP_COUNT };
 enum { TYPE_F32 = 0, TYPE_I32 = 26 };
 enum { FLAG_COMPUTE = 16 };
 
@@ -94,7 +94,8 @@ static struct log logs[THREADS];
 static s32 choices[LAYERS][MAX_PROMPT][EXPERTS];
 static atomic_int work, ready, step_number;
 
-static const char *GGML_OP_NAME[OP_COUNT] = {"NONE", "GET_ROWS", "MUL_MAT", "MUL_MAT_ID", "RESHAPE", "ARGSORT", "RMS_NORM", "MUL"};
+static const char *GGML_OP_NAME[OP_COUNT] = {"NONE",	"DUP",	   "ADD",      "GET_ROWS", "MUL_MAT",
+						"MUL_MAT_ID", "RESHAPE", "ARGSORT", "RMS_NORM", "MUL"};
 
 const char *ggml_op_name(int op)
 {

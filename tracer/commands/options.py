@@ -9,6 +9,7 @@ from pathlib import Path
 from tracer.config import add_config, effective
 from tracer.engines import LEVELS, choose
 from tracer.errors import RequirementError, TracerError
+from tracer.functions import read_probe_files
 from tracer.loaders import LOADERS
 from tracer.paths import Owner, invoking_user
 from tracer.pmc import MAX_EVENTS, parse
@@ -43,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="EVENTS",
         help=f"up to {MAX_EVENTS} counters per thread at operator boundaries: cycles,major-faults,r1c2 ... (default: none)",
     )
+    add_probe_files(parser)
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
     add_config(parser)
 
@@ -71,6 +73,12 @@ def seconds(text: str) -> float:
                     return value
             break
     raise argparse.ArgumentTypeError(f"{text!r} is no time; write 2, 2s, 50ms or 300us")
+
+
+def add_probe_files(parser: argparse.ArgumentParser) -> None:
+    """Functions and engines of the user's own."""
+    text = "TOML file that names functions or an engine to probe as well (docs/engines.md); may be given again"
+    parser.add_argument("--probes", type=Path, action="append", default=[], metavar="FILE", help=text)
 
 
 def need_root() -> None:
@@ -113,7 +121,8 @@ def session_options(args: argparse.Namespace) -> Options:
     for name in ("tokens", "min_tps"):
         if not 0 <= getattr(args, name) < float("inf"):
             raise TracerError(f"--{name.replace('_', '-')} {getattr(args, name)} is not a positive number")
-    engines, levels, owner = choose(args.engine.split(",")), chosen_levels(args.levels), invoking_user()
+    added, functions = read_probe_files(args.probes)
+    engines, levels, owner = choose(args.engine.split(","), added), chosen_levels(args.levels), invoking_user()
     if (args.tokens or args.min_tps or args.only_slower_than) and "token" not in levels:
         raise TracerError("--tokens, --min-tps and --only-slower-than go by tokens: add the level token to --levels")
     events = parse(args.pmc)
@@ -132,6 +141,7 @@ def session_options(args: argparse.Namespace) -> Options:
         min_tps=args.min_tps,
         sched=args.sched,
         pmc=events,
+        functions=functions,
         given=effective(args),
         owner=owner,
     )

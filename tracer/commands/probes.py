@@ -8,9 +8,10 @@ from pathlib import Path
 
 from tracer.attach import Attachments
 from tracer.calibration import measure
-from tracer.commands.options import chosen_levels, need_root
+from tracer.commands.options import add_probe_files, chosen_levels, need_root
 from tracer.engines import choose
 from tracer.errors import TracerError
+from tracer.functions import read_probe_files
 from tracer.libbpf import Kernel
 from tracer.loaders import LibbpfLoader
 from tracer.paths import invoking_user
@@ -26,6 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="+", type=Path, help="libraries or executables to look at")
     parser.add_argument("--engine", default="auto", help="auto, or names separated by commas")
     parser.add_argument("--levels", default="all", help="all, or levels separated by commas")
+    add_probe_files(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable")
 
 
@@ -35,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     need_root()
-    probes = Attachments(choose(args.engine.split(",")), chosen_levels(args.levels), invoking_user())
+    added, functions = read_probe_files(args.probes)
+    engines = choose(args.engine.split(","), added)
+    probes = Attachments(engines, chosen_levels(args.levels), invoking_user(), functions)
     loader = LibbpfLoader(Kernel(), probes.programs() | {"empty"}, {})
     probes.loader = loader
     try:
@@ -58,6 +62,6 @@ def run(args: argparse.Namespace) -> int:
     for row in probes.rows:
         table.add_row(row.level, f"{row.symbol} +{row.offset:#x}", row.at, row.instruction, f"{row.ns_per_hit:.0f}", row.why)
     Console().print(table)
-    for warning in probes.warnings:
+    for warning in probes.warnings + probes.named.missing():
         print(warning)
     return 0

@@ -1,13 +1,23 @@
 """Engines are declarations: a TOML file here says which libraries to watch for, what to probe in them, and at which level."""
 
+import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from tracer.errors import EngineError
 
 LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched", "io")
+ANCHORS = ("strings", "calls", "jumps")
+WAYS = ("entry", "return", "tail")
+EXAMPLES: dict[Any, str] = {
+    str: 'a text, "..."',
+    int: "a number",
+    bool: "true or false",
+    tuple: 'a list, ["..."]',
+    dict: "a table",
+}
 FOLDER = Path(__file__).parent
 
 
@@ -27,7 +37,11 @@ class Probe:
     slot: int = -1
     learnt: str = ""
     teaches: bool = False
+    table: str = ""  # name of the table of functions that `slot` is in; "" for QNN's
+    since: int = 0  # version of the table that brought the slot
     at: str = "entry"
+    unless: tuple[str, ...] = ()  # not in a file that has one of these symbols
+    anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/anchors.py)
 
     def wanted(self, levels: set[str]) -> bool:
         """Whether it stands at these levels."""
@@ -46,9 +60,10 @@ class Engine:
     operators: tuple[str, ...] = ()
     marker: str = ""
     operator_names: str = ""
-    operator_table: str = ""
+    operator_table: tuple[str, ...] = ()  # first of the names that a program holds which cannot be asked
     inspect: bool = True
     api_major: int = 0
+    backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that tell a ggml backend
     source: str = field(default="", compare=False)
 
     def owns(self, file_name: str) -> bool:
@@ -61,27 +76,60 @@ def frozen(row: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
 
-def _engine(path: Path) -> Engine:
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text())
-        probes = tuple(Probe(**frozen(row)) for row in data.pop("probes"))
-        engine = Engine(probes=probes, source=str(path), **frozen(data))
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise EngineError(f"{path} is no engine declaration: {error}") from None
-    for probe in probes:
-        if probe.level not in LEVELS or probe.at not in ("entry", "return", "tail"):
-            raise EngineError(f"{path}: probe {probe.program} has level {probe.level!r} at {probe.at!r}")
-    return engine
+def parse_engine(data: dict[str, Any], path: Path) -> Engine:
+    """An engine from its declaration; `path` is where it stands. Raises EngineError with the file, the key and the remedy."""
+    name = data.get("name", "(no name)")
+    rows = data.get("probes")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise EngineError(f"{path}: engine {name}: key probes: give a list of tables with program, level and symbols")
+    check_keys(Engine, {**data, "probes": []}, f"{path}: engine {name}")
+    probes = []
+    for row in rows:
+        where = f"{path}: engine {name}, probe {row.get('program', '(no program)')}"
+        ends = {"program": row["returns"], "at": "return"} if "returns" in row else {}
+        row = {key: value for key, value in row.items() if key != "returns"}
+        check_keys(Probe, row | ends, where)
+        probes += [Probe(**frozen(row | more)) for more in ([{}, ends] if ends else [{}])]
+        if probes[-1].level not in LEVELS:
+            raise EngineError(f"{where}: key level: {probes[-1].level!r} is not known; known: {', '.join(LEVELS)}")
+        unknown = [key for key in probes[-1].anchor if key not in ANCHORS]
+        if unknown:
+            raise EngineError(f"{where}: key anchor: {unknown[0]!r} is not known; known: {', '.join(ANCHORS)}")
+        if probes[-1].at not in WAYS:
+            raise EngineError(f"{where}: key at: {probes[-1].at!r} is not known; known: {', '.join(WAYS)}")
+    for key, identity in data.get("backends", {}).items():
+        if not re.fullmatch("[0-9a-fA-F]{32}", str(identity)):
+            raise EngineError(f"{path}: engine {name}: key backends.{key}: {identity!r} is wrong; give 16 bytes in hexadecimal")
+    return Engine(**{**frozen(data), "probes": tuple(probes), "source": str(path)})
+
+
+def check_keys(kind: type, row: dict[str, Any], where: str) -> None:
+    """Raise where a key is unknown, missing, or a list where it must not be (or the other way round)."""
+    known = {each.name: each for each in fields(kind) if each.name != "source"}
+    for key, value in row.items():
+        if key not in known:
+            raise EngineError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
+        wanted: Any = get_origin(known[key].type) or known[key].type
+        if not isinstance(value, list if wanted is tuple else wanted):
+            raise EngineError(f"{where}: key {key}: {value!r} is wrong; give {EXAMPLES[wanted]}")
+    for key, each in known.items():
+        if key not in row and each.default is MISSING and each.default_factory is MISSING:
+            raise EngineError(f"{where}: key {key} is missing; give {EXAMPLES[get_origin(each.type) or each.type]}")
 
 
 def all_engines() -> dict[str, Engine]:
     """Every declared engine by name."""
-    engines = (_engine(path) for path in sorted(FOLDER.glob("*.toml")))
+    engines = (parse_engine(tomllib.loads(path.read_text()), path) for path in sorted(FOLDER.glob("*.toml")))
     return {engine.name: engine for engine in engines}
 
 
-def choose(names: list[str]) -> list[Engine]:
-    """The engines called `names`; `auto` is all of them."""
+def choose(names: list[str], added: list[Engine] | None = None) -> list[Engine]:
+    """The engines called `names`, `auto` being all of them, and those that the user adds, which replace ours of their name."""
+    more = {engine.name: engine for engine in added or []}
+    return [engine for engine in _named(names) if engine.name not in more] + list(more.values())
+
+
+def _named(names: list[str]) -> list[Engine]:
     known = all_engines()
     if "auto" in names:
         return list(known.values())

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Functions that a user names: one program for every entry and one for every return. The probe's cookie says which row of
+ * `call_specs` tells what to read; user space writes the row before it attaches the probe.
+ */
+
+/* 1 where a read of `width` bytes failed, by sign bits; a read of no bytes may fail, too, and means nothing. */
+#define FAILED(result, width) (((u64)(result) & (0 - (u64)(width))) >> 63)
+
+/* One argument, without a branch: a read of no bytes leaves the value as it is. Sets `bit` of `unread` where memory is not there. */
+static INLINE u64 read_argument(struct arg_spec *spec, u64 *registers, u64 *unread, u32 bit)
+{
+	u64 value[2] = {registers[spec->from & 7], 0};
+	u64 failed = 0;
+
+	for (u32 i = 0; i < 2; i++) {
+		u64 width = spec->width[i] & 15;
+		long result = bpf_probe_read_user(value, width, (void *)(value[0] + spec->offset[i]));
+
+		failed |= FAILED(result, width);
+	}
+	*unread |= failed << bit;
+	return value[0];
+}
+
+static INLINE void send_call_text(void *ctx, struct call_spec *spec, u64 *registers, u32 index, u32 part, u64 call_ts)
+{
+	u64 unread = 0, address;
+	RECORD(rec_call_text, r);
+
+	if (!reserve(r, KIND_CALL_TEXT, ENGINE_USER))
+		return;
+	r->h.ts = call_ts; /* what joins it to its call */
+	r->probe = index >> 1;
+	r->part = part;
+	r->at_return = index & 1;
+	for (u32 i = 0; i < CALL_VALUES; i++)
+		r->values[i] = read_argument(&spec->numbers[part][i], registers, &unread, i);
+	address = read_argument(&spec->texts[part - 1], registers, &unread, CALL_VALUES);
+	r->text[0] = 0;
+	unread |= ((u64)bpf_probe_read_user_str(r->text, sizeof(r->text), (void *)address) >> 63) << CALL_VALUES;
+	r->unread = unread;
+	submit(ctx, r);
+}
+
+/* struct rec_call_end has the layout of struct rec_call_begin. */
+static INLINE int record_call(struct pt_regs *ctx, u16 kind, u64 frame)
+{
+	u64 registers[8] = {ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx), ARG5(ctx), ARG6(ctx), RESULT(ctx), 0};
+	u32 index = bpf_get_attach_cookie(ctx);
+	u64 unread = 0, call_ts;
+	struct call_spec *spec;
+	RECORD(rec_call_begin, r);
+
+	if (!traced())
+		return 0;
+	spec = map_lookup(MAP(call_specs), &index);
+	if (!spec || !reserve(r, kind, ENGINE_USER))
+		return 0;
+	r->probe = index >> 1;
+	r->frame = frame;
+	for (u32 i = 0; i < CALL_VALUES; i++)
+		r->values[i] = read_argument(&spec->numbers[0][i], registers, &unread, i);
+	r->unread = unread;
+	call_ts = r->h.ts;
+	submit(ctx, r);
+	for (u32 part = 1; part < CALL_PARTS; part++) {
+		if (part >= spec->parts)
+			break;
+		send_call_text(ctx, spec, registers, index, part, call_ts);
+	}
+	return 0;
+}
+
+/* The stack pointer as it will be when the function has returned: the same at entry and return, and no other open call's. */
+UPROBE(custom_begin)
+{
+	return record_call(ctx, KIND_CALL_BEGIN, STACK(ctx) + RETURN_ADDRESS_BYTES);
+}
+
+UPROBE(custom_end)
+{
+	return record_call(ctx, KIND_CALL_END, STACK(ctx));
+}

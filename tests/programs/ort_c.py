@@ -1,0 +1,102 @@
+"""Drives ONNX Runtime through its C API, as a C program does: ort_c.py LIBRARY MODEL RUNS [--child] [--late SECONDS].
+
+Prints what it did as JSON: session handles and run counts in order. The slots are those of the public onnxruntime_c_api.h.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import time
+from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any
+
+VERSION, FLOAT, CPU_ARENA, DEFAULT_MEMORY = 16, 1, 1, 0
+SLOTS = {
+    "CreateEnv": 3,
+    "CreateSession": 7,
+    "CreateSessionFromArray": 8,
+    "Run": 9,
+    "CreateSessionOptions": 10,
+    "CreateTensorWithDataAsOrtValue": 49,
+    "CreateCpuMemoryInfo": 69,
+    "ReleaseStatus": 93,
+    "ReleaseSession": 95,
+    "ReleaseValue": 96,
+}
+
+
+class Api:
+    """The table of functions."""
+
+    def __init__(self, path: str):
+        library = ctypes.CDLL(path)
+        library.OrtGetApiBase.restype = POINTER(c_void_p)
+        get = ctypes.CFUNCTYPE(c_void_p, c_uint32)(library.OrtGetApiBase()[0])
+        self.table = ctypes.cast(get(VERSION), POINTER(c_void_p))
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Call by name; the error code, 0 where it is good."""
+        status = ctypes.CFUNCTYPE(c_void_p)(self.table[SLOTS[name]])(*arguments)
+        if name.startswith("Release") or not status:
+            return 0
+        code = ctypes.cast(status, POINTER(c_int))[0]
+        self.call("ReleaseStatus", c_void_p(status))
+        return code
+
+    def make(self, name: str, *arguments: Any) -> c_void_p:
+        """Call a function whose last argument is where it puts what it makes."""
+        made = c_void_p()
+        code = self.call(name, *arguments, byref(made))
+        assert code == 0, (name, code)
+        return made
+
+
+def run(api: Api, session: c_void_p, value: c_void_p, input_name: bytes = b"x") -> int:
+    """One run; the error code."""
+    out = c_void_p()
+    names, outs = (c_char_p * 1)(input_name), (c_char_p * 1)(b"y")
+    code = api.call("Run", session, None, names, byref(value), c_size_t(1), outs, c_size_t(1), byref(out))
+    if out:
+        api.call("ReleaseValue", out)
+    return code
+
+
+def work(library: str, model: str, runs: int) -> list[list[Any]]:
+    """Two sessions, one of a file and one of memory; runs alternate, 1 to 2."""
+    api = Api(library)
+    done: list[list[Any]] = []
+    env = api.make("CreateEnv", c_int(4), c_char_p(b"test"))
+    options = api.make("CreateSessionOptions")
+    data = Path(model).read_bytes()
+    first = api.make("CreateSession", env, c_char_p(model.encode()), options)
+    second = api.make("CreateSessionFromArray", env, c_char_p(data), c_size_t(len(data)), options)
+    done += [["create_session", first.value, 0], ["create_session", second.value, 0]]
+    memory = api.make("CreateCpuMemoryInfo", c_int(CPU_ARENA), c_int(DEFAULT_MEMORY))
+    numbers, shape = (ctypes.c_float * 4)(1, 2, 3, 4), (c_int64 * 2)(1, 4)
+    place = (memory, byref(numbers), c_size_t(16), byref(shape), c_size_t(2), c_int(FLOAT))
+    value = api.make("CreateTensorWithDataAsOrtValue", *place)
+    for i in range(runs):
+        session = second if i % 3 else first
+        done.append(["run", session.value, run(api, session, value)])
+    done.append(["run", first.value, run(api, first, value, b"nothing")])
+    api.call("ReleaseSession", first)
+    done.append(["release_session", first.value, 0])
+    return done
+
+
+def main() -> None:
+    library, model, runs = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if "--late" in sys.argv:
+        time.sleep(0.5)
+    child = os.fork() if "--child" in sys.argv else -1
+    done = work(library, model, runs)
+    if child > 0:
+        os.waitpid(child, 0)
+    print(json.dumps({"pid": os.getpid(), "bytes": os.path.getsize(model), "done": done}), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Functions and engines that the user declares in a TOML file are probed, and what is recorded is what the program did."""
+
+import json
+import re
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer import tables as tables_module
+from tests.conftest import ROOT, trace
+from tests.trace_processor import TraceProcessorWasm
+from tracer.engines import all_engines, choose
+from tracer.errors import EngineError
+from tracer.functions import SIZES, SPEC, parse_argument, read_probe_files
+from tracer.recording import Recording
+
+COUNT, DEPTH, KERNELS_RETURN_LIMIT = 200, 80, 64
+DECLARED = """
+[[function]]
+library = "{library}"
+symbol = "work"
+level = "expert"
+[function.args]
+n = "s32 @1"
+name = "str @2"
+rows = "u64 *(@3 + 16)"
+weight = "f32 *(*(@3 + 24) + 4)"
+small = "u8 @4"
+e = "s64 @5"
+address = "ptr @6"
+gone = "u32 *@6"
+result = "s32 return"
+
+[[function]]
+library = "{library}"
+symbols = ["dee?"]
+args = {{ n = "s32 @1", result = "s32 return" }}
+
+[[function]]
+library = "{library}"
+symbol = "work_other"
+at = "entry"
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("named") / "named"
+    source = ROOT / "tests" / "programs" / "named.c"
+    subprocess.run(["cc", "-O2", "-fno-ipa-ra", "-o", str(path), str(source)], check=True)
+    return path
+
+
+def declare(folder: Path, text: str) -> str:
+    path = folder / "my.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def traced(folder: Path, program: Path, text: str, *options: str) -> tuple[Path, str]:
+    run = folder / "run"
+    command = ["run", "--no-views", "--probes", declare(folder, text), "-o", str(run), *options]
+    done = trace(*command, "--", str(program), str(COUNT), str(DEPTH))
+    assert done.returncode == 0, done.stderr
+    assert f"{DEPTH + 1}" in done.stdout
+    return run, done.stderr
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize("loader", ["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
+def test_every_call_is_a_row_with_its_arguments_and_result(tmp_path: Path, program: Path, loader: str) -> None:
+    folder, _ = traced(tmp_path, program, DECLARED.format(library="executable"), "--loader", loader)
+    calls = tables_module.load(folder)["calls"]
+    work = calls[calls["function"] == "work"]
+    names = ["gate", "up", "down"]
+    expected = [
+        {
+            "n": i - 3,
+            "rows": i,
+            "weight": i / 2,
+            "small": 7,
+            "e": -1,
+            "address": "0x0",
+            "gone": None,
+            "name": names[i % 3],
+            "result": (i - 3) * 2 + 6,
+        }
+        for i in range(COUNT)
+    ]
+    assert [json.loads(text) for text in work["args"]] == expected
+    assert work["complete"].all() and (work["duration_ns"] > 0).all() and (work["depth"] == 0).all()
+    assert set(work["library"]) == {str(program)}
+    other = calls[calls["function"] == "work_other"]
+    assert other[["at", "args", "duration_ns"]].values.tolist() == [["entry", "", 0]]
+    assert Recording(folder).manifest["lost"] == {}
+
+
+@pytest.mark.needs("probes")
+def test_recursion_pairs_each_return_with_its_own_call(tmp_path: Path, program: Path) -> None:
+    folder, _ = traced(tmp_path, program, DECLARED.format(library=str(program)))
+    calls = tables_module.load(folder)["calls"]
+    deep = calls[calls["function"] == "deep"].reset_index(drop=True)
+    args = [json.loads(text) for text in deep["args"]]
+    assert [row["n"] for row in args] == list(range(DEPTH, -1, -1))
+    kept = deep["complete"].to_numpy()
+    assert kept[:KERNELS_RETURN_LIMIT].all() and not kept[KERNELS_RETURN_LIMIT:].any()  # the kernel follows no more returns
+    assert all(row["result"] == row["n"] + 1 for row in args[:KERNELS_RETURN_LIMIT])
+    whole = deep[deep["complete"]]
+    assert whole["depth"].tolist() == list(range(KERNELS_RETURN_LIMIT))
+    assert whole["end_ns"].is_monotonic_decreasing
+    assert (tables_module.load(folder)["unpaired"]["kind"] != "call").all()
+
+
+@pytest.mark.needs("probes")
+def test_calls_are_slices_of_their_thread(tmp_path: Path, program: Path) -> None:
+    folder, _ = traced(tmp_path, program, DECLARED.format(library="executable"))
+    from views.perfetto import write_trace
+
+    manifest = Recording(folder).manifest
+    write_trace(manifest, tables_module.load(folder), folder / "trace.pftrace")
+    with TraceProcessorWasm(trace=str(folder / "trace.pftrace")) as processor:
+        rows = processor.query("SELECT slice.name AS name, count(*) AS n FROM slice WHERE category = 'call' GROUP BY 1")
+    assert {row.name: row.n for row in rows} == {"work": COUNT, "deep": DEPTH + 1, "work_other": 1}
+
+
+@pytest.mark.needs("probes")
+def test_a_function_that_is_not_there_is_said_with_names_like_it(tmp_path: Path, program: Path) -> None:
+    text = '[[function]]\nlibrary = "executable"\nsymbol = "work_othr"\n[[function]]\nlibrary = "libnowhere."\nsymbol = "f"\n'
+    _, said = traced(tmp_path, program, text)
+    assert "work_othr of executable was not found" in said and "near: work_other" in said
+    assert "f of libnowhere. was not probed: the target mapped no such file" in said
+
+
+@pytest.mark.needs("probes")
+def test_a_pattern_that_matches_too_much_is_refused(tmp_path: Path, program: Path) -> None:
+    text = '[[function]]\nlibrary = "executable"\nsymbols = ["*"]\nmost = 3\n'
+    folder, said = traced(tmp_path, program, text)
+    assert "3 are allowed: narrow it, or raise the key most" in said
+    assert len(tables_module.load(folder)["calls"]) == 0
+
+
+@pytest.mark.needs("probes")
+def test_the_dry_run_prints_where_a_users_probes_would_stand(tmp_path: Path, program: Path) -> None:
+    done = trace("probes", "--json", "--probes", declare(tmp_path, DECLARED.format(library="executable")), str(program))
+    rows = [row for row in json.loads(done.stdout) if row["engine"] == "user"]
+    assert {(row["symbol"], row["at"]) for row in rows} == {
+        ("work", "entry"),
+        ("work", "return"),
+        ("deep", "entry"),
+        ("deep", "return"),
+        ("work_other", "entry"),
+    }
+    assert all(row["ns_per_hit"] > 0 and row["why"] for row in rows)
+
+
+GROUPS = """
+name = "mine"
+id = 2
+libraries = ["libmine"]
+probes = [
+    { program = "llama_decode_begin", level = "token", symbols = ["my_decode"] },
+    { program = "llama_decode_end", level = "token", symbols = ["my_decode"], at = "return" },
+]
+"""
+FORK = """
+struct batch { int n_tokens; void *token, *embd; int *pos; void *rest[3]; };
+int my_decode(void *context, struct batch batch) { return batch.n_tokens + 100; }
+"""
+
+
+@pytest.mark.needs("probes")
+def test_an_engine_of_the_users_own_reuses_our_programs(tmp_path: Path) -> None:
+    (tmp_path / "fork.c").write_text(FORK)
+    main = "struct batch { int n_tokens; void *token, *embd; int *pos; void *rest[3]; };\nint my_decode(void *, struct batch);\n"
+    main += "int main(void) { for (int i = 1; i < 9; i++) { struct batch b = {i, 0, 0, &i}; my_decode(0, b); } return 0; }\n"
+    (tmp_path / "main.c").write_text(main)
+    build = ["cc", "-O2", "-shared", "-fPIC", "-o", str(tmp_path / "libmine.so"), str(tmp_path / "fork.c")]
+    subprocess.run(build, check=True)
+    link = ["cc", "-o", str(tmp_path / "main"), str(tmp_path / "main.c"), f"-L{tmp_path}", "-lmine", f"-Wl,-rpath,{tmp_path}"]
+    subprocess.run(link, check=True)
+    done = trace(
+        "run", "--no-views", "--probes", declare(tmp_path, GROUPS), "-o", str(tmp_path / "run"), "--", str(tmp_path / "main")
+    )
+    assert done.returncode == 0, done.stderr
+    tokens = tables_module.load(tmp_path / "run")["tokens"]
+    assert tokens["n_tokens"].tolist() == tokens["position"].tolist() == list(range(1, 9))
+    assert tokens["result"].tolist() == [n + 100 for n in range(1, 9)]
+    assert set(tokens["engine"]) == {"mine"}
+
+
+FUNCTION = '[[function]]\nlibrary = "libfoo.so"\nsymbol = "foo"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[function", "is not TOML"),
+        ("", "the file is empty"),
+        ("[other]\n", "unknown key 'other'; write [[function]]"),
+        ("function = 3\n", "key function: write it as [[function]]"),
+        ('[[function]]\nsymbol = "foo"\n', "function foo: key library: missing; give the beginning of a file name"),
+        ('[[function]]\nlibrary = "libfoo.so"\n', "key symbol: missing; give symbol"),
+        (FUNCTION + 'libary = "x"\n', "unknown key 'libary'; known: library,"),
+        (FUNCTION + 'level = "atom"\n', "key level: 'atom' is not known; known: token,"),
+        (FUNCTION + 'at = "exit"\n', "key at: 'exit' is not known; known: entry, return, both"),
+        (FUNCTION + "most = true\n", "key most: True is wrong; give a number"),
+        (FUNCTION + 'args = { n = "s32" }\n', "key args.n: 's32' is no argument; write TYPE @N"),
+        (FUNCTION + 'args = { n = "int @1" }\n', "key args.n: unknown type 'int'; known: u8"),
+        (FUNCTION + 'args = { n = "s32 @7" }\n', "key args.n: '@7' is no place; write TYPE @N"),
+        (FUNCTION + 'args = { n = "f32 @1" }\n', "a float in a register cannot be read: a probe sees the integer registers only"),
+        (FUNCTION + 'args = { n = "s32 *(*(*@1))" }\n', "reads memory 3 times, 2 is the most"),
+        (FUNCTION + 'at = "entry"\nargs = { n = "s32 return" }\n', 'is not there at = "entry"; use at = "both"'),
+        (FUNCTION + "args = { " + ", ".join(f's{i} = "str @1"' for i in range(5)) + " }\n", "0 numbers and 5 texts; 15 and 4"),
+        ('name = "x"\nid = 2\nprobes = []\n', "engine x: key libraries is missing; give a list"),
+        ('name = "x"\nid = 2\nlibraries = "libx"\nprobes = []\n', "engine x: key libraries: 'libx' is wrong; give a list"),
+        (
+            'name = "x"\nid = 2\nlibraries = ["libx"]\nprobes = [{ program = "p", level = "token", symbol = ["a"] }]\n',
+            "engine x, probe p: unknown key 'symbol'; known: program,",
+        ),
+    ],
+)
+def test_a_bad_file_is_answered_with_its_name_the_key_and_the_remedy(tmp_path: Path, text: str, words: str) -> None:
+    path = Path(declare(tmp_path, text))
+    with pytest.raises(EngineError, match=re.escape(words)) as error:
+        read_probe_files([path])
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.needs("probes")
+def test_a_bad_file_ends_the_command_in_one_line(tmp_path: Path) -> None:
+    path = declare(tmp_path, FUNCTION + 'args = { n = "f64 return" }\n')
+    done = trace("run", "--probes", path, "-o", str(tmp_path / "run"), "--", "true")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"tracer: {path}: function foo: key args.n: a float in a register cannot be read" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_engine_of_a_known_name_replaces_ours() -> None:
+    ours = all_engines()["llamacpp"]
+    names = [engine.name for engine in choose(["auto"], [ours])]
+    assert sorted(names) == sorted(all_engines())
+
+
+MEMORY = bytes(range(256)) * 2
+
+
+def interpreted(spec: bytes, registers: list[int]) -> int:
+    """What bpf/custom.bpf.c does with a specification, over a memory that begins at address 0."""
+    source, *rest = SPEC.unpack(spec)
+    value = registers[source]
+    for width, offset in zip(rest[:2], rest[2:], strict=True):
+        read = MEMORY[(value + offset) % 256 :][:width].ljust(8, b"\0")
+        value = struct.unpack("<Q", read)[0] if width else value
+    return value
+
+
+@given(
+    st.sampled_from([kind for kind in SIZES if kind != "str"]),
+    st.integers(1, 6),
+    st.lists(st.integers(-64, 64), max_size=2),
+    st.lists(st.integers(64, 128), min_size=7, max_size=7),
+)
+def test_an_argument_reads_what_its_text_says(kind: str, register: int, offsets: list[int], registers: list[int]) -> None:
+    text, value = f"@{register}", registers[register - 1]
+    for i, offset in enumerate(offsets):
+        text = f"*({text} {'+' if offset >= 0 else '-'} {abs(offset):#x})"
+        width = SIZES[kind] if i + 1 == len(offsets) else 8
+        value = int.from_bytes(MEMORY[(value + offset) % 256 :][:width], "little")
+    if kind.startswith("f") and not offsets:
+        return
+    assert interpreted(parse_argument("x", f"{kind} {text}").spec(), registers) == value

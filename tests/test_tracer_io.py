@@ -1,0 +1,260 @@
+"""Page faults, reads, block requests, the scheduler's scope and counters equal what the program did and the kernel counts."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analyzer import tables as tables_module
+from tests.conftest import ROOT, trace
+from tests.programs.io_steps import ANONYMOUS_PAGES, PAGE, READS, SLEEPS, TOUCHED
+from tracer import pmc
+from tracer.errors import TracerError
+from tracer.libbpf import Kernel
+from tracer.loaders import LibbpfLoader
+from tracer.recording import Recording
+
+pytestmark = pytest.mark.needs("probes", "dropping pages")
+PROGRAM = str(ROOT / "tests" / "programs" / "io_steps.py")
+NOTHING, TOUCH, MEMORY, LOAD, READ_ON, SLEEP, TOUCH_AGAIN = range(7)
+EVENTS = "major-faults,minor-faults,context-switches,task-clock"
+
+
+@dataclass
+class Run:
+    """One traced run of io_steps.py."""
+
+    recording: Recording
+    tables: dict[str, pd.DataFrame]
+    used: list[list[int]]
+    path: str
+
+    def of(self, table: str, op: int = -1) -> pd.DataFrame:
+        """The rows of the program's file, of one operator."""
+        rows = self.tables[table]
+        rows = rows[rows["file"] == self.path]
+        return rows[rows["op_id"] == op] if op >= 0 else rows
+
+
+def make_file(folder: Path) -> Path:
+    path = folder / "experts.bin"
+    with path.open("wb") as file:
+        file.write(os.urandom(4 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def run_program(folder: Path, *options: str, prefix: tuple[str, ...] = ()) -> Run:
+    path = make_file(folder)
+    command = [sys.executable, "-m", "tracer", "run", "--no-views", "-o", str(folder / "run"), *options]
+    command = [*prefix, *command, "--", sys.executable, PROGRAM, str(path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    if prefix and ("unshare" in done.stderr or "mount" in done.stderr.split("tracer:")[0]):
+        pytest.skip("mount namespaces are not allowed here")
+    assert done.returncode == 0, done.stderr
+    recording = Recording(folder / "run")
+    assert recording.manifest["lost"] == {}
+    return Run(recording, tables_module.build(recording), json.loads(done.stdout.splitlines()[-1])["used"], str(path))
+
+
+@pytest.fixture(scope="module", params=["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_program(tmp_path_factory.mktemp("io"), "--loader", request.param, "--pmc", EVENTS)
+
+
+def test_every_major_fault_has_the_page_that_was_touched_and_the_operator_that_waited(run: Run) -> None:
+    faults = run.of("faults", TOUCH)
+    major = faults[faults["kind"] == "major"]
+    assert (major["offset"] // PAGE).tolist() == TOUCHED
+    assert major["exact"].all() and (major["bytes"] == PAGE).all()
+    assert run.used[TOUCH][0] == len(major)
+    operator = run.tables["operators"].set_index("op_id").loc[TOUCH]
+    assert (major["begin_ns"] > operator["begin_ns"]).all() and (major["end_ns"] < operator["end_ns"]).all()
+    assert (major["duration_ns"] > 0).all() and (major["token_id"] == 0).all()
+
+
+def test_pages_that_are_mapped_already_do_not_fault_again(run: Run) -> None:
+    assert len(run.of("faults", TOUCH_AGAIN)) == 0
+    assert run.used[TOUCH_AGAIN][0] == 0
+
+
+def test_every_fault_that_waited_for_the_device_contains_its_block_request(run: Run) -> None:
+    faults, blocks = run.of("faults", TOUCH), run.tables["blocks"]
+    blocks = blocks[(blocks["op_id"] == TOUCH) & (blocks["operation"] == "read")]
+    assert blocks["bytes"].tolist() == [PAGE] * len(TOUCHED) and blocks["complete"].all() and (blocks["error"] == 0).all()
+    major = faults[faults["kind"] == "major"]
+    assert (blocks["begin_ns"].to_numpy() > major["begin_ns"].to_numpy()).all()
+    assert (blocks["end_ns"].to_numpy() < major["end_ns"].to_numpy()).all()
+
+
+def test_reads_tell_offset_and_bytes_and_the_load_that_they_served(run: Run) -> None:
+    reads = run.of("reads", LOAD)
+    assert list(zip(reads["offset"], reads["asked_bytes"], strict=True)) == READS
+    assert reads["bytes"].tolist() == [size for _, size in READS]
+    assert reads["missed_bytes"].tolist() == [-(-size // PAGE) * PAGE for _, size in READS]
+    assert set(reads["call"]) == {"pread64"} and (reads["load_id"] == 0).all() and reads["complete"].all()
+
+
+def test_reads_from_the_files_position_and_into_lists_of_buffers_are_told_too_but_no_pipe(run: Run) -> None:
+    reads = run.tables["reads"]
+    reads = reads[reads["op_id"] == READ_ON]
+    assert set(reads["file"]) == {run.path}
+    assert reads["call"].str.rstrip("2").tolist() == ["read", "readv", "preadv"]
+    assert reads["offset"].tolist() == [3 << 20, (3 << 20) + 1000, PAGE]
+    assert reads["bytes"].tolist() == [1000, 30, 40]
+    assert reads["asked_bytes"].tolist() == [1000, -1, -1]
+
+
+def test_what_the_device_read_is_what_was_brought_into_the_page_cache(run: Run) -> None:
+    blocks = run.tables["blocks"]
+    asked = blocks[(blocks["op_id"] == LOAD) & (blocks["operation"] == "read")]["bytes"].sum()
+    assert asked == run.of("reads", LOAD)["missed_bytes"].sum() == 9 * PAGE
+
+
+def counted(run: Run, event: str) -> pd.Series:
+    table = run.tables["pmc"]
+    return table[table["event"] == event].set_index("op_id")["value"].astype(int)
+
+
+def test_counted_faults_are_those_of_the_program_and_of_the_kernels_own_counters(run: Run) -> None:
+    operators = run.tables["operators"].set_index("op_id")
+    for event, field in (("major-faults", "maj_flt"), ("minor-faults", "min_flt")):
+        pd.testing.assert_series_equal(counted(run, event), operators[field].astype(int), check_names=False)
+    assert counted(run, "major-faults").loc[:TOUCH_AGAIN].tolist() == [used[0] for used in run.used]
+    minor = counted(run, "minor-faults")
+    assert minor[MEMORY] - run.used[MEMORY][1] in range(3) and run.used[MEMORY][1] - ANONYMOUS_PAGES in range(3)
+
+
+def test_counted_switches_are_those_of_getrusage(run: Run) -> None:
+    switches = counted(run, "context-switches")
+    voluntary = [used[2] for used in run.used]
+    assert voluntary[SLEEP] == SLEEPS
+    assert (switches.loc[:TOUCH_AGAIN].to_numpy() >= voluntary).all() and switches[SLEEP] < SLEEPS + 20
+    assert (counted(run, "task-clock") <= run.tables["operators"].set_index("op_id")["duration_ns"]).all()
+
+
+def test_a_thread_that_begins_later_is_counted_too(run: Run) -> None:
+    operators = run.tables["operators"]
+    late = operators[operators["layer"] == 90].iloc[0]
+    assert late["tid"] != late["pid"]
+    assert counted(run, "context-switches")[late["op_id"]] >= SLEEPS
+    assert run.recording.manifest["pmc"]["uncounted_threads"] == 0
+
+
+def target_threads(run: Run) -> np.ndarray:
+    threads = run.tables["threads"]
+    return threads.loc[threads["target"], "tid"].to_numpy()
+
+
+def test_the_kernel_side_sends_only_switches_that_a_thread_of_the_target_takes_part_in(run: Run) -> None:
+    own = target_threads(run)
+    switch = run.recording.records("sched_switch")
+    assert len(switch) and (np.isin(switch["prev_tid"], own) | np.isin(switch["next_tid"], own)).all()
+    for kind in ("sched_waking", "sched_wakeup"):
+        woken = run.recording.records(kind)["woken_tid"]
+        assert len(woken) and np.isin(woken, own).all()
+
+
+def test_every_waking_of_a_sleeper_is_followed_by_its_wakeup(run: Run) -> None:
+    sched = run.tables["sched"]
+    operator = run.tables["operators"].set_index("op_id").loc[SLEEP]
+    inside = sched[sched["ts_ns"].between(operator["begin_ns"], operator["end_ns"]) & (sched["next_tid"] == operator["tid"])]
+    events = inside["event"].tolist()
+    assert events.count("wakeup") >= SLEEPS
+    assert [events[i + 1] for i, event in enumerate(events[:-1]) if event == "waking"] == ["wakeup"] * events.count("waking")
+
+
+def test_the_whole_machines_scheduling_leaves_no_gap_on_any_cpu(tmp_path: Path) -> None:
+    run = run_program(tmp_path, "--sched", "all", "--levels", "sched,operator,token")
+    own, switch = target_threads(run), run.tables["sched"].query("event == 'switch'")
+    assert (~np.isin(switch["prev_tid"], own) & ~np.isin(switch["next_tid"], own)).any()
+    for _, rows in switch.groupby("cpu"):
+        assert (rows["next_tid"].to_numpy()[:-1] == rows["prev_tid"].to_numpy()[1:]).all()
+    assert set(run.tables["thread_states"]["tid"]) <= set(own.tolist())
+    assert run.recording.manifest["sched"] == "all"
+
+
+def test_a_kernel_that_does_not_tell_of_faults_as_they_begin_still_tells_file_and_count(tmp_path: Path) -> None:
+    hide = 'mount -t tmpfs none /sys/kernel/tracing/events/filemap/mm_filemap_fault && exec "$@"'
+    run = run_program(tmp_path, "--levels", "io,operator,token", prefix=("unshare", "-m", "sh", "-c", hide, "sh"))
+    assert any(
+        "no tracepoint filemap:mm_filemap_fault; level io goes without it" in w for w in run.recording.manifest["warnings"]
+    )
+    faults = run.of("faults", TOUCH)
+    assert (faults["kind"] == "major").all() and not faults["exact"].any()
+    assert (faults["offset"] // PAGE).tolist() == TOUCHED
+    assert run.tables["operators"]["maj_flt"][TOUCH] == len(faults) == run.used[TOUCH][0]
+
+
+@pytest.mark.needs("bcc")
+def test_bcc_too_does_without_a_tracepoint_that_this_kernel_lacks(tmp_path: Path) -> None:
+    hide = 'mount -t tmpfs none /sys/kernel/tracing/events/block/block_io_start && exec "$@"'
+    options = ("--loader", "bcc", "--levels", "io,operator")
+    run = run_program(tmp_path, *options, prefix=("unshare", "-m", "sh", "-c", hide, "sh"))
+    assert len(run.of("faults", TOUCH)) == len(TOUCHED)
+    assert (run.tables["blocks"]["op_id"] == TOUCH).sum() == len(TOUCHED)
+
+
+def test_without_the_level_nothing_of_it_is_attached(tmp_path: Path) -> None:
+    run = run_program(tmp_path, "--levels", "operator")
+    assert {row["level"] for row in run.recording.manifest["probes"]} == {"operator", "process"}
+    assert len(run.tables["faults"]) == len(run.tables["reads"]) == len(run.tables["blocks"]) == len(run.tables["pmc"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ("major-faults,branches-of-law", "unknown event 'branches-of-law'; this machine has: "),
+        ("faults,cs,task-clock,cpu-clock,migrations", "--pmc takes at most 4 events, 5 were given"),
+        ("0xfffffffffffffff", "this machine has no event 0xfffffffffffffff; it has: "),
+    ],
+)
+def test_an_event_that_cannot_be_counted_is_refused_before_anything_is_recorded(tmp_path: Path, events: str, words: str) -> None:
+    done = trace("run", "--pmc", events, "-o", str(tmp_path / "run"), "--", "true")
+    assert done.returncode == 2 and words in done.stderr
+    assert "at most" in words or "major-faults" in done.stderr.split(" has: ")[1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_event_that_is_offered_can_be_opened_and_the_others_are_refused_by_name() -> None:
+    here = pmc.offered()
+    assert {"task-clock", "major-faults", "minor-faults", "context-switches"} <= set(here)
+    for name in here:
+        assert pmc.parse(name)[0].name == name
+    for name in pmc.NAMED.keys() - set(here):
+        with pytest.raises(TracerError, match=f"no event {name}; it has: .*major-faults"):
+            pmc.parse(name)
+
+
+def test_counters_of_ended_threads_make_room_and_none_stays_open() -> None:
+    loader = LibbpfLoader(Kernel(), set(), {})
+    counters = pmc.Counters(Kernel(), {name: loader.map_fd(name) for name in ("counters", "counted")}, pmc.parse("cs,faults"))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(2 * pmc.MAX_THREADS // 100):
+        stay = threading.Event()
+        threads = [threading.Thread(target=stay.wait, daemon=True) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+            counters.add(thread.native_id or 0)
+        assert len(os.listdir("/proc/self/fd")) == descriptors + 2 * len(threads)
+        stay.set()
+        for thread in threads:
+            thread.join()
+            counters.remove(thread.native_id or 0)
+    assert counters.uncounted == 0
+    counters.add(threading.get_native_id())
+    counters.add(threads[0].native_id or 0)
+    assert counters.uncounted == 1
+    counters.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    loader.close()

@@ -1,0 +1,124 @@
+"""ONNX Runtime's C API and Genie are traced as the program itself counts: by the tables it is handed, and by exported symbols."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pandas as pd
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from analyzer import tables as tables_module
+from tests.conftest import ROOT, trace
+
+RUNS = 12
+
+
+def package_file(package: str, pattern: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    folder = Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+    return next(iter(sorted(folder.glob(pattern))), None) if folder else None
+
+
+RUNTIME, GENIE = package_file("onnxruntime", "capi/libonnxruntime.so.*"), package_file("onnxruntime_qnn", "libGenie.so")
+needs_runtime = pytest.mark.skipif(RUNTIME is None, reason="onnxruntime has no libonnxruntime.so")
+needs_genie = pytest.mark.skipif(GENIE is None, reason="onnxruntime-qnn has no libGenie.so")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ort") / "identity.onnx"
+    weight = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", ends[:1], ends[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    return path
+
+
+def run(folder: Path, model: Path, *options: str, tracer: tuple[str, ...] = ()) -> tuple[list[dict], dict[str, pd.DataFrame]]:
+    program = str(ROOT / "tests" / "programs" / "ort_c.py")
+    command = [sys.executable, program, str(RUNTIME), str(model), str(RUNS), *options]
+    done = trace("run", "--no-views", *tracer, "-o", str(folder / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], tables_module.load(folder / "run")
+
+
+def rows_of(tables: dict[str, pd.DataFrame], told: dict) -> pd.DataFrame:
+    graphs = tables["graphs"]
+    return graphs[(graphs["engine"] == "onnxruntime") & (graphs["pid"] == told["pid"])]
+
+
+@needs_runtime
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize("loader", ["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
+def test_every_call_of_the_c_api_is_recorded_in_order_with_its_session(tmp_path: Path, model: Path, loader: str) -> None:
+    (told,), tables = run(tmp_path, model, tracer=("--loader", loader))
+    seen = rows_of(tables, told)
+    assert seen[["kind", "handle", "status"]].values.tolist() == told["done"]
+    assert seen["complete"].all() and (seen["duration_ns"] > 0).all()
+    first, second = (row[1] for row in told["done"][:2])
+    assert (seen.loc[seen["handle"] == first, "name"] == str(model)).all()
+    assert (seen.loc[seen["handle"] == second, "name"] == "").all()
+    sessions = tables["sessions"][["handle", "name", "bytes", "n_inputs", "n_outputs"]]
+    assert sessions.values.tolist() == [[first, str(model), -1, 1, 1], [second, "", told["bytes"], 1, 1]]
+
+
+@needs_runtime
+@pytest.mark.needs("probes")
+def test_a_runtime_loaded_late_and_in_a_child_is_recorded_whole(tmp_path: Path, model: Path) -> None:
+    both, tables = run(tmp_path, model, "--late", "--child")
+    assert len(both) == 2
+    for told in both:
+        assert rows_of(tables, told)[["kind", "handle", "status"]].values.tolist() == told["done"]
+
+
+@needs_runtime
+@pytest.mark.needs("probes")
+def test_slots_that_the_programs_version_lacks_are_left_alone(tmp_path: Path, model: Path) -> None:
+    program = (ROOT / "tests" / "programs" / "ort_c.py").read_text()
+    old = tmp_path / "old.py"
+    old.write_text(program.replace("= 16, 1, 1, 0", "= 4, 1, 1, 0"))
+    command = [sys.executable, str(old), str(RUNTIME), str(model), "1"]
+    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    slots = {row["symbol"] for row in manifest["probes"] if row["symbol"].startswith("OrtApi[")}
+    assert slots == {"OrtApi[7]", "OrtApi[8]", "OrtApi[9]", "OrtApi[95]"}
+
+
+CALLS = """
+import ctypes, json, sys
+genie = ctypes.CDLL(sys.argv[1])
+none, out = ctypes.c_void_p(), ctypes.c_void_p()
+done = [
+    ["create", genie.GenieDialog_create(none, ctypes.byref(out))],
+    ["query", genie.GenieDialog_query(none, b"hello", 0, none, none)],
+    ["query", genie.GenieDialog_tokenQuery(none, (ctypes.c_uint32 * 3)(1, 2, 3), 3, 0, none, none)],
+    ["reset", genie.GenieDialog_reset(none)],
+    ["free", genie.GenieDialog_free(none)],
+]
+print(json.dumps(done))
+"""
+
+
+@needs_genie
+@pytest.mark.needs("probes")
+def test_genies_calls_are_recorded_with_their_error(tmp_path: Path) -> None:
+    (tmp_path / "libnative_tls.conf").touch()
+    script = tmp_path / "genie.py"
+    script.write_text(CALLS)
+    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", sys.executable, str(script), str(GENIE))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert all(status != 0 for _, status in told)
+    tables = tables_module.load(tmp_path / "run")
+    tokens, graphs = tables["tokens"], tables["graphs"]
+    assert set(tokens["engine"]) == set(graphs["engine"]) == {"genie"}
+    assert tokens["result"].tolist() == [status for kind, status in told if kind == "query"]
+    assert tokens["n_tokens"].tolist() == [0, 3] and tokens["complete"].all()
+    assert graphs[["kind", "status"]].values.tolist() == [row for row in told if row[0] != "query"]
+    rows = [row for row in json.loads((tmp_path / "run" / "manifest.json").read_text())["probes"] if row["engine"] == "genie"]
+    assert rows and all("not inspected" in row["why"] for row in rows)

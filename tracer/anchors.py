@@ -1,0 +1,248 @@
+"""Functions of a stripped program, found by what their code refers to: a text in its data, or an imported function it calls.
+
+Where functions begin is read from .eh_frame_hdr, which unwinding needs, so that `strip` leaves it. References are found by
+looking at every 32-bit displacement of the code at once.
+"""
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+from elftools.elf.relocation import RelocationSection
+from elftools.elf.sections import SymbolTableSection
+
+from tracer.errors import ProbeError
+
+CHUNK = 1 << 24
+EH_HEADER = 12  # version, three encodings, pointer to .eh_frame, count of the table that follows
+PCREL_TABLE = b"\x01\x1b\x03\x3b"  # the encodings that linkers write
+STUB_STARTS = (0, 1, 4, 5)  # bytes in front of a stub's jump: none, a prefix, endbr64, both
+ARM64_WINDOW = 8  # instructions between adrp and the one that adds the low bits
+
+
+@dataclass(frozen=True)
+class Code:
+    """One executable segment."""
+
+    address: int
+    offset: int
+    data: np.ndarray
+
+
+class Image:
+    """A program's code, the places where its functions begin, and its data, by address."""
+
+    def __init__(self, path: str):
+        self.raw = np.memmap(path, np.uint8, "r")
+        with open(path, "rb") as file:
+            elf = ELFFile(file)
+            self.machine = elf.get_machine_arch()
+            loads = [s for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
+            self.loads = [(s["p_vaddr"], s["p_offset"], s["p_filesz"]) for s in loads]
+            self.codes = [
+                Code(s["p_vaddr"], s["p_offset"], self.raw[s["p_offset"] : s["p_offset"] + s["p_filesz"]])
+                for s in loads
+                if s["p_flags"] & 1
+            ]
+            header = next((s for s in elf.iter_segments() if s["p_type"] == "PT_GNU_EH_FRAME"), None)
+            self.starts = self._starts(header["p_vaddr"], header["p_offset"]) if header is not None else np.empty(0, np.int64)
+            self.slots = import_slots(elf)
+
+    def _starts(self, address: int, offset: int) -> np.ndarray:
+        if bytes(self.raw[offset : offset + 4]) != PCREL_TABLE:
+            return np.empty(0, np.int64)
+        count = struct.unpack_from("<I", self.raw[offset + 8 : offset + EH_HEADER].tobytes())[0]
+        table = self.raw[offset + EH_HEADER : offset + EH_HEADER + 8 * count].view("<i4").reshape(-1, 2)
+        return np.sort(table[:, 0].astype(np.int64) + address)
+
+    def file_offset(self, address: int) -> int:
+        """The file offset of an address that is loaded."""
+        return next(address - start + offset for start, offset, size in self.loads if start <= address < start + size)
+
+    def texts(self, text: str) -> list[int]:
+        """The addresses at which a NUL-terminated text stands."""
+        wanted, found = text.encode() + b"\0", []
+        for address, offset, size in self.loads:
+            data = self.raw[offset : offset + size].tobytes()
+            at = data.find(wanted)
+            while at >= 0:
+                found.append(address + at)
+                at = data.find(wanted, at + 1)
+        return found
+
+    def function_of(self, address: int) -> int:
+        """Where the function that holds an address begins."""
+        row = int(np.searchsorted(self.starts, address, "right")) - 1
+        return int(self.starts[row]) if row >= 0 else -1
+
+    def functions_of(self, addresses: list[int]) -> set[int]:
+        """The functions that hold some addresses."""
+        return {self.function_of(address) for address in addresses} - {-1}
+
+    def end_of(self, start: int) -> int:
+        """Where the next function begins."""
+        row = int(np.searchsorted(self.starts, start, "right"))
+        return int(self.starts[row]) if row < len(self.starts) else start + 1
+
+
+def import_slots(elf: ELFFile) -> dict[str, int]:
+    """Imported function → address of the slot that holds where it is."""
+    slots: dict[str, int] = {}
+    for section in elf.iter_sections():
+        symbols = elf.get_section(section["sh_link"]) if isinstance(section, RelocationSection) else None
+        if isinstance(section, RelocationSection) and isinstance(symbols, SymbolTableSection):
+            for relocation in section.iter_relocations():
+                if relocation["r_info_sym"]:
+                    slots[symbols.get_symbol(relocation["r_info_sym"]).name] = relocation["r_offset"]
+    return slots
+
+
+def x86_references(image: Image, low: int, high: int) -> list[tuple[int, int, int]]:
+    """(address of a 32-bit displacement, the two bytes before it) wherever code refers to low .. high relative to itself."""
+    found = []
+    for code in image.codes:
+        for begin in range(0, len(code.data), CHUNK):
+            piece = code.data[begin : begin + CHUNK + 3]
+            for shift in range(4):
+                words = piece[shift : shift + (len(piece) - shift) // 4 * 4].view("<i4").astype(np.int64)
+                at = np.arange(len(words), dtype=np.int64) * 4 + (code.address + begin + shift)
+                target = at + 4 + words
+                for address in at[(target >= low) & (target < high)].tolist():
+                    i = address - code.address
+                    if i >= 2:
+                        found.append((address, int(code.data[i - 2]), int(code.data[i - 1])))
+    return sorted(set(found))
+
+
+def x86_loads(image: Image, target: int) -> list[int]:
+    """Where code takes an address: `lea target(%rip), reg`, or `mov $target, reg` where the program has a fixed address."""
+    relative = [at for at, code, mode in x86_references(image, target, target + 1) if code == 0x8D and mode & 0xC7 == 0x05]
+    absolute = []
+    if target < 1 << 31:
+        for code in image.codes:
+            data, wanted = code.data.tobytes(), struct.pack("<I", target)
+            at = data.find(wanted)
+            while at > 0:
+                if 0xB8 <= data[at - 1] <= 0xBF:
+                    absolute.append(code.address + at)
+                at = data.find(wanted, at + 1)
+    return relative + absolute
+
+
+def x86_transfers(image: Image, low: int, high: int, calls: bool, jumps: bool) -> list[int]:
+    """Where code calls, or jumps to, an address of low .. high."""
+    return [
+        at
+        for at, before, last in x86_references(image, low, high)
+        if (calls and last == 0xE8) or (jumps and (last == 0xE9 or (before == 0x0F and last & 0xF0 == 0x80)))
+    ]
+
+
+def x86_uses(image: Image, slot: int, calls: bool, jumps: bool) -> list[int]:
+    """Where code calls, or jumps to, the imported function of a slot: through a stub, or through the slot itself."""
+    through = x86_references(image, slot, slot + 1)
+    found = [at for at, code, mode in through if calls and (code, mode) == (0xFF, 0x15)]
+    for jump in [at - 2 for at, code, mode in through if (code, mode) == (0xFF, 0x25)]:
+        starts = [jump - before for before in STUB_STARTS]
+        if any(x86_transfers(image, start, start + 1, True, True) for start in starts):
+            found += [at for start in starts for at in x86_transfers(image, start, start + 1, calls, jumps)]
+        elif jumps:
+            found.append(jump)
+    return found
+
+
+def arm64_pairs(image: Image, target: int, low_bits: tuple[int, int, int]) -> list[int]:
+    """Where adrp forms the page of an address and a later instruction, (mask, value, shift of the offset), its low bits."""
+    mask, value, shift = low_bits
+    found = []
+    for code in image.codes:
+        words = code.data[: len(code.data) // 4 * 4].view("<u4").astype(np.int64)
+        at = np.arange(len(words), dtype=np.int64) * 4 + code.address
+        pages = ((words >> 5 & 0x7FFFF) << 2 | words >> 29 & 3) << 43 >> 31
+        hits = np.flatnonzero((words & 0x9F000000 == 0x90000000) & ((at & ~0xFFF) + pages == target & ~0xFFF))
+        for i in hits.tolist():
+            for word in words[i + 1 : i + 1 + ARM64_WINDOW].tolist():
+                same = word >> 5 & 31 == int(words[i]) & 31
+                if word & mask == value and same and (word >> 10 & 0xFFF) << shift == target & 0xFFF:
+                    found.append(int(at[i]))
+                    break
+    return found
+
+
+def arm64_loads(image: Image, target: int) -> list[int]:
+    """Where code takes an address with adrp and add."""
+    return arm64_pairs(image, target, (0xFFC00000, 0x91000000, 0))
+
+
+def arm64_transfers(image: Image, low: int, high: int, calls: bool, jumps: bool) -> list[int]:
+    """Where code calls (bl), or jumps to (b), an address of low .. high."""
+    found: list[int] = []
+    for code in image.codes:
+        words = code.data[: len(code.data) // 4 * 4].view("<u4").astype(np.int64)
+        at = np.arange(len(words), dtype=np.int64) * 4 + code.address
+        target = at + ((words & 0x3FFFFFF) << 38 >> 36)
+        kind = words & 0xFC000000
+        wanted = (kind == 0x94000000) & calls | (kind == 0x14000000) & jumps
+        found += at[wanted & (target >= low) & (target < high)].tolist()
+    return found
+
+
+def arm64_uses(image: Image, slot: int, calls: bool, jumps: bool) -> list[int]:
+    """Where code calls, or jumps to, the stub of an imported function: the code that loads its slot."""
+    stubs = arm64_pairs(image, slot, (0xFFC00000, 0xF9400000, 3))
+    return [at for stub in stubs for at in arm64_transfers(image, stub, stub + 1, calls, jumps)]
+
+
+MACHINES = {"x64": (x86_loads, x86_transfers, x86_uses), "AArch64": (arm64_loads, arm64_transfers, arm64_uses)}
+
+
+def whole(image: Image, start: int) -> int:
+    """The function that a part belongs to which the compiler moved away: nobody calls it, one other function jumps into it."""
+    transfers = MACHINES[image.machine][1]
+    if transfers(image, start, start + 1, True, False):
+        return start
+    into = image.functions_of(transfers(image, start, image.end_of(start), False, True)) - {start}
+    return into.pop() if len(into) == 1 else start
+
+
+def candidates(image: Image, anchor: dict[str, Any]) -> set[int]:
+    """Addresses of the functions that refer to everything that the anchor names."""
+    loads, _, uses = MACHINES[image.machine]
+    sets: list[set[int]] = []
+    for text in anchor.get("strings", ()):
+        places = [place for address in image.texts(text) for place in loads(image, address)]
+        sets.append({whole(image, start) for start in image.functions_of(places)})
+    for key in ("calls", "jumps"):
+        if key in anchor:
+            slot = image.slots.get(anchor[key])
+            places = uses(image, slot, key == "calls", key == "jumps") if slot else []
+            sets.append(image.functions_of(places))
+    return set.intersection(*sets) if sets else set()
+
+
+@lru_cache(maxsize=4)
+def _image(path: str, stamp: tuple[int, int]) -> Image:
+    return Image(path)
+
+
+def find(path: str, anchor: dict[str, Any]) -> int | None:
+    """The file offset of the one function that an anchor describes; None where there is none, or more than one."""
+    try:
+        status = Path(path).stat()
+        image = _image(path, (status.st_ino, status.st_mtime_ns))
+        found = candidates(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
+    except (OSError, ELFError, ValueError) as error:
+        raise ProbeError(f"{path} cannot be searched for functions: {error}") from None
+    return image.file_offset(found.pop()) if len(found) == 1 else None
+
+
+def words(anchor: dict[str, Any]) -> str:
+    """The anchor in words, for the plan."""
+    parts = [f"refers to {text!r}" for text in anchor.get("strings", ())]
+    parts += [f"{key} {anchor[key]}" for key in ("calls", "jumps") if key in anchor]
+    return " and ".join(parts).replace("jumps ", "jumps to ")

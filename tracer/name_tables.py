@@ -1,0 +1,76 @@
+"""A table of names in a program: an array of pointers to text, read from its file, for programs that cannot be asked."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
+from tracer.errors import ProbeError
+
+RELATIVE = {"EM_X86_64": 8, "EM_AARCH64": 1027}
+RELOCATION = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<i8")])
+NAME = re.compile(rb"([A-Z0-9_]+)\0")
+MOST, LONGEST = 1024, 64
+
+
+def read(path: str, first: tuple[str, ...]) -> list[str]:
+    """The names of the table that begins with `first`; none where the file holds no such table."""
+    try:
+        raw = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            return _read(ELFFile(file), raw, first)
+    except (OSError, ELFError, ValueError) as error:
+        raise ProbeError(f"{path} cannot be searched for names: {error}") from None
+
+
+def _read(elf: ELFFile, raw: bytes, first: tuple[str, ...]) -> list[str]:
+    loads = [(s["p_vaddr"], s["p_offset"], s["p_filesz"]) for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
+    slots, targets = pointers(elf, raw, loads)
+    wanted = [addresses(raw, loads, text) for text in first]
+    for row in np.flatnonzero(np.isin(targets, wanted[0])).tolist():
+        table = targets[row : row + MOST][slots[row : row + MOST] == slots[row] + 8 * np.arange(len(slots[row : row + MOST]))]
+        if all(i < len(table) and int(table[i]) in known for i, known in enumerate(wanted)):
+            return names(raw, loads, table.tolist())
+    return []
+
+
+def addresses(raw: bytes, loads: list[tuple[int, int, int]], text: str) -> list[int]:
+    """Where a NUL-terminated text stands once it is loaded."""
+    found, wanted = [], text.encode() + b"\0"
+    for address, offset, size in loads:
+        at = raw.find(wanted, offset, offset + size)
+        while at >= 0:
+            found.append(at - offset + address)
+            at = raw.find(wanted, at + 1, offset + size)
+    return found
+
+
+def pointers(elf: ELFFile, raw: bytes, loads: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(address, target), by address, of what may be pointers: relocated ones, and where there are none every aligned word."""
+    section = elf.get_section_by_name(".rela.dyn")
+    rows = np.frombuffer(section.data(), RELOCATION) if section is not None else np.empty(0, RELOCATION)
+    rows = rows[rows["info"] == RELATIVE.get(elf["e_machine"], -1)]
+    if len(rows):
+        order = np.argsort(rows["offset"])
+        return rows["offset"][order].astype(np.int64), rows["addend"][order]
+    slots, targets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for address, offset, size in loads:
+        skip = -address % 8
+        words = np.frombuffer(raw, "<i8", max(0, size - skip) // 8, offset + skip)
+        slots.append(address + skip + 8 * np.arange(len(words)))
+        targets.append(words)
+    return np.concatenate(slots), np.concatenate(targets)
+
+
+def names(raw: bytes, loads: list[tuple[int, int, int]], table: list[int]) -> list[str]:
+    """The texts that a table points to, up to the first that is no name."""
+    answer: list[str] = []
+    for target in table:
+        place = next((target - start + offset for start, offset, size in loads if start <= target < start + size), None)
+        match = NAME.match(raw[place : place + LONGEST]) if place is not None else None
+        if match is None:
+            break
+        answer.append(match[1].decode())
+    return answer
