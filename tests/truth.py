@@ -22,7 +22,7 @@ WITH_SITES = (
     f"-Wl,-rpath,{RUNTIME},--allow-shlib-undefined,-z,lazy",
 )
 DISTURBED_NS = 10_000
-"""What neighbours on a shared machine may add to the slowest tenth of hits: interrupts, and CPU time that the host takes."""
+"""What neighbours on a shared machine may add to the slower quarter of hits: interrupts, and CPU time that the host takes."""
 CLOCK_NS = 100
 """How far the kernel's fast clock, which probes read, may be from the program's where the clock is just being adjusted."""
 
