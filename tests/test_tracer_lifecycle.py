@@ -15,6 +15,7 @@ import pytest
 
 from analyzer import tables as tables_module
 from tests.conftest import ROOT, trace
+from tests.truth import changed_sites
 from tracer.recording import Recording
 
 pytestmark = pytest.mark.needs("probes")
@@ -57,23 +58,6 @@ def traced(tmp_path: Path) -> Iterator[Traced]:
     if run.tracer.poll() is None:
         run.tracer.kill()
         run.tracer.wait()
-
-
-def changed_sites(pid: int, manifest: dict) -> int:
-    """How many engine probes' instructions differ in the target's memory from those in the file."""
-    changed = 0
-    maps = [line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    with open(f"/proc/{pid}/mem", "rb", 0) as memory:
-        for probe in manifest["probes"]:
-            for row in maps:
-                start, end = (int(part, 16) for part in row[0].split("-"))
-                at = start + probe["offset"] - int(row[2], 16)
-                if len(row) == 6 and row[5] == probe["library"] and "x" in row[1] and start <= at < end:
-                    memory.seek(at)
-                    with open(probe["library"], "rb") as file:
-                        file.seek(probe["offset"])
-                        changed += memory.read(5) != file.read(5)
-    return changed
 
 
 def wait_until(condition, seconds: float = 20) -> bool:

@@ -93,7 +93,7 @@ def test_times_are_off_by_no_more_than_the_probes_cost(traced: Traced, what: str
     cold = traced.cost("ns_per_hit_cold")
     assert late.median() < PRECISION_NS + cold
     assert error.median() < PRECISION_NS + cold
-    assert error.quantile(0.9) < PRECISION_NS + cold + DISTURBED_NS
+    assert error.quantile(0.75) < PRECISION_NS + cold + DISTURBED_NS
 
 
 @pytest.mark.parametrize("what", ["token", "op", "expert"])

@@ -5,6 +5,7 @@ See tests/programs/truth.h for what a log's columns mean.
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ WITH_SITES = (
     f"-Wl,-rpath,{RUNTIME},--allow-shlib-undefined,-z,lazy",
 )
 DISTURBED_NS = 10_000
-"""What neighbours on a shared machine may add to the slowest tenth of hits: interrupts, and CPU time that the host takes."""
+"""What neighbours on a shared machine may add to the slower quarter of hits: interrupts, and CPU time that the host takes."""
 CLOCK_NS = 100
 """How far the kernel's fast clock, which probes read, may be from the program's where the clock is just being adjusted."""
 
@@ -63,3 +64,20 @@ def time_asleep(states: pd.DataFrame, tid: int, begin: int, end: int) -> int:
     """How long a thread slept between two moments, in ns."""
     mine = states[(states["tid"] == tid) & (states["state"] == "sleeping")]
     return int((mine["end_ns"].clip(upper=end) - mine["begin_ns"].clip(lower=begin)).clip(lower=0).sum())
+
+
+def changed_sites(pid: int, manifest: dict[str, Any]) -> int:
+    """How many engine probes' instructions differ in the target's memory from those in the file."""
+    changed = 0
+    maps = [line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for probe in manifest["probes"]:
+            for row in maps:
+                start, end = (int(part, 16) for part in row[0].split("-"))
+                at = start + probe["offset"] - int(row[2], 16)
+                if len(row) == 6 and row[5] == probe["library"] and "x" in row[1] and start <= at < end:
+                    memory.seek(at)
+                    with open(probe["library"], "rb") as file:
+                        file.seek(probe["offset"])
+                        changed += memory.read(5) != file.read(5)
+    return changed
