@@ -13,6 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT
+from tracer.attach import Attachments
+from tracer.engines import choose
+from tracer.libbpf import Kernel
+from tracer.loaders import LibbpfLoader
+from tracer.paths import invoking_user
 from tracer.qos import HOLD_NS, LONGEST_HOLD_NS, Change, Controller
 from tracer.recording import Recording
 
@@ -113,6 +118,25 @@ def test_few_tokens_decide_nothing() -> None:
     controller = Controller(MIN_TPS)
     controller.observe([10**9] * 4)
     assert controller.decide(10**10, LEVELS) is None and controller.tps() == 0
+
+
+@pytest.mark.needs("probes")
+def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_levels_return() -> None:
+    probes = Attachments(choose(["moescope"]), {"token", "expert"}, invoking_user())
+    probes.loader = loader = LibbpfLoader(Kernel(), probes.programs(), {})
+    probes.costs = dict.fromkeys(("emulated", "stepped", "nop5", "return"), 1.0)
+    try:
+        probes.shed("expert")
+        assert probes.attach_file(str(next((ROOT / "runtime").glob("_probes*.so")))) > 4
+        standing = {probes.rows[index].level for index in probes._fds}
+        assert standing == {"token"} and {row.level for row in probes.rows} == {"token", "expert"}
+        probes.restore("expert")
+        assert len(probes._fds) == len(probes.rows)
+        probes.shed("expert")
+        assert {probes.rows[index].level for index in probes._fds} == {"token"}
+    finally:
+        probes.detach()
+        loader.close()
 
 
 @pytest.mark.needs("probes")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tracer.errors import ProbeError
 from tracer.libbpf import Kernel
 from tracer.perf_events import open_output
 from tracer.recording import RING_HEADER_BYTES
@@ -100,7 +101,7 @@ class PerfBuffer:
         for cpu in cpus:
             fd = open_output(cpu, wakeup_bytes=share // 2)
             self.fds.append(fd)
-            self.cpus[cpu] = CpuBuffer(mmap.mmap(fd, PAGE + share), slot_bytes)
+            self.cpus[cpu] = CpuBuffer(mapped(fd, PAGE + share, mmap.PROT_READ | mmap.PROT_WRITE), slot_bytes)
             kernel.update(map_fd, struct.pack("<I", cpu), struct.pack("<I", fd))
 
     def take(self) -> np.ndarray:
@@ -131,7 +132,7 @@ class Doorbell:
         for cpu in online():
             fd = open_output(cpu, wakeup_bytes=0)
             self.fds.append(fd)
-            self.memory.append(mmap.mmap(fd, 2 * PAGE, mmap.MAP_SHARED, mmap.PROT_READ))
+            self.memory.append(mapped(fd, 2 * PAGE, mmap.PROT_READ))
             kernel.update(map_fd, struct.pack("<I", cpu), struct.pack("<I", fd))
 
     def close(self) -> None:
@@ -140,6 +141,17 @@ class Doorbell:
             memory.close()
         for fd in self.fds:
             os.close(fd)
+
+
+def mapped(fd: int, size: int, access: int) -> mmap.mmap:
+    """A perf event's buffer in our memory."""
+    try:
+        return mmap.mmap(fd, size, mmap.MAP_SHARED, access)
+    except OSError as error:
+        raise ProbeError(
+            f"cannot map a perf buffer of {size >> 10} KiB: {error.strerror}; give a smaller --ring-mib, "
+            "or raise /proc/sys/kernel/perf_event_mlock_kb"
+        ) from None
 
 
 def online() -> list[int]:
