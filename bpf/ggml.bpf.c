@@ -243,7 +243,6 @@ UPROBE(ggml_cpu_graph_begin)
 
 UPROBE(ggml_graph_end)
 {
-
 	if (!t->leads || t->frame != STACK(ctx))
 		return 0;
 	send_site(ctx, t, 1);
@@ -307,7 +306,7 @@ static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 	t->graph_places = graph;
 }
 
-/* ggml_barrier(struct tracedpool *): the thread's share is done. */
+/* ggml_barrier(struct ggml_threadpool *): the thread's share is done. */
 UPROBE(ggml_op_wait)
 {
 	struct settings *s = settings();
