@@ -1,6 +1,6 @@
 """How many records a second the tracer takes, and whether it counts exactly what it loses.
 
-    sudo python -m benchmarks.stress [--seconds 30] [--threads 1,2] [--ring-mib 32] [--json FILE]
+    sudo python -m benchmarks.stress [--seconds 30] [--threads 1,2] [--ring-mib 32] [--buffer perf] [--json FILE]
 
 A C program hits the cheapest kind of site (a 5-byte nop in front of a USDT site) in a loop, one record per hit, and counts its
 hits. Every hit must be a record in the file or a loss that the kernel side counted: the sums are compared exactly. The
@@ -51,10 +51,22 @@ def build(folder: Path) -> Path:
     return compiled(folder / "stress", "stress.c", flags=WITH_SITES)
 
 
-def stress(program: Path, seconds: float, threads: int, ring_mib: int) -> Result:
+def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: str = "ring") -> Result:
     """Trace the program once and take the accounts; its recording is removed."""
     folder = Path(tempfile.mkdtemp(dir=program.parent))
-    options = ["--no-views", "--engine", "moescope", "--levels", "expert", "--ring-mib", str(ring_mib), "-o", str(folder / "run")]
+    options = [
+        "--no-views",
+        "--engine",
+        "moescope",
+        "--levels",
+        "expert",
+        "--ring-mib",
+        str(ring_mib),
+        "--buffer",
+        buffer,
+        "-o",
+        str(folder / "run"),
+    ]
     command = [sys.executable, "-m", "tracer", "run", *options, "--", str(program), str(seconds), str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: something was lost
@@ -94,16 +106,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--threads", default="1,2", help="numbers of threads that hit, one run each (default: 1,2)")
     parser.add_argument("--ring-mib", type=int, default=32)
+    parser.add_argument("--buffer", choices=("ring", "perf"), default="ring")
     parser.add_argument("--folder", type=Path, help="where recordings go while they are made (default: the temporary folder)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=args.folder))
     program = build(folder)
     print(HEAD)
-    idle = stress(program, 0, 1, args.ring_mib).tracer_cpu_s
+    idle = stress(program, 0, 1, args.ring_mib, args.buffer).tracer_cpu_s
     results = []
     for threads in map(int, args.threads.split(",")):
-        results.append(stress(program, args.seconds, threads, args.ring_mib))
+        results.append(stress(program, args.seconds, threads, args.ring_mib, args.buffer))
         print(line(results[-1], idle), flush=True)
     if args.json:
         args.json.write_text(json.dumps([asdict(result) for result in results], indent=1))

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
 from pathlib import Path
@@ -24,6 +25,8 @@ SLOTS = {
     "ReleaseStatus": 93,
     "ReleaseSession": 95,
     "ReleaseValue": 96,
+    "SetIntraOpNumThreads": 24,
+    "RunAsync": 260,
 }
 
 
@@ -63,12 +66,27 @@ def run(api: Api, session: c_void_p, value: c_void_p, input_name: bytes = b"x") 
     return code
 
 
+CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_size_t, c_void_p)
+
+
+def run_async(api: Api, session: c_void_p, value: c_void_p) -> int:
+    """One run on another thread, waited for; the error code of handing it over."""
+    out, finished = c_void_p(), threading.Event()
+    names, outs = (c_char_p * 1)(b"x"), (c_char_p * 1)(b"y")
+    told = CALLBACK(lambda *_: finished.set())
+    given = (session, None, names, byref(value), c_size_t(1), outs, c_size_t(1), byref(out), told, None)
+    code = api.call("RunAsync", *given)
+    assert code or finished.wait(20)
+    return code
+
+
 def work(library: str, model: str, runs: int) -> list[list[Any]]:
     """Two sessions, one of a file and one of memory; runs alternate, 1 to 2."""
     api = Api(library)
     done: list[list[Any]] = []
     env = api.make("CreateEnv", c_int(4), c_char_p(b"test"))
     options = api.make("CreateSessionOptions")
+    assert api.call("SetIntraOpNumThreads", options, c_int(2)) == 0  # asynchronous runs need a pool
     data = Path(model).read_bytes()
     first = api.make("CreateSession", env, c_char_p(model.encode()), options)
     second = api.make("CreateSessionFromArray", env, c_char_p(data), c_size_t(len(data)), options)
@@ -81,6 +99,8 @@ def work(library: str, model: str, runs: int) -> list[list[Any]]:
         session = second if i % 3 else first
         done.append(["run", session.value, run(api, session, value)])
     done.append(["run", first.value, run(api, first, value, b"nothing")])
+    if VERSION >= 16:
+        done.append(["run_async", first.value, run_async(api, first, value)])
     api.call("ReleaseSession", first)
     done.append(["release_session", first.value, 0])
     return done
