@@ -13,6 +13,7 @@ PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT = 1, 2
 IOC_ENABLE, IOC_SET_BPF = 0x2400, 0x40042408
 FLAG_CLOEXEC = 8
 ATTR_BYTES = 128
+HIGH_FD = 512
 SYSCALL = {"x86_64": 298, "aarch64": 241}
 UPROBE = Path("/sys/bus/event_source/devices/uprobe")
 TRACEFS = Path("/sys/kernel/tracing")
@@ -60,6 +61,16 @@ def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool) -> i
     return _connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what)
 
 
+def set_aside(fd: int) -> int:
+    """The descriptor under a high number: should the tracer be killed, the kernel removes the probes in the target before it."""
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
+    except OSError:
+        return fd
+    os.close(fd)
+    return high
+
+
 def has_tracepoint(category: str, name: str) -> bool:
     """Whether this kernel offers a tracepoint."""
     return (TRACEFS / "events" / category / name / "id").exists()
@@ -75,7 +86,7 @@ def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
         ) from None
     head = struct.pack("<IIQQ", PERF_TYPE_TRACEPOINT, ATTR_BYTES, number, 1)
     what = f"tracepoint {category}:{name}"
-    return _connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what)
+    return set_aside(_connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what))
 
 
 def online_cpus() -> list[int]:
