@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from analyzer.operators import definitions, layer_of
 from analyzer.reading import BACKEND, CACHE, REASON, UNKNOWN_U32, Rows, Source, Spans, chosen
 from analyzer.schema import conform
 from analyzer.spans import NONE, codes
@@ -11,8 +12,8 @@ from analyzer.steps import Steps, faults
 HIT, MISS = 1, 2
 
 
-def routes(source: Source, tokens: Steps) -> pd.DataFrame:
-    """The table `routes`: one row per choice of the router."""
+def routes(source: Source, tokens: Steps, known: pd.DataFrame) -> pd.DataFrame:
+    """The table `routes`: one row per choice of the router; `known` is the table `tensors`."""
     rows = source.rows("route")
     names = rows.dtype.names or ()
     if len(rows) == 0 or "experts" not in names:
@@ -22,13 +23,13 @@ def routes(source: Source, tokens: Steps) -> pd.DataFrame:
     used = slot < rows["count"][:, None]
     entry = (rows["first"][:, None] + slot)[used]
     record = np.repeat(np.arange(len(rows)), used.sum(axis=1))
-    token_id = tokens.of(rows)
+    token_id, layer = tokens.of(rows), route_layers(rows, known)
     return conform(
         "routes",
         {
             "token_id": token_id[record],
-            "layer": rows["layer"][record],
-            "row": entry // k[record] + rows_before(rows, token_id)[record],
+            "layer": layer[record],
+            "row": entry // k[record] + rows_before(rows, layer, token_id)[record],
             "rank": entry % k[record],
             "expert": experts[used],
             "weight": np.where(rows["has_weights"][record] > 0, weights[used].astype(np.float64), np.nan),
@@ -37,10 +38,17 @@ def routes(source: Source, tokens: Steps) -> pd.DataFrame:
     )
 
 
-def rows_before(rows: Rows, token_id: np.ndarray) -> np.ndarray:
+def route_layers(rows: Rows, known: pd.DataFrame) -> np.ndarray:
+    """The layer of each choice: told by the engine, or by the name of the operator that is given it."""
+    described = definitions(known, rows["pid"], rows["tensor"], rows["ts"])
+    by_name = np.append([layer_of(name) for name in known["name"]], NONE).astype(np.int64)
+    return np.where(rows["tensor"] == 0, rows["layer"], by_name[described])
+
+
+def rows_before(rows: Rows, layer: np.ndarray, token_id: np.ndarray) -> np.ndarray:
     """Rows that earlier calls of a layer's router took in the same step: a prompt comes in chunks."""
     called = np.where(rows["first"] == 0, rows["n_tokens"], 0)
-    total = pd.Series(called).groupby(codes(token_id, rows["layer"])).cumsum().to_numpy()
+    total = pd.Series(called).groupby(codes(token_id, layer)).cumsum().to_numpy()
     return np.maximum(total - rows["n_tokens"], 0)
 
 

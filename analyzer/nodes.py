@@ -1,4 +1,4 @@
-"""Operators that are told by one record each, `op_done`: turned into the begins and waits that all other analysis reads.
+"""Operators that are told by a thread's shares of a graph's nodes alone: turned into the begins and waits that others read.
 
 A thread's share of a node is done when it enters the barrier behind it; the barrier opens when the last thread has come,
 and there the next node begins on every thread. So one time per thread and node tells begin, end and wait.
@@ -10,37 +10,85 @@ from analyzer.reading import Rows, Source, section
 from analyzer.spans import NONE, codes, first_of_runs, following, latest, run_lengths, stable_order
 from tracer.recording import RING_HEADER_BYTES
 
+SLOT = np.dtype("V96")
+SHARE = np.dtype(
+    [(name, "<u8") for name in ("ts", "graph")]
+    + [(name, "<u4") for name in ("pid", "tid", "node", "maj_flt", "min_flt")]
+    + [("cpu", "<u2"), ("engine", "<u2")]
+)
 NEVER_RUN = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # nodes that only rename memory
 
 
+def shares(source: Source) -> Rows:
+    """One row per share, in order of time: its time `ts`, `graph`, `node`, and the page faults since the share before."""
+    batches = source.rows("op_shares")
+    records, count = batches.records, batches["count"]
+    if len(batches) == 0:
+        return Rows(np.empty(0, SLOT), SHARE, np.empty(0, np.int64))
+    inside = np.arange(records["after"].shape[1]) < count[:, None]
+    owner = np.repeat(np.arange(len(batches)), inside.sum(axis=1))
+    made = np.zeros(len(owner), SHARE)
+    for name in ("pid", "tid", "cpu", "engine", "graph"):
+        made[name] = records[name][owner]
+    for name in ("node", "maj_flt", "min_flt"):
+        made[name] = records[name][inside]
+    made["ts"] = batches["ts"][owner] + records["after"][inside]
+    order = np.argsort(made["ts"], kind="stable")
+    return in_slots(made[order], SHARE, SLOT, batches.position[owner[order]])
+
+
+def in_slots(records: np.ndarray, dtype: np.dtype, slot: np.dtype, position: np.ndarray) -> Rows:
+    """Records made here, as rows; `position` is the slot of the file that each was made from."""
+    raw = np.zeros((len(records), slot.itemsize), np.uint8)
+    raw[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize] = records.view(np.uint8).reshape(len(records), -1)
+    return Rows(raw.view(slot)[:, 0], dtype, position)
+
+
 def unfold(source: Source) -> None:
-    """Put an op_begin and an op_wait in the place of each op_done.
+    """Put an op_begin and an op_wait in the place of each share.
 
     While the tracer learns where to look, operators are told in both ways: a graph is read the new way where that misses
     none of its operators, or the old way misses most.
     """
-    done, graphs = source.rows("op_done"), source.rows("graph_begin")
+    done, graphs = shares(source), source.rows("graph_begin")
     if len(done) == 0:
         return
     handles = np.concatenate((graphs["handle"], done["graph"]))
     key = codes(np.concatenate((graphs["pid"], done["pid"])), handles)
     graph = latest(key[: len(graphs)], graphs["ts"], key[len(graphs) :], done["ts"])
-    tensor = descriptions(source, done)
-    operator = np.append(source.rows("tensor")["type"], NONE)[tensor]
-    real = ~np.isin(operator, never_run(source))
-    source.leave_unpaired("op_done", done.where(real & (graph < 0)))
+    tensor = tensors_of(source, done)
+    described = descriptions(source, done, tensor)
+    real = ~np.isin(np.append(source.rows("tensor")["type"], NONE)[described], never_run(source))
+    source.leave_unpaired("op", done.where(real & (graph < 0)))
     kept = np.flatnonzero(real & (graph >= 0))
     announced = {kind: source.rows(kind) for kind in ("op_begin", "op_wait")}
     owner = {kind: latest(graphs["pid"], graphs["ts"], rows["pid"], rows["ts"]) for kind, rows in announced.items()}
     begun = owner["op_begin"] >= 0
-    theirs, ours = (owner["op_begin"][begun], announced["op_begin"]["tensor"][begun]), (graph[kept], done["tensor"][kept])
+    theirs, ours = (owner["op_begin"][begun], announced["op_begin"]["tensor"][begun]), (graph[kept], tensor[kept])
     by_done = np.append(told_by_done(len(graphs), ours, theirs), False)
     kept = kept[by_done[graph[kept]]]
-    begins = begin_times(graph[kept], done["node"][kept], done["ts"][kept], graphs["ts"])
     rows = done.where(kept)
+    begins = begin_times(graph[kept], rows["node"], rows["ts"], graphs["ts"])
     for kind, ts in (("op_begin", begins), ("op_wait", rows["ts"])):
         old = announced[kind].where(~by_done[owner[kind]])
-        source.replace(kind, joined(source, kind, old, rows, ts, tensor[kept]))
+        source.replace(kind, joined(source, kind, old, rows, ts, tensor[kept], described[kept]))
+
+
+def tensors_of(source: Source, done: Rows) -> np.ndarray:
+    """The tensor that each share's node makes, as told before the graph's next run or, failing that, later; 0: never told.
+
+    Nodes are told by the thread that leads, maybe behind another thread's share; hence the look ahead to the graph's end.
+    """
+    told, ends = source.rows("node"), source.rows("graph_end")
+    columns = [np.concatenate((told[name], done[name])) for name in ("pid", "graph", "node")]
+    key = codes(*columns)
+    left, right = key[len(told) :], key[: len(told)]
+    end = following(ends["pid"], ends["ts"], done["pid"], done["ts"])
+    until = np.where(end >= 0, np.append(ends["ts"], 0)[end], source.last_ns)
+    row = latest(right, told["ts"], left, until)
+    late = np.flatnonzero(row < 0)
+    row[late] = following(right, told["ts"], left[late], until[late])
+    return np.append(told["tensor"], 0)[row]
 
 
 def told_by_done(n: int, done: tuple[np.ndarray, np.ndarray], begun: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -66,11 +114,10 @@ def begin_times(graph: np.ndarray, node: np.ndarray, ts: np.ndarray, graph_ts: n
     return begins
 
 
-def descriptions(source: Source, done: Rows) -> np.ndarray:
+def descriptions(source: Source, done: Rows, tensor: np.ndarray) -> np.ndarray:
     """The row of `tensor` records that describes each result: the latest before it, else the first after it."""
     told = source.rows("tensor")
-    pids, tensors = np.concatenate((told["pid"], done["pid"])), np.concatenate((told["tensor"], done["tensor"]))
-    key = codes(pids, tensors)
+    key = codes(np.concatenate((told["pid"], done["pid"])), np.concatenate((told["tensor"], tensor)))
     head = np.flatnonzero(told["first"] == 0)
     mine, ts = key[len(told) :], told["ts"][head]
     row = latest(key[head], ts, mine, done["ts"])
@@ -85,33 +132,33 @@ def never_run(source: Source) -> list[int]:
     return [number for number, name in enumerate(names) if name in NEVER_RUN]
 
 
-def joined(source: Source, kind: str, old: Rows, done: Rows, ts: np.ndarray, tensor: np.ndarray) -> Rows:
-    """Records of `kind` as they were, and those made of `done` at times `ts`, in order of time."""
+def joined(source: Source, kind: str, old: Rows, done: Rows, ts: np.ndarray, tensor: np.ndarray, described: np.ndarray) -> Rows:
+    """Records of `kind` as they were, and those made of shares at times `ts`, in order of time."""
     _, dtype = source.recording.layouts[kind]
     made = np.zeros(len(done), dtype)
-    for name in ("pid", "tid", "cpu", "engine", "tensor", "maj_flt", "min_flt"):
-        if name in (dtype.names or ()) and name in (done.dtype.names or ()):
-            made[name] = done.records[name]
+    for name in ("pid", "tid", "cpu", "engine"):
+        made[name] = done.records[name]
     made["ts"] = ts
     if kind == "op_begin":
         told = source.rows("tensor")
-        made["type"], made["n_tokens"] = (np.append(column, 0)[tensor] for column in (told["type"], told["ne"][:, 1]))
-        made["layer"] = NONE
-        for name in ("maj_flt", "min_flt"):  # as they stood when the share began, which is when the one before was done
-            made[name] = previous(done["tid"], done["ts"], made[name])
-    slots = np.zeros((len(made), old.slots.dtype.itemsize), np.uint8)
-    slots[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize] = made.view(np.uint8).reshape(len(made), -1)
-    whole = np.concatenate((old.slots, slots.view(old.slots.dtype)[:, 0]))
+        made["tensor"], made["layer"] = tensor, NONE
+        made["type"], made["n_tokens"] = (np.append(column, 0)[described] for column in (told["type"], told["ne"][:, 1]))
+        for name in ("maj_flt", "min_flt"):  # a running count, as it stood before the share
+            made[name] = count_before(done["tid"], done["ts"], done[name])
+    both = in_slots(made, dtype, old.slots.dtype, done.position)
+    whole = np.concatenate((old.slots, both.slots))
     all_ts, position = np.concatenate((old["ts"], ts)), np.concatenate((old.position, done.position))
     order = np.argsort(all_ts, kind="stable")
     return Rows(whole[order], dtype, position[order])
 
 
-def previous(group: np.ndarray, ts: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The value of the row before each in its group, in order of time; its own where there is none."""
+def count_before(group: np.ndarray, ts: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The sum of the values of the rows before each in its group, in order of time."""
     by_time = np.argsort(ts, kind="stable")
     order = by_time[stable_order(codes(group)[by_time])]
-    answer = values.copy()
-    same = group[order[1:]] == group[order[:-1]]
-    answer[order[1:][same]] = values[order[:-1][same]]
+    total = np.cumsum(values[order])
+    starts = first_of_runs(group[order])
+    base = np.repeat(total[starts] - values[order][starts], run_lengths(starts, len(order)))
+    answer = np.empty(len(values), np.int64)
+    answer[order] = total - values[order] - base
     return answer

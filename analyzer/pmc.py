@@ -1,20 +1,20 @@
 """Performance counters: what each event counted within an operator, thread by thread.
 
-An operator that op_done tells has one reading, when the thread's share was done: it counts from the thread's reading before
+An operator that a share tells has one reading, when the thread's share was done: it counts from the thread's reading before
 it, the wait for the other threads in between included.
 """
 
 import numpy as np
 import pandas as pd
 
+from analyzer import nodes
 from analyzer.operators import OpThreads
 from analyzer.reading import Rows, Source, section
 from analyzer.schema import conform
-from analyzer.spans import NONE, codes, latest, successors
+from analyzer.spans import NONE, codes, successors
 
 UNREAD = np.uint64(2**64 - 1)
 LATEST_NS = 1_000_000  # a reading stands right behind its record; one that comes later belongs to a record that was lost
-BOUNDARIES = ("op_begin", "op_wait", "op_end")
 
 
 def events(source: Source) -> list[str]:
@@ -24,21 +24,17 @@ def events(source: Source) -> list[str]:
 
 
 def readings_at(source: Source, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """The reading behind the operator record that stands on thread `tid` at exactly `ts`; -1 where there is none."""
-    rows, bounds = source.rows("pmc"), [source.rows(kind) for kind in BOUNDARIES]
-    bound_tid, bound_ts = (np.concatenate([b[field] for b in bounds]) for field in ("tid", "ts"))
-    owner = latest(bound_tid, bound_ts, rows["tid"], rows["ts"])
-    close = rows["ts"] - bound_ts[owner] < LATEST_NS if len(bound_ts) else owner >= 0
-    owned = np.flatnonzero((owner >= 0) & close)[::-1]  # the first reading behind a record is its own
-    key = codes(np.concatenate((bound_tid[owner[owned]], tid)), np.concatenate((bound_ts[owner[owned]], ts)))
+    """The reading of thread `tid` at exactly `ts`, which is the time of the operator record it stands behind; -1: none."""
+    rows = source.rows("pmc")
+    key = codes(np.concatenate((rows["tid"], tid)), np.concatenate((rows["ts"], ts)))
     at = np.full(int(key.max(initial=-1)) + 1, NONE, np.int64)
-    at[key[: len(owned)]] = owned
-    return at[key[len(owned) :]]
+    at[key[: len(rows)]] = np.arange(len(rows))
+    return at[key[len(rows) :]]
 
 
 def told_by_done(source: Source, ops: OpThreads) -> np.ndarray:
     """Which operators were told by one record, at the end of the thread's share."""
-    done = source.rows("op_done")
+    done = nodes.shares(source)
     key = codes(np.concatenate((done["tid"], ops.rows["tid"])), np.concatenate((done["ts"], ops.wait)))
     return np.isin(key[len(done) :], key[: len(done)])
 

@@ -19,7 +19,7 @@ from analyzer.sessions import sessions
 from analyzer.steps import graphs, steps
 from tracer.recording import Recording, RecordingError
 
-TABLES_VERSION = 2
+TABLES_VERSION = 3
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 INPUTS = ("manifest.json", "events.bin", "details.bin")
@@ -40,7 +40,7 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
         "operators": conform("operators", columns),
         "op_threads": operators.thread_table(threads, op_id),
         "tensors": known,
-        "routes": moe.routes(source, tokens),
+        "routes": moe.routes(source, tokens, known),
         "experts": moe.experts(source, tokens, spans, enclosing),
         "loads": moe.loads(source, tokens),
         **qnn.build(source, tokens, runs),

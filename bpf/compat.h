@@ -157,7 +157,7 @@ struct trace_event_raw_block_rq_completion {
 #define NUMBER_SYMBOL(name) static const char number_##name SEC(".numbers") __attribute__((used)) = 0;
 #define PERF_EVENT(name) SEC("perf_event") int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((void *)&((struct type *)(pointer))->field)
-#define task_counter(field) BPF_CORE_READ((struct task_struct *)bpf_get_current_task(), field)
+#define task_counter(field) (bpf_get_current_task_btf()->field)
 
 #if defined(__TARGET_ARCH_x86)
 #define REG(ctx, x86, arm) ((ctx)->x86)

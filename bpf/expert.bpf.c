@@ -81,10 +81,11 @@ UPROBE(moescope_evict)
 
 #define MAX_ROUTE_PARTS 128 /* 4096 choices: 512 tokens of top-8 */
 
-static INLINE void fill_route(struct rec_route *r, s32 layer, u32 n_tokens, u32 k, u32 first, u32 has_weights)
+static INLINE void fill_route(struct rec_route *r, u64 tensor, s32 layer, u32 n_tokens, u32 k, u32 first, u32 has_weights)
 {
 	u32 left = n_tokens * k - first;
 
+	r->tensor = tensor;
 	r->layer = layer;
 	r->n_tokens = n_tokens;
 	r->k = k;
@@ -109,7 +110,7 @@ UPROBE(moescope_route)
 			return 0;
 		if (!reserve(r, KIND_ROUTE, ENGINE_MOESCOPE))
 			return 0;
-		fill_route(r, layer, n_tokens, k, first, weights != 0);
+		fill_route(r, 0, layer, n_tokens, k, first, weights != 0);
 		count = BOUNDED(r->count, ROUTE_SLOTS);
 		bpf_probe_read_user(r->experts, count * 2, (void *)(experts + 2ULL * first));
 		bpf_probe_read_user(r->weights, count * 4, (void *)(weights + 4ULL * first));

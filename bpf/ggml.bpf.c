@@ -15,26 +15,23 @@ static INLINE u64 read_u64(u64 address)
 	return value;
 }
 
-/* The signature of a tensor: what it is, how large, and made from what. */
-static INLINE u64 tensor_signature(u64 tensor)
+/* The signature of a tensor. One read: each costs more than its bytes. */
+static INLINE u64 tensor_signature(struct traced *t, u64 tensor)
 {
-	struct ggml_tensor_view *t = (void *)tensor;
-	u64 src[2] = {}, ne[4] = {};
-	u32 op = 0;
+	struct ggml_tensor_core *is = (void *)t->scratch;
 
-	bpf_probe_read_user(&op, sizeof(op), &t->op);
-	bpf_probe_read_user(ne, sizeof(ne), t->ne);
-	bpf_probe_read_user(src, sizeof(src), t->src);
-	return op + 31 * (ne[0] + 31 * (ne[1] + 31 * (ne[2] + 31 * (ne[3] + 31 * (src[0] + 31 * src[1])))));
+	if (bpf_probe_read_user(is, sizeof(*is), ((struct ggml_tensor_view *)tensor)->ne))
+		return 0;
+	return is->op + 31 * (is->ne[0] + 31 * (is->ne[1] + 31 * (is->ne[2] + 31 * (is->ne[3] + 31 * (is->src[0] + 31 * is->src[1])))));
 }
 
 /* Describes a tensor where that is news; returns whether it was. */
-static INLINE bool send_ggml_tensor(void *ctx, u64 tensor)
+static INLINE bool send_ggml_tensor(void *ctx, struct traced *thread, u64 tensor)
 {
 	struct ggml_tensor_view *t = (void *)tensor;
 	RECORD(rec_tensor, r);
 
-	if (!is_news(tensor, tensor_signature(tensor)))
+	if (!is_news(tensor, tensor_signature(thread, tensor)))
 		return false;
 	if (!reserve(r, KIND_TENSOR, ENGINE_LLAMACPP))
 		return false;
@@ -55,45 +52,25 @@ static INLINE bool send_ggml_tensor(void *ctx, u64 tensor)
 #define VIEW_DEPTH 3
 
 /* An operator's structure, and that of its sources: weights, and views that are never executed but connect operators. */
-static INLINE void send_ggml_structure(void *ctx, u64 tensor)
+static INLINE void send_ggml_structure(void *ctx, struct traced *thread, u64 tensor)
 {
 	struct ggml_tensor_view *t = (void *)tensor;
 
-	if (!send_ggml_tensor(ctx, tensor))
+	if (!send_ggml_tensor(ctx, thread, tensor))
 		return;
 	for (u32 i = 0; i < MAX_SOURCES; i++) {
 		u64 source = read_u64((u64)&t->src[i]);
 
 		for (u32 depth = 0; depth < VIEW_DEPTH; depth++) {
-			if (!source || !send_ggml_tensor(ctx, source))
+			if (!source || !send_ggml_tensor(ctx, thread, source))
 				break;
 			source = read_u64((u64)&((struct ggml_tensor_view *)source)->src[0]);
 		}
 	}
 }
 
-/* The number behind the last '-' of a ggml tensor's name ("ffn_moe_gate-12"); -1 where there is none. */
-static INLINE s32 layer_of_name(u64 name)
-{
-	char text[64] = {};
-	s32 layer = -1;
-
-	bpf_probe_read_user(text, sizeof(text), (void *)name);
-	for (u32 i = 0; i < sizeof(text); i++) {
-		if (!text[i])
-			break;
-		if (text[i] == '-')
-			layer = 0;
-		else if (layer >= 0 && text[i] >= '0' && text[i] <= '9')
-			layer = layer * 10 + text[i] - '0';
-		else
-			layer = -1;
-	}
-	return layer;
-}
-
 /* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. */
-static INLINE void send_ggml_routes(void *ctx, u64 ids, s32 layer)
+static INLINE void send_ggml_routes(void *ctx, u64 tensor, u64 ids)
 {
 	struct ggml_tensor_view *t = (void *)ids;
 	u64 ne[2] = {}, nb[2] = {}, data = 0;
@@ -114,7 +91,7 @@ static INLINE void send_ggml_routes(void *ctx, u64 ids, s32 layer)
 			return;
 		if (!reserve(r, KIND_ROUTE, ENGINE_LLAMACPP))
 			return;
-		fill_route(r, layer, n_tokens, k, first, 0);
+		fill_route(r, tensor, -1, n_tokens, k, first, 0);
 		for (u32 i = 0; i < ROUTE_SLOTS; i++) {
 			u32 at = first + i, expert = 0;
 
@@ -137,46 +114,52 @@ static INLINE void ggml_routes(void *ctx, struct traced *t, u64 tensor)
 	if (t->routing == ids)
 		return;
 	t->routing = ids;
-	send_ggml_routes(ctx, ids, layer_of_name((u64)((struct ggml_tensor_view *)tensor)->name));
+	send_ggml_routes(ctx, tensor, ids);
 }
 
-/* What the leading thread tells of an operator: its structure where that is news, and the experts that were chosen. */
-static INLINE void describe_operator(void *ctx, struct traced *t, struct settings *s, u64 tensor)
+/*
+ * What the leading thread tells of an operator: its structure where that is news, and the experts that were chosen. True
+ * where it is given such a choice.
+ */
+static INLINE bool describe_operator(void *ctx, struct traced *t, struct settings *s, u64 tensor)
 {
 	u32 op = 0;
 
 	if (t->news)
-		send_ggml_structure(ctx, tensor);
-	if (!s->experts)
-		return;
+		send_ggml_structure(ctx, t, tensor);
 	bpf_probe_read_user(&op, sizeof(op), &((struct ggml_tensor_view *)tensor)->op);
-	if (op == s->mul_mat_id)
+	if (op != s->mul_mat_id)
+		return false;
+	if (s->experts)
 		ggml_routes(ctx, t, tensor);
+	return true;
 }
 
-#define SAMPLED_NODES 32
-#define SAMPLE_ROUNDS 8
+#define SAMPLED_NODES 16
+#define SAMPLE_ROUNDS 16
 
 /*
  * Whether a graph may have changed since it was last seen: its size, and the shapes of a sample of its nodes. Samples
  * differ from round to round, so that what one misses another sees; a change makes every operator's own signature count.
  */
-static INLINE u32 graph_is_news(u64 graph, u32 round)
+static INLINE u32 graph_is_news(struct traced *t, u64 graph, u64 learnt)
 {
 	struct ggml_graph_view head = {};
 	u64 signature;
-	u32 at = round % SAMPLE_ROUNDS;
+	u32 at = t->rounds++ % SAMPLE_ROUNDS;
 
 	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
-	signature = head.nodes + 31ULL * head.n_nodes;
+	signature = learnt + head.nodes + 31ULL * head.n_nodes; /* nodes are told anew once the graph loop is known */
 	for (u32 i = 0; i < SAMPLED_NODES; i++) {
 		u32 spread = (at + SAMPLE_ROUNDS * i) * 0x9E3779B1U;
 		u64 node = read_u64(head.nodes + 8 * (((u64)spread * (u32)head.n_nodes) >> 32));
 
-		signature = signature * 31 + node + tensor_signature(node);
+		signature = signature * 31 + node + tensor_signature(t, node);
 	}
 	return is_news(graph + at, signature);
 }
+
+#define MOST_SITES 2048 /* enough to learn from; user space looks at each */
 
 /* Where the thread last entered the barrier, and what was found there. */
 static INLINE void send_site(void *ctx, struct traced *t, u32 last)
@@ -185,6 +168,7 @@ static INLINE void send_site(void *ctx, struct traced *t, u32 last)
 
 	if (!t->site || !t->tensor || !reserve(r, KIND_SITE, ENGINE_LLAMACPP))
 		return;
+	t->sites++;
 	r->address = t->site;
 	r->here = t->here;
 	r->before = t->before;
@@ -213,7 +197,7 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 	t->leads = 1;
 	t->routing = 0;
 	t->tensor = t->site = 0;
-	t->news = s->operators && graph_is_news(graph, t->rounds++);
+	t->news = graph_is_news(t, graph, s->learn == LEARN_NOTHING);
 	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend);
 }
 
@@ -265,7 +249,7 @@ static INLINE int ggml_operator_begins(void *ctx, struct traced *t, u64 tensor)
 	}
 	if (!t->leads)
 		return 0;
-	if (s->learn)
+	if (s->learn == LEARN_PLACES && t->sites < MOST_SITES)
 		send_site(ctx, t, 0);
 	t->tensor = tensor;
 	describe_operator(ctx, t, s, tensor);
@@ -311,39 +295,21 @@ UPROBE(ggml_op_wait)
 {
 	struct settings *s = settings();
 	RECORD(rec_op_wait, r);
+	u64 ts;
 
 	if (!s)
 		return 0;
 	if (s->operators && reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP)) { /* first: looking around takes longer than the record */
 		r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
+		ts = r->h.ts;
 		submit(ctx, r);
-		send_pmc(ctx);
+		send_pmc(ctx, ts);
 	}
-	if (s->learn && t->leads) {
-		t->site = RETURN_ADDRESS(ctx);
+	if (s->learn == LEARN_NOTHING || !t->leads)
+		return 0;
+	t->site = RETURN_ADDRESS(ctx);
+	if (s->learn == LEARN_PLACES && t->sites < MOST_SITES)
 		note_places(ctx, t);
-	}
-	return 0;
-}
-
-static INLINE int op_done(void *ctx, struct traced *t, struct settings *s, u64 tensor, u32 node)
-{
-	RECORD(rec_op_done, r);
-
-	if (s->operators) {
-		if (!reserve(r, KIND_OP_DONE, ENGINE_LLAMACPP))
-			return 0;
-		r->tensor = tensor;
-		r->graph = t->graph;
-		r->node = node;
-		r->maj_flt = task_counter(maj_flt);
-		r->min_flt = task_counter(min_flt);
-		r->pad = 0;
-		submit(ctx, r);
-		send_pmc(ctx);
-	}
-	if (t->leads)
-		describe_operator(ctx, t, s, tensor);
 	return 0;
 }
 
@@ -355,17 +321,97 @@ static INLINE u64 place(struct pt_regs *ctx, u32 at)
 	return read_u64(STACK(ctx) + 8ULL * (at - FRAME_REGISTERS));
 }
 
+NUMBER(ggml_op_done)
+
+static INLINE void send_shares(void *ctx, struct traced *t)
+{
+	RECORD(rec_op_shares, r);
+
+	if (t->count && reserve(r, KIND_OP_SHARES, ENGINE_LLAMACPP)) {
+		r->h.ts = t->first_ts;
+		r->graph = t->shares_of;
+		r->count = t->count;
+		r->pad = 0;
+		for (u32 i = 0; i < SHARES; i++) {
+			r->after[i] = t->shares[i].after;
+			r->min_flt[i] = t->shares[i].min_flt;
+			r->maj_flt[i] = t->shares[i].maj_flt;
+			r->node[i] = t->shares[i].node;
+		}
+		submit(ctx, r);
+	}
+	count_runs(ggml_op_done_number, t->count);
+	t->count = 0;
+}
+
+/* Notes that the thread is done with its share of a node; a record goes out when it is full, or the graph over. */
+static INLINE void note_share(void *ctx, struct traced *t, u32 node)
+{
+	u64 now = bpf_ktime_get_ns();
+	u32 maj = task_counter(maj_flt), min = task_counter(min_flt), at;
+	struct share *share;
+
+	if (t->count && (t->shares_of != t->graph || now - t->first_ts > ~0U))
+		send_shares(ctx, t);
+	at = t->count;
+	if (at >= SHARES)
+		return;
+	if (!at) {
+		t->first_ts = now;
+		t->shares_of = t->graph;
+	}
+	share = &t->shares[at];
+	share->after = now - t->first_ts;
+	share->min_flt = t->min_before ? min - t->min_before : 0;
+	share->maj_flt = t->min_before ? maj - t->maj_before : 0;
+	share->node = node;
+	t->maj_before = maj;
+	t->min_before = min;
+	t->count = at + 1;
+	if (at + 1 == SHARES)
+		send_shares(ctx, t);
+	send_pmc(ctx, now);
+}
+
+static INLINE void tell_node(void *ctx, struct traced *t, u64 tensor, u32 node)
+{
+	RECORD(rec_node, r);
+
+	if (!reserve(r, KIND_NODE, ENGINE_LLAMACPP))
+		return;
+	r->tensor = tensor;
+	r->graph = t->graph;
+	r->node = node;
+	r->pad[0] = r->pad[1] = r->pad[2] = 0;
+	submit(ctx, r);
+}
+
+static INLINE int share_done(void *ctx, struct traced *t, struct settings *s, u32 node)
+{
+	u64 nodes, tensor;
+
+	if (s->operators)
+		note_share(ctx, t, node);
+	if (!t->leads || !(t->news || (t->given_experts[node / 8 % sizeof(t->given_experts)] >> node % 8 & 1)))
+		return 0;
+	nodes = read_u64((u64)&((struct ggml_graph_view *)t->graph)->nodes);
+	tensor = read_u64(nodes + 8ULL * node);
+	if (t->news)
+		tell_node(ctx, t, tensor, node);
+	if (describe_operator(ctx, t, s, tensor))
+		t->given_experts[node / 8 % sizeof(t->given_experts)] |= 1 << node % 8;
+	return 0;
+}
+
 /* The graph loop's call of the barrier behind a node. */
-UPROBE(ggml_op_done)
+UNCOUNTED_UPROBE(ggml_op_done)
 {
 	struct settings *s = settings();
-	u32 node;
 
 	if (!s)
 		return 0;
 	t->graph = place(ctx, s->graph_at);
-	node = (u32)place(ctx, s->node_at) - s->node_more;
-	return op_done(ctx, t, s, read_u64(read_u64((u64)&((struct ggml_graph_view *)t->graph)->nodes) + 8ULL * node), node);
+	return share_done(ctx, t, s, (u32)place(ctx, s->node_at) - s->node_more);
 }
 
 /* The call of the barrier behind the loop: the thread's share of the last node is done. */
@@ -377,5 +423,7 @@ UPROBE(ggml_graph_done)
 	if (!s || !t->graph)
 		return 0;
 	bpf_probe_read_user(&head, sizeof(head), (void *)t->graph);
-	return op_done(ctx, t, s, read_u64(head.nodes + 8ULL * (head.n_nodes - 1)), head.n_nodes - 1);
+	share_done(ctx, t, s, head.n_nodes - 1);
+	send_shares(ctx, t);
+	return 0;
 }

@@ -20,6 +20,16 @@ struct ggml_tensor_view {
 	char name[64];
 };
 
+/* The part of it that tells what a tensor is, how large, and made from what: `ne` up to the second of `src`. */
+struct ggml_tensor_core {
+	u64 ne[4];
+	u64 nb[4];
+	u32 op;
+	s32 op_params[16];
+	s32 flags;
+	u64 src[2];
+};
+
 /* struct ggml_cgraph (ggml-impl.h) */
 struct ggml_graph_view {
 	s32 size;

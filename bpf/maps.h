@@ -29,7 +29,7 @@ struct settings {
 	u32 stop;       /* stop the target when a library or a function table appears, until probes stand */
 	u32 operators;  /* record ggml's operators */
 	u32 experts;    /* record what MUL_MAT_ID is given */
-	u32 learn;      /* look for the places that the next three tell */
+	u32 learn;      /* enum learning */
 	u32 node_at;    /* where ggml's loop over a graph keeps the index of its node ... */
 	u32 node_more;  /* ... plus this */
 	u32 graph_at;   /* and where the graph; places are numbered as in ggml.h */
@@ -38,22 +38,48 @@ struct settings {
 	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 };
 
-/* A thread of the target, and what it is at where it computes ggml graphs. */
+enum learning {
+	LEARN_NOTHING = 0,
+	LEARN_PLACES = 1, /* look for what node_at, node_more and graph_at tell */
+	LEARN_ENDS = 2,   /* tell where graphs end */
+};
+
+/* A share of a node that is not sent yet; see struct rec_op_shares. */
+struct share {
+	u32 after;
+	u32 min_flt;
+	u16 maj_flt;
+	u16 node;
+};
+
+#define MARKED_NODES 4096
+
+/* A thread of the target, and what it is at where it computes ggml graphs. What every hit touches comes first. */
 struct traced {
 	u64 graph; /* that it works on */
-	u64 began; /* that it began last, and from which frame and place in the code */
-	u64 frame;
-	u64 place;
-	u64 routing; /* the routing tensor whose experts were last sent in this graph */
+	u64 shares_of;
+	u64 first_ts;
+	u32 count; /* of shares */
+	u32 maj_before; /* the thread's page faults as they stood at its last share */
+	u32 min_before;
 	u32 leads;  /* it began the graph; the others help */
 	u32 news;   /* this graph has not been described as it is now */
 	u32 rounds; /* graphs that it began */
+	struct share shares[SHARES];
+	u8 given_experts[MARKED_NODES / 8]; /* nodes that are given what a router chose, a bit each */
+	u64 routing; /* the routing tensor whose experts were last sent in this graph */
+	/* the graph that it began last, and from which frame and place in the code: */
+	u64 began;
+	u64 frame;
+	u64 place;
+	u64 scratch[19]; /* of a tensor that is looked at */
 	/* while learning: */
+	u64 tensor;
+	u64 site;
+	u32 sites; /* told so far */
 	u32 here;
 	u32 before;
 	u32 graph_places;
-	u64 tensor;
-	u64 site;
 };
 
 /* How to read one argument of a user's function: a register, then up to two reads of memory. */
@@ -130,7 +156,7 @@ struct {
 /* key: thread id. The threads of the target. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
+	__uint(max_entries, 8192);
 	__type(key, u32);
 	__type(value, struct traced);
 } threads SEC(".maps");
@@ -174,6 +200,14 @@ struct {
 	__type(key, struct place_key);
 	__type(value, u64);
 } described SEC(".maps");
+
+/* key: 0. value: a thread that nothing is known of. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct traced);
+} blank SEC(".maps");
 
 /* key: number of a program. value: how often it ran, on the target's threads where it stands on a uprobe. */
 struct {
@@ -263,22 +297,31 @@ static INLINE struct traced *traced(void)
 	return map_lookup(MAP(threads), &tid);
 }
 
-static INLINE void count_run(u32 number)
+static INLINE void count_runs(u32 number, u32 more)
 {
 	u64 *count = map_lookup(MAP(runs), &number);
 
 	if (count)
-		(*count)++;
+		*count += more;
 }
+
+#define count_run(number) count_runs(number, 1)
 
 /*
  * A handler on a uprobe runs on the target's threads only and finds its thread in `t`; one on a tracepoint runs for all.
  * Programs are numbered in the order of the source, and count their runs.
  */
 enum { BEFORE_FIRST_PROGRAM = __COUNTER__ };
-#define UPROBE(name) NUMBERED_UPROBE(name, __COUNTER__ - BEFORE_FIRST_PROGRAM - 1)
-#define NUMBERED_UPROBE(name, number)                                                                                  \
+#define UPROBE(name) NUMBERED_UPROBE(name, __COUNTER__ - BEFORE_FIRST_PROGRAM - 1, count_run)
+#define UNCOUNTED_UPROBE(name) UPROBE_STUB(name, 0, (void))
+#define NUMBERED_UPROBE(name, number, count)                                                                           \
 	NUMBER_SYMBOL(name)                                                                                            \
+	UPROBE_STUB(name, number, count)
+/* The number of a program whose handler counts its runs itself. */
+#define NUMBER(name)                                                                                                   \
+	enum { name##_number = __COUNTER__ - BEFORE_FIRST_PROGRAM - 1 };                                               \
+	NUMBER_SYMBOL(name)
+#define UPROBE_STUB(name, number, count)                                                                               \
 	static INLINE int name##_here(struct pt_regs *ctx, struct traced *t);                                          \
 	BARE_UPROBE(name)                                                                                              \
 	{                                                                                                              \
@@ -286,7 +329,7 @@ enum { BEFORE_FIRST_PROGRAM = __COUNTER__ };
                                                                                                                        \
 		if (!t)                                                                                                \
 			return 0;                                                                                      \
-		count_run(number);                                                                                     \
+		count(number);                                                                                         \
 		return name##_here(ctx, t);                                                                            \
 	}                                                                                                              \
 	static INLINE int name##_here(struct pt_regs *ctx, struct traced *t)

@@ -29,7 +29,8 @@ union record {
 	struct rec_op_begin op_begin;
 	struct rec_op_end op_end;
 	struct rec_op_wait op_wait;
-	struct rec_op_done op_done;
+	struct rec_node node;
+	struct rec_op_shares op_shares;
 	struct rec_site site;
 	struct rec_pmc pmc;
 	struct rec_expert_begin expert_begin;

@@ -4,6 +4,7 @@
 static INLINE int op_begin(void *ctx, u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tokens)
 {
 	RECORD(rec_op_begin, r);
+	u64 ts;
 
 	if (!reserve(r, KIND_OP_BEGIN, engine))
 		return 0;
@@ -14,8 +15,9 @@ static INLINE int op_begin(void *ctx, u8 engine, u64 tensor, u32 type, s32 layer
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);
 	r->pad = 0;
+	ts = r->h.ts;
 	submit(ctx, r);
-	send_pmc(ctx);
+	send_pmc(ctx, ts);
 	return 0;
 }
 
@@ -82,6 +84,7 @@ UPROBE(moescope_op_begin)
 UPROBE(moescope_op_end)
 {
 	RECORD(rec_op_end, r);
+	u64 ts;
 
 	if (!reserve(r, KIND_OP_END, ENGINE_MOESCOPE))
 		return 0;
@@ -89,7 +92,8 @@ UPROBE(moescope_op_end)
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);
 	r->pad[0] = r->pad[1] = 0;
+	ts = r->h.ts;
 	submit(ctx, r);
-	send_pmc(ctx);
+	send_pmc(ctx, ts);
 	return 0;
 }

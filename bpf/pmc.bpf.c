@@ -8,8 +8,8 @@ static INLINE u32 counting(void)
 	return s ? s->n_counters : 0;
 }
 
-/* Called right behind an operator's record: the counters as they stood there. */
-static INLINE void send_pmc(void *ctx)
+/* Called right behind an operator's record, or share, of time `ts`: the counters as they stood there. */
+static INLINE void send_pmc(void *ctx, u64 ts)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid(), n = counting(), *slot;
 	RECORD(rec_pmc, r);
@@ -18,6 +18,7 @@ static INLINE void send_pmc(void *ctx)
 		return;
 	if (!reserve(r, KIND_PMC, ENGINE_KERNEL))
 		return;
+	r->h.ts = ts;
 	slot = map_lookup(MAP(counted), &tid);
 	for (u32 i = 0; i < MAX_PMC; i++) {
 		struct bpf_perf_event_value value = {};

@@ -3,13 +3,13 @@
 
 TRACEPOINT(sched, sched_process_fork)
 {
-	u32 child = FIELD(ctx, sched_process_fork, child_pid, s32);
-	struct traced fresh = {};
+	u32 child = FIELD(ctx, sched_process_fork, child_pid, s32), zero = 0;
+	struct traced *fresh = map_lookup(MAP(blank), &zero);
 	RECORD(rec_task_fork, r);
 
-	if (!traced())
+	if (!traced() || !fresh)
 		return 0;
-	map_update(MAP(threads), &child, &fresh);
+	map_update(MAP(threads), &child, fresh);
 	if (!reserve(r, KIND_TASK_FORK, ENGINE_KERNEL))
 		return 0;
 	r->parent_tid = FIELD(ctx, sched_process_fork, parent_pid, s32);

@@ -30,7 +30,7 @@ enum record_kind {
 	KIND_EVICT = 11,
 	KIND_OP_WAIT = 12,
 	KIND_PMC = 13,
-	KIND_OP_DONE = 14,
+	KIND_NODE = 14,
 	KIND_SITE = 15,
 	KIND_QNN_EXECUTE_BEGIN = 16,
 	KIND_QNN_EXECUTE_END = 17,
@@ -59,6 +59,7 @@ enum record_kind {
 	KIND_LIBRARY = 70,
 	KIND_TASK_EXEC = 71,
 	KIND_IO_FILE = 74,
+	KIND_OP_SHARES = 75,
 	KIND_CALL_TEXT = 72,
 	KIND_API_TABLE = 73,
 	KIND_SESSION = 76,
@@ -201,18 +202,29 @@ struct rec_op_wait {
 	unsigned long long pad[4];
 };
 
-/*
- * The thread has done its share of a graph's node and waits for the others. One record tells an operator on a thread: it
- * began when the last thread was done with the node before.
- */
-struct rec_op_done {
+/* A node of a graph and the tensor that it makes: told while the graph is news. */
+struct rec_node {
 	struct header h;
-	unsigned long long tensor; /* identity of the result */
-	unsigned long long graph;  /* handle, as in rec_graph_begin */
-	unsigned int node;         /* its place in the graph */
-	unsigned int maj_flt;
-	unsigned int min_flt;
+	unsigned long long tensor;
+	unsigned long long graph; /* handle, as in rec_graph_begin */
+	unsigned int node;        /* its place in the graph */
+	unsigned int pad[3];
+};
+
+#define SHARES 17
+/*
+ * Nodes of a graph that the thread has done its share of, one after the other; behind each it waited for the other threads.
+ * This alone tells operators: one began when the last thread was done with the node before.
+ */
+struct rec_op_shares {
+	struct header h; /* ts: when the first was done */
+	unsigned long long graph;
+	unsigned int count;
 	unsigned int pad;
+	unsigned int after[SHARES];   /* when it was done, ns after ts */
+	unsigned int min_flt[SHARES]; /* page faults since the thread's share before */
+	unsigned short maj_flt[SHARES];
+	unsigned short node[SHARES];
 };
 
 /*
@@ -472,6 +484,7 @@ struct rec_tensor {
 /* Part of a router's choice: entries first .. first+count of the row-major [n_tokens, k] table. */
 struct rec_route {
 	struct header h;
+	unsigned long long tensor; /* 0, or an operator that is given the choice: its name tells the layer */
 	int layer;
 	unsigned int n_tokens;
 	unsigned int k;

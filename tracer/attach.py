@@ -308,10 +308,12 @@ class Attachments:
             self._attach(engine, probe, path, offset, f"{binary.function_at(offset)} call", place)
         return True
 
-    def retire_teachers(self, engine: Engine, path: str) -> None:
-        """Remove the probes of a file that taught where others are to stand."""
+    def retire_teachers(self, engine: Engine) -> None:
+        """Remove the probes that taught where others stand by now, in the files where these do."""
+        learnt = {probe.program for probe in engine.probes if probe.learnt}
+        files = {row.library for row in self.rows if row.program in learnt}
         teachers = {probe.program for probe in engine.probes if probe.teaches}
-        self._retire([index for index, row in enumerate(self.rows) if row.library == path and row.program in teachers])
+        self._retire([index for index, row in enumerate(self.rows) if row.library in files and row.program in teachers])
 
     def _retire(self, indices: Iterable[int]) -> None:
         """Remove probes for good."""

@@ -16,6 +16,7 @@ REGISTERS = {
     "x86_64": ("rbx", "rbp", "r12", "r13", "r14", "r15"),
     "aarch64": tuple(f"x{number}" for number in range(19, 30)),
 }
+LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/maps.h
 GRAPHS = 2  # the end of one in which learning began, and a whole one
 AGREE = 0.85  # where operators are fused unannounced they pass the barrier and disagree
 

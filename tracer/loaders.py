@@ -30,6 +30,7 @@ MAPS: tuple[str, ...] = (
     "chosen",
     "described",
     "runs",
+    "blank",
     "call_specs",
     "backends",
 )

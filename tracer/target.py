@@ -100,6 +100,11 @@ class Target:
         os.write(self._gate, b"g")
         os.close(self._gate)
 
+    def abandon(self) -> None:
+        """End the child that waits for `release`: it never becomes the command."""
+        os.close(self._gate)
+        os.waitpid(self.pid, 0)
+
     def check_start(self) -> None:
         """Raise TargetError where the command could not be executed."""
         data = os.read(self._failure, 4) if self.exit_code is not None else b""
@@ -132,6 +137,9 @@ class Followed:
 
     def release(self) -> None:
         """It runs already."""
+
+    def abandon(self) -> None:
+        """It is not ours to end."""
 
     def check_start(self) -> None:
         """It runs already."""

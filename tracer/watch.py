@@ -12,9 +12,10 @@ import numpy as np
 
 from tracer import machine
 from tracer.attach import FAULT_BEGINS, Attachments
+from tracer.engines import Engine
 from tracer.errors import EngineError, TracerError
 from tracer.io_files import Files
-from tracer.learning import Learning, Loop, frame_place
+from tracer.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
 from tracer.libbpf import Kernel
 from tracer.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.perf_events import has_tracepoint
@@ -56,7 +57,7 @@ class Watcher:
         self.held_ns = 0  # time that the target stood still for us
         self.learning: dict[int, Learning] = {}
         self.loop: Loop | None = None
-        self.learns, self.stands_since, self.graphs_since = True, 0, 0
+        self.learns, self.stands_since, self.graphs_since = LEARN_PLACES, 0, 0
         self.backends = enumeration("backend_id")
         self._watch_for_libraries()
         self._declare_backends()
@@ -192,27 +193,30 @@ class Watcher:
 
     def _on_site(self, record: np.void, pid: int) -> None:
         """Learn where the graph loop is, stand there, and let the probes that taught us go once both saw a whole graph."""
-        engine = next(engine for engine in self.probes.engines if engine.name == "llamacpp")
         if self.loop:
             self.graphs_since += int(record["last"] and record["ts"] > self.stands_since)
-            site = self._site(pid, self.loop.call)
-            if site and self.graphs_since >= 2 and self.learns:
-                self.learns = False
-                self.set_chosen()
-                self.probes.retire_teachers(engine, site[0])
+            if self.graphs_since >= GRAPHS and self.learns:
+                self._learn(LEARN_NOTHING, self.loop)
+                self.probes.retire_teachers(self._llamacpp())
             return
         loop = self.learning.setdefault(pid, Learning()).observe(record)
         site, last = (self._site(pid, loop.call), self._site(pid, loop.last_call)) if loop else (None, None)
-        if loop and site and last and self.learns:
-            self.loop = loop
-            self.set_chosen()
-            place = frame_place(loop.node_at)
-            why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
-            stands = self.probes.attach_learnt(engine, {"loop": site, "last": last}, why)
-            self.stands_since = time.monotonic_ns()
-            if not stands:
-                self.loop, self.learns = None, False
-                self.set_chosen()
+        if not (loop and site and last and self.learns):
+            return
+        self._learn(LEARN_ENDS, loop)
+        place = frame_place(loop.node_at)
+        why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
+        stands = self.probes.attach_learnt(self._llamacpp(), {"loop": site, "last": last}, why)
+        self.stands_since = time.monotonic_ns()
+        if not stands:
+            self._learn(LEARN_NOTHING, None)
+
+    def _learn(self, what: int, loop: Loop | None) -> None:
+        self.learns, self.loop = what, loop
+        self.set_chosen()
+
+    def _llamacpp(self) -> Engine:
+        return next(engine for engine in self.probes.engines if engine.id == LLAMACPP)
 
     def _site(self, pid: int, address: int) -> tuple[str, int] | None:
         """(file, offset) of an address of a process; None where the process is gone."""

@@ -88,9 +88,13 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
             discard_empty(options.output)
             raise
         target: Target | Followed = make_target()
-        status = Status()
         try:
             session.follow(target)
+        except BaseException:
+            target.abandon()
+            raise
+        status = Status()
+        try:
             say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
             session.run(lambda now: status.show(now.reading()))
         finally:
