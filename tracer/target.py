@@ -98,7 +98,13 @@ class Target:
     def release(self) -> None:
         """Let the command run; raises TargetError where it cannot be executed."""
         os.write(self._gate, b"g")
-        os.close(self._gate)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give up on a command that was not released: it ends without having run. Nothing happens to one that runs."""
+        if self._gate >= 0:
+            os.close(self._gate)
+        self._gate = -1
 
     def check_start(self) -> None:
         """Raise TargetError where the command could not be executed."""
@@ -131,6 +137,9 @@ class Followed:
         self.command = [part.decode(errors="replace") for part in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if part]
 
     def release(self) -> None:
+        """It runs already."""
+
+    def abandon(self) -> None:
         """It runs already."""
 
     def check_start(self) -> None:
