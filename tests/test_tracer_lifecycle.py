@@ -19,6 +19,7 @@ from tests.truth import changed_sites
 from tracer.recording import Recording
 
 pytestmark = pytest.mark.needs("probes")
+STEPS_LONG = 1200  # of 10 ms: a busy machine takes seconds to remove the kernel's probes
 STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 
 
@@ -53,7 +54,7 @@ class Traced:
 
 @pytest.fixture
 def traced(tmp_path: Path) -> Iterator[Traced]:
-    run = Traced(tmp_path / "run", 600, 0.01)
+    run = Traced(tmp_path / "run", STEPS_LONG, 0.01)
     yield run
     if run.tracer.poll() is None:
         run.tracer.kill()
@@ -89,7 +90,7 @@ def test_a_killed_tracer_leaves_no_probe_a_living_target_and_a_readable_recordin
     tables = tables_module.build(run)
     assert len(tables["tokens"]) >= 100
     assert tables["tokens"]["seq"].tolist() == list(range(len(tables["tokens"])))
-    assert wait_until(lambda: "done 600" in traced.output.read_text()), "the target did not finish its work"
+    assert wait_until(lambda: f"done {STEPS_LONG}" in traced.output.read_text()), "the target did not finish its work"
 
 
 def test_an_interrupted_tracer_detaches_and_completes_its_recording(traced: Traced) -> None:
@@ -102,7 +103,7 @@ def test_an_interrupted_tracer_detaches_and_completes_its_recording(traced: Trac
     done = Recording(traced.folder).manifest
     assert done["state"] == "complete" and done["records"]["token_end"] >= 50
     assert "lives on" in traced.output.read_text()
-    assert wait_until(lambda: "done 600" in traced.output.read_text())
+    assert wait_until(lambda: f"done {STEPS_LONG}" in traced.output.read_text())
 
 
 def test_ctrl_c_ends_both_and_the_recording_tells_how(traced: Traced) -> None:

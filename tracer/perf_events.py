@@ -17,6 +17,7 @@ IOC_ENABLE, IOC_SET_BPF = 0x2400, 0x40042408
 BPF_LINK_CREATE, BPF_PERF_EVENT = 28, 41
 FLAG_CLOEXEC = 8
 ATTR_BYTES = 128
+HIGH_FD = 512
 SYSCALL = {"x86_64": 298, "aarch64": 241}
 BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
 UPROBE = Path("/sys/bus/event_source/devices/uprobe")
@@ -81,6 +82,16 @@ def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool, cook
     return _link(fd, program_fd, cookie, what) if cookie else _connect(fd, program_fd, what)
 
 
+def set_aside(fd: int) -> int:
+    """The descriptor under a high number: should the tracer be killed, the kernel removes the probes in the target before it."""
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
+    except OSError:
+        return fd
+    os.close(fd)
+    return high
+
+
 def has_tracepoint(category: str, name: str) -> bool:
     """Whether this kernel offers a tracepoint."""
     return (TRACEFS / "events" / category / name / "id").exists()
@@ -96,7 +107,7 @@ def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
         ) from None
     head = struct.pack("<IIQQ", PERF_TYPE_TRACEPOINT, ATTR_BYTES, number, 1)
     what = f"tracepoint {category}:{name}"
-    return _connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what)
+    return set_aside(_connect(_open(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what))
 
 
 def open_output(cpu: int, wakeup_bytes: int) -> int:
