@@ -33,7 +33,7 @@
 #define BARE_UPROBE(name) int name(struct pt_regs *ctx)
 #define BARE_TRACEPOINT(category, name) int name(void *ctx)
 #define NUMBER_SYMBOL(name)
-#define PERF_EVENT(name) int name(void *ctx)
+#define BARE_PERF_EVENT(name) int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((char *)(pointer) + OFFSET_##type##_##field)
 #define task_counter(field)                                                                                            \
 	({                                                                                                             \
@@ -155,7 +155,7 @@ struct trace_event_raw_block_rq_completion {
 #define BARE_TRACEPOINT(category, name) SEC("tracepoint/" #category "/" #name) int name(void *ctx)
 /* Tells user space, by where it stands in its section, under which number the program counts its runs. */
 #define NUMBER_SYMBOL(name) static const char number_##name SEC(".numbers") __attribute__((used)) = 0;
-#define PERF_EVENT(name) SEC("perf_event") int name(void *ctx)
+#define BARE_PERF_EVENT(name) SEC("perf_event") int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((void *)&((struct type *)(pointer))->field)
 #define task_counter(field) (bpf_get_current_task_btf()->field)
 

@@ -333,11 +333,13 @@ enum { BEFORE_FIRST_PROGRAM = __COUNTER__ };
 		return name##_here(ctx, t);                                                                            \
 	}                                                                                                              \
 	static INLINE int name##_here(struct pt_regs *ctx, struct traced *t)
-#define TRACEPOINT(category, name) NUMBERED_TRACEPOINT(category, name, __COUNTER__ - BEFORE_FIRST_PROGRAM - 1)
-#define NUMBERED_TRACEPOINT(category, name, number)                                                                    \
+#define TRACEPOINT(category, name)                                                                                     \
+	NUMBERED(name, BARE_TRACEPOINT(category, name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1)
+#define PERF_EVENT(name) NUMBERED(name, BARE_PERF_EVENT(name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1)
+#define NUMBERED(name, declaration, number)                                                                            \
 	NUMBER_SYMBOL(name)                                                                                            \
 	static INLINE int name##_here(void *ctx);                                                                      \
-	BARE_TRACEPOINT(category, name)                                                                                \
+	declaration                                                                                                    \
 	{                                                                                                              \
 		count_run(number);                                                                                     \
 		return name##_here(ctx);                                                                               \

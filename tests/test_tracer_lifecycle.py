@@ -262,3 +262,13 @@ def test_doctor_lists_requirements_and_remedies() -> None:
     assert done.returncode == 0
     assert checks["libbpf loads and probes"]["ok"] and "emulated" in checks["libbpf loads and probes"]["seen"]
     assert all(check["remedy"] for check in checks.values())
+
+
+def test_a_tracer_that_fails_before_it_lets_the_command_go_ends_and_the_command_never_runs(tmp_path: Path) -> None:
+    script = "import sys, tracer.__main__ as program, tracer.session as session; from tracer.errors import ProbeError\n"
+    script += "def fail(*_): raise ProbeError('no such luck')\n"
+    script += "session.Session.save_manifest = fail\n"
+    script += f"sys.argv = ['tracer', 'run', '-o', '{tmp_path}/run', '--', 'touch', '{tmp_path}/ran']; sys.exit(program.main())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "no such luck" in done.stderr
+    assert not (tmp_path / "ran").exists()

@@ -98,12 +98,13 @@ class Target:
     def release(self) -> None:
         """Let the command run; raises TargetError where it cannot be executed."""
         os.write(self._gate, b"g")
-        os.close(self._gate)
+        self.abandon()
 
     def abandon(self) -> None:
-        """End the child that waits for `release`: it never becomes the command."""
-        os.close(self._gate)
-        os.waitpid(self.pid, 0)
+        """Give up on a command that was not released: it ends without having run. Nothing happens to one that runs."""
+        if self._gate >= 0:
+            os.close(self._gate)
+        self._gate = -1
 
     def check_start(self) -> None:
         """Raise TargetError where the command could not be executed."""
@@ -139,7 +140,7 @@ class Followed:
         """It runs already."""
 
     def abandon(self) -> None:
-        """It is not ours to end."""
+        """It runs already."""
 
     def check_start(self) -> None:
         """It runs already."""

@@ -88,11 +88,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
             discard_empty(options.output)
             raise
         target: Target | Followed = make_target()
-        try:
-            session.follow(target)
-        except BaseException:
-            target.abandon()
-            raise
+        session.follow(target)
         status = Status()
         try:
             say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
