@@ -93,15 +93,17 @@ def test_the_drain_hurries_when_a_buffer_fills_and_rests_when_it_does_not(shares
     pace = Pace(size)
     waits = [pace.seconds]
     for share in shares:
-        pace.after(share)
+        pace.after(share, False)
         waits.append(pace.seconds)
     for share, (before, after) in zip(shares, pairwise(waits), strict=True):
         assert QUICK_S / 8 <= after <= SLOW_S
         assert after <= before if share >= IDLE_SHARE else after >= before or after == QUICK_S
         assert after < before or after == QUICK_S / 8 or share <= BUSY_SHARE
     for _ in range(10):
-        pace.after(0.0)
-    assert pace.seconds == (SLOW_S if size > 8 << 20 else QUICK_S)
+        pace.after(0.0, False)
+    assert pace.seconds == (SLOW_S if size == 32 << 20 else QUICK_S)
+    pace.after(0.0, True)
+    assert pace.seconds == QUICK_S
 
 
 @pytest.fixture(scope="module")

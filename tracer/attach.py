@@ -215,7 +215,7 @@ class Attachments:
             entry = offset - len(NOP5)
             place = place_usdt(binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry), self.costs, binary.machine)
             return [(offset, probe.usdt, place)]
-        if any(binary.find(name) for name in probe.unless):
+        if any(binary.find(name) for name in probe.unless) or (probe.once and self._stands_beside(probe, binary.path)):
             return []
         symbols = [symbol for name in probe.symbols if (symbol := binary.find(name))]
         if symbols or not probe.anchor or not engine.inspect:
@@ -233,6 +233,11 @@ class Attachments:
         _, name, place = self._symbol_site(engine, probe, binary, Symbol(probe.symbols[0], offset))
         why = f"{place.why}; stripped: found as the function that {anchors.words(probe.anchor)}"
         return [(offset, name, replace(place, why=why))]
+
+    def _stands_beside(self, probe: Probe, path: str) -> bool:
+        """Whether the program stands in another file of the same folder."""
+        standing = {row.library for row in self.rows if row.program == probe.program and not row.retired_ns} - {path}
+        return any(os.path.dirname(library) == os.path.dirname(path) for library in standing)
 
     def _symbol_site(self, engine: Engine, probe: Probe, binary: Binary, symbol: Symbol) -> tuple[int, str, Place]:
         if not engine.inspect:

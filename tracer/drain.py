@@ -10,11 +10,11 @@ import numpy as np
 
 from tracer.recording import STREAMS, RecordingError
 from tracer.slow_tokens import SlowTokens
-from tracer.tokens import Tokens, column, kinds_of
+from tracer.tokens import Tokens, column, is_any, kinds_of
 
 LAG_NS = 20_000_000  # records that another CPU was still writing have arrived by then
-QUICK_S, SLOW_S = 0.02, 0.1  # between two turns, while records come and while none do
-FULL_SPEED_BYTES = 8 << 20  # smaller buffers are always looked at quickly
+QUICK_S, SLOW_S = 0.02, 0.25  # between two turns, while many records come and while few do
+BURST_BYTES_PER_S = 128 << 20  # what may come without warning; the longest sleep leaves room for it
 BUSY_SHARE, IDLE_SHARE = 1 / 4, 1 / 64  # of a buffer, filled since the last turn
 
 
@@ -67,12 +67,14 @@ class Pace:
     """How long to sleep between turns: short while the buffers fill, longer while they do not. Urgent records wake anyway."""
 
     def __init__(self, buffer_bytes: int):
-        self.slowest = SLOW_S if buffer_bytes >= FULL_SPEED_BYTES else QUICK_S
+        self.slowest = min(max(buffer_bytes / BURST_BYTES_PER_S, QUICK_S), SLOW_S)
         self.seconds = QUICK_S
 
-    def after(self, share: float) -> None:
-        """Take into account which share of a buffer was filled in the last turn."""
-        if share > BUSY_SHARE:
+    def after(self, share: float, answered: bool) -> None:
+        """Take into account which share of a buffer was filled in the last turn, and whether the target was answered."""
+        if answered:
+            self.seconds = min(self.seconds, QUICK_S)
+        elif share > BUSY_SHARE:
             self.seconds = max(self.seconds / 2, QUICK_S / 8)
         elif share < IDLE_SHARE:
             self.seconds = min(self.seconds * 2 if self.seconds >= QUICK_S else QUICK_S, self.slowest)
@@ -100,15 +102,15 @@ class Drain:
         """Let a descriptor end the sleep between turns."""
         self._poll.register(fd, select.EPOLLIN | (select.EPOLLONESHOT if once else 0))
 
-    def sleep(self) -> None:
-        """Until it is time for the next turn."""
-        self._poll.poll(self.pace.seconds)
+    def sleep(self, most: float) -> None:
+        """Until it is time for the next turn, or `most` seconds have passed."""
+        self._poll.poll(max(0.0, min(self.pace.seconds, most)))
 
     def turn(self, wanted: tuple[int, ...], last: bool = False) -> list[np.ndarray]:
         """Empty the buffers; returns copies of the slots whose kind is in `wanted`, oldest first."""
         until = time.monotonic_ns() - (0 if last else LAG_NS)
         batches = {name: buffer.take() for name, buffer in self.buffers.items()}
-        picked = [slot for batch in batches.values() if len(batch) for slot in batch[np.isin(kinds_of(batch), wanted)]]
+        picked = [slot for batch in batches.values() if len(batch) for slot in batch[is_any(kinds_of(batch), wanted)]]
         picked = [slot.copy() for slot in sorted(picked, key=lambda slot: int(column(slot[None], 0, 8)[0]))]
         self.tokens.read(batches["events"], until)
         kept = self.filter.sift(batches, self.tokens, until, last) if self.filter else batches
@@ -121,7 +123,7 @@ class Drain:
             share = max(share, batches[name].nbytes / buffer.size)
             self.seen += len(batches[name])
             buffer.release()
-        self.pace.after(share)
+        self.pace.after(share, bool(picked))
         return picked
 
     def counts(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ from tracer.status import Reading
 from tracer.target import Followed, Guard, Target, children, tasks
 from tracer.watch import Watcher
 
-MANIFEST_SECONDS = 1.0
+PROGRESS_SECONDS, MANIFEST_SECONDS = 1.0, 5.0
 GRACE_SECONDS = 1.0  # Ctrl-C reaches the target too: see how it ends
 
 
@@ -145,7 +145,7 @@ class Session:
         """Record until the target ends, a limit is reached, or someone asks us to stop."""
         began = time.monotonic()
         deadline = began + self.options.duration_s if self.options.duration_s else float("inf")
-        next_manifest = began + MANIFEST_SECONDS
+        next_progress, next_manifest = began + PROGRESS_SECONDS, began + MANIFEST_SECONDS
         alive, limit_reached = True, False
         while alive and not limit_reached:
             if self.stop_requested and self.target.started_here:
@@ -153,7 +153,7 @@ class Session:
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             elif self.stop_requested:
                 break
-            self.drain.sleep()
+            self.drain.sleep(deadline - time.monotonic())
             alive = self.target.poll()
             self.turn()
             self.accounting.turn()
@@ -162,6 +162,8 @@ class Session:
             if time.monotonic() >= next_manifest:
                 next_manifest += MANIFEST_SECONDS
                 self.save_manifest("recording")
+            if time.monotonic() >= next_progress:
+                next_progress += PROGRESS_SECONDS
                 progress(self)
             limit_reached = time.monotonic() >= deadline or 0 < self.options.tokens <= self.drain.tokens.steps
 
@@ -206,7 +208,8 @@ class Session:
         """The counters for the status line."""
         steps, seen, lost = self.drain.tokens.decode_steps, self.drain.seen, sum(self.losses().values())
         levels = sorted(self.options.levels - self.probes.shed_levels)
-        return Reading(steps, seen, lost, self.cost["trap_ns"] + self.cost["bpf_ns"], tuple(levels))
+        cost = account(self.probes.rows, self.probes.costs, self.accounting.of)
+        return Reading(steps, seen, lost, cost["trap_ns"] + cost["bpf_ns"], tuple(levels))
 
     def save_manifest(self, state: str) -> None:
         """Write down everything known so far."""

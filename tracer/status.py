@@ -42,6 +42,10 @@ class Status:
         self._last: Reading | None = None
         self._at = self._due = time.monotonic()
 
+    def due(self) -> bool:
+        """Whether `show` would show anything: taking a reading costs."""
+        return self._last is None or time.monotonic() >= self._due
+
     def show(self, now: Reading) -> None:
         """Take a reading; the line appears when it is time."""
         at = time.monotonic()

@@ -20,6 +20,13 @@ def kinds_of(slots: np.ndarray) -> np.ndarray:
     return slots[:, KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[:, 0]
 
 
+def is_any(kinds: np.ndarray, wanted: tuple[int, ...]) -> np.ndarray:
+    """Which kinds are among a few; many times cheaper than a set operation on a small batch, and batches are small."""
+    table = np.zeros(256, bool)  # kinds are numbered below
+    table[list(wanted)] = True
+    return table[kinds]
+
+
 def column(slots: np.ndarray, offset: int, width: int) -> np.ndarray:
     """An unsigned field of the records in `slots`, by its offset and width in bytes, as int64."""
     at = RING_HEADER_BYTES + offset
@@ -59,7 +66,7 @@ class Tokens:
 
     def _marks(self, events: np.ndarray) -> np.ndarray:
         kinds = kinds_of(events)
-        rows = np.flatnonzero(np.isin(kinds, list(self._kinds)))
+        rows = np.flatnonzero(is_any(kinds, tuple(self._kinds)))
         if not len(rows):
             return np.empty(0, MARK)
         slots, kinds = events[rows], kinds[rows]

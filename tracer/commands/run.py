@@ -92,7 +92,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
         status = Status()
         try:
             say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
-            session.run(lambda now: status.show(now.reading()))
+            session.run(lambda now: status.show(now.reading()) if status.due() else None)
         finally:
             status.close()
             session.finish()

@@ -41,6 +41,7 @@ class Probe:
     since: int = 0  # version of the table that brought the slot
     at: str = "entry"
     unless: tuple[str, ...] = ()  # not in a file that has one of these symbols
+    once: bool = False  # not where the program stands already in another library of the folder: they call each other
     anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/anchors.py)
 
     def wanted(self, levels: set[str]) -> bool:
