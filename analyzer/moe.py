@@ -10,6 +10,7 @@ from analyzer.spans import NONE, codes
 from analyzer.steps import Steps, faults
 
 HIT, MISS = 1, 2
+WIDE = 2  # ROUTE_WIDE of bpf/records.h
 
 
 def routes(source: Source, tokens: Steps, known: pd.DataFrame) -> pd.DataFrame:
@@ -18,7 +19,9 @@ def routes(source: Source, tokens: Steps, known: pd.DataFrame) -> pd.DataFrame:
     names = rows.dtype.names or ()
     if len(rows) == 0 or "experts" not in names:
         return conform("routes", dict.fromkeys(("token_id", "layer", "row", "rank", "expert", "weight", "ts_ns"), np.empty(0)))
-    experts, weights, k = rows.records["experts"], rows.records["weights"], np.maximum(rows["k"], 1)
+    weights, k = np.ascontiguousarray(rows.records["weights"]), np.maximum(rows["k"], 1)
+    wide = (rows["has_weights"] == WIDE)[:, None]
+    experts = np.where(wide, weights.view("<u4"), rows.records["experts"])
     slot = np.arange(experts.shape[1])
     used = slot < rows["count"][:, None]
     entry = (rows["first"][:, None] + slot)[used]
@@ -32,7 +35,7 @@ def routes(source: Source, tokens: Steps, known: pd.DataFrame) -> pd.DataFrame:
             "row": entry // k[record] + rows_before(rows, layer, token_id)[record],
             "rank": entry % k[record],
             "expert": experts[used],
-            "weight": np.where(rows["has_weights"][record] > 0, weights[used].astype(np.float64), np.nan),
+            "weight": np.where(rows["has_weights"][record] == 1, weights[used].astype(np.float64), np.nan),
             "ts_ns": rows["ts"][record],
         },
     )

@@ -1,14 +1,16 @@
-"""What tracing costs a decoding engine: interleaved windows of one running process, untraced and traced in several ways.
+"""What tracing costs a decoding engine: probes go on and off in one running process, many times, in several ways.
 
     sudo python -m benchmarks.overhead llama-1b [--rounds 15] [--json FILE] [--library libllama.so]
     sudo python -m benchmarks.overhead runtime
 
-One process decodes without end and notes the begin and end of every token itself. In every round each variant gets a window,
-with untraced windows before and behind it. A slowdown is the ratio of the median token in the window to the median token
-of the two neighbours; the table gives the median over the rounds and its 95 % bootstrap interval. "nothing" is a window in
-which nothing is done: what the noise alone makes of it. Beside it stands the accounting, which needs no comparison: hits of each
-probe times the calibrated cost of a hit (warm and cold caches) plus the measured time in its BPF program, per thread; and
-the tracer's own CPU time, as a share of one core.
+One process decodes without end and notes the begin and end of every token itself. For each variant one tracing session follows
+it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A round's
+slowdown is the ratio of the median token with probes to that of the windows without before and behind it; the table gives the
+median over the rounds and its 95 % bootstrap interval. "nothing" changes nothing: what the noise alone makes of a comparison.
+
+Beside it stands the accounting, which compares nothing: hits of each probe times the calibrated cost of a hit (warm and cold
+caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
+as a share of one core.
 
 `bpftrace` is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs.
 """
@@ -21,49 +23,65 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from analyzer.tables import load
 from tests.gguf_model import SHAPES, write
+from tracer.commands.options import add_options, session_options
 from tracer.elf import read_binary
+from tracer.learning import LEARN_NOTHING
 from tracer.paths import BUILD
+from tracer.session import Session
+from tracer.target import Followed
 
-THREADS = 2
-WARM_UP_S = 3.0
+THREADS = {"runtime": 1}  # of the engine; llama.cpp has two
+WARM_UP_S, LEARN_S = 3.0, 20.0
+BLOCKS = 3  # each variant's rounds come in so many blocks
+OPERATOR = "--levels token,graph,operator,expert"
 VARIANTS = {
-    "nothing": None,
+    "nothing": "",
     "token, graph": "--levels token,graph",
-    "operator": "--levels token,graph,operator,expert",
-    "operator, sched": "--levels token,graph,operator,expert,sched",
-    "operator, pmc": "--levels token,graph,operator,expert --pmc minor-faults,context-switches",
-    "operator, bcc": "--levels token,graph,operator,expert --loader bcc",
-    "operator, perf buffer": "--levels token,graph,operator,expert --buffer perf",
+    "operator": OPERATOR,
+    "operator, sched": f"{OPERATOR},sched",
+    "operator, pmc": f"{OPERATOR} --pmc minor-faults,context-switches",
+    "operator, bcc": f"{OPERATOR} --loader bcc",
+    "operator, perf buffer": f"{OPERATOR} --buffer perf",
     "bpftrace": "bpftrace",
 }
 
 
 @dataclass
 class Window:
-    """One traced stretch of time, ns, and what the tracer said of its cost."""
+    """A stretch of time, ns, with or without probes, and the tracer's CPU time within."""
 
     begin: int
     end: int
-    accounted_warm: float = 0.0
-    accounted_cold: float = 0.0
-    tracer_cpu: float = 0.0
-    bytes_per_token: float = 0.0
+    cpu_ns: int = 0
+
+
+@dataclass
+class Block:
+    """Windows without probes at even places and with probes at odd ones, and the cost that the tracer accounts, as shares."""
+
+    windows: list[Window]
+    warm: float = float("nan")
+    cold: float = float("nan")
+    bytes_per_token: float = float("nan")
     lost: int = 0
 
 
 class Engine:
     """A decoding process and its log of tokens."""
 
-    def __init__(self, command: list[str], log: Path):
-        self.log = log
+    def __init__(self, command: list[str], log: Path, threads: int):
+        self.log, self.threads = log, threads
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def tokens(self) -> np.ndarray:
@@ -93,69 +111,102 @@ def default_library() -> str:
     return str(next(Path(package.submodule_search_locations[0]).glob("*.so")))
 
 
-def llama(shape: str, library: str, log: Path) -> list[str]:
-    """The command that decodes a model of this shape."""
-    path = BUILD / "models" / f"{shape}.gguf"
+def start(args: argparse.Namespace, folder: Path) -> Engine:
+    """The decoding process."""
+    log, python = folder / "tokens.bin", sys.executable
+    threads = THREADS.get(args.engine, 2)
+    if args.engine == "runtime":
+        return Engine([python, "-m", "benchmarks.decode_runtime", str(BUILD / "demo-model"), str(log)], log, threads)
+    path = BUILD / "models" / f"{args.engine}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, SHAPES[shape], quantized=True)
-    return [sys.executable, "-m", "benchmarks.decode", library, str(path), str(log), str(THREADS)]
+        write(path, SHAPES[args.engine], quantized=True)
+    library = args.library or default_library()
+    return Engine([python, "-m", "benchmarks.decode", library, str(path), str(log), str(threads)], log, threads)
 
 
-def traced(engine: Engine, options: str, seconds: float, settle: float, folder: Path) -> Window:
-    """Attach for a while; the window begins once the tracer has learnt where to stand."""
-    words = [sys.executable, "-m", "tracer", "attach", "--no-views", "--pid", str(engine.process.pid), "-o", str(folder)]
-    subprocess.run([*words, *options.split(), "--duration", str(seconds + settle)], check=True, capture_output=True)
+def window(seconds: float) -> Window:
+    """Let some time pass."""
+    begin, cpu = time.monotonic_ns(), time.process_time_ns()
+    time.sleep(seconds)
+    return Window(begin, time.monotonic_ns(), time.process_time_ns() - cpu)
+
+
+@contextlib.contextmanager
+def recording(engine: Engine, words: str, folder: Path) -> Iterator[Session]:
+    """A session that follows the engine in a thread of its own, once it has learnt where to stand."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    options = session_options(parser.parse_args([*words.split(), "--no-views", "-o", str(folder)]))
+    with Session(options) as session:
+        session.load()
+        session.follow(Followed(engine.process.pid))
+        running = threading.Thread(target=session.run, args=(lambda _: None,))
+        running.start()
+        try:
+            until = time.monotonic() + LEARN_S
+            while "operator" in options.levels and learning(session) and time.monotonic() < until:
+                time.sleep(0.1)
+            yield session
+        finally:
+            session.stop_requested = True
+            running.join()
+            session.finish()
+
+
+def learning(session: Session) -> bool:
+    """Whether llama.cpp's graph loop is still being looked for."""
+    here = any(row.engine == "llamacpp" and row.level == "operator" for row in session.probes.rows)
+    return here and session.watcher.learns != LEARN_NOTHING
+
+
+def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path) -> Block:
+    """Rounds of one variant: probes off, on, off, on ... off."""
+    with recording(engine, words, folder) as session:
+        levels, found, with_probes = sorted(session.options.levels), [], time.monotonic_ns() - session.began_ns
+        for number in range(2 * rounds + 1):
+            began = time.monotonic_ns()
+            for level in levels:
+                (session.probes.restore if number % 2 else session.probes.shed)(level)
+            found.append(window(seconds))
+            with_probes += time.monotonic_ns() - began if number % 2 else 0
     manifest = json.loads((folder / "manifest.json").read_text())
-    bytes_written = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    written = sum(path.stat().st_size for path in folder.glob("*.bin"))
     shutil.rmtree(folder)
-    begin = manifest["clocks"][0]["monotonic_ns"]
-    lasted = manifest["clocks"][-1]["monotonic_ns"] - begin
-    warm, cold = accounted(manifest, lasted)
-    return Window(
-        begin + int(settle * 1e9),
-        begin + int((settle + seconds) * 1e9),
-        warm,
-        cold,
-        manifest["cost"]["tracer_cpu_ns"] / lasted,
-        bytes_written / max(1, manifest["records"].get("token_end", 0)),
-        sum(manifest["lost"].values()),
-    )
+    shares = [accounted(manifest["probes"], cost) / (engine.threads * with_probes) for cost in ("ns_per_hit", "ns_per_hit_cold")]
+    steps = max(1, manifest["records"].get("token_end", 0))
+    return Block(found, *shares, written / steps, sum(manifest["lost"].values()))
 
 
-def accounted(manifest: dict[str, Any], lasted: int) -> tuple[float, float]:
-    """(warm, cold): probes that stood to the end, as a share of the engine's thread time."""
-    shares = []
-    for cost in ("ns_per_hit", "ns_per_hit_cold"):
-        standing = [row for row in manifest["probes"] if not row["retired_ns"]]
-        spent = sum(row["hits"] * (row[cost] + row["bpf_ns_per_hit"]) for row in standing)
-        shares.append(spent / (THREADS * lasted))
-    return shares[0], shares[1]
+def accounted(probes: list[dict[str, Any]], cost: str) -> float:
+    """What the probes that stood to the end cost the engine's threads, ns; each program's hits once."""
+    standing = {row["program"]: row for row in probes if not row["retired_ns"]}
+    return sum(row["hits"] * (row[cost] + row["bpf_ns_per_hit"]) for row in standing.values())
 
 
-def naive(engine: Engine, library: str, functions: list[str], seconds: float) -> Window:
+def naive(engine: Engine, library: str, functions: list[str], rounds: int, seconds: float) -> Block:
     """bpftrace, which places what it is told to at the symbol."""
     probes = [f"{kind}:{library}:{name} {{ @[tid] = nsecs; }}" for name in functions for kind in ("uprobe", "uretprobe")]
     script = 'BEGIN { printf("ready\\n"); } ' + " ".join(probes)
-    with subprocess.Popen(["bpftrace", "-p", str(engine.process.pid), "-e", script], stdout=subprocess.PIPE, text=True) as peer:
-        assert peer.stdout is not None
-        while "ready" not in peer.stdout.readline():
-            pass
-        time.sleep(0.5)
-        begin = time.monotonic_ns()
-        time.sleep(seconds)
-        end = time.monotonic_ns()
-        peer.terminate()
-        peer.communicate()
-    return Window(begin, end)
+    found = [window(seconds)]
+    for _ in range(rounds):
+        with subprocess.Popen(
+            ["bpftrace", "-p", str(engine.process.pid), "-e", script], stdout=subprocess.PIPE, text=True
+        ) as peer:
+            assert peer.stdout is not None
+            while "ready" not in peer.stdout.readline():
+                pass
+            found.append(window(seconds))
+            peer.terminate()
+            peer.communicate()
+        found.append(window(seconds))
+    return Block(found)
 
 
 def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str]]:
     """(library, the ggml_compute_forward_* that the model runs), from a short recording and the library's symbols."""
-    words = [sys.executable, "-m", "tracer", "attach", "--no-views", "--pid", str(engine.process.pid), "--duration", "2"]
-    subprocess.run([*words, "--levels", "token,graph,operator", "-o", str(folder)], check=True, capture_output=True)
-    from analyzer.tables import load
-
+    with recording(engine, OPERATOR, folder):
+        time.sleep(1)
     types = set("+".join(load(folder)["operators"]["type"].unique()).split("+"))
     manifest = json.loads((folder / "manifest.json").read_text())
     library = next(row["library"] for row in manifest["probes"] if row["program"] == "ggml_op_begin")
@@ -165,11 +216,23 @@ def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str]]:
     return library, sorted(name for name in names if binary.symbol(name) is not None)
 
 
-def quiet(seconds: float) -> Window:
-    """A stretch in which nothing is traced."""
-    begin = time.monotonic_ns()
-    time.sleep(seconds)
-    return Window(begin, time.monotonic_ns())
+def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, folder: Path) -> dict[str, list[Block]]:
+    """The blocks of every variant."""
+    found: dict[str, list[Block]] = {name: [] for name in variants}
+    peer = forward_functions(engine, folder / "run") if "bpftrace" in variants else ("", [])
+    rounds = -(-args.rounds // BLOCKS)
+    for number in range(BLOCKS):
+        names = list(variants)
+        for name in names if number % 2 == 0 else reversed(names):
+            if name == "nothing":
+                block = Block([window(args.seconds) for _ in range(2 * rounds + 1)])
+            elif name == "bpftrace":
+                block = naive(engine, *peer, rounds, args.seconds)
+            else:
+                block = traced(engine, variants[name], rounds, args.seconds, folder / "run")
+            found[name].append(block)
+            print(f"block {number + 1} of {BLOCKS}: {name}", file=sys.stderr, flush=True)
+    return found
 
 
 def times(tokens: np.ndarray, *windows: Window) -> np.ndarray:
@@ -184,38 +247,41 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
     return float(np.median(values)), float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
 
 
-def measure(engine: Engine, variants: dict[str, str | None], args: argparse.Namespace, folder: Path) -> dict[str, list[Any]]:
-    """Per variant its (window, quiet before, quiet behind) of every round."""
-    found: dict[str, list[Any]] = {name: [] for name in variants}
-    library, functions = forward_functions(engine, folder / "run") if "bpftrace" in variants else ("", [])
-    before = quiet(args.seconds)
-    for number in range(args.rounds):
-        names = list(variants)
-        for name in names if number % 2 == 0 else reversed(names):
-            options = variants[name]
-            if options is None:
-                window = quiet(args.seconds)
-            elif options == "bpftrace":
-                window = naive(engine, library, functions, args.seconds)
-            else:
-                window = traced(engine, options, args.seconds, args.settle, folder / "run")
-            behind = quiet(args.seconds)
-            found[name].append((window, before, behind))
-            before = behind
-        print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
-    return found
-
-
-def summarize(name: str, rounds: list[Any], tokens: np.ndarray) -> dict[str, Any]:
+def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, Any]:
     """One row of the table."""
-    ratios = [np.median(times(tokens, window)) / np.median(times(tokens, before, behind)) for window, before, behind in rounds]
+    ratios, cpu = [], []
+    for block in blocks:
+        for before, during, behind in zip(block.windows[:-2:2], block.windows[1::2], block.windows[2::2], strict=True):
+            with_probes, without = times(tokens, during), times(tokens, before, behind)
+            if len(with_probes) and len(without):
+                ratios.append(np.median(with_probes) / np.median(without))
+            cpu.append(during.cpu_ns / (during.end - during.begin))
     median, low, high = interval(np.array(ratios) - 1)
-    windows = [window for window, *_ in rounds]
-    middle = {field: float(np.median([getattr(w, field) for w in windows])) for field in FIELDS}
-    return {"variant": name, "slowdown": median, "low": low, "high": high, "rounds": len(rounds), **middle}
+    middle = {
+        field: float(np.median([getattr(block, field) for block in blocks])) for field in ("warm", "cold", "bytes_per_token")
+    }
+    lost = sum(block.lost for block in blocks)
+    row = {
+        "variant": name,
+        "slowdown": median,
+        "low": low,
+        "high": high,
+        "rounds": len(ratios),
+        "tracer_cpu": float(np.median(cpu)),
+    }
+    return {**row, **middle, "lost": lost}
 
 
-FIELDS = ("accounted_warm", "accounted_cold", "tracer_cpu", "bytes_per_token", "lost")
+def show(engine: str, plain_ms: float, rows: list[dict[str, Any]]) -> None:
+    """Print the table."""
+    print(f"{engine}: {plain_ms:.3f} ms per token without probes")
+    head = f"{'variant':22} {'rounds':>6} {'slowdown %':>10} {'95 % interval':>16} {'accounted %, warm..cold':>24}"
+    print(f"{head} {'own CPU %':>9} {'B/token':>9} {'lost':>5}")
+    for row in rows:
+        bounds = f"{100 * row['low']:.2f} .. {100 * row['high']:.2f}"
+        probes = f"{100 * row['warm']:.2f} .. {100 * row['cold']:.2f}"
+        line = f"{row['variant']:22} {row['rounds']:6} {100 * row['slowdown']:10.2f} {bounds:>16} {probes:>24}"
+        print(f"{line} {100 * row['tracer_cpu']:9.2f} {row['bytes_per_token']:9.0f} {row['lost']:5}")
 
 
 def main() -> None:
@@ -223,11 +289,10 @@ def main() -> None:
     parser.add_argument(
         "engine", choices=[*SHAPES, "runtime"], help="a shape for llama.cpp, or our own runtime on its demo model"
     )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of each window")
-    parser.add_argument("--settle", type=float, default=2.0, help="from the tracer's start to its window")
+    parser.add_argument("--rounds", type=int, default=15, help="pairs per variant")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of each window")
     parser.add_argument("--library", help="file that exports llama.h's functions (default: the package xllamacpp)")
-    parser.add_argument("--variants", default="", help=f"a choice of: {'; '.join(VARIANTS)}, separated by semicolons")
+    parser.add_argument("--variants", default="", help=f"a choice of: {'; '.join(VARIANTS)} (separated by semicolons)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     names = [name.strip() for name in args.variants.split(";") if name.strip()] or list(VARIANTS)
@@ -238,27 +303,12 @@ def main() -> None:
         found = measure(engine, variants, args, Path(text))
         engine.close()
         tokens = engine.tokens()
-    rows = [summarize(name, rounds, tokens) for name, rounds in found.items()]
-    plain = float(np.median(np.concatenate([times(tokens, before) for _, before, _ in found[names[0]]]))) / 1e6
-    print(f"{args.engine}: {plain:.3f} ms per token untraced")
-    print(
-        f"{'variant':22} {'slowdown %':>10} {'95 % interval':>16} {'accounted %, warm..cold':>24} {'own CPU %':>9} {'B/token':>9}"
-    )
-    for row in rows:
-        bounds = f"{100 * row['low']:.2f} .. {100 * row['high']:.2f}"
-        probes = f"{100 * row['accounted_warm']:.2f} .. {100 * row['accounted_cold']:.2f}"
-        figures = f"{100 * row['tracer_cpu']:9.2f} {row['bytes_per_token']:9.0f}"
-        print(f"{row['variant']:22} {100 * row['slowdown']:10.2f} {bounds:>16} {probes:>24} {figures}")
+    rows = [summarize(name, blocks, tokens) for name, blocks in found.items()]
+    quiet = [window for blocks in found.values() for block in blocks for window in block.windows[::2]]
+    plain = float(np.median(times(tokens, *quiet))) / 1e6
+    show(args.engine, plain, rows)
     if args.json:
         args.json.write_text(json.dumps({"engine": args.engine, "ms_per_token": plain, "variants": rows}, indent=1))
-
-
-def start(args: argparse.Namespace, folder: Path) -> Engine:
-    """The decoding process."""
-    log = folder / "tokens.bin"
-    if args.engine == "runtime":
-        return Engine([sys.executable, "-m", "benchmarks.decode_runtime", str(BUILD / "demo-model"), str(log)], log)
-    return Engine(llama(args.engine, args.library or default_library(), log), log)
 
 
 if __name__ == "__main__":

@@ -69,11 +69,13 @@ static INLINE void send_ggml_structure(void *ctx, struct traced *thread, u64 ten
 	}
 }
 
-/* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. */
+#define MAX_ROUTE_ROWS 1024
+
+/* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. A record a row. */
 static INLINE void send_ggml_routes(void *ctx, u64 tensor, u64 ids)
 {
 	struct ggml_tensor_view *t = (void *)ids;
-	u64 ne[2] = {}, nb[2] = {}, data = 0;
+	u64 ne[2] = {}, nb[2] = {}, data = 0, bytes;
 	u32 k, n_tokens;
 
 	bpf_probe_read_user(ne, sizeof(ne), t->ne);
@@ -83,27 +85,21 @@ static INLINE void send_ggml_routes(void *ctx, u64 tensor, u64 ids)
 	n_tokens = ne[1];
 	if (!k || !data)
 		return;
-	for (u32 part = 0; part < MAX_ROUTE_PARTS; part++) {
-		u32 first = part * ROUTE_SLOTS;
+	if (k > ROUTE_SLOTS || n_tokens > MAX_ROUTE_ROWS)
+		count_loss(KIND_ROUTE);
+	bytes = BOUNDED(4 * k, 4 * ROUTE_SLOTS);
+	for (u32 row = 0; row < MAX_ROUTE_ROWS; row++) {
 		RECORD(rec_route, r);
 
-		if (first >= n_tokens * k)
+		if (row >= n_tokens)
 			return;
 		if (!reserve(r, KIND_ROUTE, ENGINE_LLAMACPP))
 			return;
-		fill_route(r, tensor, -1, n_tokens, k, first, 0);
-		for (u32 i = 0; i < ROUTE_SLOTS; i++) {
-			u32 at = first + i, expert = 0;
-
-			if (at >= n_tokens * k)
-				break;
-			bpf_probe_read_user(&expert, 4, (void *)(data + (at / k) * nb[1] + (at % k) * 4ULL));
-			r->experts[i] = expert;
-		}
+		fill_route(r, tensor, -1, n_tokens, k, row * k, ROUTE_WIDE);
+		r->count = bytes / 4;
+		bpf_probe_read_user(r->weights, bytes, (void *)(data + row * nb[1]));
 		submit(ctx, r);
 	}
-	if (n_tokens * k > MAX_ROUTE_PARTS * ROUTE_SLOTS)
-		count_loss(KIND_ROUTE);
 }
 
 /* gate, up and down of one layer share their routing tensor: it is sent once in a graph. */
@@ -418,12 +414,11 @@ UNCOUNTED_UPROBE(ggml_op_done)
 UPROBE(ggml_graph_done)
 {
 	struct settings *s = settings();
-	struct ggml_graph_view head = {};
+	struct ggml_graph_view *head = (void *)t->scratch; /* the stack is full */
 
-	if (!s || !t->graph)
+	if (!s || !t->graph || bpf_probe_read_user(head, sizeof(*head), (void *)t->graph))
 		return 0;
-	bpf_probe_read_user(&head, sizeof(head), (void *)t->graph);
-	share_done(ctx, t, s, head.n_nodes - 1);
+	share_done(ctx, t, s, head->n_nodes - 1);
 	send_shares(ctx, t);
 	return 0;
 }

@@ -481,6 +481,7 @@ struct rec_tensor {
 };
 
 #define ROUTE_SLOTS 32
+#define ROUTE_WIDE 2
 /* Part of a router's choice: entries first .. first+count of the row-major [n_tokens, k] table. */
 struct rec_route {
 	struct header h;
@@ -490,7 +491,7 @@ struct rec_route {
 	unsigned int k;
 	unsigned int first;
 	unsigned int count;
-	unsigned int has_weights;
+	unsigned int has_weights; /* 1: `weights` are; ROUTE_WIDE: `weights` hold the experts, as 32-bit numbers */
 	unsigned short experts[ROUTE_SLOTS];
 	float weights[ROUTE_SLOTS];
 };
