@@ -16,6 +16,7 @@ SHARE = np.dtype(
     + [(name, "<u4") for name in ("pid", "tid", "node", "maj_flt", "min_flt")]
     + [("cpu", "<u2"), ("engine", "<u2")]
 )
+LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
 NEVER_RUN = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # nodes that only rename memory
 
 
@@ -40,7 +41,7 @@ def shares(source: Source) -> Rows:
 def in_slots(records: np.ndarray, dtype: np.dtype, slot: np.dtype, position: np.ndarray) -> Rows:
     """Records made here, as rows; `position` is the slot of the file that each was made from."""
     raw = np.zeros((len(records), slot.itemsize), np.uint8)
-    raw[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize] = records.view(np.uint8).reshape(len(records), -1)
+    raw[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize] = records.view(np.uint8).reshape(len(records), dtype.itemsize)
     return Rows(raw.view(slot)[:, 0], dtype, position)
 
 
@@ -128,7 +129,7 @@ def descriptions(source: Source, done: Rows, tensor: np.ndarray) -> np.ndarray:
 
 def never_run(source: Source) -> list[int]:
     """The engine's numbers of the operators that only rename memory."""
-    names = section(section(source.manifest, "engines"), "llamacpp").get("operators") or []
+    names = section(section(source.manifest, "engines"), source.engine_names.get(LLAMACPP, "")).get("operators") or []
     return [number for number, name in enumerate(names) if name in NEVER_RUN]
 
 

@@ -96,7 +96,7 @@ def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
     at = latest(mark["tid"], mark["ts"], begin["tid"], end - 1)
     if len(mark) == 0:
         return end
-    return np.where((at >= 0) & (mark["ts"][at] >= begin["ts"]), mark["ts"][at], end)
+    return np.where((at >= 0) & (mark["ts"][at] > begin["ts"]), mark["ts"][at], end)
 
 
 def merge(ops: OpThreads) -> np.ndarray:

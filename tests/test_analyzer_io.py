@@ -130,17 +130,17 @@ def counted(w: Writer, ts: int, cycles: int, faults: int, tid: int = MAIN) -> No
 def test_counts_run_from_an_operators_begin_to_its_wait_or_its_end(tmp_path: Path) -> None:
     w = Writer()
     w.add("op_begin", ts=100, tensor=1, type=1)
-    counted(w, 101, 1000, 5)
+    counted(w, 100, 1000, 5)
     w.add("op_begin", ts=120, tensor=2, type=1)
-    counted(w, 121, 1200, 5)
+    counted(w, 120, 1200, 5)
     w.add("op_end", ts=180, tensor=2)
-    counted(w, 181, 1900, 6)
+    counted(w, 180, 1900, 6)
     w.add("op_end", ts=200, tensor=1)
-    counted(w, 201, 3000, 9)
+    counted(w, 200, 3000, 9)
     w.add("op_begin", ts=100, engine=2, tid=WORKER, tensor=64, type=1)
-    counted(w, 102, 50, 0, WORKER)
+    counted(w, 100, 50, 0, WORKER)
     w.add("op_wait", ts=150, engine=2, tid=WORKER)
-    counted(w, 151, 90, UNREAD, WORKER)
+    counted(w, 150, 90, UNREAD, WORKER)
     w.add("op_begin", ts=160, engine=2, tid=WORKER, tensor=65, type=1)
     table = tables_of(w, tmp_path, pmc=COUNTED)["pmc"]
     wide = table.pivot(index=["tid", "op_id"], columns="event", values="value")
@@ -156,15 +156,15 @@ def test_counts_are_differences_of_readings_and_a_lost_reading_is_not_a_number(
 ) -> None:
     w, expected = Writer(), []
     w.add("op_end", ts=10)
-    counted(w, 11, 0, 0)
+    counted(w, 10, 0, 0)
     for i, (start, delta) in enumerate(values, 1):
         kept = data.draw(st.tuples(st.booleans(), st.booleans()))
         w.add("op_begin", ts=100 * i, tensor=i + 1, type=1)
         if kept[0]:
-            counted(w, 100 * i + 1, start, 0)
+            counted(w, 100 * i, start, 0)
         w.add("op_end", ts=100 * i + 50, tensor=i + 1)
         if kept[1]:
-            counted(w, 100 * i + 51, start + delta, 0)
+            counted(w, 100 * i + 50, start + delta, 0)
         expected.append(float(delta) if all(kept) else np.nan)
     table = tables_of(w, tmp_path_factory.mktemp("pmc"), pmc={"events": [{"name": "cycles"}]})["pmc"]
     np.testing.assert_array_equal(table["value"].to_numpy(), expected)
