@@ -119,7 +119,7 @@ def demo_perf(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> DemoRu
 def test_both_buffers_see_the_same_run(demo: DemoRun, demo_perf: DemoRun) -> None:
     one, other = tables_module.load(demo.folder), tables_module.load(demo_perf.folder)
     assert demo_perf.manifest["buffer"] == "perf" and demo_perf.manifest["lost"] == {}
-    for name in one.keys() - {"sched", "thread_states", "threads", "counters"}:
+    for name in one.keys() - {"sched", "thread_states", "threads", "counters", "reads", "faults", "blocks"}:
         assert len(one[name]) == len(other[name]), name
     same = ["token_id", "layer", "expert", "n_tokens", "backend", "tier", "cache"]
     left, right = (t["experts"].sort_values(same)[same].reset_index(drop=True) for t in (one, other))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -261,6 +262,8 @@ def test_counters_of_ended_threads_make_room_and_none_stays_open() -> None:
         for thread in threads:
             thread.join()
             counters.remove(thread.native_id or 0)
+            while Path(f"/proc/self/task/{thread.native_id}").exists():  # joined, but not gone yet
+                time.sleep(0.001)
     assert counters.uncounted == 0
     counters.add(threading.get_native_id())
     counters.add(threads[0].native_id or 0)

@@ -81,4 +81,11 @@ def word(action: argparse.Action, value: Any, where: str) -> Any:
 def effective(args: argparse.Namespace) -> dict[str, Any]:
     """The options as they were used, for the manifest."""
     rows = {key.replace("_", "-"): value for key, value in vars(args).items() if key not in ("verb", "command")}
-    return {key: str(value) if isinstance(value, Path) else value for key, value in rows.items()}
+    return {key: plain(value) for key, value in rows.items()}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
