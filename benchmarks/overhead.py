@@ -191,7 +191,7 @@ def naive(engine: Engine, library: str, functions: list[str], rounds: int, secon
     found = [window(seconds)]
     for _ in range(rounds):
         with subprocess.Popen(
-            ["bpftrace", "-p", str(engine.process.pid), "-e", script], stdout=subprocess.PIPE, text=True
+            ["bpftrace", "-B", "none", "-p", str(engine.process.pid), "-e", script], stdout=subprocess.PIPE, text=True
         ) as peer:
             assert peer.stdout is not None
             while "ready" not in peer.stdout.readline():
