@@ -229,7 +229,7 @@ struct rec_op_shares {
 
 /*
  * From where a thread last entered the barrier before it began another operator, and in which places of the caller's frame
- * (bit i: enum FRAME_PLACES in ggml.h) stood what a later probe needs.
+ * (bit i: place i, as ggml.h numbers them) stood what a later probe needs.
  */
 struct rec_site {
 	struct header h;

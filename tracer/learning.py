@@ -18,6 +18,7 @@ REGISTERS = {
 }
 LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/maps.h
 GRAPHS = 2  # the end of one in which learning began, and a whole one
+MOST_GRAPHS = 64  # that do not tell: this build is not like those that we know
 AGREE = 0.85  # where operators are fused unannounced they pass the barrier and disagree
 
 
@@ -46,6 +47,11 @@ class Learning:
             return None
         self.last_sites.append(int(record["address"]))
         return self._conclude() if self.sites and len(self.last_sites) >= GRAPHS else None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether enough graphs were seen to give up."""
+        return len(self.last_sites) >= MOST_GRAPHS
 
     def _conclude(self) -> Loop | None:
         call, _ = Counter(int(record["address"]) for record in self.sites).most_common(1)[0]

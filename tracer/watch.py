@@ -199,7 +199,10 @@ class Watcher:
                 self._learn(LEARN_NOTHING, self.loop)
                 self.probes.retire_teachers(self._llamacpp())
             return
-        loop = self.learning.setdefault(pid, Learning()).observe(record)
+        learning = self.learning.setdefault(pid, Learning())
+        loop = learning.observe(record)
+        if not loop and self.learns and learning.hopeless:
+            self._learn(LEARN_NOTHING, None)
         site, last = (self._site(pid, loop.call), self._site(pid, loop.last_call)) if loop else (None, None)
         if not (loop and site and last and self.learns):
             return
