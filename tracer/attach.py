@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -312,6 +313,11 @@ class Attachments:
             self._attach(engine, probe, path, offset, f"{binary.function_at(offset)} call", place)
         return True
 
+    def teaches(self) -> bool:
+        """Whether a probe stands that teaches where others could."""
+        teachers = {probe.program for engine in self.engines for probe in engine.probes if probe.teaches}
+        return any(row.program in teachers and not row.retired_ns for row in self.rows)
+
     def retire_teachers(self, engine: Engine) -> None:
         """Remove the probes that taught where others stand by now, in the files where these do."""
         learnt = {probe.program for probe in engine.probes if probe.learnt}
@@ -349,18 +355,18 @@ class Attachments:
     def _is_shed(self, row: Row) -> bool:
         return row.level in self.shed_levels and row.program not in FINDERS
 
-    def shed(self, level: str) -> None:
-        """Remove a level's probes; those of libraries still to come wait for `restore`."""
+    def shed(self, levels: Iterable[str]) -> None:
+        """Remove the probes of levels; those of libraries still to come wait for `restore`."""
         with self._changing:
-            self.shed_levels.add(level)
+            self.shed_levels.update(levels)
             gone = [self._fds.pop(index) for index in list(self._fds) if self._is_shed(self.rows[index])]
         uprobes.detach(gone)
 
-    def restore(self, level: str) -> None:
-        """Attach a shed level's probes again, ends before begins: a begin without its end would be an open span."""
+    def restore(self, levels: Iterable[str]) -> None:
+        """Attach shed levels' probes again, ends before begins: a begin without its end would be an open span."""
         with self._changing:
-            self.shed_levels.discard(level)
-            standing = [index for index, row in enumerate(self.rows) if row.level == level and not row.retired_ns]
+            self.shed_levels.difference_update(levels)
+            standing = [index for index, row in enumerate(self.rows) if not row.retired_ns and not self._is_shed(row)]
             missing = [index for index in standing if index not in self._fds]
         for index in reversed(missing):
             with self._reported():

@@ -214,6 +214,10 @@ class Watcher:
         if not stands:
             self._learn(LEARN_NOTHING, None)
 
+    def is_learning(self) -> bool:
+        """Whether probes stand that still look for an engine's graph loop."""
+        return self.learns != LEARN_NOTHING and self.probes.teaches()
+
     def _learn(self, what: int, loop: Loop | None) -> None:
         self.learns, self.loop = what, loop
         self.set_chosen()
