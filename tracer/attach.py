@@ -313,10 +313,14 @@ class Attachments:
             self._attach(engine, probe, path, offset, f"{binary.function_at(offset)} call", place)
         return True
 
-    def teaches(self) -> bool:
-        """Whether a probe stands that teaches where others could."""
+    def teachers(self) -> set[str]:
+        """The programs that stand and teach where others could."""
         teachers = {probe.program for engine in self.engines for probe in engine.probes if probe.teaches}
-        return any(row.program in teachers and not row.retired_ns for row in self.rows)
+        return {row.program for row in self.rows if not row.retired_ns} & teachers
+
+    def is_blind(self) -> bool:
+        """Whether of all that teaches only the barrier was found: the program is stripped."""
+        return self.teachers() == {"ggml_op_wait"}
 
     def retire_teachers(self, engine: Engine) -> None:
         """Remove the probes that taught where others stand by now, in the files where these do."""
