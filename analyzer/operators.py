@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.complexity import GGML_TYPES
 from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
 from analyzer.schema import conform
@@ -149,7 +150,10 @@ def tensors(source: Source) -> pd.DataFrame:
     rows = source.rows("tensor")
     if len(rows) == 0:
         return conform(
-            "tensors", {name: np.empty(0) for name in ("engine", "pid", "tensor", "type", "name", "shape", "sources", "since_ns")}
+            "tensors",
+            dict.fromkeys(
+                ("engine", "pid", "tensor", "type", "name", "shape", "dtype", "bytes", "sources", "since_ns"), np.empty(0)
+            ),
         )
     head = rows.where(rows["first"] == 0)
     dims, names = head["ne"], texts(head["name"])
@@ -163,10 +167,18 @@ def tensors(source: Source) -> pd.DataFrame:
             "type": source.named(head["engine"], head["type"], "operators"),
             "name": names,
             "shape": np.array([*shape, ""], object)[:-1],
+            "dtype": element_types(head, shape),
+            "bytes": np.where(head["bytes"] > 0, head["bytes"], NONE),
             "sources": source_lists(rows, head),
             "since_ns": head["ts"],
         },
     )
+
+
+def element_types(head: Rows, shape: list[str]) -> np.ndarray:
+    """The name of each tensor's element type, by ggml's numbers; "" where no shape was told, and so no type."""
+    names = [GGML_TYPES.get(number, ("",))[0] if told else "" for number, told in zip(head["dtype"].tolist(), shape, strict=True)]
+    return np.array([*names, ""], object)[:-1]
 
 
 def source_lists(rows: Rows, head: Rows) -> np.ndarray:

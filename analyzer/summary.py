@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from analyzer import experts
-from analyzer.groups import operator_groups, phase_shares
+from analyzer.groups import operator_groups
 from analyzer.observed import known_changes
+from analyzer.phases import phase_shares
 from analyzer.reading import Source, section
 from tracer.recording import Recording
 
