@@ -13,6 +13,7 @@ COMMANDS = {
     "threads": "states, balance, and who took the CPU",
     "trends": "spread, drift, jumps and growth across tokens",
     "roofline": "what bounds the operators",
+    "fidelity": "measured times against a truth",
     "ceilings": "what this machine can do at most",
     "dag": "one token's operators as a graph",
     "experts": "expert activation, hits, reuse",

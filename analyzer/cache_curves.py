@@ -2,11 +2,12 @@
 
 Event by event: a layer's step asks for all its experts at once, and each is a hit or a miss against the cache as it stood when
 the layer began; what is asked for together does not evict each other where the cache can hold it. Slots are shared by all
-layers: one cache of (layer, expert) pairs.
+layers: one cache of (layer, expert) pairs. Only some groups may count, a phase's; the others still fill the cache.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,14 @@ import pandas as pd
 from analyzer.experts import activations
 
 Tables = dict[str, pd.DataFrame]
-Group = Sequence[Hashable]
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one layer of one step asks for; whether its hits and misses count."""
+
+    keys: tuple[Hashable, ...]
+    counts: bool = True
 
 
 def lru(groups: Sequence[Group], size: int) -> tuple[int, int]:
@@ -22,9 +30,9 @@ def lru(groups: Sequence[Group], size: int) -> tuple[int, int]:
     kept: OrderedDict[Hashable, None] = OrderedDict()
     hits = misses = 0
     for group in groups:
-        present = [key for key in group if key in kept]
-        hits, misses = hits + len(present), misses + len(group) - len(present)
-        for key in (*present, *(key for key in group if key not in kept)):
+        present = [key for key in group.keys if key in kept]
+        hits, misses = hits + group.counts * len(present), misses + group.counts * (len(group.keys) - len(present))
+        for key in (*present, *(key for key in group.keys if key not in kept)):
             kept[key] = None
             kept.move_to_end(key)
         while len(kept) > size:
@@ -38,11 +46,11 @@ def lfu(groups: Sequence[Group], size: int) -> tuple[int, int]:
     used: dict[Hashable, tuple[int, int]] = {}
     hits = misses = 0
     for now, group in enumerate(groups):
-        present = [key for key in group if key in kept]
-        hits, misses = hits + len(present), misses + len(group) - len(present)
-        for key in group:
+        present = sum(key in kept for key in group.keys)
+        hits, misses = hits + group.counts * present, misses + group.counts * (len(group.keys) - present)
+        for key in group.keys:
             used[key] = used.get(key, (0, 0))[0] + 1, now
-        kept.update(group)
+        kept.update(group.keys)
         while len(kept) > size:
             kept.remove(min(kept, key=lambda key: (*used[key], str(key))))
     return hits, misses
@@ -55,17 +63,17 @@ def belady(groups: Sequence[Group], size: int) -> tuple[int, int]:
     """
     upcoming: dict[Hashable, list[int]] = {}
     for at in range(len(groups) - 1, -1, -1):
-        for key in groups[at]:
+        for key in groups[at].keys:
             upcoming.setdefault(key, []).append(at)
     kept: set[Hashable] = set()
     hits = misses = 0
     never = len(groups)
     for group in groups:
-        present = sum(key in kept for key in group)
-        hits, misses = hits + present, misses + len(group) - present
-        for key in group:
+        present = sum(key in kept for key in group.keys)
+        hits, misses = hits + group.counts * present, misses + group.counts * (len(group.keys) - present)
+        for key in group.keys:
             upcoming[key].pop()
-        kept.update(group)
+        kept.update(group.keys)
         if len(kept) > size:
             ranked = sorted(kept, key=lambda key: (upcoming[key][-1] if upcoming[key] else never, str(key)))
             kept = set(ranked[:size])
@@ -75,30 +83,30 @@ def belady(groups: Sequence[Group], size: int) -> tuple[int, int]:
 POLICIES: dict[str, Callable[[Sequence[Group], int], tuple[int, int]]] = {"lru": lru, "lfu": lfu, "belady": belady}
 
 
-def groups_of(tables: Tables, phase: str | None = None) -> list[tuple[tuple[int, int], ...]]:
-    """What each layer of each step asked for, (layer, expert) pairs, in the order in which the layers ran."""
-    rows = activations(tables, phase).sort_values(["token_id", "layer", "expert"])
-    place = list(zip(rows["token_id"].tolist(), rows["layer"].tolist(), strict=True))
-    pairs = list(zip(rows["layer"].tolist(), rows["expert"].tolist(), strict=True))
-    found: list[list[tuple[int, int]]] = []
-    for i, pair in enumerate(pairs):
-        if i == 0 or place[i] != place[i - 1]:
-            found.append([])
-        found[-1].append(pair)
-    return [tuple(group) for group in found]
+def groups_of(tables: Tables, phase: str | None = None) -> list[Group]:
+    """What each layer of each step asked for, (layer, expert) pairs, in order; only those of `phase` count, where it is given."""
+    rows = activations(tables).sort_values(["token_id", "layer", "expert"])
+    phases = tables["tokens"].set_index("token_id")["phase"].reindex(rows["token_id"]).tolist()
+    columns = (rows[name].tolist() for name in ("token_id", "layer", "expert"))
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    counts: dict[tuple[int, int], bool] = {}
+    for token, layer, expert, its_phase in zip(*columns, phases, strict=True):
+        found.setdefault((token, layer), []).append((layer, expert))
+        counts[token, layer] = phase is None or its_phase == phase
+    return [Group(tuple(pairs), counts[place]) for place, pairs in found.items()]
 
 
 def curves(tables: Tables, sizes: Sequence[int] | None = None, phase: str | None = None) -> pd.DataFrame:
     """Hit rate by cache size: slots, share (of all experts seen), lru, lfu, belady. By default at eighths of what was seen."""
     groups = groups_of(tables, phase)
-    seen = len({pair for group in groups for pair in group})
+    seen = len({pair for group in groups for pair in group.keys})
     chosen = sorted({max(1, seen * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
     rows = []
     for size in chosen if groups else ():
         rates = {}
         for name, policy in POLICIES.items():
             hits, misses = policy(groups, size)
-            rates[name] = hits / (hits + misses)
+            rates[name] = hits / (hits + misses) if hits + misses else np.nan
         rows.append({"slots": size, "share": size / seen, **rates})
     return pd.DataFrame(rows, columns=["slots", "share", *POLICIES])
 
@@ -106,7 +114,7 @@ def curves(tables: Tables, sizes: Sequence[int] | None = None, phase: str | None
 def slots_for(tables: Tables, rate: float, phase: str | None = None, policy: str = "lru") -> int | None:
     """The fewest slots with which a policy reaches a hit rate; None where even all experts do not."""
     groups = groups_of(tables, phase)
-    seen = len({pair for group in groups for pair in group})
+    seen = len({pair for group in groups for pair in group.keys})
     low, high = 1, seen
     if not groups or hit_rate(groups, high, policy) < rate:
         return None

@@ -9,6 +9,7 @@ figures (NaN).
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan, prod
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,6 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 36),
     10: ("Q2_K", 256, 84),
     11: ("Q3_K", 256, 110),
     12: ("Q4_K", 256, 144),
@@ -41,6 +41,7 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     39: ("MXFP4", 32, 17),
 }
 """ggml's number of an element type → (name, elements per block, bytes per block), as ggml.h and gguf declare them."""
+ASKED = ("type", "shape", "pid", "tensor", "end_ns", "token_id", "layer")
 VIEWS_DEEP = 3
 BLOCKS = {name: (elements, size) for name, elements, size in GGML_TYPES.values()}
 
@@ -202,8 +203,11 @@ class Described:
         return row
 
 
-def add_work(operators: pd.DataFrame, tensors: pd.DataFrame, routes: pd.DataFrame, tokens: pd.DataFrame) -> pd.DataFrame:
-    """Fill the operators' columns flops, read_bytes and written_bytes. Equal operators are computed once."""
+def work_columns(
+    columns: dict[str, Any], tensors: pd.DataFrame, routes: pd.DataFrame, tokens: pd.DataFrame
+) -> dict[str, np.ndarray]:
+    """The columns flops, read_bytes and written_bytes of the table `operators`. Equal operators are computed once."""
+    operators = pd.DataFrame({name: columns[name] for name in ASKED}, copy=False)
     known = operators["type"].isin(list(FORMULAS)).to_numpy() & (operators["shape"] != "").to_numpy()
     rows = np.flatnonzero(known)
     figures = np.full((len(operators), 3), nan)
@@ -214,7 +218,7 @@ def add_work(operators: pd.DataFrame, tensors: pd.DataFrame, routes: pd.DataFram
         facts = (distinct_experts(operators.iloc[rows], routes), contexts(operators.iloc[rows], tokens))
         table = source_rows(described, tensors, out, pid, ts)
         figures[rows] = figures_of(kinds, tensors, out, table, facts)
-    return operators.assign(flops=figures[:, 0], read_bytes=figures[:, 1], written_bytes=figures[:, 2])
+    return {name: figures[:, i].copy() for i, name in enumerate(("flops", "read_bytes", "written_bytes"))}
 
 
 def source_rows(described: Described, tensors: pd.DataFrame, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
@@ -222,8 +226,8 @@ def source_rows(described: Described, tensors: pd.DataFrame, out: np.ndarray, pi
     lists = tensors["sources"].to_numpy()
     width = min(max((len(one) for one in lists), default=0), 5)
     declared = np.zeros((len(lists) + 1, width), np.uint64)
-    for row, sources in enumerate(lists):
-        declared[row, : len(sources)] = sources[:width]
+    for at, sources in enumerate(lists):
+        declared[at, : len(sources)] = sources[:width]
     asked = declared[out]
     answer = np.full(asked.shape, NONE, np.int64)
     for i in range(width):

@@ -1,6 +1,7 @@
 """Findings: what costs most and what it would give back, in words, each with its evidence and a query that shows it.
 
-A finding's prize is the time that would go away if its cause did, as a share of all steps' time. Prizes overlap: they do not add up.
+A finding's prize is the time that would go away if its cause did, as a share of all steps' time. Prizes overlap: they do not
+add up.
 """
 
 from collections.abc import Callable, Iterator
@@ -71,8 +72,9 @@ def expert_loads(facts: Facts) -> Iterator[Finding]:
         remedy = f"a cache of {slots} experts" + (f" ({size(slots * one)})" if np.isfinite(one) else "")
         remedy += " would hit 90 % in decode (LRU)"
     steps = loads["token_id"].nunique() / max(len(facts.rows), 1)
-    text = f"experts are loaded on demand in {steps:.0%} of steps ({len(loads)} loads, {size(float(loads['bytes'].sum()))}); {remedy}"
-    evidence = {"loads": len(loads), "bytes": int(loads["bytes"].sum()), "steps_share": steps, "slots_for_90": slots}
+    moved = int(loads["bytes"].sum())
+    text = f"experts are loaded on demand in {steps:.0%} of steps ({len(loads)} loads, {size(moved)}); {remedy}"
+    evidence = {"loads": len(loads), "bytes": moved, "steps_share": steps, "slots_for_90": slots}
     query = (
         "select layer, expert, count(*) loads, sum(duration_ns)/1e6 ms from loads "
         "where action = 'load' and reason = 'demand' and token_id >= 0 group by all order by ms desc"
@@ -92,7 +94,8 @@ def disk(facts: Facts) -> Iterator[Finding]:
     steps = faults.loc[faults["token_id"].isin(decode), "token_id"].nunique() / max(len(decode), 1)
     where = f"layers {int(layers.min())}-{int(layers.max())}" if len(layers) else "operators outside layers"
     waited = faults.groupby(["op_id", "tid"])["duration_ns"].sum().clip(lower=0).groupby("op_id").max().sum()
-    text = f"{where} are read from disk by page faults on {steps:.0%} of decode steps ({len(faults)} faults, {size(float(faults['bytes'].sum()))})"
+    moved = size(float(faults["bytes"].sum()))
+    text = f"{where} are read from disk by page faults on {steps:.0%} of decode steps ({len(faults)} faults, {moved})"
     query = (
         "select o.layer, o.type, count(*) faults, sum(f.bytes) bytes, sum(f.duration_ns)/1e6 ms from faults f "
         "join operators o using (op_id) where f.kind = 'major' group by all order by ms desc"
@@ -114,7 +117,10 @@ def gaps(facts: Facts) -> Iterator[Finding]:
     """Idle time between operators, by its cause."""
     for cause, text in GAP_TEXTS.items():
         spent = float(facts.rows[cause].sum())
-        query = f"select after, before, count(*) gaps, sum(duration_ns)/1e6 ms from gaps where cause = '{cause}' group by all order by ms desc"
+        query = (
+            "select after, before, count(*) gaps, sum(duration_ns)/1e6 ms from gaps "
+            f"where cause = '{cause}' group by all order by ms desc"
+        )
         yield facts.finding(f"gaps: {cause}", text, spent, {"ms": spent / 1e6}, query)
 
 
@@ -129,7 +135,10 @@ def displaced(facts: Facts) -> Iterator[Finding]:
     own = by.loc[by["own"], "cost_ms"].sum() > by["cost_ms"].sum() / 2
     who = ", ".join(dict.fromkeys(by["name"]))
     text = f"threads within operators are ready but have no CPU, mostly displaced by {'its own threads ' if own else ''}{who}"
-    query = "select by_tid, count(*) times, sum(cost_ns)/1e6 cost_ms from displacements where token_id >= 0 group by all order by cost_ms desc"
+    query = (
+        "select by_tid, count(*) times, sum(cost_ns)/1e6 cost_ms from displacements "
+        "where token_id >= 0 group by all order by cost_ms desc"
+    )
     if len(by):
         yield facts.finding("displaced", text, cost, {"by": by.to_dict("records")}, query)
 
@@ -158,8 +167,12 @@ def below_roof(facts: Facts) -> Iterator[Finding]:
     gain = (rows["ms"] - rows["roof_us"] * rows["count"] / 1e3).clip(lower=0)
     for at in gain.sort_values(ascending=False).head(2).index:
         row = rows.loc[at]
-        text = f"{row['type']} is {row['bound']}-bound and takes {row['ms'] / (row['roof_us'] * row['count'] / 1e3):.1f} times the roofline's time"
-        query = f"select shape, count(*) n, sum(duration_ns)/1e6 ms, avg(flops) flops, avg(read_bytes+written_bytes) bytes from operators where type = '{row['type']}' group by all order by ms desc"
+        times = row["ms"] / (row["roof_us"] * row["count"] / 1e3)
+        text = f"{row['type']} is {row['bound']}-bound and takes {times:.1f} times the roofline's time"
+        query = (
+            "select shape, count(*) n, sum(duration_ns)/1e6 ms, avg(flops) flops, avg(read_bytes + written_bytes) bytes "
+            f"from operators where type = '{row['type']}' group by all order by ms desc"
+        )
         evidence = {name: row[name] for name in ("ms", "intensity", "gflops", "gbytes_per_s", "share_of_roof")}
         yield facts.finding(f"roofline: {row['type']}", text, float(gain[at]) * 1e6, evidence, query)
 
@@ -170,7 +183,8 @@ def slower_backend(facts: Facts) -> Iterator[Finding]:
     slow = both[(both["backend"] != "cpu") & (both["times_cpu"] > 1)]
     for row in slow.to_dict("records"):
         lost = row["runs"] * row["median_us"] * (1 - 1 / row["times_cpu"]) * 1e3
-        text = f"{row['kind']} of {row['n_tokens']} rows takes {row['times_cpu']:.1f} times as long on {row['backend']} as on the CPU"
+        slower = f"{row['times_cpu']:.1f} times as long on {row['backend']} as on the CPU"
+        text = f"{row['kind']} of {row['n_tokens']} rows takes {slower}"
         query = (
             f"select backend, count(*) runs, median(duration_ns)/1e3 us from graphs where kind = '{row['kind']}' "
             f"and n_tokens = {row['n_tokens']} group by backend"
@@ -195,7 +209,7 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
         text = f"every {found['periodic']['period']:.1f} steps something slows a step down"
         yield facts.finding("periodic", text, lost * found["periodic"]["share"], found["periodic"], query)
     grown = trends.growth(facts.tables)
-    for row in grown[grown["ns_per_token"] > 3 * grown["error_ns"]].head(1).to_dict("records"):
+    for row in grown[(grown["ns_per_token"] > 3 * grown["error_ns"]) & (grown["r2"] > 0.5)].head(1).to_dict("records"):
         reach = float((steps["context"] - steps["context"].min()).sum())
         text = f"{row['type']} grows with the context by {row['ns_per_token'] / 1e3:.2f} µs a step for each token"
         query = (

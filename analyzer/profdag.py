@@ -111,8 +111,9 @@ def counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, flo
 
 def build(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
     """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
-    begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt. For operators also n_threads, flops, read_bytes, written_bytes, gflops,
-    gbytes_per_s and hardware counters by name. Edges: kind (data | memory | order); memory: it reads what the other wrote in place.
+    begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
+    read_bytes, written_bytes, gflops, gbytes_per_s and hardware counters by name. Edges: kind (data | memory | order), memory
+    where one reads what the other wrote in place.
 
     `mean_over`: token ids whose times are averaged, as far as they ran the same types in the same layers and order; the graph's
     attributes `tokens_used` and `tokens_skipped` count them. Without any recorded structure, edges follow execution order.
@@ -192,16 +193,19 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 def export(graph: nx.DiGraph, path: Path, form: str) -> None:
     """Write the graph as `graphml`, `dot` or `json`."""
+    path.write_text(as_text(graph, form))
+
+
+def as_text(graph: nx.DiGraph, form: str) -> str:
+    """The graph as `graphml`, `dot` or `json`."""
     if form == "json":
-        path.write_text(json.dumps(finite(to_json(graph))))
-        return
+        return json.dumps(finite(to_json(graph)))
     if form == "dot":
-        path.write_text(to_dot(graph))
-        return
+        return to_dot(graph)
     plain = nx.DiGraph(**_plain(graph.graph))
     plain.add_nodes_from((node, _plain(values)) for node, values in graph.nodes(data=True))
     plain.add_edges_from(graph.edges(data=True))
-    nx.write_graphml(plain, path)
+    return "\n".join(nx.generate_graphml(plain))
 
 
 def finite(value: Any) -> Any:

@@ -96,7 +96,7 @@ def folded(graph: nx.DiGraph) -> nx.DiGraph:
         kept["layers"] += 1
         for name in SUMMED:
             kept[name] += values.get(name, 0)
-    kept_constants = {}
+    kept_constants: dict[tuple[str, str, tuple[str, ...]], str] = {}
     for node, values in plain.nodes(data=True):
         if values["role"] == "constant":
             readers = tuple(sorted({stands[b] for b in plain.successors(node)}))
@@ -164,7 +164,7 @@ def within(one: nx.DiGraph, mine: Block | None, other: nx.DiGraph, theirs: Block
     sides = [(one, mine, "-"), (other, theirs, "+")]
     kinds = [[graph.nodes[node]["type"] for node in (block.nodes if block else ())] for graph, block, _ in sides]
     answer = []
-    for tag, *spans in SequenceMatcher(None, *kinds, False).get_opcodes():
+    for tag, *spans in SequenceMatcher(None, kinds[0], kinds[1], False).get_opcodes():
         if tag == "equal":
             continue
         for (graph, block, sign), (low, high) in zip(sides, (spans[:2], spans[2:]), strict=True):

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow.parquet as parquet
 
 from analyzer import calls, io, moe, nodes, operators, pmc, qnn, sched
-from analyzer.complexity import add_work
+from analyzer.complexity import work_columns
 from analyzer.reading import Source, open_recording
 from analyzer.schema import TABLES, conform
 from analyzer.sessions import sessions
@@ -39,7 +39,6 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
     tables = {
         "tokens": conform("tokens", tokens.table(source)),
         "graphs": conform("graphs", runs.table(source, tokens)),
-        "operators": pd.DataFrame(columns, copy=False),
         "op_threads": operators.thread_table(threads, op_id),
         "tensors": known,
         "routes": moe.routes(source, tokens, known),
@@ -50,7 +49,7 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
         "calls": calls.build(source, tokens),
         **sched.build(source),
     }
-    tables["operators"] = conform("operators", add_work(tables["operators"], known, tables["routes"], tables["tokens"]))
+    tables["operators"] = conform("operators", columns | work_columns(columns, known, tables["routes"], tables["tokens"]))
     tables["pmc"] = pmc.build(source, threads, op_id)
     tables |= io.build(source, tokens, threads, op_id, tables)
     tables["counters"] = moe.counters(source, tables["experts"], tables["loads"])
@@ -77,7 +76,7 @@ def fingerprint(folder: Path) -> dict[str, Any]:
 
 
 def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
-    """The tables of a recording, or those named: from RUN/tables/ where up to date, else built and, where possible, kept there."""
+    """The tables of a recording, or those named: from RUN/tables/ where up to date, else built and, if possible, kept there."""
     folder = Path(run_dir)
     recording = open_recording(folder)
     stamp, wanted = fingerprint(folder), tuple(TABLES if names is None else names)

@@ -8,6 +8,8 @@ import pandas as pd
 from analyzer.intervals import Intervals, overlaps
 
 Tables = dict[str, pd.DataFrame]
+IDLE = "nobody, waking up"
+"""What stands for an idle CPU that a woken thread has not come to yet."""
 STATES = ("running", "runnable", "sleeping", "waiting", "stopped")
 
 
@@ -36,7 +38,7 @@ def operator_states(tables: Tables) -> pd.DataFrame:
 
 
 def balance(tables: Tables) -> pd.DataFrame:
-    """Per thread: `operators`, `busy_ms`, `wait_ms` for the others, `last_share` of its shared operators that it finished last."""
+    """Per thread: `operators`, `busy_ms`, `wait_ms` for the others, `last_share` of its shared operators that it did last."""
     shares = tables["op_threads"]
     shared = shares.groupby("op_id")["tid"].transform("size") > 1
     latest = shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")
@@ -97,7 +99,7 @@ def displacers(sched: pd.DataFrame, tid: np.ndarray, ts: np.ndarray) -> np.ndarr
 
 
 def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Per displacing thread: name, whether it is the program's own, `times`, `ms` that it kept threads waiting, `cost_ms` of token time."""
+    """Per displacing thread: name, whether it is the program's own, `times`, `ms`, `cost_ms` of token time."""
     rows = displacements(tables) if rows is None else rows
     rows = rows[rows["by_tid"] != rows["tid"]]
     threads = tables["threads"].set_index("tid")
@@ -109,7 +111,7 @@ def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFra
     return pd.DataFrame(
         {
             "by_tid": found.index,
-            "name": threads["name"].reindex(found.index).fillna("?").to_numpy(),
+            "name": np.where(found.index == 0, IDLE, threads["name"].reindex(found.index).fillna("?")),
             "own": threads["target"].reindex(found.index).eq(True).to_numpy(),
             "times": found["times"].to_numpy(),
             "ms": found["ns"].to_numpy() / 1e6,

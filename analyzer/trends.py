@@ -106,8 +106,8 @@ def periodic(values: np.ndarray) -> dict[str, float] | None:
 def growth(tables: Tables) -> pd.DataFrame:
     """What grows with the context: per operator type, `ns_per_token` of a step's time per token of context, with its error.
 
-    type, base_us (at no context), ns_per_token, error_ns (standard error of the slope), share (of the sum of all slopes), r2. Only
-    decode steps; the steps' slowest hundredth is left out.
+    type, base_us (at no context), ns_per_token, error_ns (standard error of the slope), share (of the sum of all slopes), r2.
+    Only decode steps; the steps' slowest hundredth is left out.
     """
     steps = decode_steps(tables)
     columns = ["type", "base_us", "ns_per_token", "error_ns", "share", "r2"]
@@ -168,7 +168,7 @@ def step_model(tables: Tables) -> dict[str, Any]:
 
 
 def summary(tables: Tables) -> dict[str, Any]:
-    """All of the above, JSON-able: ttft_ms, tpot_ms, step_ms, drift (share per 100 steps), change_points, periodic, growth, model."""
+    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, drift_per_100_steps (share of the median), change_points, periodic, model."""
     steps = decode_steps(tables)
     tokens = tables["tokens"][tables["tokens"]["complete"]]
     prefill = tokens.assign(generation=sequences(tokens)).query("phase == 'prefill'").groupby("generation")

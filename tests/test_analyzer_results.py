@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from analyzer import experts
 from analyzer.__main__ import COMMANDS, main
-from analyzer.groups import group_of, phase_shares
+from analyzer.groups import group_of
+from analyzer.phases import phase_shares
 from analyzer.profdag import DagError, build, decode_tokens, export, to_json
 from analyzer.reading import open_recording
 from analyzer.summary import summarize
@@ -143,12 +144,13 @@ def test_a_hit_counts_once_per_step_and_layer_however_many_runs_it_takes(tmp_pat
         ("ffn_up-3", "feed-forward"),
         ("ffn_shexp-3", "feed-forward"),
         ("Qcur-0", "attention"),
-        ("kq_soft_max-0", "attention"),
+        ("kq_soft_max-0", "softmax"),
         ("attn_norm-0", "attention"),
         ("cache_k_l0 (view)", "attention"),
         ("result_output", "head"),
         ("result_norm", "head"),
-        ("inp_embd", "other"),
+        ("inp_embd", "embedding"),
+        ("embd", "embedding"),
         ("l_out-0", "other"),
         ("router.3", "routing"),
         ("experts.0.5", "expert compute"),

@@ -9,6 +9,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+LINES = 20
 PLAIN_WIDTH = 160
 """Columns where the output is no terminal."""
 
@@ -35,14 +36,15 @@ def as_json(value: Any) -> str:
 
 def cell(value: Any) -> str:
     """A value in a few characters; "-" where it is not known."""
-    if isinstance(value, float | np.floating):
-        if not np.isfinite(value):
-            return "-"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int | np.integer) and not isinstance(value, bool) else str(value)
+    known = plain(value)
+    if known is None:
+        return "-"
+    if isinstance(known, float):
+        return f"{known:,.0f}" if abs(known) >= 1000 else f"{known:.3g}"
+    return f"{known:,}" if isinstance(known, int) and not isinstance(known, bool) else str(known)
 
 
-def show(rows: pd.DataFrame, title: str = "", limit: int = 20) -> None:
+def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
     """Print the first rows; texts to the left, numbers to the right."""
     table = Table(
         title=title or None,
@@ -56,7 +58,7 @@ def show(rows: pd.DataFrame, title: str = "", limit: int = 20) -> None:
     for name in rows.columns:
         text = rows[name].map(type).eq(str).any()
         table.add_column(str(name), justify="left" if text else "right", overflow="ellipsis", no_wrap=True)
-    for row in rows.head(limit).itertuples(index=False):
+    for row in rows.iloc[:limit].itertuples(index=False):
         table.add_row(*map(cell, row))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.print(table)

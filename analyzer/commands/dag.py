@@ -12,12 +12,13 @@ import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from analyzer import structure
 from analyzer.commands._show import as_json, show
-from analyzer.profdag import Tables, build, decode_tokens, export
+from analyzer.profdag import Tables, as_text, build, decode_tokens, export
 from analyzer.tables import load
 
 
@@ -45,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
         return compare(structure.difference(graph, build(others, middle(others))), args.text)
     if args.fold or args.resolve:
         graph = structure.folded(graph) if args.fold else structure.resolved(graph)
-    export(graph, args.out or Path("/dev/stdout"), args.format)
+    if args.out:
+        export(graph, args.out, args.format)
+    else:
+        print(as_text(graph, args.format))
     roles = [role for _, role in graph.nodes(data="role")]
     counts = ", ".join(f"{roles.count(role)} {role}s" for role in ("op", "view", "constant"))
     print(
@@ -63,7 +67,7 @@ def middle(tables: Tables) -> int:
     return decode[len(decode) // 2] if decode else first
 
 
-def compare(found: dict, as_text: bool) -> int:
+def compare(found: dict[str, Any], as_text: bool) -> int:
     """Print how two graphs differ."""
     rows = [asdict(row) for row in found["operators"]]
     if not as_text:

@@ -11,6 +11,7 @@ examples:
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     tables = load(args.run_dir)
     rows = phases.per_token(tables)
     shares, whole = phases.phase_shares(tables, rows), phases.whole_run(tables, rows)
-    answer = {"phases_ms": shares, "run": whole}
+    answer: dict[str, Any] = {"phases_ms": shares, "run": whole}
     if args.tokens:
         answer["tokens"] = in_ms(rows)
     if args.gaps:
@@ -65,7 +66,7 @@ def side_by_side(shares: dict[str, dict[str, float]]) -> pd.DataFrame:
     return table
 
 
-def closing(whole: dict[str, float]) -> str:
+def closing(whole: dict[str, Any]) -> str:
     """The whole run in one line."""
     parts = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in whole["phases_ms"].items())
     return (
