@@ -1,15 +1,18 @@
 """A recording in numbers: one JSON-able dictionary, every section present only as far as its records are."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analyzer import experts
+from analyzer import ceilings, experts
+from analyzer.findings import findings
 from analyzer.groups import operator_groups
 from analyzer.observed import known_changes
-from analyzer.phases import phase_shares
+from analyzer.phases import per_token, phase_shares
 from analyzer.reading import Source, section
+from analyzer.trends import sequences
 from tracer.recording import Recording
 
 Tables = dict[str, pd.DataFrame]
@@ -18,12 +21,18 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
-    """Sections recording, machine, tokens, phases, operators, experts, npu, scheduling, io, records, cost. In ms unless named."""
+    """Sections recording, machine, tokens, phases, findings, operators, experts, npu, scheduling, io, records, cost.
+
+    In ms unless named. `missing` says what levels were not recorded, and what they would have told.
+    """
+    rows = per_token(tables)
     return {
         "recording": about(recording, tables),
         "machine": machine(recording.manifest),
+        "missing": missing(tables),
         "tokens": tokens(tables["tokens"]),
-        "phases": phase_shares(tables),
+        "phases": phase_shares(tables, rows),
+        "findings": told(recording, tables, rows),
         "operators": operators(tables),
         "experts": experts.summary(tables),
         "npu": npu(recording.manifest, tables),
@@ -32,6 +41,25 @@ def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
         "records": records(recording, tables),
         "cost": cost(recording.manifest, tables),
     }
+
+
+ABSENT = (
+    ("tokens", "token", "no steps: no engine that is known ran, or its steps were not probed"),
+    ("operators", "operator", "no operators: where a step's time goes is not known"),
+    ("thread_states", "sched", "no scheduling: idle time has no cause"),
+)
+"""(table, level that fills it, what its absence means)."""
+
+
+def missing(tables: Tables) -> list[str]:
+    """What this recording cannot tell, and the level that would."""
+    return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
+
+
+def told(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """The findings; against the ceilings of the machine, where those were measured."""
+    roof = ceilings.load(section(recording.manifest, "machine"))
+    return [asdict(finding) for finding in findings(tables, roof, rows)]
 
 
 def about(recording: Recording, tables: Tables) -> dict[str, Any]:
@@ -51,16 +79,6 @@ def machine(manifest: dict[str, Any]) -> dict[str, Any]:
             "HTP emulator" if qnn.get("emulator") else ("HTP" if qnn.get("backend") == 6 else f"QNN backend {qnn.get('backend')}")
         )
     return {**section(manifest, "machine"), "npu": npu, "emulated": [npu] if npu == "HTP emulator" else []}
-
-
-def sequences(tokens: pd.DataFrame) -> pd.Series:
-    """Number of the generation each token belongs to: one starts at position 0 and where a prefill follows a decode."""
-    ordered = tokens.sort_values(["pid", "tid", "begin_ns"])
-    thread = ordered[["pid", "tid"]]
-    changed = (thread != thread.shift()).any(axis=1)
-    prefill = ordered["phase"] == "prefill"
-    starts = changed | (prefill & (ordered["phase"].shift() == "decode")) | (prefill & (ordered["position"] == 0))
-    return starts.cumsum().reindex(tokens.index)
 
 
 def tokens(table: pd.DataFrame) -> dict[str, Any]:

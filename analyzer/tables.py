@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pyarrow.parquet as parquet
 
 from analyzer import calls, io, moe, nodes, operators, pmc, qnn, sched
@@ -97,9 +98,14 @@ def _read(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> dict[str
     try:
         if json.loads((folder / "index.json").read_text()) != stamp:
             return None
-        return {name: conform(name, parquet.read_table(folder / f"{name}.parquet").to_pandas()) for name in names}
+        return {name: _read_table(name, folder / f"{name}.parquet") for name in names}
     except (OSError, ValueError, KeyError):
         return None
+
+
+def _read_table(name: str, path: Path) -> pd.DataFrame:
+    """One table; texts come by way of categories, which share their strings."""
+    return conform(name, parquet.read_table(path).to_pandas(strings_to_categorical=True))
 
 
 def write(tables: dict[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
@@ -109,7 +115,9 @@ def write(tables: dict[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] |
     try:
         fresh.chmod(0o755)
         for name, table in tables.items():
-            table.to_parquet(fresh / f"{name}.parquet", index=False)
+            texts = [column for column in table.columns if table[column].dtype == object]
+            whole = pyarrow.Table.from_pandas(table, preserve_index=False)
+            parquet.write_table(whole, fresh / f"{name}.parquet", compression="lz4", use_dictionary=texts)
         folder.mkdir(exist_ok=True)
         (folder / "index.json").unlink(missing_ok=True)
         for path in fresh.iterdir():

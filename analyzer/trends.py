@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.summary import sequences
-
 Tables = dict[str, pd.DataFrame]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LEAST = 8
@@ -14,6 +12,16 @@ LEAST = 8
 PENALTY = 3.0
 """Times ln(n): by so much must a change point lower the fit's cost."""
 PERIOD_P = 0.001
+
+
+def sequences(tokens: pd.DataFrame) -> pd.Series:
+    """Number of the generation each token belongs to: one starts at position 0 and where a prefill follows a decode."""
+    ordered = tokens.sort_values(["pid", "tid", "begin_ns"])
+    thread = ordered[["pid", "tid"]]
+    changed = (thread != thread.shift()).any(axis=1)
+    prefill = ordered["phase"] == "prefill"
+    starts = changed | (prefill & (ordered["phase"].shift() == "decode")) | (prefill & (ordered["position"] == 0))
+    return starts.cumsum().reindex(tokens.index)
 
 
 def decode_steps(tables: Tables) -> pd.DataFrame:
@@ -168,7 +176,7 @@ def step_model(tables: Tables) -> dict[str, Any]:
 
 
 def summary(tables: Tables) -> dict[str, Any]:
-    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, drift_per_100_steps (share of the median), change_points, periodic, model."""
+    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, drift_per_100_steps (of the median), change_points, periodic, model."""
     steps = decode_steps(tables)
     tokens = tables["tokens"][tables["tokens"]["complete"]]
     prefill = tokens.assign(generation=sequences(tokens)).query("phase == 'prefill'").groupby("generation")

@@ -19,10 +19,10 @@ TOY = [Group(keys) for keys in (("a", "b"), ("c", "a"), ("b", "c"), ("a", "d"), 
 
 def test_the_toy_trace_hits_what_it_does_by_hand():
     assert lru(TOY, 2) == (3, 7)
-    # LFU: {a b}; a hits, c (1) is newer than b (1): b leaves → {a c}; c hits, b 2: of a 2, c 2, b 2 the oldest, a, leaves →
+    # LFU: {a b}; a hits, c (1) is newer than b (1): b leaves → {a c}; c hits; of a 2, c 2, b 2 the oldest, a, leaves →
     # {b c}; a 3, d 1: d leaves, then of b 2 and c 2 (equally recent) b by name → {a c}; a hits, b misses.
     assert lfu(TOY, 2) == (3, 7)
-    # Belady: {a b}; a hits, keep b and a or c: b next at 2, c at 2, a at 3 → {b c}; both hit; then a, and one of b → {a b}; both hit.
+    # Belady: {a b}; a hits; of a (next at 3), b and c (at 2) it keeps {b c}; both hit; then a and b → {a b}; both hit.
     assert belady(TOY, 2) == (5, 5)
 
 
@@ -100,6 +100,9 @@ chunk_lse 0.2718 0.2839 95.53 44.735|softmax 0.2376 0.2392 99.33 6.689|take1 0.1
 """
 """lm-Meter's Tables 4 and 5 (Pixel 8 Pro): name, profiled ms, true ms, accuracy in %, scaled error."""
 
+INCONSISTENT = {"chunk_lse"}
+"""The paper's own figures for it agree with each other, but not with the two latencies printed beside them."""
+
 
 def test_the_figures_of_lm_meters_tables_come_out_within_their_rounding():
     rows = [line.split() for line in PUBLISHED.replace("\n", "|").split("|") if line]
@@ -107,6 +110,9 @@ def test_the_figures_of_lm_meters_tables_come_out_within_their_rounding():
     for name, *numbers in rows:
         measured, truth, alpha, error = map(float, numbers)
         rounding = 0.0001 / truth  # either time is told to 0.1 µs; and the paper's figures are means of three runs' figures
+        assert alpha == pytest.approx(100 - error / 10, abs=0.011), name
+        if name in INCONSISTENT:
+            continue
         assert fidelity.accuracy(measured, truth) == pytest.approx(alpha, abs=100 * rounding + 0.01), name
         assert fidelity.scaled_error(measured, truth) == pytest.approx(error, rel=0.003, abs=1000 * rounding + 0.0006), name
 

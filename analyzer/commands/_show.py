@@ -1,37 +1,17 @@
-"""How the verbs show tables: aligned columns on a terminal, or JSON without NaN."""
+"""How the verbs show tables: aligned columns on a terminal."""
 
-import json
 import sys
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from analyzer.jsonable import plain
+
 LINES = 20
 PLAIN_WIDTH = 160
 """Columns where the output is no terminal."""
-
-
-def plain(value: Any) -> Any:
-    """Something JSON can hold: tables as lists of rows, NumPy scalars as Python's, NaN as null."""
-    if isinstance(value, pd.DataFrame):
-        return [plain(row) for row in value.to_dict("records")]
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def as_json(value: Any) -> str:
-    """The value as JSON text."""
-    return json.dumps(plain(value))
 
 
 def cell(value: Any) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 import pandas as pd
 
 from analyzer import structure
-from analyzer.commands._show import as_json, show
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
 from analyzer.profdag import Tables, as_text, build, decode_tokens, export
 from analyzer.tables import load
 

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from analyzer import cache_curves, experts
-from analyzer.commands._show import as_json, show
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
 from analyzer.tables import load
 
 

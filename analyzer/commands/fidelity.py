@@ -12,7 +12,8 @@ import argparse
 from pathlib import Path
 
 from analyzer import fidelity
-from analyzer.commands._show import as_json, show
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
 from analyzer.tables import load
 
 

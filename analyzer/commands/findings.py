@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from analyzer import ceilings
-from analyzer.commands._show import as_json
 from analyzer.findings import findings
+from analyzer.jsonable import as_json
 from analyzer.reading import open_recording, section
 from analyzer.tables import load
 

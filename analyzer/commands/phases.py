@@ -16,7 +16,8 @@ from typing import Any
 import pandas as pd
 
 from analyzer import phases
-from analyzer.commands._show import as_json, show
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
 from analyzer.tables import load
 
 

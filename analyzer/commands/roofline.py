@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from analyzer import ceilings, roofline
-from analyzer.commands._show import as_json, show
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
 from analyzer.reading import open_recording, section
 from analyzer.tables import load
 

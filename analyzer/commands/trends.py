@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from analyzer import trends
-from analyzer.commands._show import as_json, show
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
 from analyzer.tables import load
 
 
