@@ -29,7 +29,7 @@ def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
     return {
         "recording": about(recording, tables),
         "machine": machine(recording.manifest),
-        "missing": missing(tables),
+        "missing": [*incomplete(recording), *missing(tables)],
         "tokens": tokens(tables["tokens"]),
         "phases": phase_shares(tables, rows),
         "findings": told(recording, tables, rows),
@@ -54,6 +54,26 @@ ABSENT = (
 def missing(tables: Tables) -> list[str]:
     """What this recording cannot tell, and the level that would."""
     return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
+
+
+def incomplete(recording: Recording) -> list[str]:
+    """How the files fall short of what the manifest counts, or hold what it does not describe."""
+    source, said = Source(recording), section(recording.manifest, "records")
+    found = source.count()
+    known = {kind: n for kind, n in said.items() if isinstance(n, int) and kind in recording.layouts}
+    short = {kind: n - found.get(kind, 0) for kind, n in known.items() if n > found.get(kind, 0)}
+    lines = []
+    if short:
+        worst = max(short, key=lambda kind: short[kind])
+        lines.append(
+            f"{sum(short.values()):,} of {sum(known.values()):,} records are not in the files ({worst} above all): cut short"
+        )
+    odd = found.get("unknown", 0)
+    if odd:
+        lines.append(f"{odd:,} records are of kinds that the manifest does not describe: left out")
+    if source.damaged:
+        lines.append(f"{source.damaged:,} records have impossible times: left out; the files are damaged")
+    return lines
 
 
 def told(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Phases, gaps, threads and NPU windows: every moment is counted once, with the cause that the records tell."""
 
 import json
+import os
 
 import numpy as np
 import pandas as pd
@@ -8,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer import phases, threads
+from analyzer import cached, phases, threads
 from analyzer.__main__ import main
 from analyzer.findings import findings
 from analyzer.intervals import Intervals, overlaps, uncovered
+from analyzer.reading import Source, open_recording
+from analyzer.summary import incomplete, summarize
 from analyzer.tables import load
 from tests.recordings import MAIN, WORKER, Writer
 from tests.tables_fixture import make
@@ -174,3 +177,32 @@ def test_without_scheduling_a_gap_is_the_residual(tmp_path):
     w = Writer().add("token_begin", ts=10, seq=0, phase=2).add("token_end", ts=110, seq=0)
     rows = phases.per_token(load(w.write(tmp_path)))
     assert isinstance(rows, pd.DataFrame) and rows["residual"].tolist() == [100.0] and rows["total"].tolist() == [100.0]
+
+
+def test_a_recording_cut_short_or_of_unknown_kinds_says_what_is_missing(tmp_path):
+    step(tmp_path, 3)
+    recording = open_recording(tmp_path)
+    counted = Source(recording).count()
+    path, manifest = tmp_path / "manifest.json", dict(recording.manifest)
+    os.truncate(tmp_path / "events.bin", 64 * (sum(counted.values()) // 2) + 5)
+    manifest["records"] = counted
+    path.write_text(json.dumps(manifest))
+    left = sum(Source(open_recording(tmp_path)).count().values())
+    (line,) = incomplete(open_recording(tmp_path))
+    assert line.startswith(f"{sum(counted.values()) - left} of {sum(counted.values())} records are not in the files")
+    manifest["layouts"].pop("op_begin")
+    path.write_text(json.dumps(manifest))
+    assert any("kinds that the manifest does not describe" in line for line in incomplete(open_recording(tmp_path)))
+    assert "scheduling" not in " ".join(summarize(open_recording(tmp_path), load(tmp_path))["missing"])
+
+
+def test_the_kept_summary_is_read_again_until_the_recording_changes(tmp_path):
+    step(tmp_path, 2)
+    first = cached.summary(tmp_path)
+    kept = tmp_path / "tables" / "summary.json"
+    content = json.loads(kept.read_text())
+    content["summary"]["tokens"] = "kept"
+    kept.write_text(json.dumps(content))
+    assert cached.summary(tmp_path)["tokens"] == "kept"
+    os.truncate(tmp_path / "events.bin", 64)
+    assert cached.summary(tmp_path)["tokens"] != first["tokens"] != "kept"
