@@ -11,7 +11,7 @@ from analyzer.complexity import GGML_TYPES
 from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
 from analyzer.schema import conform
-from analyzer.spans import NONE, Nest, codes, first_of_runs, following, latest, run_lengths, successors
+from analyzer.spans import NONE, Nest, codes, distinct, first_of_runs, following, latest, run_lengths, successors
 from analyzer.steps import Graphs, Steps, faults, running_count
 
 LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
@@ -42,7 +42,7 @@ class OpThreads:
 def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
     """Every operator on every thread, with its end, its wait and what encloses it."""
     begin, ends = source.rows("op_begin"), source.rows("op_end")
-    paired = np.isin(begin["engine"], np.unique(ends["engine"]))
+    paired = np.isin(begin["engine"], distinct(ends["engine"]))
     n = len(begin)
     end, complete = begin["ts"].copy(), np.zeros(n, bool)
     major, minor = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
@@ -104,7 +104,7 @@ def merge(ops: OpThreads) -> np.ndarray:
     """op_id of each thread's row: threads meet at the same occurrence of the same tensor in the same token."""
     rows = ops.rows
     own = np.arange(len(rows))
-    if not ops.merged.any() or len(np.unique(rows["tid"])) < 2:
+    if not ops.merged.any() or len(distinct(rows["tid"])) < 2:
         return own
     work = codes(rows["tensor"], ops.token, rows["pid"], rows["engine"])
     nth = running_count(codes(work, rows["tid"]), ops.begin)
