@@ -252,7 +252,8 @@ def fused_types(known: pd.DataFrame, columns: dict[str, Any]) -> np.ndarray:
     Engines compute some pairs of operators in one go and tell the second. Only where operators have declared structure.
     """
     types = known["type"].to_numpy().copy()
-    ran = set(zip(columns["pid"].tolist(), columns["tensor"].tolist(), strict=True))
+    results = pd.DataFrame({"pid": columns["pid"], "tensor": columns["tensor"]}).drop_duplicates()
+    ran = set(zip(results["pid"].tolist(), results["tensor"].tolist(), strict=True))
     by_tensor = {key: row for row, key in enumerate(zip(known["pid"].tolist(), known["tensor"].tolist(), strict=True))}
     for row, (pid, sources) in enumerate(zip(known["pid"].tolist(), known["sources"], strict=True)):
         first = pid, int(sources[0]) if len(sources) else 0

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analyzer import experts
+from analyzer import tables as tables_module
 from analyzer.__main__ import COMMANDS, main
 from analyzer.groups import group_of
 from analyzer.phases import phase_shares
@@ -20,7 +21,7 @@ from tests.recordings import MAIN, PID, WORKER, Writer
 from tests.test_analyzer_qnn import EXECUTE, Program
 from tests.test_analyzer_tables import NO_SEQ, llama, runtime
 
-SHARED = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
@@ -102,7 +103,7 @@ def routed(choices: list[list[int]]) -> Writer:
 @SHARED
 @given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True), min_size=1, max_size=10))
 def test_activation_and_reuse_distance_equal_a_walk_over_the_steps(tmp_path, choices):
-    tables = load(routed(choices).write(tmp_path))
+    tables = tables_module.build(open_recording(routed(choices).write(tmp_path)))
     ids, table = experts.matrix(tables, 0, "decode")
     n_experts = max(map(max, choices)) + 1
     assert ids.tolist() == list(range(len(choices)))
