@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.complexity import GGML_TYPES
+from analyzer.complexity import GGML_TYPES, Described
 from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
 from analyzer.schema import conform
@@ -202,15 +202,7 @@ def codes_of(rows: Rows) -> np.ndarray:
 
 def definitions(table: pd.DataFrame, pid: np.ndarray, tensor: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """Row of `tensors` that describes each (process, tensor) at a time: the latest before it, else the first after it."""
-    n = len(table)
-    if n == 0:
-        return np.full(len(tensor), NONE, np.int64)
-    key = codes(np.concatenate((table["pid"].to_numpy(), pid)), np.concatenate((table["tensor"].to_numpy(), tensor)))
-    since = table["since_ns"].to_numpy()
-    row = latest(key[:n], since, key[n:], ts)
-    late = np.flatnonzero(row < 0)
-    row[late] = following(key[:n], since, key[n:][late], ts[late])
-    return row
+    return Described(table).rows(pid, tensor, ts)
 
 
 def build(source: Source, tokens: Steps, graphs: Graphs) -> tuple[dict[str, Any], OpThreads, np.ndarray, pd.DataFrame]:

@@ -4,8 +4,6 @@ Attainable time is the larger of flops / peak and bytes / bandwidth; whichever i
 time of an empty call, `launch` binds; what spent most of its threads' time waiting for the disk is bound by `disk`.
 """
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
@@ -161,10 +159,3 @@ def backends(tables: Tables) -> pd.DataFrame:
             "times_cpu": ratio,
         }
     )
-
-
-def summary(tables: Tables, ceilings: Ceilings | None, phase: str | None = None) -> dict[str, Any]:
-    """Share of operator time by bound, JSON-able."""
-    rows = roofline(tables, ceilings, "shape", phase)
-    total = float(rows["ms"].sum())
-    return {str(name or "unknown"): float(ms) / total for name, ms in rows.groupby("bound")["ms"].sum().items() if total}

@@ -32,6 +32,7 @@ class Pairs:
 
 NARROW = 1 << 16
 ROOMY = 4
+"""A table may have so many places for each row before hashing is the cheaper way."""
 
 
 def dense(column: np.ndarray) -> tuple[np.ndarray, int]:

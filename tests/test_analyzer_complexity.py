@@ -1,6 +1,7 @@
 """FLOPs and bytes against formulas written out by hand, from shapes alone and from recordings."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analyzer.ceilings import Ceilings
@@ -103,8 +104,6 @@ def test_a_recorded_product_has_its_work_and_its_bound(tmp_path):
     ],
 )
 def test_the_bound_is_what_takes_longest_at_the_ceilings(flops, moved, disk, bound):
-    import pandas as pd
-
     row = {"flops": [flops], "bytes": [moved], "threads": [1], "disk_share": [disk], "backend": ["cpu"], "median_us": [1e5]}
     assert bounds(pd.DataFrame(row), CEILINGS)["bound"].tolist() == [bound]
 
