@@ -8,6 +8,13 @@ COMMANDS = {
     "summary": "numbers of a recording on one screen",
     "tables": "write the tables as Parquet",
     "query": "SQL over the tables",
+    "phases": "where every moment of a token goes",
+    "findings": "what costs most, in words, with the size of the prize",
+    "threads": "states, balance, and who took the CPU",
+    "trends": "spread, drift, jumps and growth across tokens",
+    "roofline": "what bounds the operators",
+    "fidelity": "measured times against a truth",
+    "ceilings": "what this machine can do at most",
     "dag": "one token's operators as a graph",
     "experts": "expert activation, hits, reuse",
 }
@@ -39,12 +46,12 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     verb = next((word for word in words if word in COMMANDS), None)
     args = parser_for(verb).parse_args(words)
-    from analyzer.profdag import DagError
+    from analyzer.errors import AnalysisError
     from tracer.recording import RecordingError
 
     try:
         return int(args.run(args))
-    except (RecordingError, DagError) as error:
+    except (RecordingError, AnalysisError) as error:
         print(f"error: {error}", file=sys.stderr)
     except BrokenPipeError:
         sys.stderr.close()

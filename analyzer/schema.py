@@ -102,6 +102,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         wait_ns      int64  sum over threads of time waiting for the others
         maj_flt      int64  major page faults within, all threads
         min_flt      int64  minor page faults within, all threads
+        flops        float64 floating-point operations, in closed form from the shapes (analyzer/complexity.py); NaN: unknown
+        read_bytes   float64 bytes that it has to read at least, likewise
+        written_bytes float64 bytes that it has to write, likewise
         """
         + SPAN
     ),
@@ -122,6 +125,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
         type         object operator type that makes it
         name         object the engine's name
         shape        object dims innermost first
+        dtype        object element type (F32, Q4_0, ...); "" where not known
+        bytes        int64  size in memory, -1 where not known
         sources      object list of uint64: tensors it is made from
         since_ns     int64  when it was told: valid from then until the next row of the same pid and tensor
         """

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from analyzer import profdag
+from analyzer import phases, profdag
 from analyzer import tables as tables_module
 from tests.conftest import ROOT, trace
 from tests.gguf_model import EXPERTS, LAYERS, TOP_K, write_moe
@@ -112,6 +112,12 @@ def test_operator_times_lie_within_their_step_and_close(tables: dict[str, pd.Dat
     spent = shares.groupby(["tid", "token_id"])["ns"].sum().unstack("tid").div(whole, axis=0)
     assert (spent <= 1).all(axis=None) and (spent.median() > 0.5).all()
     assert (operators["busy_ns"] + operators["wait_ns"] <= 2.001 * operators["duration_ns"]).all()
+
+
+def test_every_moment_of_a_step_has_a_group_or_a_cause(tables: dict[str, pd.DataFrame]) -> None:
+    rows = phases.per_token(tables)
+    assert (rows["residual"].abs() < 0.02 * rows["total"]).all()
+    assert (rows[["embedding", "attention", "copy", "routing", "expert compute"]] > 0).all(axis=None)
 
 
 def test_the_router_chooses_k_distinct_experts_for_every_token_and_layer(tables: dict[str, pd.DataFrame]) -> None:
