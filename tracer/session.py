@@ -189,6 +189,8 @@ class Session:
         self.clocks.append(machine.clocks())
         self.watcher.name_living_threads()
         self.probes.warnings += self.probes.named.missing()
+        if "qnn" in self.options.levels:
+            self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, self.target.exit_code is not None)
         self.save_manifest("complete")
         self.target.check_start()
 

@@ -1,0 +1,43 @@
+"""QNN's serialized profiles: files that the target writes and Qualcomm's own tools read, kept whole in the recording."""
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FOLDER = "qnn-logs"
+
+
+@dataclass
+class SerializedLogs:
+    """The serialized profiles that the target opened, in order."""
+
+    paths: list[str] = field(default_factory=list)
+    kept: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, path: str) -> None:
+        """Remember a file; its content is looked at in the end."""
+        real = os.path.realpath(path)
+        if real not in self.paths:
+            self.paths.append(real)
+
+    def keep(self, recording: Path, ended: bool) -> list[str]:
+        """Copy each file into the recording, unless it lies there already; what could not be kept, in words.
+
+        `ended`: the target has written its last byte.
+        """
+        failed, inside = [], os.path.realpath(recording)
+        self.kept = []
+        for number, path in enumerate(self.paths):
+            try:
+                place = Path(path)
+                if not path.startswith(inside + os.sep):
+                    place = Path(inside) / FOLDER / f"{number:03d}_{Path(path).name}"
+                    place.parent.mkdir(exist_ok=True)
+                    shutil.copyfile(path, place)
+                row = {"from": path, "file": str(place.relative_to(inside)), "bytes": place.stat().st_size, "whole": ended}
+                self.kept.append(row)
+            except OSError as error:
+                failed.append(f"qnn: the serialized log {path} could not be kept: {error.strerror}")
+        return failed
