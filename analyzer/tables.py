@@ -19,7 +19,7 @@ from analyzer.sessions import sessions
 from analyzer.steps import graphs, steps
 from tracer.recording import Recording, RecordingError
 
-TABLES_VERSION = 3
+TABLES_VERSION = 4
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 INPUTS = ("manifest.json", "events.bin", "details.bin")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -118,7 +119,8 @@ def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: li
     left_out = ", ".join(dict.fromkeys(stem(probe.program) for probe in wanted if probe not in known))
     said = [f"{engine.name}: backend {backend} has API {version}: left out {left_out}"] if left_out else []
     if api[0] == engine.api_major and api[1] > engine.api_minor:
-        said.append(f"{engine.name}: backend {backend} has API {version}, newer than {checked}: probes stand at the slots of {checked}")
+        newer = f"newer than {checked}: probes stand at the slots of {checked}"
+        said.append(f"{engine.name}: backend {backend} has API {version}, {newer}")
     return said
 
 
@@ -302,7 +304,9 @@ class Attachments:
         """Attach probes at function-table slots given as slot → (file, offset); returns how many were added."""
         before = len(self.rows)
         wanted = [p for p in engine.probes if p.slot >= 0 and not p.table and p.wanted(self.levels)]
-        known = [p for p in wanted if api[0] == engine.api_major and api[1] >= p.since and p.slot in slots]
+        shared = Counter(slots.values())  # what a backend does not support is often one function for all
+        told = {slot for slot, place in slots.items() if shared[place] == 1}
+        known = [p for p in wanted if api[0] == engine.api_major and api[1] >= p.since and p.slot in told]
         self.warnings += [line for line in unknown_slots(engine, api, backend, wanted, known) if line not in self.warnings]
         for probe in known:
             path, offset = slots[probe.slot]

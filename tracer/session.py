@@ -190,7 +190,8 @@ class Session:
         self.watcher.name_living_threads()
         self.probes.warnings += self.probes.named.missing()
         if "qnn" in self.options.levels:
-            self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, self.target.exit_code is not None)
+            ended = self.target.exit_code is not None
+            self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, ended, self.options.owner.uid)
         self.save_manifest("complete")
         self.target.check_start()
 

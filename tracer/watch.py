@@ -32,7 +32,8 @@ QNN_EMULATED_MACHINES = ("x86_64",)
 QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
 SETTINGS = struct.Struct("<11I")  # struct settings of bpf/maps.h
-WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table", "qnn_callback", "qnn_log", "api_table", "io_file", "site")
+QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_log")
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
 
 
 class Watcher:
@@ -169,7 +170,8 @@ class Watcher:
         """Collect a provider's slots; with its last part, place the probes."""
         engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
         if int(record["provider"]) == NO_PROVIDER:
-            self.probes.warnings.append(f"{engine.name}: a library in process {pid} gave no function table: its calls are not seen")
+            told = "gave no function table: its calls are not seen"
+            self.probes.warnings.append(f"{engine.name}: a library in process {pid} {told}")
             return
         table, backend = ("qnn", int(record["provider"])), int(record["backend"])
         if int(record["first"]) == 0:
@@ -187,8 +189,9 @@ class Watcher:
 
     def _on_qnn_callback(self, record: np.void, pid: int) -> None:
         """Stand where asynchronous executions tell that they are done, so far as that place is in a file."""
-        engine, site = next(engine for engine in self.probes.engines if engine.name == "qnn"), self._site(pid, int(record["address"]))
-        if site and site[0].startswith("/"):
+        engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
+        site = self._site(pid, int(record["address"]))
+        if site:
             self.probes.attach_callback(engine, "notify", *site)
         else:
             told = "is in no file: the end of these executions is not seen"
