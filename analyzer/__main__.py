@@ -9,6 +9,7 @@ COMMANDS = {
     "tables": "write the tables as Parquet",
     "query": "SQL over the tables",
     "dag": "one token's operators as a graph",
+    "npu": "graphs, experts and nodes on the NPU, and whether its numbers add up",
     "experts": "expert activation, hits, reuse",
 }
 """Verb → help. The module analyzer.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""

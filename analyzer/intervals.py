@@ -41,3 +41,15 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 def length(a: Intervals) -> int:
     """Total time covered."""
     return int((a[:, 1] - a[:, 0]).sum())
+
+
+def covered(a: Intervals, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """How much of each [begin, end) the intervals cover."""
+    return _until(a, end) - _until(a, begin) if len(a) else np.zeros(len(begin), np.int64)
+
+
+def _until(a: Intervals, ts: np.ndarray) -> np.ndarray:
+    """Time covered before each moment."""
+    row = np.searchsorted(a[:, 0], ts, "right") - 1
+    before = np.append(0, np.cumsum(a[:, 1] - a[:, 0]))
+    return np.where(row >= 0, before[row] + np.minimum(ts, a[row, 1]) - a[row, 0], 0)

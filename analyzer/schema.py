@@ -253,6 +253,23 @@ TABLES: dict[str, tuple[Column, ...]] = {
         + " input (before graphExecute) | output (after it and the harvest) | harvest (of profile events)\n"
         + SPAN
     ),
+    "qnn_gaps": columns(
+        """
+        gap_id       int64  row number
+        pid          int64  process
+        tid          int64  thread that ended it by submitting
+        execute_id   int64  qnn_executes.execute_id that it submitted
+        doing        object type of the operator that this thread was in at the gap's middle; "" outside any
+        begin_ns     int64  end of the last execution of the process
+        end_ns       int64  begin of the next
+        duration_ns  int64  end_ns - begin_ns
+        running_ns   int64  of it that thread was running
+        runnable_ns  int64  waiting for a cpu
+        sleeping_ns  int64  sleeping
+        waiting_ns   int64  in uninterruptible sleep
+        cpu_ns       int64  sum over the process' threads of time running
+        """
+    ),
     "qnn_findings": columns(
         """
         execute_id   int64  qnn_executes.execute_id; -1 where it is about the recording

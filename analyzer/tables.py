@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as parquet
 
-from analyzer import calls, io, moe, nodes, operators, pmc, qnn, sched
+from analyzer import calls, io, moe, nodes, operators, pmc, qnn, qnn_busy, sched
 from analyzer.reading import Source, open_recording
 from analyzer.schema import TABLES, conform
 from analyzer.sessions import sessions
@@ -48,6 +48,7 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
         "calls": calls.build(source, tokens),
         **sched.build(source),
     }
+    tables["qnn_gaps"] = qnn_busy.gap_table(tables)
     tables["pmc"] = pmc.build(source, threads, op_id)
     tables |= io.build(source, tokens, threads, op_id, tables)
     tables["counters"] = moe.counters(source, tables["experts"], tables["loads"])
