@@ -20,7 +20,7 @@ RESOURCE_MASK = 5004
 
 
 def node_names(names: pd.Series) -> pd.DataFrame:
-    """QNN's identifiers, `name:OpId_12 (cycles)`, as columns `node` (the model's name) and `op_id` (QNN's number; -1 for none)."""
+    """QNN's identifiers, `name:OpId_12 (cycles)`, as columns `node` (the model's name) and `op_id` (-1 for none)."""
     found = [OP_ID.fullmatch(name) for name in names]
     nodes = [match[1] if match else name.removesuffix(" (cycles)") for match, name in zip(found, names, strict=True)]
     return pd.DataFrame({"node": nodes, "op_id": [int(match[2]) if match else -1 for match in found]}, index=names.index)

@@ -54,6 +54,34 @@ device       object major:minor of the file system, as the kernel numbers it; ""
 ino          uint64 inode; 0 for anonymous memory
 """
 
+IMPORTED: dict[str, tuple[Column, ...]] = {
+    "qnn_imported": columns(
+        """
+        file         object name of the file
+        row          int64  row number among the events that could be read
+        execute      int64  number of the execution in the file, from 0; -1: other work
+        type         int64  QNN's number; -1 where the name does not tell it
+        message      object the file's own name of the type
+        unit         object us | bytes | cycles | count | object | as the file says it
+        value        uint64 value in `unit`
+        name         object QNN's identifier
+        depth        int64  0 at the top, 1 below
+        source       object who took the time: BACKEND | NETRUN | ...
+        timestamp    int64  the file's own, 0 where it has none
+        """
+    ),
+    "qnn_optrace": columns(
+        """
+        name         object what ran
+        thread       object name of the thread
+        unit         object HVX | HMX | DMA | "": what the thread's name tells
+        begin_cycles int64  cycles of the NPU's clock
+        cycles       int64  how long
+        """
+    ),
+}
+"""Tables that are read from files of others; they are no part of a recording's."""
+
 TABLES: dict[str, tuple[Column, ...]] = {
     "tokens": columns(
         "token_id int64 row number\n"
@@ -413,7 +441,8 @@ def empty(table: str) -> pd.DataFrame:
 
 def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """`frame` with exactly the declared columns, order and dtypes; raises KeyError on a missing column."""
-    return pd.DataFrame({c.name: _column(frame[c.name], c.dtype) for c in TABLES[table]}, copy=False)
+    declared = TABLES.get(table) or IMPORTED[table]
+    return pd.DataFrame({c.name: _column(frame[c.name], c.dtype) for c in declared}, copy=False)
 
 
 def _column(values: Any, dtype: str) -> pd.Series:

@@ -1,4 +1,4 @@
-"""Programs that call QNN's C API themselves, traced without change and held against what they know: HTP, and a backend of ours."""
+"""Programs that call QNN's C API, traced without change and held against what they know: on HTP, and on a backend of ours."""
 
 import json
 import os

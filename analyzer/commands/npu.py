@@ -23,7 +23,7 @@ from analyzer.summary import machine
 from analyzer.tables import load
 
 Facts = dict[str, Any]
-MOST = 12
+MOST, LEAST_WIDTH = 12, 110
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(facts))
         return int(broken)
     console = Console(highlight=False)
+    console.width = max(console.width, LEAST_WIDTH)
     for part in (heading, graphs, experts, types_of_nodes, around, idle, closure):
         for line in part(facts):
             console.print(line, no_wrap=True, overflow="ellipsis")

@@ -17,8 +17,8 @@ from typing import Any
 SLOTS = {
     "backendCreate": 1, "backendFree": 8, "contextCreate": 9, "contextGetBinarySize": 11, "contextGetBinary": 12,
     "contextCreateFromBinary": 13, "contextFree": 14, "graphCreate": 15, "graphAddNode": 18, "graphFinalize": 19,
-    "graphRetrieve": 20, "graphExecute": 21, "graphExecuteAsync": 22, "tensorCreateGraphTensor": 24, "profileCreate": 28, "profileSetConfig": 29,
-    "profileGetEvents": 30, "profileGetSubEvents": 31, "profileGetEventData": 32, "profileGetExtendedEventData": 33,
+    "graphRetrieve": 20, "graphExecute": 21, "graphExecuteAsync": 22, "tensorCreateGraphTensor": 24,
+    "profileCreate": 28, "profileSetConfig": 29, "profileGetEvents": 30, "profileGetSubEvents": 31, "profileGetEventData": 32, "profileGetExtendedEventData": 33,
     "profileFree": 34, "memRegister": 35, "memDeRegister": 36, "deviceCreate": 40, "deviceFree": 43,
     "contextCreateFromBinaryWithSignal": 55, "contextCreateFromBinaryListAsync": 56,
 }  # fmt: skip
@@ -145,8 +145,9 @@ class Session:
         for each in self.tensors:
             qnn.good("tensorCreateGraphTensor", graph, c.byref(each))
         for i in range(nodes):
-            op = Op(1, f"{self.name}_n{i}".encode(), b"qti.aisw", b"Relu", 0, None, 1, c.pointer(self.tensors[i]), 1, c.pointer(self.tensors[i + 1]))  # fmt: skip
-            qnn.add_node(graph, op)
+            ends = [c.pointer(self.tensors[i + end]) for end in (0, 1)]
+            name = f"{self.name}_n{i}".encode()
+            qnn.add_node(graph, Op(1, name, b"qti.aisw", b"Relu", 0, None, 1, ends[0], 1, ends[1]))
         return graph
 
     def _reload(self, backend: int, device: int) -> None:
