@@ -77,7 +77,8 @@ def nodes(tables: Tables, op_map: OpMap) -> pd.DataFrame:
     label = labels(tables["qnn_executes"]).set_axis(tables["qnn_executes"]["execute_id"])
     frame = pd.concat([mine, node_names(mine["name"])], axis=1).assign(graph=mine["execute_id"].map(label))
     frame["cycles"] = frame["value"].astype(np.float64)
-    frame["resources"] = frame["event_id"].map(masks(events)).fillna("")
+    told = masks(events)
+    frame["resources"] = [told.get(event, "") for event in frame["event_id"]]
     made = frame.groupby(["graph", "node", "op_id", "resources"], as_index=False)["cycles"].agg(runs="size", cycles="sum")
     made["type"] = [node_type(name, op_map) for name in made["node"]]
     made["source"] = [" ".join(op_map[name].sources) if name in op_map else "" for name in made["node"]]

@@ -18,7 +18,8 @@ SLOTS = {
     "backendCreate": 1, "backendFree": 8, "contextCreate": 9, "contextGetBinarySize": 11, "contextGetBinary": 12,
     "contextCreateFromBinary": 13, "contextFree": 14, "graphCreate": 15, "graphAddNode": 18, "graphFinalize": 19,
     "graphRetrieve": 20, "graphExecute": 21, "graphExecuteAsync": 22, "tensorCreateGraphTensor": 24,
-    "profileCreate": 28, "profileSetConfig": 29, "profileGetEvents": 30, "profileGetSubEvents": 31, "profileGetEventData": 32, "profileGetExtendedEventData": 33,
+    "profileCreate": 28, "profileSetConfig": 29, "profileGetEvents": 30, "profileGetSubEvents": 31,
+    "profileGetEventData": 32, "profileGetExtendedEventData": 33,
     "profileFree": 34, "memRegister": 35, "memDeRegister": 36, "deviceCreate": 40, "deviceFree": 43,
     "contextCreateFromBinaryWithSignal": 55, "contextCreateFromBinaryListAsync": 56,
 }  # fmt: skip
