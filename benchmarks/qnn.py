@@ -4,8 +4,8 @@
     sudo python -m benchmarks.qnn overhead [--pairs 5] [--executes 200]
 
 `truth` traces a plain onnxruntime-qnn program of two sessions at detailed level and compares what was recorded with its CSVs,
-row by row. `overhead` runs it untraced and traced in turn, with profiling off and detailed, on three sizes of input; noise of single
-pairs is told as their quartiles. On x86-64 the NPU is Qualcomm's emulator: its executions take the time of the host.
+row by row. `overhead` runs it untraced and traced in turn, with profiling off and detailed, on three sizes of input; noise of
+single pairs is told as their quartiles. On x86-64 the NPU is Qualcomm's emulator: its executions take the time of the host.
 """
 
 import argparse

@@ -25,11 +25,11 @@ class SerializedLogs:
             self.paths.append(real)
 
     def keep(self, recording: Path, ended: bool, uid: int) -> list[str]:
-        """Copy each file into the recording, unless it lies there already; what could not be kept, in words.
+        """Copy each file into the recording, unless it lies there already; what is amiss, in words.
 
         `ended`: the target has written its last byte. Only files of user `uid` are read: we may read more than they.
         """
-        failed, inside = [], os.path.realpath(recording)
+        amiss, inside = [], os.path.realpath(recording)
         self.kept = []
         for number, path in enumerate(self.paths):
             try:
@@ -40,9 +40,11 @@ class SerializedLogs:
                     copy_owned(path, place, uid)
                 row = {"from": path, "file": str(place.relative_to(inside)), "bytes": place.stat().st_size, "whole": ended}
                 self.kept.append(row)
+                if not row["bytes"]:
+                    amiss.append(f"qnn: the serialized log {path} is empty: the program ended before QNN had written it")
             except OSError as error:
-                failed.append(f"qnn: the serialized log {path} could not be kept: {error.strerror}")
-        return failed
+                amiss.append(f"qnn: the serialized log {path} could not be kept: {error.strerror}")
+        return amiss
 
 
 def copy_owned(path: str, place: Path, uid: int) -> None:
