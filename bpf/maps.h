@@ -30,6 +30,7 @@ struct settings {
 	u32 operators;  /* record ggml's operators */
 	u32 experts;    /* record what MUL_MAT_ID is given */
 	u32 learn;      /* enum learning */
+	u32 blind;      /* learn without a probe that tells the operator: this program is stripped */
 	u32 node_at;    /* where ggml's loop over a graph keeps the index of its node ... */
 	u32 node_more;  /* ... plus this */
 	u32 graph_at;   /* and where the graph; places are numbered as in ggml.h */
@@ -37,6 +38,8 @@ struct settings {
 	u32 n_counters; /* performance counters read at operator boundaries; 0: none */
 	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 };
+
+#define MASKED_PLACES 32 /* of a frame, a bit each in the masks of struct rec_site */
 
 enum learning {
 	LEARN_NOTHING = 0,
@@ -80,6 +83,8 @@ struct traced {
 	u32 here;
 	u32 before;
 	u32 graph_places;
+	u32 last_but_one;
+	u32 counted[MASKED_PLACES]; /* blind: 1 more than what stood there at the barrier before; 0: there was none */
 };
 
 /* How to read one argument of a user's function: a register, then up to two reads of memory. */
