@@ -16,6 +16,8 @@ COMMANDS = {
     "fidelity": "measured times against a truth",
     "ceilings": "what this machine can do at most",
     "dag": "one token's operators as a graph",
+    "npu": "graphs, experts and nodes on the NPU, and whether its numbers add up",
+    "import-qnn": "read QNN profiles that others wrote: CSV, optrace",
     "experts": "expert activation, hits, reuse",
 }
 """Verb → help. The module analyzer.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""
@@ -28,7 +30,7 @@ def parser_for(verb: str | None) -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, text in COMMANDS.items():
-        module = importlib.import_module(f"analyzer.commands.{name}") if name == verb else None
+        module = importlib.import_module(f"analyzer.commands.{name.replace('-', '_')}") if name == verb else None
         sub = verbs.add_parser(
             name,
             help=text,

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer import calls, io, moe, nodes, operators, pmc, qnn, sched
+from analyzer import calls, io, moe, nodes, operators, pmc, qnn, qnn_busy, sched
 from analyzer.complexity import work_columns
 from analyzer.reading import Source, open_recording
 from analyzer.schema import TABLES, conform
@@ -22,7 +22,7 @@ from analyzer.sessions import sessions
 from analyzer.steps import graphs, steps
 from tracer.recording import Recording, RecordingError
 
-TABLES_VERSION = 4
+TABLES_VERSION = 5
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 INPUTS = ("manifest.json", "events.bin", "details.bin")
@@ -51,6 +51,7 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
         **sched.build(source),
     }
     tables["operators"] = conform("operators", columns | work_columns(columns, known, tables["routes"], tables["tokens"]))
+    tables["qnn_gaps"] = qnn_busy.gap_table(tables)
     tables["pmc"] = pmc.build(source, threads, op_id)
     tables |= io.build(source, tokens, threads, op_id, tables)
     tables["counters"] = moe.counters(source, tables["experts"], tables["loads"])

@@ -199,6 +199,9 @@ class Session:
         self.clocks.append(machine.clocks())
         self.watcher.name_living_threads()
         self.probes.warnings += self.probes.named.missing()
+        if "qnn" in self.options.levels:
+            ended = self.target.exit_code is not None
+            self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, ended, self.options.owner.uid)
         self.save_manifest("complete")
         self.target.check_start()
 
