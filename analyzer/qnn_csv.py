@@ -33,6 +33,7 @@ GENERIC_TYPES = {name: number for number, name in EVENT_TYPES.items() if number 
 UNITS = {"US": "us", "MICROSEC": "us", "CYCLES": "cycles", "BYTES": "bytes", "COUNT": "count", "OBJECT": "object"}
 UNKNOWN, NOT_AN_EXECUTE = -1, -1
 BEGINS_OTHER_WORK = ("INIT", "FINALIZE", "DEINIT")
+NAMES_OF_OTHER_WORK = ("(load binary)", "(finalize)", "(deinit)")  # the backend's own parts of it
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Sequence:
     def place(self, message: str, level: str, name: str) -> int:
         """The number of the execution that this event belongs to; -1 for other work."""
         if level == "ROOT":
-            if message in BEGINS_OTHER_WORK:
+            if message in BEGINS_OTHER_WORK or any(part in name for part in NAMES_OF_OTHER_WORK):
                 self.seen, self.is_execute = set(), False
             elif not self.is_execute or name in self.seen:
                 self.seen, self.is_execute = set(), True
