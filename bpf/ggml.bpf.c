@@ -26,12 +26,12 @@ static INLINE u64 tensor_signature(struct traced *t, u64 tensor)
 }
 
 /* Describes a tensor where that is news; returns whether it was. */
-static INLINE bool send_ggml_tensor(void *ctx, struct traced *thread, u64 tensor)
+static INLINE bool send_ggml_tensor(void *ctx, u64 tensor, u64 signature)
 {
 	struct ggml_tensor_view *t = (void *)tensor;
 	RECORD(rec_tensor, r);
 
-	if (!is_news(tensor, tensor_signature(thread, tensor)))
+	if (!is_news(tensor, signature))
 		return false;
 	if (!reserve(r, KIND_TENSOR, ENGINE_LLAMACPP))
 		return false;
@@ -51,18 +51,24 @@ static INLINE bool send_ggml_tensor(void *ctx, struct traced *thread, u64 tensor
 
 #define VIEW_DEPTH 3
 
-/* An operator's structure, and that of its sources: weights, and views that are never executed but connect operators. */
+/*
+ * An operator's structure, and that of its sources: weights, and views that are never executed but connect operators. What
+ * its sources are counts as its own: a view of the cache grows, and what it feeds keeps its shape.
+ */
 static INLINE void send_ggml_structure(void *ctx, struct traced *thread, u64 tensor)
 {
-	struct ggml_tensor_view *t = (void *)tensor;
+	u64 sources[MAX_SOURCES] = {}, signature = tensor_signature(thread, tensor);
 
-	if (!send_ggml_tensor(ctx, thread, tensor))
+	bpf_probe_read_user(sources, sizeof(sources), ((struct ggml_tensor_view *)tensor)->src);
+	for (u32 i = 0; i < MAX_SOURCES; i++)
+		signature = signature * 31 + tensor_signature(thread, sources[i]);
+	if (!send_ggml_tensor(ctx, tensor, signature))
 		return;
 	for (u32 i = 0; i < MAX_SOURCES; i++) {
-		u64 source = read_u64((u64)&t->src[i]);
+		u64 source = sources[i];
 
 		for (u32 depth = 0; depth < VIEW_DEPTH; depth++) {
-			if (!source || !send_ggml_tensor(ctx, thread, source))
+			if (!source || !send_ggml_tensor(ctx, source, tensor_signature(thread, source)))
 				break;
 			source = read_u64((u64)&((struct ggml_tensor_view *)source)->src[0]);
 		}
@@ -266,15 +272,6 @@ UPROBE(ggml_fused_begin)
 {
 	return ggml_operator_begins(ctx, t, ARG3(ctx));
 }
-
-/* Comparisons without a branch, of which a loop would make too many paths for the verifier. LESS: of less than 2^63. */
-#define LESS(a, b) (((u64)(a) - (u64)(b)) >> 63)
-#define EQUAL(a, b)                                                                                                    \
-	({                                                                                                             \
-		u64 differ_ = (u64)(a) ^ (u64)(b), less_ = -differ_;                                                   \
-		asm volatile("" : "+r"(less_)); /* else the compiler sees that it is a comparison */                   \
-		((differ_ | less_) >> 63) ^ 1;                                                                         \
-	})
 
 static INLINE u64 frame_word(struct pt_regs *ctx, const u64 *words, u32 at)
 {

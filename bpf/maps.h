@@ -294,6 +294,15 @@ struct {
 		(bounded_ & ((most) - 1)) + 1;                                                                         \
 	})
 
+/* Comparisons without a branch, of which a loop would make too many paths for the verifier. LESS: of less than 2^63. */
+#define LESS(a, b) (((u64)(a) - (u64)(b)) >> 63)
+#define EQUAL(a, b)                                                                                                    \
+	({                                                                                                             \
+		u64 differ_ = (u64)(a) ^ (u64)(b), less_ = -differ_;                                                   \
+		asm volatile("" : "+r"(less_)); /* else the compiler sees that it is a comparison */                   \
+		((differ_ | less_) >> 63) ^ 1;                                                                         \
+	})
+
 /* The running thread, where it is one of the target's. */
 static INLINE struct traced *traced(void)
 {
@@ -428,7 +437,7 @@ static INLINE u64 wakes(void *ring, u64 bytes)
 {
 	u64 quarter = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE) / 4, filled = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA);
 
-	return filled >= quarter && (filled & (quarter - 1)) < bytes + 8 ? FORCE_WAKEUP : NO_WAKEUP;
+	return NO_WAKEUP + (LESS(quarter, filled + 1) & LESS(filled & (quarter - 1), bytes + 8)); /* or FORCE_WAKEUP */
 }
 
 static INLINE void *reserve_in(void *ring, u32 bytes, u16 kind, u8 engine)
