@@ -257,6 +257,7 @@ def records(recording: Recording, tables: Tables) -> dict[str, Any]:
         "lost": lost,
         "discarded_slots": source.discarded(),
         "dropped": section(recording.manifest, "dropped"),
+        "sampling": {k: v for k, v in section(recording.manifest, "sampling").items() if isinstance(v, int | float)},
         "level_changes": len(known_changes(recording.manifest.get("level_changes"))),
         "damaged": source.damaged,
         "ends_without_begin": {str(kind): int(n) for kind, n in ends.items()},

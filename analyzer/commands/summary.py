@@ -195,4 +195,10 @@ def losses(answer: Section) -> list[str | Table]:
     gone = sum((dropped.get("records") or {}).values())
     fast = f"; {gone:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
     lines: list[str | Table] = [kept + fast + held, cost]
+    if r["sampling"]:
+        seen = r["sampling"]
+        while_on = f"tokens took {number(seen['slowdown_while_on'], '.1%')} longer then; " if "slowdown_while_on" in seen else ""
+        lines.append(
+            f"costly levels were on for {number(seen['share_on'], '.0%')} of the time: {while_on}allowed {seen['allowed']:.0%}"
+        )
     return [*lines, ", ".join(f"{n} {name}" for name, n in odd.items())] if odd else lines
