@@ -11,6 +11,7 @@ COMMANDS = {
     "dag": "one token's operators as a graph",
     "experts": "expert activation, hits, reuse",
     "predict": "what a step should take on a device, from a model's config",
+    "simulate": "replay recorded routes with other settings or on another device",
     "device": "device profiles: list, show, measure this machine",
 }
 """Verb → help. The module analyzer.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""

@@ -2,7 +2,8 @@
 
     python -m benchmarks.mfu_interpolation
 
-Relative error of MFU, median and 90th percentile: `inside` rows lie between two others of their curve, `curve` leaves a whole shape out.
+Relative error of MFU, median and 90th percentile: `inside` rows lie between two others of their curve, `curve` leaves a whole
+shape out.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from analyzer.predict.curves import Curves, without
 
 
 def errors(curves: Curves, groups: list[list[int]]) -> np.ndarray:
-    """[rows, 3]: |error| of interpolation, of the nearest row, and whether the row lay inside its curve; one group out at a time."""
+    """[rows, 3]: |error| of interpolation, of the nearest row, whether the row lay inside its curve; one group out at a time."""
     found = []
     for group in groups:
         rest = without(curves, group)
