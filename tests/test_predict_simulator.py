@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +18,14 @@ from analyzer.predict.errors import PredictError
 from analyzer.predict.model import read_config
 from analyzer.predict.simulator import Outcome, Settings, pareto, simulate
 from analyzer.predict.trace import Step, Trace, from_tables
+from analyzer.schema import empty
 from analyzer.tables import load
 from runtime.buffers import TokenBuffers, smallest_tier
 from runtime.cache import ExpertCache, Form
 from runtime.demo_model import write_demo_model
 from runtime.probes import Reason
 from tests import tables_fixture
+from tests.tables_fixture import frame, spans
 
 SIZE = 100
 KINDS = ("attention", "router", "dispatch", "combine", "outside", "expert")
@@ -195,3 +198,31 @@ def test_cache_sizes_are_bytes_or_shares() -> None:
     assert cache_bytes("100%", 1000) is None
     with pytest.raises(PredictError, match="two"):
         cache_bytes("two", 1000)
+
+
+def test_costs_come_out_of_a_recording_as_they_went_in() -> None:
+    random = np.random.default_rng(0)
+    kinds = {"attention": Line(3e-4, 2e-5), "router": Line(1e-4, 4e-6), "combine": Line(4e-5, 1e-6)}
+    rows = random.integers(1, 64, 200)
+    begin = np.arange(200) * 10**8
+    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens")}
+    faults = {"token_id": 0, "maj_flt": 0, "min_flt": 0}
+    made = []
+    for kind, line in kinds.items():
+        length = np.array([round(line.at(r) * 1e9) for r in rows])
+        made.append(frame("operators", op_id=np.arange(200), type=kind, n_tokens=rows, **faults, **spans(begin, length)))
+    tables["operators"] = pd.concat(made, ignore_index=True)
+    missed = np.arange(200) % 2 == 0
+    run_ns = np.array([round((1.5e-4 + 3e-5 * r) * 1e9) for r in rows]) + missed * (2_000_000 + 700_000)
+    state = {"cache": list(np.where(missed, "miss", "hit")), "n_tokens": rows, "tier": 0, "backend": "cpu"}
+    tables["experts"] = frame("experts", run_id=np.arange(200), **state, **faults, **spans(begin, run_ns))
+    load = {"action": "load", "backend": "cpu", "bytes": 5000, "load_id": np.arange(100)}
+    tables["loads"] = frame("loads", **load, **spans(begin[missed] + 1000, np.full(100, 2_000_000)))
+    tables["tokens"] = frame(
+        "tokens", token_id=np.array([0]), phase="prefill", position=0, n_tokens=64, **spans(np.array([0]), 1)
+    )
+    found = costs.from_tables(tables)
+    for kind, line in [*kinds.items(), ("expert", Line(1.5e-4, 3e-5))]:
+        assert found.of(kind, "cpu", 32) == pytest.approx(line.at(32), rel=1e-3)
+    assert found.load.at(5000) == pytest.approx(2.7e-3, rel=1e-3)
+    assert found.expert_bytes == {"cpu": 5000}

@@ -13,6 +13,8 @@ from analyzer.predict.model import Model
 from analyzer.predict.setup import Setup
 
 UNITS = ("cpu", "npu")
+FEW_RUNS = 8
+"""Runs of hits and of misses that are needed to tell their costs apart."""
 BACKENDS = {"cpu": "cpu", "htp": "npu"}
 """Backend names of recordings → units here."""
 
@@ -73,10 +75,11 @@ def from_tables(tables: dict[str, pd.DataFrame]) -> Costs:
             rows, seconds = part["n_tokens"].to_numpy(float), part["duration_ns"].to_numpy(float) / 1e9
             context = tokens.loc[part["token_id"], "position"].to_numpy(float) + rows
             work[kind, "cpu"] = fit(seconds, rows, context if kind == "attention" else None)
+    colder = 0.0
     for backend, part in experts.groupby("backend"):
         unit = BACKENDS.get(str(backend), "cpu")
-        rows = np.where(part["tier"] > 0, part["tier"], part["n_tokens"]).astype(float)
-        work["expert", unit] = fit(_without_loads(part, tables["loads"]), rows)
+        work["expert", unit], extra = _expert_runs(part, tables["loads"])
+        colder = max(colder, extra)
     if ("expert", "cpu") not in work and ("expert", "npu") not in work:
         raise PredictError("the recording holds no expert runs: record the runtime at levels operator,expert")
     outside = operators[operators["type"].isin(("embed", "head", "sample"))].groupby("token_id")["duration_ns"].sum()
@@ -85,6 +88,7 @@ def from_tables(tables: dict[str, pd.DataFrame]) -> Costs:
     if gap:
         work["step", "cpu"] = Line(fixed=gap)
     load, sizes = _loads(tables["loads"])
+    load = replace(load, fixed=load.fixed + colder)
     return Costs(work, load, sizes, "fitted to the recording's operators, expert runs and loads")
 
 
@@ -132,6 +136,19 @@ def _seconds(model: Model, device: Device, unit: str, rows: int, context: int) -
 def _through(one: float, many: float) -> Line:
     slope = max(many - one, 0.0) / 63
     return Line(fixed=max(one - slope, 0.0), per_row=slope)
+
+
+def _expert_runs(part: pd.DataFrame, loads: pd.DataFrame) -> tuple[Line, float]:
+    """(line of a run over rows, seconds that a session's first run takes longer): the latter counts to the load.
+
+    A new session touches its weights and makes its buffers when it first runs, so that runs of misses are not runs of hits.
+    """
+    rows = np.where(part["tier"] > 0, part["tier"], part["n_tokens"]).astype(float)
+    seconds, missed = _without_loads(part, loads), (part["cache"] == "miss").to_numpy()
+    if min(missed.sum(), (~missed).sum()) < FEW_RUNS:
+        return fit(seconds, rows), 0.0
+    line = fit(seconds[~missed], rows[~missed])
+    return line, max(float(np.mean(seconds[missed] - np.array([line.at(r) for r in rows[missed]]))), 0.0)
 
 
 def _without_loads(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:
