@@ -8,7 +8,16 @@ COMMANDS = {
     "summary": "numbers of a recording on one screen",
     "tables": "write the tables as Parquet",
     "query": "SQL over the tables",
+    "phases": "where every moment of a token goes",
+    "findings": "what costs most, in words, with the size of the prize",
+    "threads": "states, balance, and who took the CPU",
+    "trends": "spread, drift, jumps and growth across tokens",
+    "roofline": "what bounds the operators",
+    "fidelity": "measured times against a truth",
+    "ceilings": "what this machine can do at most",
     "dag": "one token's operators as a graph",
+    "npu": "graphs, experts and nodes on the NPU, and whether its numbers add up",
+    "import-qnn": "read QNN profiles that others wrote: CSV, optrace",
     "experts": "expert activation, hits, reuse",
     "predict": "what a step should take on a device, from a model's config",
     "simulate": "replay recorded routes with other settings or on another device",
@@ -26,7 +35,7 @@ def parser_for(verb: str | None) -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, text in COMMANDS.items():
-        module = importlib.import_module(f"analyzer.commands.{name}") if name == verb else None
+        module = importlib.import_module(f"analyzer.commands.{name.replace('-', '_')}") if name == verb else None
         sub = verbs.add_parser(
             name,
             help=text,
@@ -44,13 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     verb = next((word for word in words if word in COMMANDS), None)
     args = parser_for(verb).parse_args(words)
-    from analyzer.predict.errors import PredictError
-    from analyzer.profdag import DagError
+    from analyzer.errors import AnalysisError
     from tracer.recording import RecordingError
 
     try:
         return int(args.run(args))
-    except (RecordingError, DagError, PredictError) as error:
+    except (RecordingError, AnalysisError) as error:
         print(f"error: {error}", file=sys.stderr)
     except BrokenPipeError:
         sys.stderr.close()

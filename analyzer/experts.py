@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.groups import operator_groups
+
 Tables = dict[str, pd.DataFrame]
 
 
@@ -72,6 +74,91 @@ def reuse_distance(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     step = rows.groupby("layer")["token_id"].rank(method="dense")
     before = step.groupby([rows["layer"], rows["expert"]]).shift()
     return rows.assign(distance=(step - before).astype(np.float64))
+
+
+def density(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+    """Per (layer, expert): `share` of the steps of its layer in which it was active, and `rows` routed to it."""
+    rows = activations(tables, phase)
+    steps = rows.groupby("layer")["token_id"].nunique()
+    used = rows.groupby(["layer", "expert"], as_index=False).agg(steps=("token_id", "nunique"), rows=("n_tokens", "sum"))
+    return used.assign(share=used["steps"] / used["layer"].map(steps))
+
+
+def entropy(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+    """Per layer: `bits`, the entropy of the routed rows over experts, and `balance`, its share of the greatest possible."""
+    used = density(tables, phase)
+    everything = activations(tables)
+    n_experts = int(everything["expert"].max()) + 1 if len(everything) else 0
+    share = used["rows"] / used.groupby("layer")["rows"].transform("sum")
+    bits = -(share * np.log2(share)).groupby(used["layer"]).sum()
+    most = np.log2(n_experts) if n_experts > 1 else 1.0
+    return pd.DataFrame({"layer": bits.index, "bits": bits.to_numpy(), "balance": bits.to_numpy() / most})
+
+
+def co_activation(tables: Tables, layer: int, phase: str | None = None) -> np.ndarray:
+    """[experts, experts]: in how many steps of a layer both were active; the diagonal counts each expert's own steps."""
+    active = (matrix(tables, layer, phase)[1] > 0).astype(np.int64)
+    return active.T @ active
+
+
+def time_by_distance(tables: Tables) -> pd.DataFrame:
+    """Decode steps' expert operators by how long ago their experts last ran (ProfInfer's Figure 13).
+
+    Per (token_id, layer): `distance`, mean steps since each expert was last active (those never seen before left out), `new`
+    experts seen for the first time, `expert_ns` of its expert operators and loads, `maj_flt` major faults within them.
+    """
+    reuse = reuse_distance(tables, "decode")
+    steps = reuse.groupby(["token_id", "layer"])["distance"].agg(distance="mean", new=lambda values: int(values.isna().sum()))
+    operators = tables["operators"]
+    own = operators[np.isin(operator_groups(operators), ("expert compute", "expert load"))]
+    spent = own.groupby(["token_id", "layer"])[["duration_ns", "maj_flt"]].sum()
+    joined = steps.join(spent, how="inner").rename(columns={"duration_ns": "expert_ns"})
+    return joined.reset_index()
+
+
+def distance_effect(tables: Tables) -> dict[str, Any]:
+    """Spearman's rank correlation of reuse distance with the experts' time and with major faults; {} for too few steps."""
+    rows = time_by_distance(tables).dropna(subset=["distance"])
+    if len(rows) < 8 or rows["distance"].nunique() < 2:
+        return {}
+    ranks = rows[["distance", "expert_ns", "maj_flt"]].rank()
+    found = ranks.corr()["distance"]
+    return {"steps": len(rows), "time": _known(found["expert_ns"]), "major_faults": _known(found["maj_flt"])}
+
+
+def _known(value: float) -> float | None:
+    return float(value) if value == value else None
+
+
+def lateness(tables: Tables) -> dict[str, Any]:
+    """Prefetches: loads ahead of need, how many were used before they were evicted, and how many came too late.
+
+    A prefetch is late where its expert's next run began before the load was done.
+    """
+    loads = tables["loads"].query("action == 'load' and reason == 'prefetch'")
+    if len(loads) == 0:
+        return {}
+    runs = tables["experts"].sort_values("begin_ns")
+    left, keys = loads.sort_values("begin_ns"), ["layer", "expert"]
+    following = pd.merge_asof(
+        left[[*keys, "begin_ns", "end_ns"]],
+        runs[[*keys, "begin_ns"]].assign(run_ns=runs["begin_ns"]),
+        on="begin_ns",
+        by=keys,
+        direction="forward",
+    )
+    gone = tables["loads"].query("action == 'evict'").sort_values("begin_ns")
+    evicted = pd.merge_asof(
+        left[[*keys, "begin_ns"]],
+        gone[[*keys, "begin_ns"]].assign(gone_ns=gone["begin_ns"]),
+        on="begin_ns",
+        by=keys,
+        direction="forward",
+    )
+    used = following["run_ns"].notna() & ~(evicted["gone_ns"] < following["run_ns"])
+    late = used & (following["end_ns"] > following["run_ns"])
+    waited = (following["end_ns"] - following["run_ns"])[late]
+    return {"prefetches": len(loads), "used": int(used.sum()), "late": int(late.sum()), "late_ms": float(waited.sum()) / 1e6}
 
 
 def summary(tables: Tables) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where a token's time goes: operators grouped by what they do for the model, with what no operator covers as a residual."""
+"""What operators do for the model, by their names, and how much of each token's time each such group has."""
 
 import re
 
@@ -8,9 +8,15 @@ import pandas as pd
 from analyzer.spans import Nest
 
 Tables = dict[str, pd.DataFrame]
-GROUPS = ("attention", "routing", "expert compute", "expert load", "combine", "feed-forward", "head", "sampling", "other")
+GROUPS = (
+    *("embedding", "attention", "softmax", "copy", "routing", "expert compute", "expert load", "combine"),
+    *("feed-forward", "head", "sampling", "other"),
+)
+COPIES = ("CPY", "DUP", "CONT", "CONCAT", "SET", "SET_ROWS", "copy")
+"""Operators that only move data: they are of the group "copy" where they belong to no expert and no router."""
 
 BY_NAME: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("embedding", re.compile(r"^(inp_)?embd\b|^embed(ding)?s?\b|^(wpe|tok_embd|token_embd)\b")),
     (
         "routing",
         re.compile(
@@ -21,6 +27,7 @@ BY_NAME: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("expert compute", re.compile(r"ffn_moe|^experts?\b")),
     ("expert load", re.compile(r"^(expert_)?load\b|^prefetch\b")),
     ("feed-forward", re.compile(r"ffn_|^(mlp|dense|shared_experts?|feed_forward)\b|shexp")),
+    ("softmax", re.compile(r"soft_?max\b|soft_?max-", re.I)),
     ("attention", re.compile(r"attn|^[QKV]cur\b|^k?qv?\b|kq|cache_[kv]|fattn|^(attention|attn|qkv|rope)\b|^[qkv]-|^kv", re.I)),
     ("head", re.compile(r"^result_(norm|output)|^(lm_)?head\b|^logits\b")),
     ("sampling", re.compile(r"^(sampling|sampler|sample)\b")),
@@ -38,7 +45,9 @@ def operator_groups(operators: pd.DataFrame) -> np.ndarray:
     names, types = pd.factorize(operators["name"].to_numpy()), pd.factorize(operators["type"].to_numpy())
     by_name = np.array([*(group_of(n) for n in names[1]), "other"], object)[names[0]]
     by_type = np.array([*(group_of(t.lower()) for t in types[1]), "other"], object)[types[0]]
-    return np.where(by_name == "other", by_type, by_name)
+    group = np.where(by_name == "other", by_type, by_name)
+    moves = np.isin(operators["type"].to_numpy(), COPIES) & np.isin(group, ("attention", "other"))
+    return np.where(moves, "copy", group)
 
 
 def working(tables: Tables) -> pd.DataFrame:
@@ -84,17 +93,3 @@ def group_times(tables: Tables) -> pd.DataFrame:
     token, ts = token[order], ts[order]
     lasting = np.append(np.where(token[1:] == token[:-1], np.diff(ts), 0), 0)[: len(ts)]
     return pd.DataFrame(share * lasting[:, None], columns=list(GROUPS)).groupby(token).sum()
-
-
-def phase_shares(tables: Tables) -> dict[str, dict[str, float]]:
-    """Per phase: ms per step of each group and of the residual; they add up to `total`. Complete tokens only."""
-    tokens = tables["tokens"]
-    tokens = tokens[tokens["complete"]]
-    spent = group_times(tables)
-    answer: dict[str, dict[str, float]] = {}
-    for phase, steps in tokens.groupby("phase"):
-        total = float(steps["duration_ns"].sum()) / len(steps) / 1e6
-        mine = spent[spent.index.isin(steps["token_id"])].sum() / len(steps) / 1e6
-        shares = {group: float(mine[group]) for group in GROUPS if mine[group] > 0}
-        answer[str(phase)] = {**shares, "residual": total - sum(shares.values()), "total": total}
-    return answer

@@ -1,6 +1,7 @@
 """I/O: page faults of files, reads and block requests, each with the operator, expert and load that its thread was in."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class Place:
     """What a thread was in: finds token, operator, expert and load by thread and time."""
 
     tokens: Steps
-    operators: Nest
+    ops: OpThreads
     op_id: np.ndarray
     op_expert: np.ndarray
     runs: Nest
@@ -33,9 +34,18 @@ class Place:
     loads: Nest
     load_id: np.ndarray
 
+    @cached_property
+    def operators(self) -> Nest:
+        """The operators of each thread as a stack in time."""
+        ops = self.ops
+        return Nest(ops.rows["tid"], ops.begin, np.where(ops.complete, ops.end, ops.end + 1))
+
     def columns(self, rows: Rows, ts: np.ndarray) -> dict[str, np.ndarray]:
         """The columns of schema.WITHIN and schema.OWNER for events of these records' threads at `ts`."""
         tid = rows["tid"]
+        if len(tid) == 0:
+            nothing = np.empty(0, np.int64)
+            return dict.fromkeys(("token_id", "op_id", "expert", "load_id", "pid", "tid"), nothing)
         op = found(self.op_id, self.operators.innermost(tid, ts))
         expert = found(self.run_expert, self.runs.innermost(tid, ts))
         return {
@@ -65,7 +75,7 @@ def place(tokens: Steps, ops: OpThreads, op_id: np.ndarray, tables: dict[str, pd
     runs = tables["experts"]
     return Place(
         tokens,
-        Nest(ops.rows["tid"], ops.begin, np.where(ops.complete, ops.end, ops.end + 1)),
+        ops,
         op_id,
         tables["operators"]["expert"].to_numpy(),
         spans_of(runs),

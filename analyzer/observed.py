@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from analyzer.reading import Source
 
 LEVELS = {"token": "token", "graph": "graph", "op": "operator", "expert": "expert", "load": "expert"}
-LEVELS |= {"qnn_execute": "qnn", "qnn_call": "qnn"}
+LEVELS |= {"qnn_execute": "qnn", "qnn_call": "qnn", "qnn_stage": "qnn"}
 EVER = np.iinfo(np.int64).max
 Gaps = tuple[np.ndarray, np.ndarray]
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.complexity import GGML_TYPES, Described
 from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
 from analyzer.schema import conform
-from analyzer.spans import NONE, Nest, codes, first_of_runs, following, latest, run_lengths, successors
+from analyzer.spans import NONE, Nest, codes, distinct, first_of_runs, following, latest, run_lengths, successors
 from analyzer.steps import Graphs, Steps, faults, running_count
 
 LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
@@ -41,7 +42,7 @@ class OpThreads:
 def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
     """Every operator on every thread, with its end, its wait and what encloses it."""
     begin, ends = source.rows("op_begin"), source.rows("op_end")
-    paired = np.isin(begin["engine"], np.unique(ends["engine"]))
+    paired = np.isin(begin["engine"], distinct(ends["engine"]))
     n = len(begin)
     end, complete = begin["ts"].copy(), np.zeros(n, bool)
     major, minor = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
@@ -103,7 +104,7 @@ def merge(ops: OpThreads) -> np.ndarray:
     """op_id of each thread's row: threads meet at the same occurrence of the same tensor in the same token."""
     rows = ops.rows
     own = np.arange(len(rows))
-    if not ops.merged.any() or len(np.unique(rows["tid"])) < 2:
+    if not ops.merged.any() or len(distinct(rows["tid"])) < 2:
         return own
     work = codes(rows["tensor"], ops.token, rows["pid"], rows["engine"])
     nth = running_count(codes(work, rows["tid"]), ops.begin)
@@ -149,7 +150,10 @@ def tensors(source: Source) -> pd.DataFrame:
     rows = source.rows("tensor")
     if len(rows) == 0:
         return conform(
-            "tensors", {name: np.empty(0) for name in ("engine", "pid", "tensor", "type", "name", "shape", "sources", "since_ns")}
+            "tensors",
+            dict.fromkeys(
+                ("engine", "pid", "tensor", "type", "name", "shape", "dtype", "bytes", "sources", "since_ns"), np.empty(0)
+            ),
         )
     head = rows.where(rows["first"] == 0)
     dims, names = head["ne"], texts(head["name"])
@@ -163,10 +167,18 @@ def tensors(source: Source) -> pd.DataFrame:
             "type": source.named(head["engine"], head["type"], "operators"),
             "name": names,
             "shape": np.array([*shape, ""], object)[:-1],
+            "dtype": element_types(head, shape),
+            "bytes": np.where(head["bytes"] > 0, head["bytes"], NONE),
             "sources": source_lists(rows, head),
             "since_ns": head["ts"],
         },
     )
+
+
+def element_types(head: Rows, shape: list[str]) -> np.ndarray:
+    """The name of each tensor's element type, by ggml's numbers; "" where no shape was told, and so no type."""
+    names = [GGML_TYPES.get(number, ("",))[0] if told else "" for number, told in zip(head["dtype"].tolist(), shape, strict=True)]
+    return np.array([*names, ""], object)[:-1]
 
 
 def source_lists(rows: Rows, head: Rows) -> np.ndarray:
@@ -190,15 +202,7 @@ def codes_of(rows: Rows) -> np.ndarray:
 
 def definitions(table: pd.DataFrame, pid: np.ndarray, tensor: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """Row of `tensors` that describes each (process, tensor) at a time: the latest before it, else the first after it."""
-    n = len(table)
-    if n == 0:
-        return np.full(len(tensor), NONE, np.int64)
-    key = codes(np.concatenate((table["pid"].to_numpy(), pid)), np.concatenate((table["tensor"].to_numpy(), tensor)))
-    since = table["since_ns"].to_numpy()
-    row = latest(key[:n], since, key[n:], ts)
-    late = np.flatnonzero(row < 0)
-    row[late] = following(key[:n], since, key[n:][late], ts[late])
-    return row
+    return Described(table).rows(pid, tensor, ts)
 
 
 def build(source: Source, tokens: Steps, graphs: Graphs) -> tuple[dict[str, Any], OpThreads, np.ndarray, pd.DataFrame]:
@@ -240,7 +244,8 @@ def fused_types(known: pd.DataFrame, columns: dict[str, Any]) -> np.ndarray:
     Engines compute some pairs of operators in one go and tell the second. Only where operators have declared structure.
     """
     types = known["type"].to_numpy().copy()
-    ran = set(zip(columns["pid"].tolist(), columns["tensor"].tolist(), strict=True))
+    results = pd.DataFrame({"pid": columns["pid"], "tensor": columns["tensor"]}).drop_duplicates()
+    ran = set(zip(results["pid"].tolist(), results["tensor"].tolist(), strict=True))
     by_tensor = {key: row for row, key in enumerate(zip(known["pid"].tolist(), known["tensor"].tolist(), strict=True))}
     for row, (pid, sources) in enumerate(zip(known["pid"].tolist(), known["sources"], strict=True)):
         first = pid, int(sources[0]) if len(sources) else 0

@@ -13,13 +13,22 @@ import networkx as nx
 import numpy as np
 import pandas as pd
 
+from analyzer.errors import AnalysisError
+from analyzer.nodes import NEVER_RUN
 from analyzer.operators import layer_of
 
+VIEWS_DEEP = 8
 Tables = dict[str, pd.DataFrame]
 MEASURED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt")
+IN_PLACE = {"SET_ROWS": -1, "CPY": 1, "SET": 0, "ACC": 0}
+"""Operators that write into memory they are given: which of their sources that is."""
+COPIED = (
+    *("type", "name", "layer", "expert", "order", "shape", "n_threads"),
+    *("flops", "read_bytes", "written_bytes", *MEASURED),
+)
 
 
-class DagError(Exception):
+class DagError(AnalysisError):
     """No ProfDAG can be made; the message says why."""
 
 
@@ -31,6 +40,7 @@ class _Builder:
     graph: nx.DiGraph = field(default_factory=nx.DiGraph)
     maker: dict[int, str] = field(default_factory=dict)
     known: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
+    writer: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         keys = zip(self.tensors["pid"].tolist(), self.tensors["tensor"].tolist(), strict=True)
@@ -62,10 +72,48 @@ class _Builder:
             self.graph.add_edge(self.source(pid, above, ts, (*ancestors, tensor)), node, kind="data")
         return node
 
+    def base(self, pid: int, tensor: int, ts: int) -> int:
+        """The tensor whose memory a view renames, through all views; the tensor itself where it is none."""
+        for _ in range(VIEWS_DEEP):
+            kind, _, _, sources = self.describe(pid, tensor, ts)
+            if kind not in NEVER_RUN or not sources:
+                return tensor
+            tensor = sources[0]
+        return tensor
+
+    def note_writer(self, kind: str, pid: int, sources: list[int], ts: int, node: str) -> None:
+        """Remember which memory an operator wrote in place."""
+        if kind in IN_PLACE and sources:
+            self.writer[self.base(pid, sources[IN_PLACE[kind]], ts)] = node
+
+    def written_before(self, pid: int, sources: list[int], ts: int) -> set[str]:
+        """The operators that wrote, in place, what is now read through a view."""
+        if not self.writer:
+            return set()
+        return {self.writer[base] for base in (self.base(pid, source, ts) for source in sources) if base in self.writer}
+
+
+def speed(op: dict[str, Any]) -> dict[str, float]:
+    """What an operator achieved: gflops and gbytes_per_s; NaN where its work is not known."""
+    ns = max(int(op["duration_ns"]), 1)
+    return {"gflops": op["flops"] / ns, "gbytes_per_s": (op["read_bytes"] + op["written_bytes"]) / ns}
+
+
+def counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, float]]:
+    """op_id → hardware counters of the operator, summed over its threads."""
+    pmc = tables["pmc"]
+    mine = pmc[pmc["op_id"].isin(operators["op_id"])]
+    answer: dict[int, dict[str, float]] = {}
+    for (op, event), value in mine.groupby(["op_id", "event"])["value"].sum().items():
+        answer.setdefault(int(op), {})[str(event)] = float(value)
+    return answer
+
 
 def build(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
     """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
-    begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt. Edges: kind (data | order).
+    begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
+    read_bytes, written_bytes, gflops, gbytes_per_s and hardware counters by name. Edges: kind (data | memory | order), memory
+    where one reads what the other wrote in place.
 
     `mean_over`: token ids whose times are averaged, as far as they ran the same types in the same layers and order; the graph's
     attributes `tokens_used` and `tokens_skipped` count them. Without any recorded structure, edges follow execution order.
@@ -75,16 +123,20 @@ def build(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> 
     begun = tables["tokens"].loc[tables["tokens"]["token_id"] == token_id, "begin_ns"]
     origin = int(begun.iloc[0] if len(begun) else operators["begin_ns"].iloc[0])
     builder, told = _Builder(tables["tensors"]), False
+    counted = counters(tables, operators)
     for op in operators.to_dict("records"):
         sources = builder.describe(op["pid"], op["tensor"], op["end_ns"])[3]
         told |= bool(sources)
         makers = [builder.source(op["pid"], s, op["end_ns"]) for s in sources if s != op["tensor"]]
-        copied = {name: op[name] for name in ("type", "name", "layer", "expert", "order", "shape", *MEASURED)}
+        writers = builder.written_before(op["pid"], sources, op["end_ns"])
+        copied = {name: op[name] for name in COPIED}
         times = {"begin_ns": op["begin_ns"] - origin, "end_ns": op["end_ns"] - origin}
         node, backend = f"op {op['order']}", backends.get(op["graph_id"]) or "cpu"
-        builder.graph.add_node(node, role="op", **copied, **times, backend=backend)
+        builder.graph.add_node(node, role="op", **copied, **times, backend=backend, **speed(op), **counted.get(op["op_id"], {}))
+        builder.graph.add_edges_from(((writer, node) for writer in writers), kind="memory")
         builder.graph.add_edges_from(((maker, node) for maker in makers), kind="data")
         builder.maker[int(op["tensor"])] = node
+        builder.note_writer(op["type"], op["pid"], sources, op["end_ns"], node)
     graph = builder.graph
     if not told:
         nx.add_path(graph, [f"op {order}" for order in operators["order"].tolist()], kind="order")
@@ -140,11 +192,47 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def export(graph: nx.DiGraph, path: Path, form: str) -> None:
-    """Write the graph as `graphml` or `json`."""
+    """Write the graph as `graphml`, `dot` or `json`."""
+    path.write_text(as_text(graph, form))
+
+
+def as_text(graph: nx.DiGraph, form: str) -> str:
+    """The graph as `graphml`, `dot` or `json`."""
     if form == "json":
-        path.write_text(json.dumps(to_json(graph)))
-        return
+        return json.dumps(finite(to_json(graph)))
+    if form == "dot":
+        return to_dot(graph)
     plain = nx.DiGraph(**_plain(graph.graph))
     plain.add_nodes_from((node, _plain(values)) for node, values in graph.nodes(data=True))
     plain.add_edges_from(graph.edges(data=True))
-    nx.write_graphml(plain, path)
+    return "\n".join(nx.generate_graphml(plain))
+
+
+def finite(value: Any) -> Any:
+    """The same with None for NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def to_dot(graph: nx.DiGraph) -> str:
+    """The graph for Graphviz: operators with type, name and time, the darker the longer; views dashed, constants plain."""
+    longest = max((values["duration_ns"] for _, values in graph.nodes(data=True)), default=0) or 1
+    lines = ["digraph profdag {", "  node [fontname=sans, fontsize=10, style=filled, fillcolor=white];"]
+    for node, values in graph.nodes(data=True):
+        label = f"{values['type']}\\n{values['name']}"
+        look = {"view": "shape=box, style=dashed", "constant": "shape=plain"}.get(values["role"], "")
+        if values["role"] == "op":
+            label += f"\\n{values['duration_ns'] / 1e3:,.1f} µs"
+            look = f'shape=box, fillcolor="0.08 {values["duration_ns"] / longest:.3f} 1.0"'
+        lines.append(f"  {quoted(node)} [label={quoted(label)}, {look}];")
+    style = {"memory": " [style=dotted]", "order": " [color=gray]", "next layer": " [style=bold]"}
+    lines += [f"  {quoted(a)} -> {quoted(b)}{style.get(kind, '')};" for a, b, kind in graph.edges(data="kind")]
+    return "\n".join([*lines, "}", ""])
+
+
+def quoted(text: str) -> str:
+    """A string of DOT."""
+    return '"' + str(text).replace('"', '\\"') + '"'

@@ -1,4 +1,4 @@
-"""QNN: executions and other calls, and the join of profile events with the call that caused them.
+"""QNN: the join of profile events with the call that caused them, and the tables of QNN as a whole.
 
 The program reads a profile's events after a call (a harvest): it lists the events' handles, then reads each event and lists its
 sub-events. An event belongs to the harvest in force on its thread; a harvest belongs to the last call before it that its
@@ -10,88 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analyzer.qnn_enums import (
-    ACCEL_CYCLES,
-    ACCEL_US,
-    CALLS,
-    EVENT_TYPES,
-    GRAPH_CREATE,
-    GRAPH_RETRIEVE,
-    HOST_RPC_US,
-    HTP_RPC_US,
-    UNIT_CYCLES,
-    UNIT_US,
-    UNITS,
-    UNSIGNED_BITS,
-    Work,
-    work_of,
-)
-from analyzer.reading import Rows, Source, Spans, texts
+from analyzer.qnn_calls import by_number, calls, separate_stages, stages
+from analyzer.qnn_checks import findings
+from analyzer.qnn_clock import align
+from analyzer.qnn_enums import EVENT_TYPES, UNITS, UNSIGNED_BITS, Work, work_of
+from analyzer.qnn_executes import execute_table, executions
+from analyzer.qnn_objects import Objects
+from analyzer.qnn_objects import build as build_objects
+from analyzer.reading import Rows, Source, texts
 from analyzer.schema import conform
 from analyzer.spans import NONE, codes, latest
 from analyzer.steps import Graphs, Steps
 
 MAX_DEPTH = 16
-NAMING_DELAY_NS = 1_000_000  # an object is named right after the call that made it has returned
-MEASURES = (
-    ("host_rpc_us", HOST_RPC_US, UNIT_US),
-    ("htp_rpc_us", HTP_RPC_US, UNIT_US),
-    ("accel_us", ACCEL_US, UNIT_US),
-    ("accel_cycles", ACCEL_CYCLES, UNIT_CYCLES),
-)
-
-
-def by_number(numbers: np.ndarray, names: dict[int, str]) -> np.ndarray:
-    """Names of numbers; the number as text where it has none."""
-    values, inverse = np.unique(numbers, return_inverse=True)
-    return np.array([*(names.get(v, str(v)) for v in values.tolist()), ""], object)[inverse]
-
-
-@dataclass(frozen=True)
-class Names:
-    """Named handles: the latest object record of a handle names it, until the handle is used again."""
-
-    rows: Rows
-    text: np.ndarray
-
-    def of(self, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(names, sizes in bytes) of handles at a time; "" and 0 where none is known."""
-        n = len(self.rows)
-        key = codes(np.concatenate((self.rows["pid"], pid)), np.concatenate((self.rows["handle"], handle)))
-        row = latest(key[:n], self.rows["ts"], key[n:], ts)
-        text, size = np.append(self.text, ""), np.append(self.rows["bytes"], 0)
-        return text[row], size[row]
-
-
-def graph_names(source: Source) -> Names:
-    """Names of graph handles."""
-    rows = source.rows("qnn_object")
-    rows = rows.where(np.isin(rows["call"], (GRAPH_CREATE, GRAPH_RETRIEVE)))
-    return Names(rows, texts(rows["name"]))
-
-
-def calls(source: Source, spans: Spans) -> pd.DataFrame:
-    """The table `qnn_calls`."""
-    begin, end = source.rows("qnn_call_begin"), source.rows("qnn_call_end")
-    ended = spans.end >= 0
-    made = np.where(ended, end["handle"][spans.end], 0) if len(end) else np.zeros(len(begin), np.int64)
-    status = np.where(ended, end["status"][spans.end], NONE) if len(end) else np.full(len(begin), NONE)
-    handle = np.where(made != 0, made, begin["handle"])
-    names, _ = graph_names(source).of(begin["pid"], handle, spans.end_ns + NAMING_DELAY_NS)
-    made_or_used = np.isin(begin["call"], (GRAPH_CREATE, GRAPH_RETRIEVE, *Work.FINALIZE.value))
-    return conform(
-        "qnn_calls",
-        {
-            "call_id": np.arange(len(begin)),
-            **source.thread(begin),
-            "call": by_number(begin["call"], CALLS),
-            "handle": handle.view(np.uint64),
-            "name": np.where(made_or_used, names, ""),
-            "bytes": begin["size"],
-            "status": status,
-            **spans.columns(),
-        },
-    )
 
 
 @dataclass(frozen=True)
@@ -183,14 +114,19 @@ def work_of_harvests(n: int, found: Events) -> np.ndarray:
     return answer
 
 
-def causes(source: Source, read: Harvests, work: np.ndarray, execute: Spans, call: Spans) -> tuple[np.ndarray, np.ndarray]:
-    """(row of the execute, row of the call) that each harvest reads; -1 where it is the other or neither."""
+def causes(source: Source, read: Harvests, work: np.ndarray, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
+    """(row of the execute, row of the call) that each harvest reads; -1 where it is the other or neither.
+
+    Profiles are compared as objects: a handle that was freed and made again is another profile.
+    """
     runs, made = source.rows("qnn_execute_begin"), source.rows("qnn_call_begin")
+    used_by_runs, used_by_calls = (objects.key(rows["pid"], rows["profile"], rows["ts"]) for rows in (runs, made))
+    given, profiles = made["profile"] != 0, objects.key(read.pid, read.profile, read.ts)
     by_execute, when = np.full(len(read.ts), NONE, np.int64), np.full(len(read.ts), -1, np.int64)
     for thread in ("tid", "pid"):
         left = np.flatnonzero(by_execute < 0)
         where = read.tid if thread == "tid" else read.pid
-        key = codes(np.concatenate((runs[thread], where[left])), np.concatenate((runs["profile"], read.profile[left])))
+        key = codes(np.concatenate((runs[thread], where[left])), np.concatenate((used_by_runs, profiles[left])))
         by_execute[left] = latest(key[: len(runs)], runs["ts"], key[len(runs) :], read.ts[left])
     found = by_execute >= 0
     when[found] = runs["ts"][by_execute[found]]
@@ -201,10 +137,11 @@ def causes(source: Source, read: Harvests, work: np.ndarray, execute: Spans, cal
         for thread, where in (("tid", read.tid), ("pid", read.pid)):
             for told in (True, False):  # the call that was given the profile, else any
                 left = mine[by_call[mine] < 0]
-                fit, profile = made["profile"][fits] * told, read.profile[left] * told
-                key = codes(np.concatenate((made[thread][fits], where[left])), np.concatenate((fit, profile)))
-                at = latest(key[: len(fits)], made["ts"][fits], key[len(fits) :], read.ts[left])
-                by_call[left[at >= 0]] = fits[at[at >= 0]]
+                some = fits[given[fits] == told]  # a call that was given another profile is not the cause
+                fit, profile = used_by_calls[some] * told, profiles[left] * told
+                key = codes(np.concatenate((made[thread][some], where[left])), np.concatenate((fit, profile)))
+                at = latest(key[: len(some)], made["ts"][some], key[len(some) :], read.ts[left])
+                by_call[left[at >= 0]] = some[at[at >= 0]]
     is_execute, is_call = work == WORKS.index(Work.EXECUTE), work >= 0
     called = made["ts"][by_call] if len(made) else when
     unsure = np.where(by_call >= 0, called, -1) > when
@@ -234,57 +171,42 @@ def event_table(found: Events, parent: np.ndarray, depth: np.ndarray, execute: n
             "pid": rows["pid"],
             "tid": rows["tid"],
             "ts_ns": rows["ts"],
+            "host_ns": np.full(len(rows), NONE, np.int64),
         },
     )
 
 
-def execute_table(source: Source, spans: Spans, events: pd.DataFrame, tokens: Steps, graphs: Graphs) -> pd.DataFrame:
-    """The table `qnn_executes`: names, what encloses them, and the times that QNN's own events give."""
-    begin, end = source.rows("qnn_execute_begin"), source.rows("qnn_execute_end")
-    graph_id, outer = graphs.of(begin), graphs.begin
-    names, _ = graph_names(source).of(begin["pid"], begin["graph"], begin["ts"])
-    kinds = np.append(source.named(outer["engine"], outer["type"], "graphs"), "")
-    status = np.where(spans.end >= 0, end["status"][spans.end], NONE) if len(end) else np.full(len(begin), NONE)
-    return conform(
-        "qnn_executes",
-        {
-            "execute_id": np.arange(len(begin)),
-            "token_id": tokens.of(begin),
-            "graph_id": graph_id,
-            **source.thread(begin),
-            "graph": begin.raw("graph"),
-            "graph_name": names,
-            "profile": begin.raw("profile"),
-            "n_inputs": begin["n_inputs"],
-            "n_outputs": begin["n_outputs"],
-            "status": status,
-            "kind": kinds[graph_id],
-            **{name: np.append(outer[name], NONE)[graph_id] for name in ("layer", "expert", "tier")},
-            **{name: measured(events, len(begin), number, UNITS[unit]) for name, number, unit in MEASURES},
-            **spans.columns(),
-        },
-    )
-
-
-def measured(events: pd.DataFrame, n: int, event_type: int, unit: str) -> np.ndarray:
-    """The value of each execute's first event of a type and unit; NaN where it has none."""
-    rows = events[(events["type"] == event_type) & (events["unit"] == unit) & (events["execute_id"] >= 0)]
-    answer = np.full(n, np.nan)
-    answer[rows["execute_id"].to_numpy()[::-1]] = rows["value"].to_numpy()[::-1].astype(np.float64)
+def host_times(found: Events, execute: np.ndarray, begin_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """Each event's own time stamp on the host's clock; -1 where the backend gives none, or too few to align its clock."""
+    stamp, of_event = found.rows["timestamp"], np.append(execute, NONE)[found.harvest]
+    answer = np.full(len(stamp), NONE, np.int64)
+    rows = np.flatnonzero((stamp > 0) & (of_event >= 0))
+    _, first = np.unique(of_event[rows], return_index=True)
+    told = rows[first]
+    clock = align(stamp[told], begin_ns[of_event[told]], end_ns[of_event[told]])
+    if clock:
+        answer[rows] = clock.to_host(stamp[rows])
     return answer
 
 
 def build(source: Source, tokens: Steps, graphs: Graphs) -> dict[str, pd.DataFrame]:
-    """The tables `qnn_executes`, `qnn_events` and `qnn_calls`."""
-    execute = source.spans("qnn_execute", ("graph",))
-    call = source.spans("qnn_call", ("call",))
+    """The tables of QNN: executes, events, calls, objects, stages, gaps and findings."""
+    separate_stages(source)
+    call, stage = source.spans("qnn_call", ("call",)), source.spans("qnn_stage", ("call",))
+    objects = build_objects(source, call)
+    execute = executions(source)
     read = harvests(source)
     found = events(source, read)
     parent, depth = parents(source, read, found)
-    by_execute, by_call = causes(source, read, work_of_harvests(len(read.ts), found), execute, call)
+    by_execute, by_call = causes(source, read, work_of_harvests(len(read.ts), found), objects)
     table = event_table(found, parent, depth, by_execute, by_call)
+    table["host_ns"] = host_times(found, by_execute, execute.spans.begin_ns, execute.spans.end_ns)
+    runs = execute_table(source, execute, table, objects, tokens, graphs)
     return {
-        "qnn_executes": execute_table(source, execute, table, tokens, graphs),
+        "qnn_executes": runs,
         "qnn_events": table,
-        "qnn_calls": calls(source, call),
+        "qnn_calls": calls(source, call, objects),
+        "qnn_objects": objects.table,
+        "qnn_stages": stages(source, stage, runs),
+        "qnn_findings": findings(runs, table),
     }

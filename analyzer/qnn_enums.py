@@ -1,4 +1,4 @@
-"""QNN's numbers: profile event types, units, scalar types and API calls, by the names its documentation uses."""
+"""QNN's numbers: event types, units, levels, scalar types and API calls, by the names its documentation uses."""
 
 from enum import Enum
 
@@ -48,7 +48,8 @@ EVENT_TYPES: dict[int, str] = {
     9004: "GRAPH_APPLY_BINARY_SECTION_ACC",
 }
 
-HOST_RPC_US, HTP_RPC_US, ACCEL_CYCLES, ACCEL_US = 3001, 3002, 3003, 3004
+NODE, EXECUTE, QUEUE_WAIT = 404, 400, 405
+HOST_RPC_US, HTP_RPC_US, ACCEL_CYCLES, ACCEL_US, ACCEL_EXCL_WAIT_US = 3001, 3002, 3003, 3004, 3012
 
 UNITS: dict[int, str] = {1: "us", 2: "bytes", 3: "cycles", 4: "count", 5: "object", 1000: "backend"}
 UNIT_US, UNIT_CYCLES = 1, 3
@@ -56,26 +57,67 @@ UNIT_US, UNIT_CYCLES = 1, 3
 UNSIGNED_BITS: dict[int, int] = {0x108: 8, 0x116: 16, 0x132: 32}
 """Scalar types narrower than the 64-bit field that carries them, and their width in bits."""
 
+RESOURCES: dict[int, str] = {1: "HVX", 2: "HMX", 4: "DMA"}
 """Bits of NODE_RESOURCEMASK."""
+
+LEVELS: dict[int, str] = {0: "off", 1: "basic", 2: "detailed", 7001: "linting"}
+"""Levels of a profile; 0: the call was given none."""
+
+PROFILE_OPTIONS: dict[int, str] = {1: "max events", 2: "optrace"}
 
 CALLS: dict[int, str] = {
     1: "backendCreate",
     9: "contextCreate",
+    12: "contextGetBinary",
     13: "contextCreateFromBinary",
     14: "contextFree",
     15: "graphCreate",
     19: "graphFinalize",
     20: "graphRetrieve",
+    22: "graphExecuteAsync",
     28: "profileCreate",
     34: "profileFree",
+    35: "memRegister",
+    40: "deviceCreate",
+    55: "contextCreateFromBinaryWithSignal",
+    56: "contextCreateFromBinaryListAsync",
 }
 CONTEXT_CREATE, CONTEXT_FROM_BINARY, CONTEXT_FREE, GRAPH_CREATE, GRAPH_FINALIZE, GRAPH_RETRIEVE = 9, 13, 14, 15, 19, 20
+CONTEXT_GET_BINARY, PROFILE_CREATE, PROFILE_SET_CONFIG, MEM_REGISTER, WITH_SIGNAL, FROM_LIST = 12, 28, 29, 35, 55, 56
+
+MAKES: dict[int, str] = {
+    1: "backend",
+    CONTEXT_CREATE: "context",
+    CONTEXT_FROM_BINARY: "context",
+    GRAPH_CREATE: "graph",
+    GRAPH_RETRIEVE: "graph",
+    PROFILE_CREATE: "profile",
+    MEM_REGISTER: "memory",
+    40: "device",
+    WITH_SIGNAL: "context",
+}
+"""Calls that make an object, and its kind."""
+
+FREES: dict[int, str] = {8: "backend", CONTEXT_FREE: "context", 34: "profile", 36: "memory", 43: "device"}
+
+FIRST_STAGE = 200
+STAGES: dict[int, str] = {
+    200: "context read",
+    201: "context load",
+    202: "context create",
+    203: "compose",
+    204: "finalize",
+    205: "context serialize",
+    206: "execute",
+    207: "harvest",
+}
+"""Stages of the host's side, by enum qnn_call of bpf/records.h."""
 
 
 class Work(Enum):
     """What a profile event tells about; the value is the API calls that such events come from (() for graphExecute)."""
 
-    INIT = (CONTEXT_CREATE, CONTEXT_FROM_BINARY, GRAPH_CREATE, GRAPH_RETRIEVE)
+    INIT = (CONTEXT_CREATE, CONTEXT_FROM_BINARY, GRAPH_CREATE, GRAPH_RETRIEVE, WITH_SIGNAL, FROM_LIST)
     FINALIZE = (GRAPH_FINALIZE,)
     EXECUTE = ()
     DEINIT = (CONTEXT_FREE,)

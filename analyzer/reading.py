@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.observed import LEVELS, clipped, gaps_of
-from analyzer.spans import Marks, Pairs, pair
+from analyzer.spans import Marks, Pairs, distinct, first_rows, pair
 from tracer.recording import BUSY, DISCARD, FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
 
 UNKNOWN_U32 = 2**32 - 1
@@ -186,7 +186,7 @@ class Source:
     def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> np.ndarray:
         """Names of operator or graph numbers as the engine with that id declares them in `table`."""
         answer = np.full(len(ids), "", object)
-        for engine in np.unique(ids).tolist():
+        for engine in distinct(ids).tolist():
             declared = section(section(self.manifest, "engines"), self.engine_names.get(engine, "")).get(table) or []
             mine = ids == engine
             inverse, values = pd.factorize(types[mine])
@@ -215,7 +215,7 @@ class Source:
         complete = end >= 0
         closing = begin_ns.copy()
         closing[complete] = end_ts[end[complete]]
-        _, first_from_back = np.unique(tid[::-1], return_index=True)
+        _, first_from_back = first_rows(tid[::-1])
         final = np.zeros(len(tid), bool)
         final[len(tid) - 1 - first_from_back] = True
         closing[final & ~complete] = self.last_ns

@@ -8,7 +8,7 @@ import pandas as pd
 from analyzer.observed import Gaps, clipped, gaps_of
 from analyzer.reading import Rows, Source, texts
 from analyzer.schema import conform
-from analyzer.spans import NONE, order_in_groups
+from analyzer.spans import NONE, distinct, first_rows, order_in_groups
 
 UNINTERRUPTIBLE = 2
 HELD = 0x4 | 0x8  # by a signal, or by a tracer; ours holds the target while it places probes
@@ -53,12 +53,12 @@ def target(source: Source) -> Target:
     tid = [np.array([r[0] for r in listed], np.int64), *(rows["tid"] for rows in work), fork["tid"], fork["child_tid"]]
     unknown = np.full(len(fork), NONE, np.int64)
     pid = [np.array([r[1] for r in listed], np.int64), *(rows["pid"] for rows in work), fork["pid"], unknown]
-    known = np.unique(np.concatenate(tid))
+    known = distinct(np.concatenate(tid))
     own = switch["tid"] == switch["prev_tid"]  # the header's process is that of the thread switched out
     tids = np.concatenate([*tid, switch["tid"][own]])
     pids = np.concatenate([*pid, switch["pid"][own]])
     told = pids >= 0
-    who, first = np.unique(tids[told], return_index=True)
+    who, first = first_rows(tids[told])
     process = dict(zip(who.tolist(), pids[told][first].tolist(), strict=True))
     return Target(known, np.array([process.get(t, NONE) for t in known.tolist()], np.int64))
 
@@ -142,9 +142,9 @@ def threads(source: Source, known: Target) -> pd.DataFrame:
     names.setdefault(0, "swapper")
     own = switch["tid"] == switch["prev_tid"]
     seen = (known.tid, switch["prev_tid"], switch["next_tid"], waking["tid"], waking["woken_tid"])
-    tid = np.unique(np.concatenate(seen))
+    tid = distinct(np.concatenate(seen))
     told = np.concatenate((switch["tid"][own], waking["tid"]))
-    who, first = np.unique(told, return_index=True)
+    who, first = first_rows(told)
     process = dict(zip(who.tolist(), np.concatenate((switch["pid"][own], waking["pid"]))[first].tolist(), strict=True))
     pid, mine = known.process(tid), known.has(tid) & (tid > 0)
     others = np.array([process.get(t, NONE) for t in tid.tolist()], np.int64)

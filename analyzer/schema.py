@@ -54,6 +54,34 @@ device       object major:minor of the file system, as the kernel numbers it; ""
 ino          uint64 inode; 0 for anonymous memory
 """
 
+IMPORTED: dict[str, tuple[Column, ...]] = {
+    "qnn_imported": columns(
+        """
+        file         object name of the file
+        row          int64  row number among the events that could be read
+        execute      int64  number of the execution in the file, from 0; -1: other work
+        type         int64  QNN's number; -1 where the name does not tell it
+        message      object the file's own name of the type
+        unit         object us | bytes | cycles | count | object | as the file says it
+        value        uint64 value in `unit`
+        name         object QNN's identifier
+        depth        int64  0 at the top, 1 below
+        source       object who took the time: BACKEND | NETRUN | ...
+        timestamp    int64  the file's own, 0 where it has none
+        """
+    ),
+    "qnn_optrace": columns(
+        """
+        name         object what ran
+        thread       object name of the thread
+        unit         object HVX | HMX | DMA | "": what the thread's name tells
+        begin_cycles int64  cycles of the NPU's clock
+        cycles       int64  how long
+        """
+    ),
+}
+"""Tables that are read from files of others; they are no part of a recording's."""
+
 TABLES: dict[str, tuple[Column, ...]] = {
     "tokens": columns(
         "token_id int64 row number\n"
@@ -102,6 +130,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         wait_ns      int64  sum over threads of time waiting for the others
         maj_flt      int64  major page faults within, all threads
         min_flt      int64  minor page faults within, all threads
+        flops        float64 floating-point operations, in closed form from the shapes (analyzer/complexity.py); NaN: unknown
+        read_bytes   float64 bytes that it has to read at least, likewise
+        written_bytes float64 bytes that it has to write, likewise
         """
         + SPAN
     ),
@@ -122,6 +153,8 @@ TABLES: dict[str, tuple[Column, ...]] = {
         type         object operator type that makes it
         name         object the engine's name
         shape        object dims innermost first
+        dtype        object element type (F32, Q4_0, ...); "" where not known
+        bytes        int64  size in memory, -1 where not known
         sources      object list of uint64: tensors it is made from
         since_ns     int64  when it was told: valid from then until the next row of the same pid and tensor
         """
@@ -171,18 +204,27 @@ TABLES: dict[str, tuple[Column, ...]] = {
         + THREAD
         + """
         graph        uint64 QNN graph handle
+        object_id    int64  qnn_objects.object_id of the graph; -1: made before tracing began
         graph_name   object its name
         profile      uint64 QNN profile handle, 0 for none
+        profile_id   int64  qnn_objects.object_id of the profile
+        profile_level int64 its level: 1 basic, 2 detailed, 7001 linting; 0: no profile, -1: a profile that is not known
         n_inputs     int64  input tensors
         n_outputs    int64  output tensors
         status       int64  QNN error code, 0 good
+        first        bool   the graph's first good execution, which pays for what later ones find done
+        asynchronous bool   graphExecuteAsync: end_ns is when the program was told that it is done
+        returned_ns  int64  when graphExecuteAsync returned; -1 else
         kind         object subgraph kind of the enclosing graph
         layer        int64  its layer
         expert       int64  its expert
         tier         int64  its tier
+        execute_us   float64 event 400
+        queue_us     float64 event 405
         host_rpc_us  float64 event 3001
         htp_rpc_us   float64 event 3002
         accel_us     float64 event 3004
+        accel_excl_wait_us float64 event 3012
         accel_cycles float64 event 3003
         """
         + SPAN
@@ -203,6 +245,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         pid          int64  process
         tid          int64  thread that read it
         ts_ns        int64  when it was read
+        host_ns      int64  `timestamp` on the host's clock, by two snapshots of both clocks; -1 where there is none
         """
     ),
     "qnn_calls": columns(
@@ -211,11 +254,64 @@ TABLES: dict[str, tuple[Column, ...]] = {
         + """
         call         object contextCreate | contextCreateFromBinary | graphFinalize | ...
         handle       uint64 what the call made or worked on
+        object_id    int64  qnn_objects.object_id of it
         name         object name of the graph, where it has one
-        bytes        int64  size of the context binary
+        bytes        int64  size of the context binary; of all of them where the call is given a list
         status       int64  QNN error code
         """
         + SPAN
+    ),
+    "qnn_objects": columns(
+        """
+        object_id    int64  row number
+        pid          int64  process
+        kind         object backend | device | context | graph | profile | memory
+        handle       uint64 QNN's handle
+        generation   int64  how many objects of this kind had the handle before
+        name         object name of a graph; "" else
+        owner_id     int64  object_id of the context of a graph or memory, of the backend of a context or profile
+        bytes        int64  of the binary that a context was made from; of the tensor in a registered memory
+        level        int64  of a profile; type of a registered memory
+        call_id      int64  qnn_calls.call_id that made it
+        since_ns     int64  when it had been made
+        until_ns     int64  when it was freed, with its context where it has one; -1: it never was
+        """
+    ),
+    "qnn_stages": columns(
+        "stage_id int64 row number\nexecute_id int64 qnn_executes.execute_id that it encloses or precedes; -1 for none\n"
+        + THREAD
+        + """
+        stage        object context read | context load | context create | compose | finalize | context serialize | execute |
+        """.rstrip()
+        + " input (before graphExecute) | output (after it and the harvest) | harvest (of profile events)\n"
+        + SPAN
+    ),
+    "qnn_gaps": columns(
+        """
+        gap_id       int64  row number
+        pid          int64  process
+        tid          int64  thread that ended it by submitting
+        execute_id   int64  qnn_executes.execute_id that it submitted
+        doing        object type of the operator that this thread was in at the gap's middle; "" outside any
+        begin_ns     int64  end of the last execution of the process
+        end_ns       int64  begin of the next
+        duration_ns  int64  end_ns - begin_ns
+        running_ns   int64  of it that thread was running
+        runnable_ns  int64  waiting for a cpu
+        sleeping_ns  int64  sleeping
+        waiting_ns   int64  in uninterruptible sleep
+        cpu_ns       int64  sum over the process' threads of time running
+        """
+    ),
+    "qnn_findings": columns(
+        """
+        execute_id   int64  qnn_executes.execute_id; -1 where it is about the recording
+        check        object what should hold
+        unit         object us | cycles | count
+        found        float64 what was found
+        expected     float64 what it may at most be, or must be
+        text         object both in words
+        """
     ),
     "sessions": columns(
         "session_id int64 row number\n"
@@ -350,7 +446,8 @@ def empty(table: str) -> pd.DataFrame:
 
 def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """`frame` with exactly the declared columns, order and dtypes; raises KeyError on a missing column."""
-    return pd.DataFrame({c.name: _column(frame[c.name], c.dtype) for c in TABLES[table]}, copy=False)
+    declared = TABLES.get(table) or IMPORTED[table]
+    return pd.DataFrame({c.name: _column(frame[c.name], c.dtype) for c in declared}, copy=False)
 
 
 def _column(values: Any, dtype: str) -> pd.Series:

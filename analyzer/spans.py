@@ -31,6 +31,8 @@ class Pairs:
 
 
 NARROW = 1 << 16
+ROOMY = 4
+"""A table may have so many places for each row before hashing is the cheaper way."""
 
 
 def dense(column: np.ndarray) -> tuple[np.ndarray, int]:
@@ -52,7 +54,40 @@ def codes(*columns: np.ndarray) -> np.ndarray:
             code, size = dense(code)
         if width > 1:
             code, size = code * width + number, size * width
-    return pd.factorize(code)[0].astype(np.int64, copy=False)
+    return in_order_of_appearance(code, size)
+
+
+def in_order_of_appearance(code: np.ndarray, size: int) -> np.ndarray:
+    """Numbers below `size` renumbered from 0 as they first appear; by a table where that is not much larger than the column."""
+    n = len(code)
+    if size > ROOMY * n:
+        return pd.factorize(code)[0].astype(np.int64, copy=False)
+    first = np.full(size, n, np.int64)
+    first[code[::-1]] = np.arange(n - 1, -1, -1)  # the last to be written is the first of its number
+    used = np.flatnonzero(first < n)
+    number = np.empty(size, np.int64)
+    number[used[np.argsort(first[used], kind="stable")]] = np.arange(len(used))
+    return number[code]
+
+
+def distinct(column: np.ndarray) -> np.ndarray:
+    """The sorted distinct values of a column of integers; without hashing where they lie close together."""
+    if len(column) == 0:
+        return column
+    low, high = int(column.min()), int(column.max())
+    if high - low >= NARROW:
+        return np.unique(column)
+    return np.flatnonzero(np.bincount(column - low)).astype(column.dtype) + column.dtype.type(low)
+
+
+def first_rows(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(sorted distinct values of a column of integers, the first row of each)."""
+    values = distinct(column)
+    if len(values) == 0 or int(values[-1]) - int(values[0]) >= NARROW:
+        return np.unique(column, return_index=True)
+    first = np.empty(int(values[-1]) - int(values[0]) + 1, np.int64)
+    first[(column - values[0])[::-1]] = np.arange(len(column) - 1, -1, -1)
+    return values, first[values - values[0]]
 
 
 def stable_order(code: np.ndarray) -> np.ndarray:

@@ -1,14 +1,18 @@
 """A recording in numbers: one JSON-able dictionary, every section present only as far as its records are."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analyzer import experts
-from analyzer.groups import operator_groups, phase_shares
+from analyzer import ceilings, experts
+from analyzer.findings import findings
+from analyzer.groups import operator_groups
 from analyzer.observed import known_changes
+from analyzer.phases import per_token, phase_shares
 from analyzer.reading import Source, section
+from analyzer.trends import sequences
 from tracer.recording import Recording
 
 Tables = dict[str, pd.DataFrame]
@@ -17,12 +21,18 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
-    """Sections recording, machine, tokens, phases, operators, experts, npu, scheduling, io, records, cost. In ms unless named."""
+    """Sections recording, machine, tokens, phases, findings, operators, experts, npu, scheduling, io, records, cost.
+
+    In ms unless named. `missing` says what levels were not recorded, and what they would have told.
+    """
+    rows = per_token(tables)
     return {
         "recording": about(recording, tables),
         "machine": machine(recording.manifest),
+        "missing": [*incomplete(recording), *missing(tables)],
         "tokens": tokens(tables["tokens"]),
-        "phases": phase_shares(tables),
+        "phases": phase_shares(tables, rows),
+        "findings": told(recording, tables, rows),
         "operators": operators(tables),
         "experts": experts.summary(tables),
         "npu": npu(recording.manifest, tables),
@@ -31,6 +41,45 @@ def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
         "records": records(recording, tables),
         "cost": cost(recording.manifest, tables),
     }
+
+
+ABSENT = (
+    ("tokens", "token", "no steps: no engine that is known ran, or its steps were not probed"),
+    ("operators", "operator", "no operators: where a step's time goes is not known"),
+    ("thread_states", "sched", "no scheduling: idle time has no cause"),
+)
+"""(table, level that fills it, what its absence means)."""
+
+
+def missing(tables: Tables) -> list[str]:
+    """What this recording cannot tell, and the level that would."""
+    return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
+
+
+def incomplete(recording: Recording) -> list[str]:
+    """How the files fall short of what the manifest counts, or hold what it does not describe."""
+    source, said = Source(recording), section(recording.manifest, "records")
+    found = source.count()
+    known = {kind: n for kind, n in said.items() if isinstance(n, int) and kind in recording.layouts}
+    short = {kind: n - found.get(kind, 0) for kind, n in known.items() if n > found.get(kind, 0)}
+    lines = []
+    if short:
+        worst = max(short, key=lambda kind: short[kind])
+        lines.append(
+            f"{sum(short.values()):,} of {sum(known.values()):,} records are not in the files ({worst} above all): cut short"
+        )
+    odd = found.get("unknown", 0)
+    if odd:
+        lines.append(f"{odd:,} records are of kinds that the manifest does not describe: left out")
+    if source.damaged:
+        lines.append(f"{source.damaged:,} records have impossible times: left out; the files are damaged")
+    return lines
+
+
+def told(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """The findings; against the ceilings of the machine, where those were measured."""
+    roof = ceilings.load(section(recording.manifest, "machine"))
+    return [asdict(finding) for finding in findings(tables, roof, rows)]
 
 
 def about(recording: Recording, tables: Tables) -> dict[str, Any]:
@@ -50,16 +99,6 @@ def machine(manifest: dict[str, Any]) -> dict[str, Any]:
             "HTP emulator" if qnn.get("emulator") else ("HTP" if qnn.get("backend") == 6 else f"QNN backend {qnn.get('backend')}")
         )
     return {**section(manifest, "machine"), "npu": npu, "emulated": [npu] if npu == "HTP emulator" else []}
-
-
-def sequences(tokens: pd.DataFrame) -> pd.Series:
-    """Number of the generation each token belongs to: one starts at position 0 and where a prefill follows a decode."""
-    ordered = tokens.sort_values(["pid", "tid", "begin_ns"])
-    thread = ordered[["pid", "tid"]]
-    changed = (thread != thread.shift()).any(axis=1)
-    prefill = ordered["phase"] == "prefill"
-    starts = changed | (prefill & (ordered["phase"].shift() == "decode")) | (prefill & (ordered["position"] == 0))
-    return starts.cumsum().reindex(tokens.index)
 
 
 def tokens(table: pd.DataFrame) -> dict[str, Any]:

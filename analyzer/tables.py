@@ -5,21 +5,24 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer import calls, io, moe, nodes, operators, pmc, qnn, sched
+from analyzer import calls, io, moe, nodes, operators, pmc, qnn, qnn_busy, sched
+from analyzer.complexity import work_columns
 from analyzer.reading import Source, open_recording
 from analyzer.schema import TABLES, conform
 from analyzer.sessions import sessions
 from analyzer.steps import graphs, steps
 from tracer.recording import Recording, RecordingError
 
-TABLES_VERSION = 3
+TABLES_VERSION = 5
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 INPUTS = ("manifest.json", "events.bin", "details.bin")
@@ -37,7 +40,6 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
     tables = {
         "tokens": conform("tokens", tokens.table(source)),
         "graphs": conform("graphs", runs.table(source, tokens)),
-        "operators": conform("operators", columns),
         "op_threads": operators.thread_table(threads, op_id),
         "tensors": known,
         "routes": moe.routes(source, tokens, known),
@@ -48,6 +50,8 @@ def build(recording: Recording) -> dict[str, pd.DataFrame]:
         "calls": calls.build(source, tokens),
         **sched.build(source),
     }
+    tables["operators"] = conform("operators", columns | work_columns(columns, known, tables["routes"], tables["tokens"]))
+    tables["qnn_gaps"] = qnn_busy.gap_table(tables)
     tables["pmc"] = pmc.build(source, threads, op_id)
     tables |= io.build(source, tokens, threads, op_id, tables)
     tables["counters"] = moe.counters(source, tables["experts"], tables["loads"])
@@ -73,12 +77,12 @@ def fingerprint(folder: Path) -> dict[str, Any]:
     return {"version": TABLES_VERSION, "files": files, "schema": schema}
 
 
-def load(run_dir: str | os.PathLike[str]) -> dict[str, pd.DataFrame]:
-    """The tables of a recording, from RUN/tables/ where they are up to date, else built and, where possible, kept there."""
+def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
+    """The tables of a recording, or those named: from RUN/tables/ where up to date, else built and, if possible, kept there."""
     folder = Path(run_dir)
     recording = open_recording(folder)
-    stamp = fingerprint(folder)
-    cached = _read(folder / "tables", stamp)
+    stamp, wanted = fingerprint(folder), tuple(TABLES if names is None else names)
+    cached = _read(folder / "tables", stamp, wanted)
     if cached is not None:
         return cached
     try:
@@ -87,17 +91,22 @@ def load(run_dir: str | os.PathLike[str]) -> dict[str, pd.DataFrame]:
         raise RecordingError(f"{folder} holds records that its manifest does not describe ({error!r}); record again") from error
     with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
         write(tables, folder / "tables", stamp)
-    return tables
+    return {name: tables[name] for name in wanted}
 
 
-def _read(folder: Path, stamp: dict[str, Any]) -> dict[str, pd.DataFrame] | None:
+def _read(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> dict[str, pd.DataFrame] | None:
     """Cached tables that were made from exactly this recording by this schema, else None."""
     try:
         if json.loads((folder / "index.json").read_text()) != stamp:
             return None
-        return {name: conform(name, parquet.read_table(folder / f"{name}.parquet").to_pandas()) for name in TABLES}
+        return {name: _read_table(name, folder / f"{name}.parquet") for name in names}
     except (OSError, ValueError, KeyError):
         return None
+
+
+def _read_table(name: str, path: Path) -> pd.DataFrame:
+    """One table; texts come by way of categories, which share their strings."""
+    return conform(name, parquet.read_table(path).to_pandas(strings_to_categorical=True))
 
 
 def write(tables: dict[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
@@ -107,7 +116,9 @@ def write(tables: dict[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] |
     try:
         fresh.chmod(0o755)
         for name, table in tables.items():
-            table.to_parquet(fresh / f"{name}.parquet", index=False)
+            texts = [column for column in table.columns if table[column].dtype == object]
+            whole = pyarrow.Table.from_pandas(table, preserve_index=False)
+            parquet.write_table(whole, fresh / f"{name}.parquet", compression="lz4", use_dictionary=texts)
         folder.mkdir(exist_ok=True)
         (folder / "index.json").unlink(missing_ok=True)
         for path in fresh.iterdir():

@@ -43,6 +43,7 @@ union record {
 	struct rec_qnn_call_begin qnn_call_begin;
 	struct rec_qnn_call_end qnn_call_end;
 	struct rec_qnn_harvest qnn_harvest;
+	struct rec_qnn_done qnn_done;
 	struct rec_call_begin call_begin;
 	struct rec_call_end call_end;
 	struct rec_sched_switch sched_switch;
@@ -67,6 +68,8 @@ union record {
 	struct rec_call_text call_text;
 	struct rec_api_table api_table;
 	struct rec_session session;
+	struct rec_qnn_callback qnn_callback;
+	struct rec_qnn_log qnn_log;
 };
 
 const union record *record_types = 0;

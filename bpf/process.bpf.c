@@ -82,6 +82,28 @@ static INLINE bool starts_with(struct path_scratch *path, u32 at, struct pattern
 	return true;
 }
 
+/* The serialized profile that QNN's tools read: ONNX Runtime's provider names it <profiling file>_qnn.log. */
+static INLINE bool is_qnn_log(struct path_scratch *path, long length)
+{
+	const char suffix[8] = "_qnn.log";
+
+	for (u32 i = 0; i < sizeof(suffix); i++) {
+		if (path->text[(length - 1 - sizeof(suffix) + i) & 255] != suffix[i])
+			return false;
+	}
+	return true;
+}
+
+static INLINE void send_qnn_log(void *ctx, void *filename)
+{
+	RECORD(rec_qnn_log, r);
+
+	if (!reserve(r, KIND_QNN_LOG, ENGINE_KERNEL))
+		return;
+	bpf_probe_read_user_str(r->path, sizeof(r->path), filename);
+	submit(ctx, r);
+}
+
 /* A library that an engine is declared for is about to be mapped: its probes must stand before its code runs. */
 TRACEPOINT(syscalls, sys_enter_openat)
 {
@@ -90,12 +112,18 @@ TRACEPOINT(syscalls, sys_enter_openat)
 	struct path_scratch *path;
 	RECORD(rec_library, r);
 	bool wanted = false;
+	long length;
 
 	if (!traced())
 		return 0;
 	path = map_lookup(MAP(paths), &zero);
-	if (!path || bpf_probe_read_user_str(path->text, PATH_BYTES, (void *)args->filename) <= 0)
+	if (!path)
 		return 0;
+	length = bpf_probe_read_user_str(path->text, PATH_BYTES, (void *)args->filename);
+	if (length <= 0)
+		return 0;
+	if (is_qnn_log(path, length))
+		send_qnn_log(ctx, (void *)args->filename);
 	path->base = 0;
 	for (u32 i = 0; i < PATH_BYTES; i++) {
 		if (!path->text[i])

@@ -12,6 +12,7 @@
 #define CALL_EXTENDED_EVENT_DATA 33
 
 #define MAX_PROVIDERS 4
+#define PROFILE_OPTION_MAX_EVENTS 1
 #define TABLE_PARTS 3 /* 72 slots: more than core API 2.40 has */
 #define PROVIDER_API 16   /* uint32 core API major, minor, patch */
 #define PROVIDER_TABLE 40 /* the first function pointer */
@@ -23,71 +24,102 @@ UPROBE(qnn_providers_begin)
 	return 0;
 }
 
-static INLINE void send_table(void *ctx, u64 provider, u32 index, u32 count)
+#define SIGNAL_CONTINUE 18
+
+/* Where there is no room for the record nobody would continue the target: it goes on at once, without these probes. */
+static INLINE bool send_table(void *ctx, u64 provider, u32 index, bool last)
 {
 	for (u32 part = 0; part < TABLE_PARTS; part++) {
 		RECORD(rec_qnn_table, r);
 
-		if (!reserve(r, KIND_QNN_TABLE, ENGINE_QNN))
-			return;
+		if (!reserve(r, KIND_QNN_TABLE, ENGINE_QNN)) {
+			bpf_send_signal(SIGNAL_CONTINUE);
+			return false;
+		}
 		r->backend = 0;
 		r->provider = index;
-		r->last = index + 1 == count && part + 1 == TABLE_PARTS;
+		r->last = last && part + 1 == TABLE_PARTS;
 		r->first = part * TABLE_SLOTS;
 		bpf_probe_read_user(&r->backend, sizeof(r->backend), (void *)provider);
 		bpf_probe_read_user(r->api, sizeof(r->api), (void *)(provider + PROVIDER_API));
 		bpf_probe_read_user(r->slots, sizeof(r->slots), (void *)(provider + PROVIDER_TABLE + 8ULL * r->first));
 		submit_urgent(ctx, r);
 	}
+	return true;
+}
+
+/* The library answered, but gave no table: there is nothing to probe, and the user is told. */
+static INLINE int send_no_table(void *ctx)
+{
+	RECORD(rec_qnn_table, r);
+
+	if (!reserve(r, KIND_QNN_TABLE, ENGINE_QNN))
+		return 0;
+	r->backend = r->api[0] = r->api[1] = r->api[2] = r->first = r->last = 0;
+	r->provider = NO_PROVIDER;
+	__builtin_memset(r->slots, 0, sizeof(r->slots));
+	submit(ctx, r);
+	return 0;
+}
+
+static INLINE u64 provider_at(u64 list, u32 index)
+{
+	u64 provider = 0;
+
+	bpf_probe_read_user(&provider, sizeof(provider), (void *)(list + 8ULL * index));
+	return provider;
 }
 
 UPROBE(qnn_providers_end)
 {
+	u32 count = 0, given = MAX_PROVIDERS;
 	struct call_args args;
-	u64 list = 0, provider = 0;
-	u32 count = 0;
+	u64 list = 0;
 
-	if (!take_args(CALL_GET_PROVIDERS, &args) || RESULT(ctx))
+	if (!take_args(CALL_GET_PROVIDERS, &args))
 		return 0;
 	bpf_probe_read_user(&list, sizeof(list), (void *)args.arg[0]);
 	bpf_probe_read_user(&count, sizeof(count), (void *)args.arg[1]);
-	if (!is_news(list, count))
+	for (u32 i = 0; i < MAX_PROVIDERS; i++) {
+		if (i < count && list && !RESULT(ctx) && provider_at(list, i))
+			given = i;
+	}
+	if (!is_news(list, (u64)given << 32 | count))
 		return 0;
+	if (given == MAX_PROVIDERS)
+		return send_no_table(ctx);
 	stop_target();
 	for (u32 i = 0; i < MAX_PROVIDERS; i++) {
-		if (i >= count)
-			break;
-		provider = 0;
-		bpf_probe_read_user(&provider, sizeof(provider), (void *)(list + 8ULL * i));
-		if (provider)
-			send_table(ctx, provider, i, count);
+		u64 provider = provider_at(list, i);
+
+		if (i <= given && provider && !send_table(ctx, provider, i, i == given))
+			return 0;
 	}
 	return 0;
 }
 
-/* graphExecute(graph, inputs, n_inputs, outputs, n_outputs, profile, signal) */
-UPROBE(qnn_execute_begin)
+static INLINE int execute_begin(struct pt_regs *ctx, u8 call, u64 param)
 {
 	RECORD(rec_qnn_execute_begin, r);
 
-	keep_args(CALL_EXECUTE, ARG1(ctx), ARG6(ctx), 0, 0);
+	keep_args(call, ARG1(ctx), ARG6(ctx), 0, 0);
 	if (!reserve(r, KIND_QNN_EXECUTE_BEGIN, ENGINE_QNN))
 		return 0;
 	r->graph = ARG1(ctx);
 	r->profile = ARG6(ctx);
 	r->n_inputs = ARG3(ctx);
 	r->n_outputs = ARG5(ctx);
-	r->pad = 0;
+	r->param = param;
 	submit(ctx, r);
 	return 0;
 }
 
-UPROBE(qnn_execute_end)
+static INLINE int execute_end(struct pt_regs *ctx, u8 call)
 {
 	RECORD(rec_qnn_execute_end, r);
 	struct call_args args;
 
-	if (!take_args(CALL_EXECUTE, &args))
+	if (!take_args(call, &args))
 		return 0;
 	if (!reserve(r, KIND_QNN_EXECUTE_END, ENGINE_QNN))
 		return 0;
@@ -99,17 +131,73 @@ UPROBE(qnn_execute_end)
 	return 0;
 }
 
-/* The seventh argument: behind the return address on x86-64, a register on arm64. */
+/* graphExecute(graph, inputs, n_inputs, outputs, n_outputs, profile, signal) */
+UPROBE(qnn_execute_begin)
+{
+	return execute_begin(ctx, CALL_EXECUTE, 0);
+}
+
+UPROBE(qnn_execute_end)
+{
+	return execute_end(ctx, CALL_EXECUTE);
+}
+
+/* The number-th argument, from the seventh on: behind the return address on x86-64; two registers, then the stack on arm64. */
+static INLINE u64 stacked_arg(struct pt_regs *ctx, u32 number)
+{
+	u64 value = 0;
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+	if (number <= 8)
+		return number == 8 ? REG(ctx, unused, 7) : REG(ctx, unused, 6);
+	bpf_probe_read_user(&value, sizeof(value), (void *)(STACK(ctx) + 8 * (number - 9)));
+#else
+	bpf_probe_read_user(&value, sizeof(value), (void *)(STACK(ctx) + 8 * (number - 6)));
+#endif
+	return value;
+}
+
 static INLINE u64 arg7(struct pt_regs *ctx)
 {
-#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
-	return REG(ctx, unused, 6);
-#else
-	u64 value = 0;
+	return stacked_arg(ctx, 7);
+}
 
-	bpf_probe_read_user(&value, sizeof(value), (void *)(STACK(ctx) + 8));
-	return value;
-#endif
+/*
+ * graphExecuteAsync(graph, inputs, n_inputs, outputs, n_outputs, profile, signal, notify, parameter): notify is called with
+ * the parameter when it is done, on whatever thread. A notify function is a place to probe, told when it is news.
+ */
+UPROBE(qnn_execute_async_begin)
+{
+	u64 notify = stacked_arg(ctx, 8), param = stacked_arg(ctx, 9);
+	RECORD(rec_qnn_callback, r);
+
+	execute_begin(ctx, QNN_GRAPH_EXECUTE_ASYNC, param);
+	if (!notify || !is_news(notify, QNN_GRAPH_EXECUTE_ASYNC))
+		return 0;
+	if (!reserve(r, KIND_QNN_CALLBACK, ENGINE_QNN))
+		return 0;
+	r->address = notify;
+	stop_target();
+	submit_urgent(ctx, r);
+	return 0;
+}
+
+UPROBE(qnn_execute_async_end)
+{
+	return execute_end(ctx, QNN_GRAPH_EXECUTE_ASYNC);
+}
+
+/* notify(parameter, status) */
+UPROBE(qnn_async_done)
+{
+	RECORD(rec_qnn_done, r);
+
+	if (!reserve(r, KIND_QNN_DONE, ENGINE_QNN))
+		return 0;
+	r->param = ARG1(ctx);
+	r->status = ARG2(ctx);
+	r->pad[0] = r->pad[1] = 0;
+	submit(ctx, r);
+	return 0;
 }
 
 /* owner: the handle the call works in; out: where it writes a new handle; name: text or 0; level: of a profile */
@@ -160,7 +248,8 @@ static INLINE int call_end(void *ctx, u8 call, s64 status)
 		r->handle = args.arg[1] ? made : args.arg[0];
 		r->status = status;
 		r->call = call;
-		r->pad[0] = r->pad[1] = r->pad[2] = 0;
+		r->bytes = 0;
+		r->pad = 0;
 		submit(ctx, r);
 	}
 	if (args.arg[1] && !status)
@@ -193,8 +282,208 @@ QNN_CALL(graph_finalize, QNN_GRAPH_FINALIZE, ARG1(ctx), 0, 0, 0, 0, ARG2(ctx))
 QNN_CALL(graph_retrieve, QNN_GRAPH_RETRIEVE, ARG1(ctx), 0, ARG3(ctx), ARG2(ctx), 0, 0)
 /* profileCreate(backend, level, out) */
 QNN_CALL(profile_create, QNN_PROFILE_CREATE, ARG1(ctx), 0, ARG3(ctx), 0, ARG2(ctx), 0)
+/* backendCreate(logger, config, out), deviceCreate(logger, config, out) */
+QNN_CALL(backend_create, QNN_BACKEND_CREATE, 0, 0, ARG3(ctx), 0, 0, 0)
+QNN_CALL(device_create, QNN_DEVICE_CREATE, 0, 0, ARG3(ctx), 0, 0, 0)
+/* contextCreateFromBinaryWithSignal: as contextCreateFromBinary, and a signal */
+QNN_CALL(context_with_signal, QNN_CONTEXT_FROM_BINARY_WITH_SIGNAL, ARG1(ctx), ARG5(ctx), ARG6(ctx), 0, 0, arg7(ctx))
+
+/* What an object was told or that it is gone: one record at the call's entry, no span. */
+static INLINE void send_life(void *ctx, u32 call, u64 handle, u64 owner, u32 level, u64 bytes)
+{
+	RECORD(rec_qnn_object, r);
+
+	if (!reserve(r, KIND_QNN_OBJECT, ENGINE_QNN))
+		return;
+	r->handle = handle;
+	r->owner = owner;
+	r->call = call;
+	r->level = level;
+	r->bytes = bytes;
+	r->name[0] = 0;
+	submit(ctx, r);
+}
+
+/* backendFree(backend) */
+UPROBE(qnn_backend_free)
+{
+	send_life(ctx, QNN_BACKEND_FREE, ARG1(ctx), 0, 0, 0);
+	return 0;
+}
+
+/* deviceFree(device) */
+UPROBE(qnn_device_free)
+{
+	send_life(ctx, QNN_DEVICE_FREE, ARG1(ctx), 0, 0, 0);
+	return 0;
+}
+
 /* profileFree(profile) */
-QNN_CALL(profile_free, QNN_PROFILE_FREE, ARG1(ctx), 0, 0, 0, 0, 0)
+UPROBE(qnn_profile_free)
+{
+	send_life(ctx, QNN_PROFILE_FREE, ARG1(ctx), 0, 0, 0);
+	return 0;
+}
+
+#define MAX_CONFIGS 4
+/* profileSetConfig(profile, config): a list of pointers, ended by null, to {u32 option, value} */
+UPROBE(qnn_profile_set_config)
+{
+	for (u32 i = 0; i < MAX_CONFIGS; i++) {
+		u64 config = provider_at(ARG2(ctx), i), value = 0;
+		u32 option = 0;
+
+		if (!config)
+			return 0;
+		bpf_probe_read_user(&option, sizeof(option), (void *)config);
+		bpf_probe_read_user(&value, sizeof(value), (void *)(config + 8));
+		if (option != PROFILE_OPTION_MAX_EVENTS)
+			value &= 0xFF; /* a flag, of one byte */
+		send_life(ctx, QNN_PROFILE_SET_CONFIG, ARG1(ctx), 0, option, value);
+	}
+	return 0;
+}
+
+#define MAX_MEMORIES 8
+/* memDeRegister(handles, n) */
+UPROBE(qnn_mem_deregister)
+{
+	for (u32 i = 0; i < MAX_MEMORIES; i++) {
+		if (i < (u32)ARG2(ctx))
+			send_life(ctx, QNN_MEM_DEREGISTER, provider_at(ARG1(ctx), i), 0, 0, 0);
+	}
+	return 0;
+}
+
+/* memRegister(context, descriptors, n, handles) */
+UPROBE(qnn_mem_register_begin)
+{
+	call_begin(ctx, QNN_MEM_REGISTER, ARG1(ctx), 0, 0, 0, 0, 0);
+	keep_args(QNN_MEM_REGISTER, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx));
+	return 0;
+}
+
+/* Qnn_MemDescriptor_t */
+struct memory_descriptor {
+	u32 n_dims;
+	u32 pad;
+	u64 dims;
+	u64 shape_config;
+	u32 dtype;
+	u32 type;
+	u64 info[2];
+};
+
+#define MAX_DIMS 8
+/* Bytes of the tensor that a descriptor describes; a data type's last two hexadecimal digits spell its bits: 0x232 is 32. */
+static INLINE u64 described_bytes(struct memory_descriptor *d)
+{
+	u64 elements = 1, bits = (d->dtype >> 4 & 15) * 10 + (d->dtype & 15);
+
+	for (u32 i = 0; i < MAX_DIMS; i++) {
+		u32 dim = 1;
+
+		if (i < d->n_dims)
+			bpf_probe_read_user(&dim, sizeof(dim), (void *)(d->dims + 4ULL * i));
+		elements *= dim;
+	}
+	return elements * bits / 8;
+}
+
+UPROBE(qnn_mem_register_end)
+{
+	RECORD(rec_qnn_call_end, r);
+	struct call_args args;
+
+	if (!take_args(QNN_MEM_REGISTER, &args))
+		return 0;
+	if (reserve(r, KIND_QNN_CALL_END, ENGINE_QNN)) {
+		r->handle = args.arg[0];
+		r->status = RESULT(ctx);
+		r->bytes = r->pad = 0;
+		r->call = QNN_MEM_REGISTER;
+		submit(ctx, r);
+	}
+	for (u32 i = 0; i < MAX_MEMORIES; i++) {
+		struct memory_descriptor d = {};
+
+		if (i >= (u32)args.arg[2] || RESULT(ctx))
+			return 0;
+		bpf_probe_read_user(&d, sizeof(d), (void *)(args.arg[1] + sizeof(d) * i));
+		send_life(ctx, QNN_MEM_REGISTER, provider_at(args.arg[3], i), args.arg[0], d.type, described_bytes(&d));
+	}
+	return 0;
+}
+
+/* contextGetBinary(context, buffer, size, out written) */
+UPROBE(qnn_context_get_binary_begin)
+{
+	call_begin(ctx, QNN_CONTEXT_GET_BINARY, ARG1(ctx), ARG3(ctx), 0, 0, 0, 0);
+	keep_args(QNN_CONTEXT_GET_BINARY, ARG1(ctx), ARG4(ctx), 0, 0);
+	return 0;
+}
+
+UPROBE(qnn_context_get_binary_end)
+{
+	RECORD(rec_qnn_call_end, r);
+	struct call_args args;
+
+	if (!take_args(QNN_CONTEXT_GET_BINARY, &args))
+		return 0;
+	if (!reserve(r, KIND_QNN_CALL_END, ENGINE_QNN))
+		return 0;
+	r->handle = args.arg[0];
+	r->status = RESULT(ctx);
+	r->bytes = 0;
+	bpf_probe_read_user(&r->bytes, sizeof(r->bytes), (void *)args.arg[1]);
+	r->call = QNN_CONTEXT_GET_BINARY;
+	r->pad = 0;
+	submit(ctx, r);
+	return 0;
+}
+
+#define MAX_BINARIES 16
+#define PARAMS_SIZE 24 /* in QnnContext_Params_t: the size of its binary */
+/* contextCreateFromBinaryListAsync(backend, device, params, config, signal): it returns before the contexts are made */
+UPROBE(qnn_context_list_begin)
+{
+	u64 bytes = 0;
+
+	for (u32 i = 0; i < MAX_BINARIES; i++) {
+		u64 params = provider_at(ARG3(ctx), i), size = 0;
+
+		if (!params)
+			break;
+		bpf_probe_read_user(&size, sizeof(size), (void *)(params + PARAMS_SIZE));
+		bytes += size;
+	}
+	return call_begin(ctx, QNN_CONTEXT_FROM_BINARY_LIST, ARG1(ctx), bytes, 0, 0, 0, 0);
+}
+
+UPROBE(qnn_context_list_end)
+{
+	return call_end(ctx, QNN_CONTEXT_FROM_BINARY_LIST, RESULT(ctx));
+}
+
+/* A stage of ONNX Runtime's QNN provider: only its time is told, as its arguments and results are C++ objects. */
+#define QNN_STAGE(name, number)                                                                                        \
+	UPROBE(qnn_stage_##name##_begin)                                                                               \
+	{                                                                                                              \
+		return call_begin(ctx, number, 0, 0, 0, 0, 0, 0);                                                      \
+	}                                                                                                              \
+	UPROBE(qnn_stage_##name##_end)                                                                                 \
+	{                                                                                                              \
+		return call_end(ctx, number, 0);                                                                       \
+	}
+
+QNN_STAGE(read, QNN_STAGE_CONTEXT_READ)
+QNN_STAGE(load, QNN_STAGE_CONTEXT_LOAD)
+QNN_STAGE(create, QNN_STAGE_CONTEXT_CREATE)
+QNN_STAGE(compose, QNN_STAGE_COMPOSE)
+QNN_STAGE(finalize, QNN_STAGE_FINALIZE)
+QNN_STAGE(serialize, QNN_STAGE_SERIALIZE)
+QNN_STAGE(execute, QNN_STAGE_EXECUTE)
+QNN_STAGE(harvest, QNN_STAGE_HARVEST)
 
 /* profileGetEvents(profile, out ids, out count) and profileGetSubEvents(event, out ids, out count) */
 static INLINE int list_end(void *ctx, u8 call)

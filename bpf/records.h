@@ -37,6 +37,7 @@ enum record_kind {
 	KIND_QNN_CALL_BEGIN = 18,
 	KIND_QNN_CALL_END = 19,
 	KIND_QNN_HARVEST = 20,
+	KIND_QNN_DONE = 21,
 	KIND_CALL_BEGIN = 24,
 	KIND_CALL_END = 25,
 	KIND_SCHED_SWITCH = 32,
@@ -63,6 +64,8 @@ enum record_kind {
 	KIND_CALL_TEXT = 72,
 	KIND_API_TABLE = 73,
 	KIND_SESSION = 76,
+	KIND_QNN_CALLBACK = 77,
+	KIND_QNN_LOG = 78,
 };
 
 /* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
@@ -115,14 +118,34 @@ enum backend_id {
 /* QNN API calls other than graphExecute, numbered like the slots of QNN's function table (core API 2.x). */
 enum qnn_call {
 	QNN_BACKEND_CREATE = 1,
+	QNN_BACKEND_FREE = 8,
 	QNN_CONTEXT_CREATE = 9,
+	QNN_CONTEXT_GET_BINARY = 12,
 	QNN_CONTEXT_FROM_BINARY = 13,
 	QNN_CONTEXT_FREE = 14,
 	QNN_GRAPH_CREATE = 15,
 	QNN_GRAPH_FINALIZE = 19,
 	QNN_GRAPH_RETRIEVE = 20,
+	QNN_GRAPH_EXECUTE_ASYNC = 22,
 	QNN_PROFILE_CREATE = 28,
+	QNN_PROFILE_SET_CONFIG = 29,
 	QNN_PROFILE_FREE = 34,
+	QNN_MEM_REGISTER = 35,
+	QNN_MEM_DEREGISTER = 36,
+	QNN_DEVICE_CREATE = 40,
+	QNN_DEVICE_FREE = 43,
+	QNN_CONTEXT_FROM_BINARY_WITH_SIGNAL = 55,
+	QNN_CONTEXT_FROM_BINARY_LIST = 56,
+
+	/* stages of the host's side: functions of ONNX Runtime's QNN provider */
+	QNN_STAGE_CONTEXT_READ = 200,
+	QNN_STAGE_CONTEXT_LOAD = 201,
+	QNN_STAGE_CONTEXT_CREATE = 202,
+	QNN_STAGE_COMPOSE = 203,
+	QNN_STAGE_FINALIZE = 204,
+	QNN_STAGE_SERIALIZE = 205,
+	QNN_STAGE_EXECUTE = 206,
+	QNN_STAGE_HARVEST = 207,
 };
 
 /* What every record starts with. 24 bytes. */
@@ -234,11 +257,12 @@ struct rec_op_shares {
 struct rec_site {
 	struct header h;
 	unsigned long long address; /* return address */
-	unsigned int here;          /* places that hold the operator's index in the graph */
-	unsigned int before;        /* places that hold the index of the operator behind it */
+	unsigned int here;          /* places that hold the operator's index in the graph; blind: that grow */
+	unsigned int before;        /* places that hold the index of the operator behind it; blind: that grow and hold the last index */
 	unsigned int graph;         /* places that hold the graph */
 	unsigned int last;          /* 1: it was the graph's last operator */
-	unsigned long long pad;
+	unsigned int last_but_one;  /* blind: places that grow and hold the index before the last */
+	unsigned int blind;         /* 1: no probe told the operator */
 };
 
 #define MAX_PMC 4
@@ -305,7 +329,7 @@ struct rec_qnn_execute_begin {
 	unsigned long long profile; /* 0 where the caller gave none */
 	unsigned int n_inputs;
 	unsigned int n_outputs;
-	unsigned long long pad;
+	unsigned long long param; /* of an asynchronous one: what its completion will name; else 0 */
 };
 
 struct rec_qnn_execute_end {
@@ -329,8 +353,17 @@ struct rec_qnn_call_end {
 	struct header h;
 	unsigned long long handle; /* what the call made, where it makes something */
 	long long status;
+	unsigned long long bytes; /* written by contextGetBinary, else 0 */
 	unsigned int call;
-	unsigned int pad[3];
+	unsigned int pad;
+};
+
+/* An asynchronous execution told its caller, through the caller's own function, that it is done. */
+struct rec_qnn_done {
+	struct header h;
+	unsigned long long param; /* the caller's own parameter */
+	long long status;
+	unsigned long long pad[2];
 };
 
 /* profileGetEvents: the thread starts to read what `profile` gathered. */
@@ -521,19 +554,32 @@ struct rec_qnn_sub_events {
 	unsigned long long events[MAX_SUB_EVENTS];
 };
 
-/* A QNN handle gets a name. */
+/* A QNN handle is made, configured or freed. */
 struct rec_qnn_object {
 	struct header h;
 	unsigned long long handle;
-	unsigned long long owner; /* context of a graph, backend of a context or profile */
-	unsigned int call;        /* enum qnn_call that made it */
-	unsigned int level;       /* of a profile */
-	unsigned long long bytes; /* of a context binary */
+	unsigned long long owner; /* context of a graph or memory, backend of a context or profile */
+	unsigned int call;        /* enum qnn_call that did it */
+	unsigned int level;       /* of a profile; option set by profileSetConfig; type of registered memory */
+	unsigned long long bytes; /* of registered memory; value set by profileSetConfig */
 	char name[QNN_NAME_BYTES];
 };
 
+/* The function that asynchronous executions call when they are done; the target is stopped until a probe stands there. */
+struct rec_qnn_callback {
+	struct header h;
+	unsigned long long address;
+};
+
+/* The target opens a file that QNN's serialized profile goes to. */
+struct rec_qnn_log {
+	struct header h;
+	char path[208];
+};
+
 #define TABLE_SLOTS 24
-/* Part of a QNN provider's function table, read when QnnInterface_getProviders returns. */
+#define NO_PROVIDER 0xFFFFFFFF
+/* Part of a QNN provider's function table, read when QnnInterface_getProviders returns; NO_PROVIDER: it gave none. */
 struct rec_qnn_table {
 	struct header h;
 	unsigned int backend;

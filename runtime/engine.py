@@ -127,5 +127,5 @@ def make_backends(package: Package, options: Options) -> dict[int, Backend]:
     if "htp" in (options.prefill_backend, options.decode_backend):
         from runtime.htp import HtpBackend
 
-        backends[HTP] = HtpBackend(package, options.tiers, options.qnn_profile, options.qnn_profile_dir)
+        backends[HTP] = HtpBackend(package, options.tiers, options.profiling(), options.qnn_profile_dir)
     return backends

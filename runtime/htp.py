@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from runtime.cpu import forget_model_bytes, session_options
 from runtime.errors import BackendError
 from runtime.graph import HTP
 from runtime.package import Package, user_cache
+from runtime.qnn_profiling import OFF, Profiling, SwitchingSession
 
 PROVIDER = "QNNExecutionProvider"
 # What the emulator shall be; without it fp32 graphs run in fp32. A real device knows what it is.
@@ -69,38 +71,42 @@ def _find_devices() -> list[Any]:
 
 
 class HtpBackend:
-    """Static shapes in fp16; `profiling` writes one CSV for each session into `profile_folder`."""
+    """Static shapes in fp16; `profiling` writes one CSV for each profiled session into `profile_folder`."""
 
     id = HTP
     label = LABEL
     _greeted = False
 
-    def __init__(self, package: Package, tiers: tuple[int, ...], profiling: str = "off", profile_folder: Path | None = None):
+    def __init__(
+        self, package: Package, tiers: tuple[int, ...], profiling: Profiling | None = None, profile_folder: Path | None = None
+    ):
         reason = available()
         if reason:
             raise BackendError(reason)
-        self.package, self.tiers, self.profiling = package, tiers, profiling
+        self.package, self.tiers, self.profiling = package, tiers, profiling or Profiling()
         self.profile_folder = profile_folder or Path("qnn-profile")
         self.cache = self._writable_cache()
         self._sessions = 0
-        if profiling != "off":
-            self.profile_folder.mkdir(parents=True, exist_ok=True)
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
-        """The subgraph's session: from its context binary, or compiled and kept as one."""
+        """The subgraph's session, which follows `profiling` as that changes."""
+        return SwitchingSession(name.split("_")[0], self.profiling, partial(self._session, name, dims))
+
+    def _session(self, name: str, dims: dict[str, int], level: str) -> ort.InferenceSession:
+        """A session at one level of profiling: from its context binary, or compiled and kept as one."""
         import onnxruntime_qnn
 
         label = "_".join([name, *(f"{key}{value}" for key, value in sorted(dims.items()))])
-        parts = (self.package.digest(name), label, SOC_MODEL, ort.__version__, onnxruntime_qnn.__version__, self.profiling)
+        parts = (self.package.digest(name), label, SOC_MODEL, ort.__version__, onnxruntime_qnn.__version__, level)
         kept = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
         self._sessions += 1
         if kept.is_dir():
             with suppress(BackendError):
-                return self._open(str(kept / "graph.onnx"), label, self._options(label))
+                return self._open(str(kept / "graph.onnx"), label, self._options(label, level))
             shutil.rmtree(kept, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=".compiling.", dir=self.cache))
         try:
-            options = self._options(label)
+            options = self._options(label, level)
             for dimension, value in dims.items():
                 options.add_free_dimension_override_by_name(dimension, value)
             options.add_session_config_entry("ep.context_enable", "1")
@@ -114,16 +120,17 @@ class HtpBackend:
             shutil.rmtree(partial, ignore_errors=True)
         return session
 
-    def _options(self, label: str) -> ort.SessionOptions:
+    def _options(self, label: str, level: str) -> ort.SessionOptions:
         options = session_options()
         options.log_severity_level = 4
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         qnn = {"backend_type": "htp"}
         if EMULATED:
             qnn["soc_model"] = SOC_MODEL
-        if self.profiling != "off":
+        if level != OFF:
+            self.profile_folder.mkdir(parents=True, exist_ok=True)
             profile = self.profile_folder / f"{label}_{self._sessions:04d}.csv"
-            qnn |= {"profiling_level": self.profiling, "profiling_file_path": str(profile)}
+            qnn |= {"profiling_level": level, "profiling_file_path": str(profile)}
         options.add_provider_for_devices(_find_devices()[:1], qnn)
         return options
 

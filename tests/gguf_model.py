@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model; `experts` 0 makes it dense."""
+    """The sizes of a model; `experts` 0 makes it dense. Qwen2's attention has biases, Gemma2 norms behind its blocks."""
 
     architecture: str
     layers: int
@@ -26,6 +26,8 @@ class Shape:
 
 LAYERS, HIDDEN, VOCABULARY, EXPERTS, TOP_K = 3, 128, 512, 8, 2
 SMALL = Shape("qwen2moe", LAYERS, HIDDEN, 128, 4, 4, VOCABULARY, EXPERTS, TOP_K, expert_width=64, shared_width=128)
+DENSE = {name: Shape(name, 2, HIDDEN, 128, 4, 4, VOCABULARY) for name in ("llama", "qwen2", "gemma2")}
+"""Small dense models of three architectures."""
 SHAPES = {
     "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256),  # Llama-3.2-1B
     "qwen-moe": Shape("qwen2moe", 8, 2048, 5632, 16, 16, 151936, 60, 4, 1408, 5632),  # 8 layers of Qwen1.5-MoE-A2.7B
@@ -69,6 +71,12 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
     writer.add_vocab_size(shape.vocabulary)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0 if quantized else gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("none")
+    if shape.architecture == "gemma2":
+        writer.add_sliding_window(512)
+        writer.add_attn_logit_softcapping(50.0)
+        writer.add_final_logit_softcapping(30.0)
+        writer.add_key_length(shape.hidden // shape.heads)
+        writer.add_value_length(shape.hidden // shape.heads)
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
@@ -86,9 +94,11 @@ def _tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     found += [("output.weight", (shape.vocabulary, hidden))] if shape.experts else []
     for layer in range(shape.layers):
         block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
+        if shape.architecture == "gemma2":
+            block |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
         for name, rows in (("q", hidden), ("k", kv), ("v", kv)):
             block[f"attn_{name}.weight"] = (rows, hidden)
-            if shape.experts:
+            if shape.architecture.startswith("qwen2"):
                 block[f"attn_{name}.bias"] = (rows,)
         block["attn_output.weight"] = (hidden, hidden)
         block |= _experts(shape) if shape.experts else _feed_forward("", hidden, shape.width)

@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analyzer import experts
+from analyzer import tables as tables_module
 from analyzer.__main__ import COMMANDS, main
-from analyzer.groups import group_of, phase_shares
+from analyzer.groups import group_of
+from analyzer.phases import phase_shares
 from analyzer.profdag import DagError, build, decode_tokens, export, to_json
 from analyzer.reading import open_recording
 from analyzer.summary import summarize
@@ -19,7 +21,7 @@ from tests.recordings import MAIN, PID, WORKER, Writer
 from tests.test_analyzer_qnn import EXECUTE, Program
 from tests.test_analyzer_tables import NO_SEQ, llama, runtime
 
-SHARED = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:
@@ -101,7 +103,7 @@ def routed(choices: list[list[int]]) -> Writer:
 @SHARED
 @given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True), min_size=1, max_size=10))
 def test_activation_and_reuse_distance_equal_a_walk_over_the_steps(tmp_path, choices):
-    tables = load(routed(choices).write(tmp_path))
+    tables = tables_module.build(open_recording(routed(choices).write(tmp_path)))
     ids, table = experts.matrix(tables, 0, "decode")
     n_experts = max(map(max, choices)) + 1
     assert ids.tolist() == list(range(len(choices)))
@@ -143,12 +145,13 @@ def test_a_hit_counts_once_per_step_and_layer_however_many_runs_it_takes(tmp_pat
         ("ffn_up-3", "feed-forward"),
         ("ffn_shexp-3", "feed-forward"),
         ("Qcur-0", "attention"),
-        ("kq_soft_max-0", "attention"),
+        ("kq_soft_max-0", "softmax"),
         ("attn_norm-0", "attention"),
         ("cache_k_l0 (view)", "attention"),
         ("result_output", "head"),
         ("result_norm", "head"),
-        ("inp_embd", "other"),
+        ("inp_embd", "embedding"),
+        ("embd", "embedding"),
         ("l_out-0", "other"),
         ("router.3", "routing"),
         ("experts.0.5", "expert compute"),

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.spans import Marks, Nest, following, latest, pair, successors
+from analyzer.spans import Marks, Nest, codes, distinct, first_rows, following, latest, pair, successors
 
 TIMES = st.integers(0, 30)
 EVENT = st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 2))  # thread, is begin, identity
@@ -133,3 +133,15 @@ def test_innermost_span_and_self_time_equal_a_scan_of_every_nanosecond(threads, 
     pieces = nest.segments()
     own = [sum(pieces.end[pieces.span == i] - pieces.begin[pieces.span == i]) for i in range(len(rows))]
     assert own == [owner.count(i) for i in range(len(rows))]
+
+
+WIDE = st.lists(st.integers(-5, 12) | st.integers(10**9, 10**9 + 3), max_size=30)
+
+
+@given(WIDE)
+def test_distinct_values_and_numbers_by_first_appearance_equal_pandas(values):
+    column = np.array(values, np.int64)
+    assert distinct(column).tolist() == sorted(set(values))
+    found, rows = first_rows(column)
+    assert found.tolist() == sorted(set(values)) and rows.tolist() == [values.index(v) for v in sorted(set(values))]
+    assert codes(column).tolist() == [list(dict.fromkeys(values)).index(v) for v in values]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from analyzer import fidelity, phases
 from analyzer import tables as tables_module
 from tests.conftest import DemoRun, trace
 from tests.test_views_browser import browser, complaints, opened, wait  # noqa: F401
@@ -46,6 +47,20 @@ def test_durations_in_the_trace_are_those_of_the_recording(judge: Judge, tables:
         assert counted(judge, category) == (len(tables[table]), tables[table].duration_ns.sum())
     executes = "select sum(dur) as d from slice s join track t on s.track_id = t.id where t.name like 'QNN Execute%'"
     assert judge.rows(executes) == [(tables["qnn_executes"].duration_ns.sum(),)]
+
+
+def test_every_moment_of_the_demo_has_a_group_or_a_cause(tables: Tables) -> None:
+    rows = phases.per_token(tables)
+    assert (rows["residual"].abs() < 0.02 * rows["total"]).all()
+    assert abs(phases.whole_run(tables, rows)["residual_share"]) < 0.02
+    windows = phases.npu_windows(tables).dropna(subset=["accelerator_ns"])
+    parts = windows[["before_ns", "accelerator_ns", "residual_ns", "after_ns"]].sum(axis=1)
+    assert len(windows) > 30 and ((parts - windows["window_ns"]).abs() < 1).all()
+
+
+def test_phases_last_as_long_as_by_the_runtimes_own_timers(tables: Tables, demo: DemoRun) -> None:
+    found = fidelity.report(tables, {"phases": fidelity.log_truth(demo.folder / "runtime.json")})["phases"]["rows"]
+    assert set(found["name"]) == {"prefill", "decode"} and (found["accuracy_percent"] > 99).all()
 
 
 def test_thread_states_in_the_trace_are_those_of_the_recording(judge: Judge, tables: Tables, demo: DemoRun) -> None:

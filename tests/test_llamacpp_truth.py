@@ -4,15 +4,18 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from analyzer import profdag, structure
 from analyzer import tables as tables_module
 from tests.conftest import ROOT, trace
-from tests.gguf_model import write_moe
+from tests.gguf_model import DENSE, SMALL, Shape, write
 from tracer.recording import Recording
 
 pytestmark = [
@@ -23,13 +26,14 @@ PROGRAMS = ROOT / "tests" / "programs"
 NEW, PAUSE_S = 12, 0.1
 RENAMES_MEMORY = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 Operator = tuple[str, str, str]
+Edge = tuple[tuple[str, str], tuple[str, str]]
 
 
 class Both:
     """One model and prompt: what llama.cpp told of a run, and the tables of another, traced one."""
 
-    def __init__(self, folder: Path, prompt: int, layers: int):
-        write_moe(folder / "model.gguf", layers=layers)
+    def __init__(self, folder: Path, prompt: int, shape: Shape):
+        write(folder / "model.gguf", shape, quantized=False)
         words = [str(folder / "model.gguf"), str(prompt), str(NEW), str(PAUSE_S)]
         oracle = [sys.executable, str(PROGRAMS / "llama_oracle.py"), *words]
         told = json.loads(subprocess.run(oracle, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
@@ -66,7 +70,15 @@ class Both:
         return found
 
 
-@pytest.fixture(scope="module", params=[(20, 3), (600, 1)], ids=["three layers", "one layer, prompt in two batches"])
+RUNS = {
+    "three layers": (20, SMALL),
+    "one layer, prompt in two batches": (600, replace(SMALL, layers=1)),
+    "llama": (4, DENSE["llama"]),
+    "gemma2": (4, DENSE["gemma2"]),
+}
+
+
+@pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     return Both(tmp_path_factory.mktemp("truth"), *request.param)
 
@@ -85,6 +97,34 @@ def fused(told: list[Operator]) -> list[Operator]:
 def test_every_operator_of_every_step_is_seen_in_order_with_its_name_and_shape(both: Both) -> None:
     for step in range(NEW + 1):
         assert both.traced(step) == fused(both.computed(step)), f"step {step}"
+
+
+def edges_told(nodes: list[dict[str, Any]]) -> set[Edge]:
+    """llama.cpp's own edges: ((operator, name) that is read, that which reads). A norm and the product behind it are one."""
+    edges: set[Edge] = set()
+    inputs: dict[int, list[Any]] = {}
+    label: dict[int, tuple[str, str]] = {}
+    for before, node in pairwise([{"op": ""}, *nodes]):
+        fuses = (before["op"], node["op"]) == ("RMS_NORM", "MUL")
+        label[node["id"]] = "RMS_NORM+MUL" if fuses else node["op"], node["name"]
+        inputs[node["id"]] = node["reads"]
+        reads = [
+            one for source in node["reads"] for one in (inputs[source[0]] if fuses and source[1] == "RMS_NORM" else [source])
+        ]
+        if node["computed"] and node["op"] not in {*RENAMES_MEMORY, "RMS_NORM"} and all(node["ne"]):
+            edges |= {(label.get(address, (kind, name)), label[node["id"]]) for address, kind, name in reads}
+    return edges
+
+
+def test_the_profdags_edges_are_those_of_llama_cpps_graph(both: Both) -> None:
+    graphs = both.tables["graphs"].groupby("token_id").size()
+    for step in (0, 1, NEW):
+        if graphs[step] > 1:
+            continue  # a second graph's fused norms and views at known addresses are not told anew
+        graph = structure.resolved(profdag.build(both.tables, step))
+        label = {node: (values["type"], values["name"]) for node, values in graph.nodes(data=True)}
+        data = {(label[a], label[b]) for a, b, kind in graph.edges(data="kind") if kind == "data"}
+        assert data == edges_told([node for node in both.nodes if node["step"] == step]), f"step {step}"
 
 
 def test_every_token_is_routed_to_the_experts_that_llama_cpp_used(both: Both) -> None:

@@ -15,12 +15,13 @@ import pytest
 from runtime import MoE, htp
 from runtime.attention import Attention, Sequence
 from runtime.engine import make_backends
-from runtime.errors import BackendError
+from runtime.errors import BackendError, RequestError
 from runtime.graph import CPU, HTP
 from runtime.log import RunLog
 from runtime.options import Options
 from runtime.package import open_or_convert
 from runtime.probes import Kind
+from runtime.qnn_profiling import Profiling, SwitchingSession
 from tests.runtime_models import PROMPT, random_model, write_demo_model
 
 htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
@@ -114,6 +115,46 @@ def test_qnn_profiling_writes_one_csv_for_each_session_and_stdout_holds_text_onl
     assert rows["QNN (execute) time"] == statistics["qnn_executes"] > 0
     assert any("o_proj" in name for name in rows)
     assert [path.name for path in work.iterdir()] == ["csv"], "nothing else is left in the user's folder"
+
+
+@pytest.mark.parametrize(
+    ("text", "every", "most", "kind", "levels"),
+    [
+        ("detailed", 1, None, "expert", ["detailed"] * 5),
+        ("attention=basic,expert=off", 1, None, "expert", ["off"] * 5),
+        ("attention=basic", 1, None, "attention", ["basic"] * 5),
+        ("detailed,attention=optrace", 2, None, "attention", ["optrace", "off", "optrace", "off", "optrace"]),
+        ("basic", 2, 2, "expert", ["basic", "off", "basic", "off", "off"]),
+        ("basic", 1, 0, "expert", ["off"] * 5),
+    ],
+)
+def test_each_run_has_the_level_of_its_kind_and_turn(text: str, every: int, most: int, kind: str, levels: list[str]) -> None:
+    class Session:
+        def __init__(self, level: str):
+            self.level = level
+
+        def run(self, names: Any, feeds: Any) -> str:
+            return self.level
+
+    session = SwitchingSession(kind, Profiling.parse(text, every, most), Session)
+    assert [session.run(None, {}) for _ in range(5)] == levels
+
+
+def test_a_level_that_onnxruntime_has_not_is_refused_with_those_it_has() -> None:
+    with pytest.raises(RequestError, match=r"linting.*basic, detailed, optrace"):
+        Options(qnn_profile="expert=linting")
+
+
+@htp_only
+def test_profiling_is_switched_while_the_model_runs(tmp_path: Path) -> None:
+    folder, csvs = write_demo_model(tmp_path / "demo"), tmp_path / "csv"
+    model = MoE.load(folder, decode_backend="htp", tiers=(1,), qnn_profile_dir=csvs)
+    list(model.generate(PROMPT, 2))
+    assert not csvs.exists()
+    model.engine.backends[HTP].profiling.levels["attention"] = "basic"
+    list(model.generate(PROMPT, 3))
+    model.close()
+    assert {path.name.split("_")[0] for path in csvs.glob("*.csv")} == {"attention"}
 
 
 def test_without_the_qnn_package_htp_says_how_to_get_it_and_auto_takes_the_cpu(tmp_path: Path) -> None:

@@ -100,8 +100,16 @@ done = [
     ["reset", genie.GenieDialog_reset(none)],
     ["free", genie.GenieDialog_free(none)],
 ]
+sys.path.insert(0, sys.argv[2])
+from genie_dialog import config
+genie.GenieDialogConfig_createFromJson(config("junk.bin", "tokenizer.json"), ctypes.byref(none))
+done.append(["create", genie.GenieDialog_create(none, ctypes.byref(out))])
 print(json.dumps(done))
 """
+MODEL = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2}, "merges": [], "fuse_unk": False, "byte_fallback": False}
+MODEL |= dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+TOKENIZER = {"version": "1.0", "added_tokens": [], "model": MODEL}
+TOKENIZER |= dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
 
 
 @needs_genie
@@ -110,7 +118,12 @@ def test_genies_calls_are_recorded_with_their_error(tmp_path: Path) -> None:
     (tmp_path / "libnative_tls.conf").touch()
     script = tmp_path / "genie.py"
     script.write_text(CALLS)
-    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", sys.executable, str(script), str(GENIE))
+    (tmp_path / "junk.bin").write_bytes(bytes(4096))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    command = [sys.executable, str(script), str(GENIE), str(ROOT / "tests" / "programs")]
+    inside = ["sh", "-c", f'cd "{tmp_path}" && exec "$@"', "sh", *command]
+    libraries = {"LD_LIBRARY_PATH": str(Path(str(GENIE)).parent)}
+    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *inside, env=libraries)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert all(status != 0 for _, status in told)
@@ -120,8 +133,11 @@ def test_genies_calls_are_recorded_with_their_error(tmp_path: Path) -> None:
     assert tokens["result"].tolist() == [status for kind, status in told if kind == "query"]
     assert tokens["n_tokens"].tolist() == [0, 3] and tokens["complete"].all()
     assert graphs[["kind", "status"]].values.tolist() == [row for row in told if row[0] != "query"]
-    rows = [row for row in json.loads((tmp_path / "run" / "manifest.json").read_text())["probes"] if row["engine"] == "genie"]
+    probes = json.loads((tmp_path / "run" / "manifest.json").read_text())["probes"]
+    rows = [row for row in probes if row["engine"] == "genie"]
     assert rows and all("not inspected" in row["why"] for row in rows)
+    reached = {row["symbol"] for row in probes if row["engine"] == "qnn" and row["library"].endswith("libQnnHtp.so")}
+    assert "table[21] of backend 6" in reached, "the dialog got as far as the NPU's function table"
 
 
 @needs_runtime

@@ -140,6 +140,7 @@ def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_leve
         loader.close()
 
 
+@pytest.mark.alone
 @pytest.mark.needs("probes")
 def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tmp_path: Path) -> None:
     brake, folder = tmp_path / "brake", tmp_path / "run"

@@ -14,6 +14,7 @@ from tests.truth import DISTURBED_NS, always_running, compiled, in_log_order, re
 from tracer.recording import Recording
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.needs("probes"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]

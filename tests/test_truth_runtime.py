@@ -14,6 +14,7 @@ from tests.truth import CLOCK_NS, DISTURBED_NS, WITH_SITES, always_running, comp
 from tracer.recording import Recording
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.needs("probes"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]

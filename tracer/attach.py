@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -110,6 +111,22 @@ def needs_anchors(engine: Engine, binary: Binary) -> bool:
     """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
     names = (name for probe in engine.probes for name in probe.symbols)
     return bool(engine.marker) and contains(binary.path, engine.marker.encode()) and not any(map(binary.mentions, names))
+
+
+def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: list[Probe], known: list[Probe]) -> list[str]:
+    """What to say of a function table whose version is not the one that the slots were held against."""
+    version, checked = ".".join(map(str, api)), f"{engine.api_major}.{engine.api_minor}"
+    left_out = ", ".join(dict.fromkeys(stem(probe.program) for probe in wanted if probe not in known))
+    said = [f"{engine.name}: backend {backend} has API {version}: left out {left_out}"] if left_out else []
+    if api[0] == engine.api_major and api[1] > engine.api_minor:
+        newer = f"newer than {checked}: probes stand at the slots of {checked}"
+        said.append(f"{engine.name}: backend {backend} has API {version}, {newer}")
+    return said
+
+
+def stem(program: str) -> str:
+    """What a program's name tells without the end of a call that it stands at."""
+    return program.removesuffix("_begin").removesuffix("_end")
 
 
 @dataclass
@@ -286,15 +303,25 @@ class Attachments:
     def attach_table(self, engine: Engine, slots: dict[int, tuple[str, int]], api: tuple[int, ...], backend: int) -> int:
         """Attach probes at function-table slots given as slot → (file, offset); returns how many were added."""
         before = len(self.rows)
-        if api[0] != engine.api_major:
-            self.warnings.append(f"{engine.name}: API {'.'.join(map(str, api))} is not known; its function table is left alone")
-            return 0
-        for probe in engine.probes:
-            if probe.slot in slots and not probe.table and probe.wanted(self.levels):
-                path, offset = slots[probe.slot]
-                with self._reported():
-                    self._attach(engine, probe, path, offset, f"table[{probe.slot}] of backend {backend}", TABLE_SITE)
+        wanted = [p for p in engine.probes if p.slot >= 0 and not p.table and p.wanted(self.levels)]
+        shared = Counter(slots.values())  # what a backend does not support is often one function for all
+        told = {slot for slot, place in slots.items() if shared[place] == 1}
+        known = [p for p in wanted if api[0] == engine.api_major and api[1] >= p.since and p.slot in told]
+        self.warnings += [line for line in unknown_slots(engine, api, backend, wanted, known) if line not in self.warnings]
+        for probe in known:
+            path, offset = slots[probe.slot]
+            with self._reported():
+                self._attach(engine, probe, path, offset, f"table[{probe.slot}] of backend {backend}", TABLE_SITE)
         return len(self.rows) - before
+
+    def attach_callback(self, engine: Engine, name: str, path: str, offset: int) -> None:
+        """Attach the probes that are declared as learnt under `name` at a function that the program handed over."""
+        for probe in engine.probes:
+            if probe.learnt == name and probe.wanted(self.levels):
+                with self._reported():
+                    binary = read_binary(path)
+                    place = place_entry(binary.bytes_at(offset), binary.machine, self.costs)
+                    self._attach(engine, probe, path, offset, binary.function_at(offset), place)
 
     def attach_learnt(self, engine: Engine, sites: dict[str, tuple[str, int]], why: str) -> bool:
         """Attach the probes whose sites, given as name → (file, offset behind a call), were learnt.
@@ -313,10 +340,14 @@ class Attachments:
             self._attach(engine, probe, path, offset, f"{binary.function_at(offset)} call", place)
         return True
 
-    def teaches(self) -> bool:
-        """Whether a probe stands that teaches where others could."""
+    def teachers(self) -> set[str]:
+        """The programs that stand and teach where others could."""
         teachers = {probe.program for engine in self.engines for probe in engine.probes if probe.teaches}
-        return any(row.program in teachers and not row.retired_ns for row in self.rows)
+        return {row.program for row in self.rows if not row.retired_ns} & teachers
+
+    def is_blind(self) -> bool:
+        """Whether of all that teaches only the barrier was found: the program is stripped."""
+        return self.teachers() == {"ggml_op_wait"}
 
     def retire_teachers(self, engine: Engine) -> None:
         """Remove the probes that taught where others stand by now, in the files where these do."""

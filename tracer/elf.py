@@ -21,6 +21,7 @@ FUNCTION_TYPES = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 
 # What the compiler appends to the name of a copy that it made of a function.
 CLONE = re.compile(rb"(\.(isra|constprop|lto_priv|llvm)\.\d+)+|\.\d+")
+SIGNATURE = re.compile(rb"[^.]*")
 MANGLED = re.compile(rb"[A-Za-z0-9_]*(\.(isra|constprop|lto_priv|llvm)\.\d+)*")
 CHANGING = re.compile(rb"\.(isra|constprop)\.")
 
@@ -68,7 +69,12 @@ class Binary:
         return f"{offset:#x}"
 
     def find(self, name: str) -> "Symbol | None":
-        """The function declared as `name`: under this name, as a local C++ function, or as the compiler's clone of either."""
+        """The function declared as `name`: under this name, as a local C++ function, or as the compiler's clone of either.
+
+        A name that ends in * is the beginning of a mangled one, whatever its signature.
+        """
+        if name.endswith("*"):
+            return min(self._beginning_with(name[:-1].encode(), SIGNATURE), key=lambda symbol: symbol.name, default=None)
         exact = self.symbol(name)
         if exact is not None:
             return Symbol(name, exact)

@@ -61,6 +61,7 @@ def compose(about: dict[str, Any], watcher: Watcher, cost: dict[str, Any]) -> di
         "machine": machine.describe(),
         "engines": engines,
         "qnn": watcher.qnn,
+        "qnn_logs": watcher.qnn_logs.kept,
         "pmc": watcher.counters.to_json(),
         "io": {"page_bytes": mmap.PAGESIZE, "files": watcher.files.to_json()} if "io" in probes.levels else None,
         "probes": probes.to_json(),

@@ -15,7 +15,7 @@ from tracer.accounting import Accounting
 from tracer.attach import Attachments
 from tracer.budget import Sampling
 from tracer.calibration import measure
-from tracer.drain import Drain
+from tracer.drain import SLOW_S, WATCHFUL_S, Drain
 from tracer.engines import Engine
 from tracer.functions import Function
 from tracer.libbpf import Kernel
@@ -96,7 +96,10 @@ class Session:
         self.undo.callback(self.watcher.counters.close)
         self.accounting = Accounting(self.kernel, self.loader)
         self.undo.callback(self.accounting.close)
-        self.drain = Drain(self._buffers(), self.folder, self.layouts, self.options.only_slower_ns)
+        o = self.options
+        watched = o.min_tps or o.max_overhead or o.only_slower_ns or o.tokens
+        slowest = WATCHFUL_S if watched else SLOW_S
+        self.drain = Drain(self._buffers(), self.folder, self.layouts, o.only_slower_ns, slowest)
         self.undo.callback(self.drain.close)
         if self.options.buffer == "perf":
             doorbell = Doorbell(self.kernel, self.loader.map_fd("doorbell"))
@@ -158,7 +161,7 @@ class Session:
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             elif self.stop_requested:
                 break
-            self.drain.sleep(deadline - time.monotonic())
+            self.drain.sleep(min(deadline, self.accounting.due()) - time.monotonic())
             alive = self.target.poll()
             self.turn()
             self.accounting.turn()
@@ -196,6 +199,9 @@ class Session:
         self.clocks.append(machine.clocks())
         self.watcher.name_living_threads()
         self.probes.warnings += self.probes.named.missing()
+        if "qnn" in self.options.levels:
+            ended = self.target.exit_code is not None
+            self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, ended, self.options.owner.uid)
         self.save_manifest("complete")
         self.target.check_start()
 

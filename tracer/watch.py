@@ -20,6 +20,7 @@ from tracer.libbpf import Kernel
 from tracer.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.perf_events import has_tracepoint
 from tracer.pmc import Counters, Event
+from tracer.qnn_logs import SerializedLogs
 from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
 from tracer.target import Guard, mappings, tasks
 
@@ -28,8 +29,11 @@ LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side
 UNKNOWN_OPERATOR = 0xFFFFFFFF
 LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
-SETTINGS = struct.Struct("<11I")  # struct settings of bpf/maps.h
-WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table", "api_table", "io_file", "site")
+QNN_HTP = 6  # QNN's number of the backend
+NO_PROVIDER = 0xFFFFFFFF
+SETTINGS = struct.Struct("<12I")  # struct settings of bpf/maps.h
+QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_log")
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
 
 
 class Watcher:
@@ -50,6 +54,7 @@ class Watcher:
         self.counters = Counters(kernel, {name: loader.map_fd(name) for name in ("counters", "counted")}, events)
         self.threads: dict[int, dict[str, Any]] = {}
         self.qnn: dict[str, Any] | None = None
+        self.qnn_logs = SerializedLogs()
         self.slots: dict[tuple[Any, ...], dict[int, tuple[str, int]]] = {}
         self.dtypes = {name: dtype_from_json(layouts[name]["fields"], layouts[name]["bytes"]) for name in WATCHED}
         self.names = {layouts[name]["kind"]: name for name in WATCHED}
@@ -90,7 +95,7 @@ class Watcher:
         number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
         infers = not has_tracepoint("filemap", FAULT_BEGINS)
         loop = self.loop or Loop(0, 0, 0, 0, 0)
-        places = self.learns, loop.node_at, loop.node_more, loop.graph_at
+        places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
         wanted = number, stop, "operator" in levels, "expert" in levels, *places, self.everyone, len(self.counters.events), infers
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 
@@ -163,16 +168,39 @@ class Watcher:
 
     def _on_qnn_table(self, record: np.void, pid: int) -> None:
         """Collect a provider's slots; with its last part, place the probes."""
-        slots = self._collect(record, pid, int(record["provider"]))
+        engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
+        if int(record["provider"]) == NO_PROVIDER:
+            told = "gave no function table: its calls are not seen"
+            self.probes.warnings.append(f"{engine.name}: a library in process {pid} {told}")
+            return
+        table, backend = ("qnn", int(record["provider"])), int(record["backend"])
+        if int(record["first"]) == 0:
+            self.slots.pop((pid, table), None)  # another library's provider of this number
+        slots = self._collect(record, pid, table)
         if int(record["first"]) < LAST_TABLE_PART:
             return
-        api, backend = tuple(record["api"].tolist()), int(record["backend"])
-        engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
+        api = tuple(record["api"].tolist())
         self.probes.attach_table(engine, slots, api, backend)
-        emulator = machine.describe()["arch"] in QNN_EMULATED_MACHINES
-        self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
+        emulator = backend == QNN_HTP and machine.describe()["arch"] in QNN_EMULATED_MACHINES
+        if self.qnn is None or backend == QNN_HTP:
+            self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
         if record["last"]:
             self._continue(record, pid)
+
+    def _on_qnn_callback(self, record: np.void, pid: int) -> None:
+        """Stand where asynchronous executions tell that they are done, so far as that place is in a file."""
+        engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
+        site = self._site(pid, int(record["address"]))
+        if site:
+            self.probes.attach_callback(engine, "notify", *site)
+        else:
+            told = "is in no file: the end of these executions is not seen"
+            self.probes.warnings.append(f"{engine.name}: the function that graphExecuteAsync notifies {told}")
+        self._continue(record, pid)
+
+    def _on_qnn_log(self, record: np.void, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            self.qnn_logs.note(os.path.join(os.readlink(f"/proc/{pid}/cwd"), text(record["path"])))
 
     def _on_api_table(self, record: np.void, pid: int) -> None:
         """Collect a table of functions; with its last part, place the probes."""
@@ -216,7 +244,7 @@ class Watcher:
 
     def is_learning(self) -> bool:
         """Whether probes stand that still look for an engine's graph loop."""
-        return self.learns != LEARN_NOTHING and self.probes.teaches()
+        return self.learns != LEARN_NOTHING and bool(self.probes.teachers())
 
     def _learn(self, what: int, loop: Loop | None) -> None:
         self.learns, self.loop = what, loop

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer import experts as activation
+from views import npu_blocks
 from views.page import typed
 from views.sections import (
     MS,
@@ -236,6 +237,7 @@ def npu(run: Run) -> Section | None:
         blocks.append(note(EMULATED))
     if len(executes):
         blocks += by_graph(finished(executes))
+        blocks += npu_blocks.blocks(run.tables)
     nodes = events[(events["type"] == NODE) & (events["unit"] == "cycles") & (events["execute_id"] >= 0)]
     if len(nodes):
         graph = nodes["execute_id"].map(graph_labels(executes).set_axis(executes["execute_id"])).fillna("")

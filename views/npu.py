@@ -1,7 +1,8 @@
 """The NPU's tracks: what QNN executed, and where inside an execution the device's own times and node cycles may lie.
 
 QNN reports durations and cycles without a position in time. Device slices are centred in what encloses them, node slices
-fill the accelerator's window in proportion to their cycles; both carry `estimated` and the value as it was measured.
+fill the accelerator's window in proportion to their cycles; both carry `estimated` and the value as it was measured. Where a
+backend stamps its events, nodes begin where their stamps say, on the host's clock.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ import pandas as pd
 from views.slices import Column, Slices, Tables, Text, execute_flow, ints, of_frame, place, positive, texts
 
 NODE = 404
-EXECUTE, DEVICE, NODES = "QNN Execute", "QNN Device", "QNN Node"
+EXECUTE, DEVICE, NODES, IDLE = "QNN Execute", "QNN Device", "QNN Node", "QNN Idle"
 DEVICE_LEVELS = (("host RPC", "host_rpc_us"), ("HTP RPC", "htp_rpc_us"), ("accelerator", "accel_us"))
 
 
@@ -95,16 +96,46 @@ def nodes(tables: Tables) -> Slices | None:
     share = np.maximum(total, 1.0)
     begin, end, _ = windows(frame)[-1]
     length = (end - begin)[row]
-    args: dict[str, Column] = {"estimated": np.ones(len(row), np.int64), "cycles": cycles.astype(np.int64)}
     first = begin[row] + ((ends - cycles) / share * length).astype(np.int64)
     last = begin[row] + (ends / share * length).astype(np.int64)
+    stamped = own_places(events, row, frame, first, last)
+    args: dict[str, Column] = {"estimated": np.where(stamped, -1, 1), "cycles": cycles.astype(np.int64)}
+    args["by_time_stamp"] = np.where(stamped, 1, -1)
     name = Text.joined(lambda text: text or "node", events["name"])
     return Slices("qnn", name, events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args)
+
+
+def own_places(events: pd.DataFrame, row: np.ndarray, frame: pd.DataFrame, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Move nodes to where their own time stamps put them, until the next one's; which were moved.
+
+    Only executions whose nodes all have stamps of their own: equal ones tell nothing of an order.
+    """
+    stamp = events["host_ns"].to_numpy(np.int64)
+    by_run = pd.Series(stamp).groupby(row)
+    moved = np.asarray((by_run.transform("min") >= 0) & (by_run.transform("nunique") == by_run.transform("size")))
+    order = np.lexsort((stamp, row))
+    order = order[moved[order]]
+    begin, end = (frame[column].to_numpy(np.int64)[row[order]] for column in ("begin_ns", "end_ns"))
+    first[order] = np.clip(stamp[order], begin, end)
+    following = np.append(first[order][1:], 0)
+    same = np.append(row[order][1:] == row[order][:-1], False)
+    last[order] = np.where(same[: len(order)], following[: len(order)], end)
+    return moved
+
+
+def idle(tables: Tables) -> Slices | None:
+    """The NPU's idle time between executions, with what the thread that ended it was at."""
+    frame = tables["qnn_gaps"]
+    if not len(frame):
+        return None
+    states = ints(frame, "running_ns", "runnable_ns", "sleeping_ns", "waiting_ns", "cpu_ns")
+    name = Text.joined(lambda what: f"idle: {what}" if what else "idle", frame["doing"])
+    return of_frame("qnn", name, frame.assign(complete=True), states)
 
 
 def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
     """(track name, slices) in the order to show."""
     if not len(tables["qnn_executes"]):
         return []
-    drawn = ((EXECUTE, executes(tables)), (DEVICE, device(tables)), (NODES, nodes(tables)))
-    return [(track_name(manifest, name), slices) for name, slices in drawn if slices is not None]
+    made = {EXECUTE: executes(tables), DEVICE: device(tables), NODES: nodes(tables), IDLE: idle(tables)}
+    return [(track_name(manifest, name), slices) for name, slices in made.items() if slices is not None]

@@ -180,6 +180,13 @@ def qnn_calls(tables: Tables) -> Slices:
     return of_frame("qnn", Text.of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
 
 
+def qnn_stages(tables: Tables) -> Slices:
+    """Stages of the host's side of QNN; what lies before and after graphExecute shows as the gaps of its stage."""
+    frame = tables["qnn_stages"]
+    frame = frame[~frame["stage"].isin(("input", "output"))]
+    return of_frame("qnn", Text.joined(lambda stage: f"QNN {stage}", frame["stage"]), frame, {})
+
+
 def calls(tables: Tables) -> tuple[Slices, Slices]:
     """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
     frame = tables["calls"]
@@ -250,6 +257,7 @@ def on_program(tables: Tables) -> list[Slices]:
         experts(tables),
         load,
         evict,
+        qnn_stages(tables),
         qnn_calls(tables),
         lone_executes(tables),
         *calls(tables),

@@ -1,16 +1,25 @@
-"""Write the ProfDAG of one token: its operators in execution order, what each reads, and how long each took.
+"""Write the ProfDAG of one token: its operators in execution order, what each reads, how long each took, what it achieved.
 
 examples:
   python -m analyzer dag RUN                             the middle decode token, as JSON on standard output
   python -m analyzer dag RUN --token 7 --format graphml --out token7.graphml
   python -m analyzer dag RUN --mean                      times averaged over all decode tokens of the same structure
+  python -m analyzer dag RUN --fold --format dot | dot -Tsvg > layers.svg    equal layers as one
+  python -m analyzer dag RUN --diff OTHER_RUN            how two models' graphs differ
 """
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from analyzer.profdag import build, decode_tokens, export
+import pandas as pd
+
+from analyzer import structure
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
+from analyzer.profdag import Tables, as_text, build, decode_tokens, export
 from analyzer.tables import load
 
 
@@ -19,24 +28,59 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
     parser.add_argument("--token", metavar="N", type=int, help="token_id; default: the middle decode token, else the first token")
     parser.add_argument("--mean", action="store_true", help="average times over the decode tokens")
-    parser.add_argument("--format", choices=("graphml", "json"), default="json")
+    parser.add_argument("--resolve", action="store_true", help="leave out views: readers hang on what made the memory")
+    parser.add_argument("--fold", action="store_true", help="equal layers as one, with the sum of their times; implies --resolve")
+    parser.add_argument("--diff", metavar="OTHER", type=Path, help="compare with another recording's graph")
+    parser.add_argument("--format", choices=("graphml", "dot", "json"), default="json")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
+    parser.add_argument("--text", action="store_true", help="with --diff: a table instead of JSON")
     parser.add_argument("--out", metavar="FILE", type=Path, help="default: standard output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build and write."""
     tables = load(args.run_dir)
-    decode = decode_tokens(tables)
-    with_operators = tables["operators"].loc[tables["operators"]["token_id"] >= 0, "token_id"]
-    first = int(with_operators.min()) if len(with_operators) else 0
-    token = args.token if args.token is not None else (decode[len(decode) // 2] if decode else first)
-    graph = build(tables, token, decode if args.mean else None)
-    export(graph, args.out or Path("/dev/stdout"), args.format)
+    token = args.token if args.token is not None else middle(tables)
+    graph = build(tables, token, decode_tokens(tables) if args.mean else None)
+    if args.diff:
+        others = load(args.diff)
+        return compare(structure.difference(graph, build(others, middle(others))), args.text)
+    if args.fold or args.resolve:
+        graph = structure.folded(graph) if args.fold else structure.resolved(graph)
+    if args.out:
+        export(graph, args.out, args.format)
+    else:
+        print(as_text(graph, args.format))
     roles = [role for _, role in graph.nodes(data="role")]
     counts = ", ".join(f"{roles.count(role)} {role}s" for role in ("op", "view", "constant"))
     print(
         f"token {token}: {counts}, {graph.number_of_edges()} edges, {graph.graph['tokens_used']} token(s) averaged",
         file=sys.stderr,
     )
+    return 0
+
+
+def middle(tables: Tables) -> int:
+    """The middle decode token, else the first with operators."""
+    decode = decode_tokens(tables)
+    with_operators = tables["operators"].loc[tables["operators"]["token_id"] >= 0, "token_id"]
+    first = int(with_operators.min()) if len(with_operators) else 0
+    return decode[len(decode) // 2] if decode else first
+
+
+def compare(found: dict[str, Any], as_text: bool) -> int:
+    """Print how two graphs differ."""
+    rows = [asdict(row) for row in found["operators"]]
+    if not as_text:
+        print(as_json({**found, "operators": rows}))
+        return 0
+    print(f"layers: {found['layers'][0]} and {found['layers'][1]}")
+    if not rows:
+        print("the same operators in the same order")
+        return 0
+    show(pd.DataFrame(rows), "operators that only one has (-: the first, +: the second)", 60)
+    for title in ("layer_types", "edges"):
+        if found[title]:
+            pairs = [(name, *counts) for name, counts in found[title].items()]
+            show(pd.DataFrame(pairs, columns=[title.replace("_", " "), "first", "second"]), "", 60)
     return 0

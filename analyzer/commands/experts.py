@@ -3,19 +3,21 @@
 examples:
   python -m analyzer experts RUN
   python -m analyzer experts RUN --phase decode --json
+  python -m analyzer experts RUN --curves                 hit rates of LRU, LFU and Belady's optimum by cache size
+  python -m analyzer experts RUN --curves 8 16 64 --json
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from analyzer import experts
+from analyzer import cache_curves, experts
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
 from analyzer.tables import load
 
 
@@ -23,6 +25,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
     parser.add_argument("--phase", choices=("prefill", "decode"), help="only steps of this phase")
+    parser.add_argument("--curves", metavar="SLOTS", type=int, nargs="*", help="hit rates by cache size; default: eighths")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -35,6 +38,8 @@ def layers(tables: dict[str, pd.DataFrame], phase: str | None) -> pd.DataFrame:
     used = used.sort_values(["layer", "n_tokens"], ascending=[True, False])
     top = used.groupby("layer")["expert"].agg(lambda values: " ".join(str(v) for v in values.head(4)))
     rate = rates["hits"] / (rates["hits"] + rates["misses"])
+    balance = experts.entropy(tables, phase).set_index("layer")["balance"]
+    seen = seen.assign(balance=balance.reindex(seen.index))
     return seen.assign(most_used=top, hit_rate=rate.reindex(seen.index), reuse_steps=reuse.reindex(seen.index)).reset_index()
 
 
@@ -42,23 +47,25 @@ def run(args: argparse.Namespace) -> int:
     """Print the layers."""
     tables = load(args.run_dir)
     rows = layers(tables, args.phase)
+    found = cache_curves.curves(tables, args.curves or None, args.phase) if args.curves is not None else None
     if args.json:
-        plain = rows.astype(object).where(rows.notna(), None).to_dict("records")
-        print(json.dumps({"layers": plain, "summary": experts.summary(tables)}, default=_plain))
+        print(as_json(everything(tables, rows, args.phase) | ({"curves": found} if found is not None else {})))
         return 0
     console = Console()
     if len(rows) == 0:
         console.print("no routes and no expert runs in this recording: record at level expert, with a Mixture-of-Experts model")
         return 0
     table = Table(box=None, header_style="bold")
-    for name in ("layer", "steps", "experts", "per step", "most used", "hit rate", "reuse, steps"):
+    for name in ("layer", "steps", "experts", "per step", "most used", "hit rate", "reuse, steps", "balance"):
         table.add_column(name, justify="left" if name == "most used" else "right")
     for row in rows.to_dict("records"):
-        shown = [_number(row["hit_rate"], ".0%"), _number(row["reuse_steps"], ".1f")]
+        shown = [_number(row["hit_rate"], ".0%"), _number(row["reuse_steps"], ".1f"), _number(row["balance"], ".2f")]
         table.add_row(
             str(row["layer"]), str(row["steps"]), str(row["experts"]), f"{row['per_step']:.1f}", row["most_used"], *shown
         )
     console.print(table)
+    if found is not None:
+        show(found, "hit rate of a cache of so many experts, all layers together")
     return 0
 
 
@@ -66,5 +73,22 @@ def _number(value: float, form: str) -> str:
     return "-" if value != value else format(value, form)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)
+def everything(tables: dict[str, pd.DataFrame], rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
+    """All that is known of the experts, by layer and in whole."""
+    numbers = rows["layer"].tolist()
+    return {
+        "layers": rows,
+        "summary": experts.summary(tables),
+        "density": experts.density(tables, phase),
+        "co_activation": {layer: experts.co_activation(tables, layer, phase) for layer in numbers},
+        "activation": {layer: activation(tables, layer, phase) for layer in numbers},
+        "distance": experts.time_by_distance(tables),
+        "distance_effect": experts.distance_effect(tables),
+        "prefetch": experts.lateness(tables),
+    }
+
+
+def activation(tables: dict[str, pd.DataFrame], layer: int, phase: str | None) -> dict[str, Any]:
+    """A layer's activation matrix: rows routed to each expert, by token."""
+    tokens, table = experts.matrix(tables, layer, phase)
+    return {"token_id": tokens, "rows": table}

@@ -1,13 +1,19 @@
 """Run SQL over the tables of a recording (DuckDB). `python -m analyzer tables RUN` lists them, analyzer/schema.py explains them.
 
+Besides, these are made when asked for: phases, gaps, npu_gaps, npu_windows, displacements, operator_states, decode_steps, growth,
+density, reuse, cache_curves (analyzer/derived.py explains them).
+
 examples:
   python -m analyzer query RUN "select type, count(*) n, sum(duration_ns)/1e6 ms from operators group by type order by ms desc"
   python -m analyzer query RUN "select * from qnn_events where execute_id = 0" --json
   python -m analyzer query RUN "describe tokens"
+  python -m analyzer query RUN "select cause, sum(duration_ns)/1e6 ms from gaps group by cause"
 """
 
 import argparse
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +22,11 @@ import pyarrow
 from rich.console import Console
 from rich.table import Table
 
+from analyzer.commands._show import PLAIN_WIDTH
+from analyzer.derived import DERIVED
+from analyzer.errors import AnalysisError
+from analyzer.schema import TABLES
 from analyzer.tables import load
-from tracer.recording import RecordingError
 
 SHOWN = 200
 
@@ -29,17 +38,27 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print all rows as JSON objects")
 
 
+def named_in(sql: str) -> list[str]:
+    """The tables that a statement names; all recorded ones where it names none."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    return [name for name in (*TABLES, *DERIVED) if name in words] or list(TABLES)
+
+
 def execute(run_dir: Path, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """(column names, rows) of a statement; the statement sees the tables and nothing outside."""
+    names = named_in(sql)
+    made = [name for name in names if name in DERIVED]
+    tables = load(run_dir, None if made else names)
     with duckdb.connect() as database:
-        for name, table in load(run_dir).items():
+        for name in names:
+            table = DERIVED[name][1](tables) if name in made else tables[name]
             database.register(name, pyarrow.Table.from_pandas(table, preserve_index=False))
         try:
             database.execute("set enable_external_access = false")
             cursor = database.execute(sql)
             return [column[0] for column in cursor.description or []], cursor.fetchall()
         except duckdb.Error as error:
-            raise RecordingError(f"query: {str(error).splitlines()[0]}") from None
+            raise AnalysisError(f"query: {str(error).splitlines()[0]}") from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     table = Table(*names, box=None, header_style="bold")
     for row in rows[:SHOWN]:
         table.add_row(*(f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.print(table)
     if len(rows) > SHOWN:
         console.print(f"{len(rows) - SHOWN} more rows: use LIMIT, or --json for all")

@@ -14,11 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analyzer.reading import open_recording
-from analyzer.summary import summarize
-from analyzer.tables import load
+from analyzer.cached import summary
 
-WIDTH, OPERATORS, GROUPS, GRAPHS, THREADS = 80, 6, 9, 3, 3
+WIDTH, OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 80, 5, 9, 2, 2, 3
 Section = dict[str, Any]
 
 
@@ -30,12 +28,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Summarise and print."""
-    answer = summarize(open_recording(args.run_dir), load(args.run_dir))
+    answer = summary(args.run_dir)
     if args.json:
         print(json.dumps(answer))
         return 0
     console = Console(highlight=False)
-    for part in (heading, speed, phases, operators, experts, npu, scheduling, io, losses):
+    for part in (heading, speed, phases, found, operators, experts, npu, scheduling, io, losses):
         for line in part(answer):
             console.print(line, no_wrap=True, overflow="ellipsis")
     return 0
@@ -70,6 +68,7 @@ def heading(answer: Section) -> list[str | Table]:
             f"NPU: {machine['npu']}"
             + (" (exact results; its times are the host's, not a device's)" if machine["emulated"] else "")
         )
+    lines += [f"[yellow]{escape(line)}[/]" for line in answer["missing"]]
     if about["state"] != "complete":
         lines.append(f"[yellow]state: {about['state']}: the writer did not finish[/]")
     return lines
@@ -101,6 +100,13 @@ def phases(answer: Section) -> list[str | Table]:
             cells += [number(value, ",.3f"), number(value / total if value is not None and total else None, ".0%")]
         table.add_row(key, *cells)
     return [table]
+
+
+def found(answer: Section) -> list[str | Table]:
+    """The findings with the greatest prizes, a line each."""
+    first = answer["findings"][:FINDINGS]
+    lines: list[str | Table] = ["[bold]what costs most[/] (all: python -m analyzer findings)"] if first else []
+    return lines + [escape(f"{f['prize_share']:.0%} {f['text'].rpartition(':')[0]}") for f in first]
 
 
 def operators(answer: Section) -> list[str | Table]:

@@ -9,6 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
+from analyzer.derived import DERIVED
 from analyzer.tables import load, write
 
 
@@ -30,4 +31,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for name, count in rows.items():
         print(f"{count:>12,}  {name}")
+    print("made when a query names them:")
+    for name, (meaning, _) in DERIVED.items():
+        print(f"              {name}: {meaning}")
     return 0

@@ -49,7 +49,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     report = parser.add_argument_group("report")
     report.add_argument("--json", action="store_true", help="write text and statistics as JSON to standard output")
     report.add_argument("--log", type=Path, metavar="FILE", help="write the runtime's own account of the run as JSON")
-    report.add_argument("--qnn-profile", choices=("off", "basic", "detailed"), default="off", help="profiling by QNN itself")
+    report.add_argument(
+        "--qnn-profile",
+        default="off",
+        metavar="LEVEL",
+        help="profiling by QNN itself: off, basic, detailed, optrace; or by kind: attention=detailed,expert=off",
+    )
+    report.add_argument("--qnn-profile-every", type=int, default=1, metavar="N", help="profile every Nth run of a subgraph")
+    report.add_argument("--qnn-profile-most", type=int, metavar="N", help="profile at most N runs of a subgraph: caps the events")
     report.add_argument("--qnn-profile-dir", type=Path, metavar="DIR", default=Path("qnn-profile"), help="for one CSV a session")
 
 
@@ -91,7 +98,8 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         tiers = tuple(sorted({int(tier) for tier in args.tiers.split(",")}))
     except ValueError:
         raise RequestError(f"tiers {args.tiers!r} are no list of numbers: write for example 1,8,32") from None
-    names = ("prefill_backend", "decode_backend", "chunk", "threads", "qnn_profile", "qnn_profile_dir")
+    profile = ("qnn_profile", "qnn_profile_dir", "qnn_profile_every", "qnn_profile_most")
+    names = ("prefill_backend", "decode_backend", "chunk", "threads", *profile)
     return {name: getattr(args, name) for name in names} | {"tiers": tiers}
 
 

@@ -2,8 +2,8 @@
 
 Takes the steps of llama_steps.py with llama.cpp's own evaluation callback, which is told every node of every graph in order,
 and writes a JSON object with the tokens that were made and, for each node, step, operator, name, dims, whether it is to be
-computed, and the routing tensor's contents where it is a MUL_MAT_ID. Asking for a node's result ends the graph there for a
-moment, so such a run is not the one to time.
+computed, what made each of its sources, and the routing tensor's contents where it is a MUL_MAT_ID. Asking for a node's result
+ends the graph there for a moment, so such a run is not the one to time.
 """
 
 import ctypes
@@ -76,8 +76,18 @@ class Oracle:
         ne = list(t.ne)
         assert name == t.name.decode() and self.lib.ggml_nelements(address) == ne[0] * ne[1] * ne[2] * ne[3]
         computed = bool(t.flags & FLAG_COMPUTE)
-        self.nodes.append({"step": self.step, "op": operator, "name": name, "ne": ne, "computed": computed})
+        reads = [self.behind_views(source) for source in t.src if source]
+        node = {"step": self.step, "id": address, "op": operator, "name": name, "ne": ne, "computed": computed, "reads": reads}
+        self.nodes.append(node)
         return operator == "MUL_MAT_ID"
+
+    def behind_views(self, address: int) -> tuple[int, str, str]:
+        """(address, operator, name) of what made the memory that a source shows."""
+        t = Tensor.from_address(address)
+        operator = self.lib.ggml_op_name(t.op).decode()
+        if operator in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE") and t.src[0]:
+            return self.behind_views(t.src[0])
+        return address, operator, self.lib.ggml_get_name(address).decode()
 
 
 def main() -> None:

@@ -64,6 +64,7 @@ class Engine:
     operator_table: tuple[str, ...] = ()  # first of the names that a program holds which cannot be asked
     inspect: bool = True
     api_major: int = 0
+    api_minor: int = 0  # the newest that the slots were held against
     backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that tell a ggml backend
     source: str = field(default="", compare=False)
 

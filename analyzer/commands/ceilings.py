@@ -1,0 +1,42 @@
+"""Measure what this machine can do at most: memory bandwidth and fp32 speed, of one thread and of all CPUs. `roofline` uses it.
+
+examples:
+  python -m analyzer ceilings                       measured once (about 3 s), then read from the cache
+  python -m analyzer ceilings --fresh --json
+  python -m analyzer ceilings --out phone.json      to be given to: roofline RUN --ceilings phone.json, elsewhere
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from analyzer import ceilings
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--fresh", action="store_true", help="measure again, whatever is kept")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write them there, too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure where needed, keep and print."""
+    kept = ceilings.cache_file()
+    if args.fresh or not kept.exists():
+        ceilings.write(ceilings.measure(), kept)
+    found = ceilings.read(kept)
+    if args.out:
+        ceilings.write(found, args.out)
+    if args.json:
+        print(json.dumps(asdict(found)))
+        return 0
+    print(f"{found.cpu_model}, {found.cpus} CPUs")
+    for threads, speed in found.bandwidth.items():
+        flops = found.flops[threads]
+        print(
+            f"{threads:>3} threads: {speed / 1e9:6.1f} GB/s, {flops / 1e9:7.1f} GFLOP/s fp32; ridge at {flops / speed:.1f} FLOP/B"
+        )
+    print(f"least time of a call: {found.launch_ns:,.0f} ns\nkept in {kept}")
+    return 0

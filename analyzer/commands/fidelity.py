@@ -1,0 +1,40 @@
+"""Hold measured times against a truth: accuracy alpha in %, and scaled error ε* in µs of error per ms (lm-Meter's figures).
+
+Without --truth, phases are held against the log that our runtime wrote of itself (RUN/runtime.json). Kernels need a truth from
+duplication: benchmarks/fidelity.py makes one for our runtime.
+
+examples:
+  python -m analyzer fidelity RUN
+  python -m analyzer fidelity RUN --truth truth.json --json
+"""
+
+import argparse
+from pathlib import Path
+
+from analyzer import fidelity
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
+from analyzer.tables import load
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--truth", metavar="FILE", type=Path, help='JSON: {"phases": {name: ms per step}, "kernels": {...}}')
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print both figures for each phase and kernel."""
+    tables = load(args.run_dir, ("tokens", "operators", "graphs"))
+    truth = fidelity.given_truth(args.truth) if args.truth else {"phases": fidelity.log_truth(args.run_dir / "runtime.json")}
+    found = fidelity.report(tables, truth)
+    if args.json:
+        print(as_json(found))
+        return 0
+    for part, result in found.items():
+        middle = result["accuracy_percent"]
+        show(result["rows"], f"{part}: accuracy {middle['mean']:.2f} % on average, {middle['median']:.2f} % in the median")
+    if not found:
+        print("the truth names nothing that was measured")
+    return 0

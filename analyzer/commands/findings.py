@@ -1,0 +1,41 @@
+"""List what costs most and what it would give back, in words, with the evidence and the query behind each finding.
+
+examples:
+  python -m analyzer findings RUN
+  python -m analyzer findings RUN --queries            the SQL behind each, to be given to: python -m analyzer query RUN
+  python -m analyzer findings RUN --json
+"""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from analyzer import ceilings
+from analyzer.findings import findings
+from analyzer.jsonable import as_json
+from analyzer.reading import open_recording, section
+from analyzer.tables import load
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--ceilings", metavar="FILE", type=Path, help="ceilings of the machine that ran the model")
+    parser.add_argument("--queries", action="store_true", help="print the query behind each")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the list."""
+    roof = ceilings.load(section(open_recording(args.run_dir).manifest, "machine"), args.ceilings)
+    found = findings(load(args.run_dir), roof)
+    if args.json:
+        print(as_json([asdict(finding) for finding in found]))
+        return 0
+    for place, finding in enumerate(found, 1):
+        print(f"{place}. {finding.text} ({finding.prize_ms:,.1f} ms)")
+        if args.queries:
+            print(f"   {finding.query}")
+    if not found:
+        print("nothing that costs 1 % of the steps' time or more was found")
+    return 0

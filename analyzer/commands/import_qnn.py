@@ -1,0 +1,127 @@
+"""Read profiles of QNN that others wrote: ONNX Runtime's CSV, the profile viewer's CSV, an optrace for Chrome (JSON, in cycles).
+
+examples:
+  python -m analyzer import-qnn qnn/expert.csv
+  python -m analyzer import-qnn qnn/*.csv --onto recordings/run-1
+  python -m analyzer import-qnn chrometrace.json --mhz 1100 --json
+
+With --onto every execution is looked for among the recording's; tables go to RUN/imported (else to --out, else nowhere).
+Exit code 1: a file, or a part of one, could not be read, or an execution is not in the recording.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from analyzer.commands.summary import grid
+from analyzer.qnn_csv import join, read_csv
+from analyzer.qnn_optrace import critical_path, read_optrace, utilization
+from analyzer.tables import load
+from tracer.recording import RecordingError
+
+MOST = 8
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="CSV or JSON")
+    parser.add_argument("--onto", metavar="RUN", type=Path, help="recording that the files belong to")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="write the events as Parquet here")
+    parser.add_argument("--mhz", type=float, metavar="MHZ", help="frequency of the NPU: without it cycles are not shown as time")
+    parser.add_argument("--json", action="store_true", help="print what was read as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read each file; one that cannot be read is told, and the others go on."""
+    events = load(args.onto)["qnn_events"] if args.onto else None
+    out = args.out or (args.onto / "imported" if args.onto else None)
+    answers: list[dict[str, Any]] = []
+    for path in args.files:
+        try:
+            answers.append(of_json(path, out) if path.suffix.lower() == ".json" else of_csv(path, out, events))
+        except (RecordingError, OSError) as error:
+            reason = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            answers.append({"file": str(path), "complaints": [reason], "failed": True})
+    for answer in answers:
+        for complaint in answer["complaints"]:
+            print(f"import-qnn: {complaint}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(answers))
+    else:
+        show(answers, args.mhz)
+    return int(any(answer["complaints"] or answer.get("unmatched") for answer in answers))
+
+
+def keep(frame: Any, out: Path | None, path: Path) -> None:
+    """Write a table where the user wants it."""
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        frame.to_parquet(out / f"{path.stem}.parquet", index=False)
+
+
+def of_csv(path: Path, out: Path | None, events: Any) -> dict[str, Any]:
+    """A CSV in numbers."""
+    imported = read_csv(path)
+    frame = imported.events
+    executes = int(frame["execute"].max()) + 1 if len(frame) else 0
+    answer: dict[str, Any] = {"file": str(path), "events": len(frame), "executes": executes, "complaints": imported.complaints}
+    if events is not None:
+        frame["execute_id"] = join(frame, events)
+        matched = frame[frame["execute_id"] >= 0]["execute_id"].nunique()
+        answer |= {"matched": int(matched), "unmatched": executes - int(matched)}
+    cycles = frame[(frame["unit"] == "cycles") & (frame["depth"] > 0)].groupby("name")["value"].sum().sort_values(ascending=False)
+    roots = frame[(frame["depth"] == 0) & (frame["execute"] >= 0)].groupby(["name", "unit"])["value"].median()
+    answer["nodes"] = {str(name): int(value) for name, value in cycles.items()}
+    answer["medians"] = [{"name": name, "unit": unit, "value": float(value)} for (name, unit), value in roots.items()]
+    keep(frame, out, path)
+    return answer
+
+
+def of_json(path: Path, out: Path | None) -> dict[str, Any]:
+    """An optrace in numbers."""
+    trace = read_optrace(path)
+    chain = critical_path(trace.events)
+    cycles = trace.events.groupby("name")["cycles"].sum().sort_values(ascending=False)
+    keep(trace.events, out, path)
+    return {
+        "file": str(path),
+        "events": len(trace.events),
+        "duplicates": trace.duplicates,
+        "complaints": trace.complaints,
+        **utilization(trace.events),
+        "critical_path": {"events": len(chain), "cycles": int(chain["cycles"].sum()), "names": chain["name"].tolist()},
+        "nodes": {str(name): int(value) for name, value in cycles.items()},
+    }
+
+
+def show(answers: list[dict[str, Any]], mhz: float | None) -> None:
+    """A few lines for each file that could be read."""
+    console = Console(highlight=False, soft_wrap=True)
+    for answer in (one for one in answers if not one.get("failed")):
+        joined = f", {answer['matched']} found in the recording, {answer['unmatched']} not" if "matched" in answer else ""
+        what = f"{answer['executes']} executes" if "executes" in answer else f"{answer['duplicates']} duplicates removed"
+        console.print(f"[bold]{answer['file']}[/]: {answer['events']:,} events, {what}{joined}")
+        for row in answer.get("medians", []):
+            console.print(f"  {row['name']}: median {row['value']:,.0f} {row['unit']}{as_time(row['value'], row['unit'], mhz)}")
+        for unit, row in answer.get("units", {}).items():
+            told = as_time(row["cycles"], "cycles", mhz)
+            console.print(
+                f"  {unit}: busy {row['share']:.1%} of the time, {row['cycles']:,} cycles{told}, {row['events']} events"
+            )
+        if "critical_path" in answer:
+            path = answer["critical_path"]
+            told = as_time(path["cycles"], "cycles", mhz)
+            console.print(f"  critical path (by time): {path['events']} events, {path['cycles']:,} cycles{told}")
+        table = grid("  node", "cycles")
+        for name, value in list(answer["nodes"].items())[:MOST]:
+            table.add_row(f"  {name}", f"{value:,}")
+        console.print(table)
+
+
+def as_time(value: float, unit: str, mhz: float | None) -> str:
+    """Cycles as time, where the user says how fast they are."""
+    return f" ({value / mhz:,.1f} µs at {mhz:g} MHz)" if unit == "cycles" and mhz else ""

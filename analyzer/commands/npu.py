@@ -1,0 +1,127 @@
+"""Show what the NPU did: graphs, experts, node cycles, stages, idle time, and whether QNN's numbers add up.
+
+examples:
+  python -m analyzer npu recordings/run-1
+  python -m analyzer npu recordings/run-1 --op-map trace/op_trace.json --json | jq .types
+
+Exit code 1: a relation that QNN's numbers must keep is broken, or events joined no execution.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from analyzer.commands.summary import grid, number, short
+from analyzer.qnn_opmap import read_op_map
+from analyzer.qnn_statistics import statistics
+from analyzer.reading import open_recording
+from analyzer.summary import machine
+from analyzer.tables import load
+
+Facts = dict[str, Any]
+MOST, LEAST_WIDTH = 12, 110
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--op-map", metavar="FILE", type=Path, help="ONNX Runtime's framework op trace: model operator by QNN op")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compute and print."""
+    recording = open_recording(args.run_dir)
+    facts = statistics(load(args.run_dir), read_op_map(args.op_map) if args.op_map else {})
+    facts = {"backend": machine(recording.manifest)["npu"], **facts}
+    broken = bool(facts["findings"]) or facts["unjoined_events"] > 0
+    if args.json:
+        print(json.dumps(facts))
+        return int(broken)
+    console = Console(highlight=False)
+    console.width = max(console.width, LEAST_WIDTH)
+    for part in (heading, graphs, experts, types_of_nodes, around, idle, closure):
+        for line in part(facts):
+            console.print(line, no_wrap=True, overflow="ellipsis")
+    return int(broken)
+
+
+def heading(facts: Facts) -> list[str | Table]:
+    """How much there is."""
+    levels = ", ".join(f"{count} {name}" for name, count in facts["levels"].items())
+    loose = f"{facts['events']:,} events, {facts['unjoined_events']} unjoined"
+    return [f"[bold]{facts['backend'] or 'QNN'}[/] {facts['executes']:,} executes (profile: {levels or 'none'}); {loose}"]
+
+
+def figures(row: Facts) -> tuple[str, ...]:
+    """The cells of a group of executions."""
+    ms = (number(value / 1e3 if value is not None else None, ",.2f") for value in (row["host_us"], row["accel_us"]))
+    us = (number(row[name], ",.0f") for name in ("median_us", "first_us", "cycles"))
+    return (f"{row['executes']:,}", *ms, *us, number(row["rpc_share"], ".1%"))
+
+
+HEADS = ("executes", "host ms", "accel ms", "median µs", "first µs", "cycles", "outside accel")
+
+
+def graphs(facts: Facts) -> list[str | Table]:
+    """By graph."""
+    table = grid("graph", *HEADS)
+    for row in facts["graphs"][:MOST]:
+        table.add_row(short(row["graph"], 32), *figures(row))
+    return [table] if facts["graphs"] else []
+
+
+def experts(facts: Facts) -> list[str | Table]:
+    """By expert."""
+    table = grid("expert", *HEADS)
+    for row in facts["experts"][:MOST]:
+        table.add_row(f"layer {row['layer']} expert {row['expert']}", *figures(row))
+    return [table] if facts["experts"] else []
+
+
+def types_of_nodes(facts: Facts) -> list[str | Table]:
+    """By type of node."""
+    table = grid("node type", "runs", "cycles", "share")
+    for row in facts["types"][:MOST]:
+        table.add_row(short(row["type"], 32), f"{row['runs']:,}", f"{row['cycles']:,.0f}", f"{row['share']:.1%}")
+    return [table] if facts["types"] else []
+
+
+def around(facts: Facts) -> list[str | Table]:
+    """Contexts and the stages of the host's side."""
+    c = facts["contexts"]
+    lines: list[str | Table] = []
+    if c["loads"]:
+        lines.append(f"contexts: {c['loads']} loaded from {c['load_bytes'] / 2**20:,.2f} MiB in {c['load_ms']:,.1f} ms")
+    if c["finalizes"]:
+        lines.append(f"finalized: {c['finalizes']} graphs in {c['finalize_ms']:,.1f} ms")
+    stages = [f"{name} {row['ms']:,.1f} ({row['count']})" for name, row in facts["stages"].items()]
+    return [*lines, f"host stages, ms: {', '.join(stages)}"] if stages else lines
+
+
+def idle(facts: Facts) -> list[str | Table]:
+    """The NPU's idle time, and the CPU's work beside it."""
+    i, o = facts["idle"], facts["overlap"]
+    lines: list[str | Table] = []
+    if i["gaps"]:
+        states = ", ".join(f"{name} {i[f'{name}_ms']:,.1f}" for name in ("running", "runnable", "sleeping", "waiting"))
+        lines.append(f"NPU idle {i['ms']:,.1f} ms in {i['gaps']} gaps; the submitting thread was, ms: {states}")
+        lines.append("idle during, ms: " + ", ".join(f"{name} {ms:,.1f}" for name, ms in i["doing_ms"].items()))
+    if o:
+        parts = (("both", "both"), ("NPU only", "npu_only"), ("CPU only", "cpu_only"), ("none", "none"))
+        shares = ", ".join(f"{name} {o[f'{key}_ms']:,.1f}" for name, key in parts)
+        lines.append(f"busy from first to last execute ({o['window_ms']:,.1f} ms): {shares}")
+    return lines
+
+
+def closure(facts: Facts) -> list[str | Table]:
+    """Whether sums close."""
+    table = grid("must hold", "looked at", "broken", "residual")
+    for row in facts["closure"]:
+        table.add_row(row["check"], f"{row['looked_at']:,}", f"{row['broken']:,}", f"{row['residual']:,.0f} {row['unit']}")
+    lines: list[str | Table] = [table] if facts["closure"] else []
+    return [*lines, *(f"[yellow]{text}[/]" for text in facts["findings"][:MOST])]

@@ -1,0 +1,97 @@
+"""Show where every moment of a token goes: what operators do for the model, idle gaps by their cause, and what is unexplained.
+
+Groups, causes and residual add up to the step. `host`: the engine's own code between operators; `scheduling`: the token's
+thread was ready and had no CPU; `asleep`, `disk wait`, `stopped` (by a signal): its state in between.
+
+examples:
+  python -m analyzer phases RUN
+  python -m analyzer phases RUN --tokens --json            every token
+  python -m analyzer phases RUN --gaps                     idle gaps between operators, and of the NPU, by cause
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analyzer import phases
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
+from analyzer.tables import load
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--tokens", action="store_true", help="one row per token, in ms")
+    parser.add_argument("--gaps", action="store_true", help="the idle gaps")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print means per phase and the whole run; tokens and gaps where asked for."""
+    tables = load(args.run_dir)
+    rows = phases.per_token(tables)
+    shares, whole = phases.phase_shares(tables, rows), phases.whole_run(tables, rows)
+    answer: dict[str, Any] = {"phases_ms": shares, "run": whole}
+    if args.tokens:
+        answer["tokens"] = in_ms(rows)
+    if args.gaps:
+        answer |= {"gaps": phases.gaps(tables), "npu_gaps": phases.npu_gaps(tables), "npu_windows": phases.npu_windows(tables)}
+    if args.json:
+        print(as_json(answer))
+        return 0
+    if not shares:
+        print("no complete tokens in this recording")
+        return 0
+    show(side_by_side(shares), "ms per step", 40)
+    print(closing(whole))
+    if args.tokens:
+        show(in_ms(rows))
+    if args.gaps:
+        for title in ("gaps", "npu_gaps"):
+            show(by_cause(answer[title]), {"gaps": "gaps between operators", "npu_gaps": "NPU idle within tokens"}[title])
+        windows = answer["npu_windows"]
+        show(windows.drop(columns=["graph_id", "execute_id", "token_id"]).describe().loc[["mean", "max"]] / 1e6, "NPU window, ms")
+    return 0
+
+
+def side_by_side(shares: dict[str, dict[str, float]]) -> pd.DataFrame:
+    """A row per group and cause, two columns per phase; residual and total last."""
+    names = list(dict.fromkeys(name for phase in shares.values() for name in phase if name not in (phases.RESIDUAL, "total")))
+    table = pd.DataFrame({"": [*names, phases.RESIDUAL, "total"]})
+    for phase, mine in shares.items():
+        table[phase] = table[""].map(mine).astype(float)
+        table[f"{phase} share"] = (table[phase] / mine["total"]).map(lambda value: "-" if value != value else f"{value:.1%}")
+    return table
+
+
+def closing(whole: dict[str, Any]) -> str:
+    """The whole run in one line."""
+    parts = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in whole["phases_ms"].items())
+    return (
+        f"run {whole['total_ms']:,.1f} ms = {parts}, between steps {whole['between_steps_ms']:,.1f} ms"
+        f" (- {max(whole['concurrent_ms'], 0):,.1f} ms at the same time); residual {whole['residual_share']:.2%} of the steps"
+    )
+
+
+def in_ms(rows: pd.DataFrame) -> pd.DataFrame:
+    """Tokens with times in ms; columns that are zero everywhere left out."""
+    times = rows.select_dtypes("float64") / 1e6
+    kept = [name for name in times.columns if name in (phases.RESIDUAL, "total") or (times[name] != 0).any()]
+    return pd.concat([rows[["phase", "position"]], times[kept]], axis=1).reset_index()
+
+
+def by_cause(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Number, sum and longest of each cause."""
+    found = gaps.groupby("cause")["duration_ns"].agg(["size", "sum", "median", "max"]).sort_values("sum", ascending=False)
+    return pd.DataFrame(
+        {
+            "cause": found.index,
+            "gaps": found["size"].to_numpy(),
+            "ms": found["sum"].to_numpy() / 1e6,
+            "median_us": found["median"].to_numpy() / 1e3,
+            "max_us": found["max"].to_numpy() / 1e3,
+        }
+    )

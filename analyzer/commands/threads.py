@@ -1,0 +1,39 @@
+"""Show the threads: their states within operators, how evenly they share the work, and who took a CPU from them at what cost.
+
+examples:
+  python -m analyzer threads RUN
+  python -m analyzer threads RUN --json
+"""
+
+import argparse
+from pathlib import Path
+
+from analyzer import threads
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
+from analyzer.tables import load
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print states by operator, the threads' shares, and who displaced them."""
+    tables = load(args.run_dir)
+    states, shares = threads.operator_states(tables), threads.balance(tables)
+    displaced = threads.displacements(tables)
+    by = threads.displaced_by(tables, displaced)
+    if args.json:
+        numbers = {"summary": threads.summary(tables), "operators": states, "threads": shares, "displaced_by": by}
+        print(as_json(numbers))
+        return 0
+    if len(tables["thread_states"]) == 0:
+        print("no scheduling in this recording: record at level sched")
+    show(states, "busy time of operators by state of the thread, shares", 15)
+    show(shares, "threads that ran operators")
+    if len(by):
+        show(by, "who ran while a thread within an operator was ready; cost: what operators took longer", 8)
+    return 0

@@ -1,0 +1,50 @@
+"""Show how steps spread, drift, swing and jump across tokens, and which operators grow with the context.
+
+examples:
+  python -m analyzer trends RUN
+  python -m analyzer trends RUN --json | jq .model
+"""
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from analyzer import trends
+from analyzer.commands._show import show
+from analyzer.jsonable import as_json
+from analyzer.tables import load
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print distributions, what changed when, the latency model and the slopes."""
+    tables = load(args.run_dir)
+    found, grown = trends.summary(tables), trends.growth(tables)
+    if args.json:
+        print(as_json({**found, "growth": grown, "steps": trends.decode_steps(tables)}))
+        return 0
+    names = ("ttft_ms", "tpot_ms", "step_ms")
+    show(pd.DataFrame([{"": name, **found[name]} for name in names]), "ms")
+    if "model" not in found:
+        print("too few decode steps to tell a trend")
+        return 0
+    print(f"drift {found['drift_per_100_steps']:+.1%} per 100 steps")
+    for jump in found["change_points"]:
+        print(f"from token {jump['token_id']} on {jump['after_ms']:.2f} ms instead of {jump['before_ms']:.2f} ms")
+    if found["periodic"]:
+        print(f"periodic: every {found['periodic']['period']:.1f} steps, {found['periodic']['share']:.0%} of the variance")
+    if found["model"]:
+        m = found["model"]
+        print(
+            f"step = {m['base_ms']:.2f} ms + {m['us_per_token']:.2f} µs x context; off by {m['mape']:.1%} on average on "
+            f"{m['judged_on']} steps it has not seen ({m['mape_constant']:.1%} for a constant)"
+        )
+    if len(grown):
+        show(grown, "growth with the context, decode")
+    return 0

@@ -1,0 +1,5 @@
+"""What the analyzer cannot do with a recording, told in one line."""
+
+
+class AnalysisError(Exception):
+    """A question that this recording cannot answer; the message says why and what to do."""

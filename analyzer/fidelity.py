@@ -1,0 +1,90 @@
+"""How true the measured times are: lm-Meter's two figures, and truths to hold them against.
+
+accuracy alpha = 100 (1 - |measured - truth| / truth) in %, scaled error ε* = |measured - truth| / truth in µs per ms. A
+kernel's truth comes from duplication: run it n more times right after itself, and it took the phase's growth over n.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analyzer.errors import AnalysisError
+
+Tables = dict[str, pd.DataFrame]
+COLUMNS = ["name", "measured_ms", "truth_ms", "accuracy_percent", "scaled_error"]
+
+
+def accuracy(measured: float, truth: float) -> float:
+    """alpha in %: the share of the true time that was measured."""
+    return 100.0 * (1.0 - abs(measured - truth) / truth)
+
+
+def scaled_error(measured: float, truth: float) -> float:
+    """ε*: µs of error per ms of true time."""
+    return 1000.0 * abs(measured - truth) / truth
+
+
+def duplication(base: float, duplicated: float, extra: int) -> float:
+    """A kernel's true time within a phase: the phase with `extra` more runs of it, less the phase, over `extra`."""
+    return (duplicated - base) / extra
+
+
+def compare(measured: dict[str, float], truth: dict[str, float]) -> pd.DataFrame:
+    """One row for each name that both have: both times, accuracy_percent and scaled_error."""
+    rows = [
+        (name, measured[name], true, accuracy(measured[name], true), scaled_error(measured[name], true))
+        for name, true in truth.items()
+        if name in measured and true > 0
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def measured_phases(tables: Tables) -> dict[str, float]:
+    """Mean ms of a step, by phase."""
+    tokens = tables["tokens"][tables["tokens"]["complete"]]
+    return {str(phase): float(ns) / 1e6 for phase, ns in tokens.groupby("phase")["duration_ns"].mean().items()}
+
+
+def measured_kernels(tables: Tables, phase: str = "decode") -> dict[str, float]:
+    """Mean ms of a step that each kind of subgraph, and each type of operator, takes in all; subgraphs go first by name."""
+    tokens = tables["tokens"].query("complete and phase == @phase")
+    answer: dict[str, float] = {}
+    for table, column in (("operators", "type"), ("graphs", "kind")):
+        rows = tables[table][tables[table]["token_id"].isin(tokens["token_id"])]
+        for name, ns in rows.groupby(column)["duration_ns"].sum().items():
+            answer[str(name)] = float(ns) / max(len(tokens), 1) / 1e6
+    return answer
+
+
+def log_truth(path: Path) -> dict[str, float]:
+    """Mean ms of a step by phase, from the log that the runtime wrote of itself (its own timers, around the probes)."""
+    try:
+        steps = pd.DataFrame(json.loads(path.read_text())["steps"])
+        return {str(phase): float(ns) / 1e6 for phase, ns in steps.groupby("phase")["duration_ns"].mean().items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AnalysisError(f"{path} is no log of the runtime ({error!r}); write one with: runtime generate --log FILE") from None
+
+
+def given_truth(path: Path) -> dict[str, dict[str, float]]:
+    """{"phases": {name: ms per step}, "kernels": {...}} from a file, as benchmarks/fidelity.py writes it."""
+    try:
+        given = json.loads(path.read_text())
+        return {part: {str(k): float(v) for k, v in (given.get(part) or {}).items()} for part in ("phases", "kernels")}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise AnalysisError(
+            f'{path} holds no truth ({error}); it should be {{"phases": {{name: ms}}, "kernels": {{…}}}}'
+        ) from None
+
+
+def report(tables: Tables, truth: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Tables `phases` and `kernels`, and the mean and median accuracy of each; absent where no truth was given."""
+    measured = {"phases": measured_phases(tables), "kernels": measured_kernels(tables)}
+    answer: dict[str, Any] = {}
+    for part, given in truth.items():
+        rows = compare(measured[part], given)
+        if len(rows):
+            middle = {"mean": float(rows["accuracy_percent"].mean()), "median": float(rows["accuracy_percent"].median())}
+            answer[part] = {"rows": rows, "accuracy_percent": middle}
+    return answer

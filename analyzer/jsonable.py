@@ -1,0 +1,27 @@
+"""Anything the analyzer answers with, as JSON: tables as lists of rows, no NaN."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+def plain(value: Any) -> Any:
+    """Something JSON can hold: tables as lists of rows, NumPy scalars as Python's, NaN as null."""
+    if isinstance(value, pd.DataFrame):
+        return [plain(row) for row in value.to_dict("records")]
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def as_json(value: Any) -> str:
+    """The value as JSON text."""
+    return json.dumps(plain(value))

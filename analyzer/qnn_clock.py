@@ -1,0 +1,44 @@
+"""The NPU's clock on the host's: a rate and an offset from two snapshots, so that drift is part of the answer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+LEAST_SNAPSHOTS = 2
+
+
+@dataclass(frozen=True)
+class DeviceClock:
+    """host ns = anchor_ns + (ticks - anchor) * ns_per_tick, wrong by at most `error_ns` between the snapshots."""
+
+    ns_per_tick: float
+    anchor: int
+    anchor_ns: float
+    error_ns: float
+
+    def to_host(self, ticks: np.ndarray) -> np.ndarray:
+        """Host nanoseconds of the device's time stamps."""
+        return (self.anchor_ns + (ticks.astype(np.int64) - self.anchor) * self.ns_per_tick).astype(np.int64)
+
+
+def narrowest(begin: np.ndarray, end: np.ndarray, rows: np.ndarray) -> int:
+    """The row whose window says most exactly when its time stamp was taken."""
+    return int(rows[np.argmin((end - begin)[rows])])
+
+
+def align(ticks: np.ndarray, begin: np.ndarray, end: np.ndarray) -> DeviceClock | None:
+    """A clock from time stamps, each known to have been taken in a window of host ns; None where fewer than two tell.
+
+    The two snapshots are the narrowest windows of the first and the last third; each is wrong by half its window.
+    """
+    order = np.argsort(ticks, kind="stable")
+    third = -(-len(order) // 3)
+    if len(order) < LEAST_SNAPSHOTS or ticks[order[0]] == ticks[order[-1]]:
+        return None
+    first, last = narrowest(begin, end, order[:third]), narrowest(begin, end, order[-third:])
+    if ticks[first] == ticks[last]:
+        return None
+    middle = (begin + end) / 2
+    rate = float((middle[last] - middle[first]) / (float(ticks[last]) - float(ticks[first])))
+    error = float(max(end[first] - begin[first], end[last] - begin[last]) / 2)
+    return DeviceClock(rate, int(ticks[first]), float(middle[first]), error) if rate > 0 else None

@@ -1,0 +1,191 @@
+"""The structure of ProfDAGs: views resolved, equal layers folded into one, two models compared."""
+
+import re
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import networkx as nx
+
+LAYER_IN_NAME = re.compile(r"-\d+(?=$| )|(?<=blk\.)\d+|(?<=_l)\d+(?=$| )|\.\d+")
+SUMMED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt", "flops", "read_bytes", "written_bytes")
+
+
+def resolved(graph: nx.DiGraph) -> nx.DiGraph:
+    """The graph without views: who reads a view reads what made the memory behind it."""
+    found = graph.copy()
+    for node, role in list(graph.nodes(data="role")):
+        if role == "view":
+            makers, readers = list(found.predecessors(node)), list(found.successors(node))
+            found.add_edges_from(((a, b) for a in makers for b in readers), kind="data")
+            found.remove_node(node)
+    return found
+
+
+def operators(graph: nx.DiGraph) -> list[str]:
+    """The operator nodes in order of execution."""
+    nodes = [(values["order"], node) for node, values in graph.nodes(data=True) if values["role"] == "op"]
+    return [node for _, node in sorted(nodes)]
+
+
+def layers_of(graph: nx.DiGraph) -> dict[str, int]:
+    """The layer of each operator; one whose name tells none belongs to the layer that runs around it, -1 outside of all."""
+    order = operators(graph)
+    told = [graph.nodes[node]["layer"] for node in order]
+    last = {layer: i for i, layer in enumerate(told)}
+    answer, inside = {}, -1
+    for i, (node, layer) in enumerate(zip(order, told, strict=True)):
+        if layer >= 0:
+            inside = layer
+        elif inside >= 0 and last[inside] < i:
+            inside = -1
+        answer[node] = inside
+    return answer
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive operators of one layer (-1: of none), and how many equal layers they stand for."""
+
+    layer: int
+    nodes: tuple[str, ...]
+    repeats: tuple[tuple[str, ...], ...]
+
+
+def blocks(graph: nx.DiGraph) -> list[Block]:
+    """The operators in order, cut into layers; a layer that equals the one before it is folded into that."""
+    order, layer = operators(graph), layers_of(graph)
+    runs: list[tuple[int, list[str]]] = []
+    for node in order:
+        if not runs or runs[-1][0] != layer[node]:
+            runs.append((layer[node], []))
+        runs[-1][1].append(node)
+    answer: list[Block] = []
+    for number, nodes in runs:
+        before = answer[-1] if answer else None
+        if before and number >= 0 and before.layer >= 0 and signature(graph, before.nodes) == signature(graph, tuple(nodes)):
+            answer[-1] = Block(before.layer, before.nodes, (*before.repeats, tuple(nodes)))
+        else:
+            answer.append(Block(number, tuple(nodes), (tuple(nodes),)))
+    return answer
+
+
+def signature(graph: nx.DiGraph, nodes: tuple[str, ...]) -> Hashable:
+    """What makes two layers equal: types and shapes in order, and who reads from whom within the layer."""
+    place = {node: i for i, node in enumerate(nodes)}
+    kinds = tuple((graph.nodes[node]["type"], graph.nodes[node]["shape"]) for node in nodes)
+    edges = frozenset((place[a], place[b]) for a, b in graph.edges(nodes) if a in place and b in place)
+    return kinds, edges
+
+
+def folded(graph: nx.DiGraph) -> nx.DiGraph:
+    """Equal layers as one: each operator stands for that of every layer, its measures are their sum, `layers` counts them.
+
+    Edges from one such layer to the next are of kind "next layer".
+    """
+    plain = resolved(graph)
+    stands = {node: block.nodes[i] for block in blocks(plain) for nodes in block.repeats for i, node in enumerate(nodes)}
+    found = nx.DiGraph(**graph.graph)
+    for node, first in stands.items():
+        values = plain.nodes[node]
+        if first not in found:
+            found.add_node(first, **{**values, **dict.fromkeys(SUMMED, 0), "layers": 0, "name": stem(values["name"])})
+        kept = found.nodes[first]
+        kept["layers"] += 1
+        for name in SUMMED:
+            kept[name] += values.get(name, 0)
+    kept_constants: dict[tuple[str, str, tuple[str, ...]], str] = {}
+    for node, values in plain.nodes(data=True):
+        if values["role"] == "constant":
+            readers = tuple(sorted({stands[b] for b in plain.successors(node)}))
+            key = stem(values["name"]), values["shape"], readers
+            kept_constants.setdefault(key, node)
+            stands[node] = kept_constants[key]
+            found.add_node(stands[node], **{**values, "name": key[0], "layers": 1})
+    for a, b, kind in plain.edges(data="kind"):
+        one, other = stands[a], stands[b]
+        backward = found.nodes[one]["order"] >= found.nodes[other]["order"] and found.nodes[one]["role"] == "op"
+        if not found.has_edge(one, other):
+            found.add_edge(one, other, kind="next layer" if backward else kind)
+    return found
+
+
+def stem(name: str) -> str:
+    """A tensor's name without its layer: attn_norm-3 → attn_norm, blk.3.attn_q.weight → blk.*.attn_q.weight."""
+    return LAYER_IN_NAME.sub(lambda found: "*" if found.group().isdigit() else "", name)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Operators that only one of two models has, in one place: `sign` "-" for the first, "+" for the second."""
+
+    sign: str
+    where: str
+    type: str
+    name: str
+    layers: int
+
+
+def difference(one: nx.DiGraph, other: nx.DiGraph) -> dict[str, Any]:
+    """How two models differ: operators by place (after folding), counts per type in a typical layer, and edges between types."""
+    left, right = blocks(resolved(one)), blocks(resolved(other))
+    found: list[Difference] = []
+    matcher = SequenceMatcher(None, [labels(one, block) for block in left], [labels(other, block) for block in right], False)
+    for tag, i0, i1, j0, j1 in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        for i in range(max(i1 - i0, j1 - j0)):
+            mine = left[i0 + i] if i0 + i < i1 else None
+            theirs = right[j0 + i] if j0 + i < j1 else None
+            found += within(one, mine, other, theirs)
+    typical = [max(side, key=lambda block: (block.layer >= 0) * len(block.repeats)) if side else None for side in (left, right)]
+    counts = [
+        Counter(graph.nodes[node]["type"] for node in block.nodes) if block else Counter()
+        for graph, block in zip((one, other), typical, strict=True)
+    ]
+    kinds = sorted(set(counts[0]) | set(counts[1]))
+    return {
+        "operators": found,
+        "layer_types": {kind: (counts[0][kind], counts[1][kind]) for kind in kinds if counts[0][kind] != counts[1][kind]},
+        "edges": edge_types(resolved(one), resolved(other)),
+        "layers": [sum(len(block.repeats) for block in side if block.layer >= 0) for side in (left, right)],
+    }
+
+
+def labels(graph: nx.DiGraph, block: Block) -> tuple[str, ...]:
+    """The types of a block's operators, by which blocks are aligned; layers meet layers only."""
+    return ("layer" if block.layer >= 0 else "", *(graph.nodes[node]["type"] for node in block.nodes))
+
+
+def within(one: nx.DiGraph, mine: Block | None, other: nx.DiGraph, theirs: Block | None) -> list[Difference]:
+    """The operators in which two blocks differ, by their types in order."""
+    sides = [(one, mine, "-"), (other, theirs, "+")]
+    kinds = [[graph.nodes[node]["type"] for node in (block.nodes if block else ())] for graph, block, _ in sides]
+    answer = []
+    for tag, *spans in SequenceMatcher(None, kinds[0], kinds[1], False).get_opcodes():
+        if tag == "equal":
+            continue
+        for (graph, block, sign), (low, high) in zip(sides, (spans[:2], spans[2:]), strict=True):
+            for node in block.nodes[low:high] if block else ():
+                values, where = graph.nodes[node], "layer" if block and block.layer >= 0 else "outside layers"
+                answer.append(Difference(sign, where, values["type"], stem(values["name"]), len(block.repeats) if block else 0))
+    return answer
+
+
+def edge_types(one: nx.DiGraph, other: nx.DiGraph) -> dict[str, tuple[int, int]]:
+    """ "MUL_MAT → ADD": how many such edges between operators each graph has, where the numbers differ."""
+    counts = [
+        Counter(
+            f"{graph.nodes[a]['type']} → {graph.nodes[b]['type']}"
+            for a, b in graph.edges
+            if graph.nodes[a]["role"] == graph.nodes[b]["role"] == "op"
+        )
+        for graph in (one, other)
+    ]
+    return {
+        key: (counts[0][key], counts[1][key])
+        for key in sorted(set(counts[0]) | set(counts[1]))
+        if counts[0][key] != counts[1][key]
+    }

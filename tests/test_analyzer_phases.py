@@ -1,0 +1,208 @@
+"""Phases, gaps, threads and NPU windows: every moment is counted once, with the cause that the records tell."""
+
+import json
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer import cached, phases, threads
+from analyzer.__main__ import main
+from analyzer.findings import findings
+from analyzer.intervals import Intervals, overlaps, uncovered
+from analyzer.reading import Source, open_recording
+from analyzer.summary import incomplete, summarize
+from analyzer.tables import load
+from tests.recordings import MAIN, WORKER, Writer
+from tests.tables_fixture import make
+
+SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 12)), max_size=12)
+
+
+def intervals(rows: list[tuple[int, int, int]]) -> Intervals:
+    key, begin, length = np.array(rows, np.int64).reshape(-1, 3).T
+    return Intervals(key, begin, begin + length)
+
+
+@settings(deadline=None)
+@given(SPANS, SPANS)
+def test_overlaps_and_what_is_uncovered_equal_a_walk_over_every_moment(some, windows):
+    windows = [(i, begin, length) for i, (_, begin, length) in enumerate(windows[:3])]
+    covered, frame = intervals(some), intervals(windows)
+    left = uncovered(frame, covered)
+    for key, begin, length in windows:
+        inside = {t for k, b, n in some if k == key for t in range(b, b + n)}
+        seen = [t for k, b, e in zip(left.key, left.begin, left.end, strict=True) if k == key for t in range(b, e)]
+        assert seen == [t for t in range(begin, begin + length) if t not in inside]
+    tiles = phases.merged(covered)
+    met = overlaps(frame, tiles)
+    total = sum(
+        len({t for k, b, n in some if k == key for t in range(b, b + n)} & set(range(at, at + size))) for key, at, size in windows
+    )
+    assert met.length.sum() == total
+
+
+def switched(w: Writer, ts: int, prev: int, following: int, state: int = 0) -> None:
+    w.add("sched_switch", ts=ts, tid=prev, pid=0, cpu=0, prev_tid=prev, next_tid=following, prev_state=state)
+
+
+def step(folder, tokens: int = 1):
+    """Steps of 1000 ns: attention 100..300, experts 500..900 with a load 600..700; MAIN sleeps 320..400, is ready till 450."""
+    w = Writer()
+    switched(w, 1, 0, MAIN)
+    for i in range(tokens):
+        at = 10_000 + 2000 * i
+        w.add("token_begin", ts=at, seq=i, phase=2, n_tokens=1, position=i)
+        for tensor, kind, begin, end in ((1, 0, 100, 300), (2, 2, 500, 900)):
+            w.add("op_begin", ts=at + begin, tensor=tensor, type=kind, layer=0).add("op_end", ts=at + end, tensor=tensor)
+        w.add("load_begin", ts=at + 600, layer=0, expert=5, bytes=64, reason=1).add(
+            "load_end", ts=at + 700, layer=0, expert=5, bytes=64
+        )
+        switched(w, at + 320, MAIN, 77, 1)
+        w.add("sched_waking", ts=at + 400, tid=0, pid=0, woken_tid=MAIN)
+        switched(w, at + 450, 77, MAIN)
+        w.add("token_end", ts=at + 1000, seq=i)
+    switched(w, 10**6, MAIN, 0, 1)
+    return load(w.write(folder))
+
+
+def test_a_steps_time_is_its_groups_and_its_gaps_by_cause(tmp_path):
+    shares = phases.phase_shares(step(tmp_path))["decode"]
+    ns = {name: round(ms * 1e6, 6) for name, ms in shares.items()}
+    assert ns == {
+        "attention": 200,
+        "expert compute": 300,
+        "expert load": 100,
+        "host": 270,
+        "asleep": 80,
+        "scheduling": 50,
+        "residual": 0,
+        "total": 1000,
+    }
+
+
+def test_gaps_name_the_operators_around_them(tmp_path):
+    rows = phases.gaps(step(tmp_path))
+    begin = rows["begin_ns"] - 10_000
+    assert list(zip(begin, rows["duration_ns"], rows["cause"], rows["after"], rows["before"], strict=True)) == [
+        (0, 100, "host", "", "attention.0"),
+        (300, 20, "host", "attention.0", "experts.0"),
+        (320, 80, "asleep", "attention.0", "experts.0"),
+        (400, 50, "scheduling", "attention.0", "experts.0"),
+        (450, 50, "host", "attention.0", "experts.0"),
+        (900, 100, "host", "experts.0", ""),
+    ]
+
+
+def test_the_run_is_its_phases_and_what_lies_between_steps(tmp_path):
+    tables = step(tmp_path, 3)
+    whole = phases.whole_run(tables, phases.per_token(tables))
+    assert whole["total_ms"] == pytest.approx(0.005) and whole["between_steps_ms"] == pytest.approx(0.002)
+    assert whole["phases_ms"] == {"decode": pytest.approx(0.003)} and whole["residual_share"] == 0
+
+
+def test_npu_windows_and_idle_times_close():
+    _, tables = make()
+    windows = phases.npu_windows(tables)
+    parts = windows[["before_ns", "accelerator_ns", "residual_ns", "after_ns"]].sum(axis=1)
+    assert len(windows) and np.allclose(parts, windows["window_ns"])
+    gaps = phases.npu_gaps(tables)
+    executes = tables["qnn_executes"].query("token_id >= 0")
+    used = tables["tokens"][tables["tokens"]["token_id"].isin(executes["token_id"])]
+    assert gaps["duration_ns"].sum() + executes["duration_ns"].sum() == used["duration_ns"].sum()
+    assert {"host", "rpc"} <= set(gaps["cause"])
+
+
+def contended(folder):
+    """An operator 100..500 on two threads; MAIN is done at 500 but had no CPU 200..350 (77 ran), WORKER waits from 300 on."""
+    w = Writer().add("token_begin", engine=2, ts=50, seq=0, phase=2, n_tokens=1)
+    switched(w, 1, 0, MAIN)
+    for tid, wait in ((MAIN, 500), (WORKER, 300)):
+        w.add("op_begin", engine=2, ts=100, tid=tid, tensor=64, type=1, layer=-1).add("op_wait", engine=2, ts=wait, tid=tid)
+    switched(w, 200, MAIN, 77)
+    switched(w, 350, 77, MAIN)
+    w.add("graph_begin", engine=2, ts=60, handle=9).add("graph_end", engine=2, ts=520, handle=9)
+    w.add("token_end", engine=2, ts=600, seq=0)
+    switched(w, 700, MAIN, 0, 1)
+    return load(w.write(folder))
+
+
+def test_an_operator_pays_for_the_cpu_that_its_last_thread_lost(tmp_path):
+    tables = contended(tmp_path)
+    rows = threads.displacements(tables)
+    assert rows[["tid", "by_tid", "cost_ns"]].to_numpy().tolist() == [[MAIN, 77, 150]]
+    assert (rows["end_ns"] - rows["begin_ns"]).tolist() == [150]
+    states = threads.operator_states(tables).iloc[0]
+    assert states["busy_ms"] * 1e6 == pytest.approx(600)
+    assert states[["running", "runnable", "unknown"]].tolist() == pytest.approx([250 / 600, 150 / 600, 200 / 600])
+    shares = threads.balance(tables).set_index("tid")
+    assert shares.loc[MAIN, "last_share"] == 1 and shares.loc[WORKER, "last_share"] == 0
+    assert shares.loc[WORKER, "wait_ms"] * 1e6 == pytest.approx(220)
+
+
+def test_findings_are_ranked_and_each_query_answers(tmp_path, capsys):
+    tables = step(tmp_path / "run", 3)
+    found = findings(tables)
+    assert [f.prize_share for f in found] == sorted((f.prize_share for f in found), reverse=True)
+    by_rule = {f.rule: f for f in found}
+    assert by_rule["expert loads"].prize_share == pytest.approx(0.1)
+    assert by_rule["gaps: asleep"].prize_share == pytest.approx(0.08)
+    for finding in found:
+        assert main(["query", str(tmp_path / "run"), finding.query, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("verb", ["phases", "threads", "trends", "findings", "roofline", "experts", "dag"])
+def test_every_verb_answers_as_a_table_and_as_json(tmp_path, capsys, verb):
+    folder = tmp_path / "run"
+    step(folder, 3)
+    more = {"phases": ["--gaps", "--tokens"], "experts": ["--curves"]}.get(verb, [])
+    assert main([verb, str(folder), *more]) == 0
+    assert capsys.readouterr().out
+    assert main([verb, str(folder), *more, "--json"]) == 0
+    json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_derived_tables_can_be_queried(tmp_path, capsys):
+    step(tmp_path)
+    sql = "select cause, sum(duration_ns) ns from gaps group by cause order by ns desc"
+    assert main(["query", str(tmp_path), sql, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0] == {"cause": "host", "ns": 270}
+
+
+def test_without_scheduling_a_gap_is_the_residual(tmp_path):
+    w = Writer().add("token_begin", ts=10, seq=0, phase=2).add("token_end", ts=110, seq=0)
+    rows = phases.per_token(load(w.write(tmp_path)))
+    assert isinstance(rows, pd.DataFrame) and rows["residual"].tolist() == [100.0] and rows["total"].tolist() == [100.0]
+
+
+def test_a_recording_cut_short_or_of_unknown_kinds_says_what_is_missing(tmp_path):
+    step(tmp_path, 3)
+    recording = open_recording(tmp_path)
+    counted = Source(recording).count()
+    path, manifest = tmp_path / "manifest.json", dict(recording.manifest)
+    os.truncate(tmp_path / "events.bin", 64 * (sum(counted.values()) // 2) + 5)
+    manifest["records"] = counted
+    path.write_text(json.dumps(manifest))
+    left = sum(Source(open_recording(tmp_path)).count().values())
+    (line,) = incomplete(open_recording(tmp_path))
+    assert line.startswith(f"{sum(counted.values()) - left} of {sum(counted.values())} records are not in the files")
+    manifest["layouts"].pop("op_begin")
+    path.write_text(json.dumps(manifest))
+    assert any("kinds that the manifest does not describe" in line for line in incomplete(open_recording(tmp_path)))
+    assert "scheduling" not in " ".join(summarize(open_recording(tmp_path), load(tmp_path))["missing"])
+
+
+def test_the_kept_summary_is_read_again_until_the_recording_changes(tmp_path):
+    step(tmp_path, 2)
+    first = cached.summary(tmp_path)
+    kept = tmp_path / "tables" / "summary.json"
+    content = json.loads(kept.read_text())
+    content["summary"]["tokens"] = "kept"
+    kept.write_text(json.dumps(content))
+    assert cached.summary(tmp_path)["tokens"] == "kept"
+    os.truncate(tmp_path / "events.bin", 64)
+    assert cached.summary(tmp_path)["tokens"] != first["tokens"] != "kept"

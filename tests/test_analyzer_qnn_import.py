@@ -1,0 +1,98 @@
+"""Profiles that others wrote: what a good file says, and what is said of a damaged, foreign or cut one."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analyzer.__main__ import main
+from analyzer.qnn_csv import join, read_csv
+from analyzer.qnn_opmap import read_op_map
+from analyzer.qnn_optrace import critical_path, read_optrace, utilization
+from tracer.recording import RecordingError
+
+DATA = Path(__file__).parent / "data" / "qnn"
+
+
+def test_onnxruntimes_csv_gives_executes_types_and_values() -> None:
+    events = read_csv(DATA / "onnxruntime.csv").events
+    assert events["execute"].tolist() == [-1] * 4 + [0] * 6 + [1] * 6
+    assert events[events["execute"] == 1]["type"].tolist() == [8001, 3003, 404, 404, 3004, 400]
+    assert events["value"].tolist()[-1] == 55 and events["name"].tolist()[7] == "a,b:OpId_17 (cycles)"
+    assert set(events["unit"]) == {"us", "cycles", "count"}
+
+
+def test_the_profile_viewers_csv_is_read_behind_its_preamble() -> None:
+    imported = read_csv(DATA / "viewer.csv")
+    events = imported.events
+    assert imported.complaints == [] and events["source"].tolist()[:2] == ["NETRUN", "NETRUN"]
+    assert events[events["execute"] == 0]["type"].tolist() == [400, 8001, 3001, 3002, 3003, 404, 3012]
+    assert events["timestamp"].iloc[0] == 1767225600000001
+
+
+def test_executions_are_found_in_a_recording_by_all_that_they_say() -> None:
+    events = read_csv(DATA / "onnxruntime.csv").events
+    recorded = events[events["execute"] >= 0].assign(execute_id=lambda frame: 7 - frame["execute"])
+    assert join(events, recorded)[4:].tolist() == [7] * 6 + [6] * 6
+    other = recorded.assign(value=recorded["value"] + (recorded["execute_id"] == 6).astype("uint64"))
+    assert join(events, other)[4:].tolist() == [7] * 6 + [-1] * 6
+
+
+def test_an_optrace_counts_each_event_once_on_its_unit() -> None:
+    trace = read_optrace(DATA / "optrace.json")
+    assert trace.complaints == [] and trace.duplicates == 5
+    facts = utilization(trace.events)
+    assert facts["window_cycles"] == 1000
+    assert {name: row["cycles"] for name, row in facts["units"].items()} == {"HVX": 500, "HMX": 400, "DMA": 200}
+    assert critical_path(trace.events)["name"].tolist() == ["load", "conv", "pool"]
+
+
+def test_a_cut_optrace_gives_what_is_whole_and_says_so(tmp_path: Path) -> None:
+    text = (DATA / "optrace.json").read_text()
+    cut = tmp_path / "cut.json"
+    cut.write_text(text[: len(text) * 2 // 3])
+    trace = read_optrace(cut)
+    assert "cut off" in trace.complaints[0] and 0 < len(trace.events) < 5
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    lines = (DATA / "onnxruntime.csv").read_text().splitlines(keepends=True)
+    lines[4] = "0,BACKEND,many,CYCLES,BACKEND,ROOT,x\n"
+    bad = tmp_path / "bad.csv"
+    bad.write_text("".join(lines)[:-2])
+    imported = read_csv(bad)
+    assert len(imported.events) == 14
+    assert "damaged" in imported.complaints[0] and "line 5" in imported.complaints[0]
+    assert "cut off" in imported.complaints[-1]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=200))
+def test_foreign_text_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "foreign"
+    path.write_bytes(text.encode(errors="replace"))
+    for reader in (read_csv, read_optrace, read_op_map):
+        with pytest.raises(RecordingError):
+            reader(path)
+
+
+def test_one_bad_file_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = tmp_path / "foreign.csv"
+    foreign.write_text("a,b\n1,2\n")
+    files = [str(foreign), str(tmp_path / "missing.csv"), str(DATA / "onnxruntime.csv"), str(DATA / "optrace.json")]
+    assert main(["import-qnn", *files, "--json", "--out", str(tmp_path / "out")]) == 1
+    shown = capsys.readouterr()
+    answers = json.loads(shown.out)
+    assert [answer.get("events") for answer in answers] == [None, None, 16, 5]
+    assert "no profile of QNN" in shown.err and "No such file" in shown.err
+    assert len(pd.read_parquet(tmp_path / "out" / "optrace.parquet")) == 5
+
+
+def test_cycles_become_time_only_at_a_frequency_that_the_user_states(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import-qnn", str(DATA / "optrace.json")]) == 0
+    assert "µs" not in capsys.readouterr().out
+    assert main(["import-qnn", str(DATA / "optrace.json"), "--mhz", "100"]) == 0
+    assert "10.0 µs at 100 MHz" in capsys.readouterr().out

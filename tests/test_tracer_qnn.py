@@ -1,0 +1,176 @@
+"""Programs that call QNN's C API, traced without change and held against what they know: on HTP, and on a backend of ours."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzer.tables import load
+from tests.conftest import ROOT, trace
+from tracer.attach import unknown_slots
+from tracer.engines import all_engines
+from tracer.qnn_logs import SerializedLogs
+
+pytestmark = pytest.mark.needs("probes")
+PROGRAM = str(ROOT / "tests" / "programs" / "qnn_c.py")
+EXECUTES = 5
+COLUMNS = ["type", "unit_number", "value", "name", "depth"]
+UNITS = {"us": 1, "bytes": 2, "cycles": 3, "count": 4}
+
+
+@dataclass
+class Traced:
+    """One traced run: what the program said, the manifest and the tables."""
+
+    said: dict[str, Any]
+    manifest: dict[str, Any]
+    tables: dict[str, Any]
+
+
+def traced(folder: Path, *arguments: str, env: dict[str, str] | None = None, levels: str = "qnn") -> Traced:
+    (folder / "libnative_tls.conf").touch()
+    run = folder / "run"
+    command = (sys.executable, PROGRAM, *arguments)
+    done = trace("run", "--no-views", "--levels", levels, "-o", str(run), "--", *command, env=env, timeout=90)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    return Traced(said, json.loads((run / "manifest.json").read_text()), load(run))
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("fake") / "libQnnFake.so"
+    source = str(ROOT / "tests" / "programs" / "fake_qnn.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library), source, "-lpthread"], check=True)
+    return library
+
+
+@pytest.fixture(scope="module")
+def on_htp(tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    package = pytest.importorskip("onnxruntime_qnn")
+    library = str(Path(package.__file__).parent / "libQnnHtp.so")
+    return traced(tmp_path_factory.mktemp("htp"), library, "threads=2", "rounds=3", f"executes={EXECUTES}")
+
+
+@pytest.fixture(scope="module")
+def on_fake(fake: Path, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    return traced(tmp_path_factory.mktemp("traced"), str(fake), "every=1", f"executes={EXECUTES}")
+
+
+def events_of(run: Traced, execute_id: int) -> list[list[Any]]:
+    """[type, unit, value, name, depth] of an execution's events in the order they were read."""
+    events = run.tables["qnn_events"]
+    mine = events[events["execute_id"] == execute_id]
+    return mine.assign(unit_number=mine["unit"].map(UNITS))[COLUMNS].values.tolist()
+
+
+@pytest.mark.needs("htp")
+def test_executes_names_and_events_are_those_the_program_knows(on_htp: Traced) -> None:
+    executes = on_htp.tables["qnn_executes"]
+    assert len(on_htp.said["sessions"]) == 6
+    for session in on_htp.said["sessions"]:
+        mine = executes[executes["graph_name"] == session["graph"]].sort_values("begin_ns")
+        assert mine["tid"].tolist() == [session["tid"]] * EXECUTES
+        assert mine["graph"].tolist() == [run["handle"] for run in session["runs"]]
+        assert mine["status"].tolist() == [run["status"] for run in session["runs"]]
+        assert [events_of(on_htp, row) for row in mine["execute_id"]] == [run["events"] for run in session["runs"]]
+        assert mine["first"].tolist() == [True] + [False] * (EXECUTES - 1)
+    assert on_htp.manifest["lost"] == {} and len(executes) == 6 * EXECUTES
+
+
+@pytest.mark.needs("htp")
+def test_calls_are_as_many_as_the_program_made_and_binaries_as_large(on_htp: Traced) -> None:
+    calls, said = on_htp.tables["qnn_calls"], on_htp.said["calls"]
+    spans = ("backendCreate", "deviceCreate", "contextCreate", "contextGetBinary", "contextCreateFromBinary", "contextFree")
+    spans += ("graphCreate", "graphFinalize", "graphRetrieve", "profileCreate")
+    counted = calls["call"].value_counts()
+    assert {name: int(counted[name]) for name in spans} == {name: said[name] for name in spans}
+    sizes = sorted(session["bytes"] for session in on_htp.said["sessions"])
+    for name in ("contextCreateFromBinary", "contextGetBinary"):
+        assert sorted(calls[calls["call"] == name]["bytes"]) == sizes
+
+
+@pytest.mark.needs("htp")
+def test_handles_used_again_are_other_objects_and_everything_freed_has_an_end(on_htp: Traced) -> None:
+    objects = on_htp.tables["qnn_objects"]
+    graphs = objects[objects["kind"] == "graph"]
+    assert len(graphs) == 12 and graphs["generation"].max() >= 3 and graphs["handle"].nunique() <= 4
+    assert (objects["until_ns"] > objects["since_ns"]).all()
+    owners = objects.set_index("object_id").loc[graphs["owner_id"], "kind"]
+    assert set(owners) == {"context"}
+    executes = on_htp.tables["qnn_executes"]
+    named = executes.merge(graphs, on="object_id")
+    assert len(named) == len(executes) and (named["graph_name"] == named["name"]).all()
+
+
+@pytest.mark.needs("htp")
+def test_finalize_events_belong_to_their_graphs_own_call(on_htp: Traced) -> None:
+    calls, events = on_htp.tables["qnn_calls"], on_htp.tables["qnn_events"]
+    finalizes = calls[calls["call"] == "graphFinalize"].set_index("name")["call_id"]
+    for session in on_htp.said["sessions"]:
+        mine = events[events["call_id"] == finalizes[session["graph"]]]
+        assert mine["value"].tolist() == [event[2] for event in session["finalize_events"]]
+    assert ((events["execute_id"] >= 0) | (events["call_id"] >= 0)).all()
+
+
+@pytest.mark.needs("htp")
+def test_the_emulators_times_nest_and_its_cycles_add_up(on_htp: Traced) -> None:
+    assert on_htp.tables["qnn_findings"]["text"].tolist() == []
+
+
+def test_asynchronous_executions_end_when_the_program_is_told(on_fake: Traced) -> None:
+    executes = on_fake.tables["qnn_executes"]
+    late = executes[executes["asynchronous"]]
+    assert len(late) == 2 and late["complete"].all() and (late["status"] == 0).all()
+    assert (late["returned_ns"] < late["end_ns"]).all() and (late["duration_ns"] > 1_500_000).all()
+    assert len(executes) == EXECUTES + 2
+
+
+def test_memory_sizes_signals_lists_and_profile_options_are_read_from_the_arguments(on_fake: Traced) -> None:
+    calls, (session,) = on_fake.tables["qnn_calls"], on_fake.said["sessions"]
+    size = calls.set_index("call")["bytes"]
+    assert size["contextCreateFromBinaryWithSignal"] == 555 and size["contextCreateFromBinaryListAsync"] == 2 * 777
+    memory = on_fake.tables["qnn_objects"].query("kind == 'memory'")
+    assert memory["handle"].tolist() == session["memories"] and set(memory["bytes"]) == {session["memory_bytes"]}
+    assert set(on_fake.tables["qnn_executes"]["profile_level"]) == {2}
+
+
+def test_time_stamps_of_the_device_lie_within_their_executions_on_the_hosts_clock(on_fake: Traced) -> None:
+    executes, events = on_fake.tables["qnn_executes"], on_fake.tables["qnn_events"]
+    both = events[events["host_ns"] >= 0].merge(executes, on="execute_id", suffixes=("", "_run"))
+    assert len(both) == EXECUTES * 12
+    truth = both["end_ns"] - 1_000_000  # what the backend stamps: a millisecond before it has finished
+    assert (both["host_ns"] - truth).abs().max() < 800_000
+
+
+def test_a_provider_without_a_table_is_told_and_the_program_goes_on(fake: Path, tmp_path: Path) -> None:
+    run = traced(tmp_path, str(fake), env={"FAKE_QNN": "none"})
+    assert run.said == {"no table": True}
+    assert any("gave no function table" in line for line in run.manifest["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("api", "told"),
+    [((2, 40, 0), ""), ((2, 41, 0), "newer than 2.40"), ((2, 16, 0), "left out qnn_context_with_signal, qnn_context_list")],
+)
+def test_a_version_of_the_api_decides_which_slots_are_trusted(api: tuple[int, ...], told: str) -> None:
+    engine = all_engines()["qnn"]
+    slots = [probe for probe in engine.probes if probe.slot >= 0]
+    known = [probe for probe in slots if api[1] >= probe.since]
+    said = unknown_slots(engine, api, 6, slots, known)
+    assert (told in " ".join(said)) if told else not said
+
+
+def test_a_log_of_another_user_is_not_copied(tmp_path: Path) -> None:
+    mine, logs = tmp_path / "a_qnn.log", SerializedLogs()
+    mine.write_bytes(b"profile")
+    (tmp_path / "run").mkdir()
+    logs.note(str(mine))
+    assert "could not be kept" in logs.keep(tmp_path / "run", True, os.getuid() + 1)[0]
+    assert logs.keep(tmp_path / "run", True, os.getuid()) == []
+    assert (tmp_path / "run" / logs.kept[0]["file"]).read_bytes() == b"profile"
