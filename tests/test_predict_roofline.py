@@ -24,12 +24,10 @@ GQA = {"num_key_value_heads": 2, "head_dim": 16}
 MLA = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {**GQA},
-    "qwen3": {**GQA},
     "mixtral": {**GQA, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1]},
     "qwen2_moe": {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 1},
-    "olmoe": {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2},
     "deepseek_v3": {**MLA, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2}
     | {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4},
 }

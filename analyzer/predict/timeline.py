@@ -15,6 +15,9 @@ from tracer.recording import write_manifest
 
 ENGINE, PID = "simulation", 1
 THREADS = {"cpu": 1, "npu": 2, "storage": 3}
+UNKNOWN: dict[str, Any] = {"object": "", "float64": np.nan, "bool": False, "uint64": 0}
+"""By dtype, as analyzer/schema.py says; -1 for the others."""
+
 RECORDING_BACKEND = {"cpu": "cpu", "npu": "htp"}
 
 
@@ -58,19 +61,23 @@ def tables(outcome: Outcome) -> dict[str, pd.DataFrame]:
     spans = outcome.spans
     runs = [span for span in spans if span.kind not in ("load", "prefetch")]
     made = {name: empty(name) for name in TABLES}
-    made["tokens"] = conform("tokens", _tokens(outcome))
-    made["operators"] = conform("operators", _operators(runs))
-    made["experts"] = conform("experts", _experts(runs))
-    made["loads"] = conform("loads", _loads(outcome))
+    told = {"tokens": _tokens(outcome), "operators": _operators(runs), "experts": _experts(runs), "loads": _loads(outcome)}
+    made |= {name: conform(name, _filled(name, frame)) for name, frame in told.items()}
     threads = [{"tid": tid, "pid": PID, "name": f"simulated {name}", "target": True} for name, tid in THREADS.items()]
     made["threads"] = conform("threads", pd.DataFrame(threads))
     return made
 
 
+def _filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with "not known" in every column that a simulation has nothing to say about."""
+    absent = [column for column in TABLES[table] if column.name not in frame]
+    return frame.assign(**{column.name: UNKNOWN.get(column.dtype, -1) for column in absent})
+
+
 def _tokens(outcome: Outcome) -> pd.DataFrame:
     rows = pd.DataFrame(outcome.steps, columns=["phase", "n_tokens", "begin", "end"])
     position = rows["n_tokens"].cumsum() - rows["n_tokens"]
-    fixed = {"result": -1, "maj_flt": 0, "min_flt": 0, "complete": True}
+    fixed = {"maj_flt": 0, "min_flt": 0, "complete": True}
     return rows.assign(token_id=rows.index, seq=rows.index, position=position, **_thread("cpu"), **fixed, **_times(rows))
 
 
@@ -79,7 +86,7 @@ def _operators(runs: list[Span]) -> pd.DataFrame:
     order = rows.groupby("step").cumcount()
     name = rows["kind"] + "." + rows["layer"].astype(str)
     times = _times(rows)
-    fixed = {"graph_id": -1, "tensor": 0, "shape": "", "n_threads": 1, "wait_ns": 0, "maj_flt": 0, "min_flt": 0, "complete": True}
+    fixed = {"n_threads": 1, "wait_ns": 0, "maj_flt": 0, "min_flt": 0, "complete": True}
     told = {"op_id": rows.index, "token_id": rows["step"], "type": rows["kind"], "name": name, "n_tokens": rows["rows"]}
     thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(THREADS)}
     return rows.assign(**told, **thread, order=order, busy_ns=times["duration_ns"], **fixed, **times)
