@@ -19,6 +19,11 @@ COMMANDS = {
     "npu": "graphs, experts and nodes on the NPU, and whether its numbers add up",
     "import-qnn": "read QNN profiles that others wrote: CSV, optrace",
     "experts": "expert activation, hits, reuse",
+    "predict": "what a step should take on a device, from a model's config",
+    "simulate": "replay recorded routes with other settings or on another device",
+    "steps": "decode steps predicted from the ones before them",
+    "prompts": "a subset of prompts with the whole's token lengths",
+    "device": "device profiles: list, show, measure this machine",
 }
 """Verb → help. The module analyzer.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""
 

@@ -1,0 +1,60 @@
+"""Device profiles: list them, show one, or measure this machine.
+
+examples:
+  python -m analyzer device
+  python -m analyzer device --show h800
+  python -m analyzer device --measure --out here.toml       then: predict --device here.toml
+"""
+
+import argparse
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from analyzer.predict import devices, machine
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--show", metavar="NAME", help="one profile in full, by name or TOML file")
+    what.add_argument("--measure", action="store_true", help="measure this machine's CPU, memory and storage (some seconds)")
+    parser.add_argument("--storage", metavar="DIR", type=Path, help="folder on the storage to measure")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="where --measure writes; default: standard output")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List, show or measure."""
+    console = Console()
+    if args.measure:
+        text = machine.to_toml(machine.measure(args.storage), platform.node() or "this machine")
+        if args.out:
+            args.out.write_text(text)
+        else:
+            print(text, end="")
+    elif args.show or args.json:
+        found = [devices.load(name) for name in ([args.show] if args.show else devices.names())]
+        shown = [asdict(device) for device in found]
+        print(json.dumps(shown[0] if args.show else shown, indent=None if args.json else 1))
+    else:
+        console.print(listing())
+    return 0
+
+
+def listing() -> Table:
+    """All profiles, one line each."""
+    table = Table("profile", "device", "units", "memory", "GB/s", "estimated", box=None, header_style="bold")
+    for name in devices.names():
+        device = devices.load(name)
+        peaks = "; ".join(
+            f"{unit} " + " ".join(f"{dtype} {peak / 1e12:.4g}T" for dtype, peak in found.peak.items())
+            for unit, found in device.units.items()
+        )
+        size, speed = f"{device.memory_bytes / 1e9:.0f} GB", f"{device.bandwidth / 1e9:.4g}"
+        table.add_row(name, device.name, peaks, size, speed, ", ".join(device.estimates) or "-")
+    return table

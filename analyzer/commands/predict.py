@@ -1,0 +1,92 @@
+"""Predict a step on a device from a model's config.json: a roofline with measured kernel efficiencies, and the source of each.
+
+examples:
+  python -m analyzer predict --config DIR --device h20 --phase decode --batch 64 --context 4096
+  python -m analyzer predict --config DIR --device h800 --phase prefill --batch 4 --context 4096 --ep 32 --overlap pipeline
+  python -m analyzer predict --config DIR --device snapdragon-8-elite --unit npu --phase decode --weights int4
+  python -m analyzer predict --config DIR --device here.toml --phase decode --json
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from analyzer.predict import devices
+from analyzer.predict.model import BITS, read_config, with_weights
+from analyzer.predict.prediction import Prediction, predict
+from analyzer.predict.setup import KV_BYTES, OVERLAPS, Setup
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add = parser.add_argument
+    add("--config", metavar="PATH", type=Path, required=True, help="config.json of a Hugging Face model, or its folder")
+    add("--device", metavar="NAME", required=True, help="a profile (python -m analyzer device lists them) or a TOML file")
+    add("--phase", choices=("prefill", "decode"), required=True)
+    add("--batch", metavar="N", type=int, default=1, help="sequences on each device [1]")
+    add(
+        "--context",
+        metavar="N",
+        type=int,
+        default=1024,
+        help="length of each prompt, or of each cache in decode [1024]",
+    )
+    add("--ep", metavar="N", type=int, default=1, help="devices that share the experts [1]")
+    add("--tp", metavar="N", type=int, default=1, help="devices that share heads and dense layers [1]")
+    add("--overlap", choices=OVERLAPS, default="none", help="how communication hides behind computing [none]")
+    add("--micro-batches", metavar="N", type=int, default=2, help="with --overlap [2]")
+    add("--weights", choices=tuple(BITS), help="storage of the weights; default: what the config says")
+    add("--kv", choices=tuple(KV_BYTES), default="fp16", help="type of the KV cache [fp16]")
+    add("--unit", metavar="NAME", default="", help="compute unit; default: the profile's first")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and print."""
+    model = read_config(args.config)
+    if args.weights:
+        model = with_weights(model, args.weights)
+    setup = Setup(
+        args.phase, args.batch, args.context, args.kv, args.ep, args.tp, args.overlap, args.micro_batches, args.unit
+    )  # fmt: skip
+    made = predict(model, devices.load(args.device), setup)
+    if args.json:
+        print(json.dumps({"parts": made.rows(), "summary": made.summary()}))
+    else:
+        show(made, Console(highlight=False))
+    return 0
+
+
+def show(made: Prediction, console: Console) -> None:
+    """The parts, then the figures, then the warnings."""
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for name in ("part", "layers", "GFLOP", "weights", "KV", "us", "step ms", "bound"):
+        table.add_column(name, justify="left" if name in ("part", "bound") else "right", no_wrap=True)
+    for row in made.rows():
+        sizes = (f"{row['gflop']:.3g}", _size(row["weight_bytes"]), _size(row["kv_bytes"]))
+        times = (f"{row['us']:.1f}", f"{row['step_ms']:.2f}")
+        table.add_row(row["part"], str(row["layers"]), *sizes, *times, row["bound"])
+    console.print(table)
+    console.print("\n[bold]from[/]")
+    for row in made.rows():
+        console.print(f"{row['part']}: {escape(row['source'])}", soft_wrap=True)
+    answer = made.summary()
+    name = "TTFT" if answer["phase"] == "prefill" else "TPOT"
+    console.print(f"\n[bold]{answer['model']}[/] ({answer['weights']}) on [bold]{answer['device']}[/], predicted, not measured")
+    console.print(
+        f"{name} {made.seconds * 1e3:.2f} ms, {made.tokens_per_s:,.1f} tokens/s and device; a layer is {answer['formula']}"
+    )
+    console.print(f"weights {_size(answer['weight_bytes'])}, KV cache {_size(answer['kv_bytes'])} per device")
+    for text in answer["warnings"]:
+        console.print(f"[yellow]warning:[/] {escape(text)}")
+
+
+def _size(count: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return "-" if not count else f"{count:.0f} B"

@@ -1,0 +1,77 @@
+"""Choose a subset of prompts whose token lengths are distributed as in the whole file (Kullback-Leibler divergence).
+
+The file holds one prompt a line; lines of JSON with a text in "prompt" or "text" are understood. Without a tokenizer words count.
+
+examples:
+  python -m analyzer prompts all.txt --size 100 --out some.txt
+  python -m analyzer prompts all.jsonl --size 10% --tokenizer MODEL_DIR/tokenizer.json --json
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analyzer.predict.errors import PredictError
+from analyzer.predict.prompts import matched_subset
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="prompts, one a line")
+    parser.add_argument("--size", metavar="N", required=True, help="prompts to keep, or a share: 100, 10%%")
+    parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json that counts the tokens")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws [0]")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="where the lines go; default: standard output")
+    parser.add_argument("--json", action="store_true", help="print what was chosen as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Choose, write, tell."""
+    lines = [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lengths = count([text_of(line) for line in lines], args.tokenizer)
+    rows, divergence = matched_subset(lengths, size_of(args.size, len(lines)), args.seed)
+    chosen = "".join(lines[row] + "\n" for row in rows)
+    if args.out:
+        args.out.write_text(chosen, encoding="utf-8")
+    if args.json:
+        facts = {"of": len(lines), "kl_nats": divergence, "mean_tokens": [float(lengths.mean()), float(lengths[rows].mean())]}
+        print(json.dumps({"rows": rows.tolist(), **facts}))
+    elif args.out:
+        told = f"mean length {lengths[rows].mean():.1f} of {lengths.mean():.1f}"
+        print(f"{len(rows)} of {len(lines)} prompts, KL divergence {divergence:.4f} nats, {told}")
+    else:
+        print(chosen, end="")
+    return 0
+
+
+def text_of(line: str) -> str:
+    """The prompt of a line, plain or JSON."""
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        return line
+    return str(found.get("prompt") or found.get("text") or line) if isinstance(found, dict) else line
+
+
+def count(texts: list[str], tokenizer: Path | None) -> np.ndarray:
+    """Tokens of each text."""
+    if tokenizer is None:
+        return np.array([len(text.split()) for text in texts])
+    from tokenizers import Tokenizer
+
+    try:
+        made = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:
+        raise PredictError(f"{tokenizer} is no tokenizer ({error}): give a tokenizer.json") from None
+    return np.array([len(encoded.ids) for encoded in made.encode_batch(texts)])
+
+
+def size_of(word: str, whole: int) -> int:
+    """`100` or `10%` of the whole."""
+    try:
+        return max(round(float(word[:-1]) / 100 * whole), 1) if word.endswith("%") else int(word)
+    except ValueError:
+        raise PredictError(f"size {word!r} is none: write 100 or 10%") from None

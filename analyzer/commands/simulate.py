@@ -1,0 +1,121 @@
+"""Replay a recording's routing with other settings or on another device: TTFT, TPOT, hit rate, stalls. Needs no such device.
+
+Without --device the costs are fitted to the recording itself: what would happen here. With --device and --config they are a
+roofline's: what to expect there. --cache takes bytes (64MiB) or a share of all experts (50%); lists are swept.
+
+examples:
+  python -m analyzer simulate RUN --cache 50%
+  python -m analyzer simulate RUN --cache 25%,50%,100% --prefetch off,0.3          which settings are worth their memory
+  python -m analyzer simulate RUN --device snapdragon-8-elite --config MODEL_DIR --weights int4 --prefill npu --cache 25%
+  python -m analyzer simulate RUN --cache 50% --timeline SIM && python -m views trace SIM
+"""
+
+import argparse
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from analyzer.predict import costs, devices, simulator, timeline, trace
+from analyzer.predict.errors import PredictError
+from analyzer.predict.model import BITS, read_config, with_weights
+from analyzer.tables import load
+
+SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add = parser.add_argument
+    add("run_dir", metavar="RUN", type=Path, help="folder of a recording with routes")
+    add("--cache", metavar="SIZES", default="100%", help="bytes or share of all experts, or a list: 25%%,64MiB [100%%]")
+    add("--prefetch", metavar="P", default="off", help="probability from which an expert is fetched ahead; off; or a list [off]")
+    add("--chunk", metavar="ROWS", default="64", help="prompt rows of one attention run, or a list [64]")
+    add("--tiers", metavar="ROWS", default="1,8,32", help="rows of the experts' static shapes on the NPU [1,8,32]")
+    add("--prefill", choices=("cpu", "npu"), default="cpu", help="where the prompt runs [cpu]")
+    add("--decode", choices=("cpu", "npu"), default="cpu", help="where new tokens run [cpu]")
+    add("--device", metavar="NAME", help="a device profile, with --config")
+    add("--config", metavar="PATH", type=Path, help="the model whose roofline is taken, with --device")
+    add("--weights", choices=tuple(BITS), help="storage of that model's weights")
+    add("--timeline", metavar="DIR", type=Path, help="write the (first) simulated run as a folder for python -m views trace")
+    add("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate every combination and print them."""
+    tables = load(args.run_dir)
+    routes = trace.from_tables(tables)
+    cost = _costs(args, tables)
+    settings = list(combinations(args, routes, cost))
+    outcomes = [simulator.simulate(routes, cost, one) for one in settings]
+    best = simulator.pareto(outcomes)
+    if args.timeline:
+        timeline.write_run(args.timeline, outcomes[0], cost.source)
+    if args.json:
+        rows = [{**outcome.summary(), "pareto": flag} for outcome, flag in zip(outcomes, best, strict=True)]
+        print(json.dumps({"costs": cost.source, "warnings": list(cost.warnings), "steps": len(routes.steps), "runs": rows}))
+        return 0
+    show(outcomes, best, cost, len(routes.steps))
+    return 0
+
+
+def combinations(args: argparse.Namespace, routes: trace.Trace, cost: costs.Costs) -> Any:
+    """One Settings for each element of the product of the lists."""
+    whole = routes.layers * routes.experts * max(cost.expert_bytes.values())
+    caches = [cache_bytes(word, whole) for word in args.cache.split(",")]
+    thresholds = [None if word == "off" else _number(word, float) for word in args.prefetch.split(",")]
+    chunks = [_number(word, int) for word in args.chunk.split(",")]
+    tiers = tuple(sorted(_number(word, int) for word in args.tiers.split(",")))
+    for cache, threshold, chunk in itertools.product(caches, thresholds, chunks):
+        yield simulator.Settings(cache, chunk, tiers, threshold, args.prefill, args.decode)
+
+
+def cache_bytes(word: str, whole: int) -> int | None:
+    """A size from `64MiB`, `1500000` or `25%` of `whole` bytes; None where everything fits."""
+    found = re.fullmatch(r"([0-9.]+)\s*(%|[a-z]*)", word.strip().lower())
+    if not found or (found[2] != "%" and found[2] not in SCALES):
+        raise PredictError(f"cache size {word!r} is none: write 64MiB, 1500000 or 50%")
+    size = _number(found[1], float) * (whole / 100 if found[2] == "%" else SCALES[found[2]])
+    return None if size >= whole else int(size)
+
+
+def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, steps: int) -> None:
+    """One line a run; a star marks what nothing beats in both memory and time per token."""
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for name in ("cache MB", "prefetch", "chunk", "TTFT ms", "TPOT ms", "p90", "hits", "stall ms", "loaded MB", "Pareto"):
+        table.add_column(name, justify="right")
+    for outcome, flag in zip(outcomes, best, strict=True):
+        s = outcome.summary()
+        sizes = (f"{outcome.peak_bytes / 1e6:.2f}", str(s["prefetch"] or "off"), str(s["chunk"]))
+        times = (_ms(s["ttft_ms"]), _ms(s["tpot_ms"]), _ms(s["tpot_p90_ms"]))
+        hits = "-" if s["hit_rate"] is None else f"{s['hit_rate']:.1%}"
+        table.add_row(*sizes, *times, hits, _ms(s["stall_ms"]), f"{s['loaded_bytes'] / 1e6:.1f}", "*" if flag else "")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"\nsimulated, not measured: {steps} steps of the recorded routes; costs {cost.source}", soft_wrap=True)
+    for text in cost.warnings:
+        console.print(f"[yellow]warning:[/] {text}", soft_wrap=True)
+
+
+def _costs(args: argparse.Namespace, tables: dict[str, Any]) -> costs.Costs:
+    if bool(args.device) != bool(args.config):
+        raise PredictError("--device and --config go together: the roofline needs both")
+    if not args.device:
+        return costs.from_tables(tables)
+    model = read_config(args.config)
+    return costs.from_device(with_weights(model, args.weights) if args.weights else model, devices.load(args.device))
+
+
+def _number(word: str, kind: Any) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        raise PredictError(f"{word!r} is no number") from None
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,122 @@
+"""Interpolation in log space over measured curves: y over x, one curve for each key.
+
+A key that was measured is read from its own curve. Between keys, one free dimension interpolates linearly in its logarithm;
+several weigh the nearest curves by the inverse square of their distance in log space. Outside the measured range the outermost
+slope goes on, between 0 and 1 (0: a kernel that is saturated, 1: one whose time does not depend on x), up to the best value
+measured; the answer says so.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+NEIGHBOURS = 4
+"""Curves that a key between them is made from."""
+
+Key = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured row. `where`: file and line."""
+
+    key: Key
+    x: float
+    y: float
+    where: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An interpolated value, where it comes from, and what speaks against trusting it."""
+
+    value: float
+    source: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass
+class Curves:
+    """All points of one kind of kernel. `names`: what the numbers of a key are, then what x is."""
+
+    names: tuple[str, ...]
+    points: list[Point]
+    _curves: dict[Key, list[Point]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for point in sorted(self.points, key=lambda p: p.x):
+            self._curves.setdefault(point.key, []).append(point)
+        self._keys = np.log(np.array(list(self._curves), float).reshape(len(self._curves), -1))
+        self._by_row = list(self._curves.values())
+        self._best = max(point.y for point in self.points)
+
+    def at(self, key: Key, x: float) -> Answer:
+        """y at (key, x)."""
+        if key in self._curves:
+            value, where, beyond = _along(self._curves[key], x)
+            return Answer(min(value, self._best), where, self._beyond_x(x, self._curves[key]) if beyond else ())
+        chosen, weights = self._between(key)
+        parts = [(_along(self._by_row[row], x), weight) for row, weight in zip(chosen, weights, strict=True)]
+        value = min(float(np.exp(sum(weight * np.log(part[0]) for part, weight in parts))), self._best)
+        where = "; ".join(f"{weight:.0%} {part[1]}" for part, weight in parts)
+        warnings = self._beyond_key(key)
+        if all(part[2] for part, _ in parts):
+            warnings += self._beyond_x(x, self._by_row[chosen[0]])
+        return Answer(value, f"between measured shapes: {where}", warnings)
+
+    def nearest(self, key: Key, x: float) -> float:
+        """y of the row nearest in log space: the baseline that interpolation has to beat."""
+        rows = np.log(np.array([[*p.key, p.x] for p in self.points]))
+        return self.points[int(np.argmin(((rows - np.log([*key, x])) ** 2).sum(1)))].y
+
+    def _between(self, key: Key) -> tuple[list[int], np.ndarray]:
+        """(curves, their weights) for a key that was not measured."""
+        target = np.log(key)
+        if len(key) == 1:
+            return self._bracket(float(target[0]))
+        distance = np.sqrt(((self._keys - target) ** 2).sum(1))
+        chosen = np.argsort(distance, kind="stable")[:NEIGHBOURS]
+        weights = 1 / distance[chosen] ** 2
+        return chosen.tolist(), weights / weights.sum()
+
+    def _bracket(self, target: float) -> tuple[list[int], np.ndarray]:
+        order = np.argsort(self._keys[:, 0])
+        sorted_keys = self._keys[order, 0]
+        above = int(np.searchsorted(sorted_keys, target))
+        if above in (0, len(order)):
+            return [int(order[min(above, len(order) - 1)])], np.ones(1)
+        share = (target - sorted_keys[above - 1]) / (sorted_keys[above] - sorted_keys[above - 1])
+        return [int(order[above - 1]), int(order[above])], np.array([1 - share, share])
+
+    def _beyond_key(self, key: Key) -> tuple[str, ...]:
+        low, high = np.exp(self._keys.min(0)), np.exp(self._keys.max(0))
+        return tuple(
+            f"{name} {value:.0f} is outside the measured {small:.0f} to {large:.0f}"
+            for name, value, small, large in zip(self.names, key, low, high, strict=False)
+            if not small * 0.999 <= value <= large * 1.001
+        )
+
+    def _beyond_x(self, x: float, curve: list[Point]) -> tuple[str, ...]:
+        return (f"{self.names[-1]} {x:.4g} is outside the measured {curve[0].x:.4g} to {curve[-1].x:.4g}",)
+
+
+def _along(curve: list[Point], x: float) -> tuple[float, str, bool]:
+    """(y, rows it is from, x is outside the curve): linear in log x and log y; outside as the module says."""
+    xs, ys = np.log([p.x for p in curve]), np.log([p.y for p in curve])
+    value = float(np.exp(np.interp(np.log(x), xs, ys)))
+    if len(curve) > 1 and not curve[0].x <= x <= curve[-1].x:
+        a, b, end = (0, 1, 0) if x < curve[0].x else (-2, -1, -1)
+        slope = float(np.clip((ys[b] - ys[a]) / (xs[b] - xs[a]), 0, 1))
+        value *= float((x / curve[end].x) ** slope)
+    above = min(int(np.searchsorted(xs, np.log(x) - 1e-12)), len(curve) - 1)
+    below = above if x >= curve[above].x or above == 0 else above - 1
+    beyond = not curve[0].x * 0.999 <= x <= curve[-1].x * 1.001
+    rows = curve[below].where if below == above else f"{curve[below].where} to {curve[above].where.rsplit(':', 1)[-1]}"
+    return value, rows, beyond
+
+
+def without(curves: Curves, drop: Iterable[int]) -> Curves:
+    """The same curves but for some points, for leave-one-out."""
+    gone = set(drop)
+    return Curves(curves.names, [p for i, p in enumerate(curves.points) if i not in gone])

@@ -1,0 +1,89 @@
+"""Devices as data: one TOML file each, in units of the SI, every figure with its source."""
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analyzer.predict.errors import PredictError
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A compute unit. `peak`: operations per second by type; `bandwidth`: bytes per second it can draw, 0: all of memory's."""
+
+    peak: dict[str, float]
+    mfu: float
+    bandwidth: float = 0.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. Bandwidths are bytes per second and one way; `efficiency` is the share of memory bandwidth that is reached.
+
+    `tables`: folder name of measured MFU tables, "" without. `overlap_share`: share of a compute unit left to computation while
+    it also communicates. `step_overhead_s`: what a scheduler adds to a step, by phase.
+    """
+
+    name: str
+    units: dict[str, Unit]
+    memory_bytes: float
+    bandwidth: float
+    efficiency: float
+    tables: str = ""
+    node_size: int = 1
+    link: float = 0.0
+    network: float = 0.0
+    storage: float = 0.0
+    overlap_share: float = 1.0
+    step_overhead_s: dict[str, float] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    estimates: tuple[str, ...] = ()
+
+
+def names() -> list[str]:
+    """Devices that come with the package."""
+    return sorted(path.stem for path in HERE.glob("*.toml"))
+
+
+def load(name: str) -> Device:
+    """A device by name, or by the path of a TOML file."""
+    path = Path(name) if name.endswith(".toml") else HERE / f"{name.lower()}.toml"
+    if not path.exists():
+        raise PredictError(f"device {name!r} is unknown: choose one of {', '.join(names())}, or give a TOML file")
+    try:
+        return parse(tomllib.loads(path.read_text()), path)
+    except tomllib.TOMLDecodeError as error:
+        raise PredictError(f"{path} is no TOML ({error}): see {HERE / 'h20.toml'} for the form") from None
+
+
+def parse(values: dict[str, Any], path: Path) -> Device:
+    """A device from its TOML tables; what is missing is named."""
+    try:
+        memory, link = values["memory"], values.get("link", {})
+        units = {name: _unit(unit) for name, unit in values["units"].items()}
+        return Device(
+            name=values["name"],
+            units=units,
+            memory_bytes=memory["gigabytes"] * 1e9,
+            bandwidth=memory["gigabytes_per_s"] * 1e9,
+            efficiency=memory["efficiency"],
+            tables=values.get("tables", ""),
+            node_size=link.get("node_size", 1),
+            link=link.get("gigabytes_per_s", 0.0) * 1e9 * link.get("efficiency", 1.0),
+            network=link.get("network_gigabytes_per_s", 0.0) * 1e9 * link.get("efficiency", 1.0),
+            storage=values.get("storage", {}).get("gigabytes_per_s", 0.0) * 1e9,
+            overlap_share=link.get("overlap_share", 1.0),
+            step_overhead_s={phase: ms / 1e3 for phase, ms in values.get("step_overhead_ms", {}).items()},
+            sources=values.get("sources", {}),
+            estimates=tuple(values.get("estimates", ())),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PredictError(f"{path}: {error} is missing or of the wrong kind: see {HERE / 'h20.toml'} for the form") from None
+
+
+def _unit(values: dict[str, Any]) -> Unit:
+    peak = {dtype: tera * 1e12 for dtype, tera in values["tera_per_s"].items()}
+    return Unit(peak, values["mfu"], values.get("gigabytes_per_s", 0.0) * 1e9)

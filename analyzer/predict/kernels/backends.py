@@ -1,0 +1,151 @@
+"""Where kernels are measured: ONNX Runtime's CPU provider by CPU time, QNN's HTP (x86-64: an emulator) by its node events."""
+
+import csv
+import platform
+import tempfile
+from functools import cache
+from pathlib import Path
+from time import thread_time
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from analyzer.predict.errors import PredictError
+from analyzer.predict.kernels import graphs
+
+RUNS, WARM = 15, 3
+
+
+class Backend(Protocol):
+    """Measures models."""
+
+    name: str
+    unit: str
+
+    def times(self, models: list[bytes]) -> list[float]:
+        """Time of each model, measured in turns."""
+
+    def nodes(self, model: bytes) -> set[str]:
+        """Operators of the chain that are nodes of their own, by the backend's own account."""
+
+
+def feeds(session: ort.InferenceSession) -> dict[str, np.ndarray]:
+    """Random inputs of a chain."""
+    taken = session.get_inputs()[0]
+    return {taken.name: np.random.default_rng(1).standard_normal(taken.shape).astype(np.float32)}
+
+
+class Cpu:
+    """CPU time of the one thread that runs, less that of an operator on a single number (what a run costs by itself).
+
+    CPU time, not wall time: other programs take the core, but not from this clock. They do take caches, hence the lower quartile.
+    """
+
+    name, unit = "onnxruntime cpu", "s"
+
+    def __init__(self, runs: int = RUNS):
+        self.runs = runs
+
+    def times(self, models: list[bytes]) -> list[float]:
+        """Seconds of each model; runs are interleaved, so that a slow moment hits all."""
+        empty = graphs.model(graphs.chain(["Relu"], graphs.Shape(1, 1, 1)))
+        sessions = [self._session(one) for one in [*models, empty]]
+        inputs = [feeds(session) for session in sessions]
+        seen = np.empty((self.runs, len(sessions)))
+        for run in range(-WARM, self.runs):
+            for i, session in enumerate(sessions):
+                begin = thread_time()
+                session.run(None, inputs[i])
+                seen[max(run, 0), i] = thread_time() - begin
+        typical = np.quantile(seen, 0.25, axis=0)
+        return [max(float(value - typical[-1]), 1e-9) for value in typical[:-1]]
+
+    def nodes(self, model: bytes) -> set[str]:
+        """Nodes that are left, with their type, after ONNX Runtime has optimized the graph."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "optimized.onnx"
+            self._session(model, str(file))
+            left = {node.op_type for node in onnx.load(file).graph.node}
+        return {node.name for node in onnx.load_from_string(model).graph.node if node.op_type in left}
+
+    def _session(self, model: bytes, keep: str = "") -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        if keep:
+            options.optimized_model_filepath = keep
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+class Htp:
+    """Cycles of QNN's own node events. On x86-64 this is Qualcomm's emulator: its cycles are the host's, no NPU's."""
+
+    unit = "cycles"
+
+    def __init__(self, runs: int = 5):
+        self.runs = runs
+        self.name = "QNN HTP" + (" (emulator)" if platform.machine() == "x86_64" else "")
+
+    def times(self, models: list[bytes]) -> list[float]:
+        """Median cycles of each model's nodes, without moving its input and output."""
+        return [max(float(np.median([sum(run.values()) for run in self._profile(one)])), 1.0) for one in models]
+
+    def nodes(self, model: bytes) -> set[str]:
+        """Nodes that the profile names with any cycles."""
+        runs = self._profile(model)
+        return {name for run in runs for name, cycles in run.items() if cycles}
+
+    def _profile(self, model: bytes) -> list[dict[str, int]]:
+        """Node → cycles, one dict a run but the first."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "profile.csv"
+            session = self._session(model, file)
+            given = feeds(session)
+            for _ in range(self.runs + 1):
+                session.run(None, given)
+            del session
+            return _node_cycles(file)[1:]
+
+    def _session(self, model: bytes, profile: Path) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        qnn = {"backend_type": "htp", "profiling_level": "detailed", "profiling_file_path": str(profile)}
+        if platform.machine() == "x86_64":
+            qnn["soc_model"] = "57"
+        options.add_provider_for_devices(_htp_devices()[:1], qnn)
+        session = ort.InferenceSession(model, options)
+        session.disable_fallback()
+        return session
+
+
+@cache
+def _htp_devices() -> list[Any]:
+    try:
+        import onnxruntime_qnn
+
+        ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
+    except ImportError:
+        raise PredictError("no QNN here: pip install 'moescope[npu]'") from None
+    except Exception as error:
+        if "already" not in str(error):
+            raise PredictError(f"QNN does not load here ({str(error).splitlines()[0]}): use the cpu backend") from None
+    return [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"]
+
+
+def _node_cycles(file: Path) -> list[dict[str, int]]:
+    """Runs of a profile CSV: node → cycles. A run ends with the node that moves its output."""
+    runs: list[dict[str, int]] = [{}]
+    with file.open(newline="") as lines:
+        for row in csv.reader(lines):
+            if len(row) < 7 or row[1] != "NODE" or row[3] != "CYCLES":
+                continue
+            name = row[6].split(":OpId")[0].split(" OpId")[0]
+            if name == "Output":
+                runs.append({})
+            elif name != "Input":
+                runs[-1][name] = runs[-1].get(name, 0) + int(row[2])
+    return [run for run in runs if run]

@@ -1,0 +1,65 @@
+"""Does a backend fuse two operators? By time, T(a) + T(b) - T(ab) > 0.5·min(T(a), T(b)), beside what the backend itself says."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from analyzer.predict.kernels import graphs
+from analyzer.predict.kernels.backends import Backend
+
+SHARE = 0.5
+"""nn-Meter's threshold: how much of the lesser operator's time has to vanish."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One test case. `outputs`: one (the pair's last) | many (the first operator's result is asked for as well)."""
+
+    first: str
+    second: str
+    outputs: str
+    first_time: float
+    second_time: float
+    pair_time: float
+    by_nodes: bool
+
+    @property
+    def saved(self) -> float:
+        """Share of the lesser operator's time that vanished."""
+        return (self.first_time + self.second_time - self.pair_time) / min(self.first_time, self.second_time)
+
+    @property
+    def by_time(self) -> bool:
+        """nn-Meter's verdict."""
+        return self.saved > SHARE
+
+
+def detect(backend: Backend, first: str, second: str, shape: graphs.Shape, many: bool = False) -> Verdict:
+    """Run a, b and ab."""
+    links = graphs.chain([first, second], shape)
+    pair = graphs.model(links, many)
+    alone, following, together = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), pair])
+    own = backend.nodes(pair)
+    names = {graphs.node_name(i, name) for i, name in enumerate((first, second))}
+    return Verdict(first, second, "many" if many else "one", alone, following, together, not names <= own)
+
+
+def rules(verdicts: Iterable[Verdict]) -> set[tuple[str, str]]:
+    """Pairs that fuse where only the last output is asked for, by the backend's nodes."""
+    return {(v.first, v.second) for v in verdicts if v.outputs == "one" and v.by_nodes}
+
+
+def split(links: list[graphs.Link], fused: set[tuple[str, str]]) -> list[list[graphs.Link]]:
+    """A chain as kernels: an operator joins the kernel before it where that kernel's last two fuse, once a kernel."""
+    kernels: list[list[graphs.Link]] = []
+    for link in links:
+        last = kernels[-1] if kernels else []
+        if len(last) == 1 and (last[0][0], link[0]) in fused:
+            last.append(link)
+        else:
+            kernels.append([link])
+    return kernels
+
+
+def kernel_name(kernel: list[graphs.Link]) -> str:
+    """`MatMul+Add`."""
+    return "+".join(name for name, _ in kernel)

@@ -1,0 +1,89 @@
+"""Communication of a layer, and how much of it computation hides."""
+
+from dataclasses import dataclass
+
+from analyzer.predict.devices import Device
+from analyzer.predict.errors import PredictError
+from analyzer.predict.model import Mixture
+from analyzer.predict.setup import Setup
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Bytes that one device sends, and how long that takes."""
+
+    name: str
+    bytes: float
+    seconds: float
+    source: str
+
+
+NOTHING = Transfer("", 0.0, 0.0, "")
+
+
+def dispatch(device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int) -> Transfer:
+    """Rows to their experts' devices, 8 bit each number."""
+    return _exchange("dispatch", device, mixture, setup, rows, hidden, 1.0)
+
+
+def combine(device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int) -> Transfer:
+    """Results back, 16 bit each number."""
+    return _exchange("combine", device, mixture, setup, rows, hidden, 2.0)
+
+
+def all_reduce(device: Device, setup: Setup, rows: float, hidden: int) -> Transfer:
+    """Sum over `tp` devices in a ring: 2(tp-1)/tp of 16-bit rows, after attention and after the feed-forward."""
+    if setup.tp == 1:
+        return NOTHING
+    size = 2 * 2.0 * rows * hidden * 2 * (setup.tp - 1) / setup.tp
+    return _over(
+        "all-reduce",
+        device.link,
+        size,
+        "2 ring all-reduces of rows x hidden x 2 bytes x 2(tp-1)/tp over the node's links",
+        device,
+    )
+
+
+def _exchange(name: str, device: Device, mixture: Mixture, setup: Setup, rows: float, hidden: int, width: float) -> Transfer:
+    """All-to-all within a group of `ep` devices.
+
+    Decode (low latency): each row goes to its k experts one by one. Prefill: a row crosses the network once for each other node
+    that holds one of its experts, and is passed on inside the node.
+    """
+    if setup.ep == 1:
+        return NOTHING
+    one = hidden * width
+    nodes = -(-setup.ep // device.node_size)
+    if setup.phase == "decode" or nodes == 1:
+        away = (setup.ep - 1) / setup.ep
+        size = rows * mixture.top_k * one * away
+        formula = f"rows x k x hidden x {width:.0f} byte x (ep-1)/ep"
+        return _over(name, device.network if nodes > 1 else device.link, size, formula, device)
+    reached = min(nodes - 1, mixture.top_k)
+    far = _over(name, device.network, rows * one * reached, f"rows x hidden x {width:.0f} byte x {reached} other nodes", device)
+    near = _over(name, device.link, rows * one, "then once inside the node", device)
+    return Transfer(name, far.bytes + near.bytes, far.seconds + near.seconds, f"{far.source}; {near.source}")
+
+
+def _over(name: str, bandwidth: float, size: float, formula: str, device: Device) -> Transfer:
+    if not bandwidth:
+        raise PredictError(f"{device.name}: its profile has no link between devices: use --ep 1 --tp 1, or add [link]")
+    return Transfer(name, size, size / bandwidth, f"{formula} at {bandwidth / 1e9:.4g} GB/s")
+
+
+def layer_time(attention: float, experts: float, sent: float, received: float, setup: Setup, share: float) -> tuple[float, str]:
+    """(seconds of one layer for all micro-batches, formula).
+
+    none: everything in turn. pipeline: of two micro-batches one communicates while the other computes, in four slots; computing
+    is slowed to `share` of the unit. hidden: communication costs nothing but where it takes longer than what hides it.
+    """
+    if setup.overlap == "none":
+        return attention + experts + sent + received, "attention + experts + dispatch + combine"
+    if setup.overlap == "hidden":
+        computing = setup.turns * (attention + experts)
+        moving = setup.turns * (sent + received)
+        return max(computing, moving), "max(computing, communicating) of all micro-batches"
+    a, e = attention / share, experts / share
+    slots = max(a, sent) + max(a, received) + max(e, sent) + max(e, received)
+    return slots * setup.turns / 2, f"four slots, each the longer of computing (on {share:.0%} of the unit) and communicating"

@@ -1,0 +1,160 @@
+"""Measured kernel efficiency (MFU: operations per second over the unit's peak) from InferSim's benchmark tables.
+
+MFU is made from the measured latency, not read: the tables round theirs to three digits, and to zero where a kernel is bound
+by memory. A row whose own MFU contradicts its latency is left out. Peaks are those the tables were measured against: fp16 for
+attention, fp8 for matrix products.
+"""
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from analyzer.predict.curves import Answer, Curves, Point
+
+ROOT = Path(__file__).parent / "infersim" / "bench_data"
+PEAK = {"h20": {"fp16": 148e12, "fp8": 296e12}, "h800": {"fp16": 989e12, "fp8": 1979e12}}
+"""Peaks in operations per second that the tables' authors divide by."""
+
+ATTENTION_DECODE = ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu")
+ATTENTION_PREFILL = ("dtype", "seq_len", "latency_us", "mfu")
+CONTRADICTION = 0.25
+"""A row is left out where its MFU and the one of its latency differ by more than this share (and by more than rounding)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: `where` is file:line."""
+
+    values: dict[str, str]
+    where: str
+
+    def __getitem__(self, name: str) -> float:
+        return float(self.values[name])
+
+
+def rows(file: Path, names: tuple[str, ...] | None = None) -> Iterator[Row]:
+    """The lines of a table; one file has no header, so that names may be given."""
+    short = file.relative_to(ROOT)
+    with file.open(newline="") as lines:
+        for line, cells in enumerate(csv.reader(lines), 1):
+            if names is None:
+                names = tuple(cells)
+            elif cells and cells[0] != names[0]:
+                yield Row(dict(zip(names, cells, strict=True)), f"{short}:{line}")
+
+
+def gemm(device: str, m: float, k: float, n: float) -> Answer | None:
+    """MFU of a matrix product [m, k] x [k, n] against the fp8 peak; None where the device has no table."""
+    curves = _gemm(device)
+    return curves.at((float(k), float(n)), m) if curves else None
+
+
+def grouped(device: str, phase: str, projection: str, key: tuple[float, float, float], rows_each: float) -> Answer | None:
+    """MFU of grouped matrix products against the fp8 peak.
+
+    projection: up (gate and up at once) | down; key: (experts on the device, hidden, width); rows_each: rows per expert.
+    """
+    curves = _grouped(device, phase, projection)
+    return curves.at(key, rows_each) if curves else None
+
+
+def decode_attention(device: str, shape: str, kv_type: str, batch: float, kv_len: float, per_token: float) -> Answer | None:
+    """MFU of decode attention against the fp16 peak. `shape`: the table's name; `per_token`: operations per cached token."""
+    curves = _decode(device, shape, kv_type, per_token)
+    return curves.at((float(batch),), kv_len) if curves else None
+
+
+def prefill_attention(device: str, shape: str, length: float, per_pair: float) -> Answer | None:
+    """MFU of causal prefill attention against the fp16 peak; `per_pair`: operations for each of the length² / 2 pairs."""
+    curves = _prefill(device, shape, per_pair)
+    return curves.at((1.0,), length) if curves else None
+
+
+def all_curves() -> dict[str, Curves]:
+    """Every table that can be held against itself: name → curves."""
+    found: dict[str, Curves | None] = {}
+    for device in PEAK:
+        found[f"gemm {device}"] = _gemm(device)
+        for phase in ("prefill", "decode"):
+            found |= {f"grouped gemm {phase} {p} {device}": _grouped(device, phase, p) for p in ("up", "down")}
+        for file in sorted((ROOT / "mha" / "decode" / device).glob("*.csv")):
+            heads, _, dim = (int(part) for part in file.stem.split("-"))
+            found[f"decode attention {file.stem} {device}"] = _decode(device, f"mha/{file.stem}", "bf16", 4.0 * heads * dim)
+        for file in sorted((ROOT / "mla" / "decode" / device).glob("*.csv")):
+            heads, rank, rope = (int(part) for part in file.stem.split("-"))
+            per_token = 2.0 * heads * (2 * rank + rope)
+            found[f"decode attention mla {file.stem} {device}"] = _decode(device, f"mla/{file.stem}", "bf16", per_token)
+    return {name: curves for name, curves in found.items() if curves}
+
+
+def _mean_of_repeats(points: list[Point]) -> list[Point]:
+    """One point for each (key, x): some rows were measured twice."""
+    seen: dict[tuple[tuple[float, ...], float], list[Point]] = {}
+    for point in points:
+        seen.setdefault((point.key, point.x), []).append(point)
+    return [Point(p[0].key, p[0].x, sum(q.y for q in p) / len(p), p[0].where) for p in seen.values()]
+
+
+def _curves(
+    names: tuple[str, ...], file: Path, header: tuple[str, ...] | None, point: Callable[[Row], Point | None]
+) -> Curves | None:
+    if not file.exists():
+        return None
+    found = [made for row in rows(file, header) if (made := point(row)) is not None]
+    return Curves(names, _mean_of_repeats(found)) if found else None
+
+
+@cache
+def _gemm(device: str) -> Curves | None:
+    def point(row: Row) -> Point:
+        done = 2 * row["m"] * row["k"] * row["n"]
+        return Point((row["k"], row["n"]), row["m"], done / (row["latency_us"] * 1e-6 * PEAK[device]["fp8"]), row.where)
+
+    return _curves(("k", "n", "m"), ROOT / "gemm" / device / "data.csv", None, point)
+
+
+@cache
+def _grouped(device: str, phase: str, projection: str) -> Curves | None:
+    size = "batch_size_per_gpu" if phase == "decode" else "seq_len_per_gpu"
+
+    def point(row: Row) -> Point:
+        pairs = row[size] * row["topk"]
+        width = row["intermediate_size"] * (2 if projection == "up" else 1)
+        seconds = row[f"{projection}_proj_us"] * 1e-6
+        key = (row["num_local_experts"], row["hidden_size"], row["intermediate_size"])
+        return Point(key, pairs / key[0], 2 * pairs * key[1] * width / (seconds * PEAK[device]["fp8"]), row.where)
+
+    names = ("experts on the device", "hidden", "expert width", "rows per expert")
+    return _curves(names, ROOT / "grouped_gemm" / phase / device / "data.csv", None, point)
+
+
+@cache
+def _decode(device: str, shape: str, kv_type: str, per_token: float) -> Curves | None:
+    def point(row: Row) -> Point | None:
+        if row.values["kv_dtype"] != kv_type:
+            return None
+        done = per_token * row["batch_size"] * row["kv_len"]
+        return _agreeing(row, (row["batch_size"],), row["kv_len"], done, device)
+
+    kind, name = shape.split("/")
+    return _curves(("batch", "context"), ROOT / kind / "decode" / device / f"{name}.csv", ATTENTION_DECODE, point)
+
+
+@cache
+def _prefill(device: str, shape: str, per_pair: float) -> Curves | None:
+    def point(row: Row) -> Point | None:
+        return _agreeing(row, (1.0,), row["seq_len"], per_pair * row["seq_len"] ** 2 / 2, device)
+
+    kind, name = shape.split("/")
+    return _curves(("sequences", "prompt length"), ROOT / kind / "prefill" / device / f"{name}.csv", ATTENTION_PREFILL, point)
+
+
+def _agreeing(row: Row, key: tuple[float, ...], x: float, done: float, device: str) -> Point | None:
+    """The point of a row, None where its MFU contradicts its latency."""
+    made = done / (row["latency_us"] * 1e-6 * PEAK[device]["fp16"])
+    rounding = 0.5 * 10 ** -len(row.values["mfu"].partition(".")[2])
+    if abs(made - row["mfu"]) > max(CONTRADICTION * made, 1.2 * rounding):
+        return None
+    return Point(key, x, made, row.where)

@@ -1,0 +1,160 @@
+"""A predicted step: its parts, its communication, and the figures a user asks for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from analyzer.predict import links, roofline
+from analyzer.predict.devices import Device
+from analyzer.predict.model import Model
+from analyzer.predict.setup import KV_BYTES, Setup
+
+NOTABLE = 0.02
+"""Parts below this share of a step are looked up outside the measured range without a word."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step of `setup` on `device`. `parts` and `transfers` are per micro-batch and layer."""
+
+    model: Model
+    device: Device
+    setup: Setup
+    parts: list[roofline.Part]
+    transfers: list[links.Transfer]
+    seconds: float
+    formula: str
+    weight_bytes: float
+    kv_bytes: float
+    warnings: tuple[str, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second and device."""
+        return self.setup.tokens / self.seconds
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per part and transfer, times in microseconds of one layer and milliseconds of the step, with its source."""
+        turns = self.setup.turns
+        made = [
+            {
+                "part": p.name,
+                "layers": p.times,
+                "gflop": p.flops / 1e9,
+                "weight_bytes": p.weight_bytes,
+                "kv_bytes": p.kv_bytes,
+                "us": p.seconds * 1e6,
+                "step_ms": p.seconds * p.times * turns * 1e3,
+                "bound": p.bound,
+                "source": p.told(),
+            }
+            for p in self.parts
+        ]
+        layers = sum(self.model.routed) or self.model.layers
+        return made + [
+            {
+                "part": t.name,
+                "layers": self.model.layers if t.name == "all-reduce" else layers,
+                "gflop": 0.0,
+                "weight_bytes": 0.0,
+                "kv_bytes": 0.0,
+                "us": t.seconds * 1e6,
+                "step_ms": t.seconds * layers * turns * 1e3,
+                "bound": "link",
+                "source": t.source,
+            }
+            for t in self.transfers
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the step, JSON-able."""
+        per_sequence = self.kv_bytes / self.setup.batch
+        return {
+            "model": self.model.name,
+            "device": self.device.name,
+            "phase": self.setup.phase,
+            "tokens": self.setup.tokens,
+            ("ttft_ms" if self.setup.phase == "prefill" else "tpot_ms"): self.seconds * 1e3,
+            "tokens_per_s": self.tokens_per_s,
+            "formula": self.formula,
+            "weights": self.model.storage.text,
+            "weight_bytes": self.weight_bytes,
+            "kv_bytes": self.kv_bytes,
+            "kv_bytes_per_sequence": per_sequence,
+            "memory_bytes": self.device.memory_bytes,
+            "warnings": list(self.warnings),
+        }
+
+
+def predict(model: Model, device: Device, setup: Setup) -> Prediction:
+    """The step's time from the roofline of its parts, communication and the scheduler's allowance."""
+    at = roofline.target(device, model, setup)
+    parts = roofline.parts(model, at, setup)
+    rows = setup.tokens / setup.turns
+    reduced = links.all_reduce(device, setup, rows, model.hidden)
+    sent = received = links.NOTHING
+    if model.mixture:
+        sent = links.dispatch(device, model.mixture, setup, rows, model.hidden)
+        received = links.combine(device, model.mixture, setup, rows, model.hidden)
+    seconds, formula = _step(model, device, setup, parts, sent, received)
+    seconds += reduced.seconds * model.layers * setup.turns + device.step_overhead_s.get(setup.phase, 0.0)
+    held = weight_bytes(model, setup)
+    cached = kv_bytes(model, setup)
+    return Prediction(
+        model, device, setup, parts, [t for t in (sent, received, reduced) if t.bytes], seconds, formula, held, cached,
+        _warnings(model, device, setup, at, parts, held + cached),
+    )  # fmt: skip
+
+
+def weight_bytes(model: Model, setup: Setup) -> float:
+    """Weights that one device holds: embedding, head, its heads, its experts."""
+    a, hidden, s = model.attention, model.hidden, model.storage
+    shapes = roofline.mla_products(a, hidden, setup.tp, "prefill") if a.mla else roofline.gqa_products(a, hidden, setup.tp)
+    attention = model.layers * sum(k * n for k, n in shapes.values()) * s.linear / 8
+    routed, total = sum(model.routed), attention + 2 * model.vocabulary * hidden / setup.tp * s.head / 8
+    total += (model.layers - routed) * 3 * hidden * model.dense_width / setup.tp * s.linear / 8
+    if model.mixture:
+        m = model.mixture
+        total += routed * 3 * hidden * (m.experts / setup.ep * m.width * s.expert + m.shared_width * s.linear) / 8
+    return total
+
+
+def kv_bytes(model: Model, setup: Setup) -> float:
+    """Cache of all sequences of a device at the step's context."""
+    shared = 1 if model.attention.mla else min(setup.tp, model.attention.kv_heads)
+    kept = sum(min(setup.context, window or setup.context) for window in model.windows)
+    return setup.batch * kept * model.attention.cached() * KV_BYTES[setup.kv] / shared
+
+
+def _step(
+    model: Model, device: Device, setup: Setup, parts: list[roofline.Part], sent: links.Transfer, received: links.Transfer
+) -> tuple[float, str]:
+    """(seconds of all layers and the head, formula of a layer)."""
+    routed = sum(model.routed)
+    attention = sum(p.seconds * p.times for p in parts if p.stage == "attention") / model.layers
+    dense = sum(p.seconds for p in parts if p.name.startswith("dense"))
+    experts = sum(p.seconds for p in parts if p.stage == "experts" and not p.name.startswith("dense"))
+    outside = sum(p.seconds for p in parts if p.stage == "outside") * setup.turns
+    one, formula = links.layer_time(attention, experts, sent.seconds, received.seconds, setup, device.overlap_share)
+    plain = (attention + dense) * setup.turns
+    exposed = (sent.seconds + received.seconds) if setup.turns > 1 else 0.0
+    return one * routed + plain * (model.layers - routed) + outside + exposed, formula
+
+
+def _warnings(
+    model: Model, device: Device, setup: Setup, at: roofline.Target, parts: list[roofline.Part], held: float
+) -> tuple[str, ...]:
+    """What a user should know before trusting the figures."""
+    whole = sum(part.seconds * part.times for part in parts)
+    heavy = [part for part in parts if part.seconds * part.times > NOTABLE * whole]
+    told = [f"{part.name}: {text}" for part in heavy for text in part.warnings]
+    if device.estimates:
+        told.append(f"{device.name}: estimated, not published: {', '.join(device.estimates)}")
+    if at.dtype != model.storage.compute:
+        told.append(f"{device.name} has no {model.storage.compute} peak: {at.dtype}'s is used")
+    if device.tables and at.dtype not in ("fp8",):
+        told.append(f"MFU of matrix products was measured in fp8 and is applied to the {at.dtype} peak")
+    if model.context and setup.context > model.context:
+        told.append(f"context {setup.context} exceeds the model's {model.context}")
+    if held > device.memory_bytes:
+        told.append(f"weights and KV cache take {held / 1e9:.1f} GB, the device has {device.memory_bytes / 1e9:.0f} GB")
+    return tuple(dict.fromkeys(told))

@@ -1,0 +1,38 @@
+"""A small subset of a prompt file whose token lengths are distributed as in the whole, by Kullback-Leibler divergence."""
+
+import numpy as np
+
+from analyzer.predict.errors import PredictError
+
+BINS = 16
+CANDIDATES = 200
+SMOOTH = 1e-6
+
+
+def divergence(part: np.ndarray, whole: np.ndarray, bins: int = BINS) -> float:
+    """KL divergence, in nats, of the part's lengths from the whole's, over bins that hold the same share of the whole."""
+    edges = np.unique(np.quantile(whole, np.linspace(0, 1, bins + 1)))
+    if len(edges) < 2:
+        return 0.0
+    p, q = (np.histogram(lengths, edges)[0] / len(lengths) + SMOOTH for lengths in (part, whole))
+    return float(np.sum(p / p.sum() * np.log((p / p.sum()) / (q / q.sum()))))
+
+
+def matched_subset(lengths: np.ndarray, size: int, seed: int = 0) -> tuple[np.ndarray, float]:
+    """(row numbers in order, divergence): the best of many draws that each take evenly from the sorted lengths.
+
+    One prompt is drawn from each of `size` equal slices of the sorted lengths; ties in length fall at random, so subjects mix.
+    """
+    if not 1 <= size <= len(lengths):
+        raise PredictError(f"a subset of {size} out of {len(lengths)} prompts: ask for 1 to {len(lengths)}")
+    random = np.random.default_rng(seed)
+    best: tuple[float, np.ndarray] | None = None
+    for _ in range(CANDIDATES):
+        order = np.lexsort((random.random(len(lengths)), lengths))
+        slices = np.linspace(0, len(lengths), size + 1).astype(int)
+        chosen = order[random.integers(slices[:-1], slices[1:])]
+        found = divergence(lengths[chosen], lengths)
+        if best is None or found < best[0]:
+            best = found, np.sort(chosen)
+    assert best is not None
+    return best[1], best[0]

@@ -1,0 +1,39 @@
+"""lm-Meter's harmonic quantization score: what a quantized model gained in speed against what it lost in accuracy."""
+
+from dataclasses import dataclass
+
+from analyzer.predict.errors import PredictError
+
+PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One package of a model. accuracy: higher is better, above 0; seconds_per_token by phase."""
+
+    accuracy: float
+    seconds_per_token: dict[str, float]
+
+    def __post_init__(self) -> None:
+        if self.accuracy <= 0 or any(seconds <= 0 for seconds in self.seconds_per_token.values()):
+            raise PredictError("accuracy and seconds per token must be above 0")
+
+
+def from_perplexity(perplexity: float, seconds_per_token: dict[str, float]) -> Measured:
+    """Accuracy as the probability that the model gives a token of the text, geometric mean: 1 / perplexity."""
+    if perplexity < 1:
+        raise PredictError(f"a perplexity of {perplexity} is none: it is 1 or more")
+    return Measured(1 / perplexity, seconds_per_token)
+
+
+def harmonic_score(quantized: Measured, original: Measured) -> dict[str, float]:
+    """Score and its parts: the harmonic mean of the accuracy kept and, for each phase, the speed gained (old over new time).
+
+    1 is the original; one part that is bad pulls the score down whatever the others gained.
+    """
+    missing = [phase for phase in PHASES if phase not in quantized.seconds_per_token or phase not in original.seconds_per_token]
+    if missing:
+        raise PredictError(f"seconds per token of {' and '.join(missing)} are missing: measure both phases of both packages")
+    parts = {"accuracy": quantized.accuracy / original.accuracy}
+    parts |= {phase: original.seconds_per_token[phase] / quantized.seconds_per_token[phase] for phase in PHASES}
+    return {"score": len(parts) / sum(1 / part for part in parts.values()), **parts}

@@ -1,0 +1,257 @@
+"""The roofline of a step: every part of every layer as the longer of computing and moving its bytes.
+
+Formulas: products 2·m·k·n; a gated feed-forward 6·rows·hidden·width per expert; distinct experts of B routed tokens
+N·(1 - ((N-k)/N)^B); attention 4·heads·dim per query and cached token (MLA: in decode on the compressed cache, in prefill
+expanded), half of it in causal prefill. Efficiency of computing (MFU) comes from measured tables where the device has some, else
+from the device profile; each part says which.
+"""
+
+from dataclasses import dataclass
+
+from analyzer.predict import mfu
+from analyzer.predict.curves import Answer
+from analyzer.predict.devices import Device, Unit
+from analyzer.predict.errors import PredictError
+from analyzer.predict.model import Attention, Mixture, Model
+from analyzer.predict.setup import KV_BYTES, Setup
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kind of work, for one micro-batch and one layer; `times` layers have it.
+
+    `stage`: attention | experts | outside (embedding and head). Bytes are those moved per device.
+    """
+
+    name: str
+    stage: str
+    times: int
+    flops: float
+    weight_bytes: float
+    kv_bytes: float
+    activation_bytes: float
+    compute_s: float
+    memory_s: float
+    source: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def moved(self) -> float:
+        """Bytes."""
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Time of one layer."""
+        return max(self.compute_s, self.memory_s)
+
+    @property
+    def bound(self) -> str:
+        """What decides."""
+        return "compute" if self.compute_s >= self.memory_s else "memory"
+
+    def told(self) -> str:
+        """Where the time comes from."""
+        if self.bound == "compute":
+            return self.source
+        return f"bytes / {self.moved / self.memory_s / 1e9:.4g} GB/s; computing: {self.source}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The unit that computes, in the model's type."""
+
+    device: Device
+    unit: Unit
+    dtype: str
+    peak: float
+    bandwidth: float
+
+    def part(
+        self, name: str, stage: str, times: int, flops: float, moved: tuple[float, float, float], found: Answer | None
+    ) -> Part:
+        """A part from its operations and (weight, KV, activation) bytes; without a measured MFU the profile's is used."""
+        kind = f"{self.dtype} peak {self.peak / 1e12:.4g} T/s"
+        answer = found or Answer(self.unit.mfu, f"MFU {self.unit.mfu} of the device profile: no measured table for this")
+        source = f"MFU {answer.value:.3f} of {kind}: {answer.source}" if found else answer.source
+        compute = flops / (self.peak * answer.value)
+        return Part(name, stage, times, flops, *moved, compute, sum(moved) / self.bandwidth, source, answer.warnings)
+
+
+def target(device: Device, model: Model, setup: Setup) -> Target:
+    """The unit asked for, or the device's first, with the model's compute type."""
+    name = setup.unit or next(iter(device.units))
+    if name not in device.units:
+        raise PredictError(f"{device.name} has no unit {name!r}: choose one of {', '.join(device.units)}")
+    unit, dtype = device.units[name], model.storage.compute
+    if dtype not in unit.peak:
+        dtype = "fp16" if "fp16" in unit.peak else next(iter(unit.peak))
+    bandwidth = min(device.bandwidth * device.efficiency, unit.bandwidth or float("inf"))
+    return Target(device, unit, dtype, unit.peak[dtype], bandwidth)
+
+
+def parts(model: Model, at: Target, setup: Setup) -> list[Part]:
+    """All parts of a step for one micro-batch."""
+    rows = setup.tokens / setup.turns
+    found = attention_products(model, at, setup, rows) + attention_core(model, at, setup)
+    dense = model.layers - sum(model.routed)
+    if dense:
+        found += dense_layer(model, at, setup, rows, dense)
+    if model.mixture:
+        found += router(model, model.mixture, at, rows) + experts(model, model.mixture, at, setup, rows)
+        found += shared_experts(model, model.mixture, at, rows)
+    return found + head(model, at, setup)
+
+
+def product(model: Model, at: Target, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
+    """A matrix product [m, k] x [k, n] whose weights have `bits` each."""
+    moved = (k * n * bits / 8, 0.0, 2.0 * m * (k + n))
+    return at.part(name, stage, times, 2 * m * k * n, moved, mfu.gemm(at.device.tables, m, k, n) if at.device.tables else None)
+
+
+def attention_products(model: Model, at: Target, setup: Setup, rows: float) -> list[Part]:
+    """The projections around attention; heads are shared by `tp` devices."""
+    a, hidden, tp = model.attention, model.hidden, setup.tp
+    shapes = mla_products(a, hidden, tp, setup.phase) if a.mla else gqa_products(a, hidden, tp)
+    return [
+        product(model, at, name, "attention", model.layers, rows, k, n, model.storage.linear) for name, (k, n) in shapes.items()
+    ]
+
+
+def gqa_products(a: Attention, hidden: int, tp: int) -> dict[str, tuple[float, float]]:
+    """Name → (k, n); q, k and v are one product."""
+    return {
+        "attention qkv": (hidden, (a.heads + 2 * a.kv_heads) * a.head_dim / tp),
+        "attention out": (a.heads * a.head_dim / tp, hidden),
+    }
+
+
+def mla_products(a: Attention, hidden: int, tp: int, phase: str) -> dict[str, tuple[float, float]]:
+    """Name → (k, n). Decode folds the keys' and values' expansion into the query and the output; prefill expands the cache.
+
+    The folded products are one small product per head. Both are looked up as [heads·dim, rank], which has their operations and
+    weights; [heads·rank, dim], the other reading of the second, would be a reduction over all heads that nobody runs.
+    """
+    heads = a.heads / tp
+    query = {"attention q": (hidden, heads * (a.nope + a.rope))}
+    if a.q_rank:
+        query = {"attention q down": (hidden, a.q_rank), "attention q up": (a.q_rank, heads * (a.nope + a.rope))}
+    folded = {"attention q to cache": (heads * a.nope, a.kv_rank), "attention cache to out": (heads * a.value_dim, a.kv_rank)}
+    expanded = {"attention kv up": (a.kv_rank, heads * (a.nope + a.value_dim))}
+    return {
+        **query,
+        "attention kv down": (hidden, a.kv_rank + a.rope),
+        **(folded if phase == "decode" else expanded),
+        "attention out": (heads * a.value_dim, hidden),
+    }
+
+
+def attention_core(model: Model, at: Target, setup: Setup) -> list[Part]:
+    """Scores and weighted values, once for each distinct window."""
+    counted = {window: model.windows.count(window) for window in dict.fromkeys(model.windows)}
+    core = prefill_core if setup.phase == "prefill" else decode_core
+    return [core(model, at, setup, window, times) for window, times in counted.items()]
+
+
+def decode_core(model: Model, at: Target, setup: Setup, window: int | None, times: int) -> Part:
+    """One query per sequence against its cache."""
+    a, batch = model.attention, setup.batch / setup.turns
+    seen = min(setup.context, window or setup.context)
+    heads = a.heads / setup.tp
+    per_token = 2 * heads * (2 * a.kv_rank + a.rope) if a.mla else 4 * heads * a.head_dim
+    cached = batch * seen * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
+    kv_type = "fp8" if setup.kv in ("fp8", "int8") else "bf16"
+    shape = _shape(a, setup.tp, decode=True)
+    answer = mfu.decode_attention(at.device.tables, shape, kv_type, batch, seen, per_token) if at.device.tables else None
+    moved = (0.0, cached, 2 * batch * heads * a.head_dim * 2)
+    return _at_16_bit(at).part(_named("attention core", window), "attention", times, per_token * batch * seen, moved, answer)
+
+
+def prefill_core(model: Model, at: Target, setup: Setup, window: int | None, times: int) -> Part:
+    """Causal attention within each prompt."""
+    a, length = model.attention, setup.context
+    heads, prompts = a.heads / setup.tp, setup.batch / setup.turns
+    per_pair = 2 * heads * (a.nope + a.rope + a.value_dim) if a.mla else 4 * heads * a.head_dim
+    seen = min(length, window or length)
+    pairs = seen**2 / 2 + (length - seen) * seen
+    cached = prompts * length * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
+    answer = mfu.prefill_attention(at.device.tables, _shape(a, setup.tp), seen, per_pair) if at.device.tables else None
+    moved = (0.0, cached, 2 * prompts * length * heads * a.head_dim * 2)
+    return _at_16_bit(at).part(_named("attention core", window), "attention", times, per_pair * prompts * pairs, moved, answer)
+
+
+def dense_layer(model: Model, at: Target, setup: Setup, rows: float, times: int) -> list[Part]:
+    """A gated feed-forward layer, its width shared by `tp` devices."""
+    return _feed_forward(model, at, "dense", times, rows, model.dense_width / setup.tp, model.storage.linear)
+
+
+def shared_experts(model: Model, mixture: Mixture, at: Target, rows: float) -> list[Part]:
+    """Experts that every token takes: dense products, after the routed ones."""
+    if not mixture.shared_width:
+        return []
+    return _feed_forward(model, at, "shared experts", sum(model.routed), rows, mixture.shared_width, model.storage.linear)
+
+
+def router(model: Model, mixture: Mixture, at: Target, rows: float) -> list[Part]:
+    """The gate, in 16 bit."""
+    times = sum(model.routed)
+    return [product(model, _at_16_bit(at), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
+
+
+def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
+    """Experts expected to be chosen at least once by `tokens` tokens under uniform routing."""
+    return float(experts * (1 - (1 - top_k / experts) ** tokens))
+
+
+def experts(model: Model, mixture: Mixture, at: Target, setup: Setup, rows: float) -> list[Part]:
+    """Routed experts of one device: its share of the group's routed rows, at least the time to read the experts chosen."""
+    local = mixture.experts / setup.ep
+    used = distinct_experts(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
+    pairs, width, hidden = rows * mixture.top_k, float(mixture.width), float(model.hidden)
+    widths = {"up": 2 * width, "down": width}
+    told = f"; reads {used:.1f} of {local:.0f} experts, N(1-((N-k)/N)^B)"
+    found = []
+    for projection, n in widths.items():
+        answer = None
+        if at.device.tables:
+            answer = mfu.grouped(at.device.tables, setup.phase, projection, (local, hidden, width), pairs / local)
+        moved = (used * hidden * n * model.storage.expert / 8, 0.0, 2.0 * pairs * (hidden + n))
+        part = at.part(f"experts {projection}", "experts", sum(model.routed), 2 * pairs * hidden * n, moved, answer)
+        found.append(_told(part, told))
+    return found
+
+
+def head(model: Model, at: Target, setup: Setup) -> list[Part]:
+    """Logits of the last token of every sequence."""
+    rows = setup.batch / setup.turns
+    bits, n = model.storage.head, model.vocabulary / setup.tp
+    return [product(model, _at_16_bit(at), "head", "outside", 1, rows, model.hidden, n, bits)]
+
+
+def _feed_forward(model: Model, at: Target, name: str, times: int, rows: float, width: float, bits: float) -> list[Part]:
+    up = product(model, at, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
+    return [up, product(model, at, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
+
+
+def _at_16_bit(at: Target) -> Target:
+    """The same unit computing in 16 bit, where it can: attention, router and head are not quantized."""
+    if "fp16" not in at.unit.peak or at.dtype in ("fp16", "fp32"):
+        return at
+    return Target(at.device, at.unit, "fp16", at.unit.peak["fp16"], at.bandwidth)
+
+
+def _shape(a: Attention, tp: int, decode: bool = False) -> str:
+    """The name that the attention tables give a shape."""
+    heads = a.heads // tp
+    if a.mla:
+        return f"mla/{heads}-{a.kv_rank}-{a.rope}" if decode else f"mla/{heads}-{a.nope}-{a.rope}"
+    return f"mha/{heads}-{max(a.kv_heads // tp, 1)}-{a.head_dim}"
+
+
+def _named(name: str, window: int | None) -> str:
+    return name if window is None else f"{name}, window {window}"
+
+
+def _told(part: Part, text: str) -> Part:
+    values = {**part.__dict__, "source": part.source + text}
+    return Part(**values)

@@ -1,0 +1,28 @@
+"""The online predictor replayed over a recording's decode steps: what it would have said before each."""
+
+import pandas as pd
+
+from analyzer.experts import hit_rate
+from analyzer.predict.errors import PredictError
+from analyzer.predict.online import StepLatency
+
+
+def replay(tables: dict[str, pd.DataFrame]) -> tuple[pd.DataFrame, StepLatency]:
+    """(one row per complete decode step: context, missed, seconds, predicted; the predictor afterwards)."""
+    tokens = tables["tokens"]
+    decode = tokens[(tokens["phase"] == "decode") & tokens["complete"]].sort_values("begin_ns")
+    if len(decode) == 0:
+        raise PredictError("the recording has no complete decode step: record longer")
+    missed = hit_rate(tables).groupby("token_id")["misses"].sum() if len(tables["experts"]) else pd.Series(dtype="int64")
+    counted = missed.reindex(decode["token_id"]).fillna(0).astype("int64").to_numpy()
+    rows = pd.DataFrame(
+        {
+            "token_id": decode["token_id"].to_numpy(),
+            "context": decode["position"].to_numpy() + 1,
+            "missed": counted,
+            "seconds": decode["duration_ns"].to_numpy() / 1e9,
+        }
+    )
+    learner = StepLatency()
+    told = [learner.update(r.context, r.missed, r.seconds) for r in rows.itertuples()]
+    return rows.assign(predicted=told), learner

@@ -1,0 +1,128 @@
+"""A simulated run as a folder that the views read like a recording: tables of the schema, a manifest that says simulated."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.predict.simulator import Outcome, Span
+from analyzer.schema import TABLES, conform, empty
+from analyzer.tables import INPUTS, fingerprint, write
+from tracer.recording import write_manifest
+
+ENGINE, PID = "simulation", 1
+THREADS = {"cpu": 1, "npu": 2, "storage": 3}
+UNKNOWN: dict[str, Any] = {"object": "", "float64": np.nan, "bool": False, "uint64": 0}
+"""By dtype, as analyzer/schema.py says; -1 for the others."""
+
+RECORDING_BACKEND = {"cpu": "cpu", "npu": "htp"}
+
+
+def write_run(folder: Path, outcome: Outcome, source: str) -> None:
+    """Write RUN: `python -m views trace RUN` then draws it. `source`: where the costs come from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_manifest(folder, manifest(outcome, source))
+    for name in INPUTS[1:]:
+        (folder / name).write_bytes(b"")
+    write(tables(outcome), folder / "tables", fingerprint(folder))
+
+
+def manifest(outcome: Outcome, source: str) -> dict[str, Any]:
+    """What a recording would say of itself; the machine is not this one, and nothing was lost or probed."""
+    engine = {"id": 1, "operators": [], "graphs": [], "libraries": []}
+    return {
+        "schema_version": 1,
+        "program": f"moescope simulation: {source}",
+        "state": "complete",
+        "started_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "duration_ns": _ns(max((end for _, _, _, end in outcome.steps), default=0.0)),
+        "machine": {"arch": "simulated", "kernel": "-", "os": "-", "cpu_model": source, "cpus": 1, "memory_bytes": 0},
+        "command": ["simulated", json.dumps(outcome.summary())],
+        "target": {"pid": PID, "uid": 0, "exit_code": 0},
+        "loader": "none",
+        "levels": ["token", "operator", "expert"],
+        "engines": {ENGINE: engine},
+        "qnn": None,
+        "probes": [],
+        "clocks": [],
+        "threads": [{"tid": tid, "pid": PID, "name": f"simulated {name}"} for name, tid in THREADS.items()],
+        "records": {},
+        "layouts": {},
+        "lost": {},
+        "cost": {"trap_ns": 0, "bpf_ns": 0, "tracer_cpu_ns": 0, "target_cpu_ns": 0},
+    }
+
+
+def tables(outcome: Outcome) -> dict[str, pd.DataFrame]:
+    """Every table of the schema: tokens, operators, experts, loads and threads from the simulation, the others empty."""
+    spans = outcome.spans
+    runs = [span for span in spans if span.kind not in ("load", "prefetch")]
+    made = {name: empty(name) for name in TABLES}
+    told = {"tokens": _tokens(outcome), "operators": _operators(runs), "experts": _experts(runs), "loads": _loads(outcome)}
+    made |= {name: conform(name, _filled(name, frame)) for name, frame in told.items()}
+    threads = [{"tid": tid, "pid": PID, "name": f"simulated {name}", "target": True} for name, tid in THREADS.items()]
+    made["threads"] = conform("threads", pd.DataFrame(threads))
+    return made
+
+
+def _filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with "not known" in every column that a simulation has nothing to say about."""
+    absent = [column for column in TABLES[table] if column.name not in frame]
+    return frame.assign(**{column.name: UNKNOWN.get(column.dtype, -1) for column in absent})
+
+
+def _tokens(outcome: Outcome) -> pd.DataFrame:
+    rows = pd.DataFrame(outcome.steps, columns=["phase", "n_tokens", "begin", "end"])
+    position = rows["n_tokens"].cumsum() - rows["n_tokens"]
+    fixed = {"maj_flt": 0, "min_flt": 0, "complete": True}
+    return rows.assign(token_id=rows.index, seq=rows.index, position=position, **_thread("cpu"), **fixed, **_times(rows))
+
+
+def _operators(runs: list[Span]) -> pd.DataFrame:
+    rows = pd.DataFrame([vars(span) for span in runs])
+    order = rows.groupby("step").cumcount()
+    name = rows["kind"] + "." + rows["layer"].astype(str)
+    times = _times(rows)
+    fixed = {"n_threads": 1, "wait_ns": 0, "maj_flt": 0, "min_flt": 0, "complete": True}
+    told = {"op_id": rows.index, "token_id": rows["step"], "type": rows["kind"], "name": name, "n_tokens": rows["rows"]}
+    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(THREADS)}
+    return rows.assign(**told, **thread, order=order, busy_ns=times["duration_ns"], **fixed, **times)
+
+
+def _experts(runs: list[Span]) -> pd.DataFrame:
+    rows = pd.DataFrame([{**vars(span), "op_id": i} for i, span in enumerate(runs) if span.kind == "expert"])
+    told = {
+        "run_id": rows.index,
+        "token_id": rows["step"],
+        "n_tokens": rows["rows"],
+        "cache": np.where(rows["hit"], "hit", "miss"),
+    }
+    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(THREADS), "backend": rows["unit"].map(RECORDING_BACKEND)}
+    return rows.assign(**told, **thread, tier=0, maj_flt=0, min_flt=0, complete=True, **_times(rows))
+
+
+def _loads(outcome: Outcome) -> pd.DataFrame:
+    found = [vars(span) for span in outcome.spans if span.kind in ("load", "prefetch")]
+    if not found:
+        return empty("loads")
+    rows = pd.DataFrame(found)
+    size = outcome.loaded_bytes // len(rows)
+    told = {"load_id": rows.index, "token_id": rows["step"], "action": "load", "bytes": size, "resident_bytes": -1}
+    reason = rows["kind"].map({"load": "demand", "prefetch": "prefetch"})
+    return rows.assign(**told, **_thread("storage"), reason=reason, backend="", complete=True, **_times(rows))
+
+
+def _thread(name: str) -> dict[str, Any]:
+    return {"engine": ENGINE, "pid": PID, "tid": THREADS[name]}
+
+
+def _times(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    begin, end = (rows[edge].mul(1e9).round().astype("int64") for edge in ("begin", "end"))
+    return {"begin_ns": begin, "end_ns": end, "duration_ns": end - begin}
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

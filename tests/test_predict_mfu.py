@@ -1,0 +1,63 @@
+"""MFU tables: what is measured comes back, between rows interpolation beats the nearest row, outside it says so."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.predict import mfu
+from analyzer.predict.curves import Curves, Point, without
+
+LINE = Curves(("n", "m"), [Point((k,), x, k * x**0.5, f"t:{k}:{x}") for k in (1.0, 4.0, 16.0) for x in (1.0, 8.0, 64.0)])
+
+
+@given(st.floats(1, 16), st.floats(1, 64))
+def test_a_power_law_is_met_exactly_between_its_points(key: float, x: float) -> None:
+    answer = LINE.at((key,), x)
+    assert answer.value == pytest.approx(key * x**0.5)
+    assert not answer.warnings
+
+
+def test_outside_the_curves_the_answer_warns() -> None:
+    assert LINE.at((4.0,), 1000.0).warnings == ("m 1000 is outside the measured 1 to 64",)
+    assert LINE.at((40.0,), 8.0).warnings == ("n 40 is outside the measured 1 to 16",)
+    assert LINE.at((16.0,), 1e9).value == 16 * 8.0
+    assert LINE.at((4.0,), 0.25).value == pytest.approx(4 * 0.5)
+
+
+@pytest.mark.parametrize("name", mfu.all_curves())
+def test_measured_rows_come_back(name: str) -> None:
+    curves = mfu.all_curves()[name]
+    for point in curves.points[::7]:
+        answer = curves.at(point.key, point.x)
+        assert answer.value == pytest.approx(point.y)
+        assert answer.source == point.where
+
+
+def test_our_mfu_of_a_row_is_the_published_one() -> None:
+    file = mfu.ROOT / "gemm" / "h800" / "data.csv"
+    for row in mfu.rows(file):
+        answer = mfu.gemm("h800", row["m"], row["k"], row["n"])
+        assert answer and answer.value == pytest.approx(row["mfu"], rel=1e-3)
+
+
+def test_a_row_that_contradicts_itself_is_left_out() -> None:
+    curves = mfu.all_curves()["decode attention 32-4-128 h20"]
+    assert not any(point.key == (64.0,) and point.x == 8192 for point in curves.points)
+
+
+def leave_one_out(curves: Curves) -> tuple[np.ndarray, np.ndarray]:
+    """Relative errors of (interpolation, nearest row), each point predicted from the others."""
+    errors = []
+    for row, point in enumerate(curves.points):
+        rest = without(curves, [row])
+        errors.append((rest.at(point.key, point.x).value / point.y - 1, rest.nearest(point.key, point.x) / point.y - 1))
+    return tuple(np.abs(np.array(errors)).T)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", ["gemm h20", "gemm h800", "grouped gemm decode up h20", "decode attention mla 128-512-64 h20"])
+def test_interpolation_beats_the_nearest_row(name: str) -> None:
+    ours, nearest = leave_one_out(mfu.all_curves()[name])
+    assert np.median(ours) < np.median(nearest)
+    if not name.startswith("grouped"):
+        assert np.quantile(ours, 0.9) < np.quantile(nearest, 0.9)

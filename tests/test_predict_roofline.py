@@ -1,0 +1,255 @@
+"""Roofline: against published throughput, transformers' parameters, PyTorch's operation count, and closed forms."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer.__main__ import main
+from analyzer.predict import devices, links, roofline
+from analyzer.predict.errors import PredictError
+from analyzer.predict.model import Model, read_config, with_weights
+from analyzer.predict.prediction import predict, weight_bytes
+from analyzer.predict.setup import Setup
+
+CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"
+SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 128}
+SIZES |= {"intermediate_size": 96, "tie_word_embeddings": False, "pad_token_id": None}
+GQA = {"num_key_value_heads": 2, "head_dim": 16}
+MLA = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {**GQA},
+    "mixtral": {**GQA, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1]},
+    "qwen2_moe": {"num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    | {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 1},
+    "deepseek_v3": {**MLA, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2}
+    | {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4},
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of InferSim's table: tokens per second and device, measured and predicted by InferSim."""
+
+    config: str
+    device: str
+    setup: Setup
+    measured: float
+    infersim: float
+    weights: str = ""
+
+
+PUBLISHED = {
+    "DeepSeek-V3 prefill": Published("deepseek_v3", "h800", Setup("prefill", 4, 4096, ep=32, overlap="pipeline"), 7839, 9034),
+    "DeepSeek-V3 decode": Published(
+        "deepseek_v3", "h800", Setup("decode", 128, 4096 + 1786 // 2, ep=128, overlap="hidden"), 2324, 2675
+    ),
+    "Qwen3-30B-A3B prefill": Published("qwen3-30B-A3B", "h20", Setup("prefill", 4, 4096), 16594, 17350),
+    "Qwen3-30B-A3B decode": Published("qwen3-30B-A3B", "h20", Setup("decode", 100, 5120, ep=4), 2749, 2632),
+    "Qwen3-8B (dense) prefill": Published("qwen3-8B", "h20", Setup("prefill", 4, 4096), 15061, 16328, "fp8"),
+    "Qwen3-8B (dense) decode": Published("qwen3-8B", "h20", Setup("decode", 64, 5120), 2682, 2581, "fp8"),
+}
+
+
+def config(name: str) -> Model:
+    return read_config(CONFIGS / f"{name}_config.json")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_phase_is_within_a_fifth_of_infersim(name: str) -> None:
+    row = PUBLISHED[name]
+    model = with_weights(config(row.config), row.weights) if row.weights else config(row.config)
+    found = predict(model, devices.load(row.device), row.setup).tokens_per_s
+    print(
+        f"{name}: {found:.0f} tokens/s, {found / row.infersim - 1:+.1%} of InferSim, {found / row.measured - 1:+.1%} of measured"
+    )
+    assert found == pytest.approx(row.infersim, rel=0.20)
+    assert found == pytest.approx(row.measured, rel=0.15)
+
+
+def transformers_model(family: str) -> Any:
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    made = AutoConfig.for_model(family, **SIZES, **FAMILIES[family])
+    made._attn_implementation = made._experts_implementation = "eager"
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Model]:
+    """transformers' model and ours, read from the config that transformers writes."""
+    oracle = transformers_model(request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    oracle.config.save_pretrained(folder)
+    return oracle, read_config(folder)
+
+
+def test_weights_are_those_of_transformers(both: tuple[Any, Model]) -> None:
+    oracle, model = both
+    skipped = ("norm", "bias", "mlp.gate.weight", "router", "shared_expert_gate", "block_sparse_moe.gate", "e_score")
+    counted = sum(p.numel() for name, p in oracle.named_parameters() if not any(part in name for part in skipped))
+    assert weight_bytes(model, Setup("decode", 1, 1)) * 8 / 32 == pytest.approx(counted, rel=1e-9)
+
+
+def test_operations_are_those_that_pytorch_counts(both: tuple[Any, Model]) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    oracle, model = both
+    rows = 16
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        oracle(torch.arange(rows)[None], use_cache=False)
+    setup = Setup("prefill", 1, rows)
+    parts = roofline.parts(model, roofline.target(devices.load("rk3588"), model, replace(setup, unit="cpu")), setup)
+    whole = {part.name: part.flops * part.times for part in parts}
+    whole["head"] *= rows
+    whole["attention core"] *= 2
+    assert sum(whole.values()) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(4, 64), st.integers(1, 40), st.data())
+def test_distinct_experts_are_those_of_uniform_routing(experts: int, tokens: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, experts))
+    random = np.random.default_rng(experts * 1000 + tokens)
+    seen = [len(np.unique(random.random((tokens, experts)).argsort(1)[:, :k])) for _ in range(200)]
+    assert roofline.distinct_experts(experts, k, tokens) == pytest.approx(np.mean(seen), abs=0.35 + 0.02 * experts)
+
+
+def test_few_rows_wait_for_their_experts_weights() -> None:
+    made = predict(config("qwen3-30B-A3B"), devices.load("snapdragon-x-elite"), Setup("decode", 1, 128, unit="npu"))
+    up = next(part for part in made.parts if part.name == "experts up")
+    assert up.bound == "memory"
+    assert up.weight_bytes == 8 * 2048 * 2 * 768 * 2
+    assert up.memory_s == pytest.approx((up.weight_bytes + up.activation_bytes) / 65e9)
+
+
+def test_shared_experts_come_on_top_of_routed_ones() -> None:
+    model = config("deepseek_v3")
+    assert model.mixture
+    alone = replace(model, mixture=replace(model.mixture, shared_width=0))
+    setup = Setup("decode", 64, 4096, ep=64)
+    both_made, one = (predict(m, devices.load("h800"), setup) for m in (model, alone))
+    shared = sum(p.seconds * p.times for p in both_made.parts if p.name.startswith("shared"))
+    assert shared > 0
+    assert both_made.seconds - one.seconds == pytest.approx(shared)
+
+
+def test_decode_sends_each_row_to_each_of_its_experts() -> None:
+    model, device = config("deepseek_v3"), devices.load("h800")
+    assert model.mixture
+    setup = Setup("decode", 64, 4096, ep=128)
+    there = links.dispatch(device, model.mixture, setup, 64, model.hidden)
+    back = links.combine(device, model.mixture, setup, 64, model.hidden)
+    assert there.bytes == pytest.approx(64 * 8 * 7168 * 127 / 128)
+    assert there.seconds == pytest.approx(there.bytes / (50e9 * 0.8))
+    assert back.bytes == 2 * there.bytes
+    assert links.dispatch(device, model.mixture, replace(setup, ep=1), 64, model.hidden).bytes == 0
+
+
+@given(*(st.floats(1e-6, 1e-3) for _ in range(4)))
+def test_hiding_communication_never_beats_computing_nor_loses_to_waiting(a: float, e: float, sent: float, back: float) -> None:
+    plain, *hidden = (
+        links.layer_time(a, e, sent, back, Setup("decode", 8, 8, ep=2, overlap=kind), 1.0)[0]
+        for kind in ("none", "pipeline", "hidden")
+    )
+    for seconds in hidden:
+        assert max(2 * (a + e), 2 * max(sent, back)) <= seconds * (1 + 1e-9)
+        assert seconds <= 2 * plain * (1 + 1e-9)
+    assert hidden[1] <= hidden[0] * (1 + 1e-9)
+
+
+def test_a_window_limits_what_attention_reads(tmp_path: Path) -> None:
+    values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text())
+    values |= {"sliding_window": 128, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 18}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    parts = predict(read_config(tmp_path), devices.load("h20"), Setup("decode", 4, 4096)).parts
+    near, far = (part for part in parts if part.name.startswith("attention core"))
+    assert (near.times, far.times) == (18, 18)
+    assert far.kv_bytes == 32 * near.kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("quantization", "linear", "expert", "compute"),
+    [
+        ({"quant_method": "fp8"}, 8, 8, "fp8"),
+        ({"quant_method": "mxfp4"}, 16, 4.25, "fp16"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4 + 20 / 128, 4 + 20 / 128, "fp16"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"weights": {"num_bits": 8}, "input_activations": {"x": 1}}},
+            },
+            8,
+            8,
+            "int8",
+        ),
+    ],
+)
+def test_quantization_is_read(tmp_path: Path, quantization: dict[str, Any], linear: float, expert: float, compute: str) -> None:
+    values = json.loads((CONFIGS / "qwen3-30B-A3B_config.json").read_text()) | {"quantization_config": quantization}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    storage = read_config(tmp_path).storage
+    assert (storage.linear, storage.expert, storage.compute) == (linear, expert, compute)
+
+
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "num_hidden_layers", "vocab_size", "num_experts_per_tok", "num_attention_heads"]
+)
+def test_a_missing_field_is_named(tmp_path: Path, field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    values = json.loads((CONFIGS / "qwen3-30B-A3B_config.json").read_text())
+    del values[field]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert main(["predict", "--config", str(tmp_path), "--device", "h20", "--phase", "decode"]) == 2
+    told = capsys.readouterr().err
+    assert field in told
+    assert told.count("\n") == 1
+
+
+def test_layers_that_are_not_modelled_are_refused(tmp_path: Path) -> None:
+    values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text()) | {"layer_types": ["linear_attention"] * 36}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(PredictError, match="linear_attention"):
+        read_config(tmp_path)
+
+
+def test_what_is_out_of_range_warns() -> None:
+    model = config("qwen3-30B-A3B")
+    inside = predict(model, devices.load("h20"), Setup("decode", 100, 5120, ep=4)).warnings
+    outside = predict(model, devices.load("h20"), Setup("decode", 2000, 50_000, ep=4)).warnings
+    assert not any("outside" in text or "exceeds" in text or "GB" in text for text in inside)
+    assert any("batch 2000 is outside the measured 1 to 512" in text for text in outside)
+    assert any("context 50000 exceeds the model's 40960" in text for text in outside)
+    assert any("the device has 96 GB" in text for text in outside)
+
+
+def test_the_command_tells_the_source_of_every_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", "--config", str(CONFIGS / "deepseek_v3_config.json"), "--device", "h800", "--phase", "decode"]
+    assert main([*words, "--batch", "128", "--context", "4989", "--ep", "128", "--overlap", "hidden", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert all(row["source"] for row in answer["parts"])
+    assert any("grouped_gemm/decode/h800/data.csv:" in row["source"] for row in answer["parts"])
+    assert answer["summary"]["tpot_ms"] == pytest.approx(128 / answer["summary"]["tokens_per_s"] * 1e3)
+
+
+@pytest.mark.parametrize("name", devices.names())
+def test_every_profile_says_where_its_figures_are_from(name: str) -> None:
+    device = devices.load(name)
+    assert device.sources
+    assert 0 < device.efficiency <= 1
+    assert predict(config("qwen3-30B-A3B"), device, Setup("decode", 1, 512)).seconds > 0
+
+
+def test_a_profile_without_a_figure_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\n[units.cpu]\ntera_per_s = { fp32 = 1 }\nmfu = 1\n[memory]\ngigabytes = 1\n')
+    with pytest.raises(PredictError, match="gigabytes_per_s"):
+        devices.load(str(path))

@@ -1,0 +1,228 @@
+"""What-if simulator: the runtime itself is the truth for its policy, closed forms for its clock."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analyzer.__main__ import main
+from analyzer.commands.simulate import cache_bytes
+from analyzer.predict import costs, devices, timeline
+from analyzer.predict.costs import Costs, Line
+from analyzer.predict.errors import PredictError
+from analyzer.predict.model import read_config
+from analyzer.predict.simulator import Outcome, Settings, pareto, simulate
+from analyzer.predict.trace import Step, Trace, from_tables
+from analyzer.schema import empty
+from analyzer.tables import load
+from runtime.buffers import TokenBuffers, smallest_tier
+from runtime.cache import ExpertCache, Form
+from runtime.demo_model import write_demo_model
+from runtime.probes import Reason
+from tests import tables_fixture
+from tests.tables_fixture import frame, spans
+
+SIZE = 100
+KINDS = ("attention", "router", "dispatch", "combine", "outside", "expert")
+EVEN = Costs(
+    {(kind, unit): Line(1e-3) for kind in KINDS for unit in ("cpu", "npu")}, Line(5e-3), {"cpu": SIZE, "npu": SIZE}, "test"
+)
+
+
+def random_trace(seed: int, prompt: int = 5, decode: int = 6, layers: int = 3, experts: int = 6, k: int = 2) -> Trace:
+    random = np.random.default_rng(seed)
+
+    def routes(rows: int) -> tuple[np.ndarray, ...]:
+        return tuple(random.random((rows, experts)).argsort(1)[:, :k] for _ in range(layers))
+
+    steps = [Step("prefill", 0, routes(prompt))] + [Step("decode", prompt + i, routes(1)) for i in range(decode)]
+    return Trace(tuple(steps), experts)
+
+
+class Silent:
+    def load_begin(self, form: Form, size: int, reason: Reason) -> None: ...
+
+    def load_end(self, form: Form, size: int, resident: int) -> None: ...
+
+    def evicted(self, form: Form, size: int, resident: int) -> None: ...
+
+
+def through_the_runtime(trace: Trace, budget: int, chunk: int, tiers: tuple[int, ...]) -> tuple[int, int]:
+    """(hits, misses) of the runtime's own cache and buffers, driven as its engine drives them."""
+    cache: ExpertCache[None] = ExpertCache(budget, lambda form: SIZE, lambda form: None, Silent())
+    for step in trace.steps:
+        for layer, chosen in enumerate(step.routes):
+            cache.begin_event(layer)
+            buffers = TokenBuffers(trace.experts, max(tiers, default=None))
+            chunks = [buffers.add(i, chosen[i : i + chunk]) for i in range(0, len(chosen), chunk)]
+            for batches in [*chunks, buffers.flush()]:
+                forms = [Form(layer, batch.expert, 1, smallest_tier(tiers, len(batch))) for batch in batches]
+                cache.name(forms)
+                for form in sorted(forms, key=lambda form: form not in cache):
+                    cache.state(form)
+                    cache.acquire(form)
+                    cache.release(form)
+    return cache.hits, cache.misses
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 18), st.integers(1, 6), st.booleans())
+def test_hits_are_those_of_the_runtimes_cache(seed: int, held: int, chunk: int, npu: bool) -> None:
+    trace = random_trace(seed)
+    unit = "npu" if npu else "cpu"
+    tiers = (1, 2, 4)
+    found = simulate(trace, EVEN, Settings(held * SIZE, chunk, tiers, prefill_unit=unit, decode_unit=unit))
+    assert (found.hits, found.misses) == through_the_runtime(trace, held * SIZE, chunk, tiers if npu else ())
+    assert found.peak_bytes <= held * SIZE
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demo_model(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.mark.parametrize("budget", ["1.2MiB", "2.4MiB"])
+def test_hits_are_those_of_a_real_run(demo: Path, budget: str) -> None:
+    from runtime import MoE
+
+    model = MoE.load(demo, budget)
+    list(model.generate("The router looks at the token and picks a few experts.", max_new_tokens=8, ignore_end=True))
+    model.close()
+    log, layers = model.log, model.package.family.layers
+    routes = [tuple(e.astype(np.int64) for _, _, e, _ in log.routing[i : i + layers]) for i in range(0, len(log.routing), layers)]
+    steps = [Step(s.phase.name.lower(), s.position, r) for s, r in zip(log.steps, routes, strict=True)]
+    size = model.engine.experts.bytes_of(Form(0, 0, 1, 0))
+    cost = Costs(EVEN.work, EVEN.load, {"cpu": size}, "test")
+    found = simulate(Trace(tuple(steps), model.package.family.experts), cost, Settings(model.options.expert_cache))
+    assert (found.hits, found.misses) == (log.hits, log.misses)
+    assert found.loaded_bytes == log.loaded_bytes
+
+
+def test_on_one_unit_with_everything_loaded_a_step_is_the_sum_of_its_parts() -> None:
+    trace = random_trace(1, prompt=4)
+    found = simulate(trace, EVEN, Settings(None, chunk=2))
+    distinct = sum(len(np.unique(chosen)) for chosen in trace.steps[0].routes)
+    chunks, layers = 2, 3
+    expected = 1e-3 * (layers * (chunks * 3 + 1 + 1) + distinct + 1)
+    assert found.durations("prefill")[0] == pytest.approx(expected)
+    assert found.durations("decode") == pytest.approx(1e-3 * (layers * (3 + 1 + 1 + 2) + 1))
+    assert found.stall_s == 0
+
+
+def test_every_miss_waits_for_its_load() -> None:
+    trace = random_trace(2)
+    all_there, few = (simulate(trace, EVEN, Settings(size)) for size in (None, 2 * SIZE))
+    loads = few.loaded_bytes // SIZE
+    assert few.stall_s == pytest.approx(5e-3 * loads)
+    assert few.steps[-1][3] - all_there.steps[-1][3] == pytest.approx(few.stall_s)
+
+
+def test_the_npu_works_beside_the_cpu_but_never_two_things_at_once() -> None:
+    trace = random_trace(3, prompt=32)
+    apart, beside = (simulate(trace, EVEN, Settings(None, 4, (1, 2, 4), prefill_unit=unit)) for unit in ("cpu", "npu"))
+    assert beside.durations("prefill")[0] < sum(span.end - span.begin for span in beside.spans if span.step == 0)
+    assert apart.durations("prefill")[0] == pytest.approx(sum(span.end - span.begin for span in apart.spans if span.step == 0))
+    for unit in ("cpu", "npu"):
+        spans = sorted((span.begin, span.end) for span in beside.spans if span.unit == unit)
+        assert all(before[1] <= after[0] + 1e-12 for before, after in pairwise(spans))
+
+
+def test_prefetching_what_always_follows_removes_stalls() -> None:
+    cycle = [Step("decode", i, (np.array([[2 * (i % 3), 2 * (i % 3) + 1]]),) * 4) for i in range(24)]
+    cost = Costs(EVEN.work, Line(1e-3), {"cpu": SIZE}, "test")
+    trace = Trace(tuple(cycle), 6)
+    without, ahead = (simulate(trace, cost, Settings(8 * SIZE, prefetch=p)) for p in (None, 0.5))
+    assert without.hits == 0
+    assert ahead.hits / (ahead.hits + ahead.misses) > 0.5
+    assert ahead.stall_s < 0.5 * without.stall_s
+    assert ahead.steps[-1][3] < without.steps[-1][3]
+
+
+@given(st.floats(1e-5, 1e-2), st.floats(1e-7, 1e-4), st.floats(1e-9, 1e-6))
+def test_a_fitted_line_is_the_line(fixed: float, per_row: float, per_pair: float) -> None:
+    rows, context = (grid.ravel().astype(float) for grid in np.meshgrid([1, 8, 32, 64], [1, 100, 400]))
+    line = costs.fit(fixed + per_row * rows + per_pair * rows * context, rows, context)
+    for r, c in ((1, 50), (64, 400), (16, 10)):
+        assert line.at(r, c) == pytest.approx(fixed + per_row * r + per_pair * r * c, rel=1e-4)
+
+
+def test_a_slower_device_is_slower(demo: Path) -> None:
+    trace, model = random_trace(4, experts=8), read_config(demo)
+    spans = []
+    for name in ("rk3588", "snapdragon-x-elite"):
+        found = simulate(trace, costs.from_device(model, devices.load(name)), Settings(8 * 150_000)).summary()
+        spans.append(found["tpot_ms"])
+    assert spans[0] > 1.2 * spans[1]
+
+
+def test_a_simulated_run_can_be_drawn_like_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from views.__main__ import main as views
+
+    found = simulate(random_trace(5), EVEN, Settings(4 * SIZE, prefetch=0.2))
+    timeline.write_run(tmp_path / "sim", found, "test costs")
+    tables = load(tmp_path / "sim")
+    assert len(tables["experts"]) == sum(span.kind == "expert" for span in found.spans)
+    assert tables["tokens"]["duration_ns"].sum() == pytest.approx(
+        1e9 * sum(end - begin for *_, begin, end in found.steps), abs=10
+    )
+    assert views(["trace", str(tmp_path / "sim"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["slices"] > len(found.spans) // 2
+    assert main(["simulate", str(tmp_path / "sim")]) == 2
+    assert "no routes" in capsys.readouterr().err
+
+
+def test_steps_without_all_their_routes_are_left_out() -> None:
+    _, tables = tables_fixture.make()
+    whole = from_tables(tables)
+    routes = tables["routes"]
+    last = routes["token_id"] == routes["token_id"].max()
+    cut = from_tables({**tables, "routes": routes[~(last & (routes["rank"] == 0))]})
+    assert len(cut.steps) == len(whole.steps) - 1
+
+
+def test_only_unbeaten_settings_are_on_the_front() -> None:
+    trace = random_trace(6)
+    found = [simulate(trace, EVEN, Settings(n * SIZE)) for n in (2, 9, 18)]
+    worse = Outcome(Settings(), [("decode", 1, 0.0, 99.0)], peak_bytes=10**9)
+    assert pareto([*found, worse]) == [True, True, True, False]
+
+
+def test_cache_sizes_are_bytes_or_shares() -> None:
+    assert cache_bytes("25%", 1000) == 250
+    assert cache_bytes("1.5KiB", 10_000) == 1536
+    assert cache_bytes("100%", 1000) is None
+    with pytest.raises(PredictError, match="two"):
+        cache_bytes("two", 1000)
+
+
+def test_costs_come_out_of_a_recording_as_they_went_in() -> None:
+    random = np.random.default_rng(0)
+    kinds = {"attention": Line(3e-4, 2e-5), "router": Line(1e-4, 4e-6), "combine": Line(4e-5, 1e-6)}
+    rows = random.integers(1, 64, 200)
+    begin = np.arange(200) * 10**8
+    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens")}
+    faults = {"token_id": 0, "maj_flt": 0, "min_flt": 0}
+    made = []
+    for kind, line in kinds.items():
+        length = np.array([round(line.at(r) * 1e9) for r in rows])
+        made.append(frame("operators", op_id=np.arange(200), type=kind, n_tokens=rows, **faults, **spans(begin, length)))
+    tables["operators"] = pd.concat(made, ignore_index=True)
+    missed = np.arange(200) % 2 == 0
+    run_ns = np.array([round((1.5e-4 + 3e-5 * r) * 1e9) for r in rows]) + missed * (2_000_000 + 700_000)
+    state = {"cache": list(np.where(missed, "miss", "hit")), "n_tokens": rows, "tier": 0, "backend": "cpu"}
+    tables["experts"] = frame("experts", run_id=np.arange(200), **state, **faults, **spans(begin, run_ns))
+    load = {"action": "load", "backend": "cpu", "bytes": 5000, "load_id": np.arange(100)}
+    tables["loads"] = frame("loads", **load, **spans(begin[missed] + 1000, np.full(100, 2_000_000)))
+    tables["tokens"] = frame(
+        "tokens", token_id=np.array([0]), phase="prefill", position=0, n_tokens=64, **spans(np.array([0]), 1)
+    )
+    found = costs.from_tables(tables)
+    for kind, line in [*kinds.items(), ("expert", Line(1.5e-4, 3e-5))]:
+        assert found.of(kind, "cpu", 32) == pytest.approx(line.at(32), rel=1e-3)
+    assert found.load.at(5000) == pytest.approx(2.7e-3, rel=1e-3)
+    assert found.expert_bytes == {"cpu": 5000}
