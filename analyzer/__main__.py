@@ -10,6 +10,8 @@ COMMANDS = {
     "query": "SQL over the tables",
     "dag": "one token's operators as a graph",
     "experts": "expert activation, hits, reuse",
+    "compare": "what changed between two groups of runs, and how sure that is",
+    "history": "results of many builds, and where they changed",
 }
 """Verb → help. The module analyzer.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""
 
@@ -39,12 +41,13 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     verb = next((word for word in words if word in COMMANDS), None)
     args = parser_for(verb).parse_args(words)
+    from analyzer.compare_results import CompareError
     from analyzer.profdag import DagError
     from tracer.recording import RecordingError
 
     try:
         return int(args.run(args))
-    except (RecordingError, DagError) as error:
+    except (RecordingError, DagError, CompareError) as error:
         print(f"error: {error}", file=sys.stderr)
     except BrokenPipeError:
         sys.stderr.close()
