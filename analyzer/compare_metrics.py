@@ -51,10 +51,23 @@ MIN_RUNNING_SHARE = 0.05
 NEGLIGIBLE_WAIT = 0.05
 
 
+class Facts:
+    """A recording's tables, and what several metrics are made from, found once."""
+
+    def __init__(self, tables: Tables):
+        self.tables = tables
+        tokens = tables["tokens"]
+        self.done = tokens[tokens["complete"]].assign(sequence=sequences(tokens[tokens["complete"]]))
+        self.steps = self.done[self.done["phase"] != ""].set_index("token_id")
+        self.gaps = decode_gaps(self.done)["gap"].to_numpy()
+        self.ttfts = ttfts(self.done)
+
+
 def extract(tables: Tables) -> pd.DataFrame:
     """The metrics of a recording, indexed by `key`, columns METRICS. What was not recorded has no row."""
-    parts = [pd.DataFrame(list(make(tables))) for make in (speed, tails, phases, experts, npu, memory, scheduling)]
-    parts += [operators(tables)]
+    facts = Facts(tables)
+    rows = [row for make in (speed, tails, phases, experts, npu, memory, scheduling) for row in make(facts)]
+    parts = [pd.DataFrame(rows), operators(facts), expert_times(facts)]
     frame = pd.concat([pd.DataFrame([DEFAULTS]).iloc[:0], *(part for part in parts if len(part))], ignore_index=True)
     frame = frame.reindex(columns=[c.name for c in METRICS])
     for column in METRICS:
@@ -73,27 +86,24 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
     return joined.to_numpy(object)
 
 
-def decode_gaps(tokens: pd.DataFrame) -> pd.DataFrame:
+def decode_gaps(done: pd.DataFrame) -> pd.DataFrame:
     """Complete decode steps with `gap` (ms between the ends of successive steps of a generation) in order of time."""
-    done = tokens[tokens["complete"]]
-    done = done.assign(sequence=sequences(done)).sort_values(["sequence", "end_ns"])
+    done = done.sort_values(["sequence", "end_ns"])
     gap = done.groupby("sequence")["end_ns"].diff() / MS
     chosen = (done["phase"] == "decode") & gap.notna()
     return done[chosen].assign(gap=gap[chosen]).sort_values("end_ns")
 
 
-def ttfts(tokens: pd.DataFrame) -> np.ndarray:
+def ttfts(done: pd.DataFrame) -> np.ndarray:
     """ms from each generation's first begin to its last prefill's end, in order."""
-    done = tokens[tokens["complete"]]
-    prefill = done.assign(sequence=sequences(done))[done["phase"] == "prefill"]
+    prefill = done[done["phase"] == "prefill"]
     waited = prefill.groupby("sequence").agg({"begin_ns": "min", "end_ns": "max"}).sort_values("begin_ns")
     return ((waited["end_ns"] - waited["begin_ns"]) / MS).to_numpy()
 
 
-def speed(tables: Tables) -> Iterator[Row]:
+def speed(facts: Facts) -> Iterator[Row]:
     """TTFT, TPOT, prefill and decode speed. First executions stand apart, in `tails`, wherever there are later ones."""
-    tokens = tables["tokens"]
-    gap, waited = decode_gaps(tokens)["gap"].to_numpy(), ttfts(tokens)
+    tokens, gap, waited = facts.done, facts.gaps, facts.ttfts
     steady, later = gap[1:] if len(gap) > 1 else gap, waited[1:] if len(waited) > 1 else waited
     if len(later):
         yield {"family": "speed", "metric": "TTFT", "unit": "ms", "value": np.median(later), "n": len(later)}
@@ -101,10 +111,10 @@ def speed(tables: Tables) -> Iterator[Row]:
         yield {"family": "speed", "metric": "TPOT", "unit": "ms", "value": np.median(steady), "n": len(steady)}
         rate = {"value": 1e3 / np.mean(steady), "n": len(steady), "better": "higher"}
         yield {"family": "speed", "metric": "decode speed", "unit": "tok/s", **rate}
-    inside = tokens.loc[tokens["complete"] & (tokens["phase"] == "decode"), "duration_ns"].iloc[1:] / MS
+    inside = tokens.loc[tokens["phase"] == "decode", "duration_ns"].iloc[1:] / MS
     if len(inside):
         yield {"family": "speed", "metric": "decode step", "unit": "ms", "value": inside.median(), "n": len(inside)}
-    prefill = tokens[tokens["complete"] & (tokens["phase"] == "prefill")].sort_values("begin_ns")
+    prefill = tokens[tokens["phase"] == "prefill"].sort_values("begin_ns")
     prefill = prefill.iloc[1:] if len(prefill) > 1 else prefill
     spent, fed = prefill["duration_ns"].sum() / 1e9, prefill["n_tokens"].clip(lower=0).sum()
     if spent > 0 and fed > 0:
@@ -112,9 +122,9 @@ def speed(tables: Tables) -> Iterator[Row]:
         yield {"family": "speed", "metric": "prefill speed", "unit": "tok/s", **rate}
 
 
-def tails(tables: Tables) -> Iterator[Row]:
+def tails(facts: Facts) -> Iterator[Row]:
     """What the middle does not show: first executions and slow steps."""
-    gap, waited = decode_gaps(tables["tokens"])["gap"].to_numpy(), ttfts(tables["tokens"])
+    gap, waited = facts.gaps, facts.ttfts
     if len(waited) > 1:
         yield {"family": "tail", "metric": "TTFT, first generation", "unit": "ms", "value": waited[0], "n": 1}
     if len(gap) > 1:
@@ -123,18 +133,12 @@ def tails(tables: Tables) -> Iterator[Row]:
         yield {"family": "tail", "metric": "TPOT, p90", "unit": "ms", "value": np.quantile(gap[1:], 0.9), "n": len(gap) - 1}
 
 
-def steps_of(tables: Tables) -> pd.DataFrame:
-    """Complete steps by id."""
-    tokens = tables["tokens"]
-    return tokens[tokens["complete"] & (tokens["phase"] != "")].set_index("token_id")
-
-
-def phases(tables: Tables) -> Iterator[Row]:
+def phases(facts: Facts) -> Iterator[Row]:
     """Median ms per step of every group of operators, by phase."""
-    steps = steps_of(tables)
-    if len(steps) == 0 or len(tables["operators"]) == 0:
+    steps = facts.steps
+    if len(steps) == 0 or len(facts.tables["operators"]) == 0:
         return
-    spent = group_times(tables).reindex(steps.index, fill_value=0.0) / MS
+    spent = group_times(facts.tables).reindex(steps.index, fill_value=0.0) / MS
     for phase, rows in spent.groupby(steps["phase"]):
         rows = rows.iloc[1:] if len(rows) > 1 else rows
         total = float(steps.loc[rows.index, "duration_ns"].median()) / MS
@@ -145,29 +149,29 @@ def phases(tables: Tables) -> Iterator[Row]:
                 yield {"family": "phase", "metric": "time in group", "unit": "ms", "phase": phase, "type": group, **figure}
 
 
-def described(tables: Tables, charged: np.ndarray) -> pd.DataFrame:
+def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
     """Operators with their phase, their graph's kind and backend, and `charged`, the ns of their token's time that they took."""
-    runs = tables["graphs"].set_index("graph_id")
-    frame = tables["operators"]
+    runs = facts.tables["graphs"].set_index("graph_id")
+    frame = facts.tables["operators"]
     backend = frame["graph_id"].map(runs["backend"]).fillna("") if len(runs) else ""
     kind = frame["graph_id"].map(runs["kind"]).fillna("") if len(runs) else ""
     frame = frame.assign(graph=kind, backend=backend, charged=charged)
-    inner = tables["experts"].drop_duplicates("op_id").set_index("op_id")["backend"]
+    inner = facts.tables["experts"].drop_duplicates("op_id").set_index("op_id")["backend"]
     if len(inner):
         frame["backend"] = frame["backend"].where(frame["backend"] != "", frame["op_id"].map(inner).fillna(""))
-    return frame.assign(phase=frame["token_id"].map(steps_of(tables)["phase"]).fillna(""))
+    return frame.assign(phase=frame["token_id"].map(facts.steps["phase"]).fillna(""))
 
 
 OPERATOR = ["phase", "graph", "layer", "type", "shape", "backend", "expert"]
 
 
-def operators(tables: Tables) -> pd.DataFrame:
+def operators(facts: Facts) -> pd.DataFrame:
     """Families `operator` and `closure`: ms per step of each (graph, layer, type, shape, backend), by phase.
 
     The first execution of each stands apart: compiling, page faults and empty caches make it another thing.
     """
-    steps, charges = steps_of(tables), charge(tables)
-    frame = described(tables, charges.operators)
+    steps, charges = facts.steps, charge(facts.tables)
+    frame = described(facts, charges.operators)
     frame = frame[frame["phase"] != ""]
     if len(frame) == 0:
         return pd.DataFrame()
@@ -189,7 +193,7 @@ def operators(tables: Tables) -> pd.DataFrame:
         share=made["sum"] / total,
     )
     made = made[made["value"] + made["mean"] > 0]
-    return pd.concat([made, pd.DataFrame(list(closure(tables, frame, charges.loads)))], ignore_index=True)
+    return pd.concat([made, pd.DataFrame(list(closure(facts, frame, charges.loads)))], ignore_index=True)
 
 
 def _labels(frame: pd.DataFrame) -> pd.Series:
@@ -199,10 +203,10 @@ def _labels(frame: pd.DataFrame) -> pd.Series:
     return names.groupby("number")["name"].agg(lambda n: ", ".join(n[:NAMES_SHOWN]) + (" …" if len(n) > NAMES_SHOWN else ""))
 
 
-def closure(tables: Tables, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[Row]:
+def closure(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[Row]:
     """Per phase: the mean step, and what of it is first executions, loads and nobody's."""
-    steps = steps_of(tables)
-    loaded = tables["loads"].assign(charged=charged)
+    steps = facts.steps
+    loaded = facts.tables["loads"].assign(charged=charged)
     loaded["phase"] = loaded["token_id"].map(steps["phase"]).fillna("")
     for phase, rows in steps.groupby("phase"):
         size, total = len(rows), float(rows["duration_ns"].sum())
@@ -218,36 +222,44 @@ def closure(tables: Tables, frame: pd.DataFrame, charged: np.ndarray) -> Iterato
                 yield {"family": "closure", "metric": name, "unit": "ms", "phase": phase, **figure}
 
 
-def experts(tables: Tables) -> Iterator[Row]:
-    """Hit rate and loads of the expert cache, and the time of every expert's runs."""
-    steps = steps_of(tables)
+def experts(facts: Facts) -> Iterator[Row]:
+    """Hit rate of the expert cache, by phase."""
+    steps = facts.steps
     if len(steps) == 0:
         return
     for phase in ("prefill", "decode"):
-        rates = hit_rate(tables, phase)
+        rates = hit_rate(facts.tables, phase)
         asked = rates["hits"].sum() + rates["misses"].sum()
         if asked:
             rate = {"value": rates["hits"].sum() / asked, "n": asked, "better": "higher", "offset": 0.01}
             yield {"family": "expert", "metric": "hit rate", "unit": "share", "phase": phase, **rate}
-    loads = tables["loads"][(tables["loads"]["action"] == "load") & tables["loads"]["token_id"].isin(steps.index)]
-    for (layer, expert), rows in loads.groupby(["layer", "expert"]):
-        spent = rows["duration_ns"].sum() / len(steps) / MS
-        where = {"layer": layer, "expert": expert, "n": len(rows), "offset": 0.01 * steps["duration_ns"].median() / MS}
-        yield {"family": "expert", "metric": "load time per step", "unit": "ms", "value": spent, **where}
-    runs = tables["experts"][tables["experts"]["complete"]].sort_values("begin_ns")
+
+
+def expert_times(facts: Facts) -> pd.DataFrame:
+    """Of every expert: ms per step that its loads took, and ms of its runs without the first, by phase and backend."""
+    steps = facts.steps
+    if len(steps) == 0:
+        return pd.DataFrame()
+    loads = facts.tables["loads"][
+        (facts.tables["loads"]["action"] == "load") & facts.tables["loads"]["token_id"].isin(steps.index)
+    ]
+    loaded = loads.groupby(["layer", "expert"])["duration_ns"].agg(["sum", "size"]).reset_index()
+    loaded = loaded.assign(value=loaded["sum"] / len(steps) / MS, n=loaded["size"], metric="load time per step")
+    loaded["offset"] = 0.01 * steps["duration_ns"].median() / MS
+    runs = facts.tables["experts"][facts.tables["experts"]["complete"]].sort_values("begin_ns", kind="stable")
     runs = runs.assign(phase=runs["token_id"].map(steps["phase"]).fillna(""))
-    total = steps.groupby("phase")["duration_ns"].sum()
-    for (phase, layer, expert, backend), rows in runs[runs["phase"] != ""].groupby(["phase", "layer", "expert", "backend"]):
-        if len(rows) > 1:
-            where = {"phase": phase, "layer": layer, "expert": expert, "backend": backend, "n": len(rows) - 1}
-            spent = rows["duration_ns"].iloc[1:]
-            share = spent.sum() / total[phase]
-            yield {"family": "expert", "metric": "run time", "unit": "ms", "value": spent.mean() / MS, "share": share, **where}
+    runs = runs[(runs["phase"] != "") & runs.duplicated(["phase", "layer", "expert", "backend"])]
+    spent = runs.groupby(["phase", "layer", "expert", "backend"])["duration_ns"].agg(["mean", "sum", "size"]).reset_index()
+    total = spent["phase"].map(steps.groupby("phase")["duration_ns"].sum())
+    spent = spent.assign(value=spent["mean"] / MS, n=spent["size"], share=spent["sum"] / total, metric="run time")
+    wanted = [*DIMS[2:], "metric", "value", "n", "share", "offset"]
+    parts = [part.reindex(columns=[c for c in wanted if c in part]) for part in (loaded, spent) if len(part)]
+    return pd.concat(parts, ignore_index=True).assign(family="expert", unit="ms") if parts else pd.DataFrame()
 
 
-def npu(tables: Tables) -> Iterator[Row]:
+def npu(facts: Facts) -> Iterator[Row]:
     """Per execute, by subgraph kind and tier, without the first one: duration, RPC, accelerator time and cycles (medians)."""
-    executes = tables["qnn_executes"].sort_values("begin_ns")
+    executes = facts.tables["qnn_executes"].sort_values("begin_ns")
     executes = executes.assign(duration_us=executes["duration_ns"] / 1e3)
     units = {"duration_us": "us", "host_rpc_us": "us", "htp_rpc_us": "us", "accel_us": "us", "accel_cycles": "cycles"}
     for (kind, tier), rows in executes[executes["complete"]].groupby(["kind", "tier"]):
@@ -259,26 +271,26 @@ def npu(tables: Tables) -> Iterator[Row]:
                 yield {"family": "npu", "metric": name.rsplit("_", 1)[0], "unit": unit, "graph": kind, **figure}
 
 
-def memory(tables: Tables) -> Iterator[Row]:
+def memory(facts: Facts) -> Iterator[Row]:
     """Faults and bytes read per step, and the greatest value of every counter of bytes."""
-    steps = steps_of(tables)
+    steps = facts.steps
     for name, title in (("maj_flt", "major faults per step"), ("min_flt", "minor faults per step")):
         if len(steps) and (steps[name] >= 0).all():
             figure = {"value": steps[name].mean(), "n": len(steps), "offset": 1.0}
             yield {"family": "memory", "metric": title, "unit": "count", **figure}
-    reads = tables["reads"]
+    reads = facts.tables["reads"]
     if len(reads) and len(steps):
         size = reads.loc[reads["token_id"].isin(steps.index), "bytes"].sum() / len(steps)
         figure = {"value": size, "n": len(steps), "offset": 4096.0}
         yield {"family": "memory", "metric": "bytes read per step", "unit": "bytes", **figure}
-    counters = tables["counters"]
+    counters = facts.tables["counters"]
     for name, rows in counters[counters["name"].str.contains("bytes")].groupby("name"):
         yield {"family": "memory", "metric": f"peak {name}", "unit": "bytes", "value": rows["value"].max(), "n": len(rows)}
 
 
-def scheduling(tables: Tables) -> Iterator[Row]:
+def scheduling(facts: Facts) -> Iterator[Row]:
     """Per busy thread of the target: ms per step that it was ready and waited for a cpu, between first and last step."""
-    steps, states = steps_of(tables), tables["thread_states"]
+    steps, states = facts.steps, facts.tables["thread_states"]
     if len(steps) == 0 or len(states) == 0:
         return
     first, last, owner = steps["begin_ns"].min(), steps["end_ns"].max(), steps["tid"].iloc[0]
@@ -286,7 +298,7 @@ def scheduling(tables: Tables) -> Iterator[Row]:
     wide = spent.groupby([states["tid"], states["state"]]).sum().unstack(fill_value=0)
     wide = wide.reindex(columns=["running", "runnable"], fill_value=0)
     busy = wide[wide["running"] + wide["runnable"] > MIN_RUNNING_SHARE * (last - first)].sort_index()
-    names = tables["threads"].drop_duplicates("tid").set_index("tid")["name"].reindex(busy.index, fill_value="")
+    names = facts.tables["threads"].drop_duplicates("tid").set_index("tid")["name"].reindex(busy.index, fill_value="")
     number = names.groupby(names).cumcount() + 1
     step = (last - first) / len(steps) / MS
     for tid, row in busy.iterrows():

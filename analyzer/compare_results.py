@@ -17,7 +17,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 
 from analyzer.compare_environment import environment
-from analyzer.compare_metrics import DIMS, METRICS, decode_gaps, extract, keys, routing
+from analyzer.compare_metrics import DIMS, METRICS, Facts, extract, keys, routing
 from analyzer.reading import open_recording
 from analyzer.tables import TABLES_VERSION, fingerprint, load
 from tracer.recording import RecordingError
@@ -54,7 +54,8 @@ def of_recording(folder: Path) -> Result:
             return found
     tables = load(folder)
     routes = [tuple(map(int, row)) for row in routing(tables).to_numpy().tolist()]
-    series = np.round(decode_gaps(tables["tokens"])["gap"].to_numpy()[:SERIES_STEPS], 5).tolist()
+    facts = Facts(tables)
+    series = np.round(facts.gaps[:SERIES_STEPS], 5).tolist()
     made = Result(folder.name, extract(tables), environment(recording.manifest), series, routes)  # type: ignore[arg-type]
     with contextlib.suppress(OSError):  # a read-only recording is analysed every time
         save(made, kept, stamp)

@@ -45,8 +45,8 @@ def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules =
     frame["threshold"] = np.maximum(rules.practical, np.expm1(np.nan_to_num(aa)))
     frame["verdict"] = verdicts(frame, rules.alpha)
     frame.loc[minor, "verdict"] = MINOR
-    frame.loc[(n_cand == 0) & ~minor, "verdict"] = VANISHED
-    frame.loc[(n_base == 0) & ~minor, "verdict"] = APPEARED
+    frame.loc[(n_cand == 0) & (n_base == len(base)) & ~minor, "verdict"] = VANISHED
+    frame.loc[(n_base == 0) & (n_cand == len(cand)) & ~minor, "verdict"] = APPEARED
     frame["more_runs"] = [more_runs(row, rules.alpha) for row in frame.to_dict("records")]
     return frame
 
@@ -80,6 +80,8 @@ def more_runs(row: dict[str, object], alpha: float) -> int:
         return 0
     estimate, low, high, threshold = (float(row[c]) for c in ("estimate", "log_low", "log_high", "threshold"))  # type: ignore[arg-type]
     n = min(int(row["n_base"]), int(row["n_cand"]))  # type: ignore[call-overload]
+    if n == 0:
+        return 0
     least = statistics.runs_for_p(max(int(row["tests"]), 1), alpha)  # type: ignore[call-overload]
     if n < 3:
         return max(least - n, 1)

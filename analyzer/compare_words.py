@@ -1,5 +1,6 @@
 """Verdict and cause in words, and as Markdown and JUnit XML for continuous integration."""
 
+import html
 from typing import Any
 from xml.etree import ElementTree
 
@@ -130,9 +131,9 @@ def drifted(drift: list[Drift]) -> Words:
 
 
 def line(text: object) -> str:
-    """A text for one cell of a Markdown table: no markup of its own, no line breaks."""
-    plain = " ".join(str(text).split())
-    return "".join("\\" + c if c in "\\`*_{}[]<>#|!&" else c for c in plain)
+    """A text for one cell of a Markdown table: no markup of its own, neither Markdown nor HTML, and no line breaks."""
+    plain = "".join("\\" + c if c in "\\`*_{}[]#|!" else c for c in " ".join(str(text).split()))
+    return html.escape(plain, quote=False)
 
 
 def markdown(document: dict[str, Any]) -> str:
