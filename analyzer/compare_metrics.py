@@ -250,7 +250,7 @@ def expert_times(facts: Facts) -> pd.DataFrame:
     runs = runs.assign(phase=runs["token_id"].map(steps["phase"]).fillna(""))
     runs = runs[(runs["phase"] != "") & runs.duplicated(["phase", "layer", "expert", "backend"])]
     spent = runs.groupby(["phase", "layer", "expert", "backend"])["duration_ns"].agg(["mean", "sum", "size"]).reset_index()
-    total = spent["phase"].map(steps.groupby("phase")["duration_ns"].sum())
+    total = spent["phase"].map(steps.groupby("phase")["duration_ns"].sum()).astype(np.float64)  # where there are no rows, too
     spent = spent.assign(value=spent["mean"] / MS, n=spent["size"], share=spent["sum"] / total, metric="run time")
     wanted = [*DIMS[2:], "metric", "value", "n", "share", "offset"]
     parts = [part.reindex(columns=[c for c in wanted if c in part]) for part in (loaded, spent) if len(part)]
