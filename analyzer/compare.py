@@ -65,10 +65,7 @@ def document(result: Comparison) -> dict[str, Any]:
     where = result.judged.index.get_indexer(rows.index)
     metrics = [
         {
-            **{
-                name: row[name]
-                for name in (*DIMS, "unit", "better", "label", "verdict", "more_runs", "n_base", "n_cand", "tests")
-            },
+            **{name: row[name] for name in (*DIMS, "unit", "better", "label", "verdict", "more_runs", "n_base", "n_cand")},
             **{name: finite(row[name]) for name in FIGURES},
             "runs": [[finite(v) for v in side[:VALUES_SHOWN, i]] for side in result.values],
         }

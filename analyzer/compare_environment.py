@@ -6,7 +6,7 @@ from typing import Any
 from analyzer.reading import section
 
 MACHINE = ("arch", "cpu_model", "cpus", "memory_bytes", "kernel", "os", "governor")
-MUST_MATCH = {"arch", "cpu_model", "cpus", "governor", "memory_bytes", "NPU", "model"}
+MUST_MATCH = {"arch", "cpu_model", "cpus", "governor", "memory_bytes", "NPU"}
 TRACING = ("loader", "buffer", "levels", "program")
 SHOWN = 3
 
@@ -22,7 +22,7 @@ class Difference:
 
 
 def environment(manifest: dict[str, Any]) -> dict[str, str]:
-    """Machine, tracing, engine libraries by build id, model files, NPU, command: name → text. Unknown things are absent."""
+    """Machine, tracing, engine libraries by build id, NPU, command: name → text. Unknown things are absent."""
     machine = section(manifest, "machine")
     found = {name: str(machine[name]) for name in MACHINE if machine.get(name) not in (None, "")}
     for name in TRACING:
@@ -32,8 +32,6 @@ def environment(manifest: dict[str, Any]) -> dict[str, str]:
     for engine in section(manifest, "engines").values():
         for library in (engine.get("libraries") or []) if isinstance(engine, dict) else []:
             found[f"library {str(library.get('path', '')).rsplit('/', 1)[-1]}"] = str(library.get("build_id") or "no build id")
-    for name, value in section(manifest, "models").items():
-        found[f"model {name.rsplit('/', 1)[-1]}"] = str(value)
     qnn = section(manifest, "qnn")
     if qnn:
         found["NPU"] = "HTP emulator" if qnn.get("emulator") else f"QNN backend {qnn.get('backend')}"
@@ -51,6 +49,6 @@ def differences(base: list[dict[str, str]], cand: list[dict[str, str]]) -> list[
         sides = [list(dict.fromkeys(one.get(name, "") for one in side)) for side in (base, cand)]
         if len(sides[0]) > 1 or len(sides[1]) > 1 or sides[0] != sides[1]:
             left, right = (" | ".join(text or "-" for text in side[:SHOWN]) for side in sides)
-            unfair = name in MUST_MATCH or name in TRACING or name.startswith("model ")
+            unfair = name in MUST_MATCH or name in TRACING
             found.append(Difference(name, left, right, unfair))
     return sorted(found, key=lambda d: not d.unfair)

@@ -1,6 +1,7 @@
 """From statistics to a word per metric: slower, faster, same, or cannot tell and how many more runs would."""
 
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,6 @@ PRACTICAL = 0.02
 MINOR_SHARE = 0.003
 SLOWER, FASTER, SAME, UNKNOWN, MINOR = "slower", "faster", "same", "cannot tell", "minor"
 VANISHED, APPEARED = "vanished", "appeared"
-WORSE = {"expert": "worse", "npu": "worse", "memory": "more", "scheduling": "worse"}
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules =
     frame = dims.assign(base=_median(base), cand=_median(cand), n_base=n_base, n_cand=n_cand)
     frame = frame.assign(estimate=interval.estimate, log_low=interval.low, log_high=interval.high)
     frame = frame.assign(ratio=np.exp(interval.estimate), low=np.exp(interval.low), high=np.exp(interval.high), p_alone=raw)
-    frame["p"] = frame.groupby("family")["p_alone"].transform(lambda p: statistics.holm(p.to_numpy()))
-    frame["tests"] = frame.groupby("family")["p_alone"].transform("count")
+    frame["p"] = adjusted(frame["family"].to_numpy(), raw, base, cand, offset, rules.alpha)
     frame["threshold"] = np.maximum(rules.practical, np.expm1(np.nan_to_num(aa)))
     frame["verdict"] = verdicts(frame, rules.alpha)
     frame.loc[minor, "verdict"] = MINOR
@@ -49,6 +48,25 @@ def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules =
     frame.loc[(n_base == 0) & (n_cand == len(cand)) & ~minor, "verdict"] = APPEARED
     frame["more_runs"] = [more_runs(row, rules.alpha) for row in frame.to_dict("records")]
     return frame
+
+
+def adjusted(
+    family: np.ndarray, raw: np.ndarray, base: np.ndarray, cand: np.ndarray, offset: np.ndarray, alpha: float
+) -> np.ndarray:
+    """p corrected within each family: by Holm, or, where so few runs could then never tell anything, by permuting them.
+
+    Which of the two is settled by the numbers of runs and metrics, never by the values.
+    """
+    least, out = statistics.smallest_p(len(base), len(cand)), np.full(len(raw), np.nan)
+    few = 2 * least <= alpha and comb(len(base) + len(cand), len(base)) <= statistics.MOST_DEALS
+    for name in dict.fromkeys(family):
+        mine = np.flatnonzero((family == name) & np.isfinite(raw))
+        if few and least * len(mine) > alpha:
+            p = statistics.largest_of_all(base[:, mine], cand[:, mine], offset[mine])
+            out[mine] = np.where(np.isfinite(p), p, 1.0)
+        else:
+            out[mine] = statistics.holm(raw[mine])
+    return out
 
 
 def _median(values: np.ndarray) -> np.ndarray:
@@ -82,7 +100,7 @@ def more_runs(row: dict[str, object], alpha: float) -> int:
     n = min(int(row["n_base"]), int(row["n_cand"]))  # type: ignore[call-overload]
     if n == 0:
         return 0
-    least = statistics.runs_for_p(max(int(row["tests"]), 1), alpha)  # type: ignore[call-overload]
+    least = statistics.runs_for_p(alpha / 2)
     if n < 3:
         return max(least - n, 1)
     limit, effect = np.log1p(threshold), abs(estimate)

@@ -14,6 +14,7 @@ from analyzer.compare_verdicts import FASTER, SLOWER, UNKNOWN
 Words = list[tuple[str, str]]
 LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
 CULPRITS, LISTED = 3, 4
+FEASIBLE = 100
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
 PHASE_OF = {"TTFT": "prefill", "prefill speed": "prefill", "TPOT": "decode", "decode speed": "decode", "decode step": "decode"}
 CAUSES = ("operator", "expert", "npu", "memory", "scheduling", "closure")
@@ -77,9 +78,16 @@ def conclude(
 def headline(row: dict[str, Any]) -> str:
     """One metric of speed in a sentence."""
     words = {SLOWER: "is slower", FASTER: "is faster", UNKNOWN: "cannot be told"}.get(row["verdict"])
-    more = f"; about {row['more_runs']} more runs per side would tell" if row["verdict"] == UNKNOWN else ""
+    more = f"; {needed(row)}" if row["verdict"] == UNKNOWN else ""
     same = f"is the same within {100 * row['threshold']:.1f} %" if words is None else words
     return f"{row['metric']} {same}: {told(row).split(': ', 1)[1]}{more}."
+
+
+def needed(row: dict[str, Any]) -> str:
+    """How many more runs would tell."""
+    if row["more_runs"] > FEASIBLE:
+        return "it is too near the least change that matters for any feasible number of runs"
+    return f"about {row['more_runs']} more runs per side would tell"
 
 
 def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
@@ -167,7 +175,7 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
             ElementTree.SubElement(case, "failure", message=printable(told(row)))
             failed += 1
         elif row["verdict"] == UNKNOWN:
-            ElementTree.SubElement(case, "skipped", message=f"about {row['more_runs']} more runs per side would tell")
+            ElementTree.SubElement(case, "skipped", message=needed(row))
             skipped += 1
     suite.set("failures", str(failed))
     suite.set("skipped", str(skipped))

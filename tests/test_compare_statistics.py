@@ -71,9 +71,16 @@ def test_bootstrap_of_ranks_is_the_ordinary_bootstrap_of_medians() -> None:
 def test_few_runs_never_alarm_and_are_told_how_many_more() -> None:
     base, cand = np.full((3, 1), 1.0) + RNG(0).normal(0, 0.001, (3, 1)), np.full((3, 1), 2.0) + RNG(1).normal(0, 0.001, (3, 1))
     row = judge(dims(1), base, cand).iloc[0]
-    assert row["verdict"] == "cannot tell" and row["p"] == pytest.approx(2 / comb(6, 3)) and row["more_runs"] == 1
+    assert row["verdict"] == "cannot tell" and row["p"] == pytest.approx(2 / comb(6, 3)) and row["more_runs"] == 2
     row = judge(dims(1), np.tile(base, (2, 1)), np.tile(cand, (2, 1))).iloc[0]
     assert row["verdict"] == "slower" and row["more_runs"] == 0
+
+
+def test_five_runs_tell_one_slower_operator_of_thousands() -> None:
+    base, cand = np.exp(RNG(8).normal(0, 0.005, (5, 2000))), np.exp(RNG(9).normal(0, 0.005, (5, 2000)))
+    cand[:, 7] *= 1.1
+    judged = judge(dims(2000), base, cand)
+    assert judged.index[judged["verdict"].isin(["slower", "faster"])].tolist() == ["metric 7"]
 
 
 def test_a_change_too_small_to_matter_is_the_same() -> None:
@@ -98,7 +105,7 @@ def test_the_noise_of_a_noisy_machine_becomes_the_threshold() -> None:
     assert judge(dims(1), quiet, quiet)["threshold"].iloc[0] == 0.02
 
 
-@pytest.mark.parametrize("runs, metrics", [(5, 5), (10, 40)])
+@pytest.mark.parametrize("runs, metrics", [(5, 5), (5, 40), (10, 40)])
 def test_unchanged_runs_raise_family_wise_alarms_in_at_most_one_of_twenty_pairs(runs: int, metrics: int) -> None:
     """100 pairs, with what real runs have: a common drift of the machine, noise per metric, and rare disturbances."""
     rng, alarms = RNG(runs), 0

@@ -13,7 +13,7 @@ from views.sections import Block, Section, axis, cards, chart, heads, labels, no
 
 Document = dict[str, Any]
 FOREST, MOST_RUNS, MATRIX_ROWS = 24, 12, 40
-SLOT = {"slower": 1, "worse": 1, "faster": 2, "same": 0, "cannot tell": 7, "minor": 7, "vanished": 3, "appeared": 3}
+SLOT = {"slower": 3, "faster": 1, "same": 0, "cannot tell": 7, "minor": 7, "vanished": 4, "appeared": 4}
 STATE = {"slower": "bad", "faster": "good", "cannot tell": "warn"}
 
 
@@ -74,7 +74,7 @@ def waterfall(fall: dict[str, Any]) -> Block:
     ends = np.array([fall["step"]["base"], fall["step"]["cand"]])
     low = min(float(after.min()), float(ends.min()))
     floor = max(0.0, low - 2 * (max(float(after.max()), float(ends.max())) - low))
-    groups = ((0, [True, *[False] * len(fall["parts"]), True], "mean step"), (1, delta > 0, "slower"), (2, delta < 0, "faster"))
+    groups = ((0, [True, *[False] * len(fall["parts"]), True], "mean step"), (3, delta > 0, "slower"), (1, delta < 0, "faster"))
     traces = []
     for slot, chosen, name in groups:
         at = np.flatnonzero(chosen)
