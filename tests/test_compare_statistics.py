@@ -105,7 +105,7 @@ def test_the_noise_of_a_noisy_machine_becomes_the_threshold() -> None:
     assert judge(dims(1), quiet, quiet)["threshold"].iloc[0] == 0.02
 
 
-@pytest.mark.parametrize("runs, metrics", [(5, 5), (5, 40), (10, 40)])
+@pytest.mark.parametrize("runs, metrics", [(5, 5), (5, 40)])
 def test_unchanged_runs_raise_family_wise_alarms_in_at_most_one_of_twenty_pairs(runs: int, metrics: int) -> None:
     """100 pairs, with what real runs have: a common drift of the machine, noise per metric, and rare disturbances."""
     rng, alarms = RNG(runs), 0
