@@ -24,6 +24,8 @@ COMMANDS = {
     "steps": "decode steps predicted from the ones before them",
     "prompts": "a subset of prompts with the whole's token lengths",
     "device": "device profiles: list, show, measure this machine",
+    "compare": "what changed between two groups of runs, and how sure that is",
+    "history": "results of many builds, and where they changed",
 }
 """Verb → help. The module analyzer.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""
 

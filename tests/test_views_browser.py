@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from analyzer.compare import compare, document
 from analyzer.profdag import build
 from tests import tables_fixture as fixture
+from tests.test_compare import HOSTILE, result
 from tests.test_views_pages import hostile, report
 from views.perfetto import write_trace
 from views.profdag_page import write_profdag
+from views.regression import write_regression
 from views.serving import address, offline_ui, server
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -156,3 +159,19 @@ def test_the_perfetto_ui_opens_the_trace_offline(browser: Any, tmp_path: Path) -
         assert count == written.slices
         browser.get("about:blank")
         served.shutdown()
+
+
+def test_the_report_of_a_comparison_draws_and_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
+    base = [result(f"base-{i}", i) for i in range(5)]
+    cand = [result(HOSTILE, i + 50, "attention", 1.3, "router") for i in range(5)]
+    write_regression(document(compare(base, cand)), tmp_path / "regression.html")
+    run = opened(browser, tmp_path / "regression.html")
+    sections = run("return [...document.querySelectorAll('section')].map(s => s.id)")
+    assert sections == ["verdict", "waterfall", "forest", "steps", "runs", "structure", "routing", "metrics", "environment"]
+    drawn = run("return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg.main-svg').length)")
+    assert len(drawn) >= 9 and all(drawn)
+    assert run("return document.querySelectorAll('#waterfall .bars .point').length") > 5
+    assert run("return document.querySelectorAll('#forest .errorbar').length") > 5
+    assert "slower" in run("return document.querySelector('#verdict .findings').innerText")
+    assert run("return document.pwned") is None and run("return document.querySelectorAll('img').length") == 0
+    assert "onerror" in run("return document.body.innerText") and complaints(browser) == []

@@ -9,6 +9,7 @@ COMMANDS = {
     "trace": "the timeline alone, for Perfetto",
     "report": "the report alone",
     "dag": "one token's operators as an interactive page",
+    "regression": "the report of a comparison",
     "open": "serve the timeline to the Perfetto UI in the browser",
 }
 """Verb → help. The module views.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""

@@ -1,0 +1,59 @@
+"""Where a step's difference comes from: parts whose differences add up to the whole, exactly."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+SHOWN = 8
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a step: ms per step on both sides (means over runs); `delta` = cand - base."""
+
+    name: str
+    base: float
+    cand: float
+
+    @property
+    def delta(self) -> float:
+        """ms per step that the candidate takes more."""
+        return self.cand - self.base
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """A phase's mean step and its parts: sum of the parts' deltas = delta of the step. The last part is the residual."""
+
+    phase: str
+    step: Part
+    parts: list[Part]
+
+
+def waterfall(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, phase: str, shown: int = SHOWN) -> Waterfall | None:
+    """The parts of a phase's step from `mean` [runs, metrics]; a part that a run lacks took it no time.
+
+    Operators are put together by type and backend; those that changed least are one part.
+    """
+    has = (dims["phase"] == phase).to_numpy() & dims["family"].isin(["operator", "closure"]).to_numpy()
+    columns = np.flatnonzero(has)
+    mine = dims.iloc[columns]
+    present = [side[np.isfinite(side[:, columns]).any(axis=1)][:, columns] for side in (base, cand)]
+    if not len(columns) or not all(len(side) for side in present):
+        return None
+    means = [np.nan_to_num(side).mean(axis=0) for side in present]
+    where = (" on " + mine["backend"]).where(mine["backend"] != "", "")
+    name = mine["metric"].where(mine["family"] == "closure", mine["type"] + where)
+    sums = pd.DataFrame({"base": means[0], "cand": means[1]}).groupby(name.to_numpy()).sum()
+    step = Part(STEP, *sums.loc[STEP]) if STEP in sums.index else None
+    if step is None:
+        return None
+    rest = sums.drop(index=[STEP, "residual"], errors="ignore")
+    rest = rest.loc[(rest["cand"] - rest["base"]).abs().sort_values(ascending=False).index]
+    parts = [Part(str(part), row["base"], row["cand"]) for part, row in rest.head(shown).iterrows()]
+    if len(rest) > shown:
+        parts.append(Part("all others", *rest.iloc[shown:].sum()))
+    gone = [sum(getattr(part, side) for part in parts) for side in ("base", "cand")]
+    return Waterfall(phase, step, [*parts, Part("residual", step.base - gone[0], step.cand - gone[1])])

@@ -1,0 +1,54 @@
+"""On what a run was measured, and whether two sides were measured alike."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from analyzer.reading import section
+
+MACHINE = ("arch", "cpu_model", "cpus", "memory_bytes", "kernel", "os", "governor")
+MUST_MATCH = {"arch", "cpu_model", "cpus", "governor", "memory_bytes", "NPU"}
+TRACING = ("loader", "buffer", "levels", "program")
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs: what it was on either side, and whether it makes the comparison unfair."""
+
+    what: str
+    base: str
+    cand: str
+    unfair: bool
+
+
+def environment(manifest: dict[str, Any]) -> dict[str, str]:
+    """Machine, tracing, engine libraries by build id, NPU, command: name → text. Unknown things are absent."""
+    machine = section(manifest, "machine")
+    found = {name: str(machine[name]) for name in MACHINE if machine.get(name) not in (None, "")}
+    for name in TRACING:
+        value = manifest.get(name)
+        if value:
+            found[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    for engine in section(manifest, "engines").values():
+        for library in (engine.get("libraries") or []) if isinstance(engine, dict) else []:
+            found[f"library {str(library.get('path', '')).rsplit('/', 1)[-1]}"] = str(library.get("build_id") or "no build id")
+    qnn = section(manifest, "qnn")
+    if qnn:
+        found["NPU"] = "HTP emulator" if qnn.get("emulator") else f"QNN backend {qnn.get('backend')}"
+        found["QNN API"] = str(qnn.get("api", ""))
+    command = manifest.get("command")
+    found["command"] = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
+    return found
+
+
+def differences(base: list[dict[str, str]], cand: list[dict[str, str]]) -> list[Difference]:
+    """What differs between the sides, or within one; unfair ones first."""
+    names = dict.fromkeys(name for one in (*base, *cand) for name in one)
+    found = []
+    for name in names:
+        sides = [list(dict.fromkeys(one.get(name, "") for one in side)) for side in (base, cand)]
+        if len(sides[0]) > 1 or len(sides[1]) > 1 or sides[0] != sides[1]:
+            left, right = (" | ".join(text or "-" for text in side[:SHOWN]) for side in sides)
+            unfair = name in MUST_MATCH or name in TRACING
+            found.append(Difference(name, left, right, unfair))
+    return sorted(found, key=lambda d: not d.unfair)

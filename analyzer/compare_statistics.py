@@ -1,0 +1,171 @@
+"""What two groups of runs tell about each metric: the unit is the run, and every function works on all metrics at once.
+
+Arrays are [runs, metrics] with NaN where a run has not got a metric. A ratio is candidate / base of the medians.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+
+import numpy as np
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+CHUNK = 512
+DEALS_AT_ONCE = 32
+MOST_DEALS = 4000
+MANY = 1000
+"""More runs than that are not worth a number."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Estimates of log(candidate / base) per metric, with a bootstrap interval over runs; NaN where a side is empty."""
+
+    estimate: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def patterns(base: np.ndarray, cand: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Metrics that the same numbers of runs have: (columns, base values, candidate values), without NaN, each sorted."""
+    n_base, n_cand = np.isfinite(base).sum(axis=0), np.isfinite(cand).sum(axis=0)
+    base, cand = (np.sort(np.where(np.isfinite(x), x, np.nan), axis=0) for x in (base, cand))
+    for a, b in np.unique(np.stack((n_base, n_cand)), axis=1).T.tolist():
+        chosen = np.flatnonzero((n_base == a) & (n_cand == b))
+        yield chosen, base[:a, chosen], cand[:b, chosen]
+
+
+def _medians(ordered: np.ndarray, picks: np.ndarray) -> np.ndarray:
+    """Medians of resamples: `ordered` [n, metrics] ascending, `picks` [resamples, k] ranks drawn; [resamples, metrics].
+
+    A resample's median is an order statistic of the sample, so that drawing ranks is drawing runs, at no cost per metric.
+    """
+    ranks, k = np.sort(picks, axis=1), picks.shape[1]
+    return (ordered[ranks[:, (k - 1) // 2]] + ordered[ranks[:, k // 2]]) / 2
+
+
+def _log_ratio(cand: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log((cand + offset) / (base + offset))
+    return np.where((cand + offset == 0) & (base + offset == 0), 0.0, ratio)
+
+
+def bootstrap(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 0) -> Interval:
+    """Median ratio and its percentile interval (B. Efron, 1979), resampling runs within each side."""
+    out = np.full((3, base.shape[1]), np.nan)
+    tail = (1 - CONFIDENCE) / 2
+    for chosen, a, b in patterns(base, cand):
+        if not len(a) or not len(b):
+            continue
+        rng = np.random.default_rng(seed)
+        picks = [rng.integers(0, len(x), (RESAMPLES, len(x))) for x in (a, b)]
+        for start in range(0, len(chosen), CHUNK):
+            part = slice(start, start + CHUNK)
+            shift = offset[chosen[part]]
+            drawn = _log_ratio(_medians(b[:, part], picks[1]), _medians(a[:, part], picks[0]), shift)
+            out[0, chosen[part]] = _log_ratio(np.median(b[:, part], axis=0), np.median(a[:, part], axis=0), shift)
+            out[1:, chosen[part]] = np.quantile(drawn, (tail, 1 - tail), axis=0, method="nearest")
+    return Interval(*out)
+
+
+def noise(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 1) -> np.ndarray:
+    """This machine's A/A noise per metric: the |log ratio| that 95 % of pairs of unchanged groups of these sizes stay below.
+
+    Both groups are drawn from the base runs alone; NaN with fewer than three of them.
+    """
+    out = np.full(base.shape[1], np.nan)
+    for chosen, a, b in patterns(base, cand):
+        if len(a) < 3 or not len(b):
+            continue
+        rng = np.random.default_rng(seed)
+        picks = [rng.integers(0, len(a), (RESAMPLES, k)) for k in (len(a), len(b))]
+        for start in range(0, len(chosen), CHUNK):
+            part = slice(start, start + CHUNK)
+            drawn = _log_ratio(_medians(a[:, part], picks[1]), _medians(a[:, part], picks[0]), offset[chosen[part]])
+            out[chosen[part]] = np.quantile(np.abs(drawn), CONFIDENCE, axis=0)
+    return out
+
+
+def smallest_p(n_base: int, n_cand: int) -> float:
+    """The smallest two-sided p that so few runs can give: both groups apart, in either direction."""
+    return min(1.0, 2 / comb(n_base + n_cand, n_base))
+
+
+def mann_whitney(base: np.ndarray, cand: np.ndarray) -> np.ndarray:
+    """Two-sided p of the Mann-Whitney U test per metric, never below what the number of runs allows; NaN without runs."""
+    from scipy.stats import mannwhitneyu
+
+    out = np.full(base.shape[1], np.nan)
+    for chosen, a, b in patterns(base, cand):
+        if not len(a) or not len(b):
+            continue
+        both = np.sort(np.concatenate((a, b)), axis=0)
+        tied = (np.diff(both, axis=0) == 0).any(axis=0)
+        for same, method in ((tied, "asymptotic"), (~tied, "exact" if len(both) <= 60 else "asymptotic")):
+            if same.any():
+                p = mannwhitneyu(b[:, same], a[:, same], axis=0, method=method).pvalue
+                out[chosen[same]] = np.nan_to_num(p, nan=1.0)
+        out[chosen] = np.maximum(out[chosen], smallest_p(len(a), len(b)))
+    return out
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """p adjusted for the whole family (S. Holm, 1979); NaN stays and does not count."""
+    out = np.full(len(p), np.nan)
+    known = np.flatnonzero(np.isfinite(p))
+    order = known[np.argsort(p[known], kind="stable")]
+    left = len(order) - np.arange(len(order))
+    out[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * left))
+    return out
+
+
+def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """p adjusted for the whole family by permuting runs (P. Westfall and S. Young, 1993): how often the greatest statistic of
+    all metrics is as great as this one's. It can tell a change among thousands of metrics with five runs per side. It is doubled:
+    half of the error rate is left for what permutations assume and machines do not keep, such as a drift from side to side.
+
+    The statistic is the difference of medians of logarithms over their spread within groups, plus the metrics' usual spread.
+    For metrics that every run has; the others get NaN.
+    """
+    out, n = np.full(base.shape[1], np.nan), len(base)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        both = np.log(np.concatenate((base, cand)) + offset)
+    whole = np.flatnonzero(np.isfinite(both).all(axis=0))
+    if not len(whole):
+        return out
+    both = both[:, whole]
+    usual = np.median(np.abs(both - np.median(both, axis=0))) or 1e-9
+    dealt = np.array(list(combinations(range(len(both)), n)))
+    rest = np.array([np.setdiff1d(np.arange(len(both)), one) for one in dealt])
+    greatest = np.concatenate(
+        [_apart(both[a], both[b], usual).max(axis=1) for a, b in zip(*map(_batches, (dealt, rest)), strict=True)]
+    )
+    own = _apart(both[None, :n], both[None, n:], usual)[0]
+    share = 1 - np.searchsorted(np.sort(greatest), own * (1 - 1e-9), "left") / len(greatest)
+    out[whole] = np.minimum(1.0, 2 * share)
+    return out
+
+
+def _batches(deals: np.ndarray) -> list[np.ndarray]:
+    return np.array_split(deals, -(-len(deals) // DEALS_AT_ONCE))
+
+
+def _apart(a: np.ndarray, b: np.ndarray, usual: float) -> np.ndarray:
+    """|difference of medians| over spread, of groups [deals, runs, metrics]; [deals, metrics]."""
+    middle = [np.median(side, axis=1, keepdims=True) for side in (a, b)]
+    spread = sum(np.abs(side - m).mean(axis=1) for side, m in zip((a, b), middle, strict=True)) / 2
+    return np.abs(middle[1] - middle[0])[:, 0] / (spread + usual)
+
+
+def runs_for_p(alpha: float) -> int:
+    """Runs per side at which the smallest possible p falls below alpha."""
+    return next(n for n in range(2, MANY) if smallest_p(n, n) <= alpha)
+
+
+def runs_for_width(n: int, half_width: float, needed: float) -> int:
+    """Runs per side at which an interval that reaches so far to either side with n runs reaches `needed`: it shrinks as √n."""
+    if needed <= 0 or not np.isfinite(half_width):
+        return MANY
+    return min(MANY, int(np.ceil(n * (half_width / needed) ** 2)))

@@ -1,0 +1,108 @@
+"""From statistics to a word per metric: slower, faster, same, or cannot tell and how many more runs would."""
+
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+import pandas as pd
+
+from analyzer import compare_statistics as statistics
+
+PRACTICAL = 0.02
+MINOR_SHARE = 0.003
+SLOWER, FASTER, SAME, UNKNOWN, MINOR = "slower", "faster", "same", "cannot tell", "minor"
+VANISHED, APPEARED = "vanished", "appeared"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts as a change: family-wise error rate, and the least relative change that matters to anyone."""
+
+    alpha: float = 0.05
+    practical: float = PRACTICAL
+    seed: int = 0
+
+
+def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()) -> pd.DataFrame:
+    """`dims` (a row per metric: family, better, offset, share ...) with the columns
+    base, cand (medians), ratio, low, high, p (adjusted in its family), threshold, verdict, more_runs, n_base, n_cand.
+
+    `verdict` is minor where a metric takes less than 0.3 % of a step on both sides together: it is not tested, and costs the
+    others no power. That choice does not look at which side a run is on, so that the tests stay valid.
+    """
+    offset = dims["offset"].to_numpy(np.float64)
+    interval = statistics.bootstrap(base, cand, offset, rules.seed)
+    aa = statistics.noise(base, cand, offset, rules.seed + 1)
+    n_base, n_cand = (np.isfinite(x).sum(axis=0) for x in (base, cand))
+    minor = (dims["share"] < MINOR_SHARE).to_numpy()
+    tested = (n_base > 0) & (n_cand > 0) & ~minor
+    raw = np.where(tested, statistics.mann_whitney(base, cand), np.nan)
+    frame = dims.assign(base=_median(base), cand=_median(cand), n_base=n_base, n_cand=n_cand)
+    frame = frame.assign(estimate=interval.estimate, log_low=interval.low, log_high=interval.high)
+    frame = frame.assign(ratio=np.exp(interval.estimate), low=np.exp(interval.low), high=np.exp(interval.high), p_alone=raw)
+    frame["p"] = adjusted(frame["family"].to_numpy(), raw, base, cand, offset, rules.alpha)
+    frame["threshold"] = np.maximum(rules.practical, np.expm1(np.nan_to_num(aa)))
+    frame["verdict"] = verdicts(frame, rules.alpha)
+    frame.loc[minor, "verdict"] = MINOR
+    frame.loc[(n_cand == 0) & (n_base == len(base)) & ~minor, "verdict"] = VANISHED
+    frame.loc[(n_base == 0) & (n_cand == len(cand)) & ~minor, "verdict"] = APPEARED
+    frame["more_runs"] = [more_runs(row, rules.alpha) for row in frame.to_dict("records")]
+    return frame
+
+
+def adjusted(
+    family: np.ndarray, raw: np.ndarray, base: np.ndarray, cand: np.ndarray, offset: np.ndarray, alpha: float
+) -> np.ndarray:
+    """p corrected within each family: by Holm, or, where so few runs could then never tell anything, by permuting them.
+
+    Which of the two is settled by the numbers of runs and metrics, never by the values.
+    """
+    least, out = statistics.smallest_p(len(base), len(cand)), np.full(len(raw), np.nan)
+    few = 2 * least <= alpha and comb(len(base) + len(cand), len(base)) <= statistics.MOST_DEALS
+    for name in dict.fromkeys(family):
+        mine = np.flatnonzero((family == name) & np.isfinite(raw))
+        if few and least * len(mine) > alpha:
+            p = statistics.largest_of_all(base[:, mine], cand[:, mine], offset[mine])
+            out[mine] = np.where(np.isfinite(p), p, 1.0)
+        else:
+            out[mine] = statistics.holm(raw[mine])
+    return out
+
+
+def _median(values: np.ndarray) -> np.ndarray:
+    """Medians of columns, NaN for empty ones, without warnings."""
+    out = np.full(values.shape[1], np.nan)
+    some = np.isfinite(values).any(axis=0)
+    out[some] = np.nanmedian(values[:, some], axis=0)
+    return out
+
+
+def verdicts(frame: pd.DataFrame, alpha: float) -> np.ndarray:
+    """A change needs all three: p below alpha in its family, an interval without 1, and an estimate beyond the threshold.
+
+    "Same" needs as much: an interval, of enough runs for any verdict, that lies within the threshold; or a change so small.
+    """
+    limit = np.log1p(frame["threshold"].to_numpy())
+    estimate, low, high = (frame[c].to_numpy() for c in ("estimate", "log_low", "log_high"))
+    significant = (frame["p"].to_numpy() <= alpha) & ((low > 0) | (high < 0))
+    enough = np.array([statistics.smallest_p(a, b) <= alpha for a, b in zip(frame["n_base"], frame["n_cand"], strict=True)], bool)
+    changed = significant & (np.abs(estimate) > limit)
+    equal = enough & (low >= -limit) & (high <= limit)
+    up = (estimate > 0) == (frame["better"] == "lower").to_numpy()
+    return np.select([changed & up, changed & ~up, equal], [SLOWER, FASTER, SAME], UNKNOWN)
+
+
+def more_runs(row: dict[str, object], alpha: float) -> int:
+    """Runs per side to add before "cannot tell" is likely to become a verdict; 0 for other verdicts."""
+    if row["verdict"] != UNKNOWN:
+        return 0
+    estimate, low, high, threshold = (float(row[c]) for c in ("estimate", "log_low", "log_high", "threshold"))  # type: ignore[arg-type]
+    n = min(int(row["n_base"]), int(row["n_cand"]))  # type: ignore[call-overload]
+    if n == 0:
+        return 0
+    least = statistics.runs_for_p(alpha / 2)
+    if n < 3:
+        return max(least - n, 1)
+    limit, effect = np.log1p(threshold), abs(estimate)
+    needed = effect if effect > limit else limit - effect
+    return max(max(least, statistics.runs_for_width(n, max(high - estimate, estimate - low), needed)) - n, 1)

@@ -1,0 +1,111 @@
+"""What comparisons find and how often they cry wolf: power for planted changes, false alarms on unchanged runs, and speed.
+
+python benchmarks/comparing.py power [--runs 5,10,20] [--repeats 200] [--noise 1.0]
+python benchmarks/comparing.py alarms --recordings DIR [--pairs 200] [--runs 5]     DIR: unchanged runs
+python benchmarks/comparing.py speed [--runs 100] [--operators 5000]
+
+`power`: one of 60 operators is slowed; runs vary by a drift they share, by noise of their own, and by rare disturbances.
+`alarms`: pairs of groups drawn without replacement from real runs; an alarm is any change called in a family of metrics.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from analyzer.compare import compare, document
+from analyzer.compare_metrics import DEFAULTS, METRICS, keys
+from analyzer.compare_results import Result, matrices, read
+from analyzer.compare_verdicts import FASTER, SLOWER, judge
+
+OPERATORS, PLANTED = 60, (0.03, 0.05, 0.10)
+
+
+def values(rng: np.random.Generator, runs: int, metrics: int, noise: float) -> np.ndarray:
+    """Runs [runs, metrics] of an unchanged program around 1."""
+    shape = (runs, metrics)
+    drift = rng.normal(0, noise / 2, (runs, 1))
+    disturbed = (rng.random(shape) < 0.05) * rng.exponential(10 * noise, shape)
+    return np.exp(drift + rng.normal(0, noise, shape) + disturbed)
+
+
+def power(args: argparse.Namespace) -> None:
+    """A table: share of repeats in which the slowed operator, and no other, is called slower."""
+    dims = pd.DataFrame({"family": "operator", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(OPERATORS))
+    print(f"noise {args.noise} % per run and operator, {OPERATORS} operators, {args.repeats} repeats")
+    print("runs per side | planted | found | wrong ones | cannot tell")
+    for runs in map(int, args.runs.split(",")):
+        for planted in (0.0, *PLANTED):
+            rng, found, wrong, open_ones = np.random.default_rng(runs), 0, 0, 0
+            for _ in range(args.repeats):
+                both = values(rng, 2 * runs, OPERATORS, args.noise / 100)
+                both[runs:, 0] *= 1 + planted
+                verdict = judge(dims, both[:runs], both[runs:])["verdict"].to_numpy()
+                found += verdict[0] == SLOWER
+                wrong += np.isin(verdict[1:], [SLOWER, FASTER]).any()
+                open_ones += verdict[0] == "cannot tell"
+            shares = (f"{count / args.repeats:.1%}" for count in (found, wrong, open_ones))
+            print(f"{runs:>13} | {planted:>6.0%}  | {' | '.join(shares)}")
+
+
+def alarms(args: argparse.Namespace) -> None:
+    """Share of pairs with an alarm, by family of metrics."""
+    found = read(Path(args.recordings))
+    rng, size = np.random.default_rng(0), int(args.runs.split(",")[0])
+    if len(found) < 2 * size:
+        sys.exit(f"{len(found)} runs are too few for pairs of {size} + {size}")
+    dims, every, *_ = matrices(found, found[:1])
+    counts: dict[str, int] = {}
+    for _ in range(args.pairs):
+        order = rng.permutation(len(found))[: 2 * size]
+        judged = judge(dims, every[order[:size]], every[order[size:]])
+        for family, rows in judged.groupby("family"):
+            counts[str(family)] = counts.get(str(family), 0) + bool(rows["verdict"].isin([SLOWER, FASTER]).any())
+    print(f"{args.pairs} pairs of {size} + {size} from {len(found)} runs, {len(dims)} metrics")
+    for family, count in counts.items():
+        print(f"{family:>12} {count / args.pairs:.1%}")
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Seconds to compare stored results of that size."""
+    rng, count = np.random.default_rng(0), int(args.runs.split(",")[0])
+    frame = pd.DataFrame([DEFAULTS] * args.operators)[[c.name for c in METRICS]]
+    layer = np.arange(args.operators)
+    frame = frame.assign(
+        family="operator", metric="time", phase="decode", type="MUL_MAT", layer=layer, share=1 / args.operators, unit="ms", n=1.0
+    )
+    frame.loc[frame.index[: args.operators // 2], "share"] = 0.01
+    frame.index = pd.Index(keys(frame), name="key")
+    made = []
+    for i in range(count):
+        jittered = values(rng, 1, args.operators, 0.02)[0]
+        made.append(Result(f"run-{i}", frame.assign(value=jittered, mean=jittered), {}, rng.normal(10, 1, 500).tolist()))
+    began = time.perf_counter()
+    result = compare(made[: count // 2], made[count // 2 :])
+    compared = time.perf_counter()
+    document(result)
+    seconds = compared - began, time.perf_counter() - compared
+    print(f"{count} runs x {args.operators} operators: compared in {seconds[0]:.1f} s, document in {seconds[1]:.1f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("power", "alarms", "speed"))
+    parser.add_argument("--runs", default="")
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--noise", type=float, default=1.0, help="percent")
+    parser.add_argument("--recordings", default="")
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--operators", type=int, default=5000)
+    args = parser.parse_args()
+    args.runs = args.runs or {"power": "5,10,20", "alarms": "5", "speed": "100"}[args.what]
+    {"power": power, "alarms": alarms, "speed": speed}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Changes planted in a real program, recorded by the real tracer: each is found, with the right culprit, and nothing else is."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analyzer.compare import Comparison, compare
+from analyzer.compare_metrics import extract
+from analyzer.compare_results import Result
+from analyzer.tables import load
+from tests.conftest import trace
+from tests.truth import WITH_SITES, compiled
+
+VARIANTS = ("base", "again", "slow", "cold", "displaced", "split", "halved")
+ROUNDS, STEPS = 9, 20
+pytestmark = pytest.mark.needs("probes")
+
+
+def of_process(tables: dict[str, pd.DataFrame], pid: int) -> dict[str, pd.DataFrame]:
+    """The tables as they would be had this process alone been recorded."""
+    mine = {name: t[t["pid"] == pid].reset_index(drop=True) if "pid" in t else t for name, t in tables.items()}
+    number = pd.Series(np.arange(len(mine["operators"])), mine["operators"]["op_id"])
+    threads = tables["op_threads"][tables["op_threads"]["op_id"].isin(number.index)]
+    mine["op_threads"] = threads.assign(op_id=threads["op_id"].map(number)).reset_index(drop=True)
+    mine["operators"] = mine["operators"].assign(op_id=number.to_numpy())
+    mine["experts"] = mine["experts"].assign(op_id=mine["experts"]["op_id"].map(number).fillna(-1).astype(np.int64))
+    return mine | {name: t.iloc[:0] for name, t in tables.items() if name in ("counters", "routes")}
+
+
+@dataclass
+class Planted:
+    """Results of every variant's runs."""
+
+    results: dict[str, list[Result]]
+    made: dict[str, Comparison] = field(default_factory=dict)
+
+    def against_base(self, variant: str) -> Comparison:
+        if variant not in self.made:
+            self.made[variant] = compare(self.results["base"], self.results[variant])
+        return self.made[variant]
+
+    def changed(self, variant: str) -> pd.DataFrame:
+        judged = self.against_base(variant).judged
+        return judged[judged["verdict"].isin(["slower", "faster"])]
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
+    folder = tmp_path_factory.mktemp("planted")
+    program = compiled(folder / "planted", "planted.c", flags=WITH_SITES)
+    command = ["--", str(program), str(ROUNDS), str(STEPS), *VARIANTS]
+    done = trace("run", "--no-views", "--levels", "token,operator,expert,sched", "-o", str(folder / "run"), *command)
+    assert done.returncode == 0, done.stderr
+    tables = load(folder / "run")
+    results: dict[str, list[Result]] = {name: [] for name in VARIANTS}
+    for line in done.stdout.splitlines():
+        pid, _, variant = line.partition(" ")
+        if variant in results:
+            results[variant].append(Result(pid, extract(of_process(tables, int(pid)))))
+    assert {len(runs) for runs in results.values()} == {ROUNDS}
+    return Planted(results)
+
+
+def test_an_unchanged_program_raises_no_alarm(planted: Planted) -> None:
+    assert planted.changed("again").empty
+
+
+def test_a_slowed_operator_is_the_culprit(planted: Planted) -> None:
+    found = planted.changed("slow")
+    found = found[(found["family"] == "operator") & (found["phase"] == "decode")]
+    assert found[["type", "layer", "verdict"]].to_numpy().tolist() == [["attention", 1, "slower"]]
+    assert 1.05 < found["ratio"].iloc[0] < 1.15
+
+
+def test_a_cold_expert_is_the_culprit(planted: Planted) -> None:
+    found = planted.changed("cold")
+    loads = found[found["metric"] == "load time per step"]
+    assert loads[["layer", "expert", "verdict"]].to_numpy().tolist() == [[2, 5, "slower"]]
+
+
+def test_a_displaced_thread_is_the_culprit(planted: Planted) -> None:
+    found = planted.changed("displaced")
+    waited = found[found["family"] == "scheduling"]
+    assert len(waited) == 1 and waited["type"].iloc[0].endswith("(main)") and waited["verdict"].iloc[0] == "slower"
+
+
+def test_a_split_operator_shows_as_structure(planted: Planted) -> None:
+    result = planted.against_base("split")
+    new = {(c.phase, c.what, c.appeared) for c in result.structure if c.aspect == "operator"}
+    assert ("decode", "dispatch", True) in new and not any(not appeared for _, _, appeared in new)
+    fall = next(f for f in result.waterfalls if f.phase == "decode")
+    assert {fall.parts[0].name, fall.parts[1].name} == {"dispatch", "combine"}
+
+
+def test_half_a_cache_shows_in_the_hit_rate(planted: Planted) -> None:
+    found = planted.changed("halved")
+    rate = found[(found["metric"] == "hit rate") & (found["phase"] == "decode")]
+    assert rate["verdict"].tolist() == ["slower"] and rate["ratio"].iloc[0] < 0.9
+
+
+@pytest.mark.parametrize("variant", VARIANTS[1:])
+def test_parts_add_up_to_the_step(planted: Planted, variant: str) -> None:
+    for fall in planted.against_base(variant).waterfalls:
+        assert sum(part.delta for part in fall.parts) == pytest.approx(fall.step.delta, abs=1e-9)
+        assert sum(part.base for part in fall.parts) == pytest.approx(fall.step.base, rel=1e-9)

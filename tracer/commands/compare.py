@@ -1,0 +1,146 @@
+"""`tracer compare`: trace two commands by turns until it is clear which is faster, and where."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tracer.commands.options import need_root, seconds, share
+from tracer.commands.run import python, say
+from tracer.errors import TargetError, TracerError
+from tracer.paths import ROOT, Owner, invoking_user
+
+EXAMPLES = """examples:
+  sudo python -m tracer compare -- ./llama-bench-old -m m.gguf --vs ./llama-bench-new -m m.gguf
+  sudo python -m tracer compare --budget 600 --width 2% -o cmp -- python gen.py --threads 2 --vs python gen.py --threads 4
+  sudo python -m tracer compare --trace "--levels token,operator" --runs 8 -- CMD_A --vs CMD_B
+the order is A B B A, so that a drift of the machine falls on both alike; the first pair warms caches and is not compared
+results: DIR/base, DIR/cand (recordings), DIR/regression.html, DIR/comparison.json; the exit code is that of `analyzer compare`
+"""
+SEPARATOR = "--vs"
+LEAST_PAIRS = 5
+"""With fewer runs per side no test can tell anything in a family of five metrics."""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("-o", "--output", type=Path, help="folder of the comparison (default: recordings/compare-<time>)")
+    parser.add_argument("--runs", type=int, default=0, metavar="N", help="exactly so many runs per side (default: as needed)")
+    parser.add_argument("--budget", type=seconds, default=300.0, metavar="TIME", help="stop after that time (default: 300)")
+    parser.add_argument(
+        "--width", type=share, default=0.03, metavar="PERCENT", help="interval that is narrow enough (default: 3%%)"
+    )
+    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="runs per side that are not compared (default: 1)")
+    parser.add_argument("--trace", default="", metavar="OPTIONS", help='options of `tracer run`, in one word: "--levels token"')
+    parser.add_argument("--fail-on", action="append", default=[], metavar="WHAT", help="as in `analyzer compare`")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND_A ARGUMENTS --vs COMMAND_B ARGUMENTS")
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """(command A, command B); raises where there are not exactly two."""
+    words = words[1:] if words[:1] == ["--"] else words
+    if words.count(SEPARATOR) != 1:
+        raise TracerError(f"two commands are needed: tracer compare -- COMMAND_A {SEPARATOR} COMMAND_B")
+    at = words.index(SEPARATOR)
+    if not words[:at] or not words[at + 1 :]:
+        raise TracerError(f"a command is empty: tracer compare -- COMMAND_A {SEPARATOR} COMMAND_B")
+    return words[:at], words[at + 1 :]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record by turns, compare, stop when it is clear; the exit code of the last comparison."""
+    need_root()
+    commands = split(args.command)
+    if args.warmup < 0 or args.runs < 0:
+        raise TracerError("--warmup and --runs count runs: give 0 or more")
+    owner, folder = invoking_user(), args.output or Path("recordings") / time.strftime("compare-%Y%m%d-%H%M%S")
+    if folder.exists() and any(folder.iterdir()):
+        raise TracerError(f"{folder} is not empty; give another folder with -o")
+    folder.mkdir(parents=True, exist_ok=True)
+    owner.give(folder)
+    began, pairs = time.monotonic(), 0
+    for number in range(args.warmup):
+        record_pair(args, commands, folder / "warmup", number, owner)
+    while True:
+        record_pair(args, commands, folder, pairs, owner)
+        pairs += 1
+        spent = time.monotonic() - began
+        if enough(args, folder, pairs, owner) or spent + spent / (pairs + args.warmup) > args.budget:
+            break
+    say(f"{pairs} runs per side in {time.monotonic() - began:.0f} s")
+    return report(args, folder, owner)
+
+
+def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]], folder: Path, number: int, owner: Owner) -> None:
+    """One run of each command: A B in even pairs, B A in odd ones."""
+    sides = list(zip(("base", "cand"), commands, strict=True))
+    for side, command in sides if number % 2 == 0 else sides[::-1]:
+        target = folder / side / f"run-{number:03}"
+        say(f"{side} {number + 1}: {' '.join(command)[:100]}")
+        words = ["-m", "tracer", "run", "--no-views", *args.trace.split(), "-o", str(target), "--", *command]
+        tracing = subprocess.Popen([python(), *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ)
+        code, errors = waited(tracing)
+        if not (target / "manifest.json").exists() or code == 2:
+            raise TargetError(
+                f"{side} was not recorded: {errors.strip().splitlines()[-1] if errors.strip() else f'status {code}'}"
+            )
+        if json.loads((target / "manifest.json").read_text()).get("target", {}).get("exit_code"):
+            raise TargetError(f"{' '.join(command)[:80]} failed; run it by itself first")
+        owner.give(folder)
+
+
+def waited(tracing: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """(status, standard error) of a tracer; Ctrl-C reaches it too, so it is let finish."""
+    try:
+        errors = tracing.communicate()[1]
+    except KeyboardInterrupt:
+        tracing.send_signal(signal.SIGINT)
+        tracing.communicate()
+        raise
+    return tracing.returncode, errors.decode(errors="replace")
+
+
+def compared(folder: Path, owner: Owner, *more: str) -> tuple[int, dict[str, Any]]:
+    """(exit code, document) of `analyzer compare` over what has been recorded, made by the invoking user."""
+    command = ["-m", "analyzer", "compare", str(folder / "base"), str(folder / "cand"), "--json", *more]
+    drop = owner.become if os.geteuid() == 0 and owner.uid else None
+    done = subprocess.run(
+        [python(), *command], capture_output=True, preexec_fn=drop, env=owner.environment(), cwd=ROOT, check=False
+    )
+    if done.returncode not in (0, 1):
+        raise TracerError(f"the runs cannot be compared: {done.stderr.decode(errors='replace').strip()[-300:]}")
+    return done.returncode, json.loads(done.stdout)
+
+
+def enough(args: argparse.Namespace, folder: Path, pairs: int, owner: Owner) -> bool:
+    """Whether to stop: the number asked for, or every interval of speed narrow enough or its verdict clear."""
+    if args.runs:
+        return pairs >= args.runs
+    if pairs < LEAST_PAIRS:
+        return False
+    document = compared(folder.resolve(), owner)[1]
+    speed = [m for m in document["metrics"] if m["family"] == "speed" and m["low"] is not None]
+    open_ones = [m for m in speed if m["verdict"] == "cannot tell" and m["high"] - m["low"] > args.width]
+    for metric in open_ones:
+        say(f"{metric['metric']}: {100 * (metric['low'] - 1):+.1f} to {100 * (metric['high'] - 1):+.1f} %, going on")
+    return bool(speed) and not open_ones
+
+
+def report(args: argparse.Namespace, folder: Path, owner: Owner) -> int:
+    """Write and say the result."""
+    here = folder.resolve()
+    limits = [word for limit in args.fail_on for word in ("--fail-on", limit)]
+    code, document = compared(here, owner, "-o", str(here / "regression.html"), *limits)
+    (here / "comparison.json").write_text(json.dumps(document))
+    owner.give(folder)
+    for one in document["words"]:
+        print(one["text"])
+    for failure in document["failures"]:
+        print(f"limit broken: {failure}", file=sys.stderr)
+    print(f"report        {folder / 'regression.html'}   open it in a browser")
+    return code

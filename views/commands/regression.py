@@ -1,0 +1,33 @@
+"""Write the report of a comparison: one HTML file that needs nothing else, not even a network.
+
+examples:
+  python -m analyzer compare before/ after/ -o regression.html     does both at once
+  python -m analyzer compare before/ after/ --json > comparison.json
+  python -m views regression comparison.json --out regression.html
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from views.errors import ViewError
+from views.making import announce
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("comparison", metavar="FILE", type=Path, help="what `python -m analyzer compare --json` printed")
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("regression.html"), help="default: regression.html")
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write it."""
+    from views.regression import write_regression
+
+    try:
+        written = write_regression(json.loads(args.comparison.read_text()), args.out)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ViewError(f"{args.comparison} is no comparison ({error!r}); make one with `analyzer compare --json`") from None
+    announce({"path": str(args.out), "bytes": written}, args.json)
+    return 0

@@ -1,0 +1,244 @@
+"""`regression.html`: two groups of runs compared, one self-contained file. The document is that of analyzer/compare.py."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from views.page import write_page
+from views.report import plotly
+from views.sections import Block, Section, axis, cards, chart, heads, labels, note, pairs, table
+
+Document = dict[str, Any]
+FOREST, MOST_RUNS, MATRIX_ROWS = 24, 12, 40
+SLOT = {"slower": 3, "faster": 1, "same": 0, "cannot tell": 7, "minor": 7, "vanished": 4, "appeared": 4}
+STATE = {"slower": "bad", "faster": "good", "cannot tell": "warn"}
+
+
+def name_of(metric: dict[str, Any]) -> str:
+    """A metric's name: what, where, and the engine's own names."""
+    where = [metric["metric"]] if metric["family"] != "operator" else []
+    where += [metric[key] for key in ("type", "shape", "graph", "backend", "phase") if metric[key]]
+    where += [f"{key} {metric[key]}" for key in ("layer", "expert") if metric[key] >= 0]
+    return " · ".join(map(str, where))
+
+
+def change(ratio: float | None) -> float | None:
+    """A ratio as percent more."""
+    return None if ratio is None else 100 * (ratio - 1)
+
+
+def verdict(document: Document) -> Section:
+    """The verdict in words, and the figures of speed."""
+    runs = document["runs"]
+    blocks: list[Block] = [{"kind": "findings", "items": document["words"]}]
+    speed = [m for m in document["metrics"] if m["family"] == "speed" and m["ratio"] is not None]
+    blocks.append(cards([(m["metric"], f"{change(m['ratio']):+.1f} %", m["verdict"]) for m in speed]))
+    if document.get("failures"):
+        blocks.append(
+            {"kind": "findings", "items": [{"level": "bad", "text": f"Limit broken: {t}"} for t in document["failures"]]}
+        )
+    counts = ", ".join(f"{n:,} {name}" for name, n in document["verdicts"].items())
+    rules = document["rules"]
+    shown = [("base", listed(runs["base"])), ("candidate", listed(runs["cand"])), ("verdicts", counts)]
+    blocks.append(pairs(shown))
+    blocks.append(
+        note(
+            "The unit is the run. A change is called one where the Mann-Whitney test says so, corrected for all metrics of its "
+            f"family (Holm, {100 * rules['alpha']:g} % family-wise), the bootstrap interval of the median ratio leaves out 0, "
+            f"and the change is beyond {100 * rules['practical']:g} % and beyond this machine's own noise between unchanged runs."
+        )
+    )
+    return Section("verdict", "Verdict", blocks)
+
+
+def listed(names: list[str]) -> str:
+    """How many runs, and the first few names."""
+    shown = ", ".join(names[:MOST_RUNS])
+    return f"{len(names)} run{'s' if len(names) != 1 else ''}: {shown}" + (" …" if len(names) > MOST_RUNS else "")
+
+
+def waterfalls(document: Document) -> Section | None:
+    """Where each phase's difference comes from; the bars add up."""
+    blocks = [waterfall(fall) for fall in document["waterfalls"]]
+    return Section("waterfall", "Where it comes from", blocks) if blocks else None
+
+
+def waterfall(fall: dict[str, Any]) -> Block:
+    """Steps from the base's mean step to the candidate's, on a scale that begins near both."""
+    names = ["base", *labels((part["name"] for part in fall["parts"]), 24), "candidate"]
+    delta = np.array([0.0, *(part["delta"] for part in fall["parts"]), 0.0])
+    after = fall["step"]["base"] + np.cumsum(delta)
+    ends = np.array([fall["step"]["base"], fall["step"]["cand"]])
+    low = min(float(after.min()), float(ends.min()))
+    floor = max(0.0, low - 2 * (max(float(after.max()), float(ends.max())) - low))
+    groups = ((0, [True, *[False] * len(fall["parts"]), True], "mean step"), (3, delta > 0, "slower"), (1, delta < 0, "faster"))
+    traces = []
+    for slot, chosen, name in groups:
+        at = np.flatnonzero(chosen)
+        start = np.where((at == 0) | (at == len(delta) - 1), floor, after[at] - delta[at])
+        top = np.where(at == 0, ends[0], np.where(at == len(delta) - 1, ends[1], after[at]))
+        text = [f"{names[i]}: {(delta[i] if slot else top[k]):+.4f} ms" for k, i in enumerate(at)]
+        bars = {"type": "bar", "name": name, "x": [names[i] for i in at], "base": start, "y": top - start, "slot": slot}
+        traces.append({**bars, "hovertext": text, "hoverinfo": "text"})
+    total = sum(part["delta"] for part in fall["parts"])
+    remark = f"ms per step, means over runs. Parts add up to {total:+.4f} ms; the step differs by {ends[1] - ends[0]:+.4f} ms."
+    axes = {"xaxis": {"type": "category", "categoryorder": "array", "categoryarray": names}, "yaxis": axis("ms")}
+    axes["yaxis"]["range"] = [floor, float(max(after.max(), ends.max())) * 1.002]
+    return chart(f"{fall['phase'].capitalize()} step, from base to candidate", traces, remark, 380, barmode="overlay", **axes)
+
+
+def forest(document: Document) -> Section | None:
+    """Changes with their intervals: speed, and what changed most."""
+    known = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
+    shown = known[:FOREST][::-1]
+    if not shown:
+        return None
+    traces = []
+    y = labels((name_of(m) for m in shown), 52)
+    for word in dict.fromkeys(m["verdict"] for m in shown):
+        at = [i for i, m in enumerate(shown) if m["verdict"] == word]
+        middle = np.array([change(shown[i]["ratio"]) for i in at], float)
+        low, high = (np.array([change(shown[i][end]) for i in at], float) for end in ("low", "high"))
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": high - middle,
+            "arrayminus": middle - low,
+            "thickness": 1.5,
+            "width": 4,
+        }
+        trace = {"type": "scatter", "mode": "markers", "name": word, "x": middle, "y": [y[i] for i in at], "error_x": error}
+        traces.append({**trace, "slot": SLOT.get(word, 7), "hovertemplate": "%{y}: %{x:+.2f} %<extra></extra>"})
+    layout = {
+        "xaxis": axis("change, %", zeroline=True),
+        "yaxis": {"automargin": True, "categoryorder": "array", "categoryarray": y},
+    }
+    remark = "Median of the candidate's runs against that of the base's, with 95 % bootstrap intervals over runs."
+    return Section("forest", "Changes with their intervals", [chart("Changes", traces, remark, 110 + 22 * len(shown), **layout)])
+
+
+def runs(document: Document) -> Section | None:
+    """Every run of the metrics of speed: nothing is left out as an outlier."""
+    speed = [m for m in document["metrics"] if m["family"] == "speed"]
+    if not speed:
+        return None
+    blocks = []
+    for metric in speed:
+        traces = [
+            {"type": "scatter", "mode": "markers", "name": side, "x": list(range(len(values))), "y": values, "slot": slot}
+            for slot, (side, values) in enumerate(zip(("base", "candidate"), metric["runs"], strict=True))
+        ]
+        blocks.append(chart(f"{metric['metric']} of every run", traces, "", 240, xaxis=axis("run"), yaxis=axis(metric["unit"])))
+    return Section("runs", "Every run", blocks)
+
+
+def steps(document: Document) -> Section | None:
+    """Decode steps of both sides in order, with changes of level."""
+    traces: list[dict[str, Any]] = []
+    told = []
+    for slot, (side, name) in enumerate((("base", "base"), ("cand", "candidate"))):
+        one = document["series"][side]
+        if not one["ms"]:
+            continue
+        ms = np.asarray(one["ms"], float)
+        traces.append({"type": "scatter", "mode": "lines", "name": name, "y": ms, "slot": slot})
+        at = [shift["at"] for shift in one["shifts"]]
+        if at:
+            marks = {"mode": "markers", "name": f"{name}: level changes", "x": at, "y": ms[at], "slot": slot + 3}
+            traces.append({"type": "scatter", **marks})
+        told += [f"{name}: the level changes at step {s['at']} by {s['change']:+.3f} ms." for s in one["shifts"]]
+        if one["period"]:
+            period = one["period"]
+            told.append(
+                f"{name}: every {period['steps']:.1f} steps one takes {period['height']:.3f} ms longer ({period['count']} times)."
+            )
+    if not traces:
+        return None
+    blocks = [chart("Decode steps", traces, "Median over runs of each step.", 320, xaxis=axis("step"), yaxis=axis("ms"))]
+    return Section("steps", "Steps over time", [*blocks, *map(note, told)])
+
+
+def metrics(document: Document) -> Section:
+    """Every metric with its verdict."""
+    columns = heads(
+        "text family, text metric, text names, text verdict, number base, number candidate, text unit, "
+        "number change %, number low %, number high %, number p adjusted, number threshold %, number share of step %, "
+        "number base runs, number candidate runs, number more runs"
+    )
+    rows = []
+    for m in document["metrics"]:
+        figures = [m["base"], m["cand"], m["unit"], change(m["ratio"]), change(m["low"]), change(m["high"]), m["p"]]
+        share = None if m["share"] is None else 100 * m["share"]
+        counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"]]
+        rows.append([m["family"], name_of(m), m["label"], m["verdict"], *figures, *counts])
+    left = document["metrics_total"] - len(rows)
+    blocks = [table(columns, rows)]
+    if left > 0:
+        blocks.append(note(f"{left:,} metrics that matter less are left out; --json and stored results have them."))
+    return Section("metrics", "All metrics", blocks)
+
+
+def structure(document: Document) -> Section | None:
+    """What is there on one side only, and how the structure of a step differs."""
+    if not document["structure"]:
+        return None
+    rows = [[c["phase"], c["aspect"], c["what"], "appeared" if c["appeared"] else "vanished"] for c in document["structure"]]
+    return Section("structure", "Structure", [table(heads("text phase, text aspect, text what, text change"), rows)])
+
+
+def routing(document: Document) -> Section | None:
+    """How far routing moved, by layer."""
+    drift = document["drift"]
+    if not drift:
+        return None
+    layers = [one["layer"] for one in drift]
+    moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [one["distance"] for one in drift], "slot": 1}
+    usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [one["usual"] for one in drift], "slot": 0}
+    remark = "Jensen-Shannon distance of how often each expert was chosen: 0 the same, 1 none in common."
+    layout = {"xaxis": axis("layer"), "yaxis": axis("distance", rangemode="tozero")}
+    return Section(
+        "routing", "Expert routing", [chart("Drift of routing", [moved, usual], remark, 280, barmode="group", **layout)]
+    )
+
+
+def environment(document: Document) -> Section:
+    """On what it was measured, and what differs."""
+    rows = [
+        [one["what"], one["base"], one["cand"], "not like for like" if one["unfair"] else ""] for one in document["environment"]
+    ]
+    blocks: list[Block] = []
+    if any(one["unfair"] for one in document["environment"]):
+        text = "The sides were not measured alike: differences of speed may come from that."
+        blocks.append({"kind": "findings", "items": [{"level": "warn", "text": text}]})
+    if rows:
+        blocks.append(table(heads("text what, text base, text candidate, text remark"), rows, "What differs"))
+    emulated = "HTP emulator" in str(document["conditions"].get("NPU", ""))
+    if emulated:
+        blocks.append(note("The NPU is Qualcomm's HTP emulator: results are exact, its times and cycles are the host's."))
+    blocks.append(pairs(list(document["conditions"].items())))
+    return Section("environment", "Environment", blocks)
+
+
+SECTIONS: tuple[Callable[[Document], Section | None], ...] = (
+    verdict,
+    waterfalls,
+    forest,
+    steps,
+    runs,
+    structure,
+    routing,
+    metrics,
+    environment,
+)
+
+
+def write_regression(document: Document, path: Path) -> int:
+    """Write the page; returns its size in bytes."""
+    made = [section for make in SECTIONS if (section := make(document)) is not None]
+    title = f"{len(document['runs']['base'])} + {len(document['runs']['cand'])} runs compared"
+    return write_page(
+        path, "report", f"MoEScope: {title}", {"title": title, "sections": [asdict(s) for s in made]}, {"plotly": plotly()}
+    )
