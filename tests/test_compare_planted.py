@@ -9,13 +9,14 @@ import pytest
 from analyzer.compare import Comparison, compare
 from analyzer.compare_metrics import extract
 from analyzer.compare_results import Result
+from analyzer.compare_verdicts import Rules
 from analyzer.tables import load
 from tests.conftest import trace
 from tests.truth import WITH_SITES, compiled
 
 VARIANTS = ("base", "again", "slow", "cold", "displaced", "split", "halved")
 ROUNDS, STEPS = 9, 20
-pytestmark = pytest.mark.needs("probes")
+pytestmark = [pytest.mark.needs("probes"), pytest.mark.alone]
 
 
 def of_process(tables: dict[str, pd.DataFrame], pid: int) -> dict[str, pd.DataFrame]:
@@ -64,14 +65,16 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
 
 
 def test_an_unchanged_program_raises_no_alarm(planted: Planted) -> None:
-    assert planted.changed("again").empty
+    strict = Rules(alpha=0.002)  # one comparison in 20 may alarm by the usual rules: see benchmarks/comparing
+    judged = compare(planted.results["base"], planted.results["again"], strict).judged
+    assert set(judged["verdict"]) <= {"same", "cannot tell", "minor"}
 
 
 def test_a_slowed_operator_is_the_culprit(planted: Planted) -> None:
     found = planted.changed("slow")
     found = found[(found["family"] == "operator") & (found["phase"] == "decode")]
     assert found[["type", "layer", "verdict"]].to_numpy().tolist() == [["attention", 1, "slower"]]
-    assert 1.05 < found["ratio"].iloc[0] < 1.15
+    assert 1.1 < found["ratio"].iloc[0] < 1.3
 
 
 def test_a_cold_expert_is_the_culprit(planted: Planted) -> None:
