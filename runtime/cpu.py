@@ -2,12 +2,14 @@
 
 import ctypes
 import platform
+from functools import cached_property
 
+import numpy as np
 import onnxruntime as ort
 
 from runtime.errors import BackendError
-from runtime.graph import CPU
-from runtime.package import Package
+from runtime.graph import CPU, shared
+from runtime.package import Package, parse_expert_name
 
 MMAP_THRESHOLD = (-3, 128 * 1024)
 _pool: list[int] = []
@@ -51,14 +53,43 @@ class CpuBackend:
         self.package = package
         share_threads(threads)
 
+    @property
+    def expert_bytes(self) -> int:
+        """As stored."""
+        return self.package.expert_bytes
+
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """The subgraph's session; its weights are read from the package now."""
-        options = session_options()
+        place = parse_expert_name(name)
+        if not place:
+            return self._create(name, self.package.graph(name), session_options())
+        session = self.expert_session(name, self.package.mapped_expert(*place))
+        # What ONNX Runtime wanted in another layout it has copied by now.
+        self.package.forget_expert(*place)
+        return session
+
+    def expert_session(self, name: str, memory: np.ndarray, prepack: bool = True) -> ort.InferenceSession:
+        """The session of an expert whose bytes (uint8, kept alive by the session) are in `memory`.
+
+        Without prepacking the weights are used where they are: quick to make, slow to run.
+        """
+        options, weights = session_options(), self.package.expert_weights(memory)
+        options.add_external_initializers(list(weights), [shared(value) for value in weights.values()])
+        if not prepack:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        session = self._create(name, self._expert_graph, options)
+        session._moescope_weights = memory
+        return session
+
+    @cached_property
+    def _expert_graph(self) -> bytes:
+        return self.package.graph("expert")
+
+    def _create(self, name: str, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
         options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.package.folder))
         try:
-            session = ort.InferenceSession(
-                self.package.read(name), options, providers=["CPUExecutionProvider"], enable_fallback=0
-            )
+            session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         except Exception as error:
             raise BackendError(f"ONNX Runtime refuses {name} on CPU ({str(error).splitlines()[0]}): convert again") from None
         forget_model_bytes(session)

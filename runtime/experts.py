@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 
 import numpy as np
+import onnxruntime as ort
 
 from runtime import probes
 from runtime.buffers import Batch, TokenBuffers, smallest_tier
@@ -18,8 +19,6 @@ from runtime.operators import Operator, made_from
 from runtime.package import expert_name
 from runtime.probes import Kind, Reason
 from runtime.units import show_bytes
-
-BYTES_PER_PARAMETER = {1: 4, 2: 2}
 
 
 @dataclass
@@ -74,11 +73,11 @@ class Experts:
 
     def bytes_of(self, form: Form) -> int:
         """Weight bytes of an expert in the backend's precision."""
-        return self.family.expert_parameters * BYTES_PER_PARAMETER[form.backend]
+        return self.backends[form.backend].expert_bytes
 
     def preload(self, backend: Backend) -> None:
         """Load every expert in the backend's smallest shape."""
-        for layer in range(self.family.layers):
+        for layer in sorted(set(range(self.family.layers)) - self.family.dense):
             for expert in range(self.family.experts):
                 form = Form(layer, expert, backend.id, min(backend.tiers, default=0))
                 self.cache.acquire(form, Reason.STARTUP)
@@ -108,6 +107,22 @@ class Experts:
             self._start(work, backend, rest)
         for future in work.pending:
             future.result()
+
+    def run_token(self, layer: int, backend: Backend, row: ort.OrtValue, chosen: list[int], outputs: list[ort.OrtValue]) -> None:
+        """One token's experts on the CPU, the j-th chosen into outputs[j]; `row` is the same memory for every token."""
+        self.cache.begin_event(layer)
+        forms = [Form(layer, expert, backend.id, 0) for expert in chosen]
+        self.cache.name(forms)
+        for form, out in sorted(zip(forms, outputs, strict=True), key=lambda pair: pair[0] not in self.cache):
+            with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, form.expert), form.expert):
+                probes.expert_begin(layer, form.expert, 1, self.cache.state(form), form.backend, 0)
+                graph = self.cache.acquire(form)
+                binding = graph.token_binding("rows", row)
+                binding.output("out", out)
+                graph.run_bound(binding, 1)
+                self.cache.release(form)
+                probes.expert_end(layer, form.expert)
+            self.log.expert(form)
 
     def close(self) -> None:
         """Stop the worker thread."""

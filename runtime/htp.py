@@ -79,12 +79,21 @@ class HtpBackend:
         reason = available()
         if reason:
             raise BackendError(reason)
+        if not package.portable:
+            raise BackendError(
+                f"{package.folder} was converted for the CPU alone: convert with --backend qnn and --bits 16 or 32"
+            )
         self.package, self.tiers, self.profiling = package, tiers, profiling
         self.profile_folder = profile_folder or Path("qnn-profile")
         self.cache = self._writable_cache()
         self._sessions = 0
         if profiling != "off":
             self.profile_folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def expert_bytes(self) -> int:
+        """In fp16."""
+        return 2 * self.package.family.expert_parameters
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """The subgraph's session: from its context binary, or compiled and kept as one."""
@@ -106,7 +115,7 @@ class HtpBackend:
             options.add_session_config_entry("ep.context_enable", "1")
             options.add_session_config_entry("ep.context_file_path", str(partial / "graph.onnx"))
             options.add_session_config_entry("ep.context_embed_mode", "0")
-            session = self._open(self.package.read(name), label, options)
+            session = self._open(self.package.whole_graph(name), label, options)
             partial.chmod(0o755)
             with suppress(OSError):
                 partial.rename(kept)

@@ -9,11 +9,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from runtime import probes
+from runtime.convert import Progress, open_or_convert
 from runtime.engine import Engine
 from runtime.errors import ModelError, RequestError
 from runtime.log import RunLog, Step
 from runtime.options import Options
-from runtime.package import Package, Progress, open_or_convert, read_tokenizer
+from runtime.package import Package, read_tokenizer
 from runtime.sampling import Sampler, Sampling
 from runtime.units import parse_budget
 

@@ -19,7 +19,7 @@ from runtime.errors import BackendError
 from runtime.graph import CPU, HTP
 from runtime.log import RunLog
 from runtime.options import Options
-from runtime.package import open_or_convert
+from runtime.convert import open_or_convert
 from runtime.probes import Kind
 from tests.runtime_models import PROMPT, random_model, write_demo_model
 

@@ -17,7 +17,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert and say what came out."""
     from runtime.commands import show_progress
-    from runtime.package import convert
+    from runtime.convert import convert
     from runtime.units import show_bytes
 
     with show_progress("converting") as progress:
