@@ -23,10 +23,11 @@ def past_tier(tokens: int) -> int:
 class Sequence:
     """Keys and values [KV, capacity, D] of every layer, and the rotary tables. `end`: rows when the running step is done."""
 
-    def __init__(self, family: Family, tokens: int):
+    def __init__(self, family: Family, tokens: int, dtype: type = np.float32):
         self.capacity, self.family = past_tier(tokens), family
-        self.keys = [np.zeros((family.kv_heads, self.capacity, family.key_dim), np.float32) for _ in range(family.layers)]
-        self.values = [np.zeros((family.kv_heads, self.capacity, family.value_dim), np.float32) for _ in range(family.layers)]
+        keys, values = ((family.kv_heads, self.capacity, dim) for dim in (family.key_dim, family.value_dim))
+        self.keys: list[np.ndarray] = [np.zeros(keys, dtype) for _ in range(family.layers)]
+        self.values: list[np.ndarray] = [np.zeros(values, dtype) for _ in range(family.layers)]
         self.length = 0
         self.end = 0
         self.half_cos, self.half_sin = family.rope.table(self.capacity)
@@ -121,7 +122,8 @@ class FusedAttention:
 
     def _binding(self, layer: int, sequence: Sequence) -> Binding:
         keys, values = shared(sequence.keys[layer][None]), shared(sequence.values[layer][None])
-        tables = {"cos": shared(sequence.half_cos), "sin": shared(sequence.half_sin)}
+        dtype = sequence.keys[layer].dtype
+        tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
         inputs = {**self._shared, **tables, "past_k": keys, "past_v": values}
         return Binding(self.graphs[layer].session, inputs, {"present_k": keys, "present_v": values})
 

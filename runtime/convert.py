@@ -1,8 +1,8 @@
 """Conversion: a Hugging Face model folder into a package, part by part, tensor by tensor.
 
 A part is the embedding, the head, or one layer. What is finished is noted in the working folder `.<package>.partial`, so that an
-interrupted conversion goes on where it stopped; only the finished package is renamed into place. Where the model or the disk fails,
-nothing stays behind.
+interrupted conversion goes on where it stopped; only the finished package is renamed into place. Where the model or the disk
+fails, nothing stays behind.
 """
 
 import hashlib
@@ -40,6 +40,7 @@ from runtime.quantize import BITS, Precision
 
 Progress = Callable[[int, int], None]
 JOURNAL = "progress.json"
+COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 ALIGNED = 64
 ROWS_AT_ONCE = 8192
 HALF_MAX = float(np.finfo(np.float16).max)
@@ -49,8 +50,8 @@ HALF_MAX = float(np.finfo(np.float16).max)
 class Target:
     """What to convert for. backend cpu: fused operators; qnn: plain ones for the NPU too. bits: of expert weights.
 
-    block, symmetric: of 4- and 8-bit weights. Attention and shared experts take `attention_bits`, the head `head_bits`; the
-    routers stay in float32, the embedding in 16 bits or more.
+    block, symmetric: of 4- and 8-bit weights. Attention, shared experts and dense layers take `attention_bits`, the head
+    `head_bits` (0: as the experts); routers stay in float32, the embedding in 16 bits or more.
     """
 
     backend: str = "any"
@@ -74,12 +75,11 @@ class Target:
         return self.backend != "cpu" and self.bits >= 16
 
     def precisions(self) -> Precisions:
-        """By what the weights do. Everything else gets at least 8 bits: it is small, and every token passes through it."""
-        others = max(self.bits, 8)
+        """By what the weights do."""
         return Precisions(
             Precision(self.bits, self.block, self.symmetric),
-            Precision(self.attention_bits or others, self.block, self.symmetric),
-            Precision(self.head_bits or others, self.block, self.symmetric),
+            Precision(self.attention_bits or self.bits, self.block, self.symmetric),
+            Precision(self.head_bits or self.bits, self.block, self.symmetric),
         )
 
 
@@ -259,7 +259,7 @@ class Conversion:
 
     def _finish(self, parts: list[Part]) -> None:
         files: dict[str, Any] = {}
-        for name in ("config.json", "tokenizer.json"):
+        for name in COPIED:
             if (self.model / name).exists():
                 content = (self.model / name).read_bytes()
                 (self.folder / name).write_bytes(content)
@@ -317,7 +317,7 @@ def _laid_out(weights: dict[str, np.ndarray]) -> tuple[bytes, list[dict[str, Any
 def fingerprint(folder: Path) -> str:
     """What a package of this model folder depends on: the config, and name, size and time of every weight file."""
     digest = hashlib.sha256(f"moescope package {FORMAT}\n".encode())
-    for name in ("config.json", "tokenizer.json"):
+    for name in COPIED:
         digest.update((folder / name).read_bytes() if (folder / name).exists() else b"")
     for path in sorted(folder.glob("*.safetensors*")):
         state = path.stat()

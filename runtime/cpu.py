@@ -9,6 +9,7 @@ import onnxruntime as ort
 
 from runtime.errors import BackendError
 from runtime.graph import CPU, shared
+from runtime.kv_cache import halved
 from runtime.package import Package, parse_expert_name
 
 MMAP_THRESHOLD = (-3, 128 * 1024)
@@ -49,8 +50,8 @@ class CpuBackend:
     label = "CPU"
     tiers: tuple[int, ...] = ()
 
-    def __init__(self, package: Package, threads: int):
-        self.package = package
+    def __init__(self, package: Package, threads: int, kv_bits: int = 32):
+        self.package, self.kv_bits = package, kv_bits
         share_threads(threads)
 
     @property
@@ -62,7 +63,9 @@ class CpuBackend:
         """The subgraph's session; its weights are read from the package now."""
         place = parse_expert_name(name)
         if not place:
-            return self._create(name, self.package.graph(name), session_options())
+            graph = self.package.graph(name)
+            fused = name.startswith("attention") and self.package.family.FUSED_ATTENTION
+            return self._create(name, halved(graph) if fused and self.kv_bits == 16 else graph, session_options())
         session = self.expert_session(name, self.package.mapped_expert(*place))
         # What ONNX Runtime wanted in another layout it has copied by now.
         self.package.forget_expert(*place)

@@ -12,6 +12,7 @@ from runtime.cpu import CpuBackend
 from runtime.errors import RequestError
 from runtime.experts import Experts, LayerWork
 from runtime.graph import CPU, HTP, Backend, Graph
+from runtime.kv_cache import cache_type
 from runtime.log import RunLog, Step
 from runtime.operators import Operator, made_from
 from runtime.options import Options
@@ -38,6 +39,10 @@ class Engine:
 
     def __init__(self, package: Package, options: Options, log: RunLog):
         self.package, self.options, self.log, self.family = package, options, log, package.family
+        if options.kv_bits == 16 and (
+            not self.family.FUSED_ATTENTION or "htp" in (options.prefill_backend, options.decode_backend)
+        ):
+            raise RequestError("keys and values of 16 bits need fused attention on the CPU: leave --kv-bits 32 for MLA and HTP")
         self.backends = make_backends(package, options)
         self._attentions: dict[tuple[int, int], Attention] = {}
         self.placements = {
@@ -57,7 +62,7 @@ class Engine:
         """An empty sequence with room for `tokens`, and the attention graphs it needs."""
         if tokens > self.family.context:
             raise RequestError(f"{tokens} tokens exceed the model's context of {self.family.context}: ask for fewer")
-        sequence = Sequence(self.family, tokens)
+        sequence = Sequence(self.family, tokens, cache_type(self.options.kv_bits))
         for placement in self.placements.values():
             placement.attention.prepare(sequence)
         return sequence
@@ -214,7 +219,7 @@ def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
 
 def make_backends(package: Package, options: Options) -> dict[int, Backend]:
     """The CPU, and the NPU where a phase asks for it."""
-    backends: dict[int, Backend] = {CPU: CpuBackend(package, options.threads)}
+    backends: dict[int, Backend] = {CPU: CpuBackend(package, options.threads, options.kv_bits)}
     if "htp" in (options.prefill_backend, options.decode_backend):
         from runtime.htp import HtpBackend
 

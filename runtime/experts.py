@@ -45,6 +45,7 @@ class LoadLog:
         self._began = monotonic_ns()
         self.log.loads[reason] += 1
         self.log.loaded_bytes += size
+        self.log.loaded_by[reason] += size
         probes.load_begin(form.layer, form.expert, size, reason, form.backend)
 
     def load_end(self, form: Form, size: int, resident: int) -> None:

@@ -69,7 +69,7 @@ class Graph:
             ) from None
         finally:
             probes.graph_end(self.handle, status)
-        self.log.graph(self.kind, self.backend)
+        self.log.graph(self.kind, self.backend, n_tokens, self.tier)
         return result
 
 

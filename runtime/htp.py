@@ -75,7 +75,14 @@ class HtpBackend:
     label = LABEL
     _greeted = False
 
-    def __init__(self, package: Package, tiers: tuple[int, ...], profiling: str = "off", profile_folder: Path | None = None):
+    def __init__(
+        self,
+        package: Package,
+        tiers: tuple[int, ...],
+        profiling: str = "off",
+        profile_folder: Path | None = None,
+        soc: str = "",
+    ):
         reason = available()
         if reason:
             raise BackendError(reason)
@@ -86,6 +93,7 @@ class HtpBackend:
         self.package, self.tiers, self.profiling = package, tiers, profiling
         self.profile_folder = profile_folder or Path("qnn-profile")
         self.cache = self._writable_cache()
+        self.soc = soc or SOC_MODEL
         self._sessions = 0
         if profiling != "off":
             self.profile_folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +108,7 @@ class HtpBackend:
         import onnxruntime_qnn
 
         label = "_".join([name, *(f"{key}{value}" for key, value in sorted(dims.items()))])
-        parts = (self.package.digest(name), label, SOC_MODEL, ort.__version__, onnxruntime_qnn.__version__, self.profiling)
+        parts = (self.package.digest(name), label, self.soc, ort.__version__, onnxruntime_qnn.__version__, self.profiling)
         kept = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
         self._sessions += 1
         if kept.is_dir():
@@ -129,7 +137,7 @@ class HtpBackend:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         qnn = {"backend_type": "htp"}
         if EMULATED:
-            qnn["soc_model"] = SOC_MODEL
+            qnn["soc_model"] = self.soc
         if self.profiling != "off":
             profile = self.profile_folder / f"{label}_{self._sessions:04d}.csv"
             qnn |= {"profiling_level": self.profiling, "profiling_file_path": str(profile)}

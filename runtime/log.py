@@ -44,6 +44,9 @@ class RunLog:
     loads: Counter[Reason] = field(default_factory=Counter)
     evictions: int = 0
     loaded_bytes: int = 0
+    loaded_by: Counter[Reason] = field(default_factory=Counter)
+    expert_rows: int = 0
+    padding_rows: int = 0
     resident_bytes: int = 0
     load_ns: int = 0
     hits: int = 0
@@ -51,10 +54,13 @@ class RunLog:
     routing: list[tuple[int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
-    def graph(self, kind: Kind, backend: int) -> None:
-        """A session ran."""
+    def graph(self, kind: Kind, backend: int, rows: int = 0, tier: int = 0) -> None:
+        """A session ran over useful rows, in a static shape of `tier` rows or a dynamic one (0)."""
         with self.lock:
             self.graphs[kind, backend] += 1
+            if kind == Kind.EXPERT:
+                self.expert_rows += rows
+                self.padding_rows += max(tier - rows, 0)
 
     def expert(self, form: Form) -> None:
         """An expert ran once."""
@@ -90,7 +96,11 @@ class RunLog:
             "expert_runs": sum(self.expert_runs.values()),
             "loads": {reason.name.lower(): self.loads[reason] for reason in Reason},
             "loaded_bytes": self.loaded_bytes,
+            "demand_bytes": self.loaded_by[Reason.DEMAND],
+            "prefetched_bytes": self.loaded_by[Reason.PREFETCH],
             "load_ns": self.load_ns,
+            "expert_rows": self.expert_rows,
+            "padding_rows": self.padding_rows,
             "evictions": self.evictions,
             "resident_bytes": self.resident_bytes,
             "hits": self.hits,

@@ -12,7 +12,7 @@ from runtime.errors import RequestError
 
 BITS = (4, 8, 16, 32)
 BLOCKS = (16, 32, 64, 128, 256)
-# Candidate scales of a block, relative to the one that reaches its largest weight: rounding the largest is often the better trade.
+# Candidate scales of a block, relative to the one that reaches its largest weight: clipping that one is often the better trade.
 SHRINK = np.linspace(1.0, 0.8, 6, dtype=np.float32)
 
 
@@ -34,6 +34,9 @@ class Precision:
     def quantized(self) -> bool:
         """Are weights integers with scales?"""
         return self.bits < 16
+
+
+FLOAT32 = Precision()
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def dequantize(quantized: Quantized, precision: Precision, k: int) -> np.ndarray
 
 
 def _symmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes around the middle; the weight of largest magnitude maps to the lowest code, which has one more step than the highest."""
+    """Codes around the middle; the weight of largest magnitude maps to the lowest code: that side has one step more."""
     middle, top = 1 << (bits - 1), (1 << bits) - 1
     extreme = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     best_scale, best_error, best_codes = np.zeros_like(extreme), np.full(extreme.shape, np.inf, np.float32), None

@@ -99,5 +99,5 @@ class TokenPath:
 
 
 def _buffer(shape: tuple[int, ...], dtype: type = np.float32) -> tuple[np.ndarray, ort.OrtValue]:
-    array = np.zeros(shape, dtype)
+    array: np.ndarray = np.zeros(shape, dtype)
     return array, shared(array)

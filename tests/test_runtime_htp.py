@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from runtime import MoE, htp
-from runtime.attention import Attention, Sequence
+from runtime.attention import Sequence, make_attention
+from runtime.convert import open_or_convert
 from runtime.engine import make_backends
 from runtime.errors import BackendError
 from runtime.graph import CPU, HTP
 from runtime.log import RunLog
 from runtime.options import Options
-from runtime.convert import open_or_convert
 from runtime.probes import Kind
 from tests.runtime_models import PROMPT, random_model, write_demo_model
 
@@ -77,9 +77,9 @@ def test_attention_on_htp_is_close_to_the_cpu_for_small_heads_too(tmp_path: Path
     family, random, results = package.family, np.random.default_rng(0), []
     hidden = random.standard_normal((24, family.hidden)).astype(np.float32)
     for backend in (backends[CPU], backends[HTP]):
-        attention, sequence = Attention(family, backend, RunLog(), 16), Sequence(family, 64)
+        attention, sequence = make_attention(family, backend, RunLog(), 16), Sequence(family, 64)
         out = [attention.run(0, hidden[:16], sequence, 0), attention.run(0, hidden[16:], sequence, 16)]
-        results.append((np.concatenate(out), sequence.keys[0][:24], sequence.values[0][:24]))
+        results.append((np.concatenate(out), sequence.keys[0][:, :24], sequence.values[0][:, :24]))
     for cpu_value, htp_value in zip(*results, strict=True):
         assert np.abs(cpu_value - htp_value).max() < 0.01 * np.abs(cpu_value).max()
 

@@ -15,7 +15,7 @@ from runtime.errors import ModelError
 from runtime.graph_builder import MICROSOFT, GraphBuilder, Store
 from runtime.models.rope import Rope
 from runtime.models.routers import KINDS, Router
-from runtime.quantize import Precision
+from runtime.quantize import FLOAT32, Precision
 
 ACTIVATIONS = ("silu", "swish")
 
@@ -35,9 +35,9 @@ class ExpertWeights:
 class Precisions:
     """How weights are stored, by what they do."""
 
-    experts: Precision = Precision()
-    attention: Precision = Precision()
-    head: Precision = Precision()
+    experts: Precision = FLOAT32
+    attention: Precision = FLOAT32
+    head: Precision = FLOAT32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class Decoder:
         g.input("hidden", ("T", self.hidden))
         self.norm(g, checkpoint, "hidden", prefix + "post_attention_layernorm", self.hidden, "normed")
         weight = checkpoint.tensor(gate + ".weight", (self.experts, self.hidden))
-        logits = g.linear("normed", "gate", weight, Precision(), checkpoint.optional(gate + ".bias", (self.experts,)), "gate_out")
+        logits = g.linear("normed", "gate", weight, FLOAT32, checkpoint.optional(gate + ".bias", (self.experts,)), "gate_out")
         if self.router.kind == "sigmoid_groups":
             g.weight("correction", checkpoint.tensor(gate + ".e_score_correction_bias", (self.experts,)))
         KINDS[self.router.kind](g, logits, self.router)
@@ -148,7 +148,7 @@ class Decoder:
         gate = checkpoint.optional(f"{prefix}_gate.weight", (1, self.hidden))
         out = self.gated(g, "rows", weights, "out" if gate is None else "ungated", self.precisions.attention)
         if gate is not None:
-            opened = g.node("Sigmoid", [g.linear("rows", "shared_gate", gate, Precision())])
+            opened = g.node("Sigmoid", [g.linear("rows", "shared_gate", gate, FLOAT32)])
             g.node("Mul", [out, opened], "out")
         g.output("out", ("T", self.hidden))
         return g.model()
@@ -257,7 +257,7 @@ class Decoder:
         g.output("hidden_out", ("T", self.hidden))
 
     def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
-        """Queries, keys and values [T, heads * D] of the normed input; as one packed value and two blanks where `fused` allows."""
+        """Queries, keys and values [T, heads * D] of the normed input; `fused` allows one packed value and two blanks."""
         packed = self.packed_projection(g, checkpoint, layer)
         return [packed, "", ""] if fused else self.heads_of(g, packed)
 

@@ -1,6 +1,6 @@
 """DeepSeek-V2 and V3: latent attention (MLA), group-limited routing, ungated shared experts, dense first layers.
 
-Attention runs in the latent space (arXiv 2405.04434, 2.1.2): the key projection is folded into the queries and the value projection
+Attention runs in the latent space (arXiv 2405.04434, 2.1.2): the key projection is folded into the queries, the value projection
 into the output, so a token keeps one latent and one rotated key, [rank + rope dims], for all heads.
 """
 

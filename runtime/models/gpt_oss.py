@@ -1,4 +1,4 @@
-"""gpt-oss: attention sinks, a sliding window in every other layer, biases everywhere, a clamped SwiGLU, softmax over the chosen."""
+"""gpt-oss: attention sinks, sliding windows in every other layer, biases, a clamped SwiGLU, softmax over the chosen experts."""
 
 from dataclasses import dataclass
 from typing import Any
