@@ -93,6 +93,8 @@ class GraphBuilder:
         self, value: str, name: str, weight: np.ndarray, precision: Precision, bias: np.ndarray | None = None, output: str = ""
     ) -> str:
         """Multiply [.., K] with a matrix [N, K], stored in the given precision, and add a bias [N]."""
+        # Profilers show nodes by name.
+        output = output or f"{name}_out"
         if precision.quantized:
             return self._quantized(value, name, weight, precision, bias, output)
         matrix = self.weight(name, weight.T.astype(np.float16 if precision.bits == 16 else np.float32))

@@ -1,7 +1,8 @@
 """A converted model: one folder of ONNX subgraphs and large weight files, with a manifest that says what lies where.
 
-    manifest.json         format, fingerprint of the checkpoint, precisions, files (bytes, sha256), subgraphs (digests), embedding;
-                          experts: tensors of one expert (name, dtype, shape, offset), bytes, stride, file and hashes by layer
+    manifest.json         format, fingerprint of the checkpoint, precisions, files (bytes, sha256), subgraphs (digests),
+                          embedding; experts: tensors of one expert (name, dtype, shape, offset), bytes, stride, and for each
+                          layer the file and the hashes
     config.json           the model's own; tokenizer.json, tokenizer_config.json, chat_template.jinja too, where it has them
     <name>.onnx           subgraphs, their weights outside: head, attention_<layer>, router_<layer>,
                           shared_<layer>, mlp_<layer>; attention_<layer>.portable in plain operators, for NPUs

@@ -93,6 +93,7 @@ class Tiny:
 
     def __init__(self, folder: Path, name: str):
         family, changes = MODELS[name]
+        torch.set_num_threads(1)
         torch.manual_seed(1)
         config = getattr(transformers, family + "Config")(**(SIZES | changes))
         model = getattr(transformers, family + "ForCausalLM")(config).eval()

@@ -19,6 +19,7 @@ from tests.runtime_models import PROMPT, fuse_experts, random_model, shard, trai
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 NEW = 40
+torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
 
 
