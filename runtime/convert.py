@@ -5,11 +5,13 @@ interrupted conversion goes on where it stopped; only the finished package is re
 fails, nothing stays behind.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -151,6 +153,9 @@ class Conversion:
     def run(self) -> None:
         """Every part that is not there yet, then the manifest."""
         found = self._journal()
+        if not found:
+            for stale in self.folder.iterdir():
+                stale.unlink()
         for name, units, make in self._parts():
             if name not in found:
                 found[name] = asdict(make())
@@ -333,9 +338,12 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: T
     working = target.parent / f".{target.name}.partial"
     try:
         working.mkdir(parents=True, exist_ok=True)
-        Conversion(working, model, family, what or Target(), progress).run()
-        shutil.rmtree(target, ignore_errors=True)
-        working.rename(target)
+        with _alone(working):
+            Conversion(working, model, family, what or Target(), progress).run()
+            shutil.rmtree(target, ignore_errors=True)
+            working.rename(target)
+    except BlockingIOError:
+        raise PackageError(f"{target} is being written by another conversion: wait for it to end") from None
     except OSError as error:
         shutil.rmtree(working, ignore_errors=True)
         told = f"{target} cannot be written ({error.strerror or error})"
@@ -344,6 +352,17 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: T
         shutil.rmtree(working, ignore_errors=True)
         raise
     return _just_written(target)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock the folder against a second conversion; the kernel unlocks it whatever ends this process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _just_written(target: Path) -> Package:

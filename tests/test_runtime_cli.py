@@ -219,6 +219,16 @@ def test_an_interrupted_conversion_goes_on_where_it_stopped(demo: Path, tmp_path
     assert "experts_00.bin" in kept
 
 
+def test_a_second_conversion_of_the_same_package_is_refused(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def second(done: int, total: int) -> None:
+        if done == 1:
+            assert "another conversion" in refused(capsys, ["convert", str(demo), str(tmp_path / "package")])
+
+    assert convert(demo, tmp_path / "package", second).damaged() == []
+
+
 def test_a_full_disk_leaves_nothing_behind(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
