@@ -21,7 +21,7 @@ run: setup
 
 test: setup
 	@echo "== tests (those that probe the kernel run as root)"
-	$(SUDO) $(PY) -m pytest $(PYTEST_ARGS)
+	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -1,74 +1,34 @@
-"""What it costs to place and to remove a set of probes: perf events one by one and at once, and uprobe_multi links.
+"""What it costs to place and to remove a set of probes: by perf events, and by uprobe_multi links; in turn and at once.
 
     sudo python -m benchmarks.detaching [--repeats 3]
 
-Probes the runtime's sites while no process runs them. A uprobe_multi link (kernel 6.6 and later) holds one program at many
-places of a file; `one link` is the set as one, `links` one link for each place, as different programs would need.
+Probes the runtime's sites while no process runs them.
 """
 
 import argparse
-import ctypes
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 from tracer.elf import read_binary
 from tracer.libbpf import BpfObject, Kernel
 from tracer.paths import BPF_OBJECT
-from tracer.perf_events import attach_uprobe
+from tracer.perf_events import connect
+from tracer.uprobes import detach, has_multi_links, multi_link, perf_event
 
-BPF_LINK_CREATE, TRACE_UPROBE_MULTI = 28, 48
-BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
 LIBRARY = str(Path(__file__).resolve().parent.parent / "runtime" / "_probes.so")
-
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-class UprobeMulti(ctypes.Structure):
-    """The part of union bpf_attr that BPF_LINK_CREATE reads for uprobe_multi."""
-
-    _fields_ = [
-        ("prog_fd", ctypes.c_uint32),
-        ("target_fd", ctypes.c_uint32),
-        ("attach_type", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("path", ctypes.c_char_p),
-        ("offsets", ctypes.c_void_p),
-        ("ref_ctr_offsets", ctypes.c_void_p),
-        ("cookies", ctypes.c_void_p),
-        ("count", ctypes.c_uint32),
-        ("multi_flags", ctypes.c_uint32),
-        ("pid", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
-    ]
+Site = tuple[int, str, int]
 
 
-def program(kernel: Kernel, multi: bool) -> tuple[BpfObject, int]:
-    """An empty program, loaded for one way of attaching or the other."""
-    opened = BpfObject(kernel, BPF_OBJECT)
-    for ring in ("events", "details"):
-        opened.resize_map(ring, 1 << 16)
-    if multi:
-        kernel.lib.bpf_program__set_expected_attach_type(ctypes.c_void_p(opened.programs["empty"]), TRACE_UPROBE_MULTI)
-    opened.load({"empty"})
-    return opened, opened.program_fd("empty")
+def attach_event(program_fd: int, path: str, offset: int) -> int:
+    return connect(perf_event(path, offset, False), program_fd, path)
 
 
-def multi_link(program_fd: int, path: str, offsets: list[int]) -> int:
-    """One link that holds a program at many places; raises OSError where the kernel cannot."""
-    array = (ctypes.c_uint64 * len(offsets))(*offsets)
-    attributes = UprobeMulti(
-        program_fd, 0, TRACE_UPROBE_MULTI, 0, path.encode(), ctypes.addressof(array), None, None, len(offsets), 0, 0, 0
-    )
-    size = ctypes.sizeof(attributes)
-    fd = libc.syscall(BPF_SYSCALL[platform.machine()], BPF_LINK_CREATE, ctypes.byref(attributes), size)
-    if fd < 0:
-        raise OSError(ctypes.get_errno(), f"BPF_LINK_CREATE: {os.strerror(ctypes.get_errno())}")
-    return int(fd)
+def attach_link(program_fd: int, path: str, offset: int) -> int:
+    return multi_link(program_fd, path, offset, False, 0)
 
 
 def in_turn(fds: list[int]) -> None:
@@ -76,16 +36,11 @@ def in_turn(fds: list[int]) -> None:
         os.close(fd)
 
 
-def at_once(fds: list[int]) -> None:
-    with ThreadPoolExecutor(len(fds)) as pool:
-        list(pool.map(os.close, fds))
-
-
-def timed(attach: Callable[[], list[int]], detach: Callable[[list[int]], None]) -> tuple[float, float]:
+def timed(sites: list[Site], attach: Callable[[int, str, int], int], close: Callable[[list[int]], None]) -> tuple[float, float]:
     began = time.monotonic()
-    fds = attach()
+    fds = [attach(*site) for site in sites]
     middle = time.monotonic()
-    detach(fds)
+    close(fds)
     return middle - began, time.monotonic() - middle
 
 
@@ -93,23 +48,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    kernel, offsets = Kernel(), sorted(read_binary(LIBRARY).usdt.values())
-    perf_object, perf = program(kernel, False)
-    multi_object, multi = program(kernel, True)
-    cases: dict[str, tuple[Callable[[], list[int]], Callable[[list[int]], None]]] = {
-        "perf events, in turn": (lambda: [attach_uprobe(perf, LIBRARY, offset, False) for offset in offsets], in_turn),
-        "perf events, at once": (lambda: [attach_uprobe(perf, LIBRARY, offset, False) for offset in offsets], at_once),
-        "links, in turn": (lambda: [multi_link(multi, LIBRARY, [offset]) for offset in offsets], in_turn),
-        "links, at once": (lambda: [multi_link(multi, LIBRARY, [offset]) for offset in offsets], at_once),
-        "one link": (lambda: [multi_link(multi, LIBRARY, offsets)], in_turn),
-    }
+    offsets = sorted(read_binary(LIBRARY).usdt.values())
+    opened = BpfObject(Kernel(), BPF_OBJECT)
+    for ring in ("events", "details"):
+        opened.resize_map(ring, 1 << 16)
+    opened.load({"empty"})
+    program = opened.program_fd("empty")
+    attachers = {"perf events": attach_event} | ({"links": attach_link} if has_multi_links() else {})
+    closers = {"in turn": in_turn, "at once": detach}
     print(f"{len(offsets)} probes, medians of {args.repeats}")
-    for name, case in cases.items():
-        times = [timed(*case) for _ in range(args.repeats)]
-        attach, detach = (1000 * statistics.median(column) for column in zip(*times, strict=True))
-        print(f"{name:22} attach {attach:8.1f} ms   detach {detach:8.1f} ms")
-    for opened in (perf_object, multi_object):
-        opened.close()
+    for (by, attacher), (how, closer) in product(attachers.items(), closers.items()):
+        times = [timed([(program, LIBRARY, offset) for offset in offsets], attacher, closer) for _ in range(args.repeats)]
+        placing, removing = (1000 * statistics.median(column) for column in zip(*times, strict=True))
+        print(f"{by + ', ' + how:22} attach {placing:8.1f} ms   detach {removing:8.1f} ms")
+    opened.close()
 
 
 if __name__ == "__main__":

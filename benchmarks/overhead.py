@@ -12,6 +12,7 @@ Beside it stands the accounting, which compares nothing: hits of each probe time
 caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
 as a share of one core.
 
+"limited" records operators for part of the time only, by --max-overhead 10; its rounds compare mean tokens.
 `bpftrace` is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs.
 """
 
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ from analyzer.tables import load
 from tests.gguf_model import SHAPES, write
 from tracer.commands.options import add_options, session_options
 from tracer.elf import read_binary
-from tracer.learning import LEARN_NOTHING
 from tracer.paths import BUILD
 from tracer.session import Session
 from tracer.target import Followed
@@ -53,8 +53,10 @@ VARIANTS = {
     "operator, pmc": f"{OPERATOR} --pmc minor-faults,context-switches",
     "operator, bcc": f"{OPERATOR} --loader bcc",
     "operator, perf buffer": f"{OPERATOR} --buffer perf",
+    "operator, limited": f"{OPERATOR} --max-overhead 10",
     "bpftrace": "bpftrace",
 }
+LIMITED_WINDOWS = 5  # a limited recording switches its probes itself: its windows are so many times longer
 
 
 @dataclass
@@ -68,9 +70,13 @@ class Window:
 
 @dataclass
 class Block:
-    """Windows without probes at even places and with probes at odd ones, and the cost that the tracer accounts, as shares."""
+    """Windows without probes at even places and with probes at odd ones, and the cost that the tracer accounts, as shares.
+
+    middle: what stands for a window's tokens; where probes come and go within it, the mean alone tells what was lost.
+    """
 
     windows: list[Window]
+    middle: Callable[[np.ndarray], np.floating[Any]] = np.median
     warm: float = float("nan")
     cold: float = float("nan")
     bytes_per_token: float = float("nan")
@@ -145,7 +151,7 @@ def recording(engine: Engine, words: str, folder: Path) -> Iterator[Session]:
         running.start()
         try:
             until = time.monotonic() + LEARN_S
-            while "operator" in options.levels and learning(session) and time.monotonic() < until:
+            while "operator" in options.levels and session.watcher.is_learning() and time.monotonic() < until:
                 time.sleep(0.1)
             yield session
         finally:
@@ -154,20 +160,13 @@ def recording(engine: Engine, words: str, folder: Path) -> Iterator[Session]:
             session.finish()
 
 
-def learning(session: Session) -> bool:
-    """Whether llama.cpp's graph loop is still being looked for."""
-    here = any(row.engine == "llamacpp" and row.level == "operator" for row in session.probes.rows)
-    return here and session.watcher.learns != LEARN_NOTHING
-
-
 def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path) -> Block:
     """Rounds of one variant: probes off, on, off, on ... off."""
     with recording(engine, words, folder) as session:
         levels, found, with_probes = sorted(session.options.levels), [], time.monotonic_ns() - session.began_ns
         for number in range(2 * rounds + 1):
             began = time.monotonic_ns()
-            for level in levels:
-                (session.probes.restore if number % 2 else session.probes.shed)(level)
+            (session.probes.restore if number % 2 else session.probes.shed)(levels)
             found.append(window(seconds))
             with_probes += time.monotonic_ns() - began if number % 2 else 0
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -175,7 +174,23 @@ def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path
     shutil.rmtree(folder)
     shares = [accounted(manifest["probes"], cost) / (engine.threads * with_probes) for cost in ("ns_per_hit", "ns_per_hit_cold")]
     steps = max(1, manifest["records"].get("token_end", 0))
-    return Block(found, *shares, written / steps, sum(manifest["lost"].values()))
+    return Block(found, np.median, *shares, written / steps, sum(manifest["lost"].values()))
+
+
+def limited(engine: Engine, words: str, rounds: int, seconds: float, folder: Path) -> Block:
+    """Rounds of a recording that switches its probes itself."""
+    found, steps, written, lost = [window(seconds)], 1, 0, 0
+    for _ in range(rounds):
+        with recording(engine, words, folder) as session:
+            while len(session.switch.changes) < 2 * len(session.sampling.costly):
+                time.sleep(0.1)
+            found.append(window(LIMITED_WINDOWS * seconds))
+        manifest = json.loads((folder / "manifest.json").read_text())
+        steps, lost = steps + manifest["records"].get("token_end", 0), lost + sum(manifest["lost"].values())
+        written += sum(path.stat().st_size for path in folder.glob("*.bin"))
+        shutil.rmtree(folder)
+        found.append(window(seconds))
+    return Block(found, np.mean, bytes_per_token=written / steps, lost=lost)
 
 
 def accounted(probes: list[dict[str, Any]], cost: str) -> float:
@@ -228,6 +243,8 @@ def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, 
                 block = Block([window(args.seconds) for _ in range(2 * rounds + 1)])
             elif name == "bpftrace":
                 block = naive(engine, *peer, rounds, args.seconds)
+            elif "--max-overhead" in variants[name]:
+                block = limited(engine, variants[name], rounds, args.seconds, folder / "run")
             else:
                 block = traced(engine, variants[name], rounds, args.seconds, folder / "run")
             found[name].append(block)
@@ -254,7 +271,7 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
         for before, during, behind in zip(block.windows[:-2:2], block.windows[1::2], block.windows[2::2], strict=True):
             with_probes, without = times(tokens, during), times(tokens, before, behind)
             if len(with_probes) and len(without):
-                ratios.append(np.median(with_probes) / np.median(without))
+                ratios.append(block.middle(with_probes) / block.middle(without))
             cpu.append(during.cpu_ns / (during.end - during.begin))
     median, low, high = interval(np.array(ratios) - 1)
     middle = {

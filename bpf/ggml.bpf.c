@@ -162,7 +162,7 @@ static INLINE void send_site(void *ctx, struct traced *t, u32 last)
 {
 	RECORD(rec_site, r);
 
-	if (!t->site || !t->tensor || !reserve(r, KIND_SITE, ENGINE_LLAMACPP))
+	if (!t->site || !reserve(r, KIND_SITE, ENGINE_LLAMACPP))
 		return;
 	t->sites++;
 	r->address = t->site;
@@ -170,7 +170,8 @@ static INLINE void send_site(void *ctx, struct traced *t, u32 last)
 	r->before = t->before;
 	r->graph = t->graph_places;
 	r->last = last;
-	r->pad = 0;
+	r->last_but_one = t->last_but_one;
+	r->blind = !t->tensor;
 	submit(ctx, r);
 	t->site = 0;
 }
@@ -193,6 +194,8 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 	t->leads = 1;
 	t->routing = 0;
 	t->tensor = t->site = 0;
+	for (u32 i = 0; s->blind && i < FRAME_PLACES; i++)
+		t->counted[i] = 0;
 	t->news = graph_is_news(t, graph, s->learn == LEARN_NOTHING);
 	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend);
 }
@@ -264,6 +267,20 @@ UPROBE(ggml_fused_begin)
 	return ggml_operator_begins(ctx, t, ARG3(ctx));
 }
 
+/* Comparisons without a branch, of which a loop would make too many paths for the verifier. LESS: of less than 2^63. */
+#define LESS(a, b) (((u64)(a) - (u64)(b)) >> 63)
+#define EQUAL(a, b)                                                                                                    \
+	({                                                                                                             \
+		u64 differ_ = (u64)(a) ^ (u64)(b), less_ = -differ_;                                                   \
+		asm volatile("" : "+r"(less_)); /* else the compiler sees that it is a comparison */                   \
+		((differ_ | less_) >> 63) ^ 1;                                                                         \
+	})
+
+static INLINE u64 frame_word(struct pt_regs *ctx, const u64 *words, u32 at)
+{
+	return at < FRAME_REGISTERS ? preserved_register(ctx, at) : words[at - FRAME_REGISTERS];
+}
+
 /* Notes in which places of the frame that entered the barrier the operator's index and the graph stand. */
 static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 {
@@ -274,7 +291,7 @@ static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 	bpf_probe_read_user(&head, sizeof(head), (void *)t->graph);
 	bpf_probe_read_user(words, sizeof(words), (void *)CALLER_STACK(ctx));
 	for (u32 i = 0; i < FRAME_PLACES; i++) {
-		u64 value = i < FRAME_REGISTERS ? preserved_register(ctx, i) : words[i - FRAME_REGISTERS];
+		u64 value = frame_word(ctx, words, i);
 		u64 at = head.nodes + 8ULL * (u32)value;
 
 		here |= (read_u64(at) == t->tensor) << i;
@@ -284,6 +301,40 @@ static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 	t->here = here;
 	t->before = before;
 	t->graph_places = graph;
+}
+
+/*
+ * The same where no probe tells the operator: the index is what grows from barrier to barrier, up to the last but one, for
+ * there is no barrier of the loop behind the last. Barriers inside of operators are known by a frame without the graph.
+ */
+static INLINE bool note_growing_places(struct pt_regs *ctx, struct traced *t)
+{
+	struct ggml_graph_view head = {};
+	u64 words[FRAME_WORDS] = {};
+	u32 graph = 0, grows = 0, last = 0, last_but_one = 0;
+
+	bpf_probe_read_user(&head, sizeof(head), (void *)t->graph);
+	bpf_probe_read_user(words, sizeof(words), (void *)CALLER_STACK(ctx));
+	for (u32 i = 0; i < FRAME_PLACES; i++)
+		graph |= EQUAL(frame_word(ctx, words, i), t->graph) << i;
+	if (!graph)
+		return false;
+	if (t->sites < MOST_SITES)
+		send_site(ctx, t, 0);
+	for (u32 i = 0; i < FRAME_PLACES; i++) {
+		u64 count = (u64)(u32)frame_word(ctx, words, i) + 1, nodes = (u32)head.n_nodes;
+		u64 grown = LESS(t->counted[i], count) & LESS(count, nodes + 1);
+
+		grows |= grown << i;
+		last |= (grown & EQUAL(count, nodes)) << i;
+		last_but_one |= (grown & EQUAL(count + 1, nodes)) << i;
+		t->counted[i] = count;
+	}
+	t->here = grows;
+	t->before = last;
+	t->last_but_one = last_but_one;
+	t->graph_places = graph;
+	return true;
 }
 
 /* ggml_barrier(struct ggml_threadpool *): the thread's share is done. */
@@ -301,11 +352,15 @@ UPROBE(ggml_op_wait)
 		submit(ctx, r);
 		send_pmc(ctx, ts);
 	}
-	if (s->learn == LEARN_NOTHING || !t->leads)
+	if (s->learn == LEARN_NOTHING || !t->leads || !(t->tensor || s->blind))
 		return 0;
-	t->site = RETURN_ADDRESS(ctx);
-	if (s->learn == LEARN_PLACES && t->sites < MOST_SITES)
+	if (s->blind && s->learn == LEARN_PLACES) {
+		if (!note_growing_places(ctx, t))
+			return 0;
+	} else if (s->learn == LEARN_PLACES && t->sites < MOST_SITES) {
 		note_places(ctx, t);
+	}
+	t->site = RETURN_ADDRESS(ctx);
 	return 0;
 }
 

@@ -30,6 +30,7 @@ struct settings {
 	u32 operators;  /* record ggml's operators */
 	u32 experts;    /* record what MUL_MAT_ID is given */
 	u32 learn;      /* enum learning */
+	u32 blind;      /* learn without a probe that tells the operator: this program is stripped */
 	u32 node_at;    /* where ggml's loop over a graph keeps the index of its node ... */
 	u32 node_more;  /* ... plus this */
 	u32 graph_at;   /* and where the graph; places are numbered as in ggml.h */
@@ -37,6 +38,8 @@ struct settings {
 	u32 n_counters; /* performance counters read at operator boundaries; 0: none */
 	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 };
+
+#define MASKED_PLACES 32 /* of a frame, a bit each in the masks of struct rec_site */
 
 enum learning {
 	LEARN_NOTHING = 0,
@@ -80,6 +83,8 @@ struct traced {
 	u32 here;
 	u32 before;
 	u32 graph_places;
+	u32 last_but_one;
+	u32 counted[MASKED_PLACES]; /* blind: 1 more than what stood there at the barrier before; 0: there was none */
 };
 
 /* How to read one argument of a user's function: a register, then up to two reads of memory. */
@@ -377,7 +382,7 @@ static INLINE void fill_header(struct header *h, u16 kind, u8 engine)
  *	r->seq = seq;
  *	submit(ctx, r);
  *
- * Readers drain by time, so that no record costs a wake-up; `urgent` ones are what the target waits for.
+ * Readers drain by time, or when a buffer fills, so that hardly any record costs a wake-up; the target waits for `urgent` ones.
  */
 #define IS_EVENT(r) (sizeof(*(r)) <= EVENT_BYTES)
 
@@ -413,10 +418,18 @@ static INLINE void output(void *ctx, void *buffer, void *record, u64 bytes)
 
 #define RECORD(type, r) struct type *r
 #define reserve(r, kind, engine)                                                                                       \
-	((r = IS_EVENT(r) ? reserve_in(MAP(events), EVENT_BYTES, kind, engine)                                         \
-			  : reserve_in(MAP(details), DETAIL_BYTES, kind, engine)) != 0)
-#define submit(ctx, r) bpf_ringbuf_submit(r, NO_WAKEUP)
+	((r = reserve_in(RING(r), IS_EVENT(r) ? EVENT_BYTES : DETAIL_BYTES, kind, engine)) != 0)
+#define RING(r) (IS_EVENT(r) ? MAP(events) : MAP(details))
+#define submit(ctx, r) bpf_ringbuf_submit(r, wakes(RING(r), IS_EVENT(r) ? EVENT_BYTES : DETAIL_BYTES))
 #define submit_urgent(ctx, r) bpf_ringbuf_submit(r, FORCE_WAKEUP)
+
+/* A record that fills another quarter of the ring wakes the reader. */
+static INLINE u64 wakes(void *ring, u64 bytes)
+{
+	u64 quarter = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE) / 4, filled = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA);
+
+	return filled >= quarter && (filled & (quarter - 1)) < bytes + 8 ? FORCE_WAKEUP : NO_WAKEUP;
+}
 
 static INLINE void *reserve_in(void *ring, u32 bytes, u16 kind, u8 engine)
 {

@@ -234,11 +234,12 @@ struct rec_op_shares {
 struct rec_site {
 	struct header h;
 	unsigned long long address; /* return address */
-	unsigned int here;          /* places that hold the operator's index in the graph */
-	unsigned int before;        /* places that hold the index of the operator behind it */
+	unsigned int here;          /* places that hold the operator's index in the graph; blind: that grow */
+	unsigned int before;        /* places that hold the index of the operator behind it; blind: that grow and hold the last index */
 	unsigned int graph;         /* places that hold the graph */
 	unsigned int last;          /* 1: it was the graph's last operator */
-	unsigned long long pad;
+	unsigned int last_but_one;  /* blind: places that grow and hold the index before the last */
+	unsigned int blind;         /* 1: no probe told the operator */
 };
 
 #define MAX_PMC 4

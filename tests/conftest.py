@@ -1,5 +1,7 @@
 """What the tests need from the machine, found by trying it; the summary at the end shows what ran here and what could not."""
 
+import contextlib
+import fcntl
 import json
 import mmap
 import os
@@ -8,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -93,6 +95,7 @@ FEATURES: dict[str, Callable[[], str]] = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"needs(*features): skip where a feature is absent: {', '.join(FEATURES)}")
+    config.addinivalue_line("markers", "alone: compares durations: no other test may run meanwhile")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -101,6 +104,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             reason = FEATURES[feature]()
             if reason:
                 pytest.skip(f"{feature}: {reason}")
+
+
+@contextlib.contextmanager
+def admitted(alone: bool) -> Iterator[None]:
+    """Holds the room for one test: shared with those of other workers, or alone. Who waits at the door comes next."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with open(ROOT / "build" / ".tests-door", "w") as door, open(ROOT / "build" / ".tests-room", "w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with admitted(item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

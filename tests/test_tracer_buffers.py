@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from analyzer import tables as tables_module
 from tests.conftest import ROOT, DemoRun, trace
-from tracer.drain import BUSY_SHARE, IDLE_SHARE, QUICK_S, SLOW_S, Pace
+from tracer.drain import BUSY_SHARE, IDLE_SHARE, QUICK_S, SLOW_S, WATCHFUL_S, Pace
 from tracer.perf_buffer import DATA_HEAD, DATA_TAIL, PAGE, RAW_OFFSET, RECORD_LOST, RECORD_SAMPLE, CpuBuffer, stride_of
 from tracer.recording import RING_HEADER_BYTES, STREAMS, Recording
 
@@ -88,20 +88,20 @@ def test_perf_records_come_out_once_in_order_and_every_loss_is_told(slot_bytes: 
     os.close(kernel.fd)
 
 
-@given(st.lists(st.floats(0, 1), max_size=40), st.sampled_from([1 << 20, 32 << 20]))
-def test_the_drain_hurries_when_a_buffer_fills_and_rests_when_it_does_not(shares: list[float], size: int) -> None:
-    pace = Pace(size)
+@given(st.lists(st.floats(0, 1), max_size=40), st.sampled_from([WATCHFUL_S, SLOW_S]))
+def test_the_drain_hurries_when_a_buffer_fills_and_rests_when_it_does_not(shares: list[float], slowest: float) -> None:
+    pace = Pace(slowest)
     waits = [pace.seconds]
     for share in shares:
         pace.after(share, False)
         waits.append(pace.seconds)
     for share, (before, after) in zip(shares, pairwise(waits), strict=True):
-        assert QUICK_S / 8 <= after <= SLOW_S
+        assert QUICK_S / 8 <= after <= slowest
         assert after <= before if share >= IDLE_SHARE else after >= before or after == QUICK_S
         assert after < before or after == QUICK_S / 8 or share <= BUSY_SHARE
     for _ in range(10):
         pace.after(0.0, False)
-    assert pace.seconds == (SLOW_S if size == 32 << 20 else QUICK_S)
+    assert pace.seconds == slowest
     pace.after(0.0, True)
     assert pace.seconds == QUICK_S
 

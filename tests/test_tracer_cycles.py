@@ -10,6 +10,7 @@ from benchmarks.attach_cycles import end_steady, run_cycles, start_steady
 from benchmarks.stress import build, stress
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.needs("probes"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]

@@ -2,17 +2,24 @@
 
 import importlib.util
 import json
+import re
+import shutil
+import struct
+import subprocess
 import sys
 from pathlib import Path
 
 import networkx
 import pandas as pd
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from analyzer import profdag
 from analyzer import tables as tables_module
 from tests.conftest import ROOT, trace
 from tests.gguf_model import EXPERTS, LAYERS, TOP_K, write_moe
+from tests.programs import llama_steps
+from tracer.elf import read_binary
 from tracer.recording import Recording
 
 pytestmark = [
@@ -20,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed"),
 ]
 PROMPT, NEW, PAUSE_S = 20, 12, 0.1
+SH_OFFSET = 24  # bytes into a section's header
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +39,42 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout.splitlines()[-1])) == NEW + 1
+    return Recording(folder / "run")
+
+
+def without_names(library: Path, folder: Path) -> Path:
+    """A copy of a library that names nothing of llama.cpp to whoever reads the file; the loader still finds what it needs.
+
+    The section table points to other strings than the dynamic segment does.
+    """
+    copy = folder / library.name
+    shutil.copy(library, copy)
+    subprocess.run(["strip", str(copy)], check=True)
+    with copy.open("rb") as file:
+        elf = ELFFile(file)
+        number, names = elf.get_section_index(".dynstr"), elf.get_section_by_name(".dynstr").data()
+        place = elf["e_shoff"] + number * elf["e_shentsize"] + SH_OFFSET
+    content = bytearray(copy.read_bytes())
+    struct.pack_into("<Q", content, place, len(content))
+    copy.write_bytes(content + re.sub(rb"\0(ggml|llama)_", rb"\0\1~", names))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def stripped(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """The same run on a library without names."""
+    folder = tmp_path_factory.mktemp("stripped")
+    write_moe(folder / "model.gguf")
+    package = importlib.util.find_spec("xllamacpp")
+    assert package is not None and package.submodule_search_locations
+    library = next(Path(package.submodule_search_locations[0]).glob("*.so"))
+    binary, called = read_binary(str(library)), re.findall(r"lib\.(llama_\w+)", Path(llama_steps.__file__).read_text())
+    (folder / "offsets.json").write_text(json.dumps({name: binary.symbol(name) for name in called}))
+    program = str(ROOT / "tests" / "programs" / "llama_stripped.py")
+    command = [sys.executable, program, str(without_names(library, folder)), str(folder / "offsets.json")]
+    command += [str(folder / "model.gguf"), str(PROMPT), str(NEW), str(PAUSE_S)]
+    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
     return Recording(folder / "run")
 
 
@@ -105,3 +149,19 @@ def test_operators_come_to_cost_one_hit_each_once_the_graph_loop_is_learnt(recor
 def test_fused_operators_are_told_in_every_step(tables: dict[str, pd.DataFrame]) -> None:
     fused = tables["operators"].query("type == 'RMS_NORM+MUL'")
     assert fused.groupby("token_id").size().tolist() == [2 * LAYERS + 1] * (NEW + 1)
+
+
+def test_a_library_without_names_shows_the_same_operators_once_its_graph_loop_is_learnt(
+    stripped: Recording, tables: dict[str, pd.DataFrame]
+) -> None:
+    rows = {row["program"]: row for row in stripped.manifest["probes"] if row["engine"] == "llamacpp"}
+    assert rows.keys() >= {"llama_decode_begin", "ggml_cpu_graph_begin", "ggml_op_done", "ggml_graph_done"}
+    assert "ggml_op_begin" not in rows and rows["ggml_op_wait"]["retired_ns"]
+    nameless = tables_module.build(stripped)
+    assert nameless["tokens"]["n_tokens"].tolist() == tables["tokens"]["n_tokens"].tolist()
+    for step in range(NEW // 2, NEW + 1):
+        here, there = (t["operators"].query(f"token_id == {step}") for t in (nameless, tables))
+        assert here[["type", "name", "layer"]].to_numpy().tolist() == there[["type", "name", "layer"]].to_numpy().tolist()
+        here, there = (t["routes"].query(f"token_id == {step}") for t in (nameless, tables))
+        assert here[["layer", "row", "expert"]].to_numpy().tolist() == there[["layer", "row", "expert"]].to_numpy().tolist()
+        assert len(there)

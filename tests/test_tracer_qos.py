@@ -18,8 +18,9 @@ from tracer.engines import choose
 from tracer.libbpf import Kernel
 from tracer.loaders import LibbpfLoader
 from tracer.paths import invoking_user
-from tracer.qos import HOLD_NS, LONGEST_HOLD_NS, Change, Controller
+from tracer.qos import HOLD_NS, LONGEST_HOLD_NS, Controller
 from tracer.recording import Recording
+from tracer.switching import Change
 
 STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 MIN_TPS = 10.0
@@ -126,19 +127,20 @@ def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_leve
     probes.loader = loader = LibbpfLoader(Kernel(), probes.programs(), {})
     probes.costs = dict.fromkeys(("emulated", "stepped", "nop5", "return"), 1.0)
     try:
-        probes.shed("expert")
+        probes.shed(["expert"])
         assert probes.attach_file(str(next((ROOT / "runtime").glob("_probes*.so")))) > 4
         standing = {probes.rows[index].level for index in probes._fds}
         assert standing == {"token"} and {row.level for row in probes.rows} == {"token", "expert"}
-        probes.restore("expert")
+        probes.restore(["expert"])
         assert len(probes._fds) == len(probes.rows)
-        probes.shed("expert")
+        probes.shed(["expert"])
         assert {probes.rows[index].level for index in probes._fds} == {"token"}
     finally:
         probes.detach()
         loader.close()
 
 
+@pytest.mark.alone
 @pytest.mark.needs("probes")
 def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tmp_path: Path) -> None:
     brake, folder = tmp_path / "brake", tmp_path / "run"

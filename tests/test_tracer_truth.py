@@ -39,6 +39,7 @@ def test_every_call_is_recorded_with_its_arguments(tmp_path: Path, loader: str) 
     assert hits["moescope_token_begin"] == hits["moescope_token_end"] == 5000
 
 
+@pytest.mark.alone
 def test_durations_are_those_that_the_program_sleeps(tmp_path: Path) -> None:
     run = steps(tmp_path / "run", "40", "0.005")
     durations = run.records("token_end")["ts"] - run.records("token_begin")["ts"]

@@ -12,7 +12,7 @@ import numpy as np
 from tracer.libbpf import Kernel
 from tracer.loaders import LibbpfLoader, program_numbers
 
-FIRST_WINDOW_S, EVERY_S = 0.3, 1.0
+FIRST_WINDOW_S, WINDOW_S, EVERY_S = 0.3, 0.05, 2.0
 
 
 def possible_cpus() -> int:
@@ -30,14 +30,18 @@ class Accounting:
         self._window = kernel.enable_stats()
         self._closes = time.monotonic() + FIRST_WINDOW_S
 
+    def due(self) -> float:
+        """Until when a window that is open should stay so (time.monotonic)."""
+        return self._closes if self._window >= 0 else float("inf")
+
     def turn(self) -> None:
-        """Open or close the window where it is time: a window lasts from one turn of the drain to the next."""
+        """Open or close the window where it is time."""
         now = time.monotonic()
         if self._window >= 0 and now >= self._closes:
             self.close()
             self._closes = now + EVERY_S
         elif self._window < 0 and now >= self._closes:
-            self._window = self.kernel.enable_stats()
+            self._window, self._closes = self.kernel.enable_stats(), now + WINDOW_S
 
     def runs(self, program: str) -> int:
         """How often a program ran: on the target's threads where it stands on a uprobe, else on all."""

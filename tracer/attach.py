@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from tracer import anchors, name_tables
+from tracer import anchors, name_tables, uprobes
 from tracer.elf import Binary, Symbol, contains, read_binary
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError
 from tracer.functions import Function
 from tracer.named import USER, NamedFunctions
 from tracer.paths import Owner
-from tracer.perf_events import attach_software, attach_tracepoint, attach_uprobe, has_tracepoint
+from tracer.perf_events import attach_software, attach_tracepoint, has_tracepoint
 from tracer.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
 
 FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
@@ -313,6 +313,15 @@ class Attachments:
             self._attach(engine, probe, path, offset, f"{binary.function_at(offset)} call", place)
         return True
 
+    def teachers(self) -> set[str]:
+        """The programs that stand and teach where others could."""
+        teachers = {probe.program for engine in self.engines for probe in engine.probes if probe.teaches}
+        return {row.program for row in self.rows if not row.retired_ns} & teachers
+
+    def is_blind(self) -> bool:
+        """Whether of all that teaches only the barrier was found: the program is stripped."""
+        return self.teachers() == {"ggml_op_wait"}
+
     def retire_teachers(self, engine: Engine) -> None:
         """Remove the probes that taught where others stand by now, in the files where these do."""
         learnt = {probe.program for probe in engine.probes if probe.learnt}
@@ -320,13 +329,12 @@ class Attachments:
         teachers = {probe.program for probe in engine.probes if probe.teaches}
         self._retire([index for index, row in enumerate(self.rows) if row.library in files and row.program in teachers])
 
-    def _retire(self, indices: Iterable[int]) -> None:
+    def _retire(self, indices: list[int]) -> None:
         """Remove probes for good."""
         with self._changing:
             for index in indices:
                 self.rows[index].retired_ns = time.monotonic_ns()
-                if index in self._fds:
-                    os.close(self._fds.pop(index))
+            uprobes.detach([self._fds.pop(index) for index in indices if index in self._fds])
 
     def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place, cookie: int = 0) -> None:
         try:
@@ -351,19 +359,18 @@ class Attachments:
     def _is_shed(self, row: Row) -> bool:
         return row.level in self.shed_levels and row.program not in FINDERS
 
-    def shed(self, level: str) -> None:
-        """Remove a level's probes, about a tenth of a second each; those of libraries still to come wait for `restore`."""
+    def shed(self, levels: Iterable[str]) -> None:
+        """Remove the probes of levels; those of libraries still to come wait for `restore`."""
         with self._changing:
-            self.shed_levels.add(level)
+            self.shed_levels.update(levels)
             gone = [self._fds.pop(index) for index in list(self._fds) if self._is_shed(self.rows[index])]
-        for fd in gone:
-            os.close(fd)
+        uprobes.detach(gone)
 
-    def restore(self, level: str) -> None:
-        """Attach a shed level's probes again, ends before begins: a begin without its end would be an open span."""
+    def restore(self, levels: Iterable[str]) -> None:
+        """Attach shed levels' probes again, ends before begins: a begin without its end would be an open span."""
         with self._changing:
-            self.shed_levels.discard(level)
-            standing = [index for index, row in enumerate(self.rows) if row.level == level and not row.retired_ns]
+            self.shed_levels.difference_update(levels)
+            standing = [index for index, row in enumerate(self.rows) if not row.retired_ns and not self._is_shed(row)]
             missing = [index for index in standing if index not in self._fds]
         for index in reversed(missing):
             with self._reported():
@@ -379,7 +386,7 @@ class Attachments:
             first, *others = attach_software(program, FAULT_ENDS[row.program], row.program)
             self._more += others
             return first
-        return attach_uprobe(program, row.library, row.offset, row.at == "return", row.cookie)
+        return uprobes.attach_uprobe(program, row.library, row.offset, row.at == "return", row.cookie)
 
     def _operator_names(self, path: str, function: str) -> list[str]:
         """The engine's operator names by number, asked of a stripped library itself in a process of the invoking user."""
@@ -398,10 +405,9 @@ class Attachments:
 
     def detach(self) -> None:
         """Remove every probe."""
-        while self._fds:
-            os.close(self._fds.popitem()[1])
-        while self._more:
-            os.close(self._more.pop())
+        uprobes.detach([*self._fds.values(), *self._more])
+        self._fds.clear()
+        self._more.clear()
 
     def to_json(self) -> list[dict[str, Any]]:
         """Rows for the manifest."""

@@ -7,7 +7,7 @@ import statistics
 from tracer.elf import read_binary
 from tracer.errors import RequirementError
 from tracer.paths import CALIBRATION
-from tracer.perf_events import attach_uprobe
+from tracer.uprobes import attach_uprobe
 
 # cost class → (function of calibrate.c, symbol, at return, calls)
 CASES = {

@@ -13,8 +13,7 @@ from tracer.slow_tokens import SlowTokens
 from tracer.tokens import Tokens, column, is_any, kinds_of
 
 LAG_NS = 20_000_000  # records that another CPU was still writing have arrived by then
-QUICK_S, SLOW_S = 0.02, 0.25  # between two turns, while many records come and while few do
-BURST_BYTES_PER_S = 128 << 20  # what may come without warning; the longest sleep leaves room for it
+QUICK_S, WATCHFUL_S, SLOW_S = 0.02, 0.25, 1.0  # between two turns: while many records come; at most, with and without a watch
 BUSY_SHARE, IDLE_SHARE = 1 / 4, 1 / 64  # of a buffer, filled since the last turn
 
 
@@ -64,10 +63,13 @@ class SlotFile:
 
 
 class Pace:
-    """How long to sleep between turns: short while the buffers fill, longer while they do not. Urgent records wake anyway."""
+    """How long to sleep between turns: short while the buffers fill, longer while they do not.
 
-    def __init__(self, buffer_bytes: int):
-        self.slowest = min(max(buffer_bytes / BURST_BYTES_PER_S, QUICK_S), SLOW_S)
+    Urgent records wake anyway, and so does a buffer of which a good part is full.
+    """
+
+    def __init__(self, slowest: float):
+        self.slowest = slowest
         self.seconds = QUICK_S
 
     def after(self, share: float, answered: bool) -> None:
@@ -85,14 +87,21 @@ class Pace:
 class Drain:
     """The buffers with their files, the token steps seen, and what is counted on the way."""
 
-    def __init__(self, buffers: dict[str, Buffer], folder: Path, layouts: dict[str, Any], only_slower_ns: int = 0):
+    def __init__(
+        self,
+        buffers: dict[str, Buffer],
+        folder: Path,
+        layouts: dict[str, Any],
+        only_slower_ns: int = 0,
+        slowest_s: float = SLOW_S,
+    ):
         self.buffers, self.layouts = buffers, layouts
         self.files = {name: SlotFile(folder / f"{name}.bin") for name in STREAMS}
         self.tokens = Tokens(layouts)
         self.filter = SlowTokens(only_slower_ns, layouts) if only_slower_ns else None
         self.written = np.zeros(256, np.int64)
         self.seen = 0
-        self.pace = Pace(min(buffer.size for buffer in buffers.values()))
+        self.pace = Pace(slowest_s)
         self._poll = select.epoll()
         for buffer in buffers.values():
             for fd in buffer.fds:

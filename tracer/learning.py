@@ -3,6 +3,10 @@
 The kernel side tells, for each operator, from where the leading thread entered the barrier behind it, and in which places of
 that caller's frame the operator's index and the graph stood at that moment. The graph loop is the caller that nearly
 all operators have in common; a place that keeps agreeing while the operator changes is where the loop has its variable.
+
+In a stripped program no probe tells the operator. There the kernel side looks at every barrier that is entered from a frame
+with the graph in it, and tells which places hold a number that has grown since the one before. The operator's index grows
+to the last index but one, for the loop has no barrier behind the last; the index of the operator behind it to the last.
 """
 
 from collections import Counter
@@ -56,9 +60,15 @@ class Learning:
     def _conclude(self) -> Loop | None:
         call, _ = Counter(int(record["address"]) for record in self.sites).most_common(1)[0]
         same = [record for record in self.sites if record["address"] == call]
-        here, before, graph = (votes(np.array([r[name] for r in same])) for name in ("here", "before", "graph"))
-        more = int(before.max() > here.max())
-        node = before if more else here
+        fields = ("here", "before", "last_but_one", "graph")
+        here, before, last_but_one, graph = (votes(np.array([r[name] for r in same])) for name in fields)
+        if same[0]["blind"]:
+            growing = here >= AGREE * len(same)
+            node, more = (before, 1) if (growing & (before > 0)).any() else (last_but_one, 0)
+            node = here * (growing & (node > 0))
+        else:
+            more = int(before.max() > here.max())
+            node = before if more else here
         if min(len(same) / len(self.sites), node.max() / len(same), graph.max() / len(same)) < AGREE:
             return None
         last_call, _ = Counter(self.last_sites).most_common(1)[0]

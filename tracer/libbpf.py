@@ -6,6 +6,7 @@ from ctypes import byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 from tracer.errors import ProbeError, RequirementError
+from tracer.uprobes import KPROBE_PROGRAM, UPROBE_MULTI, has_multi_links
 
 STATS_RUN_TIME = 0
 LOG_CALLBACK = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
@@ -104,6 +105,8 @@ class BpfObject:
             raise ProbeError(f"{self.path.name} has no program {', '.join(sorted(missing))}: mistyped, or run `make bpf`")
         for name, program in self.programs.items():
             self.kernel.lib.bpf_program__set_autoload(c_void_p(program), ctypes.c_bool(name in wanted))
+            if self.kernel.lib.bpf_program__type(c_void_p(program)) == KPROBE_PROGRAM and has_multi_links():
+                self.kernel.lib.bpf_program__set_expected_attach_type(c_void_p(program), UPROBE_MULTI)
         error = self.kernel.lib.bpf_object__load(c_void_p(self.handle))
         if error:
             raise ProbeError(f"the kernel refused the BPF programs: {os.strerror(-error)}; see `python -m tracer doctor`")

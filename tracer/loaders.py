@@ -17,6 +17,7 @@ from tracer.libbpf import BpfObject, Kernel
 from tracer.paths import BPF_OBJECT, BPF_OBJECTS, BPF_SOURCE, MAPS_OBJECTS
 from tracer.perf_events import SYSCALL, TRACEFS
 from tracer.recording import dtype_to_json
+from tracer.uprobes import UPROBE_MULTI, has_multi_links
 
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
 MAPS: tuple[str, ...] = (
@@ -122,7 +123,8 @@ class BccLoader(LibbpfLoader):
     def _load(self, bcc: Any, name: str) -> Any:
         category = KERNEL_PROGRAMS.get(name)
         kind = bcc.BPF.KPROBE if category is None else bcc.BPF.PERF_EVENT if category == SOFTWARE else bcc.BPF.TRACEPOINT
-        return self.module.load_func(name.encode(), kind)
+        attach_type = UPROBE_MULTI if category is None and has_multi_links() else -1
+        return self.module.load_func(name.encode(), kind, attach_type=attach_type)
 
     def program_fd(self, name: str) -> int:
         """File descriptor of a program."""

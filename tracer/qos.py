@@ -1,33 +1,21 @@
 """`--min-tps`: watch the decode speed, shed the costliest probes while it is too low, put them back when it has recovered."""
 
 import statistics
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracer.attach import Attachments
+from tracer.switching import Change, Switch
 
+Stats = Callable[[str], tuple[int, int, int]]  # program → (runs, ns inside, skipped)
 KEPT = ("token", "process")  # what the guard itself sees by, and what finds libraries and threads
 COSTLY = ("io", "sched", "operator", "expert", "qnn", "graph")  # the order where nothing has been measured yet
 WINDOW, NEEDED = 15, 5  # tokens that the median is taken of, at most and at least
 MARGIN = 1.1  # how far above the target decode must be before a level comes back
 HOLD_NS, LONGEST_HOLD_NS = 2_000_000_000, 256_000_000_000
-
-
-@dataclass(frozen=True)
-class Change:
-    """One level switched off or on: when (CLOCK_MONOTONIC), at which speed, and why."""
-
-    ts_ns: int
-    level: str
-    on: bool
-    tps: float
-    why: str
 
 
 @dataclass
@@ -98,50 +86,38 @@ class Controller:
 
 
 class Quality:
-    """Carries out what the controller decides, in a thread: to remove a probe takes the kernel a tenth of a second."""
+    """Carries out what the controller decides."""
 
-    def __init__(self, min_tps: float, probes: Attachments):
-        self.probes, self.controller = probes, Controller(min_tps)
-        self.changes: list[dict[str, Any]] = []
-        self._worker: threading.Thread | None = None
-        self._settled_ns = 0
+    def __init__(self, min_tps: float, switch: Switch):
+        self.controller, self.switch = Controller(min_tps), switch
         self._spent_before: dict[str, float] = {}
 
-    def turn(self, finished: np.ndarray, stats: Callable[[str], tuple[int, int, int]]) -> None:
-        """Take in the steps that ended and begin a change where one is due; `stats(program)` gives (runs, ns inside)."""
-        if self._worker and self._worker.is_alive():
+    def turn(self, finished: np.ndarray, stats: Stats) -> None:
+        """Take in the steps that ended and begin a change where one is due."""
+        if self.switch.busy():
             return
-        good = finished[finished["decode"] & finished["complete"] & (finished["begin_ns"] >= self._settled_ns)]
+        good = self.switch.settled(finished)
         if not len(good):
             return
-        good = good[np.argsort(good["end_ns"])]
         self.controller.observe((good["end_ns"] - good["begin_ns"]).tolist())
-        levels = [level for level in self.probes.levels - self.probes.shed_levels if level not in KEPT]
+        levels = [level for level in self.switch.levels_on() if level not in KEPT]
         spent = self._spent(stats) if 0 < self.controller.tps() < self.controller.min_tps else {}
         lately = {level: spent.get(level, 0.0) - self._spent_before.get(level, 0.0) for level in levels}
         on = {level: ns for level, ns in lately.items() if ns > 0}  # to shed what costs nothing would gain nothing
         change = self.controller.decide(time.monotonic_ns(), on)
         if change:
-            self.changes.append({**asdict(change), "done_ns": None})
-            self._worker = threading.Thread(target=self._carry_out, args=(change, self.changes[-1], stats))
-            self._worker.start()
+            self.switch.begin([change], lambda: self._note_spent(stats))
 
-    def _carry_out(self, change: Change, row: dict[str, Any], stats: Callable[[str], tuple[int, int, int]]) -> None:
-        (self.probes.restore if change.on else self.probes.shed)(change.level)
+    def _note_spent(self, stats: Stats) -> None:
         self._spent_before = self._spent(stats)
-        self._settled_ns = row["done_ns"] = time.monotonic_ns()
 
-    def _spent(self, stats: Callable[[str], tuple[int, int, int]]) -> dict[str, float]:
+    def _spent(self, stats: Stats) -> dict[str, float]:
         """ns spent so far in the probes of each level: the traps as calibrated, the programs as the kernel counts them."""
-        programs = {row.program: row for row in list(self.probes.rows)}
+        probes = self.switch.probes
+        programs = {row.program: row for row in list(probes.rows)}
         total: dict[str, float] = {}
         for row in programs.values():
             runs, inside, _ = stats(row.program)
-            trap = self.probes.costs.get("return" if row.at == "return" else row.cost, 0.0)
+            trap = probes.costs.get("return" if row.at == "return" else row.cost, 0.0)
             total[row.level] = total.get(row.level, 0.0) + inside + runs * trap
         return total
-
-    def close(self) -> None:
-        """Wait for a change that is under way."""
-        if self._worker:
-            self._worker.join()

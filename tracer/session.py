@@ -13,8 +13,9 @@ from typing import Any
 from tracer import machine
 from tracer.accounting import Accounting
 from tracer.attach import Attachments
+from tracer.budget import Sampling
 from tracer.calibration import measure
-from tracer.drain import Drain
+from tracer.drain import SLOW_S, WATCHFUL_S, Drain
 from tracer.engines import Engine
 from tracer.functions import Function
 from tracer.libbpf import Kernel
@@ -28,6 +29,7 @@ from tracer.qos import Quality
 from tracer.recording import STREAMS, write_manifest
 from tracer.ring import Ring
 from tracer.status import Reading
+from tracer.switching import Switch
 from tracer.target import Followed, Guard, Target, children, tasks
 from tracer.watch import Watcher
 
@@ -49,6 +51,7 @@ class Options:
     tokens: int = 0
     only_slower_ns: int = 0
     min_tps: float = 0.0
+    max_overhead: float = 0.0
     given: dict[str, Any] = field(default_factory=dict)
     sched: str = "target"
     pmc: tuple[Event, ...] = ()
@@ -93,15 +96,20 @@ class Session:
         self.undo.callback(self.watcher.counters.close)
         self.accounting = Accounting(self.kernel, self.loader)
         self.undo.callback(self.accounting.close)
-        self.drain = Drain(self._buffers(), self.folder, self.layouts, self.options.only_slower_ns)
+        o = self.options
+        watched = o.min_tps or o.max_overhead or o.only_slower_ns or o.tokens
+        slowest = WATCHFUL_S if watched else SLOW_S
+        self.drain = Drain(self._buffers(), self.folder, self.layouts, o.only_slower_ns, slowest)
         self.undo.callback(self.drain.close)
         if self.options.buffer == "perf":
             doorbell = Doorbell(self.kernel, self.loader.map_fd("doorbell"))
             self.undo.callback(doorbell.close)
             for fd in doorbell.fds:
                 self.drain.wake_on(fd)
-        self.quality = Quality(self.options.min_tps, self.probes)
-        self.undo.callback(self.quality.close)
+        self.switch = Switch(self.probes)
+        self.undo.callback(self.switch.close)
+        self.quality = Quality(self.options.min_tps, self.switch) if self.options.min_tps else None
+        self.sampling = Sampling(self.options.max_overhead, self.switch) if self.options.max_overhead else None
         self.probes.attach_kernel()
 
     def _buffers(self) -> dict[str, Any]:
@@ -153,12 +161,14 @@ class Session:
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             elif self.stop_requested:
                 break
-            self.drain.sleep(deadline - time.monotonic())
+            self.drain.sleep(min(deadline, self.accounting.due()) - time.monotonic())
             alive = self.target.poll()
             self.turn()
             self.accounting.turn()
-            if self.options.min_tps:
+            if self.quality:
                 self.quality.turn(self.drain.tokens.finished, self.accounting.of)
+            if self.sampling:
+                self.sampling.turn(self.drain.tokens.finished, self.watcher.is_learning())
             if time.monotonic() >= next_manifest:
                 next_manifest += MANIFEST_SECONDS
                 self.save_manifest("recording")
@@ -174,7 +184,7 @@ class Session:
         goes on in the background while results are written.
         """
         self.ended_ns = time.monotonic_ns()
-        self.quality.close()
+        self.switch.close()
         self.watcher.set_chosen(stop=0)
         for tid in self.watcher.threads:
             self.kernel.delete(self.loader.map_fd("threads"), struct.pack("<I", tid))
@@ -223,7 +233,8 @@ class Session:
             "buffer": self.options.buffer,
             "options": self.options.given,
             "levels": sorted(self.options.levels),
-            "level_changes": self.quality.changes,
+            "level_changes": self.switch.changes,
+            "sampling": self.sampling.to_json() if self.sampling else None,
             "sched": self.options.sched,
             "clocks": self.clocks,
             "records": self.drain.counts(),

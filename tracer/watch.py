@@ -28,7 +28,7 @@ LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side
 UNKNOWN_OPERATOR = 0xFFFFFFFF
 LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
-SETTINGS = struct.Struct("<11I")  # struct settings of bpf/maps.h
+SETTINGS = struct.Struct("<12I")  # struct settings of bpf/maps.h
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "qnn_table", "api_table", "io_file", "site")
 
 
@@ -90,7 +90,7 @@ class Watcher:
         number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
         infers = not has_tracepoint("filemap", FAULT_BEGINS)
         loop = self.loop or Loop(0, 0, 0, 0, 0)
-        places = self.learns, loop.node_at, loop.node_more, loop.graph_at
+        places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
         wanted = number, stop, "operator" in levels, "expert" in levels, *places, self.everyone, len(self.counters.events), infers
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 
@@ -213,6 +213,10 @@ class Watcher:
         self.stands_since = time.monotonic_ns()
         if not stands:
             self._learn(LEARN_NOTHING, None)
+
+    def is_learning(self) -> bool:
+        """Whether probes stand that still look for an engine's graph loop."""
+        return self.learns != LEARN_NOTHING and bool(self.probes.teachers())
 
     def _learn(self, what: int, loop: Loop | None) -> None:
         self.learns, self.loop = what, loop

@@ -36,7 +36,10 @@ class Batch(ctypes.Structure):
 def library() -> ctypes.CDLL:
     package = importlib.util.find_spec("xllamacpp")
     assert package is not None and package.submodule_search_locations
-    lib = ctypes.CDLL(str(next(Path(package.submodule_search_locations[0]).glob("*.so"))))
+    return declared(ctypes.CDLL(str(next(Path(package.submodule_search_locations[0]).glob("*.so")))))
+
+
+def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.llama_model_default_params.restype = lib.llama_context_default_params.restype = Opaque
     lib.llama_model_load_from_file.restype = lib.llama_init_from_model.restype = ctypes.c_void_p
     lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Opaque]

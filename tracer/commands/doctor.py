@@ -15,7 +15,8 @@ from tracer.errors import TracerError
 from tracer.libbpf import Kernel
 from tracer.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.paths import BPF_OBJECTS, BUILD, CALIBRATION, ROOT
-from tracer.perf_events import SYSCALL, TRACEFS, UPROBE, mount_tracefs
+from tracer.perf_events import SYSCALL, TRACEFS, mount_tracefs
+from tracer.uprobes import UPROBE
 
 EXAMPLES = """examples:
   sudo python -m tracer doctor

@@ -62,6 +62,23 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         "--min-tps", type=float, default=0.0, metavar="TPS", help="switch costly levels off while decode is slower, in tokens/s"
     )
 
+    parser.add_argument(
+        "--max-overhead",
+        type=share,
+        default=0.0,
+        metavar="PERCENT",
+        help="switch costly levels on for part of the time only, so that decode slows down by no more: 10%% (default: no limit)",
+    )
+
+
+def share(text: str) -> float:
+    """A share as people write it: 10, 10%, 0.5%."""
+    with contextlib.suppress(ValueError):
+        value = float(text.removesuffix("%")) / 100
+        if 0 < value <= 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is no share; write 10 or 10%, at most 100%")
+
 
 def seconds(text: str) -> float:
     """A time as people write it: 2, 2s, 50ms, 300us."""
@@ -123,8 +140,13 @@ def session_options(args: argparse.Namespace) -> Options:
             raise TracerError(f"--{name.replace('_', '-')} {getattr(args, name)} is not a positive number")
     added, functions = read_probe_files(args.probes)
     engines, levels, owner = choose(args.engine.split(","), added), chosen_levels(args.levels), invoking_user()
-    if (args.tokens or args.min_tps or args.only_slower_than) and "token" not in levels:
-        raise TracerError("--tokens, --min-tps and --only-slower-than go by tokens: add the level token to --levels")
+    by_tokens = args.tokens or args.min_tps or args.max_overhead or args.only_slower_than
+    if by_tokens and "token" not in levels:
+        raise TracerError(
+            "--tokens, --min-tps, --max-overhead and --only-slower-than go by tokens: add the level token to --levels"
+        )
+    if args.min_tps and args.max_overhead:
+        raise TracerError("--min-tps and --max-overhead both switch levels: choose one")
     events = parse(args.pmc)
     if events and "operator" not in levels:
         raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")
@@ -139,6 +161,7 @@ def session_options(args: argparse.Namespace) -> Options:
         tokens=args.tokens,
         only_slower_ns=round(args.only_slower_than * 1e9),
         min_tps=args.min_tps,
+        max_overhead=args.max_overhead,
         sched=args.sched,
         pmc=events,
         functions=functions,

@@ -1,0 +1,83 @@
+"""The limit on what recording may cost: on simulated targets for any cost, and on a real one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import ROOT
+from tracer.budget import Budget
+from tracer.recording import Recording
+
+STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+REMOVAL_NS, TURN_NS = 100_000_000, 50_000_000
+
+
+class Simulated:
+    """A target whose tokens take `cost` longer while levels are on."""
+
+    def __init__(self, budget: Budget, cost: float, token_ms: float):
+        self.budget, self.cost, self.token_ns = budget, cost, token_ms * 1e6
+        self.now, self.since, self.on, self.switched_at = 1, 1, True, 0
+
+    def run(self, seconds: float) -> tuple[float, float]:
+        """(slowdown, share of the time with levels on) of that time."""
+        begin, end, undisturbed, time_on = self.now, self.now + round(seconds * 1e9), 0.0, 0
+        while self.now < end:
+            duration = round(self.token_ns * (1 + self.cost * self.on))
+            tokens = max(1, TURN_NS // duration)
+            self.now += tokens * duration
+            undisturbed, time_on = undisturbed + tokens * self.token_ns, time_on + tokens * duration * self.on
+            if self.switched_at:
+                if self.now >= self.switched_at:
+                    self.on, self.since, self.switched_at = not self.on, self.now, 0
+                continue
+            self.budget.observe([duration] * tokens)
+            if self.budget.is_over(self.on, self.since, self.now):
+                self.switched_at = self.now + REMOVAL_NS
+        return (self.now - begin) / undisturbed - 1, time_on / (self.now - begin)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.001, 2.0), st.floats(0.02, 0.5), st.floats(1, 60))
+def test_decode_loses_no_more_than_was_allowed_and_that_is_used(cost, allowed, token_ms) -> None:
+    budget = Budget(allowed)
+    target = Simulated(budget, cost, token_ms)
+    target.run(90)  # what it costs is not known at first
+    lost, share = target.run(300)
+    assert budget.slowdown() == pytest.approx(cost, rel=0.05, abs=1e-3)
+    assert lost <= 1.15 * allowed
+    if cost > 1.1 * allowed:
+        assert lost >= 0.7 * allowed
+    elif cost < 0.9 * allowed:
+        assert share > 0.85
+
+
+def test_a_pause_of_decode_ends_a_window_that_tells_nothing() -> None:
+    budget = Budget(0.1)
+    assert not budget.is_over(True, 1, 4_000_000_000) and budget.is_over(True, 1, 6_000_000_000)
+    assert budget.slowdown() is None and [window.token_ns for window in budget.windows] == [0]
+
+
+@pytest.mark.needs("probes")
+def test_a_limited_recording_says_what_it_saw_and_holds_its_levels_for_that_part_of_the_time(tmp_path: Path) -> None:
+    command = [sys.executable, STEPS, "700", "0.004", "--operators", "300"]
+    options = ["--no-views", "--max-overhead", "50%", "-o", str(tmp_path / "run")]
+    run = [sys.executable, "-m", "tracer", "run", *options, "--", *command]
+    done = subprocess.run(run, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    recording = Recording(tmp_path / "run")
+    seen, changes = recording.manifest["sampling"], recording.manifest["level_changes"]
+    assert seen["allowed"] == 0.5 and recording.manifest["records"]["token_end"] == 700
+    assert {row["level"] for row in changes} >= {"operator", "expert"}
+    ended = recording.records("op_end")["ts"].astype(np.int64)
+    rows = [row for row in changes if row["level"] == "operator" and row["done_ns"]]
+    for off, on in zip(rows[::2], rows[1::2], strict=False):
+        assert not off["on"] and on["on"]
+        assert not ((ended > off["done_ns"]) & (ended < on["ts_ns"])).any()
+    assert (ended > rows[1]["done_ns"]).any() and 0 < seen["share_on"] < 1

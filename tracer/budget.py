@@ -1,0 +1,110 @@
+"""`--max-overhead`: costly levels are on for part of the time only, so that decode slows down by no more than was allowed.
+
+The cost is not accounted but seen: tokens with these levels on against the tokens without them before and behind, in this very
+run. What is seen is in the manifest, so that a recording says what recording it cost.
+"""
+
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tracer.switching import Change, Switch
+
+CHEAP = ("token", "graph", "process")  # on all the time
+WINDOW_TOKENS, WINDOW_NS = 8, 250_000_000  # what a window has at least
+PATIENCE_NS = 5_000_000_000  # a window ends without that many tokens where decode pauses
+LOOK_AGAIN_NS = 10_000_000_000  # how long levels that cost less than is allowed stay on between two looks
+KEPT_WINDOWS = 19
+ASSUMED = 1.0  # slowdown while on, before anything has been seen
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch with the costly levels on, or off; the median of its decode tokens, ns, or 0 where it had too few."""
+
+    on: bool
+    token_ns: float
+
+
+@dataclass
+class Budget:
+    """Decides when the costly levels go off and on; does nothing by itself. `allowed` is a slowdown: 0.1 for 10 %."""
+
+    allowed: float
+    windows: deque[Window] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+
+    def __post_init__(self) -> None:
+        self._tokens: list[int] = []
+        self._before_ns = 0  # when the window before began
+
+    def slowdown(self) -> float | None:
+        """How much longer a token takes while the levels are on: the median over the latest neighbouring windows."""
+        known = [window for window in self.windows if window.token_ns]
+        steps = [(a, b) if a.on else (b, a) for a, b in pairwise(known) if a.on != b.on]
+        return statistics.median(on.token_ns / off.token_ns for on, off in steps) - 1 if steps else None
+
+    def observe(self, durations_ns: list[int]) -> None:
+        """Take in decode tokens that lie within the present window."""
+        self._tokens += durations_ns
+
+    def is_over(self, on: bool, since_ns: int, now_ns: int) -> bool:
+        """Whether the present window has lasted long enough; if so it is kept, and the next begins.
+
+        since_ns: when the change that began it was done.
+        """
+        lasted = now_ns - since_ns
+        enough = len(self._tokens) >= WINDOW_TOKENS and lasted >= WINDOW_NS
+        if lasted < self._least_ns(on, since_ns) or not (enough or lasted >= PATIENCE_NS):
+            return False
+        self.windows.append(Window(on, statistics.median(self._tokens) if enough else 0.0))
+        self._before_ns, self._tokens = since_ns, []
+        return True
+
+    def _least_ns(self, on: bool, since_ns: int) -> float:
+        """How long the window must last: off, until the time lost before it is what is allowed; on, until that is worth while."""
+        off_per_on = self._off_per_on()
+        if on:
+            return min(LOOK_AGAIN_NS, 2 * WINDOW_NS / off_per_on) if off_per_on > 0 else LOOK_AGAIN_NS
+        return (since_ns - self._before_ns) * off_per_on if self._before_ns else 0
+
+    def _off_per_on(self) -> float:
+        """How long the levels must be off for each time that they are on: time lost = allowed x time not lost."""
+        slowdown = self.slowdown()
+        slowdown = ASSUMED if slowdown is None else slowdown
+        return slowdown / (1 + slowdown) * (1 + self.allowed) / self.allowed - 1
+
+
+class Sampling:
+    """Carries out what the budget decides."""
+
+    def __init__(self, allowed: float, switch: Switch):
+        self.budget, self.switch = Budget(allowed), switch
+        self.costly = sorted(switch.probes.levels - set(CHEAP))
+        self._began_ns = 0
+
+    def turn(self, finished: np.ndarray, learning: bool) -> None:
+        """Take in the steps that ended and switch where it is time; not while an engine's probes still learn where to stand."""
+        if self.switch.busy() or learning or not self.costly:
+            return
+        now = time.monotonic_ns()
+        if not self._began_ns:
+            self._began_ns = self.switch.settled_ns = now
+        good = self.switch.settled(finished)
+        self.budget.observe((good["end_ns"] - good["begin_ns"]).tolist())
+        on = self.costly[0] in self.switch.levels_on()
+        if self.budget.is_over(on, self.switch.settled_ns, now):
+            token_ns = self.budget.windows[-1].token_ns
+            tps, why = round(1e9 / token_ns, 3) if token_ns else 0.0, f"slowdown of at most {self.budget.allowed:.0%}"
+            self.switch.begin([Change(now, level, not on, tps, why) for level in self.costly])
+
+    def to_json(self) -> dict[str, Any]:
+        """What was seen, for the manifest."""
+        done = [row["done_ns"] for row in self.switch.changes if row["level"] in self.costly[:1] and row["done_ns"]]
+        times = np.diff([self._began_ns, *done, time.monotonic_ns()]) if self._began_ns else np.zeros(1)
+        slowdown, share = self.budget.slowdown(), times[::2].sum() / max(times.sum(), 1)
+        return {"allowed": self.budget.allowed, "slowdown_while_on": slowdown, "share_on": float(share)}
