@@ -16,6 +16,7 @@ from runtime.operators import Operator, made_from
 from runtime.options import Options
 from runtime.package import Package, router_name
 from runtime.probes import Kind, Phase
+from runtime.routing import Listener
 from runtime.sampling import Sampler
 
 
@@ -33,6 +34,7 @@ class Engine:
     def __init__(self, package: Package, options: Options, log: RunLog):
         self.package, self.options, self.log, self.family = package, options, log, package.family
         self.backends = make_backends(package, options)
+        self.listeners: list[Listener] = []
         cpu, family = self.backends[CPU], self.family
         self.placements = {
             Phase.PREFILL: self._placement(options.prefill_backend, options.chunk),
@@ -74,7 +76,11 @@ class Engine:
         n, layers = len(ids), self.family.layers
         with Operator(self.log, Kind.EMBED, -1, n, made_from(Kind.EMBED, -1)):
             hidden = self._embed.run({"ids": np.array(ids, np.int64)}, n)[0]
+        for listener in self.listeners:
+            listener.step_begins(hidden)
         for layer in range(layers):
+            for listener in self.listeners:
+                listener.layer_begins(layer, hidden)
             hidden = self._layer(layer, hidden, sequence, step)
         sequence.length += n
         with Operator(self.log, Kind.HEAD, -1, 1, made_from(Kind.HEAD, -1, layers=layers)):
@@ -107,6 +113,8 @@ class Engine:
             experts = chosen.astype(np.uint16)
             probes.route(layer, n, self.family.top_k, experts, weights)
         self.log.route(seq, layer, experts, weights)
+        for listener in self.listeners:
+            listener.routed(layer, attended, chosen)
         return normed, chosen, weights
 
     def _combine(self, work: LayerWork, attended: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from runtime.errors import RequestError
 BACKENDS = ("auto", "cpu", "htp")
 TIERS = (1, 8, 32)
 PROFILING = ("off", "basic", "detailed")
+PREFETCH = ("auto", "on", "off")
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Options:
 
     prefill_backend, decode_backend: where attention and experts of that phase run; `auto` takes the NPU where there is one for
     prefill and the CPU for decode. expert_cache: bytes, None for everything. chunk: prompt rows of one attention run.
-    tiers: static expert shapes on the NPU, in rows. threads: of one CPU graph.
+    tiers: static expert shapes on the NPU, in rows. threads: of one CPU graph. prefetch: load experts ahead of the router;
+    `auto` where the cache is limited and the package has a trained predictor.
     """
 
     prefill_backend: str = "cpu"
@@ -25,6 +27,7 @@ class Options:
     chunk: int = 64
     tiers: tuple[int, ...] = TIERS
     threads: int = 1
+    prefetch: str = "auto"
     qnn_profile: str = "off"
     qnn_profile_dir: Path | None = None
 
@@ -34,5 +37,7 @@ class Options:
                 raise RequestError(f"backend {backend!r} is unknown: choose one of {', '.join(BACKENDS)}")
         if self.qnn_profile not in PROFILING:
             raise RequestError(f"QNN profiling {self.qnn_profile!r} is unknown: choose one of {', '.join(PROFILING)}")
+        if self.prefetch not in PREFETCH:
+            raise RequestError(f"prefetch {self.prefetch!r} is unknown: choose one of {', '.join(PREFETCH)}")
         if self.chunk < 1 or self.threads < 1 or not self.tiers or min(self.tiers) < 1:
             raise RequestError("chunk, threads and tiers must be 1 or more")

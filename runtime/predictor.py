@@ -1,0 +1,150 @@
+"""Predicts which experts a layer will choose, before its router has run.
+
+Three views of the same question, cheapest and latest last:
+
+    token   the whole next token, from its embedding and each layer's recent choices (History), before the first layer runs
+    next    layer l + 1, from the state that enters layer l
+    near    layer l, from the state that enters it (before its attention)
+
+Each view is one linear map per layer onto the router's centred scores, by ridge regression on normalised states: the scores say
+more than the choice of k. A score becomes a chance by its margin over the middle of the k-th and (k+1)-th score of its
+row, through a logistic curve fitted for each layer and view. Without training, `near` and `next` apply the layer's own router to the
+state at hand. Stored as fp16: (3H + 2E + 3) * E * layers numbers.
+"""
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from runtime.errors import PackageError
+from runtime.package import MANIFEST, Package
+from runtime.routing import RouterScores
+
+VIEWS = ("token", "next", "near")
+UNTRAINED_CURVE = (1.5, 0.0)
+FILE_PREFIX = "predictor_"
+
+
+@dataclass
+class View:
+    """Linear maps [layers, F + 1, E] (the last row is added as it is) and logistic curves [layers, 2] (slope, offset)."""
+
+    maps: np.ndarray
+    curves: np.ndarray
+
+    def scores(self, layer: int, features: np.ndarray) -> np.ndarray:
+        """Scores [n, E] of features [n, F]."""
+        scores: np.ndarray = features @ self.maps[layer, :-1] + self.maps[layer, -1]
+        return scores
+
+
+def normalised(hidden: np.ndarray) -> np.ndarray:
+    """Rows [n, H] divided by their root mean square."""
+    mean_square = np.einsum("ij,ij->i", hidden, hidden) / hidden.shape[1]
+    rows: np.ndarray = hidden / np.sqrt(mean_square + 1e-6)[:, None]
+    return rows
+
+
+def margins(scores: np.ndarray, k: int) -> np.ndarray:
+    """Scores [n, E] over the border that separates each row's best k from the rest."""
+    best = -np.partition(-scores, (k - 1, min(k, scores.shape[1] - 1)), axis=1)
+    border = (best[:, k - 1] + best[:, min(k, scores.shape[1] - 1)]) / 2
+    over: np.ndarray = scores - border[:, None]
+    return over
+
+
+def chances(scores: np.ndarray, k: int, curve: np.ndarray | tuple[float, float]) -> np.ndarray:
+    """Probability [n, E] that an expert is among the k chosen."""
+    chance: np.ndarray = 1 / (1 + np.exp(-np.clip(curve[0] * margins(scores, k) + curve[1], -30, 30)))
+    return chance
+
+
+class Predictor:
+    """Trained views where the package has them; else the layers' own routers."""
+
+    def __init__(self, views: dict[str, View], top_k: int, routers: list[RouterScores] | None = None):
+        self.views, self.top_k, self._routers = views, top_k, routers
+
+    @classmethod
+    def of(cls, package: Package) -> "Predictor":
+        """The package's predictor, or the untrained one."""
+        path = predictor_path(package)
+        family = package.family
+        if path is None:
+            return cls({}, family.top_k, [RouterScores(package, layer) for layer in range(family.layers)])
+        return cls(_read(path), family.top_k)
+
+    @property
+    def trained(self) -> bool:
+        """Were linear maps fitted?"""
+        return bool(self.views)
+
+    def token(self, layer: int, embedded: np.ndarray, history: np.ndarray) -> np.ndarray | None:
+        """Chances [E] for a token whose embedding is [1, H], given History.features; None untrained."""
+        if "token" not in self.views:
+            return None
+        features = np.concatenate([normalised(embedded)[0], history])[None]
+        return self._chances("token", layer, features)
+
+    def ahead(self, layer: int, hidden: np.ndarray, near: bool) -> np.ndarray:
+        """Chances [E] of `layer` from a state [1, H] that enters it (`near`) or the layer before it."""
+        if self._routers is not None:
+            return chances(self._routers[layer](hidden), self.top_k, UNTRAINED_CURVE)[0]
+        return self._chances("near" if near else "next", layer, normalised(hidden))
+
+    def _chances(self, view: str, layer: int, features: np.ndarray) -> np.ndarray:
+        fitted = self.views[view]
+        return chances(fitted.scores(layer, features), self.top_k, fitted.curves[layer])[0]
+
+
+def predictor_path(package: Package) -> Path | None:
+    """Where the package's predictor lies, if it has one."""
+    name = next((name for name in package.manifest["files"] if name.startswith(FILE_PREFIX)), None)
+    return package.folder / name if name else None
+
+
+def save(views: dict[str, View], package: Package) -> int:
+    """Put the views into the package; returns their bytes on disk. The manifest names the new file before the old one goes."""
+    buffer = io.BytesIO()
+    halves = {f"{name}_maps": view.maps.astype(np.float16) for name, view in views.items()}
+    np.savez(buffer, **halves, **{f"{name}_curves": view.curves.astype(np.float32) for name, view in views.items()})
+    content, old = buffer.getvalue(), predictor_path(package)
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"{FILE_PREFIX}{digest[:12]}.npz"
+    files = {n: entry for n, entry in package.manifest["files"].items() if not n.startswith(FILE_PREFIX)}
+    manifest = package.manifest | {"files": files | {name: {"bytes": len(content), "sha256": digest}}}
+    try:
+        _replace(package.folder / name, content)
+        _replace(package.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        if old is not None and old.name != name:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        raise PackageError(f"{package.folder} cannot be written ({error.strerror}): free space or copy the package") from None
+    package.manifest = manifest
+    return len(content)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, View]:
+    try:
+        with np.load(path) as stored:
+            return {
+                view: View(stored[f"{view}_maps"].astype(np.float32), stored[f"{view}_curves"].astype(np.float32))
+                for view in VIEWS
+            }
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise PackageError(f"{path} is damaged ({error}): run `python -m runtime train-predictor` again") from None
