@@ -15,6 +15,7 @@ from runtime.log import RunLog, Step
 from runtime.operators import Operator, made_from
 from runtime.options import Options
 from runtime.package import Package, router_name
+from runtime.predictor import predictor_path
 from runtime.probes import Kind, Phase
 from runtime.routing import Listener
 from runtime.sampling import Sampler
@@ -41,7 +42,8 @@ class Engine:
             Phase.DECODE: self._placement(options.decode_backend, 1),
         }
         used = {p.experts.id: p.experts for p in self.placements.values()}
-        self.experts = Experts(family, used, options.expert_cache, log)
+        prefetch = wants_prefetch(package, options)
+        self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, prefetch)
         self._embed = Graph(cpu.session("embed", {}), log, Kind.EMBED, -1, -1, CPU, 0)
         self._head = Graph(cpu.session("head", {}), log, Kind.HEAD, -1, -1, CPU, 0)
         self._routers = [Graph(cpu.session(router_name(i), {}), log, Kind.ROUTER, i, -1, CPU, 0) for i in range(family.layers)]
@@ -68,7 +70,8 @@ class Engine:
         probes.token_end(step.seq, step.sampled)
         step.end_ns = monotonic_ns()
         self.log.steps.append(step)
-        self.log.hits, self.log.misses = self.experts.cache.hits, self.experts.cache.misses
+        cache = self.experts.cache
+        self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched
         return step, logits
 
     def forward(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
@@ -127,6 +130,13 @@ class Engine:
     def _placement(self, backend: str, rows: int) -> Placement:
         chosen = self.backends[HTP if backend == "htp" else CPU]
         return Placement(Attention(self.family, chosen, self.log, rows), chosen)
+
+
+def wants_prefetch(package: Package, options: Options) -> bool:
+    """Prefetching needs a limited cache and experts that decode on the CPU; `auto` also a trained predictor."""
+    if options.prefetch == "off" or options.expert_cache is None or options.decode_backend == "htp":
+        return False
+    return options.prefetch == "on" or predictor_path(package) is not None
 
 
 def make_backends(package: Package, options: Options) -> dict[int, Backend]:

@@ -8,15 +8,19 @@ import numpy as np
 
 from runtime import probes
 from runtime.buffers import Batch, TokenBuffers, smallest_tier
-from runtime.cache import ExpertCache, Form
+from runtime.cache import ExpertCache
 from runtime.cpu import return_freed_memory
 from runtime.errors import BudgetError
-from runtime.graph import HTP, Backend, Graph
+from runtime.expert_store import OnnxFiles
+from runtime.graph import CPU, HTP, Backend, Graph
+from runtime.loader import Loader
 from runtime.log import RunLog
 from runtime.models import Family
 from runtime.operators import Operator, made_from
-from runtime.package import expert_name
+from runtime.package import Package, expert_name
+from runtime.policies import POLICIES, Form
 from runtime.probes import Kind, Reason
+from runtime.serving import CpuExperts
 from runtime.units import show_bytes
 
 BYTES_PER_PARAMETER = {1: 4, 2: 2}
@@ -35,40 +39,59 @@ class LayerWork:
 
 
 class LoadLog:
-    """Tells probes and log of the cache's loads and evictions."""
+    """Tells probes and log of the cache's loads and evictions, on the threads that do them."""
 
     def __init__(self, log: RunLog):
         self.log = log
-        self._began = 0
+        self._began: dict[Form, int] = {}
 
     def load_begin(self, form: Form, size: int, reason: Reason) -> None:
         """A form is about to be read."""
-        self._began = monotonic_ns()
-        self.log.loads[reason] += 1
-        self.log.loaded_bytes += size
+        self._began[form] = monotonic_ns()
+        with self.log.lock:
+            self.log.loads[reason] += 1
+            self.log.load_bytes[reason] += size
         probes.load_begin(form.layer, form.expert, size, reason, form.backend)
 
     def load_end(self, form: Form, size: int, resident: int) -> None:
         """It can run."""
         probes.load_end(form.layer, form.expert, size, resident)
-        self.log.resident_bytes = resident
-        self.log.load_ns += monotonic_ns() - self._began
+        with self.log.lock:
+            self.log.resident_bytes = resident
+            self.log.load_ns += monotonic_ns() - self._began.pop(form)
 
     def evicted(self, form: Form, size: int, resident: int) -> None:
         """Its session is gone."""
         probes.evict(form.layer, form.expert, size, resident)
-        self.log.resident_bytes = resident
-        self.log.evictions += 1
+        with self.log.lock:
+            self.log.resident_bytes = resident
+            self.log.evictions += 1
+
+    def waited(self, duration_ns: int) -> None:
+        """A layer stood still for a load."""
+        self.log.stall_ns += duration_ns
 
 
 class Experts:
     """All experts of a model behind one cache. Within a layer, one thread alone runs experts and uses the cache."""
 
-    def __init__(self, family: Family, backends: dict[int, Backend], budget: int | None, log: RunLog):
-        self.family, self.backends, self.log = family, backends, log
-        self.cache: ExpertCache[Graph] = ExpertCache(budget, self.bytes_of, self._load, LoadLog(log))
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="moescope-npu") if HTP in backends else None
+    def __init__(
+        self,
+        package: Package,
+        backends: dict[int, Backend],
+        budget: int | None,
+        log: RunLog,
+        policy: str = "lru",
+        background: bool = False,
+    ):
+        self.family, self.backends, self.log = package.family, backends, log
         self._check(budget)
+        self.loader = Loader() if background else None
+        self.cpu = CpuExperts(OnnxFiles(package), log, self.loader) if CPU in backends else None
+        self.cache: ExpertCache[Graph] = ExpertCache(
+            budget, self.bytes_of, self._load, LoadLog(log), POLICIES[policy](), self.loader, self._unload
+        )
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="moescope-npu") if HTP in backends else None
         if budget is not None:
             return_freed_memory()
 
@@ -110,9 +133,13 @@ class Experts:
             future.result()
 
     def close(self) -> None:
-        """Stop the worker thread."""
+        """Stop the worker and the loader."""
         if self._worker:
             self._worker.shutdown()
+        if self.loader:
+            self.loader.close()
+        if self.cpu:
+            self.cpu.close()
 
     def _start(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
         if backend.id == HTP and self._worker:
@@ -121,11 +148,13 @@ class Experts:
             self._run_all(work, backend, batches)
 
     def _run_all(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
-        """Run batches, those of resident experts first: a load never evicts what is about to run."""
+        """Run batches, those of resident experts first: a load never evicts what is about to run, and what comes runs at once."""
         forms = [Form(work.layer, batch.expert, backend.id, smallest_tier(backend.tiers, len(batch))) for batch, _ in batches]
         self.cache.name(forms)
-        order = sorted(range(len(forms)), key=lambda i: forms[i] not in self.cache)
-        for i in order:
+        waiting = list(range(len(forms)))
+        while waiting:
+            i = next((i for i in waiting if self.cache.ready(forms[i])), waiting[0])
+            waiting.remove(i)
             self._run(work, forms[i], *batches[i])
 
     def _run(self, work: LayerWork, form: Form, batch: Batch, rows: np.ndarray) -> None:
@@ -136,14 +165,22 @@ class Experts:
             graph = self.cache.acquire(form)
             if form.tier > n:
                 rows = np.concatenate([rows, np.zeros((form.tier - n, rows.shape[1]), np.float32)])
-            work.outputs[batch.tokens, batch.slots] = graph.run({"rows": rows}, n)[0][:n]
-            self.cache.release(form)
+            try:
+                work.outputs[batch.tokens, batch.slots] = graph.run({"rows": rows}, n)[0][:n]
+            finally:
+                self.cache.release(form)
             probes.expert_end(layer, expert)
         self.log.expert(form)
 
     def _load(self, form: Form) -> Graph:
+        if form.backend == CPU and self.cpu:
+            return self.cpu.load(form)
         session = self.backends[form.backend].session(expert_name(form.layer, form.expert), {"T": form.tier} if form.tier else {})
         return Graph(session, self.log, Kind.EXPERT, form.layer, form.expert, form.backend, form.tier)
+
+    def _unload(self, graph: Graph) -> None:
+        if self.cpu:
+            self.cpu.give_back(graph)
 
     def _check(self, budget: int | None) -> None:
         """A decode step needs a layer's top-k experts at once."""

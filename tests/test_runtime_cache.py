@@ -30,6 +30,9 @@ class Account:
         self.bytes -= size
         assert resident == self.bytes
 
+    def waited(self, duration_ns: int) -> None:
+        assert duration_ns >= 0
+
 
 def size_of(form: Form) -> int:
     return 10 + form.expert % 3
