@@ -207,6 +207,11 @@ class ExpertCache(Generic[Session]):
         self.allowance.returned(entry.size)
         return True
 
+    def waiting(self, layer: int) -> list[int]:
+        """Experts of the layer that a prefetch has asked for and nobody has used yet."""
+        entries = ((form.expert, self._held[form]) for form in self._by_layer[layer])
+        return [expert for expert, entry in entries if not entry.used and not entry.ticket.done()]
+
     def settle(self) -> None:
         """Wait for every load that is under way."""
         for entry in list(self._held.values()):

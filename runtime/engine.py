@@ -15,7 +15,8 @@ from runtime.log import RunLog, Step
 from runtime.operators import Operator, made_from
 from runtime.options import Options
 from runtime.package import Package, router_name
-from runtime.predictor import predictor_path
+from runtime.predictor import Predictor, predictor_path
+from runtime.prefetch import Prefetcher
 from runtime.probes import Kind, Phase
 from runtime.routing import Listener
 from runtime.sampling import Sampler
@@ -47,6 +48,8 @@ class Engine:
         self._embed = Graph(cpu.session("embed", {}), log, Kind.EMBED, -1, -1, CPU, 0)
         self._head = Graph(cpu.session("head", {}), log, Kind.HEAD, -1, -1, CPU, 0)
         self._routers = [Graph(cpu.session(router_name(i), {}), log, Kind.ROUTER, i, -1, CPU, 0) for i in range(family.layers)]
+        if prefetch:
+            self.listeners.append(Prefetcher(Predictor.of(package), self.experts.cache, family, CPU))
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
 
@@ -82,8 +85,6 @@ class Engine:
         for listener in self.listeners:
             listener.step_begins(hidden)
         for layer in range(layers):
-            for listener in self.listeners:
-                listener.layer_begins(layer, hidden)
             hidden = self._layer(layer, hidden, sequence, step)
         sequence.length += n
         with Operator(self.log, Kind.HEAD, -1, 1, made_from(Kind.HEAD, -1, layers=layers)):
@@ -98,6 +99,8 @@ class Engine:
         """Attention and routing chunk by chunk; experts run whenever a buffer is full, the rest at the end; then combine."""
         place, n = self.placements[step.phase], len(hidden)
         work = self.experts.begin(layer, n, place.experts)
+        for listener in self.listeners:
+            listener.layer_begins(layer, hidden)
         attended = np.empty_like(hidden)
         weights = np.empty((n, self.family.top_k), np.float32)
         for first in range(0, n, place.attention.rows):

@@ -24,10 +24,10 @@ import numpy as np
 
 from runtime.errors import PackageError
 from runtime.package import MANIFEST, Package
-from runtime.routing import RouterScores
+from runtime.routing import History, RouterScores
 
 VIEWS = ("token", "next", "near")
-UNTRAINED_CURVE = (1.5, 0.0)
+UNTRAINED_CURVE = np.array([1.5, 0.0], np.float32)
 FILE_PREFIX = "predictor_"
 
 
@@ -59,9 +59,10 @@ def margins(scores: np.ndarray, k: int) -> np.ndarray:
     return over
 
 
-def chances(scores: np.ndarray, k: int, curve: np.ndarray | tuple[float, float]) -> np.ndarray:
-    """Probability [n, E] that an expert is among the k chosen."""
-    chance: np.ndarray = 1 / (1 + np.exp(-np.clip(curve[0] * margins(scores, k) + curve[1], -30, 30)))
+def chances(scores: np.ndarray, k: int, curves: np.ndarray) -> np.ndarray:
+    """Probability [n, E] that an expert is among the k chosen; one curve [2] for all rows, or one for each [n, 2]."""
+    slope, offset = curves[..., 0, None], curves[..., 1, None]
+    chance: np.ndarray = 1 / (1 + np.exp(-np.clip(slope * margins(scores, k) + offset, -30, 30)))
     return chance
 
 
@@ -85,12 +86,15 @@ class Predictor:
         """Were linear maps fitted?"""
         return bool(self.views)
 
-    def token(self, layer: int, embedded: np.ndarray, history: np.ndarray) -> np.ndarray | None:
-        """Chances [E] for a token whose embedding is [1, H], given History.features; None untrained."""
+    def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray | None:
+        """Chances [layers, E] for a token whose embedding is [1, H], given what recent tokens chose; None untrained."""
         if "token" not in self.views:
             return None
-        features = np.concatenate([normalised(embedded)[0], history])[None]
-        return self._chances("token", layer, features)
+        view, recent = self.views["token"], history.features()
+        seen = np.broadcast_to(normalised(embedded), (len(recent), embedded.shape[1]))
+        features = np.concatenate([seen, recent], axis=1)[:, None]
+        scores = np.matmul(features, view.maps[:, :-1])[:, 0] + view.maps[:, -1]
+        return chances(scores, self.top_k, view.curves)
 
     def ahead(self, layer: int, hidden: np.ndarray, near: bool) -> np.ndarray:
         """Chances [E] of `layer` from a state [1, H] that enters it (`near`) or the layer before it."""

@@ -76,10 +76,6 @@ class History:
         self.last = np.zeros((layers, experts), np.float32)
         self.mean = np.zeros((layers, experts), np.float32)
 
-    def clear(self) -> None:
-        """A new sequence begins."""
-        self.last[:] = self.mean[:] = 0
-
     def add(self, layer: int, chosen: np.ndarray) -> None:
         """Tokens chose experts [n, k]."""
         hot = multi_hot(chosen, self.mean.shape[1])
@@ -87,9 +83,9 @@ class History:
         self.mean[layer] = self.DECAY ** len(hot) * self.mean[layer] + (1 - self.DECAY) * (weights @ hot)
         self.last[layer] = hot[-1]
 
-    def features(self, layer: int) -> np.ndarray:
-        """[2E]: the mean, then the last choice."""
-        return np.concatenate([self.mean[layer], self.last[layer]])
+    def features(self) -> np.ndarray:
+        """[layers, 2E]: the mean, then the last choice."""
+        return np.concatenate([self.mean, self.last], axis=1)
 
     @classmethod
     def features_of(cls, hot: np.ndarray) -> np.ndarray:

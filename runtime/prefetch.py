@@ -1,0 +1,81 @@
+"""Loads experts before their router asks: a threshold on predicted chances, in two stages.
+
+1. When a token enters the model, its embedding and the layers' recent choices say what the whole token may need (view `token`).
+2. When a layer begins, the state that enters it says it again for this layer (`near`) and for the next (`next`): loads that have
+   not begun and look needless now are cancelled, the others move forward in the queue, and new ones join. They overlap attention.
+
+Prefill is left alone: its chunks choose nearly every expert, and the cache sends for all of them at once.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from runtime.cache import ExpertCache
+from runtime.models import Family
+from runtime.policies import Form
+from runtime.predictor import Predictor
+from runtime.routing import History
+
+THRESHOLDS = {"token": 0.5, "next": 0.4, "near": 0.3}
+NEEDLESS = 0.1
+
+
+class Chances(Protocol):
+    """What a Prefetcher asks of a predictor."""
+
+    def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray | None:
+        """Chances [layers, E] for the token whose embedding is [1, H]; None where nothing is known so early."""
+
+    def ahead(self, layer: int, hidden: np.ndarray, near: bool) -> np.ndarray:
+        """Chances [E] of a layer, from the state [1, H] that enters it (`near`) or the layer before it."""
+
+
+class Prefetcher:
+    """Listens to the engine's steps and asks the cache for loads (runtime.routing.Listener)."""
+
+    def __init__(
+        self,
+        predictor: "Chances | Predictor",
+        cache: ExpertCache,  # type: ignore[type-arg]
+        family: Family,
+        backend: int,
+        thresholds: dict[str, float] | None = None,
+    ):
+        self.predictor, self.cache, self.backend = predictor, cache, backend
+        self.thresholds = THRESHOLDS | (thresholds or {})
+        self.layers = family.layers
+        self.history = History(family.layers, family.experts)
+        self._decoding = False
+
+    def step_begins(self, embedded: np.ndarray) -> None:
+        """Stage one, for a decoded token."""
+        self._decoding = len(embedded) == 1
+        chances = self.predictor.tokens(embedded, self.history) if self._decoding else None
+        if chances is not None:
+            layers, experts = np.nonzero(chances > self.thresholds["token"])
+            for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True):
+                self._ask(layer, expert, 2.0 + layer, float(chances[layer, expert]))
+
+    def layer_begins(self, layer: int, hidden: np.ndarray) -> None:
+        """Stage two, for this layer and the next."""
+        if not self._decoding:
+            return
+        self._stage(layer, self.predictor.ahead(layer, hidden, True), "near", 0.0)
+        if layer + 1 < self.layers:
+            self._stage(layer + 1, self.predictor.ahead(layer + 1, hidden, False), "next", 1.0)
+
+    def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
+        """Remember what was chosen."""
+        self.history.add(layer, chosen)
+
+    def _stage(self, layer: int, chances: np.ndarray, view: str, distance: float) -> None:
+        for expert in self.cache.waiting(layer):
+            if chances[expert] < NEEDLESS:
+                self.cache.cancel(Form(layer, expert, self.backend, 0))
+        wanted = np.nonzero(chances > self.thresholds[view])[0]
+        for expert in wanted[np.argsort(-chances[wanted], kind="stable")].tolist():
+            self._ask(layer, expert, distance, float(chances[expert]))
+
+    def _ask(self, layer: int, expert: int, distance: float, chance: float) -> None:
+        self.cache.prefetch(Form(layer, expert, self.backend, 0), distance + 1 - chance)
