@@ -1,8 +1,8 @@
 """Hit rates of cache policies on a model's own routing: cache_policies.py PACKAGE --text FILE [--tokens N] [--json].
 
 Runs text through the engine, then replays the routing token by token, as decoding would meet it, against the engine's own cache
-code. Half of the segments warm up popularity counts (static), the other half is judged. Loads take no time here: what a disk does to
-it is benchmarks/memory_limited.py's business. PACKAGE needs a trained predictor (python -m runtime train-predictor).
+code. Half of the segments warm up popularity counts (static), the other half is judged. Loads take no time here: what a disk does
+to it is benchmarks/memory_limited.py's business. PACKAGE needs a trained predictor (python -m runtime train-predictor).
 """
 
 import argparse
@@ -43,8 +43,10 @@ class Told:
     def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray:
         return np.stack([rows[self.at] for rows in self._rows["token"]])
 
-    def ahead(self, layer: int, hidden: np.ndarray, near: bool) -> np.ndarray:
-        return self._rows["near" if near else "next"][layer][self.at]
+    def ahead(self, layer: int, hidden: np.ndarray) -> np.ndarray:
+        return np.stack(
+            [rows[self.at] for rows in (self._rows["near"][layer : layer + 1] + self._rows["next"][layer + 1 : layer + 2])]
+        )
 
 
 def events(segment: Routed) -> list[Event]:

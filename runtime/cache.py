@@ -1,8 +1,8 @@
 """The expert cache: a budget in bytes, a policy that says who leaves, and hits counted event-atomically.
 
 One event is one layer of one step. What the cache held when the event began decides whether an expert is a hit or a miss in
-it, whatever is loaded or evicted meanwhile, and each expert form counts once for each event; what a prefetch brought before the router
-had chosen counts as prefetched. Forms that the event has named or used are evicted last, forms that run at this moment never.
+it, whatever is loaded or evicted meanwhile, and each expert form counts once for each event; what a prefetch brought before
+the router had chosen counts as prefetched. Forms that the event has named or used are evicted last, forms that run at this moment never.
 
 One thread at a time uses the cache. With a Loader, loads run on its threads; without one, on the caller's. A prediction decides
 what is loaded early, never what is evicted: room for it is made by the policy alone, and it may push out neither what the
@@ -60,7 +60,7 @@ class Entry:
 
 
 class Allowance:
-    """Bounds what prefetching may waste: each useful byte loaded earns EXTRA_SHARE of a byte, each byte prefetched in vain costs one."""
+    """Bounds what prefetching may waste: a useful byte loaded earns EXTRA_SHARE of one, a byte prefetched in vain costs one."""
 
     def __init__(self, share: float = EXTRA_SHARE):
         self.share = share
@@ -119,7 +119,7 @@ class ExpertCache(Generic[Session]):
     def ready(self, form: Form) -> bool:
         """Could it run now?"""
         entry = self._held.get(form)
-        return entry is not None and _landed(entry)
+        return entry is not None and entry.ticket.landed
 
     def forms(self) -> list[Form]:
         """What is held, first to leave first."""
@@ -127,7 +127,7 @@ class ExpertCache(Generic[Session]):
 
     def begin_event(self, layer: int) -> None:
         """A layer begins: remember what the cache holds of it."""
-        self._found = frozenset(form for form in self._by_layer[layer] if _landed(self._held[form]))
+        self._found = frozenset(form for form in self._by_layer[layer] if self._held[form].ticket.landed)
         self._arrived.clear()
         self._named.clear()
         self._ran.clear()
@@ -210,7 +210,7 @@ class ExpertCache(Generic[Session]):
     def waiting(self, layer: int) -> list[int]:
         """Experts of the layer that a prefetch has asked for and nobody has used yet."""
         entries = ((form.expert, self._held[form]) for form in self._by_layer[layer])
-        return [expert for expert, entry in entries if not entry.used and not entry.ticket.done()]
+        return [expert for expert, entry in entries if not entry.used and not entry.ticket.landed]
 
     def settle(self) -> None:
         """Wait for every load that is under way."""
@@ -242,9 +242,9 @@ class ExpertCache(Generic[Session]):
     def _finished(self, form: Form) -> Session:
         """The session of a form that is held; loads it here where no other thread has begun to."""
         entry = self._held[form]
-        if not entry.ticket.done():
+        if not entry.ticket.landed:
             began = monotonic_ns()
-            if not entry.queued or (self.loader and self.loader.withdraw(entry.ticket)):
+            if not entry.ticket.done() and (not entry.queued or (self.loader and self.loader.withdraw(entry.ticket))):
                 entry.ticket.run()
             entry.ticket.exception()
             if entry.reason != Reason.STARTUP:
@@ -281,7 +281,7 @@ class ExpertCache(Generic[Session]):
         ran: Form | None = None
         waits: Form | None = None
         for form in self.policy.order():
-            if form in self._running or (not needed and not _landed(self._held[form])):
+            if form in self._running or (not needed and not self._held[form].ticket.landed):
                 continue
             if form not in self._named:
                 return form
@@ -313,7 +313,3 @@ class ExpertCache(Generic[Session]):
     def _refuse(self, size: int) -> None:
         limit = show_bytes(self.budget or 0)
         raise BudgetError(f"expert cache of {limit} has no room for {show_bytes(size)} more: raise --expert-cache")
-
-
-def _landed(entry: Entry) -> bool:
-    return entry.ticket.done() and entry.ticket.exception() is None

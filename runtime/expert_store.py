@@ -1,6 +1,6 @@
 """Where a package keeps its experts, and how their weights are found in what one read brings.
 
-`ExpertStore` is all that the engine asks of a package's expert format. `OnnxFiles` answers for packages with one ONNX file per expert.
+`ExpertStore` is all that the engine asks of a package's expert format. `OnnxFiles` answers where there is one ONNX file per expert.
 """
 
 import ctypes
@@ -55,7 +55,7 @@ class OnnxFiles:
     def weights(self, content: np.ndarray) -> dict[str, np.ndarray]:
         """Weights found by walking the protobuf; each is moved by a few bytes, to where it is aligned."""
         types, found, taken, base = self._types(), {}, 0, content.ctypes.data
-        for name, first, count in list(raw_tensors(memoryview(content))):
+        for name, first, count in list(raw_tensors(content.data)):
             if name not in types:
                 continue
             start = first - (base + first) % ALIGNED

@@ -15,7 +15,6 @@ from runtime.expert_store import OnnxFiles
 from runtime.graph import CPU, HTP, Backend, Graph
 from runtime.loader import Loader
 from runtime.log import RunLog
-from runtime.models import Family
 from runtime.operators import Operator, made_from
 from runtime.package import Package, expert_name
 from runtime.policies import POLICIES, Form

@@ -1,4 +1,4 @@
-"""Background threads that load experts, the most urgent first. A load that has not begun can be hastened, cancelled or taken over."""
+"""Background threads that load experts, the most urgent first. A load that has not begun can be hastened, cancelled, taken over."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class Ticket(Future[Any]):
-    """A load that was asked for; `urgency`: smaller is sooner."""
+    """A load that was asked for; `urgency`: smaller is sooner. `landed` (it has a result) can be read without a lock."""
 
     def __init__(self, work: Callable[[], Any], urgency: float):
         super().__init__()
-        self.work, self.urgency = work, urgency
+        self.work, self.urgency, self.landed = work, urgency, False
 
     def run(self) -> None:
         """Do the work, unless it was cancelled or has begun elsewhere."""
@@ -19,6 +19,7 @@ class Ticket(Future[Any]):
             return
         try:
             self.set_result(self.work())
+            self.landed = True
         except BaseException as error:
             self.set_exception(error)
 

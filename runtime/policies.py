@@ -49,7 +49,7 @@ class LRU:
 
 
 class LFRU:
-    """Least of a count of uses that halves every `half_life` uses of anything (LRFU of Lee et al., 2001). Counts outlive eviction."""
+    """Least of a count of uses that halves every `half_life` uses of any (LRFU, Lee et al., 2001). Counts outlive eviction."""
 
     def __init__(self, half_life: float = 512):
         self.half_life = half_life

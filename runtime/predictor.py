@@ -8,8 +8,8 @@ Three views of the same question, cheapest and latest last:
 
 Each view is one linear map per layer onto the router's centred scores, by ridge regression on normalised states: the scores say
 more than the choice of k. A score becomes a chance by its margin over the middle of the k-th and (k+1)-th score of its
-row, through a logistic curve fitted for each layer and view. Without training, `near` and `next` apply the layer's own router to the
-state at hand. Stored as fp16: (3H + 2E + 3) * E * layers numbers.
+row, through a logistic curve fitted for each layer and view. Without training, `near` and `next` apply the layer's own router to
+the state at hand. Stored as fp16: (3H + 2E + 3) * E * layers numbers.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,12 @@ class Predictor:
     """Trained views where the package has them; else the layers' own routers."""
 
     def __init__(self, views: dict[str, View], top_k: int, routers: list[RouterScores] | None = None):
-        self.views, self.top_k, self._routers = views, top_k, routers
+        self.views, self.top_k, self._routers = views, top_k, routers or []
+        if views:
+            near, following = views["near"], views["next"]
+            pairs = range(len(near.maps) - 1)
+            self._maps = [np.concatenate([near.maps[i], following.maps[i + 1]], axis=1) for i in pairs] + [near.maps[-1]]
+            self._curves = [np.stack([near.curves[i], following.curves[i + 1]]) for i in pairs] + [near.curves[-1:]]
 
     @classmethod
     def of(cls, package: Package) -> "Predictor":
@@ -96,15 +102,13 @@ class Predictor:
         scores = np.matmul(features, view.maps[:, :-1])[:, 0] + view.maps[:, -1]
         return chances(scores, self.top_k, view.curves)
 
-    def ahead(self, layer: int, hidden: np.ndarray, near: bool) -> np.ndarray:
-        """Chances [E] of `layer` from a state [1, H] that enters it (`near`) or the layer before it."""
-        if self._routers is not None:
-            return chances(self._routers[layer](hidden), self.top_k, UNTRAINED_CURVE)[0]
-        return self._chances("near" if near else "next", layer, normalised(hidden))
-
-    def _chances(self, view: str, layer: int, features: np.ndarray) -> np.ndarray:
-        fitted = self.views[view]
-        return chances(fitted.scores(layer, features), self.top_k, fitted.curves[layer])[0]
+    def ahead(self, layer: int, hidden: np.ndarray) -> np.ndarray:
+        """Chances [2, E] of this layer and the next ([1, E]: of the last) from the state [1, H] that enters this one."""
+        if not self.views:
+            scores = np.concatenate([router(hidden) for router in self._routers[layer : layer + 2]])
+            return chances(scores, self.top_k, UNTRAINED_CURVE)
+        scores = normalised(hidden) @ self._maps[layer][:-1] + self._maps[layer][-1]
+        return chances(scores.reshape(len(self._curves[layer]), -1), self.top_k, self._curves[layer])
 
 
 def predictor_path(package: Package) -> Path | None:
@@ -116,8 +120,8 @@ def predictor_path(package: Package) -> Path | None:
 def save(views: dict[str, View], package: Package) -> int:
     """Put the views into the package; returns their bytes on disk. The manifest names the new file before the old one goes."""
     buffer = io.BytesIO()
-    halves = {f"{name}_maps": view.maps.astype(np.float16) for name, view in views.items()}
-    np.savez(buffer, **halves, **{f"{name}_curves": view.curves.astype(np.float32) for name, view in views.items()})
+    arrays: dict[str, Any] = {f"{name}_maps": view.maps.astype(np.float16) for name, view in views.items()}
+    np.savez(buffer, **arrays, **{f"{name}_curves": view.curves.astype(np.float32) for name, view in views.items()})
     content, old = buffer.getvalue(), predictor_path(package)
     digest = hashlib.sha256(content).hexdigest()
     name = f"{FILE_PREFIX}{digest[:12]}.npz"

@@ -17,7 +17,7 @@ from runtime.policies import Form
 from runtime.predictor import Predictor
 from runtime.routing import History
 
-THRESHOLDS = {"token": 0.5, "next": 0.4, "near": 0.3}
+THRESHOLDS = {"token": 0.9, "next": 0.7, "near": 0.4}
 NEEDLESS = 0.1
 
 
@@ -27,8 +27,8 @@ class Chances(Protocol):
     def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray | None:
         """Chances [layers, E] for the token whose embedding is [1, H]; None where nothing is known so early."""
 
-    def ahead(self, layer: int, hidden: np.ndarray, near: bool) -> np.ndarray:
-        """Chances [E] of a layer, from the state [1, H] that enters it (`near`) or the layer before it."""
+    def ahead(self, layer: int, hidden: np.ndarray) -> np.ndarray:
+        """Chances [2, E] of this layer and the next ([1, E]: of the last) from the state [1, H] that enters this one."""
 
 
 class Prefetcher:
@@ -44,7 +44,6 @@ class Prefetcher:
     ):
         self.predictor, self.cache, self.backend = predictor, cache, backend
         self.thresholds = THRESHOLDS | (thresholds or {})
-        self.layers = family.layers
         self.history = History(family.layers, family.experts)
         self._decoding = False
 
@@ -61,9 +60,8 @@ class Prefetcher:
         """Stage two, for this layer and the next."""
         if not self._decoding:
             return
-        self._stage(layer, self.predictor.ahead(layer, hidden, True), "near", 0.0)
-        if layer + 1 < self.layers:
-            self._stage(layer + 1, self.predictor.ahead(layer + 1, hidden, False), "next", 1.0)
+        for distance, chances in enumerate(self.predictor.ahead(layer, hidden)):
+            self._stage(layer + distance, chances, ("near", "next")[distance], float(distance))
 
     def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
         """Remember what was chosen."""

@@ -1,7 +1,7 @@
 """Explicit reads: one aligned pread brings an expert, past the page cache where the file system lets it.
 
-O_DIRECT wants addresses, offsets and lengths aligned. Where a file system refuses it (some overlays, older tmpfs), the file is read
-through the page cache and its pages are dropped at once, so that memory holds an expert once and the budget means what it says.
+O_DIRECT wants addresses, offsets and lengths aligned. Where a file system refuses it (some overlays, older tmpfs), the file is
+read through the page cache and its pages are dropped at once, so that memory holds an expert once and the budget means what it says.
 """
 
 import mmap
@@ -78,7 +78,7 @@ class Reader:
         try:
             descriptor, direct = self._take(place.path)
             try:
-                done = self._fill(descriptor, direct, memoryview(block)[: aligned(wanted)], first, wanted, place.path)
+                done = self._fill(descriptor, direct, block.data[: aligned(wanted)], first, wanted, place.path)
             finally:
                 self._put(descriptor)
         except OSError as error:

@@ -78,6 +78,12 @@ class History:
 
     def add(self, layer: int, chosen: np.ndarray) -> None:
         """Tokens chose experts [n, k]."""
+        if len(chosen) == 1:
+            self.mean[layer] *= self.DECAY
+            self.mean[layer, chosen[0]] += 1 - self.DECAY
+            self.last[layer] = 0
+            self.last[layer, chosen[0]] = 1
+            return
         hot = multi_hot(chosen, self.mean.shape[1])
         weights = self.DECAY ** np.arange(len(hot) - 1, -1, -1, dtype=np.float32)
         self.mean[layer] = self.DECAY ** len(hot) * self.mean[layer] + (1 - self.DECAY) * (weights @ hot)

@@ -6,8 +6,8 @@ Measured, ms to create and to run one row (hidden 2048, inter 1408, one thread):
     int8   DynamicQuantizeMatMul  prepacked 6 and 0.20; weights as inputs 0 and 0.9, the same bits
     int4   MatMulNBits            prepacked 5-11 and 0.2; not prepacked 0.4 and 20, other bits
 
-So fp32 experts share one session whatever their number: a miss costs its read and nothing else, an eviction gives a buffer back, and the
-bits are always the same (prepacking fp32 changes the last bit). int8 experts begin like that and are prepacked in the background
+So fp32 experts share one session whatever their number: a miss costs its read and nothing else, an eviction gives a buffer back,
+and the bits are always the same (prepacking fp32 changes the last bit). int8 experts begin like that and are prepacked in the background
 after PROMOTE_AFTER runs; int4 experts are prepacked at once.
 """
 
@@ -136,7 +136,7 @@ class CpuExperts:
     def _verify(self, form: Form, content: np.ndarray) -> None:
         key = (form.layer, form.expert)
         if key not in self._verified:
-            if hashlib.sha256(content).hexdigest() != self.store.digest(*key):
+            if hashlib.sha256(content.data).hexdigest() != self.store.digest(*key):
                 where = self.store.where(*key).path
                 raise PackageError(f"expert {form.expert} of layer {form.layer} in {where} is damaged: {REMEDY}")
             self._verified.add(key)

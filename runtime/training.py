@@ -109,7 +109,7 @@ def fit(passes: Iterator[Routed], layers: int) -> dict[str, View]:
     for routed in passes:
         for view, layer, features in _all_features(routed):
             sums[view].add(layer, features, routed.scores[layer])
-    return {view: View(sums[view].solve(), np.tile(np.float32([1, 0]), (layers, 1))) for view in VIEWS}
+    return {view: View(sums[view].solve(), np.tile(np.array([1, 0], np.float32), (layers, 1))) for view in VIEWS}
 
 
 def calibrate(views: dict[str, View], passes: Iterator[Routed], top_k: int) -> None:

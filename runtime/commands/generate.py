@@ -45,6 +45,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     placement.add_argument(
         "--expert-cache", default="all", metavar="SIZE", help="experts to keep, in bytes: 1.5MiB, 800kB, all (default)"
     )
+    placement.add_argument("--cache-policy", choices=("lru", "lfru"), default="lru", help="who leaves a full expert cache")
+    placement.add_argument(
+        "--prefetch", choices=("auto", "on", "off"), default="auto", help="load experts ahead of the router (auto: once trained)"
+    )
     placement.add_argument("--package", type=Path, metavar="DIR", help="where the converted model lies (default: with the model)")
     report = parser.add_argument_group("report")
     report.add_argument("--json", action="store_true", help="write text and statistics as JSON to standard output")
@@ -91,7 +95,16 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         tiers = tuple(sorted({int(tier) for tier in args.tiers.split(",")}))
     except ValueError:
         raise RequestError(f"tiers {args.tiers!r} are no list of numbers: write for example 1,8,32") from None
-    names = ("prefill_backend", "decode_backend", "chunk", "threads", "qnn_profile", "qnn_profile_dir")
+    names = (
+        "prefill_backend",
+        "decode_backend",
+        "chunk",
+        "threads",
+        "cache_policy",
+        "prefetch",
+        "qnn_profile",
+        "qnn_profile_dir",
+    )
     return {name: getattr(args, name) for name in names} | {"tiers": tiers}
 
 
