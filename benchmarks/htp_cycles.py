@@ -33,9 +33,7 @@ def standing() -> dict[str, int]:
     return {"pss": pss(), "threads": len(os.listdir("/proc/self/task")), "files": len(os.listdir("/proc/self/fd"))}
 
 
-def cycle(
-    backend: HtpBackend, names: list[str], cycles: int, each: Callable[[int], None] = lambda i: None
-) -> list[dict[str, int]]:
+def cycle(backend: HtpBackend, names: list[str], cycles: int) -> list[dict[str, int]]:
     """Load, run and drop an expert `cycles` times; what stood when warm, halfway and at the end."""
     row = {"rows": np.ones((1, backend.package.family.hidden), np.float32)}
     stood = []

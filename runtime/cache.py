@@ -2,7 +2,8 @@
 
 One event is one layer of one step. What the cache held when the event began decides whether an expert is a hit or a miss in
 it, whatever is loaded or evicted meanwhile, and each expert form counts once for each event; what a prefetch brought before
-the router had chosen counts as prefetched. Forms that the event has named or used are evicted last, forms that run at this moment never.
+the router had chosen counts as prefetched. Forms that the event has named or used are evicted last, forms that run at this moment
+never.
 
 One thread at a time uses the cache. With a Loader, loads run on its threads; without one, on the caller's. A prediction decides
 what is loaded early, never what is evicted: room for it is made by the policy alone, and it may push out neither what the

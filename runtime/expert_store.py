@@ -1,6 +1,6 @@
 """Where a package keeps its experts, and how their weights are found in what one read brings.
 
-`ExpertStore` is all that the engine asks of a package's expert format. `OnnxFiles` answers where there is one ONNX file per expert.
+`ExpertStore` is all that the engine asks of a package's expert format. `OnnxFiles` answers for format 1.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Background threads that load experts, the most urgent first. A load that has not begun can be hastened, cancelled, taken over."""
+"""Background threads that load experts, the most urgent first. What has not begun can be hastened, cancelled, taken over."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

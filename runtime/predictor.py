@@ -121,7 +121,8 @@ def save(views: dict[str, View], package: Package) -> int:
     """Put the views into the package; returns their bytes on disk. The manifest names the new file before the old one goes."""
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {f"{name}_maps": view.maps.astype(np.float16) for name, view in views.items()}
-    np.savez(buffer, **arrays, **{f"{name}_curves": view.curves.astype(np.float32) for name, view in views.items()})
+    arrays |= {f"{name}_curves": view.curves.astype(np.float32) for name, view in views.items()}
+    np.savez(buffer, **arrays)
     content, old = buffer.getvalue(), predictor_path(package)
     digest = hashlib.sha256(content).hexdigest()
     name = f"{FILE_PREFIX}{digest[:12]}.npz"

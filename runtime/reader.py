@@ -1,7 +1,7 @@
 """Explicit reads: one aligned pread brings an expert, past the page cache where the file system lets it.
 
 O_DIRECT wants addresses, offsets and lengths aligned. Where a file system refuses it (some overlays, older tmpfs), the file is
-read through the page cache and its pages are dropped at once, so that memory holds an expert once and the budget means what it says.
+read through the page cache and its pages are dropped at once, so that memory holds an expert once.
 """
 
 import mmap

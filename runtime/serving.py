@@ -7,8 +7,8 @@ Measured, ms to create and to run one row (hidden 2048, inter 1408, one thread):
     int4   MatMulNBits            prepacked 5-11 and 0.2; not prepacked 0.4 and 20, other bits
 
 So fp32 experts share one session whatever their number: a miss costs its read and nothing else, an eviction gives a buffer back,
-and the bits are always the same (prepacking fp32 changes the last bit). int8 experts begin like that and are prepacked in the background
-after PROMOTE_AFTER runs; int4 experts are prepacked at once.
+and the bits are always the same (prepacking fp32 changes the last bit). int8 experts begin like that and are prepacked in the
+background after PROMOTE_AFTER runs; int4 experts are prepacked at once.
 """
 
 import hashlib

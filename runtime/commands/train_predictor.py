@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   python -m runtime train-predictor /models/qwen3-moe.package --text train.txt
   python -m runtime train-predictor /models/qwen3-moe.package --text train.txt more.txt --test test.txt --json"""
-SEGMENT = 512
+SEGMENT = 512  # tokens that are read as one sequence: fewer where the text would give less than AT_LEAST of them
+AT_LEAST, SHORTEST = 40, 16
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -80,9 +81,10 @@ def _segments(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], 
     """Segments to learn from and to judge on, spread evenly over the text; every tenth is held out where no --test is given."""
     from runtime.errors import RequestError
 
-    length = min(SEGMENT, model.package.family.context)
-    learn = _cut(model, args.text, length)
-    test = _cut(model, args.test, length) if args.test else learn[5::10]
+    texts, tests = _encoded(model, args.text), _encoded(model, args.test)
+    length = min(SEGMENT, model.package.family.context, max(sum(map(len, texts)) // AT_LEAST, SHORTEST))
+    learn = _cut(texts, length)
+    test = _cut(tests, length) if args.test else learn[5::10]
     if not args.test:
         learn = [segment for i, segment in enumerate(learn) if i % 10 != 5]
     learn, test = _spread(learn, max(args.tokens // length, 2)), _spread(test, max(args.test_tokens // length, 1))
@@ -91,17 +93,20 @@ def _segments(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], 
     return learn, test
 
 
-def _cut(model: "MoE", files: list[Path], length: int) -> list[list[int]]:
+def _encoded(model: "MoE", files: list[Path]) -> list[list[int]]:
     from runtime.errors import RequestError
 
-    segments: list[list[int]] = []
+    texts = []
     for path in files:
         try:
-            text = path.read_text(encoding="utf-8")
+            texts.append(model.encode(path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"{path} cannot be read as text ({error}): give a UTF-8 file") from None
-        ids = model.encode(text)
-        segments += [ids[i : i + length] for i in range(0, len(ids), length)]
+    return texts
+
+
+def _cut(texts: list[list[int]], length: int) -> list[list[int]]:
+    segments = [ids[i : i + length] for ids in texts for i in range(0, len(ids), length)]
     return [segment for segment in segments if len(segment) > 1]
 
 
