@@ -210,6 +210,8 @@ class ExpertCache(Generic[Session]):
 
     def waiting(self, layer: int) -> list[int]:
         """Experts of the layer that a prefetch has asked for and nobody has used yet."""
+        if self.loader is None or self.loader.idle:
+            return []
         entries = ((form.expert, self._held[form]) for form in self._by_layer[layer])
         return [expert for expert, entry in entries if not entry.used and not entry.ticket.landed]
 

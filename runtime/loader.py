@@ -43,6 +43,11 @@ class Loader:
             self._changed.notify()
         return ticket
 
+    @property
+    def idle(self) -> bool:
+        """Does nothing wait?"""
+        return not self._waiting
+
     def withdraw(self, ticket: Ticket) -> bool:
         """Take a load out of the queue; False where it has begun."""
         with self._changed:

@@ -42,7 +42,8 @@ class Prefetcher:
         backend: int,
         thresholds: dict[str, float] | None = None,
     ):
-        self.predictor, self.cache, self.backend = predictor, cache, backend
+        self.predictor, self.cache = predictor, cache
+        self._forms = [[Form(layer, expert, backend, 0) for expert in range(family.experts)] for layer in range(family.layers)]
         self.thresholds = THRESHOLDS | (thresholds or {})
         self.history = History(family.layers, family.experts)
         self._decoding = False
@@ -54,7 +55,7 @@ class Prefetcher:
         if chances is not None:
             layers, experts = np.nonzero(chances > self.thresholds["token"])
             for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True):
-                self._ask(layer, expert, 2.0 + layer, float(chances[layer, expert]))
+                self.cache.prefetch(self._forms[layer][expert], 3.0 + layer - float(chances[layer, expert]))
 
     def layer_begins(self, layer: int, hidden: np.ndarray) -> None:
         """Stage two, for this layer and the next."""
@@ -70,10 +71,8 @@ class Prefetcher:
     def _stage(self, layer: int, chances: np.ndarray, view: str, distance: float) -> None:
         for expert in self.cache.waiting(layer):
             if chances[expert] < NEEDLESS:
-                self.cache.cancel(Form(layer, expert, self.backend, 0))
-        wanted = np.nonzero(chances > self.thresholds[view])[0]
-        for expert in wanted[np.argsort(-chances[wanted], kind="stable")].tolist():
-            self._ask(layer, expert, distance, float(chances[expert]))
-
-    def _ask(self, layer: int, expert: int, distance: float, chance: float) -> None:
-        self.cache.prefetch(Form(layer, expert, self.backend, 0), distance + 1 - chance)
+                self.cache.cancel(self._forms[layer][expert])
+        forms, ready = self._forms[layer], self.cache.ready
+        missing = [expert for expert in np.nonzero(chances > self.thresholds[view])[0].tolist() if not ready(forms[expert])]
+        for expert in sorted(missing, key=lambda expert: -chances[expert]):
+            self.cache.prefetch(forms[expert], distance + 1 - float(chances[expert]))
