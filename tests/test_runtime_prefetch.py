@@ -1,6 +1,7 @@
 """Background loads and prediction: the same text as with everything in memory, errors in one line, nothing that hangs."""
 
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -85,6 +86,19 @@ def test_training_again_replaces_the_predictor(package: Path) -> None:
     assert before != after
     assert Package(package).damaged() == []
     assert not list(package.glob("*.partial"))
+
+
+def test_a_full_disk_leaves_the_package_as_it_was(package: Path) -> None:
+    before = {path.name: path.read_bytes() for path in package.iterdir()}
+    text = str(ROOT / "runtime" / "demo_text.txt")
+    command = [sys.executable, "-m", "runtime", "train-predictor", str(package), "--text", text, "--tokens", "800"]
+    limit = (1024, 1024)
+    refuse = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)  # noqa: E731
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=refuse, timeout=60)
+    assert done.returncode == 2
+    assert "cannot be written (File too large)" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in package.iterdir()} == before
 
 
 def test_a_damaged_predictor_is_told_with_the_remedy(package: Path) -> None:
