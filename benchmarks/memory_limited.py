@@ -108,11 +108,11 @@ def run_child(args: argparse.Namespace, mode: str, budget: int, limit: int | Non
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    from runtime.expert_store import OnnxFiles
+    from runtime.expert_store import open_store
     from runtime.package import Package
 
     package = Package(args.package)
-    family, store = package.family, OnnxFiles(package)
+    family, store = package.family, open_store(package)
     one = store.where(0, 0).bytes
     total = one * family.layers * family.experts
     smallest = one * max(2 * family.top_k, family.experts)

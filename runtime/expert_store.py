@@ -86,6 +86,11 @@ class OnnxFiles:
         }
 
 
+def open_store(package: Package) -> ExpertStore:
+    """The store of the package's format."""
+    return OnnxFiles(package)
+
+
 def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with its weights turned into inputs; integer constants stay."""
     constants = []

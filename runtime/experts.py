@@ -11,7 +11,7 @@ from runtime.buffers import Batch, TokenBuffers, smallest_tier
 from runtime.cache import ExpertCache
 from runtime.cpu import return_freed_memory
 from runtime.errors import BudgetError
-from runtime.expert_store import OnnxFiles
+from runtime.expert_store import open_store
 from runtime.graph import CPU, HTP, Backend, Graph
 from runtime.loader import Loader
 from runtime.log import RunLog
@@ -86,7 +86,7 @@ class Experts:
         self.family, self.backends, self.log = package.family, backends, log
         self._check(budget)
         self.loader = Loader() if background else None
-        self.cpu = CpuExperts(OnnxFiles(package), log, self.loader) if CPU in backends else None
+        self.cpu = CpuExperts(open_store(package), log, self.loader) if CPU in backends else None
         self.cache: ExpertCache[Graph] = ExpertCache(
             budget, self.bytes_of, self._load, LoadLog(log), POLICIES[policy](), self.loader, self._unload
         )
