@@ -27,6 +27,7 @@ from benchmarks.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
 MODES = ("resident", "prefetch", "demand")
 IN_FLIGHT = 6  # blocks: one read on each of two threads and what the pool keeps
 SLACK = 8 << 20  # of a process's own memory between two runs
+UNLIMITED = 1 << 40
 PROMPT = 32
 
 
@@ -116,7 +117,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     one = store.where(0, 0).bytes
     total = one * family.layers * family.experts
     smallest = one * max(2 * family.top_k, family.experts)
-    base = run_child(args, "demand", smallest, None)["peak_resident_bytes"] - smallest
+    base = run_child(args, "demand", smallest, UNLIMITED)["cgroup_peak_bytes"] - smallest
     limit = int(base + SLACK + args.share * total)
     budget = int(args.share * total) - IN_FLIGHT * one
     if budget < family.top_k * one:

@@ -43,13 +43,13 @@ class Engine:
             Phase.DECODE: self._placement(options.decode_backend, 1),
         }
         used = {p.experts.id: p.experts for p in self.placements.values()}
-        prefetch = wants_prefetch(package, options)
-        self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, prefetch)
+        predictor = Predictor.of(package) if wants_prefetch(package, options) else None
+        self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, predictor is not None)
         self._embed = Graph(cpu.session("embed", {}), log, Kind.EMBED, -1, -1, CPU, 0)
         self._head = Graph(cpu.session("head", {}), log, Kind.HEAD, -1, -1, CPU, 0)
         self._routers = [Graph(cpu.session(router_name(i), {}), log, Kind.ROUTER, i, -1, CPU, 0) for i in range(family.layers)]
-        if prefetch:
-            self.listeners.append(Prefetcher(Predictor.of(package), self.experts.cache, family, CPU))
+        if predictor:
+            self.listeners.append(Prefetcher(predictor, self.experts.cache, family, CPU))
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
 

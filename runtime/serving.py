@@ -75,7 +75,7 @@ class CpuExpert(Graph):
         self._promotion: Future[ort.InferenceSession] | None = None
 
     def run(self, feeds: dict[str, np.ndarray], n_tokens: int) -> list[np.ndarray]:
-        """Run over n_tokens rows; one run in PROMOTE_AFTER may find a prepacked session ready and change over."""
+        """Run over n_tokens rows, prepacked as soon as that session is ready."""
         if self._promotion and self._promotion.done() and not self._promotion.cancelled():
             self.session, self._promotion, self.weights = self._promotion.result(), None, {}
             self.owner.give_back(self)
@@ -89,9 +89,9 @@ class CpuExpert(Graph):
 class CpuExperts:
     """Reads experts from the package and makes them runnable; any thread may load."""
 
-    def __init__(self, store: ExpertStore, log: RunLog, loader: Loader | None, direct: bool = True):
+    def __init__(self, store: ExpertStore, log: RunLog, loader: Loader | None):
         self.store, self.log, self.loader = store, log, loader
-        self.reader, self.pool = Reader(direct), BlockPool()
+        self.reader, self.pool = Reader(), BlockPool()
         self._skeleton = store.skeleton()
         self.serving = serving_of(self._skeleton)
         self._shared = self._session(self._skeleton.SerializeToString()) if self.serving is not Serving.PREPACKED else None
