@@ -4,13 +4,12 @@ import ctypes
 import platform
 from functools import cached_property
 
-import numpy as np
 import onnxruntime as ort
 
 from runtime.errors import BackendError
-from runtime.graph import CPU, shared
+from runtime.graph import CPU
 from runtime.kv_cache import halved
-from runtime.package import Package, parse_expert_name
+from runtime.package import Package
 
 MMAP_THRESHOLD = (-3, 128 * 1024)
 _pool: list[int] = []
@@ -54,41 +53,23 @@ class CpuBackend:
         self.package, self.kv_bits = package, kv_bits
         share_threads(threads)
 
-    @property
+    @cached_property
     def expert_bytes(self) -> int:
-        """As stored."""
-        return self.package.expert_bytes
+        """As it is kept: floats in 32 bits; scales of prepacked weights three times over, as they are, packed and summed up."""
+        total = 0
+        for tensor in self.package.manifest["experts"]["tensors"]:
+            name, dtype, size = tensor["name"], tensor["dtype"], int(tensor["bytes"])
+            total += size * (2 if dtype == "<f2" else 3 if name.endswith("_scales") else 1)
+        return total
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
-        """The subgraph's session; its weights are read from the package now."""
-        place = parse_expert_name(name)
-        if not place:
-            graph = self.package.graph(name)
-            fused = name.startswith("attention") and self.package.family.FUSED_ATTENTION
-            return self._create(name, halved(graph) if fused and self.kv_bits == 16 else graph, session_options())
-        session = self.expert_session(name, self.package.mapped_expert(*place))
-        # What ONNX Runtime wanted in another layout it has copied by now.
-        self.package.forget_expert(*place)
-        return session
+        """The session of a subgraph that is no expert; its weights are read from the package now."""
+        graph = self.package.graph(name)
+        fused = name.startswith("attention") and self.package.family.FUSED_ATTENTION
+        return self.create(name, halved(graph) if fused and self.kv_bits == 16 else graph, session_options())
 
-    def expert_session(self, name: str, memory: np.ndarray, prepack: bool = True) -> ort.InferenceSession:
-        """The session of an expert whose bytes (uint8, kept alive by the session) are in `memory`.
-
-        Without prepacking the weights are used where they are: quick to make, slow to run.
-        """
-        options, weights = session_options(), self.package.expert_weights(memory)
-        options.add_external_initializers(list(weights), [shared(value) for value in weights.values()])
-        if not prepack:
-            options.add_session_config_entry("session.disable_prepacking", "1")
-        session = self._create(name, self._expert_graph, options)
-        session._moescope_weights = memory
-        return session
-
-    @cached_property
-    def _expert_graph(self) -> bytes:
-        return self.package.graph("expert")
-
-    def _create(self, name: str, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+    def create(self, name: str, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        """A session of this model; weights that it names are in the package's folder or among the options' initializers."""
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.package.folder))
         try:

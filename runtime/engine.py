@@ -17,7 +17,10 @@ from runtime.log import RunLog, Step
 from runtime.operators import Operator, made_from
 from runtime.options import Options
 from runtime.package import Package, layer_name
+from runtime.predictor import Predictor, predictor_path
+from runtime.prefetch import Prefetcher
 from runtime.probes import Kind, Phase
+from runtime.routing import Listener
 from runtime.sampling import Sampler
 from runtime.token_path import TokenPath
 
@@ -45,16 +48,20 @@ class Engine:
             raise RequestError("keys and values of 16 bits need fused attention on the CPU: leave --kv-bits 32 for MLA and HTP")
         self.backends = make_backends(package, options)
         self._attentions: dict[tuple[int, int], Attention] = {}
+        self.listeners: list[Listener] = []
         self.placements = {
             Phase.PREFILL: self._placement(options.prefill_backend, options.chunk),
             Phase.DECODE: self._placement(options.decode_backend, 1),
         }
         used = {p.experts.id: p.experts for p in self.placements.values()}
-        self.experts = Experts(self.family, used, options.expert_cache, log)
+        predictor = Predictor.of(package) if wants_prefetch(package, options) else None
+        self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, predictor is not None)
         self._table = package.embedding()
         self._head = self._graph("head", Kind.HEAD, -1)
         self._mixers, self._shared = self._make_mixers()
         self._tokens = self._token_path()
+        if predictor:
+            self.listeners.append(Prefetcher(predictor, self.experts.cache, self.family, CPU))
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
 
@@ -78,7 +85,8 @@ class Engine:
         probes.token_end(step.seq, step.sampled)
         step.end_ns = monotonic_ns()
         self.log.steps.append(step)
-        self.log.hits, self.log.misses = self.experts.cache.hits, self.experts.cache.misses
+        cache = self.experts.cache
+        self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched
         return step, logits
 
     def forward(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
@@ -94,6 +102,8 @@ class Engine:
             hidden = self._table[ids].astype(np.float32)
             if self.family.embedding_multiplier != 1:
                 hidden *= np.float32(self.family.embedding_multiplier)
+        for listener in self.listeners:
+            listener.step_begins(hidden)
         if self._tokens and step.phase == Phase.DECODE and n == 1:
             hidden = self._tokens.run(sequence, hidden, step.seq)
         else:
@@ -120,6 +130,7 @@ class Engine:
         if layer in self.family.dense:
             return self._dense_layer(layer, hidden, sequence, step)
         work = self.experts.begin(layer, n, place.experts)
+        self._tell_layer(layer, hidden)
         attended = np.empty_like(hidden)
         weights = np.empty((n, self.family.top_k), np.float32)
         for part in chunks(n, place.rows, bool(place.experts.tiers)):
@@ -133,11 +144,16 @@ class Engine:
     def _dense_layer(self, layer: int, hidden: np.ndarray, sequence: Sequence, step: Step) -> np.ndarray:
         """Attention chunk by chunk, then one MLP for all rows."""
         place, n = self.placements[step.phase], len(hidden)
+        self._tell_layer(layer, hidden)
         attended = np.empty_like(hidden)
         for part in chunks(n, place.rows, bool(place.experts.tiers)):
             attended[part] = self._attend(layer, hidden, part, sequence, step)
         with Operator(self.log, Kind.MLP, layer, n, made_from(Kind.MLP, layer)):
             return self._mixers[layer].run({"hidden": attended}, n)[0]
+
+    def _tell_layer(self, layer: int, hidden: np.ndarray) -> None:
+        for listener in self.listeners:
+            listener.layer_begins(layer, hidden)
 
     def _attend(self, layer: int, hidden: np.ndarray, part: slice, sequence: Sequence, step: Step) -> np.ndarray:
         origin = made_from(Kind.ATTENTION, layer, after_dense=layer - 1 in self.family.dense)
@@ -159,6 +175,8 @@ class Engine:
             experts = chosen.astype(np.uint16)
             probes.route(layer, n, self.family.top_k, experts, weights)
         self.log.route(seq, layer, experts, weights)
+        for listener in self.listeners:
+            listener.routed(layer, attended, chosen)
         return normed, chosen, weights
 
     def _combine(self, work: LayerWork, attended: np.ndarray, weights: np.ndarray, common: np.ndarray | None) -> np.ndarray:
@@ -200,7 +218,8 @@ class Engine:
         place = self.placements[Phase.DECODE]
         if isinstance(place.attention, PortableAttention):
             return None
-        return TokenPath(self.family, self.log, self.experts, place.experts, place.attention, self._mixers, self._shared)
+        parts = self._mixers, self._shared, self.listeners
+        return TokenPath(self.family, self.log, self.experts, place.experts, place.attention, *parts)
 
 
 def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
@@ -215,6 +234,13 @@ def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
             last = n
         yield slice(first, last)
         first = last
+
+
+def wants_prefetch(package: Package, options: Options) -> bool:
+    """Prefetching needs a limited cache and experts that decode on the CPU; `auto` also a trained predictor."""
+    if options.prefetch == "off" or options.expert_cache is None or options.decode_backend == "htp":
+        return False
+    return options.prefetch == "on" or predictor_path(package) is not None
 
 
 def make_backends(package: Package, options: Options) -> dict[int, Backend]:

@@ -9,6 +9,8 @@ BACKENDS = ("auto", "cpu", "htp")
 TIERS = (1, 8, 32)
 KV_BITS = (16, 32)
 PROFILING = ("off", "basic", "detailed")
+PREFETCH = ("auto", "on", "off")
+CACHE_POLICIES = ("lru", "lfru")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,8 @@ class Options:
     prefill_backend, decode_backend: where attention and experts of that phase run; `auto` takes the NPU where there is one for
     prefill and the CPU for decode. expert_cache: bytes, None for everything. chunk: prompt rows of one attention run.
     tiers: static expert shapes on the NPU, in rows. threads: of one CPU graph. kv_bits: of kept keys and values, 32 or 16.
+    prefetch: load experts ahead of the router; `auto` where the cache is limited and the package has a trained predictor.
+    cache_policy: who leaves a full cache.
     """
 
     prefill_backend: str = "cpu"
@@ -27,6 +31,8 @@ class Options:
     tiers: tuple[int, ...] = TIERS
     threads: int = 1
     kv_bits: int = 32
+    prefetch: str = "auto"
+    cache_policy: str = "lru"
     qnn_profile: str = "off"
     qnn_profile_dir: Path | None = None
 
@@ -38,5 +44,9 @@ class Options:
             raise RequestError(f"QNN profiling {self.qnn_profile!r} is unknown: choose one of {', '.join(PROFILING)}")
         if self.kv_bits not in KV_BITS:
             raise RequestError(f"keys and values of {self.kv_bits} bits are unknown: choose one of {KV_BITS}")
+        if self.prefetch not in PREFETCH:
+            raise RequestError(f"prefetch {self.prefetch!r} is unknown: choose one of {', '.join(PREFETCH)}")
+        if self.cache_policy not in CACHE_POLICIES:
+            raise RequestError(f"cache policy {self.cache_policy!r} is unknown: choose one of {', '.join(CACHE_POLICIES)}")
         if self.chunk < 1 or self.threads < 1 or not self.tiers or min(self.tiers) < 1:
             raise RequestError("chunk, threads and tiers must be 1 or more")

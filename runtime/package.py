@@ -20,7 +20,7 @@ import json
 import mmap
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +31,14 @@ from onnx import external_data_helper
 from runtime.checkpoint import read_config, read_json
 from runtime.errors import PackageError
 from runtime.models import Family, read_family
+from runtime.reader import ALIGNMENT, Place
 
 FORMAT = 2
 MANIFEST = "manifest.json"
 VERIFIED = ".verified"
-PAGE = 4096
+PAGE = ALIGNMENT
 EXPERTS = "experts"
 HASHED_AT_ONCE = 1 << 22
-
-
-@dataclass(frozen=True)
-class ExpertPlace:
-    """Where an expert's weights lie: `size` bytes at `offset`, a multiple of PAGE; padded to `stride` bytes, another."""
-
-    path: Path
-    offset: int
-    size: int
-    stride: int
 
 
 def is_package(folder: Path) -> bool:
@@ -93,30 +84,36 @@ class Package:
         """Does it hold the subgraphs of plain operators that an NPU takes?"""
         return attention_name(0, portable=True) in self.manifest["subgraphs"]
 
-    def expert_place(self, layer: int, expert: int) -> ExpertPlace:
-        """Where the expert's weights lie."""
-        experts = self.manifest["experts"]
-        stride = int(experts["stride"])
-        return ExpertPlace(self.folder / experts["layers"][str(layer)]["file"], expert * stride, self.expert_bytes, stride)
+    @cached_property
+    def expert_stride(self) -> int:
+        """Bytes from one expert to the next, a multiple of PAGE."""
+        return int(self.manifest["experts"]["stride"])
+
+    def expert_place(self, layer: int, expert: int) -> Place:
+        """Where the expert's weights lie: at a multiple of PAGE."""
+        path = self.folder / self.manifest["experts"]["layers"][str(layer)]["file"]
+        return Place(path, expert * self.expert_stride, self.expert_bytes)
 
     def expert_weights(self, memory: np.ndarray) -> dict[str, np.ndarray]:
         """The tensors of an expert by name, as views of its bytes (uint8)."""
-        return {
-            tensor["name"]: memory[tensor["offset"] : tensor["offset"] + tensor["bytes"]]
-            .view(tensor["dtype"])
-            .reshape(tensor["shape"])
-            for tensor in self.manifest["experts"]["tensors"]
-        }
+        return {name: memory[part].view(dtype).reshape(shape) for name, part, dtype, shape in self._expert_layout}
+
+    @cached_property
+    def _expert_layout(self) -> list[tuple[str, slice, np.dtype[Any], tuple[int, ...]]]:
+        return [
+            (t["name"], slice(t["offset"], t["offset"] + t["bytes"]), np.dtype(t["dtype"]), tuple(t["shape"]))
+            for t in self.manifest["experts"]["tensors"]
+        ]
 
     def mapped_expert(self, layer: int, expert: int) -> np.ndarray:
         """The expert's bytes in the mapped file: pages are read when touched."""
         place = self.expert_place(layer, expert)
-        return np.frombuffer(self._map(place.path), np.uint8, place.size, place.offset)
+        return np.frombuffer(self._map(place.path), np.uint8, place.bytes, place.offset)
 
     def forget_expert(self, layer: int, expert: int) -> None:
         """Take the expert's mapped pages out of this process; they come back when touched."""
         place = self.expert_place(layer, expert)
-        self._map(place.path).madvise(mmap.MADV_DONTNEED, place.offset, place.stride)
+        self._map(place.path).madvise(mmap.MADV_DONTNEED, place.offset, self.expert_stride)
 
     def embedding(self) -> np.ndarray:
         """The embedding table [V, H], mapped."""

@@ -14,6 +14,7 @@ from runtime.log import RunLog
 from runtime.models import Family
 from runtime.operators import Operator, made_from
 from runtime.probes import Kind
+from runtime.routing import Listener
 
 
 class TokenPath:
@@ -28,9 +29,10 @@ class TokenPath:
         attention: FusedAttention | LatentAttention,
         mixers: list[Graph],
         shared_experts: list[Graph | None],
+        listeners: list[Listener],
     ):
         self.family, self.log, self.experts, self.backend, self.attention = family, log, experts, backend, attention
-        self._mixers, self._shared = mixers, shared_experts
+        self._mixers, self._shared, self._listeners = mixers, shared_experts, listeners
         hidden, top_k = family.hidden, family.top_k
         self.hidden, self.hidden_value = _buffer((1, hidden))
         self._attended, self._attended_value = _buffer((1, hidden))
@@ -49,6 +51,9 @@ class TokenPath:
         self.attention.move_to(sequence, sequence.length + 1)
         for layer in range(self.family.layers):
             dense = self.family.dense
+            self.experts.cache.begin_event()
+            for listener in self._listeners:
+                listener.layer_begins(layer, self.hidden)
             with Operator(self.log, Kind.ATTENTION, layer, 1, made_from(Kind.ATTENTION, layer, after_dense=layer - 1 in dense)):
                 self.attention.run_into(layer, self.hidden_value, self._attended_value, 1)
             if layer in dense:
@@ -67,6 +72,8 @@ class TokenPath:
             chosen, weights = self._chosen.astype(np.uint16), self._weights.copy()
             probes.route(layer, 1, self.family.top_k, chosen, weights)
         self.log.route(seq, layer, chosen, weights)
+        for listener in self._listeners:
+            listener.routed(layer, self._attended, self._chosen)
         graph, binding, origin = self._shared[layer], self._shared_bindings[layer], made_from(Kind.DISPATCH, layer)
         with Operator(self.log, Kind.DISPATCH, layer, 1, origin):
             used = self._chosen[0].tolist()

@@ -193,9 +193,9 @@ def test_every_expert_is_one_aligned_read_that_matches_its_hash(demo: Path, tmp_
     for layer in range(package.family.layers):
         for expert in range(package.family.experts):
             place = package.expert_place(layer, expert)
-            assert place.offset % 4096 == place.stride % 4096 == 0
+            assert place.offset % 4096 == package.expert_stride % 4096 == 0
             with place.path.open("rb") as file:
-                content = os.pread(file.fileno(), place.size, place.offset)
+                content = os.pread(file.fileno(), place.bytes, place.offset)
             assert sha256(content) == hashes[str(layer)]["sha256"][expert]
             assert bytes(package.mapped_expert(layer, expert)) == content
 

@@ -14,14 +14,15 @@ import pytest
 
 from runtime import MoE, htp
 from runtime.attention import Sequence, make_attention
-from runtime.convert import open_or_convert
+from runtime.convert import convert, open_or_convert
+from runtime.demo_model import DemoSizes, write_demo_model
 from runtime.engine import make_backends
 from runtime.errors import BackendError
 from runtime.graph import CPU, HTP
 from runtime.log import RunLog
 from runtime.options import Options
 from runtime.probes import Kind
-from tests.runtime_models import PROMPT, random_model, write_demo_model
+from tests.runtime_models import PROMPT, random_model
 
 htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,3 +151,19 @@ def test_a_graph_that_htp_cannot_run_is_an_error_and_never_falls_back(tmp_path: 
 
 def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+@htp_only
+def test_evicted_and_reloaded_context_binaries_leave_nothing_and_two_run_from_two_threads(tmp_path: Path) -> None:
+    sizes = DemoSizes(hidden=64, layers=1, experts=2, intermediate=64, vocabulary=400)
+    package = convert(write_demo_model(tmp_path / "model", sizes=sizes), tmp_path / "package")
+    script = (
+        "import sys; from pathlib import Path; from benchmarks.htp_cycles import *\n"
+        "return_freed_memory(); backend = HtpBackend(Package(Path(sys.argv[1])), (1,))\n"
+        "names = ['expert_00_000', 'expert_00_001']\n"
+        "warm, half, end = cycle(backend, names, 16); assert from_two_threads(backend, names, 5)\n"
+        "assert end['threads'] == warm['threads'] and end['files'] == warm['files'] and end['pss'] - warm['pss'] < 8 << 20"
+    )
+    command = [sys.executable, "-c", script, str(package.folder)]
+    done = subprocess.run(command, env=_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -24,8 +24,8 @@ SEED = 0
 class Row:
     """One test. Speeds are tokens per second, mean and deviation over repetitions; the rest is summed and given per token.
 
-    stall_ms: waiting for experts to be read. padding_waste: share of rows that NPU shapes added. peak_pss_bytes: the largest
-    proportional set size seen after loading and after each repetition.
+    stall_ms: a layer stood still for experts to come. padding_waste: share of rows that NPU shapes added. peak_pss_bytes: the
+    largest proportional set size seen after loading and after each repetition.
     """
 
     model: str
@@ -138,7 +138,7 @@ class Counts:
     def of(cls, model: "MoE") -> "Counts":
         """Now."""
         log = model.log
-        return cls(log.hits, log.misses, log.load_ns, log.expert_rows, log.padding_rows, dict(log.loaded_by))
+        return cls(log.hits, log.misses, log.stall_ns, log.expert_rows, log.padding_rows, dict(log.load_bytes))
 
     def since(self, before: "Counts") -> "Counts":
         """The difference."""

@@ -62,6 +62,10 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
     placement.add_argument(
         "--expert-cache", default="all", metavar="SIZE", help="experts to keep, in bytes: 1.5MiB, 800kB, all (default)"
     )
+    placement.add_argument("--cache-policy", choices=("lru", "lfru"), default="lru", help="who leaves a full expert cache")
+    placement.add_argument(
+        "--prefetch", choices=("auto", "on", "off"), default="auto", help="load experts ahead of the router (auto: once trained)"
+    )
     placement.add_argument(
         "--kv-bits", type=int, choices=(16, 32), default=32, help="of the keys and values that are kept (default: 32)"
     )
@@ -103,7 +107,8 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     from runtime.commands import parse_tiers
 
     tiers = parse_tiers(args.tiers)
-    names = ("prefill_backend", "decode_backend", "chunk", "threads", "kv_bits", "qnn_profile", "qnn_profile_dir")
+    names = ["prefill_backend", "decode_backend", "chunk", "threads", "cache_policy", "prefetch", "kv_bits"]
+    names += ["qnn_profile", "qnn_profile_dir"]
     return {name: getattr(args, name) for name in names if hasattr(args, name)} | {"tiers": tiers}
 
 

@@ -18,6 +18,7 @@ from runtime.models.routers import KINDS, Router
 from runtime.quantize import FLOAT32, Precision
 
 ACTIVATIONS = ("silu", "swish")
+LOGITS = "gate_out"
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Decoder:
         g.input("hidden", ("T", self.hidden))
         self.norm(g, checkpoint, "hidden", prefix + "post_attention_layernorm", self.hidden, "normed")
         weight = checkpoint.tensor(gate + ".weight", (self.experts, self.hidden))
-        logits = g.linear("normed", "gate", weight, FLOAT32, checkpoint.optional(gate + ".bias", (self.experts,)), "gate_out")
+        logits = g.linear("normed", "gate", weight, FLOAT32, checkpoint.optional(gate + ".bias", (self.experts,)), LOGITS)
         if self.router.kind == "sigmoid_groups":
             g.weight("correction", checkpoint.tensor(gate + ".e_score_correction_bias", (self.experts,)))
         KINDS[self.router.kind](g, logits, self.router)

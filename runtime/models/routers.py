@@ -8,6 +8,8 @@ from onnx import TensorProto
 from runtime.graph_builder import GraphBuilder
 
 OUT = ["weights", "experts"]
+# Predictors look for the scores [T, E] by which experts compete; where a graph has none of this name, the logits are.
+SCORES = "scores"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Router:
 
 def softmax_topk(g: GraphBuilder, logits: str, router: Router) -> None:
     """Softmax over all experts, the k largest, renormalised where the config says so (Qwen, Mixtral, OLMoE)."""
-    scores = g.node("Softmax", [logits], axis=-1)
+    scores = g.node("Softmax", [logits], SCORES, axis=-1)
     if not router.renormalize:
         g.nodes_of("TopK", [scores, g.ints(router.top_k)], OUT)
         return
@@ -42,7 +44,7 @@ def topk_softmax(g: GraphBuilder, logits: str, router: Router) -> None:
 
 def group_limited(g: GraphBuilder, logits: str, router: Router) -> None:
     """Softmax; only the groups with the largest single scores take part; weights times a scale (DeepSeek-V2)."""
-    scores = g.node("Softmax", [logits], axis=-1)
+    scores = g.node("Softmax", [logits], SCORES, axis=-1)
     if router.groups > 1:
         grouped = g.node("Reshape", [scores, g.ints(-1, router.groups, router.experts // router.groups)])
         kept = _kept_groups(g, g.node("ReduceMax", [grouped, g.ints(-1)], keepdims=0), router)
@@ -57,7 +59,7 @@ def sigmoid_groups(g: GraphBuilder, logits: str, router: Router) -> None:
     Groups compete by the sum of their two best; weights are renormalised and scaled (DeepSeek-V3).
     """
     scores = g.node("Sigmoid", [logits])
-    choice = g.node("Add", [scores, "correction"])
+    choice = g.node("Add", [scores, "correction"], SCORES)
     if router.groups > 1:
         grouped = g.node("Reshape", [choice, g.ints(-1, router.groups, router.experts // router.groups)])
         best = g.nodes_of("TopK", [grouped, g.ints(2)], ["best_two", "best_two_at"])[0]
