@@ -58,7 +58,7 @@ def events(segment: Routed) -> list[Event]:
 def with_prefetch(segments: list[Routed], told: list[Told], capacity: int, policy: Policy, family: Any, limits: dict) -> Outcome:
     played, one = Replay(capacity, policy, prefetching=True), np.zeros((1, 1), np.float32)
     for segment, predictions in zip(segments, told, strict=True):
-        listener = Prefetcher(predictions, played.cache, family, CPU, limits)
+        listener = Prefetcher(predictions, played.cache, family, CPU, limits, frugal=False)
         trace = iter(events(segment))
         for predictions.at in range(len(segment.states[0])):
             listener.step_begins(one)

@@ -17,6 +17,8 @@ from threading import Lock
 from time import monotonic_ns
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from runtime.errors import BudgetError
 from runtime.loader import Loader, Ticket
 from runtime.policies import LRU, Form, Policy
@@ -24,6 +26,7 @@ from runtime.probes import Cache, Reason
 from runtime.units import show_bytes
 
 __all__ = ["ExpertCache", "Form", "Watcher"]
+FRESH = 1 / 16  # share of a new measurement in the mean time of a load
 URGENT = -float("inf")
 EXTRA_SHARE = 0.4
 EXTRA_AT_FIRST = 8  # loads that may be in vain before anything was earned
@@ -107,10 +110,12 @@ class ExpertCache(Generic[Session]):
         self.budget, self.loader, self.policy = budget, loader, policy or LRU()
         self.resident = self.reserved = 0
         self.hits = self.misses = self.prefetched = 0
+        self.load_ns = 0.0
         self.allowance = Allowance()
         self._size, self._load, self._unload, self._watcher = size, load, unload, watcher
         self._held: dict[Form, Entry] = {}
         self._by_layer: defaultdict[int, set[Form]] = defaultdict(set)
+        self._absent: np.ndarray | None = None
         self._event = 0
         self._early: set[Form] = set()
         self._named: set[Form] = set()
@@ -218,9 +223,12 @@ class ExpertCache(Generic[Session]):
         """Does no load wait?"""
         return self.loader is None or self.loader.idle
 
-    def holds_all(self, layer: int, experts: int) -> bool:
-        """Is every expert of the layer held or on its way?"""
-        return len(self._by_layer[layer]) >= experts
+    def absent(self, layers: int, experts: int) -> np.ndarray:
+        """[layers, E] bool, kept up to date: which experts are neither held nor on their way, in any form."""
+        self._absent = np.ones((layers, experts), bool)
+        for form in self._held:
+            self._absent[form.layer, form.expert] = False
+        return self._absent
 
     def waiting(self, layer: int) -> list[int]:
         """Experts of the layer that a prefetch has asked for and nobody has used yet."""
@@ -241,6 +249,8 @@ class ExpertCache(Generic[Session]):
         entry.ticket.work = self._work(form, entry)
         self._held[form] = entry
         self._by_layer[form.layer].add(form)
+        if self._absent is not None:
+            self._absent[form.layer, form.expert] = False
         self.reserved += size
         self.policy.used(form)
         if queued and self.loader:
@@ -248,11 +258,12 @@ class ExpertCache(Generic[Session]):
 
     def _work(self, form: Form, entry: Entry) -> Callable[[], Session]:
         def work() -> Session:
-            size = entry.size
+            size, began = entry.size, monotonic_ns()
             self._watcher.load_begin(form, size, entry.reason)
             session = self._load(form)
             entry.landed_in = self._event
             with self._lock:
+                self.load_ns += FRESH * (monotonic_ns() - began - self.load_ns)
                 self.resident += size
                 resident = self.resident
             self._watcher.load_end(form, size, resident)
@@ -263,13 +274,15 @@ class ExpertCache(Generic[Session]):
     def _finished(self, form: Form) -> Session:
         """The session of a form that is held; loads it here where no other thread has begun to."""
         entry = self._held[form]
-        if not entry.ticket.landed:
-            began = monotonic_ns()
-            if not entry.ticket.done() and (not entry.queued or (self.loader and self.loader.withdraw(entry.ticket))):
-                entry.ticket.run()
-            entry.ticket.exception()
-            if entry.reason != Reason.STARTUP:
-                self._watcher.waited(monotonic_ns() - began)
+        if entry.ticket.landed:
+            landed: Session = entry.ticket.value
+            return landed
+        began = monotonic_ns()
+        if not entry.ticket.done() and (not entry.queued or (self.loader and self.loader.withdraw(entry.ticket))):
+            entry.ticket.run()
+        entry.ticket.exception()
+        if entry.reason != Reason.STARTUP:
+            self._watcher.waited(monotonic_ns() - began)
         try:
             session: Session = entry.ticket.result()
         except BaseException:
@@ -330,6 +343,8 @@ class ExpertCache(Generic[Session]):
         if entry.found(self._event):
             self._early.add(form)
         self._by_layer[form.layer].discard(form)
+        if self._absent is not None:
+            self._absent[form.layer, form.expert] = True
         self.policy.left(form)
         self.reserved -= entry.size
 

@@ -11,18 +11,20 @@ def _nothing() -> None:
 
 
 class Ticket(Future[Any]):
-    """A load that was asked for; `urgency`: smaller is sooner. `landed` (it has a result) can be read without a lock."""
+    """A load that was asked for; `urgency`: smaller is sooner. `landed` (it has a `value`) can be read without a lock."""
 
     def __init__(self, urgency: float, work: Callable[[], Any] = _nothing):
         super().__init__()
         self.work, self.urgency, self.landed = work, urgency, False
+        self.value: Any = None
 
     def run(self) -> None:
         """Do the work, unless it was cancelled or has begun elsewhere."""
         if not self.set_running_or_notify_cancel():
             return
         try:
-            self.set_result(self.work())
+            self.value = self.work()
+            self.set_result(self.value)
             self.landed = True
         except BaseException as error:
             self.set_exception(error)

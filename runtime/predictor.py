@@ -56,10 +56,11 @@ def normalised(hidden: np.ndarray) -> np.ndarray:
 
 def margins(scores: np.ndarray, k: int) -> np.ndarray:
     """Scores [n, E] over the border that separates each row's best k from the rest."""
-    experts = scores.shape[1]
-    last, next_best = experts - k, max(experts - k - 1, 0)
-    ranked = np.partition(scores, (next_best, last), axis=1)
-    over: np.ndarray = scores - (ranked[:, last, None] + ranked[:, next_best, None]) / 2
+    ranked, last = scores.copy(), scores.shape[1] - k
+    ranked.sort(axis=1)
+    border = ranked[:, last, None] + ranked[:, max(last - 1, 0), None]
+    border *= np.float32(0.5)
+    over: np.ndarray = scores - border
     return over
 
 

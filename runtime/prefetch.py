@@ -9,6 +9,7 @@ Prefill is left alone: its chunks choose nearly every expert, and the cache send
 
 from collections.abc import Iterable
 from math import log
+from time import monotonic_ns
 from typing import Protocol
 
 import numpy as np
@@ -16,12 +17,16 @@ import numpy as np
 from runtime.cache import ExpertCache
 from runtime.models import Family
 from runtime.policies import Form
-from runtime.predictor import Predictor
+from runtime.predictor import Predictor, chance
 from runtime.routing import History
 
 # Chances from which on an expert is loaded, and below which a load that waits is cancelled.
 THRESHOLDS = {"token": 0.9, "next": 0.7, "near": 0.4}
 NEEDLESS = 0.1
+# Share of a new measurement in the mean time that a look takes.
+FRESH = 1 / 16
+# What is left of it by a layer that was not looked at, so that one slow look is not believed for ever.
+FORGOTTEN = 0.998
 # Loads of a nearer layer come first; log odds decide within one.
 LAYER_AHEAD = 100.0
 
@@ -37,7 +42,10 @@ class Odds(Protocol):
 
 
 class Prefetcher:
-    """Listens to the engine's steps and asks the cache for loads (runtime.routing.Listener)."""
+    """Listens to the engine's steps and asks the cache for loads (runtime.routing.Listener).
+
+    `frugal`: stage two leaves out a layer where looking takes longer than the loads that the token alone lets expect there.
+    """
 
     def __init__(
         self,
@@ -46,14 +54,16 @@ class Prefetcher:
         family: Family,
         backend: int,
         thresholds: dict[str, float] | None = None,
+        frugal: bool = True,
     ):
-        self.predictor, self.cache, self.experts = predictor, cache, family.experts
+        self.predictor, self.cache, self.absent = predictor, cache, cache.absent(family.layers, family.experts)
         routed = [layer for layer in range(family.layers) if layer not in family.dense]
         self._forms = {layer: [Form(layer, expert, backend, 0) for expert in range(family.experts)] for layer in routed}
         self._least = {view: log_odds_of(chance) for view, chance in (THRESHOLDS | (thresholds or {})).items()}
-        self._needless = log_odds_of(NEEDLESS)
+        self._needless, self.frugal, self._look_ns = log_odds_of(NEEDLESS), frugal, 0.0
         self.history = History(family.layers, family.experts)
         self._layers, self._chosen = np.array(routed), np.zeros((family.layers, family.top_k), np.int64)
+        self._worth = [True] * family.layers + [False]
         self._decoding = self._unlearnt = False
 
     def step_begins(self, embedded: np.ndarray) -> None:
@@ -64,18 +74,26 @@ class Prefetcher:
         self._decoding = len(embedded) == 1
         odds = self.predictor.tokens(embedded, self.history) if self._decoding else None
         if odds is not None:
-            layers, experts = np.nonzero(odds > self._least["token"])
+            layers, experts = ((odds > self._least["token"]) & self.absent).nonzero()
             for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True):
                 if layer in self._forms:
                     self._ask(self._forms[layer][expert], layer + 2, odds[layer, expert])
+            if self.frugal:
+                expected_ns = (chance(odds) * self.absent).sum(axis=1) * self.cache.load_ns
+                self._worth[:-1] = (expected_ns > self._look_ns).tolist()
 
     def layer_begins(self, layer: int, hidden: np.ndarray) -> None:
         """Stage two, for this layer and the next."""
-        if not self._decoding or (self._settled(layer) and self._settled(layer + 1)):
+        if not self._decoding:
             return
+        if not (self._worth[layer] or self._worth[layer + 1]):
+            self._look_ns *= FORGOTTEN
+            return
+        began = monotonic_ns()
         for distance, (view, odds) in enumerate(zip(("near", "next"), self.predictor.ahead(layer, hidden), strict=False)):
-            if not self._settled(layer + distance):
+            if self._worth[layer + distance] and layer + distance in self._forms:
                 self._stage(layer + distance, odds, self._least[view], distance)
+        self._look_ns += FRESH * (monotonic_ns() - began - self._look_ns)
 
     def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
         """Remember what was chosen: of a decoded token all layers at once, when the next one begins."""
@@ -85,18 +103,17 @@ class Prefetcher:
         else:
             self.history.add(layer, chosen)
 
-    def _settled(self, layer: int) -> bool:
-        """Is there nothing to load for the layer, and nothing on its way?"""
-        return layer not in self._forms or (self.cache.holds_all(layer, self.experts) and self.cache.idle)
-
     def _stage(self, layer: int, odds: np.ndarray, least: float, distance: int) -> None:
         forms = self._forms[layer]
         for expert in self.cache.waiting(layer):
             if odds[expert] < self._needless:
                 self.cache.cancel(forms[expert])
-        likely = (odds > least).nonzero()[0].tolist()
-        missing = [expert for expert in likely if not self.cache.ready(forms[expert])]
-        for expert in sorted(missing, key=odds.__getitem__, reverse=True):
+        if self.cache.idle:
+            likely = ((odds > least) & self.absent[layer]).nonzero()[0].tolist()
+        else:
+            # What is on its way moves forward.
+            likely = [expert for expert in (odds > least).nonzero()[0].tolist() if not self.cache.ready(forms[expert])]
+        for expert in sorted(likely, key=odds.__getitem__, reverse=True):
             self._ask(forms[expert], distance, odds[expert])
 
     def _ask(self, form: Form, distance: int, odds: float) -> None:
