@@ -6,7 +6,10 @@ from importlib import import_module
 
 VERBS = {
     "generate": "generate text with a Mixture-of-Experts model on CPU and NPU",
+    "chat": "talk with a model",
+    "bench": "measure prefill and decode speed, as llama-bench",
     "convert": "convert a Hugging Face model into a package of subgraphs",
+    "train-predictor": "learn which experts a model chooses, for prefetching",
     "inspect": "show what a model or package holds",
     "demo-model": "write a small model to try things with",
 }

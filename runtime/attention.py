@@ -1,8 +1,11 @@
 """Keys and values of the running sequence, and the attention graphs that read and extend them."""
 
-import numpy as np
+from functools import cached_property
 
-from runtime.graph import Backend, Graph
+import numpy as np
+import onnxruntime as ort
+
+from runtime.graph import Backend, Binding, Graph, shared
 from runtime.log import RunLog
 from runtime.models import Family
 from runtime.package import attention_name
@@ -18,72 +21,181 @@ def past_tier(tokens: int) -> int:
 
 
 class Sequence:
-    """Past keys and values [capacity, KV, D] of every layer, and the rotary table [capacity, 1, D]."""
+    """Keys and values [KV, capacity, D] of every layer, and the rotary tables. `end`: rows when the running step is done."""
 
-    def __init__(self, family: Family, tokens: int):
-        self.capacity = past_tier(tokens)
-        shape = (self.capacity, family.kv_heads, family.head_dim)
-        self.keys = [np.zeros(shape, np.float32) for _ in range(family.layers)]
-        self.values = [np.zeros(shape, np.float32) for _ in range(family.layers)]
+    def __init__(self, family: Family, tokens: int, dtype: type = np.float32):
+        self.capacity, self.family = past_tier(tokens), family
+        keys, values = ((family.kv_heads, self.capacity, dim) for dim in (family.key_dim, family.value_dim))
+        self.keys: list[np.ndarray] = [np.zeros(keys, dtype) for _ in range(family.layers)]
+        self.values: list[np.ndarray] = [np.zeros(values, dtype) for _ in range(family.layers)]
         self.length = 0
-        rates = family.rope_theta ** -(np.arange(0, family.head_dim, 2, dtype=np.float32) / np.float32(family.head_dim))
-        angles = np.arange(self.capacity, dtype=np.float32)[:, None] * rates.astype(np.float32)
-        self.cos = np.concatenate([np.cos(angles)] * 2, axis=1, dtype=np.float32)[:, None, :]
-        self.sin = np.concatenate([-np.sin(angles), np.sin(angles)], axis=1, dtype=np.float32)[:, None, :]
+        self.end = 0
+        self.half_cos, self.half_sin = family.rope.table(self.capacity)
+
+    @cached_property
+    def cos(self) -> np.ndarray:
+        """Cosines [capacity, 1, R] for plain operators."""
+        return np.concatenate([self.half_cos] * 2, axis=1)[:, None, :]
+
+    @cached_property
+    def sin(self) -> np.ndarray:
+        """Sines [capacity, 1, R]; the first half carries the rotation's minus."""
+        return np.concatenate([-self.half_sin, self.half_sin], axis=1)[:, None, :]
 
 
-class Attention:
-    """Attention graphs of one phase on one backend; `rows` is the most rows of one run."""
+class PortableAttention:
+    """Attention in static shapes of plain operators, on an NPU; `rows` is the rows of one run."""
 
     def __init__(self, family: Family, backend: Backend, log: RunLog, rows: int):
         self.family, self.backend, self.log, self.rows = family, backend, log, rows
         self._graphs: dict[tuple[int, int], Graph] = {}
 
-    @property
-    def static(self) -> bool:
-        """Does the backend want fixed shapes?"""
-        return bool(self.backend.tiers)
-
-    def prepare(self, capacity: int) -> None:
+    def prepare(self, sequence: Sequence) -> None:
         """Make every layer's graph for sequences of this capacity."""
         for layer in range(self.family.layers):
-            self._graph(layer, capacity)
+            self._graph(layer, sequence.capacity)
 
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
         """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
-        n = len(hidden)
-        rows = self.rows if self.static else n
-        past = sequence.capacity if self.static else position
+        n, rows, past, family = len(hidden), self.rows, sequence.capacity, self.family
         feeds = {
             "hidden": _padded(hidden, rows),
             "cos": _padded(sequence.cos[position : position + n], rows),
             "sin": _padded(sequence.sin[position : position + n], rows),
-            "mask": _mask(rows, past, position),
-            "past_k": sequence.keys[layer][:past],
-            "past_v": sequence.values[layer][:past],
+            "mask": mask(rows, past, position, family.window(layer)),
+            "past_k": sequence.keys[layer],
         }
-        out, keys, values = self._graph(layer, sequence.capacity).run(feeds, n)
-        sequence.keys[layer][position : position + n] = keys[:n]
-        sequence.values[layer][position : position + n] = values[:n]
-        return out[:n]
+        if family.value_dim:
+            feeds["past_v"] = sequence.values[layer]
+        out, keys, *values = self._graph(layer, sequence.capacity).run(feeds, n)
+        sequence.keys[layer][:, position : position + n] = keys[:, :n]
+        if values:
+            sequence.values[layer][:, position : position + n] = values[0][:, :n]
+        return np.asarray(out[:n])
 
-    def _graph(self, layer: int, capacity: int) -> Graph:
-        past = capacity if self.static else 0
+    def _graph(self, layer: int, past: int) -> Graph:
         if (layer, past) not in self._graphs:
-            dims = {"T": self.rows, "P": past, "S": past + self.rows} if self.static else {}
-            session = self.backend.session(attention_name(layer), dims)
-            tier = self.rows if self.static else 0
-            self._graphs[layer, past] = Graph(session, self.log, Kind.ATTENTION, layer, -1, self.backend.id, tier)
+            dims = {"T": self.rows, "P": past, "S": past + self.rows}
+            session = self.backend.session(attention_name(layer, portable=True), dims)
+            self._graphs[layer, past] = Graph(session, self.log, Kind.ATTENTION, layer, -1, self.backend.id, self.rows)
         return self._graphs[layer, past]
 
 
-def _mask(rows: int, past: int, position: int) -> np.ndarray:
-    """Additive mask [rows, past + rows]: past rows beyond `position` are empty, new rows see themselves and earlier ones."""
-    mask = np.zeros((rows, past + rows), np.float32)
-    mask[:, position:past] = MASKED
-    if rows > 1:
-        mask[:, past:] = np.triu(np.full((rows, rows), MASKED, np.float32), 1)
-    return mask
+class FusedAttention:
+    """Attention on the CPU as one operator that reads and extends the sequence's keys and values where they are."""
+
+    def __init__(self, family: Family, backend: Backend, log: RunLog):
+        self.family = family
+        self.graphs = [
+            Graph(backend.session(attention_name(i), {}), log, Kind.ATTENTION, i, -1, backend.id, 0) for i in range(family.layers)
+        ]
+        self._lengths, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
+        self._shared = {"seqlens": shared(self._lengths), "total": shared(self._total)}
+        self._bindings: list[Binding] = []
+        self._of: Sequence | None = None
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Bind every layer to the sequence's memory."""
+        if self._of is sequence:
+            return
+        self._of = sequence
+        self._bindings = [self._binding(layer, sequence) for layer in range(self.family.layers)]
+
+    def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
+        """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
+        out = np.empty_like(hidden)
+        self.move_to(sequence, position + len(hidden))
+        self.run_into(layer, shared(np.ascontiguousarray(hidden)), shared(out), len(hidden))
+        return out
+
+    def move_to(self, sequence: Sequence, end: int) -> None:
+        """The next runs make the sequence `end` rows long."""
+        self.prepare(sequence)
+        self._lengths[0], self._total[...] = end - 1, end
+
+    def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
+        """The same over values of ONNX Runtime, behind `move_to`."""
+        binding = self._bindings[layer]
+        binding.input("hidden", hidden)
+        binding.output("hidden_out", out)
+        self.graphs[layer].run_bound(binding, n)
+
+    def _binding(self, layer: int, sequence: Sequence) -> Binding:
+        keys, values = shared(sequence.keys[layer][None]), shared(sequence.values[layer][None])
+        dtype = sequence.keys[layer].dtype
+        tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
+        inputs = {**self._shared, **tables, "past_k": keys, "past_v": values}
+        return Binding(self.graphs[layer].session, inputs, {"present_k": keys, "present_v": values})
+
+
+class LatentAttention:
+    """Latent attention (MLA) on the CPU: the cache comes and goes in the same memory, so that only new rows are written.
+
+    Runs cover the power of two that holds the whole step, not the chunk: sums then do not depend on the chunk's size.
+    """
+
+    def __init__(self, family: Family, backend: Backend, log: RunLog):
+        self.family = family
+        self.graphs = [
+            Graph(backend.session(attention_name(i), {}), log, Kind.ATTENTION, i, -1, backend.id, 0) for i in range(family.layers)
+        ]
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Nothing is bound ahead."""
+
+    def move_to(self, sequence: Sequence, end: int) -> None:
+        """The next runs make the sequence `end` rows long."""
+        sequence.end = end
+        self._of = sequence
+
+    def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
+        """Hidden [n, H] after attention and residual; the new keys join the sequence at `position`."""
+        out = np.empty_like(hidden)
+        self._run(layer, shared(np.ascontiguousarray(hidden)), shared(out), sequence, position, len(hidden))
+        return out
+
+    def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
+        """The same over values of ONNX Runtime, behind `move_to`."""
+        self._run(layer, hidden, out, self._of, self._of.end - n, n)
+
+    def _run(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, sequence: Sequence, position: int, n: int) -> None:
+        size = past_tier(max(sequence.end, position + n))
+        keys = shared(sequence.keys[layer][0, :size])
+        feeds = {
+            "cos": sequence.cos[position : position + n],
+            "sin": sequence.sin[position : position + n],
+            "mask": mask(n, size, position, self.family.window(layer), appended=False),
+            "rows": np.arange(position, position + n, dtype=np.int64)[:, None],
+        }
+        inputs = {name: shared(np.ascontiguousarray(value)) for name, value in feeds.items()} | {"hidden": hidden, "past_k": keys}
+        graph = self.graphs[layer]
+        graph.run_bound(Binding(graph.session, inputs, {"hidden_out": out, "present_k": keys}), n)
+
+
+Attention = PortableAttention | FusedAttention | LatentAttention
+
+
+def make_attention(family: Family, backend: Backend, log: RunLog, rows: int) -> Attention:
+    """The kind of attention that the backend runs for this family."""
+    if backend.tiers:
+        return PortableAttention(family, backend, log, rows)
+    return (FusedAttention if family.FUSED_ATTENTION else LatentAttention)(family, backend, log)
+
+
+def mask(rows: int, past: int, position: int, window: int = 0, appended: bool = True) -> np.ndarray:
+    """Additive mask of `rows` new rows at `position`: each sees itself and earlier ones, the last `window` of them.
+
+    Columns are the `past` rows of the cache, then the new rows where they are `appended`.
+    """
+    own = np.arange(position, position + rows)[:, None]
+    columns = np.arange(past)
+    if appended:
+        # Rows of the cache behind `position` are empty.
+        columns = np.concatenate([np.where(columns < position, columns, np.iinfo(np.int64).max), own[:, 0]])
+    seen = columns <= own
+    if window:
+        seen &= columns > own - window
+    return np.where(seen, np.float32(0), np.float32(MASKED))
 
 
 def _padded(values: np.ndarray, rows: int) -> np.ndarray:

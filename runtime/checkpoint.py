@@ -11,6 +11,7 @@ from runtime.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -67,14 +68,23 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
-    def tensor(self, name: str, shape: tuple[int, ...], index: int | None = None) -> np.ndarray:
-        """The tensor as float32, or its part `index` along the first axis; `shape` is what config.json promises."""
+    def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
+        """The tensor as float32, or a part along its first axis; `shape` is what config.json promises for the whole."""
         if name not in self.names:
             raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
-        part = self._reader(self.names[name]).get_slice(name)
-        found = tuple(part.get_shape())
+        stored = self._reader(self.names[name]).get_slice(name)
+        found = tuple(stored.get_shape())
         if found != shape:
             told = f"tensor {name} has shape {list(found)}, config.json says {list(shape)}"
             raise ModelError(f"{told}: the files do not belong together")
-        value: np.ndarray = part[:] if index is None else part[index]
+        if stored.get_dtype() not in FLOATS:
+            told = f"tensor {name} is stored as {stored.get_dtype()}"
+            raise ModelError(f"{told}: save the model once in bfloat16 or float16 with transformers, then convert that")
+        if isinstance(part, slice):
+            part = slice(*part.indices(shape[0]))
+        value: np.ndarray = stored[:] if part is None else stored[part]
         return value.astype(np.float32)
+
+    def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The tensor, or None where the checkpoint has none of this name."""
+        return self.tensor(name, shape) if name in self else None

@@ -2,11 +2,13 @@
 
 import ctypes
 import platform
+from functools import cached_property
 
 import onnxruntime as ort
 
 from runtime.errors import BackendError
 from runtime.graph import CPU
+from runtime.kv_cache import halved
 from runtime.package import Package
 
 MMAP_THRESHOLD = (-3, 128 * 1024)
@@ -47,18 +49,31 @@ class CpuBackend:
     label = "CPU"
     tiers: tuple[int, ...] = ()
 
-    def __init__(self, package: Package, threads: int):
-        self.package = package
+    def __init__(self, package: Package, threads: int, kv_bits: int = 32):
+        self.package, self.kv_bits = package, kv_bits
         share_threads(threads)
 
+    @cached_property
+    def expert_bytes(self) -> int:
+        """As it is kept: floats in 32 bits; scales of prepacked weights three times over, as they are, packed and summed up."""
+        total = 0
+        for tensor in self.package.manifest["experts"]["tensors"]:
+            name, dtype, size = tensor["name"], tensor["dtype"], int(tensor["bytes"])
+            total += size * (2 if dtype == "<f2" else 3 if name.endswith("_scales") else 1)
+        return total
+
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
-        """The subgraph's session; its weights are read from the package now."""
-        options = session_options()
+        """The session of a subgraph that is no expert; its weights are read from the package now."""
+        graph = self.package.graph(name)
+        fused = name.startswith("attention") and self.package.family.FUSED_ATTENTION
+        return self.create(name, halved(graph) if fused and self.kv_bits == 16 else graph, session_options())
+
+    def create(self, name: str, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        """A session of this model; weights that it names are in the package's folder or among the options' initializers."""
         options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.package.folder))
         try:
-            session = ort.InferenceSession(
-                self.package.read(name), options, providers=["CPUExecutionProvider"], enable_fallback=0
-            )
+            session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         except Exception as error:
             raise BackendError(f"ONNX Runtime refuses {name} on CPU ({str(error).splitlines()[0]}): convert again") from None
         forget_model_bytes(session)

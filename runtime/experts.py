@@ -1,25 +1,27 @@
 """Runs experts: batches of rows through cached sessions, on the calling thread or on the NPU's worker."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic_ns
 
 import numpy as np
+import onnxruntime as ort
 
 from runtime import probes
 from runtime.buffers import Batch, TokenBuffers, smallest_tier
-from runtime.cache import ExpertCache, Form
-from runtime.cpu import return_freed_memory
+from runtime.cache import ExpertCache
+from runtime.cpu import CpuBackend, return_freed_memory
 from runtime.errors import BudgetError
-from runtime.graph import HTP, Backend, Graph
+from runtime.graph import CPU, HTP, Backend, Graph
+from runtime.loader import Loader
 from runtime.log import RunLog
-from runtime.models import Family
 from runtime.operators import Operator, made_from
-from runtime.package import expert_name
+from runtime.package import Package, expert_name
+from runtime.policies import POLICIES, Form
 from runtime.probes import Kind, Reason
+from runtime.serving import CpuExperts
 from runtime.units import show_bytes
-
-BYTES_PER_PARAMETER = {1: 4, 2: 2}
 
 
 @dataclass
@@ -35,50 +37,73 @@ class LayerWork:
 
 
 class LoadLog:
-    """Tells probes and log of the cache's loads and evictions."""
+    """Tells probes and log of the cache's loads and evictions, on the threads that do them."""
 
-    def __init__(self, log: RunLog):
+    def __init__(self, log: RunLog, package: Package, backends: dict[int, Backend]):
         self.log = log
-        self._began = 0
+        # A form may take more room in memory than was read for it.
+        self._read = {i: package.expert_bytes if i == CPU else backend.expert_bytes for i, backend in backends.items()}
+        self._began: dict[Form, int] = {}
 
     def load_begin(self, form: Form, size: int, reason: Reason) -> None:
         """A form is about to be read."""
-        self._began = monotonic_ns()
-        self.log.loads[reason] += 1
-        self.log.loaded_bytes += size
-        probes.load_begin(form.layer, form.expert, size, reason, form.backend)
+        read = self._read[form.backend]
+        self._began[form] = monotonic_ns()
+        with self.log.lock:
+            self.log.loads[reason] += 1
+            self.log.load_bytes[reason] += read
+        probes.load_begin(form.layer, form.expert, read, reason, form.backend)
 
     def load_end(self, form: Form, size: int, resident: int) -> None:
         """It can run."""
         probes.load_end(form.layer, form.expert, size, resident)
-        self.log.resident_bytes = resident
-        self.log.load_ns += monotonic_ns() - self._began
+        with self.log.lock:
+            self.log.resident_bytes = resident
+            self.log.load_ns += monotonic_ns() - self._began.pop(form)
 
     def evicted(self, form: Form, size: int, resident: int) -> None:
         """Its session is gone."""
         probes.evict(form.layer, form.expert, size, resident)
-        self.log.resident_bytes = resident
-        self.log.evictions += 1
+        with self.log.lock:
+            self.log.resident_bytes = resident
+            self.log.evictions += 1
+
+    def waited(self, duration_ns: int) -> None:
+        """A layer stood still for a load."""
+        self.log.stall_ns += duration_ns
 
 
 class Experts:
     """All experts of a model behind one cache. Within a layer, one thread alone runs experts and uses the cache."""
 
-    def __init__(self, family: Family, backends: dict[int, Backend], budget: int | None, log: RunLog):
-        self.family, self.backends, self.log = family, backends, log
-        self.cache: ExpertCache[Graph] = ExpertCache(budget, self.bytes_of, self._load, LoadLog(log))
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="moescope-npu") if HTP in backends else None
+    def __init__(
+        self,
+        package: Package,
+        backends: dict[int, Backend],
+        budget: int | None,
+        log: RunLog,
+        policy: str = "lru",
+        background: bool = False,
+    ):
+        self.family, self.backends, self.log = package.family, backends, log
         self._check(budget)
+        self.loader = Loader() if background else None
+        cpu, watcher = backends.get(CPU), LoadLog(log, package, backends)
         if budget is not None:
             return_freed_memory()
+        self.cpu = CpuExperts(cpu, log, mapped=budget is None) if isinstance(cpu, CpuBackend) else None
+        self.cache: ExpertCache[Graph] = ExpertCache(
+            budget, self.bytes_of, self._load, watcher, POLICIES[policy](), self.loader, self._unload
+        )
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="moescope-npu") if HTP in backends else None
 
     def bytes_of(self, form: Form) -> int:
         """Weight bytes of an expert in the backend's precision."""
-        return self.family.expert_parameters * BYTES_PER_PARAMETER[form.backend]
+        return self.backends[form.backend].expert_bytes
 
     def preload(self, backend: Backend) -> None:
         """Load every expert in the backend's smallest shape."""
-        for layer in range(self.family.layers):
+        for layer in sorted(set(range(self.family.layers)) - self.family.dense):
             for expert in range(self.family.experts):
                 form = Form(layer, expert, backend.id, min(backend.tiers, default=0))
                 self.cache.acquire(form, Reason.STARTUP)
@@ -86,7 +111,7 @@ class Experts:
 
     def begin(self, layer: int, n_tokens: int, backend: Backend) -> LayerWork:
         """A layer of n_tokens rows begins."""
-        self.cache.begin_event(layer)
+        self.cache.begin_event()
         hidden, top_k = self.family.hidden, self.family.top_k
         buffers = TokenBuffers(self.family.experts, max(backend.tiers, default=None))
         normed = np.empty((n_tokens, hidden), np.float32)
@@ -109,10 +134,35 @@ class Experts:
         for future in work.pending:
             future.result()
 
+    def run_token(self, layer: int, backend: Backend, row: ort.OrtValue, chosen: list[int], outputs: list[ort.OrtValue]) -> None:
+        """One token's experts on the CPU, the j-th chosen into outputs[j]; `row` is the same memory for every token.
+
+        The cache's event has begun.
+        """
+        forms = [Form(layer, expert, backend.id, 0) for expert in chosen]
+        self.cache.name(forms)
+        for i in self._readiest_first(forms):
+            form = forms[i]
+            with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, form.expert), form.expert):
+                probes.expert_begin(layer, form.expert, 1, self.cache.state(form), form.backend, 0)
+                graph = self.cache.acquire(form)
+                try:
+                    binding = graph.token_binding("rows", row)
+                    binding.output("out", outputs[i])
+                    graph.run_bound(binding, 1)
+                finally:
+                    self.cache.release(form)
+                probes.expert_end(layer, form.expert)
+            self.log.expert(form)
+
     def close(self) -> None:
-        """Stop the worker thread."""
+        """Stop the worker and the loader."""
         if self._worker:
             self._worker.shutdown()
+        if self.loader:
+            self.loader.close()
+        if self.cpu:
+            self.cpu.close()
 
     def _start(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
         if backend.id == HTP and self._worker:
@@ -121,12 +171,18 @@ class Experts:
             self._run_all(work, backend, batches)
 
     def _run_all(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
-        """Run batches, those of resident experts first: a load never evicts what is about to run."""
         forms = [Form(work.layer, batch.expert, backend.id, smallest_tier(backend.tiers, len(batch))) for batch, _ in batches]
         self.cache.name(forms)
-        order = sorted(range(len(forms)), key=lambda i: forms[i] not in self.cache)
-        for i in order:
+        for i in self._readiest_first(forms):
             self._run(work, forms[i], *batches[i])
+
+    def _readiest_first(self, forms: list[Form]) -> Iterator[int]:
+        """Places in `forms`, resident ones first: a load never evicts what is about to run, and what comes runs at once."""
+        waiting = list(range(len(forms)))
+        while waiting:
+            i = next((i for i in waiting if self.cache.ready(forms[i])), waiting[0])
+            waiting.remove(i)
+            yield i
 
     def _run(self, work: LayerWork, form: Form, batch: Batch, rows: np.ndarray) -> None:
         n, layer, expert = len(batch), form.layer, form.expert
@@ -136,14 +192,22 @@ class Experts:
             graph = self.cache.acquire(form)
             if form.tier > n:
                 rows = np.concatenate([rows, np.zeros((form.tier - n, rows.shape[1]), np.float32)])
-            work.outputs[batch.tokens, batch.slots] = graph.run({"rows": rows}, n)[0][:n]
-            self.cache.release(form)
+            try:
+                work.outputs[batch.tokens, batch.slots] = graph.run({"rows": rows}, n)[0][:n]
+            finally:
+                self.cache.release(form)
             probes.expert_end(layer, expert)
         self.log.expert(form)
 
     def _load(self, form: Form) -> Graph:
+        if form.backend == CPU and self.cpu:
+            return self.cpu.load(form)
         session = self.backends[form.backend].session(expert_name(form.layer, form.expert), {"T": form.tier} if form.tier else {})
         return Graph(session, self.log, Kind.EXPERT, form.layer, form.expert, form.backend, form.tier)
+
+    def _unload(self, graph: Graph) -> None:
+        if self.cpu:
+            self.cpu.give_back(graph)
 
     def _check(self, budget: int | None) -> None:
         """A decode step needs a layer's top-k experts at once."""

@@ -1,7 +1,7 @@
 """A graph that a backend can run: one ONNX Runtime session and what the probes say of it."""
 
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -23,6 +23,10 @@ class Backend(Protocol):
     label: str
     tiers: tuple[int, ...]
 
+    @property
+    def expert_bytes(self) -> int:
+        """Weight bytes of one expert in this backend's precision."""
+
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """The session of the package's subgraph `name`, with its dynamic dimensions T, P, S fixed to `dims`."""
 
@@ -35,13 +39,28 @@ class Graph:
         self.session = session
         self.log = log
         self.kind, self.layer, self.expert, self.backend, self.tier = kind, layer, expert, backend, tier
+        self._token: Binding | None = None
 
     def run(self, feeds: dict[str, np.ndarray], n_tokens: int) -> list[np.ndarray]:
         """Run the session once over n_tokens useful rows."""
+        outputs: list[np.ndarray] = self._probed(self.session.run, None, feeds, n_tokens)
+        return outputs
+
+    def run_bound(self, binding: "Binding", n_tokens: int) -> None:
+        """Run over inputs and outputs that were bound before: the cheapest way."""
+        self._probed(binding.run, binding.raw, None, n_tokens)
+
+    def token_binding(self, name: str, value: ort.OrtValue) -> "Binding":
+        """A binding of this graph with one input, made once."""
+        if self._token is None:
+            self._token = Binding(self.session, {name: value})
+        return self._token
+
+    def _probed(self, run: Any, first: Any, second: Any, n_tokens: int) -> Any:
         probes.graph_begin(self.handle, self.kind, self.layer, self.expert, self.backend, self.tier << 32 | n_tokens)
         status = -1
         try:
-            outputs: list[np.ndarray] = self.session.run(None, feeds)
+            result = run(first, second)
             status = 0
         except Exception as error:
             where = self.kind.name.lower() + (f" {self.layer}" if self.layer >= 0 else "")
@@ -50,5 +69,36 @@ class Graph:
             ) from None
         finally:
             probes.graph_end(self.handle, status)
-        self.log.graph(self.kind, self.backend)
-        return outputs
+        self.log.graph(self.kind, self.backend, n_tokens, self.tier)
+        return result
+
+
+class Binding:
+    """Inputs and outputs of a session in memory that stays where it is. Keeps the values alive."""
+
+    def __init__(
+        self, session: ort.InferenceSession, inputs: dict[str, ort.OrtValue], outputs: dict[str, ort.OrtValue] | None = None
+    ):
+        # The Python wrappers of session and binding cost as much as a small graph does: use what they wrap.
+        self._held = session.io_binding()
+        self.raw, self.run = self._held._iobinding, session._sess.run_with_iobinding
+        self._values: dict[str, ort.OrtValue] = {}
+        for name, value in inputs.items():
+            self.input(name, value)
+        for name, value in (outputs or {}).items():
+            self.output(name, value)
+
+    def input(self, name: str, value: ort.OrtValue) -> None:
+        """Bind an input."""
+        self._values[name] = value
+        self.raw.bind_ortvalue_input(name, value._get_c_value())
+
+    def output(self, name: str, value: ort.OrtValue) -> None:
+        """Bind an output; bound again, it goes to the new value."""
+        self._values[name] = value
+        self.raw.bind_ortvalue_output(name, value._get_c_value())
+
+
+def shared(array: np.ndarray) -> ort.OrtValue:
+    """A value of ONNX Runtime in the array's own memory."""
+    return ort.OrtValue.ortvalue_from_numpy(array)

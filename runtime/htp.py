@@ -78,15 +78,30 @@ class HtpBackend:
     _greeted = False
 
     def __init__(
-        self, package: Package, tiers: tuple[int, ...], profiling: Profiling | None = None, profile_folder: Path | None = None
+        self,
+        package: Package,
+        tiers: tuple[int, ...],
+        profiling: Profiling | None = None,
+        profile_folder: Path | None = None,
+        soc: str = "",
     ):
         reason = available()
         if reason:
             raise BackendError(reason)
+        if not package.portable:
+            raise BackendError(
+                f"{package.folder} was converted for the CPU alone: convert with --backend qnn and --bits 16 or 32"
+            )
         self.package, self.tiers, self.profiling = package, tiers, profiling or Profiling()
         self.profile_folder = profile_folder or Path("qnn-profile")
         self.cache = self._writable_cache()
+        self.soc = soc or SOC_MODEL
         self._sessions = 0
+
+    @property
+    def expert_bytes(self) -> int:
+        """In fp16."""
+        return 2 * self.package.family.expert_parameters
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """The subgraph's session, which follows `profiling` as that changes."""
@@ -97,7 +112,7 @@ class HtpBackend:
         import onnxruntime_qnn
 
         label = "_".join([name, *(f"{key}{value}" for key, value in sorted(dims.items()))])
-        parts = (self.package.digest(name), label, SOC_MODEL, ort.__version__, onnxruntime_qnn.__version__, level)
+        parts = (self.package.digest(name), label, self.soc, ort.__version__, onnxruntime_qnn.__version__, level)
         kept = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
         self._sessions += 1
         if kept.is_dir():
@@ -112,7 +127,7 @@ class HtpBackend:
             options.add_session_config_entry("ep.context_enable", "1")
             options.add_session_config_entry("ep.context_file_path", str(partial / "graph.onnx"))
             options.add_session_config_entry("ep.context_embed_mode", "0")
-            session = self._open(self.package.read(name), label, options)
+            session = self._open(self.package.whole_graph(name), label, options)
             partial.chmod(0o755)
             with suppress(OSError):
                 partial.rename(kept)
@@ -126,7 +141,7 @@ class HtpBackend:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         qnn = {"backend_type": "htp"}
         if EMULATED:
-            qnn["soc_model"] = SOC_MODEL
+            qnn["soc_model"] = self.soc
         if level != OFF:
             self.profile_folder.mkdir(parents=True, exist_ok=True)
             profile = self.profile_folder / f"{label}_{self._sessions:04d}.csv"

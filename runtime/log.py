@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.cache import Form
+from runtime.policies import Form
 from runtime.probes import Kind, Phase, Reason
 
 BACKENDS = {1: "cpu", 2: "htp"}
@@ -43,18 +43,30 @@ class RunLog:
     expert_runs: Counter[tuple[int, int]] = field(default_factory=Counter)
     loads: Counter[Reason] = field(default_factory=Counter)
     evictions: int = 0
-    loaded_bytes: int = 0
+    load_bytes: Counter[Reason] = field(default_factory=Counter)
+    expert_rows: int = 0
+    padding_rows: int = 0
     resident_bytes: int = 0
     load_ns: int = 0
+    stall_ns: int = 0
     hits: int = 0
     misses: int = 0
+    prefetched: int = 0
     routing: list[tuple[int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
-    def graph(self, kind: Kind, backend: int) -> None:
-        """A session ran."""
+    @property
+    def loaded_bytes(self) -> int:
+        """Expert bytes read, for whatever reason."""
+        return sum(self.load_bytes.values())
+
+    def graph(self, kind: Kind, backend: int, rows: int = 0, tier: int = 0) -> None:
+        """A session ran over useful rows, in a static shape of `tier` rows or a dynamic one (0)."""
         with self.lock:
             self.graphs[kind, backend] += 1
+            if kind == Kind.EXPERT:
+                self.expert_rows += rows
+                self.padding_rows += max(tier - rows, 0)
 
     def expert(self, form: Form) -> None:
         """An expert ran once."""
@@ -90,11 +102,17 @@ class RunLog:
             "expert_runs": sum(self.expert_runs.values()),
             "loads": {reason.name.lower(): self.loads[reason] for reason in Reason},
             "loaded_bytes": self.loaded_bytes,
+            "load_bytes": {reason.name.lower(): self.load_bytes[reason] for reason in Reason},
             "load_ns": self.load_ns,
+            "stall_ns": self.stall_ns,
+            "hidden_share": 1 - min(self.stall_ns / self.load_ns, 1) if self.load_ns else None,
+            "expert_rows": self.expert_rows,
+            "padding_rows": self.padding_rows,
             "evictions": self.evictions,
             "resident_bytes": self.resident_bytes,
             "hits": self.hits,
             "misses": self.misses,
+            "prefetched": self.prefetched,
             "hit_rate": self.hits / asked if asked else None,
         }
 

@@ -1,7 +1,7 @@
 """The interface: load a model, generate text."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from runtime import probes
+from runtime.convert import Progress, open_or_convert
 from runtime.engine import Engine
 from runtime.errors import ModelError, RequestError
 from runtime.log import RunLog, Step
 from runtime.options import Options
-from runtime.package import Package, Progress, open_or_convert, read_tokenizer
+from runtime.package import Package, read_tokenizer
 from runtime.sampling import Sampler, Sampling
 from runtime.units import parse_budget
 
@@ -85,8 +86,9 @@ class MoE:
         top_p: float = 1.0,
         seed: int = 0,
         ignore_end: bool = False,
+        stop: Sequence[str] = (),
     ) -> Iterator[Token]:
-        """Yield tokens until the end token (which is not yielded) or the limit."""
+        """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is left out."""
         ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids or min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
             raise ModelError(
@@ -99,7 +101,8 @@ class MoE:
             told = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
             raise RequestError(f"{told} exceeds the model's context of {context}: ask for less")
         sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
-        return self._steps(ids, max_new_tokens, sampler, ignore_end)
+        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end)
+        return until(tokens, tuple(stop)) if stop else tokens
 
     def describe(self) -> dict[str, Any]:
         """What this engine is: sizes, placement, budget."""
@@ -139,6 +142,34 @@ class MoE:
             return Tokenizer.from_file(str(path))
         except Exception as error:
             raise ModelError(f"{path} is no tokenizer ({error}): copy it again") from None
+
+
+def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:
+    """Tokens up to the first text of `stop`. What may be its beginning is held back until it is known not to be."""
+    if not all(stop):
+        raise RequestError("a stop text is empty: give at least one character")
+    held: list[Token] = []
+    text = ""
+    for token in tokens:
+        held.append(token)
+        text += token.text
+        found = [at for at in map(text.find, stop) if at >= 0]
+        if found:
+            yield from _cut(held, min(found))
+            return
+        if not any(text[-size:] == end[:size] for end in stop for size in range(1, min(len(end), len(text) + 1))):
+            yield from held
+            held, text = [], ""
+    yield from held
+
+
+def _cut(tokens: list[Token], characters: int) -> Iterator[Token]:
+    """The tokens of the first characters, the last one shortened."""
+    for token in tokens:
+        if characters <= 0:
+            return
+        yield replace(token, text=token.text[:characters])
+        characters -= len(token.text)
 
 
 def resolve_auto(options: Options) -> Options:

@@ -29,20 +29,34 @@ class Operator:
 
 
 @lru_cache(maxsize=8192)
-def made_from(kind: Kind, layer: int, expert: int = -1, layers: int = 0, used: tuple[int, ...] = ()) -> bytes:
-    """Tensor identities that an operator's result is made from; `used`: the experts that a combine sums up."""
+def made_from(
+    kind: Kind,
+    layer: int,
+    expert: int = -1,
+    layers: int = 0,
+    used: tuple[int, ...] = (),
+    after_dense: bool = False,
+    shared: bool = False,
+) -> bytes:
+    """Tensor identities that an operator's result is made from.
+
+    `used`: the experts that a combine sums up, `shared`: with or as the shared expert; `after_dense`: the layer before has none.
+    """
+    before = result_id(Kind.MLP if after_dense else Kind.COMBINE, (layers if kind == Kind.HEAD else layer) - 1)
     producers = {
         Kind.EMBED: (),
-        Kind.ATTENTION: (result_id(Kind.COMBINE, layer - 1) if layer > 0 else result_id(Kind.EMBED),),
+        Kind.ATTENTION: (before if layer > 0 else result_id(Kind.EMBED),),
         Kind.ROUTER: (result_id(Kind.ATTENTION, layer),),
+        Kind.MLP: (result_id(Kind.ROUTER if shared else Kind.ATTENTION, layer),),
         Kind.DISPATCH: (result_id(Kind.ROUTER, layer),),
         Kind.EXPERT: (result_id(Kind.DISPATCH, layer),),
         Kind.COMBINE: (
             result_id(Kind.ATTENTION, layer),
             result_id(Kind.ROUTER, layer),
+            *((result_id(Kind.MLP, layer),) if shared else ()),
             *(result_id(Kind.EXPERT, layer, e) for e in used),
         ),
-        Kind.HEAD: (result_id(Kind.COMBINE, layers - 1),),
+        Kind.HEAD: (before,),
         Kind.SAMPLE: (result_id(Kind.HEAD),),
     }[kind]
     weights = () if kind in WEIGHTLESS else (weight_id(kind, layer, expert),)

@@ -8,6 +8,9 @@ from runtime.qnn_profiling import Profiling
 
 BACKENDS = ("auto", "cpu", "htp")
 TIERS = (1, 8, 32)
+KV_BITS = (16, 32)
+PREFETCH = ("auto", "on", "off")
+CACHE_POLICIES = ("lru", "lfru")
 
 
 @dataclass(frozen=True)
@@ -16,8 +19,10 @@ class Options:
 
     prefill_backend, decode_backend: where attention and experts of that phase run; `auto` takes the NPU where there is one for
     prefill and the CPU for decode. expert_cache: bytes, None for everything. chunk: prompt rows of one attention run.
-    tiers: static expert shapes on the NPU, in rows. threads: of one CPU graph. qnn_profile: a level, or levels by subgraph kind;
-    qnn_profile_every, qnn_profile_most: of each subgraph's runs every Nth, and no more than so many.
+    tiers: static expert shapes on the NPU, in rows. threads: of one CPU graph. kv_bits: of kept keys and values, 32 or 16.
+    prefetch: load experts ahead of the router; `auto` where the cache is limited and the package has a trained predictor.
+    cache_policy: who leaves a full cache. qnn_profile: a level, or levels by subgraph kind; qnn_profile_every,
+    qnn_profile_most: of each subgraph's runs every Nth, and no more than so many.
     """
 
     prefill_backend: str = "cpu"
@@ -26,6 +31,9 @@ class Options:
     chunk: int = 64
     tiers: tuple[int, ...] = TIERS
     threads: int = 1
+    kv_bits: int = 32
+    prefetch: str = "auto"
+    cache_policy: str = "lru"
     qnn_profile: str = "off"
     qnn_profile_dir: Path | None = None
     qnn_profile_every: int = 1
@@ -36,6 +44,12 @@ class Options:
             if backend not in BACKENDS:
                 raise RequestError(f"backend {backend!r} is unknown: choose one of {', '.join(BACKENDS)}")
         self.profiling()
+        if self.kv_bits not in KV_BITS:
+            raise RequestError(f"keys and values of {self.kv_bits} bits are unknown: choose one of {KV_BITS}")
+        if self.prefetch not in PREFETCH:
+            raise RequestError(f"prefetch {self.prefetch!r} is unknown: choose one of {', '.join(PREFETCH)}")
+        if self.cache_policy not in CACHE_POLICIES:
+            raise RequestError(f"cache policy {self.cache_policy!r} is unknown: choose one of {', '.join(CACHE_POLICIES)}")
         if self.chunk < 1 or self.threads < 1 or not self.tiers or min(self.tiers) < 1:
             raise RequestError("chunk, threads and tiers must be 1 or more")
 

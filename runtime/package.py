@@ -1,44 +1,44 @@
-"""A converted model: one folder of ONNX subgraphs with a manifest of their sizes and hashes.
+"""A converted model: one folder of ONNX subgraphs and large weight files, with a manifest that says what lies where.
 
-    manifest.json   format, fingerprint of the checkpoint it came from, files by name: bytes, sha256
-    config.json     the model's own
-    tokenizer.json  the model's own, where it has one
-    embed.onnx, head.onnx, attention_<layer>.onnx, router_<layer>.onnx, expert_<layer>_<expert>.onnx
-    htp/            context binaries compiled for the NPU, made when first needed
+    manifest.json         format, fingerprint of the checkpoint, precisions, files (bytes, sha256), subgraphs (digests),
+                          embedding; experts: tensors of one expert (name, dtype, shape, offset), bytes, stride, and for each
+                          layer the file and the hashes
+    config.json           the model's own; tokenizer.json, tokenizer_config.json, chat_template.jinja too, where it has them
+    <name>.onnx           subgraphs, their weights outside: head, attention_<layer>, router_<layer>,
+                          shared_<layer>, mlp_<layer>; attention_<layer>.portable in plain operators, for NPUs
+    expert.onnx           the subgraph of every expert; its weights are named, and come from the experts' file
+    embedding.bin         the embedding table, row by row
+    head.bin, layer_<layer>.bin    weights of those subgraphs, each at a multiple of 64 bytes
+    experts_<layer>.bin   all experts of a layer, each one contiguous and at a multiple of 4096 bytes: one aligned read brings it
+    htp/                  context binaries compiled for the NPU, made when first needed
 
-A package is written into a temporary folder and renamed, so that no partial one stays.
+Written by runtime.convert.
 """
 
 import hashlib
 import json
+import mmap
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from onnx import external_data_helper
 
-from runtime.checkpoint import Checkpoint, read_config, read_json
+from runtime.checkpoint import read_config, read_json
 from runtime.errors import PackageError
 from runtime.models import Family, read_family
+from runtime.reader import ALIGNMENT, Place
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
-Progress = Callable[[int, int], None]
-
-
-def fingerprint(folder: Path) -> str:
-    """What a package of this model folder depends on: the config, and name, size and time of every weight file."""
-    digest = hashlib.sha256(f"moescope package {FORMAT}\n".encode())
-    for name in ("config.json", "tokenizer.json"):
-        digest.update((folder / name).read_bytes() if (folder / name).exists() else b"")
-    for path in sorted(folder.glob("*.safetensors*")):
-        state = path.stat()
-        digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+VERIFIED = ".verified"
+PAGE = ALIGNMENT
+EXPERTS = "experts"
+HASHED_AT_ONCE = 1 << 22
 
 
 def is_package(folder: Path) -> bool:
@@ -47,16 +47,19 @@ def is_package(folder: Path) -> bool:
 
 
 class Package:
-    """A package on disk, opened for reading."""
+    """A package on disk, opened for reading. Files that changed since the last check are checked against their hashes."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, verify: bool = True):
         self.folder = folder
         self.manifest = self._manifest()
         self.family: Family = read_family(read_config(folder), folder)
+        self._maps: dict[Path, mmap.mmap] = {}
         for name, entry in self.manifest["files"].items():
             path = folder / name
             if not path.is_file() or path.stat().st_size != entry["bytes"]:
                 raise PackageError(f"{path} is missing or has the wrong size: delete {folder} and convert again")
+        if verify:
+            self._verify()
 
     def _manifest(self) -> dict[str, Any]:
         try:
@@ -64,52 +67,128 @@ class Package:
             if manifest["format"] != FORMAT:
                 told = f"{self.folder} has package format {manifest['format']}, this runtime reads {FORMAT}"
                 raise PackageError(f"{told}: delete the folder and convert again")
-            manifest["files"], manifest["fingerprint"]
+            for key in ("files", "fingerprint", "subgraphs", "experts", "embedding", "precisions"):
+                manifest[key]
         except (OSError, ValueError, KeyError, TypeError) as error:
             told = f"{self.folder / MANIFEST} cannot be read ({error})"
             raise PackageError(f"{told}: delete the folder and convert again") from None
         return manifest
 
-    def read(self, name: str) -> bytes:
-        """A subgraph's ONNX bytes, read from disk now."""
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert's weights as they are stored."""
+        return int(self.manifest["experts"]["bytes"])
+
+    @property
+    def portable(self) -> bool:
+        """Does it hold the subgraphs of plain operators that an NPU takes?"""
+        return attention_name(0, portable=True) in self.manifest["subgraphs"]
+
+    @cached_property
+    def expert_stride(self) -> int:
+        """Bytes from one expert to the next, a multiple of PAGE."""
+        return int(self.manifest["experts"]["stride"])
+
+    def expert_place(self, layer: int, expert: int) -> Place:
+        """Where the expert's weights lie: at a multiple of PAGE."""
+        path = self.folder / self.manifest["experts"]["layers"][str(layer)]["file"]
+        return Place(path, expert * self.expert_stride, self.expert_bytes)
+
+    def expert_weights(self, memory: np.ndarray) -> dict[str, np.ndarray]:
+        """The tensors of an expert by name, as views of its bytes (uint8)."""
+        return {name: memory[part].view(dtype).reshape(shape) for name, part, dtype, shape in self._expert_layout}
+
+    @cached_property
+    def _expert_layout(self) -> list[tuple[str, slice, np.dtype[Any], tuple[int, ...]]]:
+        return [
+            (t["name"], slice(t["offset"], t["offset"] + t["bytes"]), np.dtype(t["dtype"]), tuple(t["shape"]))
+            for t in self.manifest["experts"]["tensors"]
+        ]
+
+    def mapped_expert(self, layer: int, expert: int) -> np.ndarray:
+        """The expert's bytes in the mapped file: pages are read when touched."""
+        place = self.expert_place(layer, expert)
+        return np.frombuffer(self._map(place.path), np.uint8, place.bytes, place.offset)
+
+    def forget_expert(self, layer: int, expert: int) -> None:
+        """Take the expert's mapped pages out of this process; they come back when touched."""
+        place = self.expert_place(layer, expert)
+        self._map(place.path).madvise(mmap.MADV_DONTNEED, place.offset, self.expert_stride)
+
+    def embedding(self) -> np.ndarray:
+        """The embedding table [V, H], mapped."""
+        entry = self.manifest["embedding"]
+        return np.frombuffer(self._map(self.folder / entry["file"]), entry["dtype"]).reshape(entry["shape"])
+
+    def graph(self, name: str) -> bytes:
+        """A subgraph's ONNX bytes, its weights left out."""
         try:
             return (self.folder / f"{name}.onnx").read_bytes()
         except OSError as error:
             told = f"{self.folder / name}.onnx cannot be read ({error.strerror})"
             raise PackageError(f"{told}: delete the folder and convert again") from None
 
+    def whole_graph(self, name: str) -> bytes:
+        """A subgraph's ONNX bytes with all weights inside; `name` may be an expert's."""
+        place = parse_expert_name(name)
+        model = onnx.load_model_from_string(self.graph("expert" if place else name))
+        if not place:
+            external_data_helper.load_external_data_for_model(model, str(self.folder))
+            return bytes(model.SerializeToString())
+        weights = self.expert_weights(self.mapped_expert(*place))
+        for tensor in model.graph.initializer:
+            if tensor.name in weights:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(weights[tensor.name], tensor.name))
+        return bytes(model.SerializeToString())
+
     def digest(self, name: str) -> str:
-        """The subgraph's sha256, from the manifest."""
-        return str(self.manifest["files"][f"{name}.onnx"]["sha256"])
+        """What the subgraph depends on, weights included, as sha256."""
+        place = parse_expert_name(name)
+        if not place:
+            return str(self.manifest["subgraphs"][name])
+        weights = self.manifest["experts"]["layers"][str(place[0])]["sha256"][place[1]]
+        return sha256(f"{self.manifest['subgraphs']['expert']} {weights}".encode())
 
     def damaged(self) -> list[str]:
         """Files whose content is not what was written."""
-        return [
-            name
-            for name, entry in self.manifest["files"].items()
-            if _sha256((self.folder / name).read_bytes()) != entry["sha256"]
-        ]
+        return [name for name, entry in self.manifest["files"].items() if file_sha256(self.folder / name) != entry["sha256"]]
+
+    def stamps(self) -> dict[str, list[int]]:
+        """Size and time of every file: equal stamps need no second check."""
+        found = {name: (self.folder / name).stat() for name in self.manifest["files"]}
+        return {name: [state.st_size, state.st_mtime_ns] for name, state in found.items()}
+
+    def remember_verified(self) -> None:
+        """Note that the files are what was written."""
+        with suppress(OSError):
+            (self.folder / VERIFIED).write_text(json.dumps(self.stamps()), encoding="utf-8")
+
+    def _verify(self) -> None:
+        with suppress(OSError, ValueError):
+            if json.loads((self.folder / VERIFIED).read_text(encoding="utf-8")) == self.stamps():
+                return
+        if found := self.damaged():
+            raise PackageError(f"{self.folder / found[0]} is damaged (its hash differs): delete {self.folder} and convert again")
+        self.remember_verified()
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            try:
+                with path.open("rb") as file:
+                    self._maps[path] = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            except (OSError, ValueError) as error:
+                raise PackageError(f"{path} cannot be read ({error}): delete {self.folder} and convert again") from None
+        return self._maps[path]
 
 
-def subgraphs(family: Family, checkpoint: Checkpoint) -> Iterator[tuple[str, Callable[[], onnx.ModelProto]]]:
-    """Every subgraph's name and builder."""
-    yield "embed", partial(family.embed, checkpoint)
-    for layer in range(family.layers):
-        yield attention_name(layer), partial(family.attention, checkpoint, layer)
-        yield router_name(layer), partial(family.router, checkpoint, layer)
-        for e in range(family.experts):
-            yield expert_name(layer, e), partial(family.expert, checkpoint, layer, e)
-    yield "head", partial(family.head, checkpoint)
+def layer_name(kind: str, layer: int) -> str:
+    """Name of a layer's subgraph: attention, router, shared, mlp."""
+    return f"{kind}_{layer:02d}"
 
 
-def attention_name(layer: int) -> str:
+def attention_name(layer: int, portable: bool = False) -> str:
     """Name of a layer's attention subgraph."""
-    return f"attention_{layer:02d}"
-
-
-def router_name(layer: int) -> str:
-    """Name of a layer's router subgraph."""
-    return f"router_{layer:02d}"
+    return layer_name("attention", layer) + (".portable" if portable else "")
 
 
 def expert_name(layer: int, expert: int) -> str:
@@ -117,52 +196,24 @@ def expert_name(layer: int, expert: int) -> str:
     return f"expert_{layer:02d}_{expert:03d}"
 
 
-def convert(model: Path, target: Path, progress: Progress | None = None) -> Package:
-    """Convert a Hugging Face model folder into a package at `target`, replacing an older one."""
-    family = read_family(read_config(model), model)
-    checkpoint = Checkpoint(model)
-    if target.exists() and not is_package(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise PackageError(f"{target} exists and is no package: choose another place with --package")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise PackageError(f"{target} cannot be written ({error.strerror}): choose another place with --package") from None
-    try:
-        _fill(partial, model, family, checkpoint, progress)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.chmod(0o755)
-        partial.rename(target)
-    except OSError as error:
-        told = f"{target} cannot be written ({error.strerror})"
-        raise PackageError(f"{told}: free space or choose another place with --package") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return Package(target)
+def parse_expert_name(name: str) -> tuple[int, int] | None:
+    """(layer, expert) of an expert's subgraph; None for another."""
+    parts = name.split("_")
+    return (int(parts[1]), int(parts[2])) if parts[0] == "expert" and len(parts) == 3 else None
 
 
-def _fill(folder: Path, model: Path, family: Family, checkpoint: Checkpoint, progress: Progress | None) -> None:
-    files: dict[str, dict[str, Any]] = {}
-
-    def write(name: str, content: bytes) -> None:
-        (folder / name).write_bytes(content)
-        files[name] = {"bytes": len(content), "sha256": _sha256(content)}
-
-    for name in ("config.json", "tokenizer.json"):
-        if (model / name).exists():
-            write(name, (model / name).read_bytes())
-    parts = list(subgraphs(family, checkpoint))
-    for done, (name, build) in enumerate(parts, 1):
-        write(f"{name}.onnx", build().SerializeToString())
-        if progress:
-            progress(done, len(parts))
-    model_type = read_config(model)["model_type"]
-    manifest = {"format": FORMAT, "fingerprint": fingerprint(model), "model_type": model_type, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-
-
-def _sha256(content: bytes) -> str:
+def sha256(content: bytes) -> str:
+    """Hex digest."""
     return hashlib.sha256(content).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file, read piece by piece."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(HASHED_AT_ONCE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def user_cache() -> Path:
@@ -174,23 +225,7 @@ def default_target(model: Path) -> Path:
     """`.moescope-package` in the model folder, or a place in the user's cache where that cannot be written."""
     if os.access(model, os.W_OK):
         return model / ".moescope-package"
-    return user_cache() / hashlib.sha256(str(model.resolve()).encode()).hexdigest()[:16]
-
-
-def open_or_convert(path: Path, target: Path | None = None, progress: Progress | None = None) -> Package:
-    """The package at `path`, or the up-to-date package of the model at `path`, converted if need be."""
-    if is_package(path):
-        return Package(path)
-    read_config(path)
-    target = target or default_target(path)
-    if is_package(target):
-        try:
-            package = Package(target)
-            if package.manifest["fingerprint"] == fingerprint(path):
-                return package
-        except PackageError:
-            pass
-    return convert(path, target, progress)
+    return user_cache() / sha256(str(model.resolve()).encode())[:16]
 
 
 def read_tokenizer(folder: Path) -> Path:

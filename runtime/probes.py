@@ -20,6 +20,7 @@ class Kind(IntEnum):
     COMBINE = 5
     HEAD = 6
     SAMPLE = 7
+    MLP = 8
 
 
 class Phase(IntEnum):

@@ -30,6 +30,9 @@ class Account:
         self.bytes -= size
         assert resident == self.bytes
 
+    def waited(self, duration_ns: int) -> None:
+        assert duration_ns >= 0
+
 
 def size_of(form: Form) -> int:
     return 10 + form.expert % 3
@@ -41,7 +44,7 @@ def make(budget: int | None) -> tuple[ExpertCache[str], Account]:
 
 
 def run_event(cache: ExpertCache[str], layer: int, experts: list[int]) -> list[Cache]:
-    cache.begin_event(layer)
+    cache.begin_event()
     forms = [Form(layer, expert, 1, 0) for expert in experts]
     cache.name(forms)
     states = []
@@ -98,7 +101,7 @@ def test_the_least_recently_used_expert_that_the_layer_does_not_need_leaves_firs
 
 def test_an_expert_that_runs_is_never_evicted() -> None:
     cache, _ = make(22)
-    cache.begin_event(0)
+    cache.begin_event()
     cache.acquire(Form(0, 0, 1, 0))
     cache.acquire(Form(0, 3, 1, 0))
     with pytest.raises(BudgetError, match="--expert-cache"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from runtime import MoE
 from runtime.__main__ import main
+from runtime.chat import prompt_of
+from runtime.convert import Target, convert
 from runtime.demo_model import write_demo_model
+from runtime.package import sha256
 from tests.runtime_models import PROMPT, shard
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,10 +65,9 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(demo: Path, caps
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"mlp_only_layers": [1]}, "dense MLP"),
-        ({"use_sliding_window": True}, "sliding-window"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "dynamic"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "low_freq_factor"),
         ({"hidden_size": 64}, "config.json says"),
         ({"hidden_size": "wide"}, "config.json"),
     ],
@@ -162,14 +166,136 @@ def test_a_package_speaks_like_its_model_and_inspect_finds_damage(
     assert capsys.readouterr().out == expected
     assert main(["inspect", "--json", str(package)]) == 0
     assert json.loads(capsys.readouterr().out)["damaged_files"] == []
-    victim = package / "expert_01_003.onnx"
+    victim = package / "experts_01.bin"
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
     assert main(["inspect", str(package)]) == 1
-    assert "expert_01_003.onnx" in capsys.readouterr().out
+    assert "experts_01.bin" in capsys.readouterr().out
+    assert "experts_01.bin is damaged" in refused(capsys, ["generate", str(package), *GENERATE])
     victim.unlink()
-    assert "expert_01_003.onnx" in refused(capsys, ["generate", str(package), *GENERATE])
+    assert "experts_01.bin" in refused(capsys, ["generate", str(package), *GENERATE])
+
+
+def test_a_package_of_an_older_format_asks_to_be_converted_again(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = convert(demo, tmp_path / "package").folder
+    manifest = json.loads((package / "manifest.json").read_text())
+    (package / "manifest.json").write_text(json.dumps(manifest | {"format": 1}))
+    line = refused(capsys, ["generate", str(package), *GENERATE])
+    assert "format 1" in line and "convert again" in line
+
+
+def test_every_expert_is_one_aligned_read_that_matches_its_hash(demo: Path, tmp_path: Path) -> None:
+    package = convert(demo, tmp_path / "package", None, Target(backend="cpu", bits=4))
+    hashes = package.manifest["experts"]["layers"]
+    for layer in range(package.family.layers):
+        for expert in range(package.family.experts):
+            place = package.expert_place(layer, expert)
+            assert place.offset % 4096 == package.expert_stride % 4096 == 0
+            with place.path.open("rb") as file:
+                content = os.pread(file.fileno(), place.bytes, place.offset)
+            assert sha256(content) == hashes[str(layer)]["sha256"][expert]
+            assert bytes(package.mapped_expert(layer, expert)) == content
+
+
+def test_an_interrupted_conversion_goes_on_where_it_stopped(demo: Path, tmp_path: Path) -> None:
+    whole, target = convert(demo, tmp_path / "whole"), tmp_path / "package"
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(demo, target, interrupt)
+    assert not target.exists()
+    partial = tmp_path / ".package.partial"
+    finished = {path.name: path.stat().st_mtime_ns for path in partial.glob("experts_*.bin")}
+    resumed = convert(demo, target)
+    assert not partial.exists()
+    assert resumed.manifest == whole.manifest
+    kept = [name for name, time in finished.items() if (target / name).stat().st_mtime_ns == time]
+    assert "experts_00.bin" in kept
+
+
+def test_a_second_conversion_of_the_same_package_is_refused(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def second(done: int, total: int) -> None:
+        if done == 1:
+            assert "another conversion" in refused(capsys, ["convert", str(demo), str(tmp_path / "package")])
+
+    assert convert(demo, tmp_path / "package", second).damaged() == []
+
+
+def test_a_full_disk_leaves_nothing_behind(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("no small file system can be mounted here")
+    try:
+        assert "No space left" in refused(capsys, ["convert", str(demo), str(disk / "package")])
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_quantized_weights_for_the_npu_are_refused(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "package")
+    assert "--bits 16 or 32" in refused(capsys, ["convert", str(demo), target, "--backend", "qnn", "--bits", "4"])
+    assert main(["convert", str(demo), target, "--bits", "4"]) == 0
+    line = refused(capsys, ["generate", target, *GENERATE, "--prefill-backend", "htp"])
+    assert "convert with --backend qnn" in line or "not installed" in line
+
+
+def test_text_ends_before_a_stop_text_even_inside_a_token(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", str(demo), "--prompt", PROMPT, "--max-new-tokens", "12", "--ignore-end"]
+    assert main(arguments) == 0
+    whole = capsys.readouterr().out[:-1]
+    for stop in (whole[5:9], whole[11], whole[-3:]):
+        assert main([*arguments, "--stop", stop]) == 0
+        assert capsys.readouterr().out == whole[: whole.index(stop)] + "\n"
+    assert main([*arguments, "--stop", "never said \u1234"]) == 0
+    assert capsys.readouterr().out == whole + "\n"
+
+
+def test_ctrl_c_ends_generation_with_the_text_so_far(demo: Path) -> None:
+    command = [sys.executable, "-m", "runtime", "generate", str(demo), "--prompt", PROMPT]
+    command += ["--max-new-tokens", "900", "--ignore-end"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout and process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in error and b"ms per token" in error
+
+
+def test_bench_prints_rows_like_llama_bench(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["bench", str(demo), "-p", "24", "-n", "4", "-r", "2", "--expert-cache", "1.2MiB"]
+    assert main([*small, "-o", "json"]) == 0
+    prompt, text = json.loads(capsys.readouterr().out)
+    assert (prompt["test"], text["test"]) == ("pp24", "tg4")
+    for row in (prompt, text):
+        assert row["tokens_per_second"] > 0 and row["demand_bytes_per_token"] > 0 and row["stall_ms_per_token"] > 0
+        assert 0 <= row["hit_rate"] < 1 and row["padding_waste"] == 0 and row["peak_pss_bytes"] > 10 << 20
+    assert main([*small, "-o", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main([*small, "-n", "0"]) == 0
+    assert "| pp24 |" in capsys.readouterr().out
+
+
+def test_chat_answers_every_line_in_the_models_template(demo: Path) -> None:
+    path = demo / "tokenizer_config.json"
+    template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    package = convert(demo, demo.parent / "package").folder
+    messages = [{"role": "user", "content": "Hello"}]
+    assert prompt_of(package, messages) == "[user]Hello[assistant]"
+    expected = "".join(t.text for t in MoE.load(package).generate("[user]A cache[assistant]", 5))
+    command = [sys.executable, "-m", "runtime", "chat", str(package), "--max-new-tokens", "5"]
+    done = subprocess.run(command, cwd=ROOT, input="A cache\n\nMore\n", capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(expected + "\n") and done.stdout.count("\n") >= 2
 
 
 def test_a_changed_model_is_converted_again(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

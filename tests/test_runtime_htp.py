@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 
 from runtime import MoE, htp
-from runtime.attention import Attention, Sequence
+from runtime.attention import Sequence, make_attention
+from runtime.convert import convert, open_or_convert
+from runtime.demo_model import DemoSizes, write_demo_model
 from runtime.engine import make_backends
 from runtime.errors import BackendError, RequestError
 from runtime.graph import CPU, HTP
 from runtime.log import RunLog
 from runtime.options import Options
-from runtime.package import open_or_convert
 from runtime.probes import Kind
 from runtime.qnn_profiling import Profiling, SwitchingSession
-from tests.runtime_models import PROMPT, random_model, write_demo_model
+from tests.runtime_models import PROMPT, random_model
 
 htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,9 +79,9 @@ def test_attention_on_htp_is_close_to_the_cpu_for_small_heads_too(tmp_path: Path
     family, random, results = package.family, np.random.default_rng(0), []
     hidden = random.standard_normal((24, family.hidden)).astype(np.float32)
     for backend in (backends[CPU], backends[HTP]):
-        attention, sequence = Attention(family, backend, RunLog(), 16), Sequence(family, 64)
+        attention, sequence = make_attention(family, backend, RunLog(), 16), Sequence(family, 64)
         out = [attention.run(0, hidden[:16], sequence, 0), attention.run(0, hidden[16:], sequence, 16)]
-        results.append((np.concatenate(out), sequence.keys[0][:24], sequence.values[0][:24]))
+        results.append((np.concatenate(out), sequence.keys[0][:, :24], sequence.values[0][:, :24]))
     for cpu_value, htp_value in zip(*results, strict=True):
         assert np.abs(cpu_value - htp_value).max() < 0.01 * np.abs(cpu_value).max()
 
@@ -191,3 +192,19 @@ def test_a_graph_that_htp_cannot_run_is_an_error_and_never_falls_back(tmp_path: 
 
 def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+@htp_only
+def test_evicted_and_reloaded_context_binaries_leave_nothing_and_two_run_from_two_threads(tmp_path: Path) -> None:
+    sizes = DemoSizes(hidden=64, layers=1, experts=2, intermediate=64, vocabulary=400)
+    package = convert(write_demo_model(tmp_path / "model", sizes=sizes), tmp_path / "package")
+    script = (
+        "import sys; from pathlib import Path; from benchmarks.htp_cycles import *\n"
+        "return_freed_memory(); backend = HtpBackend(Package(Path(sys.argv[1])), (1,))\n"
+        "names = ['expert_00_000', 'expert_00_001']\n"
+        "warm, half, end = cycle(backend, names, 16); assert from_two_threads(backend, names, 5)\n"
+        "assert end['threads'] == warm['threads'] and end['files'] == warm['files'] and end['pss'] - warm['pss'] < 8 << 20"
+    )
+    command = [sys.executable, "-c", script, str(package.folder)]
+    done = subprocess.run(command, env=_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

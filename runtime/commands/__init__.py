@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.package import Progress
+    from runtime.convert import Progress
 
 
 @contextmanager
@@ -18,3 +18,13 @@ def show_progress(what: str) -> Iterator["Progress"]:
     with Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def parse_tiers(text: str) -> tuple[int, ...]:
+    """Ascending rows of static shapes from `1,8,32`."""
+    from runtime.errors import RequestError
+
+    try:
+        return tuple(sorted({int(tier) for tier in text.split(",")}))
+    except ValueError:
+        raise RequestError(f"tiers {text!r} are no list of numbers: write for example 1,8,32") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.moe import MoE
 
+INTERRUPTED = 130
 EXAMPLES = """examples:
   python -m runtime generate /tmp/demo --prompt 'The router looks at' --max-new-tokens 32
   python -m runtime generate /tmp/demo --prompt-file prompt.txt --prefill-backend htp --expert-cache 1.5MiB --log run.json
@@ -24,28 +25,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt-file", type=Path, help="file with the text to continue")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate at most (default: 64)")
     parser.add_argument("--ignore-end", action="store_true", help="go on after the end token")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)")
-    sampling.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0: from all (default)"
-    )
-    sampling.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this total probability"
-    )
-    sampling.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    placement = parser.add_argument_group("placement")
-    choices = ("auto", "cpu", "htp")
-    placement.add_argument(
-        "--prefill-backend", choices=choices, default="cpu", help="where the prompt's attention and experts run"
-    )
-    placement.add_argument("--decode-backend", choices=choices, default="cpu", help="where they run for each new token")
-    placement.add_argument("--chunk", type=int, default=64, metavar="ROWS", help="prompt rows of one attention run (default: 64)")
-    placement.add_argument("--tiers", default="1,8,32", help="rows of the experts' static shapes on HTP (default: 1,8,32)")
-    placement.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
-    placement.add_argument(
-        "--expert-cache", default="all", metavar="SIZE", help="experts to keep, in bytes: 1.5MiB, 800kB, all (default)"
-    )
-    placement.add_argument("--package", type=Path, metavar="DIR", help="where the converted model lies (default: with the model)")
+    add_sampling(parser)
+    add_placement(parser)
     report = parser.add_argument_group("report")
     report.add_argument("--json", action="store_true", help="write text and statistics as JSON to standard output")
     report.add_argument("--log", type=Path, metavar="FILE", help="write the runtime's own account of the run as JSON")
@@ -60,6 +41,44 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     report.add_argument("--qnn-profile-dir", type=Path, metavar="DIR", default=Path("qnn-profile"), help="for one CSV a session")
 
 
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen."""
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)")
+    sampling.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0: from all (default)"
+    )
+    sampling.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this total probability"
+    )
+    sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    sampling.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+
+
+def add_placement(parser: argparse.ArgumentParser) -> None:
+    """Where things run and how much they may keep."""
+    placement = parser.add_argument_group("placement")
+    choices = ("auto", "cpu", "htp")
+    placement.add_argument(
+        "--prefill-backend", choices=choices, default="cpu", help="where the prompt's attention and experts run"
+    )
+    placement.add_argument("--decode-backend", choices=choices, default="cpu", help="where they run for each new token")
+    placement.add_argument("--chunk", type=int, default=64, metavar="ROWS", help="prompt rows of one attention run (default: 64)")
+    placement.add_argument("--tiers", default="1,8,32", help="rows of the experts' static shapes on HTP (default: 1,8,32)")
+    placement.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
+    placement.add_argument(
+        "--expert-cache", default="all", metavar="SIZE", help="experts to keep, in bytes: 1.5MiB, 800kB, all (default)"
+    )
+    placement.add_argument("--cache-policy", choices=("lru", "lfru"), default="lru", help="who leaves a full expert cache")
+    placement.add_argument(
+        "--prefetch", choices=("auto", "on", "off"), default="auto", help="load experts ahead of the router (auto: once trained)"
+    )
+    placement.add_argument(
+        "--kv-bits", type=int, choices=(16, 32), default=32, help="of the keys and values that are kept (default: 32)"
+    )
+    placement.add_argument("--package", type=Path, metavar="DIR", help="where the converted model lies (default: with the model)")
+
+
 def run(args: argparse.Namespace) -> int:
     """Generate; text goes to standard output as it comes, statistics to standard error."""
     prompt = read_prompt(args)
@@ -71,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
         model = MoE.load(args.model, args.expert_cache, args.package, progress, **engine_options(args))
         load_ns = monotonic_ns() - began
     try:
-        text = _speak(model, prompt, args)
+        text, interrupted = _speak(model, prompt, args)
     finally:
         model.close()
     _report(model, args, text, load_ns)
-    return 0
+    return INTERRUPTED if interrupted else 0
 
 
 def read_prompt(args: argparse.Namespace) -> str:
@@ -92,27 +111,34 @@ def read_prompt(args: argparse.Namespace) -> str:
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of runtime.options.Options from the arguments."""
-    from runtime.errors import RequestError
+    from runtime.commands import parse_tiers
 
-    try:
-        tiers = tuple(sorted({int(tier) for tier in args.tiers.split(",")}))
-    except ValueError:
-        raise RequestError(f"tiers {args.tiers!r} are no list of numbers: write for example 1,8,32") from None
-    profile = ("qnn_profile", "qnn_profile_dir", "qnn_profile_every", "qnn_profile_most")
-    names = ("prefill_backend", "decode_backend", "chunk", "threads", *profile)
-    return {name: getattr(args, name) for name in names} | {"tiers": tiers}
+    tiers = parse_tiers(args.tiers)
+    names = ["prefill_backend", "decode_backend", "chunk", "threads", "cache_policy", "prefetch", "kv_bits"]
+    names += ["qnn_profile", "qnn_profile_dir", "qnn_profile_every", "qnn_profile_most"]
+    return {name: getattr(args, name) for name in names if hasattr(args, name)} | {"tiers": tiers}
 
 
-def _speak(model: "MoE", prompt: str, args: argparse.Namespace) -> str:
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Sampling arguments of MoE.generate."""
+    names = ("temperature", "top_k", "top_p", "seed", "stop")
+    return {name: getattr(args, name) for name in names}
+
+
+def _speak(model: "MoE", prompt: str, args: argparse.Namespace) -> tuple[str, bool]:
+    """The text, and whether Ctrl-C ended it; what was said until then counts."""
     pieces: list[str] = []
-    sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
-    for token in model.generate(prompt, args.max_new_tokens, ignore_end=args.ignore_end, **sampling):
-        pieces.append(token.text)
-        if not args.json:
-            print(token.text, end="", flush=True)
+    interrupted = False
+    try:
+        for token in model.generate(prompt, args.max_new_tokens, ignore_end=args.ignore_end, **sampling_options(args)):
+            pieces.append(token.text)
+            if not args.json:
+                print(token.text, end="", flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
     if not args.json:
         print(flush=True)
-    return "".join(pieces)
+    return "".join(pieces), interrupted
 
 
 def _report(model: "MoE", args: argparse.Namespace, text: str, load_ns: int) -> None:

@@ -36,16 +36,19 @@ def describe(path: Path) -> dict[str, Any]:
 
     family = read_family(read_config(path), path)
     facts: dict[str, Any] = {"model": str(path), "family": type(family).__name__, **asdict(family)}  # type: ignore[call-overload]
-    facts["expert_bytes"] = {"cpu": family.expert_parameters * 4, "htp": family.expert_parameters * 2}
-    in_all = family.layers * family.experts
-    facts["all_experts_bytes"] = {backend: size * in_all for backend, size in facts["expert_bytes"].items()}
+    facts["rope"] = {"dims": family.rope.dims, "scale": family.rope.scale, "interleaved": family.rope.interleaved}
+    facts |= {"dense": sorted(family.dense), "expert_parameters": family.expert_parameters}
     if not is_package(path):
         facts["tensors"] = len(Checkpoint(path).names)
         path = default_target(path)
     if is_package(path):
-        package = Package(path)
+        package = Package(path, verify=False)
         facts["package"] = str(path)
         facts["package_bytes"] = sum(entry["bytes"] for entry in package.manifest["files"].values())
+        in_all = (family.layers - len(family.dense)) * family.experts
+        facts["precisions"] = package.manifest["precisions"]
+        facts["expert_bytes"] = {"cpu": package.expert_bytes, "htp": family.expert_parameters * 2 if package.portable else None}
+        facts["all_experts_bytes"] = package.expert_bytes * in_all
         facts["compiled_for_htp"] = sum(1 for _ in path.glob("htp/*/graph.onnx"))
         facts["damaged_files"] = package.damaged()
     return facts

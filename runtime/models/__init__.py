@@ -1,50 +1,26 @@
-"""Model families: one file per family, each with a reader of its config and the subgraphs it is split into."""
+"""Model families: one file per family, each with a reader of its config and what its subgraphs do differently."""
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import onnx
-
-from runtime.checkpoint import Checkpoint
 from runtime.errors import ModelError
+from runtime.models.decoder import Decoder as Family
 
-FAMILIES = {"qwen3_moe": "runtime.models.qwen3_moe"}
+__all__ = ["FAMILIES", "Family", "read_family"]
 
-
-class Family(Protocol):
-    """What the engine knows of a model: sizes, and how to build its subgraphs."""
-
-    hidden: int
-    layers: int
-    experts: int
-    top_k: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    context: int
-    rope_theta: float
-    end_ids: tuple[int, ...]
-    expert_parameters: int
-
-    def embed(self, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """Inputs ids [T]; outputs hidden [T, H]."""
-
-    def attention(self, checkpoint: Checkpoint, layer: int) -> onnx.ModelProto:
-        """Inputs hidden [T, H], cos, sin [T, 1, D], mask [T, P+T], past_k, past_v [P, KV, D].
-
-        Outputs hidden_out [T, H], new_k, new_v [T, KV, D].
-        """
-
-    def router(self, checkpoint: Checkpoint, layer: int) -> onnx.ModelProto:
-        """Inputs hidden [T, H]; outputs normed [T, H], experts [T, k] (int64), weights [T, k]."""
-
-    def expert(self, checkpoint: Checkpoint, layer: int, expert: int) -> onnx.ModelProto:
-        """Inputs rows [T, H]; outputs out [T, H]."""
-
-    def head(self, checkpoint: Checkpoint) -> onnx.ModelProto:
-        """Inputs hidden [T, H]; outputs logits [T, V]."""
+# model_type of config.json → module
+FAMILIES = {
+    "qwen2_moe": "qwen2_moe",
+    "qwen3_moe": "qwen3_moe",
+    "mixtral": "mixtral",
+    "olmoe": "olmoe",
+    "granitemoe": "granitemoe",
+    "gpt_oss": "gpt_oss",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "phimoe": "phimoe",
+}
 
 
 def read_family(config: dict[str, Any], folder: Path) -> Family:
@@ -53,7 +29,7 @@ def read_family(config: dict[str, Any], folder: Path) -> Family:
     if model_type not in FAMILIES:
         raise ModelError(f"{folder} holds a model of type {model_type!r}: this runtime knows {', '.join(FAMILIES)}")
     try:
-        family: Family = import_module(FAMILIES[model_type]).read(config)
+        family: Family = import_module(f"runtime.models.{FAMILIES[model_type]}").read(config)
     except (KeyError, TypeError, ValueError) as error:
         told = f"{folder / 'config.json'} lacks or spoils {error}"
         raise ModelError(f"{told}: take the config that came with the weights") from None

@@ -1,0 +1,129 @@
+"""Hit rates of cache policies on a model's own routing: cache_policies.py PACKAGE --text FILE [--tokens N] [--json].
+
+Runs text through the engine, then replays the routing token by token, as decoding would meet it, against the engine's own cache
+code. Half of the segments warm up popularity counts (static), the other half is judged. Loads take no time here: what a disk does
+to it is benchmarks/memory_limited.py's business. PACKAGE needs a trained predictor (python -m runtime train-predictor).
+"""
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.moe import MoE
+from runtime.policies import LFRU, LRU, Policy, Static
+from runtime.predictor import Predictor, log_odds
+from runtime.prefetch import Prefetcher
+from runtime.routing import History
+from runtime.simulation import CPU, Event, Outcome, Replay, belady, replay
+from runtime.training import Routed, collect
+
+SHARES = (0.125, 0.25, 0.5)
+SEGMENT = 512
+
+
+class Told:
+    """Predictions made beforehand for every token of a segment, in a Prefetcher's shape (runtime.prefetch.Odds)."""
+
+    def __init__(self, predictor: Predictor, routed: Routed):
+        self.at = 0
+        self._rows = {view: self._all(predictor, routed, view) for view in ("token", "next", "near")}
+
+    @staticmethod
+    def _all(predictor: Predictor, routed: Routed, view: str) -> list[np.ndarray]:
+        """Log odds [n, E] by layer; without columns where the view says nothing."""
+        fitted, rows = predictor.views[view], []
+        for layer in range(len(routed.states)):
+            features = routed.features(view, layer) if layer in routed.hot else None
+            scores = None if features is None else fitted.scores(layer, features)
+            empty = np.full((len(routed.states[0]), fitted.maps.shape[2]), -np.inf)
+            rows.append(empty if scores is None else log_odds(scores, predictor.top_k, fitted.curves[layer]))
+        return rows
+
+    def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray:
+        return np.stack([rows[self.at] for rows in self._rows["token"]])
+
+    def ahead(self, layer: int, hidden: np.ndarray) -> list[np.ndarray]:
+        return [rows[self.at] for rows in (self._rows["near"][layer : layer + 1] + self._rows["next"][layer + 1 : layer + 2])]
+
+
+def events(segment: Routed) -> list[Event]:
+    chosen = {layer: np.nonzero(hot)[1].reshape(len(hot), -1) for layer, hot in segment.hot.items()}
+    return [(layer, tuple(choice[i].tolist())) for i in range(len(segment.states[0])) for layer, choice in chosen.items()]
+
+
+def with_prefetch(segments: list[Routed], told: list[Told], capacity: int, policy: Policy, family: Any, limits: dict) -> Outcome:
+    played, one = Replay(capacity, policy, prefetching=True), np.zeros((1, 1), np.float32)
+    for segment, predictions in zip(segments, told, strict=True):
+        listener = Prefetcher(predictions, played.cache, family, CPU, limits, frugal=False)
+        trace = iter(events(segment))
+        for predictions.at in range(len(segment.states[0])):
+            listener.step_begins(one)
+            for layer in range(family.layers):
+                played.begin()
+                listener.layer_begins(layer, one)
+                if layer not in family.dense:
+                    played.run(*next(trace))
+    return played.outcome()
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    model = MoE.load(args.package, prefetch="off")
+    ids = model.encode(args.text.read_text(encoding="utf-8"))
+    cut = [ids[i : i + SEGMENT] for i in range(0, len(ids) - SEGMENT, SEGMENT)]
+    count = min(len(cut), max(args.tokens // SEGMENT, 2))
+    segments = list(collect(model.engine, [cut[i * len(cut) // count] for i in range(count)]))
+    family, predictor = model.package.family, Predictor.of(model.package)
+    model.close()
+    warm, judged = segments[::2], segments[1::2]
+    popularity = Counter((layer, expert) for segment in warm for layer, chosen in events(segment) for expert in chosen)
+    trace = [event for segment in judged for event in events(segment)]
+    told = [Told(predictor, segment) for segment in judged] if predictor.trained else []
+    routed_layers = family.layers - len(family.dense)
+    rows = []
+    for share in SHARES:
+        capacity = max(round(share * routed_layers * family.experts), family.top_k)
+        outcomes = {name: replay(trace, capacity, make()) for name, make in (("LRU", LRU), ("LFRU", LFRU))}
+        held = {key for key, _ in popularity.most_common(capacity)}
+        found = sum((layer, expert) in held for layer, chosen in trace for expert in chosen)
+        asked = sum(len(chosen) for _, chosen in trace)
+        outcomes = {"static": Outcome(found, asked - found, asked - found), **outcomes}
+        outcomes["static, evicting"] = replay(trace, capacity, Static(popularity))
+        for name, make in (("LRU + prefetch", LRU), ("LFRU + prefetch", LFRU)) if told else ():
+            outcomes[name] = with_prefetch(judged, told, capacity, make(), family, dict(args.threshold))
+        outcomes["Belady"] = belady(trace, capacity)
+        lru = outcomes["LRU"].reads
+        rows += [
+            {"share": share, "experts": capacity, "policy": name, "hit_rate": o.hit_rate, "reads_vs_lru": o.reads / lru}
+            for name, o in outcomes.items()
+        ]
+    return [row | {"tokens": len(trace) // routed_layers} for row in rows]
+
+
+def threshold(text: str) -> tuple[str, float]:
+    view, _, value = text.partition("=")
+    return view, float(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--threshold", type=threshold, action="append", default=[], metavar="VIEW=CHANCE")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows = measure(args)
+    if args.json:
+        print(json.dumps(rows))
+        return
+    print(f"{rows[0]['tokens']} tokens of held-out routing")
+    for row in rows:
+        print(f"{row['share']:6.1%} {row['policy']:<18} hits {row['hit_rate']:.3f}  reads {row['reads_vs_lru']:.2f} x LRU's")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Decode speed with room for a share of the expert bytes: memory_limited.py PACKAGE [--text FILE] [--share 0.5] [--rounds 3].
+
+Each run is a process of its own that feeds the text token by token (without --text: seeded random ids), in turn:
+
+    resident   every expert in memory, no limit
+    prefetch   in a memory cgroup: explicit direct reads, prefetched by the package's predictor
+    demand     in the same cgroup, loading only what the router has asked for
+
+The cgroup's limit is what a process with nearly no experts takes, plus the share of the expert bytes; the cache gets that share
+less the blocks that are in flight. Direct reads bypass the page cache, and the package's pages are dropped beforehand. Bytes per
+token are the kernel's own count (/proc/self/io). Medians over rounds, and their range.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
+
+MODES = ("resident", "prefetch", "demand")
+IN_FLIGHT = 6  # blocks: one read on each of two threads and what the pool keeps
+SLACK = 8 << 20  # of a process's own memory between two runs
+UNLIMITED = 1 << 40
+PROMPT = 32
+
+
+def kernel_bytes() -> int:
+    """Bytes this process has had fetched from storage."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
+def status(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def token_ids(model: Any, text: Path | None, count: int) -> list[int]:
+    """Tokens to feed: from the middle of the text, or drawn with a seed."""
+    if text is None:
+        return np.random.default_rng(0).integers(0, model.package.family.vocabulary, count).tolist()
+    ids = model.encode(text.read_text(encoding="utf-8"))
+    start = max((len(ids) - count) // 2, 0)
+    return list(ids[start : start + count])
+
+
+def drop_pages(package: Path) -> None:
+    for path in package.glob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def child(args: argparse.Namespace) -> None:
+    """One run, its figures as JSON on standard output."""
+    from runtime.moe import MoE
+    from runtime.sampling import Sampler, Sampling
+
+    options = {"prefetch": "on" if args.child == "prefetch" else "off", "threads": args.threads, "cache_policy": args.policy}
+    model = MoE.load(args.package, args.budget or None, **options)
+    ids, engine, sampler = token_ids(model, args.text, PROMPT + 2 * args.tokens), model.engine, Sampler(Sampling())
+    drop_pages(model.package.folder)
+    sequence = engine.begin_sequence(len(ids))
+    engine.step(sequence, ids[:PROMPT], sampler)
+    for token in ids[PROMPT : PROMPT + args.tokens]:
+        engine.step(sequence, [token], sampler)
+    log, read = model.log, kernel_bytes()
+    before = log.statistics()
+    steps = [engine.step(sequence, [token], sampler)[0] for token in ids[PROMPT + args.tokens :]]
+    read, after = kernel_bytes() - read, log.statistics()
+    delta = {name: after[name] - before[name] for name in ("hits", "misses", "prefetched", "loaded_bytes", "load_ns", "stall_ns")}
+    model.close()
+    told = {
+        "ns_per_token": statistics.median(step.duration_ns for step in steps),
+        "mean_ns_per_token": statistics.mean(step.duration_ns for step in steps),
+        "kernel_bytes_per_token": read / len(steps),
+        "loaded_bytes_per_token": delta["loaded_bytes"] / len(steps),
+        "hit_rate": delta["hits"] / max(delta["hits"] + delta["misses"], 1),
+        "stall_ns_per_token": delta["stall_ns"] / len(steps),
+        "hidden_share": 1 - delta["stall_ns"] / delta["load_ns"] if delta["load_ns"] else None,
+        "peak_resident_bytes": status("VmHWM"),
+        "tokens": [step.sampled for step in steps],
+    }
+    print(json.dumps(told))
+
+
+def run_child(args: argparse.Namespace, mode: str, budget: int, limit: int | None) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.memory_limited", str(args.package), "--child", mode, "--budget", str(budget)]
+    command += ["--tokens", str(args.tokens), "--threads", str(args.threads), "--policy", args.policy]
+    command += ["--text", str(args.text)] if args.text else []
+    if limit is None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        peak = None
+    else:
+        with MemoryCgroup(limit) as group:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=group.join)
+            peak = group.peak()
+    if done.returncode:
+        raise SystemExit(f"{mode} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told | {"cgroup_peak_bytes": peak, "cgroup_limit_bytes": limit}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    from runtime.cpu import CpuBackend
+    from runtime.package import Package
+
+    package = Package(args.package)
+    family = package.family
+    one = CpuBackend(package, 1).expert_bytes
+    total = one * (family.layers - len(family.dense)) * family.experts
+    smallest = one * max(2 * family.top_k, family.experts)
+    base = run_child(args, "demand", smallest, UNLIMITED)["cgroup_peak_bytes"] - smallest
+    limit = int(base + SLACK + args.share * total)
+    budget = int(args.share * total) - IN_FLIGHT * one
+    if budget < family.top_k * one:
+        raise SystemExit(f"a share of {args.share} leaves room for fewer than {family.top_k} experts: give more")
+    rounds: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
+    for _ in range(args.rounds):
+        for mode in MODES:
+            resident = mode == "resident"
+            rounds[mode].append(run_child(args, mode, 0 if resident else budget, None if resident else limit))
+    same = len({tuple(one["tokens"]) for runs in rounds.values() for one in runs}) == 1
+    facts = {"expert_bytes": total, "share": args.share, "cache_bytes": budget, "limit_bytes": limit, "base_bytes": base}
+    return facts | {"rounds": args.rounds, "tokens": args.tokens, "same_tokens": same} | {m: digest(r) for m, r in rounds.items()}
+
+
+def digest(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median of each figure over rounds, and the range of the speed."""
+    names = [name for name, value in runs[0].items() if isinstance(value, int | float)]
+    middle = {name: statistics.median(run[name] for run in runs) for name in names}
+    speeds = [run["mean_ns_per_token"] for run in runs]
+    return middle | {"range_mean_ns_per_token": [min(speeds), max(speeds)]}
+
+
+def show(facts: dict[str, Any]) -> None:
+    mib = 1 << 20
+    print(f"experts {facts['expert_bytes'] / mib:.0f} MiB, limit {facts['limit_bytes'] / mib:.0f} MiB of which", end=" ")
+    print(f"{facts['cache_bytes'] / mib:.0f} MiB expert cache; {facts['rounds']} rounds of {facts['tokens']} tokens")
+    for mode in MODES:
+        run = facts[mode]
+        low, high = (value / 1e6 for value in run["range_mean_ns_per_token"])
+        print(
+            f"{mode:<9} {run['mean_ns_per_token'] / 1e6:7.2f} ms/token ({low:.2f}-{high:.2f})  hits {run['hit_rate']:.3f}"
+            f"  read {run['kernel_bytes_per_token'] / mib:.2f} MiB/token (kernel),"
+            f" {run['loaded_bytes_per_token'] / mib:.2f} (own)"
+            f"  stall {run['stall_ns_per_token'] / 1e6:.2f} ms  peak {(run.get('cgroup_peak_bytes') or 0) / mib:.0f} MiB"
+        )
+    speed = {mode: 1 / facts[mode]["mean_ns_per_token"] for mode in MODES}
+    print(f"prefetch / resident {speed['prefetch'] / speed['resident']:.2f}   prefetch / demand", end=" ")
+    print(f"{speed['prefetch'] / speed['demand']:.2f}   same tokens: {facts['same_tokens']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--policy", default="lru")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--child", choices=MODES, help=argparse.SUPPRESS)
+    parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(args)
+        return
+    try:
+        facts = measure(args)
+    except NoMemoryCgroupError as error:
+        raise SystemExit(str(error)) from None
+    print(json.dumps(facts)) if args.json else show(facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""python -m runtime chat: talk with a model."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling
+
+if TYPE_CHECKING:
+    from runtime.moe import MoE
+
+EXAMPLES = """example:
+  python -m runtime chat /models/qwen3-moe.package --expert-cache 2GiB --threads 2 --temperature 0.7 --top-p 0.9"""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("model", type=Path, help="folder of a Hugging Face model, or a package")
+    parser.add_argument("--system", default="", help="what the model is told first")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=512, metavar="N", help="tokens of one answer at most (default: 512)"
+    )
+    add_sampling(parser)
+    add_placement(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer line by line until the input ends; Ctrl-C ends an answer, and at the prompt the talk."""
+    from runtime.commands import show_progress
+    from runtime.commands.generate import engine_options
+    from runtime.moe import MoE
+
+    with show_progress("converting") as progress:
+        model = MoE.load(args.model, args.expert_cache, args.package, progress, **engine_options(args))
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    try:
+        while (line := _ask()) is not None:
+            if line.strip():
+                messages.append({"role": "user", "content": line})
+                messages.append({"role": "assistant", "content": _answer(model, messages, args)})
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        model.close()
+    return 0
+
+
+def _ask() -> str | None:
+    """The next line; None at the end of the input."""
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    return line.rstrip("\n") if line else None
+
+
+def _answer(model: "MoE", messages: list[dict[str, str]], args: argparse.Namespace) -> str:
+    from runtime.chat import prompt_of
+    from runtime.commands.generate import sampling_options
+
+    said = ""
+    try:
+        for token in model.generate(prompt_of(model.package.folder, messages), args.max_new_tokens, **sampling_options(args)):
+            said += token.text
+            print(token.text, end="", flush=True)
+    except KeyboardInterrupt:
+        print(" [stopped]", end="", file=sys.stderr)
+    print(flush=True)
+    return said

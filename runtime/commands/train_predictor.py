@@ -1,0 +1,114 @@
+"""python -m runtime train-predictor: learn which experts a model chooses, and keep it in the package."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.moe import MoE
+
+EXAMPLES = """examples:
+  python -m runtime train-predictor /models/qwen3-moe.package --text train.txt
+  python -m runtime train-predictor /models/qwen3-moe.package --text train.txt more.txt --test test.txt --json"""
+SEGMENT = 512  # tokens that are read as one sequence: fewer where the text would give less than AT_LEAST of them
+AT_LEAST, SHORTEST = 40, 16
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("package", type=Path, help="package to train for; it keeps the predictor")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE", help="UTF-8 text to learn from")
+    parser.add_argument("--test", type=Path, nargs="+", default=[], metavar="FILE", help="text to judge on (default: a tenth)")
+    parser.add_argument("--tokens", type=int, default=50_000, metavar="N", help="tokens to learn from at most (default: 50000)")
+    parser.add_argument("--test-tokens", type=int, default=10_000, metavar="N", help="tokens to judge on (default: 10000)")
+    parser.add_argument("--expert-cache", default="all", metavar="SIZE", help="experts to keep while learning (default: all)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
+    parser.add_argument("--json", action="store_true", help="write the report as JSON to standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, judge, save, report."""
+    from runtime.errors import RequestError
+    from runtime.moe import MoE
+    from runtime.package import is_package
+
+    if not is_package(args.package):
+        raise RequestError(f"{args.package} is no package: make one with `python -m runtime convert`")
+    model = MoE.load(args.package, args.expert_cache, prefetch="off", threads=args.threads)
+    try:
+        report = train(model, args)
+    finally:
+        model.close()
+    if args.json:
+        print(json.dumps(report))
+    else:
+        show(report)
+    return 0
+
+
+def train(model: "MoE", args: argparse.Namespace) -> dict[str, Any]:
+    """Fit on nine tenths of the learning segments, calibrate on the tenth, judge on text that neither has seen."""
+    from runtime import predictor, training
+    from runtime.commands import show_progress
+
+    family = model.package.family
+    learn, test = _segments(model, args)
+    unseen, learn = learn[::10], [segment for i, segment in enumerate(learn) if i % 10]
+    with show_progress("learning") as progress:
+        views = training.fit(training.collect(model.engine, learn, progress), family.layers)
+    training.calibrate(views, training.collect(model.engine, unseen), family.top_k)
+    for view in views.values():
+        view.maps = view.maps.astype("float16").astype("float32")
+    judged = training.judge(views, training.collect(model.engine, test), family.layers, family.experts, family.top_k)
+    size = predictor.save(views, model.package)
+    counts = {"train_tokens": sum(map(len, learn)), "test_tokens": sum(map(len, test)), "bytes": size}
+    return {"package": str(model.package.folder), **counts, "top_k": family.top_k, "experts": family.experts, "views": judged}
+
+
+def show(report: dict[str, Any]) -> None:
+    """The report for a person."""
+    from runtime.units import show_bytes
+
+    print(f"{report['package']}: learnt from {report['train_tokens']} tokens, {show_bytes(report['bytes'])} of linear maps")
+    print(f"held-out text, {report['test_tokens']} tokens; recall of the {report['top_k']} true experts of {report['experts']}:")
+    for view, facts in report["views"].items():
+        recalls = "  ".join(f"{r:.3f} at {w}" for w, r in zip(facts["widths"], facts["recall"], strict=True))
+        print(f"  {view:<6} {recalls}   said and true chance differ by {facts['calibration_error']:.3f}")
+
+
+def _segments(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], list[list[int]]]:
+    """Segments to learn from and to judge on, spread evenly over the text; every tenth is held out where no --test is given."""
+    from runtime.errors import RequestError
+
+    texts, tests = _encoded(model, args.text), _encoded(model, args.test)
+    length = min(SEGMENT, model.package.family.context, max(sum(map(len, texts)) // AT_LEAST, SHORTEST))
+    learn = _cut(texts, length)
+    test = _cut(tests, length) if args.test else learn[5::10]
+    if not args.test:
+        learn = [segment for i, segment in enumerate(learn) if i % 10 != 5]
+    learn, test = _spread(learn, max(args.tokens // length, 2)), _spread(test, max(args.test_tokens // length, 1))
+    if len(learn) < 2 or not test:
+        raise RequestError(f"{len(learn)} segments of {length} tokens are too little to learn from: give more text")
+    return learn, test
+
+
+def _encoded(model: "MoE", files: list[Path]) -> list[list[int]]:
+    from runtime.errors import RequestError
+
+    texts = []
+    for path in files:
+        try:
+            texts.append(model.encode(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"{path} cannot be read as text ({error}): give a UTF-8 file") from None
+    return texts
+
+
+def _cut(texts: list[list[int]], length: int) -> list[list[int]]:
+    segments = [ids[i : i + length] for ids in texts for i in range(0, len(ids), length)]
+    return [segment for segment in segments if len(segment) > 1]
+
+
+def _spread(segments: list[list[int]], count: int) -> list[list[int]]:
+    return [segments[i * len(segments) // count] for i in range(count)] if len(segments) > count else segments

@@ -1,0 +1,83 @@
+"""Background threads that load experts, the most urgent first. What has not begun can be hastened, cancelled, taken over."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Condition, Thread
+from typing import Any
+
+
+def _nothing() -> None:
+    """A ticket that nobody has given any work."""
+
+
+class Ticket(Future[Any]):
+    """A load that was asked for; `urgency`: smaller is sooner. `landed` (it has a `value`) can be read without a lock."""
+
+    def __init__(self, urgency: float, work: Callable[[], Any] = _nothing):
+        super().__init__()
+        self.work, self.urgency, self.landed = work, urgency, False
+        self.value: Any = None
+
+    def run(self) -> None:
+        """Do the work, unless it was cancelled or has begun elsewhere."""
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            self.value = self.work()
+            self.set_result(self.value)
+            self.landed = True
+        except BaseException as error:
+            self.set_exception(error)
+
+
+class Loader:
+    """Runs tickets on `threads` threads until `close`."""
+
+    def __init__(self, threads: int = 1):
+        self._waiting: list[Ticket] = []
+        self._changed = Condition()
+        self._closed = False
+        self._threads = [Thread(target=self._serve, name=f"moescope-load-{i}", daemon=True) for i in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, ticket: Ticket) -> None:
+        """Ask for a load."""
+        with self._changed:
+            self._waiting.append(ticket)
+            self._changed.notify()
+
+    @property
+    def idle(self) -> bool:
+        """Does nothing wait?"""
+        return not self._waiting
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take a load out of the queue; False where it has begun."""
+        with self._changed:
+            if ticket not in self._waiting:
+                return False
+            self._waiting.remove(ticket)
+            return True
+
+    def close(self) -> None:
+        """Cancel what waits and stop after the loads that run."""
+        with self._changed:
+            self._closed = True
+            for ticket in self._waiting:
+                ticket.cancel()
+            self._waiting.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                ticket = min(self._waiting, key=lambda waiting: waiting.urgency)
+                self._waiting.remove(ticket)
+            ticket.run()

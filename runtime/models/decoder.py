@@ -1,0 +1,360 @@
+"""What all families share: sizes, and the subgraphs of a pre-norm decoder with routed experts. A family overrides what differs.
+
+Shapes: T rows of one run, H hidden, h heads over KV key heads of D dimensions, P past rows, S = P + T, E experts, k chosen ones.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from runtime.checkpoint import Checkpoint
+from runtime.errors import ModelError
+from runtime.graph_builder import MICROSOFT, GraphBuilder, Store
+from runtime.models.rope import Rope
+from runtime.models.routers import KINDS, Router
+from runtime.quantize import FLOAT32, Precision
+
+ACTIVATIONS = ("silu", "swish")
+LOGITS = "gate_out"
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """One gated MLP: gate and up [I, H], down [H, I], biases or None."""
+
+    gate: np.ndarray
+    up: np.ndarray
+    down: np.ndarray
+    gate_up_bias: np.ndarray | None = None
+    down_bias: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """How weights are stored, by what they do."""
+
+    experts: Precision = FLOAT32
+    attention: Precision = FLOAT32
+    head: Precision = FLOAT32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """Sizes of a model and the builders of its subgraphs.
+
+    windows: rows of sliding-window attention per layer, 0 for all. dense: layers whose MLP has no experts, `dense_width` wide.
+    shared_width: of the expert that every token passes, 0 for none.
+    """
+
+    hidden: int
+    layers: int
+    experts: int
+    top_k: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    context: int
+    rope: Rope
+    router: Router
+    epsilon: float
+    tied: bool
+    end_ids: tuple[int, ...]
+    scale: float
+    windows: tuple[int, ...] = ()
+    dense: frozenset[int] = frozenset()
+    dense_width: int = 0
+    shared_width: int = 0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    precisions: Precisions = field(default=Precisions(), repr=False)
+
+    MOE = "mlp"
+    GATE = "gate"
+    SHARED = "shared_expert"
+    PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+    FUSED_ATTENTION = True
+
+    @property
+    def expert_parameters(self) -> int:
+        """Numbers in one expert's three matrices."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def key_dim(self) -> int:
+        """Numbers that a key head keeps of one token."""
+        return self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers that a value head keeps of one token; 0 where values are a part of the keys."""
+        return self.head_dim
+
+    def window(self, layer: int) -> int:
+        """Rows that attention of this layer looks back to, itself included; 0 for all."""
+        return self.windows[layer] if self.windows else 0
+
+    def embedding(self, checkpoint: Checkpoint) -> np.ndarray:
+        """The embedding table [V, H]."""
+        return checkpoint.tensor("model.embed_tokens.weight", (self.vocabulary, self.hidden))
+
+    def head(self, checkpoint: Checkpoint, store: Store | None) -> onnx.ModelProto:
+        """Inputs hidden [T, H]; outputs logits [T, V]."""
+        g = GraphBuilder("head", store)
+        g.input("hidden", ("T", self.hidden))
+        normed = self.norm(g, checkpoint, "hidden", "model.norm", self.hidden)
+        name = "model.embed_tokens" if self.tied else "lm_head"
+        weight = checkpoint.tensor(name + ".weight", (self.vocabulary, self.hidden)) / np.float32(self.logits_divisor)
+        bias = checkpoint.optional("lm_head.bias", (self.vocabulary,))
+        g.linear(normed, "lm_head", weight, self.precisions.head, bias, "logits")
+        g.output("logits", ("T", self.vocabulary))
+        return g.model()
+
+    def route(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
+        """Inputs hidden [T, H]; outputs normed [T, H], experts [T, k] (int64), weights [T, k]."""
+        prefix = f"model.layers.{layer}."
+        gate = f"{prefix}{self.MOE}.{self.GATE}"
+        g = GraphBuilder(f"router_{layer}", store)
+        g.input("hidden", ("T", self.hidden))
+        self.norm(g, checkpoint, "hidden", prefix + "post_attention_layernorm", self.hidden, "normed")
+        weight = checkpoint.tensor(gate + ".weight", (self.experts, self.hidden))
+        logits = g.linear("normed", "gate", weight, FLOAT32, checkpoint.optional(gate + ".bias", (self.experts,)), LOGITS)
+        if self.router.kind == "sigmoid_groups":
+            g.weight("correction", checkpoint.tensor(gate + ".e_score_correction_bias", (self.experts,)))
+        KINDS[self.router.kind](g, logits, self.router)
+        g.output("normed", ("T", self.hidden))
+        g.output("experts", ("T", self.top_k), TensorProto.INT64)
+        g.output("weights", ("T", self.top_k))
+        return g.model()
+
+    def expert(self, checkpoint: Checkpoint, layer: int, expert: int, store: Store | None) -> onnx.ModelProto:
+        """Inputs rows [T, H]; outputs out [T, H]."""
+        g = GraphBuilder("expert", store)
+        g.input("rows", ("T", self.hidden))
+        self.gated(g, "rows", self.expert_weights(checkpoint, layer, expert), "out", self.precisions.experts)
+        g.output("out", ("T", self.hidden))
+        return g.model()
+
+    def shared(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
+        """The expert that every token passes. Inputs rows [T, H]; outputs out [T, H]."""
+        prefix = f"model.layers.{layer}.{self.MOE}.{self.SHARED}"
+        g = GraphBuilder(f"shared_{layer}", store)
+        g.input("rows", ("T", self.hidden))
+        weights = self.mlp_weights(checkpoint, prefix, self.shared_width)
+        gate = checkpoint.optional(f"{prefix}_gate.weight", (1, self.hidden))
+        out = self.gated(g, "rows", weights, "out" if gate is None else "ungated", self.precisions.attention)
+        if gate is not None:
+            opened = g.node("Sigmoid", [g.linear("rows", "shared_gate", gate, FLOAT32)])
+            g.node("Mul", [out, opened], "out")
+        g.output("out", ("T", self.hidden))
+        return g.model()
+
+    def mlp(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
+        """Norm, MLP and residual of a layer without experts. Inputs hidden [T, H]; outputs hidden_out [T, H]."""
+        prefix = f"model.layers.{layer}."
+        g = GraphBuilder(f"mlp_{layer}", store)
+        g.input("hidden", ("T", self.hidden))
+        normed = self.norm(g, checkpoint, "hidden", prefix + "post_attention_layernorm", self.hidden)
+        weights = self.mlp_weights(checkpoint, prefix + "mlp", self.dense_width)
+        g.node("Add", ["hidden", self.gated(g, normed, weights, "mlp_out", self.precisions.attention)], "hidden_out")
+        g.output("hidden_out", ("T", self.hidden))
+        return g.model()
+
+    def attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
+        """Attention for the CPU: the cache is read and written in place.
+
+        Inputs hidden [T, H], past_k, past_v [1, KV, P, D] (the cache, P its rows), seqlens [1] (rows after this run - 1), total
+        (rows after this run), cos, sin [P, D/2]. Outputs hidden_out [T, H], present_k, present_v: the same cache.
+        """
+        g = GraphBuilder(f"attention_{layer}", store)
+        g.input("hidden", ("T", self.hidden))
+        cache = (1, self.kv_heads, "P", self.head_dim)
+        for name, shape, dtype in (
+            ("past_k", cache, TensorProto.FLOAT),
+            ("past_v", cache, TensorProto.FLOAT),
+            ("seqlens", (1,), TensorProto.INT32),
+            ("total", (), TensorProto.INT32),
+            ("cos", ("M", self.rope.dims // 2), TensorProto.FLOAT),
+            ("sin", ("M", self.rope.dims // 2), TensorProto.FLOAT),
+        ):
+            g.input(name, shape, dtype)
+        queries = [g.node("Unsqueeze", [part, g.ints(0)]) if part else "" for part in self.projected(g, checkpoint, layer, True)]
+        inputs = [*queries, "past_k", "past_v", "seqlens", "total", "cos", "sin"]
+        if sinks := self.sinks(g, checkpoint, layer):
+            inputs += ["", "", sinks]
+        sizes: dict[str, Any] = {"num_heads": self.heads, "kv_num_heads": self.kv_heads, "scale": self.scale, "do_rotary": 1}
+        sizes |= {"rotary_interleaved": int(self.rope.interleaved)}
+        sizes |= {"local_window_size": self.window(layer)} if self.window(layer) else {}
+        mixed = g.nodes_of("GroupQueryAttention", inputs, ["mixed", "present_k", "present_v"], domain=MICROSOFT, **sizes)[0]
+        self.finish_attention(g, checkpoint, layer, g.node("Squeeze", [mixed, g.ints(0)]), self.heads * self.head_dim)
+        g.output("present_k", cache)
+        g.output("present_v", cache)
+        return g.model()
+
+    def portable_attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
+        """The same in plain operators, for NPUs: new keys and values come out, and the caller puts them into the cache.
+
+        Inputs hidden [T, H], cos, sin [T, 1, D], mask [T, S], past_k, past_v [KV, P, D].
+        Outputs hidden_out [T, H], new_k, new_v [KV, T, D].
+        """
+        d, kv = self.head_dim, self.kv_heads
+        g = GraphBuilder(f"attention_{layer}", store)
+        for name, shape in (
+            ("hidden", ("T", self.hidden)),
+            ("cos", ("T", 1, self.rope.dims)),
+            ("sin", ("T", 1, self.rope.dims)),
+            ("mask", ("T", "S")),
+            ("past_k", (kv, "P", d)),
+            ("past_v", (kv, "P", d)),
+        ):
+            g.input(name, shape)
+        q, k, v = self.projected(g, checkpoint, layer, False)
+        q = self.rotated(g, g.node("Reshape", [q, g.ints(-1, self.heads, d)]), "rotated_q")
+        k = self.rotated(g, g.node("Reshape", [k, g.ints(-1, kv, d)]), "rotated_k")
+        g.node("Transpose", [k], "new_k", perm=[1, 0, 2])
+        g.node("Transpose", [g.node("Reshape", [v, g.ints(-1, kv, d)])], "new_v", perm=[1, 0, 2])
+        keys = g.node("Transpose", [g.node("Concat", ["past_k", "new_k"], axis=1)], perm=[0, 2, 1])
+        values = g.node("Concat", ["past_v", "new_v"], axis=1)
+        mixed = self.attend(g, checkpoint, layer, q, keys, values, d)
+        self.finish_attention(g, checkpoint, layer, mixed, self.heads * d)
+        g.output("new_k", (kv, "T", d))
+        g.output("new_v", (kv, "T", d))
+        return g.model()
+
+    def attend(
+        self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, q: str, keys: str, values: str, d: int, taken: int = 0
+    ) -> str:
+        """Softmax attention in plain operators: q [T, h, D], keys [KV, D, S], values [KV, S, D'] → [T, h * D']."""
+        kv, groups, taken = self.kv_heads, self.heads // self.kv_heads, taken or d
+        q = g.node("Transpose", [g.node("Reshape", [q, g.ints(-1, kv, groups, d)])], perm=[1, 2, 0, 3])
+        q = g.node("Mul", [g.node("Reshape", [q, g.ints(kv, -1, d)]), g.number(self.scale)])
+        mask = g.node("Concat", ["mask"] * groups, axis=0)
+        scores = g.node("Add", [g.node("MatMul", [q, keys], "scores"), mask])
+        sinks = self.sinks(g, checkpoint, layer)
+        if sinks:
+            rows = g.node("Shape", ["hidden"], end=1)
+            column = g.node("Reshape", [sinks, g.ints(kv, groups, 1, 1)])
+            column = g.node("Expand", [column, g.node("Concat", [g.ints(kv, groups), rows, g.ints(1)], axis=0)])
+            scores = g.node("Concat", [g.node("Reshape", [column, g.ints(kv, -1, 1)]), scores], axis=-1)
+        weights = g.node("Softmax", [scores], axis=-1)
+        if sinks:
+            weights = g.node("Slice", [weights, g.ints(1), g.ints(1 << 30), g.ints(2)])
+        mixed = g.node("Reshape", [g.node("MatMul", [weights, values], "mix"), g.ints(kv, groups, -1, taken)])
+        return g.node("Reshape", [g.node("Transpose", [mixed], perm=[2, 0, 1, 3]), g.ints(-1, self.heads * taken)])
+
+    def finish_attention(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, mixed: str, width: int) -> None:
+        """Output projection and residual."""
+        name = f"model.layers.{layer}.self_attn.o_proj"
+        factor = np.float32(self.residual_multiplier)
+        weight = checkpoint.tensor(name + ".weight", (self.hidden, width)) * factor
+        bias = checkpoint.optional(name + ".bias", (self.hidden,))
+        projected = g.linear(mixed, "o_proj", weight, self.precisions.attention, None if bias is None else bias * factor)
+        g.node("Add", ["hidden", projected], "hidden_out")
+        g.output("hidden_out", ("T", self.hidden))
+
+    def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
+        """Queries, keys and values [T, heads * D] of the normed input; `fused` allows one packed value and two blanks."""
+        packed = self.packed_projection(g, checkpoint, layer)
+        return [packed, "", ""] if fused else self.heads_of(g, packed)
+
+    def packed_projection(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int) -> str:
+        """Input norm, then queries, keys and values side by side."""
+        prefix = f"model.layers.{layer}."
+        normed = self.norm(g, checkpoint, "hidden", prefix + "input_layernorm", self.hidden)
+        d, weights, biases = self.head_dim, [], []
+        for which, heads in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
+            name = f"{prefix}self_attn.{which}_proj"
+            weights.append(checkpoint.tensor(name + ".weight", (heads * d, self.hidden)))
+            biases.append(checkpoint.optional(name + ".bias", (heads * d,)))
+        known = [bias if bias is not None else np.zeros(len(w), np.float32) for bias, w in zip(biases, weights, strict=True)]
+        bias = np.concatenate(known) if any(b is not None for b in biases) else None
+        return g.linear(normed, "qkv_proj", np.concatenate(weights), self.precisions.attention, bias)
+
+    def heads_of(self, g: GraphBuilder, packed: str) -> list[str]:
+        """Queries, keys, values of the packed projection."""
+        own, others = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return g.split(packed, own, others, others)
+
+    def sinks(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int) -> str:
+        """Name of the attention sinks [h], where the family has them."""
+        return ""
+
+    def rotated(self, g: GraphBuilder, value: str, output: str) -> str:
+        """Rotary positions in plain operators: value * cos + swapped(value) * sin; `sin` carries the sign."""
+        half = self.rope.dims // 2
+        first, second = g.split(value, half, half)
+        swapped = g.node("Concat", [second, first], axis=-1)
+        return g.node("Add", [g.node("Mul", [value, "cos"]), g.node("Mul", [swapped, "sin"])], output)
+
+    def norm(self, g: GraphBuilder, checkpoint: Checkpoint, value: str, name: str, size: int, output: str = "") -> str:
+        """RMS norm over the last axis."""
+        weight = g.weight(name + ".weight", checkpoint.tensor(name + ".weight", (size,)))
+        return g.node("RMSNormalization", [value, weight], output, axis=-1, epsilon=self.epsilon)
+
+    def gated(self, g: GraphBuilder, rows: str, weights: ExpertWeights, output: str, precision: Precision) -> str:
+        """down(activation(gate(x), up(x))), gate and up as one matrix."""
+        width = len(weights.gate)
+        both = np.concatenate([weights.gate, weights.up])
+        gate, up = g.split(g.linear(rows, "gate_up", both, precision, weights.gate_up_bias), width, width)
+        return g.linear(self.activation(g, gate, up), "down", weights.down, precision, weights.down_bias, output)
+
+    def activation(self, g: GraphBuilder, gate: str, up: str) -> str:
+        """SwiGLU: gate * sigmoid(gate) * up."""
+        return g.node("Mul", [g.node("Mul", [gate, g.node("Sigmoid", [gate])]), up])
+
+    def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
+        """Weights of one expert: single tensors, or a part of transformers' fused ones."""
+        prefix = f"model.layers.{layer}.{self.MOE}.experts"
+        if f"{prefix}.gate_up_proj" not in checkpoint:
+            return self.mlp_weights(checkpoint, f"{prefix}.{expert}", self.intermediate)
+        both = checkpoint.tensor(f"{prefix}.gate_up_proj", (self.experts, 2 * self.intermediate, self.hidden), expert)
+        down = checkpoint.tensor(f"{prefix}.down_proj", (self.experts, self.hidden, self.intermediate), expert)
+        return ExpertWeights(both[: self.intermediate], both[self.intermediate :], down)
+
+    def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
+        """Weights of a gated MLP whose matrices are tensors of their own."""
+        names = [f"{prefix}.{name}.weight" for name in (self.PROJECTIONS if ".experts." in prefix else Decoder.PROJECTIONS)]
+        wide, narrow = (width, self.hidden), (self.hidden, width)
+        return ExpertWeights(*(checkpoint.tensor(name, shape) for name, shape in zip(names, (wide, wide, narrow), strict=True)))
+
+
+def common(config: dict[str, Any]) -> dict[str, Any]:
+    """The sizes that every family's config.json names the same way; unsupported activations are refused."""
+    if config.get("hidden_act", "silu") not in ACTIVATIONS:
+        raise ModelError(f"activation {config['hidden_act']!r} is not supported: this runtime builds silu")
+    end = config.get("eos_token_id")
+    heads = int(config["num_attention_heads"])
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+    return {
+        "hidden": int(config["hidden_size"]),
+        "layers": int(config["num_hidden_layers"]),
+        "top_k": int(config["num_experts_per_tok"]),
+        "heads": heads,
+        "kv_heads": int(config.get("num_key_value_heads") or heads),
+        "head_dim": head_dim,
+        "scale": head_dim**-0.5,
+        "vocabulary": int(config["vocab_size"]),
+        "context": int(config.get("max_position_embeddings", 32768)),
+        "epsilon": float(config.get("rms_norm_eps", 1e-6)),
+        "tied": bool(config.get("tie_word_embeddings", False)),
+        "end_ids": tuple(end) if isinstance(end, list) else () if end is None else (int(end),),
+    }
+
+
+def expert_count(config: dict[str, Any]) -> int:
+    """The number of routed experts, by any of its names."""
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if config.get(name):
+            return int(config[name])
+    raise KeyError("num_experts")
+
+
+def dense_layers(config: dict[str, Any]) -> frozenset[int]:
+    """Layers without experts, as Qwen's configs tell."""
+    step, named = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or []
+    return frozenset(layer for layer in range(int(config["num_hidden_layers"])) if layer in named or (layer + 1) % step)

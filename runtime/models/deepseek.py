@@ -1,0 +1,169 @@
+"""DeepSeek-V2 and V3: latent attention (MLA), group-limited routing, ungated shared experts, dense first layers.
+
+Attention runs in the latent space (arXiv 2405.04434, 2.1.2): the key projection is folded into the queries, the value projection
+into the output, so a token keeps one latent and one rotated key, [rank + rope dims], for all heads.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from runtime.checkpoint import Checkpoint
+from runtime.graph_builder import GraphBuilder, Store
+from runtime.models.decoder import Decoder, common, expert_count
+from runtime.models.rope import read_rope, yarn_scale
+from runtime.models.routers import Router
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deepseek(Decoder):
+    """`q_rank`: of the query's latent, 0 for a plain projection; `kv_rank`: of the keys' and values' latent; dims per head."""
+
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    v_dim: int
+
+    SHARED = "shared_experts"
+    FUSED_ATTENTION = False
+
+    @property
+    def key_dim(self) -> int:
+        """A latent and a rotated key."""
+        return self.kv_rank + self.rope.dims
+
+    @property
+    def value_dim(self) -> int:
+        """Values are the keys' latent."""
+        return 0
+
+    def attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
+        """Attention for the CPU: new rows are scattered into the cache, which comes and goes in the same memory.
+
+        Inputs hidden [T, H], cos, sin [T, 1, R], mask [T, S], past_k [S, D], rows [T, 1] (where new keys go).
+        Outputs hidden_out [T, H], present_k [S, D].
+        """
+        g = GraphBuilder(f"attention_{layer}", store)
+        self._inputs(g, ("S", self.key_dim))
+        g.input("rows", ("T", 1), TensorProto.INT64)
+        queries, new = self._latents(g, checkpoint, layer)
+        keys = g.node("ScatterND", ["past_k", "rows", new], "present_k")
+        self._attend(g, checkpoint, layer, queries, g.node("Unsqueeze", [keys, g.ints(0)]))
+        g.output("present_k", ("S", self.key_dim))
+        return g.model()
+
+    def portable_attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
+        """The same for NPUs: new_k [1, T, D] comes out beside past_k [1, P, D]."""
+        g = GraphBuilder(f"attention_{layer}", store)
+        self._inputs(g, (1, "P", self.key_dim))
+        queries, new = self._latents(g, checkpoint, layer)
+        g.node("Unsqueeze", [new, g.ints(0)], "new_k")
+        self._attend(g, checkpoint, layer, queries, g.node("Concat", ["past_k", "new_k"], axis=1))
+        g.output("new_k", (1, "T", self.key_dim))
+        return g.model()
+
+    def _inputs(self, g: GraphBuilder, past: tuple[int | str, ...]) -> None:
+        rope = ("T", 1, self.rope.dims)
+        for name, shape in (("hidden", ("T", self.hidden)), ("cos", rope), ("sin", rope), ("mask", ("T", "S")), ("past_k", past)):
+            g.input(name, shape)
+
+    def _latents(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int) -> tuple[str, str]:
+        """Queries [T, h, rank + R] in the latent space, and the row [T, rank + R] that this token adds to the cache."""
+        prefix, rope = f"model.layers.{layer}.", self.rope.dims
+        normed = self.norm(g, checkpoint, "hidden", prefix + "input_layernorm", self.hidden)
+        q = g.node("Reshape", [self._queries(g, checkpoint, normed, prefix), g.ints(-1, self.heads, self.nope_dim + rope)])
+        nope, turning = g.split(q, self.nope_dim, rope)
+        up_keys = self._up(checkpoint, prefix)[:, : self.nope_dim]
+        folded = g.node("MatMul", [g.node("Transpose", [nope], perm=[1, 0, 2]), g.weight("k_up", up_keys)])
+        folded = g.node("Transpose", [folded], perm=[1, 0, 2])
+        queries = g.node("Concat", [folded, self.rotated(g, turning, "rotated_q")], axis=-1)
+        name, width = prefix + "self_attn.kv_a_proj_with_mqa", self.kv_rank + rope
+        weight, bias = checkpoint.tensor(name + ".weight", (width, self.hidden)), checkpoint.optional(name + ".bias", (width,))
+        latent, key = g.split(g.linear(normed, "kv_a_proj", weight, self.precisions.attention, bias), self.kv_rank, rope)
+        latent = self.norm(g, checkpoint, latent, prefix + "self_attn.kv_a_layernorm", self.kv_rank)
+        key = self.rotated(g, g.node("Unsqueeze", [key, g.ints(1)]), "rotated_k")
+        return queries, g.node("Concat", [latent, g.node("Squeeze", [key, g.ints(1)])], axis=-1)
+
+    def _queries(self, g: GraphBuilder, checkpoint: Checkpoint, normed: str, prefix: str) -> str:
+        """Queries [T, h * (nope + R)], through a latent where the model has one."""
+        width, precision = self.heads * (self.nope_dim + self.rope.dims), self.precisions.attention
+        name = prefix + "self_attn.q_proj.weight"
+        if not self.q_rank:
+            return g.linear(normed, "q_proj", checkpoint.tensor(name, (width, self.hidden)), precision)
+        name = prefix + "self_attn.q_a_proj"
+        bias = checkpoint.optional(name + ".bias", (self.q_rank,))
+        latent = g.linear(normed, "q_a_proj", checkpoint.tensor(name + ".weight", (self.q_rank, self.hidden)), precision, bias)
+        latent = self.norm(g, checkpoint, latent, prefix + "self_attn.q_a_layernorm", self.q_rank)
+        weight = checkpoint.tensor(prefix + "self_attn.q_b_proj.weight", (width, self.q_rank))
+        return g.linear(latent, "q_b_proj", weight, precision)
+
+    def _attend(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, queries: str, keys: str) -> None:
+        """All heads read one cache [1, S, rank + R]; the value projection follows."""
+        prefix, rank = f"model.layers.{layer}.", self.kv_rank
+        values = g.node("Slice", [keys, g.ints(0), g.ints(rank), g.ints(2)])
+        turned = g.node("Transpose", [keys], perm=[0, 2, 1])
+        mixed = self.attend(g, checkpoint, layer, queries, turned, values, self.key_dim, rank)
+        mixed = g.node("Transpose", [g.node("Reshape", [mixed, g.ints(-1, self.heads, rank)])], perm=[1, 0, 2])
+        up_values = self._up(checkpoint, prefix)[:, self.nope_dim :].transpose(0, 2, 1)
+        mixed = g.node("Transpose", [g.node("MatMul", [mixed, g.weight("v_up", up_values)])], perm=[1, 0, 2])
+        mixed = g.node("Reshape", [mixed, g.ints(-1, self.heads * self.v_dim)])
+        self.finish_attention(g, checkpoint, layer, mixed, self.heads * self.v_dim)
+
+    def _up(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
+        """The projection out of the latent, by head: [h, nope + v, rank]."""
+        width = self.nope_dim + self.v_dim
+        weight = checkpoint.tensor(prefix + "self_attn.kv_b_proj.weight", (self.heads * width, self.kv_rank))
+        return weight.reshape(self.heads, width, self.kv_rank)
+
+    def rotated(self, g: GraphBuilder, value: str, output: str) -> str:
+        """Neighbouring dimensions are pairs: bring them apart first; queries and keys then agree in any order."""
+        if self.rope.interleaved:
+            order = np.concatenate([np.arange(0, self.rope.dims, 2), np.arange(1, self.rope.dims, 2)])
+            value = g.node("Gather", [value, g.ints(*order.tolist())], axis=-1)
+        return super().rotated(g, value, output)
+
+
+def read(config: dict[str, Any]) -> Deepseek:
+    """Sizes from config.json."""
+    sizes = common(config)
+    third = config["model_type"] == "deepseek_v3"
+    rope_dim, nope_dim = int(config["qk_rope_head_dim"]), int(config["qk_nope_head_dim"])
+    sizes |= {"kv_heads": 1, "head_dim": int(config["kv_lora_rank"]) + rope_dim, "scale": _scale(config, nope_dim + rope_dim)}
+    width = int(config["moe_intermediate_size"])
+    return Deepseek(
+        **sizes,
+        experts=expert_count(config),
+        intermediate=width,
+        rope=read_rope(config, rope_dim, interleaved=bool(config.get("rope_interleave", True)) if third else True),
+        router=_router(config, third),
+        dense=frozenset(range(min(int(config.get("first_k_dense_replace") or 0), sizes["layers"]))),
+        dense_width=int(config["intermediate_size"]),
+        shared_width=width * int(config.get("n_shared_experts") or 0),
+        q_rank=int(config.get("q_lora_rank") or 0),
+        kv_rank=int(config["kv_lora_rank"]),
+        nope_dim=nope_dim,
+        v_dim=int(config["v_head_dim"]),
+    )
+
+
+def _router(config: dict[str, Any], third: bool) -> Router:
+    grouped = third or config.get("topk_method") == "group_limited_greedy"
+    return Router(
+        "sigmoid_groups" if third else "group_limited",
+        int(config["num_experts_per_tok"]),
+        expert_count(config),
+        renormalize=third and bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        groups=int(config.get("n_group") or 1) if grouped else 1,
+        top_groups=int(config.get("topk_group") or 1) if grouped else 1,
+    )
+
+
+def _scale(config: dict[str, Any], dims: int) -> float:
+    """Of the scores; YaRN with mscale_all_dim warms it up."""
+    given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    weight = given.get("mscale_all_dim") if given.get("rope_type", given.get("type", "default")) != "default" else 0
+    return float(dims**-0.5 * (yarn_scale(given["factor"], weight) ** 2 if weight else 1))

@@ -1,0 +1,39 @@
+"""GraniteMoE: multipliers on embedding, attention, residual and logits; softmax over the chosen; fused expert tensors."""
+
+from typing import Any
+
+from runtime.checkpoint import Checkpoint
+from runtime.models.decoder import Decoder, ExpertWeights, common, expert_count
+from runtime.models.rope import read_rope
+from runtime.models.routers import Router
+
+
+class GraniteMoe(Decoder):
+    """Its own names, and experts that lie in one tensor of gates and ups."""
+
+    MOE = "block_sparse_moe"
+    GATE = "router.layer"
+
+    def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
+        """One slice of input_linear and output_linear."""
+        prefix, width = f"model.layers.{layer}.{self.MOE}.", self.intermediate
+        both = checkpoint.tensor(prefix + "input_linear.weight", (self.experts, 2 * width, self.hidden), expert)
+        down = checkpoint.tensor(prefix + "output_linear.weight", (self.experts, self.hidden, width), expert)
+        return ExpertWeights(both[:width], both[width:], down)
+
+
+def read(config: dict[str, Any]) -> GraniteMoe:
+    """Sizes from config.json."""
+    sizes = common(config)
+    experts = expert_count(config)
+    sizes["scale"] = float(config.get("attention_multiplier", 1.0))
+    return GraniteMoe(
+        **sizes,
+        experts=experts,
+        intermediate=int(config["intermediate_size"]),
+        rope=read_rope(config, sizes["head_dim"]),
+        router=Router("topk_softmax", sizes["top_k"], experts),
+        embedding_multiplier=float(config.get("embedding_multiplier", 1.0)),
+        residual_multiplier=float(config.get("residual_multiplier", 1.0)),
+        logits_divisor=float(config.get("logits_scaling", 1.0)),
+    )

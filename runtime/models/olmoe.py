@@ -1,0 +1,41 @@
+"""OLMoE: norms over all query and all key heads together, optional clipping, softmax router without renormalisation."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.checkpoint import Checkpoint
+from runtime.graph_builder import GraphBuilder
+from runtime.models.decoder import Decoder, common, expert_count
+from runtime.models.rope import read_rope
+from runtime.models.routers import Router
+
+
+@dataclass(frozen=True, kw_only=True)
+class Olmoe(Decoder):
+    """`clip`: largest magnitude of queries, keys and values; 0 for any."""
+
+    clip: float = 0.0
+
+    def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
+        """Queries and keys are normed over all heads at once, then everything is clipped."""
+        q, k, v = self.heads_of(g, self.packed_projection(g, checkpoint, layer))
+        prefix, d = f"model.layers.{layer}.self_attn.", self.head_dim
+        q = self.norm(g, checkpoint, q, prefix + "q_norm", self.heads * d)
+        k = self.norm(g, checkpoint, k, prefix + "k_norm", self.kv_heads * d)
+        if not self.clip:
+            return [q, k, v]
+        return [g.node("Clip", [value, g.number(-self.clip), g.number(self.clip)]) for value in (q, k, v)]
+
+
+def read(config: dict[str, Any]) -> Olmoe:
+    """Sizes from config.json."""
+    sizes = common(config)
+    experts = expert_count(config)
+    return Olmoe(
+        **sizes,
+        experts=experts,
+        intermediate=int(config["intermediate_size"]),
+        rope=read_rope(config, sizes["head_dim"]),
+        router=Router("softmax_topk", sizes["top_k"], experts, renormalize=bool(config.get("norm_topk_prob", False))),
+        clip=float(config.get("clip_qkv") or 0),
+    )

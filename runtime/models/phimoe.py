@@ -1,0 +1,41 @@
+"""Phi-3.5-MoE: layer norms with bias, biased projections and head, sparsemixer router over two experts."""
+
+from typing import Any
+
+from runtime.checkpoint import Checkpoint
+from runtime.errors import ModelError
+from runtime.graph_builder import GraphBuilder
+from runtime.models.decoder import Decoder, common, expert_count
+from runtime.models.rope import read_rope
+from runtime.models.routers import Router
+
+
+class Phimoe(Decoder):
+    """Its own names and norms, else the common decoder."""
+
+    MOE = "block_sparse_moe"
+    PROJECTIONS = ("w1", "w3", "w2")
+
+    def norm(self, g: GraphBuilder, checkpoint: Checkpoint, value: str, name: str, size: int, output: str = "") -> str:
+        """Layer norm with bias."""
+        parts = [g.weight(f"{name}.{part}", checkpoint.tensor(f"{name}.{part}", (size,))) for part in ("weight", "bias")]
+        return g.node("LayerNormalization", [value, *parts], output, axis=-1, epsilon=self.epsilon)
+
+
+def read(config: dict[str, Any]) -> Phimoe:
+    """Sizes from config.json."""
+    sizes = common(config)
+    experts = expert_count(config)
+    if sizes["top_k"] != 2:
+        raise ModelError(
+            f"sparsemixer chooses 2 experts, this config {sizes['top_k']}: take the config that came with the weights"
+        )
+    window = int(config.get("sliding_window") or 0)
+    return Phimoe(
+        **sizes,
+        experts=experts,
+        intermediate=int(config["intermediate_size"]),
+        rope=read_rope(config, sizes["head_dim"], 1e6),
+        router=Router("sparsemixer", 2, experts, tolerance=float(config.get("router_jitter_noise", 0.01))),
+        windows=(window,) * sizes["layers"] if window else (),
+    )

@@ -1,0 +1,39 @@
+"""Qwen2-MoE (Qwen1.5-MoE too): biased projections, softmax router, a shared expert behind a sigmoid gate, some dense layers."""
+
+from typing import Any
+
+from runtime.models.decoder import Decoder, common, dense_layers, expert_count
+from runtime.models.rope import read_rope
+from runtime.models.routers import Router
+
+
+class Qwen2Moe(Decoder):
+    """All of it is the common decoder."""
+
+
+def read(config: dict[str, Any]) -> Qwen2Moe:
+    """Sizes from config.json."""
+    sizes = common(config)
+    experts = expert_count(config)
+    return Qwen2Moe(
+        **sizes,
+        experts=experts,
+        intermediate=int(config["moe_intermediate_size"]),
+        rope=read_rope(config, sizes["head_dim"]),
+        router=Router("softmax_topk", sizes["top_k"], experts, renormalize=bool(config.get("norm_topk_prob", False))),
+        windows=_windows(config, sizes["layers"]),
+        dense=dense_layers(config),
+        dense_width=int(config.get("intermediate_size") or 0),
+        shared_width=int(config["shared_expert_intermediate_size"]),
+    )
+
+
+def _windows(config: dict[str, Any], layers: int) -> tuple[int, ...]:
+    """Sliding windows of the layers that the config names."""
+    if not config.get("use_sliding_window"):
+        return ()
+    window, limit = int(config["sliding_window"]), int(config.get("max_window_layers", 28))
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if (layer + 1) % 2 and layer < limit else "full_attention" for layer in range(layers)
+    ]
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)

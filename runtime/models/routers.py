@@ -1,0 +1,112 @@
+"""The five kinds of router: from logits [T, E] to the chosen experts [T, k] (int64) and their weights [T, k]."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from runtime.graph_builder import GraphBuilder
+
+OUT = ["weights", "experts"]
+# Predictors look for the scores [T, E] by which experts compete; where a graph has none of this name, the logits are.
+SCORES = "scores"
+
+
+@dataclass(frozen=True)
+class Router:
+    """A kind (a key of KINDS) and its numbers; groups only for the group-limited kinds, tolerance only for sparsemixer."""
+
+    kind: str
+    top_k: int
+    experts: int
+    renormalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    tolerance: float = 0.0
+
+
+def softmax_topk(g: GraphBuilder, logits: str, router: Router) -> None:
+    """Softmax over all experts, the k largest, renormalised where the config says so (Qwen, Mixtral, OLMoE)."""
+    scores = g.node("Softmax", [logits], SCORES, axis=-1)
+    if not router.renormalize:
+        g.nodes_of("TopK", [scores, g.ints(router.top_k)], OUT)
+        return
+    top, _ = g.nodes_of("TopK", [scores, g.ints(router.top_k)], ["top", "experts"])
+    g.node("Div", [top, g.node("ReduceSum", [top, g.ints(-1)], keepdims=1)], "weights")
+
+
+def topk_softmax(g: GraphBuilder, logits: str, router: Router) -> None:
+    """The k largest logits, softmax over them (Granite, gpt-oss)."""
+    top, _ = g.nodes_of("TopK", [logits, g.ints(router.top_k)], ["top", "experts"])
+    g.node("Softmax", [top], "weights", axis=-1)
+
+
+def group_limited(g: GraphBuilder, logits: str, router: Router) -> None:
+    """Softmax; only the groups with the largest single scores take part; weights times a scale (DeepSeek-V2)."""
+    scores = g.node("Softmax", [logits], SCORES, axis=-1)
+    if router.groups > 1:
+        grouped = g.node("Reshape", [scores, g.ints(-1, router.groups, router.experts // router.groups)])
+        kept = _kept_groups(g, g.node("ReduceMax", [grouped, g.ints(-1)], keepdims=0), router)
+        scores = g.node("Reshape", [g.node("Mul", [grouped, kept]), g.ints(-1, router.experts)])
+    top, _ = g.nodes_of("TopK", [scores, g.ints(router.top_k)], ["top", "experts"])
+    g.node("Mul", [top, g.number(router.scale)], "weights")
+
+
+def sigmoid_groups(g: GraphBuilder, logits: str, router: Router) -> None:
+    """Sigmoid; a correction bias [E] (the weight `correction`) takes part in choosing only.
+
+    Groups compete by the sum of their two best; weights are renormalised and scaled (DeepSeek-V3).
+    """
+    scores = g.node("Sigmoid", [logits])
+    choice = g.node("Add", [scores, "correction"], SCORES)
+    if router.groups > 1:
+        grouped = g.node("Reshape", [choice, g.ints(-1, router.groups, router.experts // router.groups)])
+        best = g.nodes_of("TopK", [grouped, g.ints(2)], ["best_two", "best_two_at"])[0]
+        kept = _kept_groups(g, g.node("ReduceSum", [best, g.ints(-1)], keepdims=0), router)
+        inside = g.node("Cast", [kept], to=TensorProto.BOOL)
+        barred = g.node("Where", [inside, grouped, g.number(-np.inf)])
+        choice = g.node("Reshape", [barred, g.ints(-1, router.experts)])
+    g.nodes_of("TopK", [choice, g.ints(router.top_k)], ["top", "experts"])
+    weights = g.node("GatherElements", [scores, "experts"], axis=1)
+    if router.renormalize:
+        total = g.node("Add", [g.node("ReduceSum", [weights, g.ints(-1)], keepdims=1), g.number(1e-20)])
+        weights = g.node("Div", [weights, total])
+    g.node("Mul", [weights, g.number(router.scale)], "weights")
+
+
+def sparsemixer(g: GraphBuilder, logits: str, router: Router) -> None:
+    """Two experts, one after the other: each weighs what softmax over its near rivals says (Phi-3.5-MoE, arXiv 2409.12136)."""
+    first, first_at = _best_with_rivals(g, logits, logits, router, "first")
+    off_on = g.constant("off_on", np.array([0, 1], np.float32))
+    taken = g.node("OneHot", [g.node("Squeeze", [first_at, g.ints(1)]), g.ints(router.experts), off_on], axis=-1)
+    barred = g.node("Where", [g.node("Cast", [taken], to=TensorProto.BOOL), g.number(-np.inf), logits])
+    second, second_at = _best_with_rivals(g, barred, logits, router, "second")
+    g.node("Concat", [first, second], "weights", axis=1)
+    g.node("Concat", [first_at, second_at], "experts", axis=1)
+
+
+def _best_with_rivals(g: GraphBuilder, scores: str, logits: str, router: Router, name: str) -> tuple[str, str]:
+    """(weight, index) [T, 1] of the largest score, softmax taken over the scores within the tolerance of it."""
+    best, at = g.nodes_of("TopK", [scores, g.ints(1)], [f"{name}_best", f"{name}_at"])
+    size = g.node("Max", [g.node("Abs", [logits]), best])
+    far = g.node("Greater", [g.node("Div", [g.node("Sub", [best, scores]), size]), g.number(2 * router.tolerance)])
+    near = g.node("Where", [far, g.number(-np.inf), scores])
+    return g.node("GatherElements", [g.node("Softmax", [near], axis=-1), at], axis=1), at
+
+
+def _kept_groups(g: GraphBuilder, scores: str, router: Router) -> str:
+    """1 for the best groups and 0 for the others, [T, G, 1], from group scores [T, G]."""
+    _, best = g.nodes_of("TopK", [scores, g.ints(router.top_groups)], ["group_scores", "groups"])
+    off_on = g.constant("off_on", np.array([0, 1], np.float32))
+    ones = g.node("OneHot", [best, g.ints(router.groups), off_on], axis=-1)
+    return g.node("Unsqueeze", [g.node("ReduceSum", [ones, g.ints(1)], keepdims=0), g.ints(-1)])
+
+
+KINDS = {
+    "softmax_topk": softmax_topk,
+    "topk_softmax": topk_softmax,
+    "group_limited": group_limited,
+    "sigmoid_groups": sigmoid_groups,
+    "sparsemixer": sparsemixer,
+}

@@ -1,0 +1,116 @@
+"""Block-wise quantization of weight matrices, in the layout of ONNX Runtime's MatMulNBits.
+
+A row of K weights is cut into blocks of `block`; each has a float32 scale and, where asymmetric, a zero point:
+weight = (q - zero point) * scale. Packed values are uint8 [N, ceil(K / block), block * bits / 8], low bits first.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.errors import RequestError
+
+BITS = (4, 8, 16, 32)
+BLOCKS = (16, 32, 64, 128, 256)
+# Candidate scales of a block, relative to the one that reaches its largest weight: clipping that one is often the better trade.
+SHRINK = np.linspace(1.0, 0.8, 6, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a matrix is stored: 32 (float32), 16 (float16, computed in float32), 8 or 4 bits in blocks."""
+
+    bits: int = 32
+    block: int = 32
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS or self.block not in BLOCKS:
+            raise RequestError(
+                f"{self.bits} bits in blocks of {self.block}: bits are one of {BITS}, a block is one of {BLOCKS} weights"
+            )
+
+    @property
+    def quantized(self) -> bool:
+        """Are weights integers with scales?"""
+        return self.bits < 16
+
+
+FLOAT32 = Precision()
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Packed values [N, blocks, block * bits / 8] uint8, scales [N, blocks] float32, packed zero points or None (the middle)."""
+
+    values: np.ndarray
+    scales: np.ndarray
+    zero_points: np.ndarray | None
+
+
+def quantize(weight: np.ndarray, precision: Precision) -> Quantized:
+    """Quantize a matrix [N, K] along K."""
+    n, k = weight.shape
+    blocks = -(-k // precision.block)
+    padded = np.zeros((n, blocks * precision.block), np.float32)
+    padded[:, :k] = weight
+    parts = padded.reshape(n, blocks, precision.block)
+    if precision.symmetric:
+        codes, scales = _symmetric(parts, precision.bits)
+        return Quantized(_pack(codes, precision.bits), scales, None)
+    codes, scales, zeros = _asymmetric(parts, precision.bits)
+    return Quantized(_pack(codes, precision.bits), scales, _pack(zeros, precision.bits))
+
+
+def dequantize(quantized: Quantized, precision: Precision, k: int) -> np.ndarray:
+    """The matrix [N, K] that the packed values stand for."""
+    codes = _unpack(quantized.values, precision.bits).astype(np.float32)
+    middle: np.ndarray | float = float(1 << (precision.bits - 1))
+    if quantized.zero_points is not None:
+        middle = _unpack(quantized.zero_points, precision.bits)[:, : codes.shape[1], None].astype(np.float32)
+    whole: np.ndarray = ((codes - middle) * quantized.scales[:, :, None]).reshape(len(codes), -1)[:, :k]
+    return whole
+
+
+def _symmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes around the middle; the weight of largest magnitude maps to the lowest code: that side has one step more."""
+    middle, top = 1 << (bits - 1), (1 << bits) - 1
+    extreme = np.take_along_axis(parts, np.abs(parts).argmax(axis=-1)[..., None], axis=-1)[..., 0]
+    best_scale, best_error, best_codes = np.zeros_like(extreme), np.full(extreme.shape, np.inf, np.float32), None
+    for shrink in SHRINK if bits == 4 else SHRINK[:1]:
+        scale = extreme / -middle * shrink
+        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+        codes = np.clip(np.rint(parts * inverse[..., None]) + middle, 0, top)
+        error = np.square((codes - middle) * scale[..., None] - parts).sum(axis=-1)
+        better = error < best_error
+        best_error = np.where(better, error, best_error)
+        best_scale = np.where(better, scale, best_scale)
+        best_codes = codes if best_codes is None else np.where(better[..., None], codes, best_codes)
+    assert best_codes is not None
+    return best_codes.astype(np.uint8), best_scale
+
+
+def _asymmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes from the smallest to the largest weight of a block, zero included."""
+    top = (1 << bits) - 1
+    low, high = np.minimum(parts.min(axis=-1), 0), np.maximum(parts.max(axis=-1), 0)
+    scale = (high - low) / top
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    zeros = np.clip(np.rint(-low * inverse), 0, top)
+    codes = np.clip(np.rint(parts * inverse[..., None]) + zeros[..., None], 0, top)
+    return codes.astype(np.uint8), scale, zeros.astype(np.uint8)
+
+
+def _pack(codes: np.ndarray, bits: int) -> np.ndarray:
+    if bits == 8:
+        return codes
+    if codes.shape[-1] % 2:
+        codes = np.concatenate([codes, np.zeros((*codes.shape[:-1], 1), np.uint8)], axis=-1)
+    packed: np.ndarray = codes[..., 0::2] | codes[..., 1::2] << 4
+    return packed
+
+
+def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)

@@ -1,0 +1,159 @@
+"""Explicit reads: one aligned pread brings an expert, past the page cache where the file system lets it.
+
+O_DIRECT wants addresses, offsets and lengths aligned. Where a file system refuses it (some overlays, older tmpfs), the file is
+read through the page cache and its pages are dropped at once, so that memory holds an expert once.
+"""
+
+import mmap
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from runtime.errors import PackageError
+
+ALIGNMENT = 4096
+OPEN_FILES = 128
+REMEDY = "delete the package and convert again"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where bytes lie."""
+
+    path: Path
+    offset: int
+    bytes: int
+
+
+def aligned(count: int) -> int:
+    """`count` rounded up to whole pages."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+class BlockPool:
+    """Page-aligned memory blocks [bytes] uint8, reused. At most `spare` free ones are kept; others go back to the system."""
+
+    def __init__(self, spare: int = 4):
+        self.spare = spare
+        self._free: dict[int, list[np.ndarray]] = {}
+        self._lock = Lock()
+
+    def take(self, count: int) -> np.ndarray:
+        """A block of at least `count` bytes."""
+        size = aligned(count)
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                return free.pop()
+        return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+
+    def give(self, block: np.ndarray) -> None:
+        """Nobody reads this block any more."""
+        with self._lock:
+            if sum(map(len, self._free.values())) < self.spare:
+                self._free.setdefault(len(block), []).append(block)
+
+
+class Reader:
+    """Reads places into blocks, from any thread."""
+
+    def __init__(self, direct: bool = True):
+        self.direct = direct and hasattr(os, "O_DIRECT")
+        self._open: OrderedDict[Path, tuple[int, bool]] = OrderedDict()
+        self._busy: dict[int, int] = {}
+        self._stale: set[int] = set()
+        self._lock = Lock()
+
+    def read(self, place: Place, block: np.ndarray) -> np.ndarray:
+        """The place's bytes, as a view of `block`."""
+        first = place.offset // ALIGNMENT * ALIGNMENT
+        skip = place.offset - first
+        wanted = skip + place.bytes
+        if aligned(wanted) > len(block):
+            raise ValueError(f"a block of {len(block)} bytes cannot take {wanted}")
+        try:
+            descriptor, direct = self._take(place.path)
+            try:
+                done = self._fill(descriptor, direct, block.data[: aligned(wanted)], first, wanted, place.path)
+            finally:
+                self._put(descriptor)
+        except OSError as error:
+            raise PackageError(f"{place.path} cannot be read ({error.strerror}): {REMEDY}") from None
+        if done < wanted:
+            raise PackageError(f"{place.path} ends {wanted - done} bytes early: {REMEDY}")
+        return block[skip:wanted]
+
+    def close(self) -> None:
+        """Close every file."""
+        with self._lock:
+            for descriptor, _ in self._open.values():
+                os.close(descriptor)
+            self._open.clear()
+
+    def _fill(self, descriptor: int, direct: bool, view: memoryview, first: int, wanted: int, path: Path) -> int:
+        done = 0
+        while done < wanted:
+            try:
+                count = os.preadv(descriptor, [view[done:]], first + done)
+            except OSError:
+                if not direct:
+                    raise
+                direct, descriptor = False, self._reopen(path, descriptor)
+                continue
+            done += count
+            if count == 0 or (direct and count % ALIGNMENT):
+                break
+        if not direct:
+            os.posix_fadvise(descriptor, first, aligned(wanted), os.POSIX_FADV_DONTNEED)
+        return done
+
+    def _take(self, path: Path) -> tuple[int, bool]:
+        with self._lock:
+            if path not in self._open:
+                self._open[path] = self._open_file(path)
+                if len(self._open) > OPEN_FILES:
+                    self._retire(self._open.popitem(last=False)[1][0])
+            self._open.move_to_end(path)
+            descriptor, direct = self._open[path]
+            self._busy[descriptor] = self._busy.get(descriptor, 0) + 1
+            return descriptor, direct
+
+    def _put(self, descriptor: int) -> None:
+        with self._lock:
+            self._busy[descriptor] -= 1
+            if not self._busy[descriptor]:
+                del self._busy[descriptor]
+                if descriptor in self._stale:
+                    self._stale.discard(descriptor)
+                    os.close(descriptor)
+
+    def _retire(self, descriptor: int) -> None:
+        if descriptor in self._busy:
+            self._stale.add(descriptor)
+        else:
+            os.close(descriptor)
+
+    def _open_file(self, path: Path) -> tuple[int, bool]:
+        if self.direct:
+            try:
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT), True
+            except FileNotFoundError:
+                raise
+            except OSError:
+                self.direct = False
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+
+    def _reopen(self, path: Path, old: int) -> int:
+        """The file system took O_DIRECT and then refused the read: read this and every later file through the page cache."""
+        self.direct = False
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(descriptor, old, inheritable=False)
+        os.close(descriptor)
+        with self._lock:
+            if path in self._open:
+                self._open[path] = (old, False)
+        return old

@@ -1,0 +1,176 @@
+"""Every family against transformers, tiny and random: the same tokens, the same logits, whatever the chunk and the cache."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.convert import Target, convert
+from runtime.cpu import CpuBackend
+from runtime.demo_model import train_tokenizer
+from runtime.errors import RequestError
+from runtime.moe import MoE
+from runtime.package import Package
+from runtime.sampling import Sampler, Sampling
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+# Steps beside transformers: the longer run for one family of each kind of attention.
+NEW = {"qwen3_moe": 64, "deepseek_v3": 64}
+FEW = 16
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "intermediate_size": 96,
+    "num_experts_per_tok": 2,
+    "initializer_range": 0.15,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_key_value_heads": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+WARM_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 1.0}
+LONG |= {"short_mscale": 1.1, "long_mscale": 1.2, "original_max_position_embeddings": 512}
+# name: (family, changes)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("Qwen3Moe", {"num_experts": 6, "moe_intermediate_size": 48, "head_dim": 32, "mlp_only_layers": [1]}),
+    "qwen2_moe": ("Qwen2Moe", {"num_experts": 6, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 40}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "sliding_window": 24}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "clip_qkv": 1.5}),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 6,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "gpt_oss": ("GptOss", {"num_local_experts": 4, "head_dim": 16, "sliding_window": 16}),
+    "deepseek_v2": (
+        "DeepseekV2",
+        LATENT
+        | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "n_shared_experts": 2, "routed_scaling_factor": 2.0},
+    ),
+    "deepseek_v3": ("DeepseekV3", LATENT | {"q_lora_rank": 24, "n_shared_experts": 1, "rope_parameters": WARM_YARN}),
+    "phimoe": (
+        "Phimoe",
+        {
+            "num_local_experts": 4,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "router_jitter_noise": 0.3,
+            "rope_parameters": LONG,
+        },
+    ),
+}
+
+
+@cache
+def tokenizer() -> str:
+    return str(train_tokenizer(512).to_str())
+
+
+class Tiny:
+    """A random model in transformers' own files, its package, and transformers' greedy tokens and logits [new, V] for `ids`."""
+
+    def __init__(self, folder: Path, name: str):
+        family, changes = MODELS[name]
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        config = getattr(transformers, family + "Config")(**(SIZES | changes))
+        model = getattr(transformers, family + "ForCausalLM")(config).eval()
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                if tensor.dim() == 1 and "inv_freq" not in key:
+                    tensor.add_(torch.randn_like(tensor) * 0.2)
+        model.save_pretrained(folder)
+        (folder / "tokenizer.json").write_text(tokenizer())
+        self.folder, self.package, self.new = folder, folder / "package", NEW.get(name, FEW)
+        self.ids = np.random.default_rng(3).integers(0, 500, 37).tolist()
+        convert(folder, self.package)
+        self.tokens, self.logits = self._reference(model)
+
+    def _reference(self, model: Any) -> tuple[list[int], np.ndarray]:
+        tokens, past, logits, feed = [], None, [], torch.tensor([self.ids])
+        with torch.no_grad():
+            for _ in range(self.new):
+                out = model(feed, past_key_values=past, use_cache=True)
+                past = out.past_key_values
+                logits.append(out.logits[0, -1].numpy())
+                tokens.append(int(logits[-1].argmax()))
+                feed = torch.tensor([[tokens[-1]]])
+        return tokens, np.stack(logits)
+
+    def generated(self, package: Path | None = None, new: int = 0, **options: Any) -> tuple[list[int], np.ndarray]:
+        """Greedy tokens and logits of the runtime."""
+        engine, new = MoE.load(package or self.package, **options).engine, new or self.new
+        sequence = engine.begin_sequence(len(self.ids) + new)
+        tokens, logits, ids = [], [], self.ids
+        for _ in range(new):
+            step, row = engine.step(sequence, ids, Sampler(Sampling()))
+            tokens.append(step.sampled)
+            logits.append(row)
+            ids = [step.sampled]
+        engine.close()
+        return tokens, np.stack(logits)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def test_a_family_says_what_transformers_says_whatever_the_chunk_and_the_cache(tiny: Tiny) -> None:
+    tokens, logits = tiny.generated(chunk=16)
+    assert tokens == tiny.tokens
+    assert np.abs(logits - tiny.logits).max() < 1e-3
+    assert len(set(tokens)) > 5
+    whole = logits[:2].tobytes()
+    for chunk in (1, 36):
+        assert tiny.generated(new=2, chunk=chunk)[1].tobytes() == whole, chunk
+    cached = Package(tiny.package).expert_bytes * 3
+    for prefetch in ("off", "on"):
+        bits = tiny.generated(new=8, chunk=5, expert_cache=cached, prefetch=prefetch)[1].tobytes()
+        assert bits == logits[:8].tobytes(), prefetch
+
+
+def test_eight_bits_stay_close_to_transformers_whatever_the_cache(tiny: Tiny, tmp_path: Path) -> None:
+    package = convert(tiny.folder, tmp_path / "package", None, Target(backend="cpu", bits=8))
+    logits = tiny.generated(package.folder, new=4)[1]
+    assert np.linalg.norm(logits[0] - tiny.logits[0]) < 0.2 * np.linalg.norm(tiny.logits[0])
+    cached = CpuBackend(package, 1).expert_bytes * 3
+    for prefetch in ("off", "on"):
+        bits = tiny.generated(package.folder, new=4, chunk=5, expert_cache=cached, prefetch=prefetch)[1].tobytes()
+        assert bits == logits.tobytes(), prefetch
+
+
+def test_half_precision_keys_and_values_change_little(tiny: Tiny) -> None:
+    if tiny.folder.name.startswith("deepseek"):
+        with pytest.raises(RequestError, match="--kv-bits 32"):
+            tiny.generated(new=1, kv_bits=16)
+        return
+    logits = tiny.generated(new=3, kv_bits=16)[1]
+    assert 0 < np.abs(logits - tiny.logits[:3]).max() < 0.05

@@ -1,0 +1,199 @@
+"""Background loads and prediction: the same text as with everything in memory, errors in one line, nothing that hangs."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+
+from runtime import MoE
+from runtime.__main__ import main
+from runtime.cache import ExpertCache
+from runtime.convert import convert
+from runtime.demo_model import DemoSizes, write_demo_model
+from runtime.errors import PackageError
+from runtime.loader import Loader
+from runtime.log import RunLog
+from runtime.package import Package
+from runtime.policies import LRU, Form
+from runtime.predictor import Predictor, chance, log_odds
+from runtime.probes import Cache, Reason
+from runtime.training import logistic
+from tests.runtime_models import PROMPT
+from tests.test_runtime_cache import Account
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = DemoSizes(hidden=64, layers=3, experts=8, intermediate=64, vocabulary=512)
+HALF = 12 * 3 * 64 * 64 * 4
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """A package with a trained predictor, and what training reported."""
+    folder = tmp_path_factory.mktemp("prefetch")
+    model = write_demo_model(folder / "model", sizes=SIZES)
+    package = convert(model, folder / "package")
+    text = ROOT / "runtime" / "demo_text.txt"
+    command = [sys.executable, "-m", "runtime", "train-predictor", str(package.folder), "--text", str(text), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    return package.folder, json.loads(done.stdout)
+
+
+@pytest.fixture
+def package(trained: tuple[Path, dict], tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(trained[0], tmp_path / "package"))
+
+
+def tokens(package: Path, cache: str | int = "all", **options: object) -> tuple[list[int], RunLog]:
+    model = MoE.load(package, cache, **options)
+    try:
+        return [token.id for token in model.generate(PROMPT, 32, ignore_end=True)], model.log
+    finally:
+        model.close()
+
+
+def test_training_says_how_good_it_is_and_the_package_stays_whole(trained: tuple[Path, dict]) -> None:
+    folder, report = trained
+    package = Package(folder)
+    assert package.damaged() == []
+    assert Predictor.of(package).trained
+    assert report["bytes"] < 200_000
+    for facts in report["views"].values():
+        assert facts["recall"] == sorted(facts["recall"])
+        assert facts["recall"][-1] == 1.0, "the widest covers all of eight experts"
+        assert sum(row["pairs"] for row in facts["calibration"]) == report["test_tokens"] * 8 * facts["layers"]
+    recall = {view: facts["recall"][0] for view, facts in report["views"].items()}
+    assert recall["near"] > recall["next"] > 2 / 8, "a random guess finds a quarter"
+
+
+def test_training_again_replaces_the_predictor(package: Path) -> None:
+    before = [path.name for path in package.glob("predictor_*")]
+    arguments = ["train-predictor", str(package), "--text", str(ROOT / "runtime" / "demo_text.txt"), "--tokens", "1600"]
+    assert main(arguments) == 0
+    after = [path.name for path in package.glob("predictor_*")]
+    assert len(before) == len(after) == 1
+    assert before != after
+    assert Package(package).damaged() == []
+    assert not list(package.glob("*.partial"))
+
+
+def test_a_full_disk_leaves_the_package_as_it_was(package: Path) -> None:
+    before = {path.name: path.read_bytes() for path in package.iterdir()}
+    text = str(ROOT / "runtime" / "demo_text.txt")
+    command = [sys.executable, "-m", "runtime", "train-predictor", str(package), "--text", text, "--tokens", "800"]
+    limit = (1024, 1024)
+    refuse = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)  # noqa: E731
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=refuse, timeout=60)
+    assert done.returncode == 2
+    assert "cannot be written (File too large)" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in package.iterdir()} == before
+
+
+def test_a_damaged_predictor_is_told_with_the_remedy(package: Path) -> None:
+    path = next(package.glob("predictor_*"))
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(PackageError, match=r"predictor_.*is damaged"):
+        tokens(package, HALF, prefetch="on")
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfru"])
+def test_prefetched_demanded_and_resident_experts_give_the_same_bits(trained: tuple[Path, dict], policy: str) -> None:
+    expected, whole = tokens(trained[0])
+    demanded, alone = tokens(trained[0], HALF, prefetch="off", cache_policy=policy)
+    prefetched, log = tokens(trained[0], HALF, prefetch="on", cache_policy=policy)
+    assert expected == demanded == prefetched
+    weights = [b"".join(w.tobytes() for *_, w in one.routing) for one in (whole, alone, log)]
+    assert weights[0] == weights[1] == weights[2]
+    assert log.loads[Reason.PREFETCH] > 0
+    assert log.loads[Reason.PREFETCH] >= log.prefetched > 0
+    assert log.resident_bytes <= HALF
+    assert alone.loads[Reason.PREFETCH] == alone.prefetched == 0
+    assert sum(log.load_bytes.values()) == log.loaded_bytes == sum(log.loads.values()) * 3 * 64 * 64 * 4
+
+
+def test_without_training_the_next_router_predicts(trained: tuple[Path, dict], tmp_path: Path) -> None:
+    package = convert(trained[0].parent / "model", tmp_path / "package")
+    expected, _ = tokens(trained[0])
+    text, log = tokens(package.folder, HALF, prefetch="on")
+    assert text == expected
+    assert log.prefetched > 0
+    assert tokens(package.folder, HALF)[1].loads[Reason.PREFETCH] == 0, "`auto` waits for training"
+
+
+@pytest.mark.parametrize("prefetch", ["on", "off"])
+def test_a_damaged_expert_ends_in_one_line(package: Path, prefetch: str) -> None:
+    for path in package.glob("experts_01.bin"):
+        content = bytearray(path.read_bytes())
+        content[-100] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(PackageError, match=r"experts_01.bin is damaged"):
+        tokens(package, HALF, prefetch=prefetch)
+
+
+@pytest.mark.parametrize("prefetch", ["on", "off"])
+def test_files_removed_while_running_end_in_one_line(package: Path, prefetch: str) -> None:
+    model = MoE.load(package, HALF, prefetch=prefetch)
+    for path in package.glob("experts_02.bin"):
+        path.unlink()
+    with pytest.raises(PackageError, match="cannot be read"):
+        list(model.generate(PROMPT, 8))
+    model.close()
+
+
+def test_control_c_ends_generation_cleanly(trained: tuple[Path, dict]) -> None:
+    command = [sys.executable, "-m", "runtime", "generate", str(trained[0]), "--prompt", "A cache", "--ignore-end"]
+    command += ["--max-new-tokens", "1000", "--expert-cache", str(HALF), "--prefetch", "on"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Traceback" not in error
+
+
+def test_a_load_that_has_not_begun_can_be_cancelled_or_taken_over_and_a_prefetch_counts_as_such() -> None:
+    gate, begun, account, loader = Event(), Event(), Account(), Loader(1)
+
+    def load(form: Form) -> str:
+        begun.set()
+        assert form.expert != 0 or gate.wait(10)
+        return f"session of {form}"
+
+    cache = ExpertCache(60, lambda form: 10, load, account, LRU(), loader)
+    cache.begin_event()
+    forms = [Form(0, expert, 1, 0) for expert in range(3)]
+    assert all(cache.prefetch(form, 1.0) for form in forms)
+    assert begun.wait(10)
+    assert not cache.cancel(forms[0]), "it is being read"
+    assert cache.cancel(forms[1])
+    assert forms[1] not in cache
+    cache.name(forms[2:])
+    assert cache.state(forms[2]) is Cache.MISS, "it was asked for early, and was not there in time"
+    assert cache.acquire(forms[2]) == f"session of {forms[2]}", "taken over, while the thread still reads the first"
+    cache.release(forms[2])
+    gate.set()
+    cache.settle()
+    cache.begin_event()
+    cache.name(forms[:1])
+    assert cache.state(forms[0]) is Cache.PREFETCHED
+    assert (cache.hits, cache.misses, cache.prefetched, account.loads) == (1, 1, 1, 2)
+    loader.close()
+
+
+def test_chances_are_calibrated_on_what_they_were_fitted_to() -> None:
+    random = np.random.default_rng(0)
+    margin = random.standard_normal(20_000) * 2
+    chosen = (random.random(20_000) < 1 / (1 + np.exp(-(1.7 * margin - 0.4)))).astype(float)
+    assert np.allclose(logistic(margin, chosen), [1.7, -0.4], atol=0.1)
+    scores = random.standard_normal((50, 9)).astype(np.float32)
+    ranked = chance(log_odds(scores, 3, np.array([1.0, 0.0])))
+    assert ((ranked > 0.5).sum(1) == 3).all(), "with an even curve, half marks the border of k"

@@ -1,0 +1,49 @@
+"""Quantized weights: what is packed is what was meant, and ONNX Runtime reads it the same way."""
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.errors import RequestError
+from runtime.graph_builder import GraphBuilder
+from runtime.quantize import Precision, dequantize, quantize
+
+precisions = st.builds(Precision, st.sampled_from([4, 8]), st.sampled_from([16, 32, 64]), st.booleans())
+
+
+@given(precisions, st.integers(1, 5), st.integers(1, 150), st.integers(0, 1 << 30), st.sampled_from([0.0, 1e-6, 1.0, 300.0]))
+@settings(max_examples=60, deadline=None)
+def test_no_weight_is_off_by_more_than_its_blocks_step(precision: Precision, n: int, k: int, seed: int, size: float) -> None:
+    weight = (np.random.default_rng(seed).standard_normal((n, k)) * size).astype(np.float32)
+    packed = quantize(weight, precision)
+    steps = np.repeat(np.abs(packed.scales), precision.block, axis=1)[:, :k]
+    # A symmetric block has no code for the mirror image of its extreme weight, and 4 bits may give up the extreme for the others.
+    slack = 2.1 if precision.bits == 4 else 1.01
+    assert (np.abs(dequantize(packed, precision, k) - weight) <= slack * steps + 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    "precision", [Precision(4), Precision(4, 64, False), Precision(8), Precision(8, 32, False), Precision(16)]
+)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_onnxruntime_multiplies_with_the_weights_that_were_packed(precision: Precision, rows: int) -> None:
+    rng = np.random.default_rng(0)
+    weight, bias = rng.standard_normal((48, 96)).astype(np.float32), rng.standard_normal(48).astype(np.float32)
+    values = rng.standard_normal((rows, 96)).astype(np.float32)
+    g = GraphBuilder("linear")
+    g.input("x", ("T", 96))
+    g.linear("x", "w", weight, precision, bias, "y")
+    g.output("y", ("T", 48))
+    (found,) = ort.InferenceSession(g.model().SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": values})
+    meant = dequantize(quantize(weight, precision), precision, 96) if precision.quantized else weight
+    expected = values @ meant.T + bias
+    # Activations are rounded to 8 bits too.
+    assert np.abs(found - expected).max() < (0.01 if precision.bits == 16 else 0.02) * np.abs(expected).max()
+
+
+def test_impossible_precisions_are_refused() -> None:
+    for bits, block in ((3, 32), (4, 33)):
+        with pytest.raises(RequestError, match="bits are one of"):
+            Precision(bits, block)

@@ -1,0 +1,88 @@
+"""Explicit reads: the right bytes from any offset, with and without O_DIRECT, and one line for every way a file can fail."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.errors import PackageError
+from runtime.reader import ALIGNMENT, BlockPool, Place, Reader, aligned
+
+SIZE = 3 * ALIGNMENT + 123
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    path = tmp_path_factory.mktemp("reader") / "experts.bin"
+    content = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8).tobytes()
+    path.write_bytes(content)
+    return path, content
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["direct", "buffered"])
+def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
+    reader = Reader(request.param)
+    yield reader
+    reader.close()
+
+
+@given(offset=st.integers(0, SIZE - 1), data=st.data())
+def test_a_place_is_read_exactly_and_its_block_is_aligned(
+    reader: Reader, stored: tuple[Path, bytes], offset: int, data: st.DataObject
+) -> None:
+    path, content = stored
+    count = data.draw(st.integers(1, SIZE - offset))
+    block = BlockPool().take(count + offset % ALIGNMENT)
+    assert block.ctypes.data % ALIGNMENT == 0
+    assert reader.read(Place(path, offset, count), block).tobytes() == content[offset : offset + count]
+
+
+@pytest.mark.needs("dropping pages")
+def test_reads_leave_nothing_in_the_page_cache(reader: Reader, stored: tuple[Path, bytes]) -> None:
+    path, _ = stored
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = read_bytes()
+    for _ in range(4):
+        reader.read(Place(path, 0, SIZE), BlockPool().take(SIZE))
+    assert read_bytes() - before >= 4 * 3 * ALIGNMENT, "every read goes to the device"
+
+
+def read_bytes() -> int:
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
+def test_a_missing_and_a_short_file_are_told_in_one_line(reader: Reader, tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match=r"gone.bin cannot be read \(No such file"):
+        reader.read(Place(tmp_path / "gone.bin", 0, 10), BlockPool().take(10))
+    (tmp_path / "short.bin").write_bytes(b"x" * 5000)
+    with pytest.raises(PackageError, match="ends 3192 bytes early"):
+        reader.read(Place(tmp_path / "short.bin", 0, 8192), BlockPool().take(8192))
+
+
+def test_more_files_than_stay_open_can_be_read(reader: Reader, tmp_path: Path) -> None:
+    block = BlockPool().take(4)
+    for i in range(200):
+        (tmp_path / f"{i}").write_bytes(b"%04d" % i)
+    before = len(os.listdir("/proc/self/fd"))
+    for i in (*range(200), *range(200)):
+        assert reader.read(Place(tmp_path / f"{i}", 0, 4), block).tobytes() == b"%04d" % i
+    assert len(os.listdir("/proc/self/fd")) - before <= 128
+
+
+def test_blocks_are_reused_and_only_a_few_free_ones_are_kept() -> None:
+    pool = BlockPool(spare=2)
+    blocks = [pool.take(5000) for _ in range(4)]
+    addresses = {block.ctypes.data for block in blocks}
+    assert {len(block) for block in blocks} == {aligned(5000)}
+    for block in blocks:
+        pool.give(block)
+    again = [pool.take(5000).ctypes.data for _ in range(2)]
+    assert set(again) <= addresses
+    assert not any(pool._free.values())
