@@ -63,7 +63,7 @@ def complaints(browser: Any) -> list[str]:
 
 def test_the_report_draws_every_section(browser: Any, tmp_path: Path) -> None:
     run = opened(browser, report(tmp_path, *fixture.make(tokens=40, layers=4)))
-    assert run("return document.querySelectorAll('section').length") == 9
+    assert run("return document.querySelectorAll('section').length") == 10
     drawn = run("return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg.main-svg').length)")
     assert len(drawn) > 6 and all(drawn)
     assert run("return document.querySelector('#experts .heatmaplayer image') !== null")

@@ -13,6 +13,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from analyzer import ceilings
+from analyzer.commands.query import execute
+from analyzer.findings import findings as analyzer_findings
 from analyzer.profdag import build
 from analyzer.summary import summarize
 from tests import tables_fixture as fixture
@@ -75,13 +78,13 @@ def test_the_report_is_one_small_file_that_fetches_nothing(tmp_path: Path) -> No
 def test_the_report_s_sums_are_the_tables(tmp_path: Path) -> None:
     _, tables = fixture.make()
     path = report(tmp_path, *fixture.make())
-    table = next(b for b in blocks(path, "operators") if b["kind"] == "table")
+    table = next(b for b in blocks(path, "operators") if b["kind"] == "table" and b["title"] == "Operators by name")
     column = [c["name"] for c in table["columns"]].index("total ms")
     assert sum(row[column] for row in table["rows"]) == pytest.approx(tables["operators"].duration_ns.sum() / 1e6)
     heat = next(b for b in blocks(path, "experts") if b["kind"] == "heat")
     cells = [np.frombuffer(base64.b64decode(m["rows routed"]["bdata"]), np.uint16).sum() for m in heat["matrices"]]
     assert sum(cells) == len(tables["routes"])
-    phases = blocks(path, "phases")[0]
+    phases = next(b for b in blocks(path, "phases") if b["kind"] == "table")
     assert sum(row[1] for row in phases["rows"]) == len(tables["tokens"])
 
 
@@ -89,16 +92,58 @@ def test_an_emulated_npu_is_named_so_in_the_report(tmp_path: Path) -> None:
     path = report(tmp_path, *fixture.make())
     titles = [s["title"] for s in data_of(path)["sections"]]
     assert "NPU: HTP emulator" in titles
-    findings = next(b for b in blocks(path, "summary") if b["kind"] == "findings")
+    findings = next(b for b in blocks(path, "recording") if b["kind"] == "findings")
     assert any("HTP emulator" in item["text"] for item in findings["items"])
 
 
-def test_losses_stand_among_the_findings(tmp_path: Path) -> None:
+def test_losses_are_told_first_where_the_recording_is_described(tmp_path: Path) -> None:
     manifest, tables = fixture.make()
     manifest |= {"lost": {"op_end": 12}, "state": "recording"}
-    items = next(b for b in blocks(report(tmp_path, manifest, tables), "summary") if b["kind"] == "findings")["items"]
+    items = next(b for b in blocks(report(tmp_path, manifest, tables), "recording") if b["kind"] == "findings")["items"]
     assert any(item["level"] == "bad" and "12 records were lost" in item["text"] for item in items)
     assert any("not finished" in item["text"] for item in items)
+
+
+def test_the_findings_stand_before_all_else_with_prize_and_query(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=12)
+    path = report(tmp_path, manifest, tables)
+    expected = analyzer_findings(tables, ceilings.load(manifest["machine"]))
+    found = next(b for b in blocks(path, "summary") if b["kind"] == "findings")["items"]
+    assert expected and [item["query"] for item in found] == [finding.query for finding in expected]
+    assert [item["prize"] for item in found] == [pytest.approx(min(finding.prize_share, 1)) for finding in expected]
+
+
+def test_every_chart_has_a_query_and_every_query_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, tables = fixture.make(tokens=12)
+    path = report(tmp_path, manifest, tables)
+    monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: tables)
+    every = [b for section in data_of(path)["sections"] for b in section["blocks"]]
+    drawn = [b for b in every if b["kind"] in ("chart", "heat")]
+    assert len(drawn) > 8 and all(b["query"] for b in drawn)
+    for query in {b["query"] for b in every if b.get("query")}:
+        names, rows = execute(tmp_path, query)
+        assert names and (rows or "growth" in query), query
+
+
+def test_sampled_operators_are_told_in_words(tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    manifest["sampling"] = {"allowed": 0.1, "slowdown_while_on": 0.5, "share_on": 0.25}
+    change = {"ts_ns": fixture.START + 10**6, "level": "operator", "on": False, "tps": 4.5, "why": "slowdown of at most 10%"}
+    manifest["level_changes"] = [change]
+    shown = blocks(report(tmp_path, manifest, tables), "recording")
+    told = " ".join(item["text"] for item in shown[0]["items"])
+    assert "for 25.0 % of the time only" in told and "allowed to slow decode down by 10 %" in told
+    assert "50.0 % longer" in told and "about 9.1 %" in told  # 1 / (0.25 / 1.5 + 0.75) = 1.0909
+    changes = next(b for b in shown if b.get("title") == "Levels switched")
+    assert changes["rows"][0][-1] == [fixture.START + 10**6 + fixture.BOOT_OFFSET, 0]
+
+
+def test_links_lead_to_where_the_slice_stands_in_the_trace(tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    table = next(b for b in blocks(report(tmp_path, manifest, tables), "operators") if b.get("title") == "Operators by name")
+    row, name = table["rows"][0], [column["name"] for column in table["columns"]].index("name")
+    mine = tables["operators"][tables["operators"].name == row[name]]
+    assert row[-1] in [[b + fixture.BOOT_OFFSET, d] for b, d in mine[["begin_ns", "duration_ns"]].to_numpy().tolist()]
 
 
 @pytest.mark.parametrize(
