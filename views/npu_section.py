@@ -10,7 +10,8 @@ NODE = 404
 EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are the host's and say nothing about a device."
 GRAPHS_QUERY = (
     "select kind, graph_name, count(*) executions, sum(duration_ns)/1e6 ms, avg(host_rpc_us) host_rpc_us, "
-    "avg(htp_rpc_us) htp_rpc_us, avg(accel_us) accel_us, avg(accel_cycles) cycles from qnn_executes where complete group by all order by ms desc"
+    "avg(htp_rpc_us) htp_rpc_us, avg(accel_us) accel_us, avg(accel_cycles) cycles "
+    "from qnn_executes where complete group by all order by ms desc"
 )
 NODES_QUERY = (
     "select x.graph_name, e.name, count(*) runs, sum(e.value) cycles from qnn_events e join qnn_executes x using (execute_id) "
