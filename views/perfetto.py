@@ -193,8 +193,13 @@ class TraceWriter:
         )
         for name, slices in tracks:
             if slices is not None:
-                track = self.new_track(name)
-                self.draw([Level.of(slices, self.names)], [np.arange(len(slices))], track, lambda lane, track=track: track)
+                self.draw(
+                    [Level.of(slices, self.names)], [np.arange(len(slices))], self.new_track(name), partial(self.marked, name)
+                )
+
+    def marked(self, name: str, lane: int) -> int:
+        """One more track of marks; those of one name look like one."""
+        return self.new_track(name)
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""
