@@ -9,6 +9,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from views.profdag_page import write_profdag
 FLAGS = "--headless=new --no-sandbox --disable-gpu --no-first-run --window-size=1400,900"
 PAN = """
 const [seconds, done] = arguments, begin = performance.now(), frames = [];
-const event = (name, x, y) => canvas.dispatchEvent(new PointerEvent(name, { pointerId: 1, clientX: x, clientY: y, bubbles: true }));
+const event = (name, x, y) =>
+  canvas.dispatchEvent(new PointerEvent(name, { pointerId: 1, clientX: x, clientY: y, bubbles: true }));
 canvas.setPointerCapture = () => {};
 event('pointerdown', 700, 450);
 function step(now) {
@@ -63,7 +65,7 @@ def browser(folder: str) -> Any:
 def pan(driver: Any, seconds: float) -> tuple[float, float]:
     """(frames per second, ms of the frame that 95 % are faster than)."""
     frames = driver.execute_async_script(PAN, seconds)
-    gaps = sorted(b - a for a, b in zip(frames, frames[1:], strict=False))
+    gaps = sorted(b - a for a, b in pairwise(frames))
     return 1000 * len(gaps) / (frames[-1] - frames[0]), gaps[int(0.95 * len(gaps))]
 
 
@@ -106,11 +108,9 @@ def main() -> None:
             driver.quit()
     print(f"first paint: {statistics.median(paints):.0f} ms ({min(paints):.0f} to {max(paints):.0f}, n {len(paints)})")
     for name, found in pans.items():
-        rates = [rate for rate, _ in found]
-        slow = statistics.median(gap for _, gap in found)
-        print(
-            f"pan, {name}: {statistics.median(rates):.0f} frames/s ({min(rates):.0f} to {max(rates):.0f}), 95 % of frames < {slow:.0f} ms"
-        )
+        rates, slow = [rate for rate, _ in found], statistics.median(gap for _, gap in found)
+        spread = f"{statistics.median(rates):.0f} frames/s ({min(rates):.0f} to {max(rates):.0f})"
+        print(f"pan, {name}: {spread}, 95 % of frames < {slow:.0f} ms")
 
 
 if __name__ == "__main__":

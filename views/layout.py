@@ -10,6 +10,8 @@ from typing import Any
 
 import networkx as nx
 
+from analyzer.structure import stem
+
 WIDTH, HEIGHT = 168, 40
 COLUMN, ROW, TOP = 188, 66, 46
 PER_ROW = 4
@@ -151,6 +153,8 @@ def document(graph: nx.DiGraph, layout: Layout, critical: frozenset[str] = froze
     for node, (x, y) in layout.centre.items():
         index[node] = len(nodes)
         known = {key: value for key in KEYS if (value := graph.nodes[node].get(key)) is not None and value == value}
+        short = stem(str(known.get("name", "")))
+        known |= {"stem": short} if short != known.get("name") else {}
         nodes.append({**known, "x": x, "y": y, "block": layout.block[node], "critical": node in critical})
     edges = [[index[a], index[b]] for a, b in graph.edges() if a in index and b in index]
     dots = []

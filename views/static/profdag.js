@@ -25,7 +25,7 @@ function ramp(share) {
 function folded(members) {
   const layers = members.map((b) => dag.members[b]);
   return layers[0].map((first, i) => {
-    const each = layers.map((nodes) => nodes[i]), sum = { ...first, each, critical: each.some((n) => n.critical) };
+    const each = layers.map((nodes) => nodes[i]), sum = { ...first, name: first.stem || first.name, each, critical: each.some((n) => n.critical) };
     for (const key of SUMMED) if (each.some((n) => n[key] !== undefined)) sum[key] = each.reduce((s, n) => s + (n[key] || 0), 0);
     for (const key of ["gbytes_per_s", "gflops"]) if (first[key] !== undefined) sum[key] = each.reduce((s, n) => s + (n[key] || 0) * n.duration_ns, 0) / Math.max(1, sum.duration_ns);
     return sum;
