@@ -79,9 +79,8 @@ def test_a_column_head_sorts_and_find_filters(browser: Any, tmp_path: Path) -> N
     assert run(column)[:3] == ["attention.0", "attention.1", "attention.2"]
     run(head)
     assert run(column)[0] == "router.11"
-    run(
-        "const i = document.querySelector('#operators .block:last-of-type input'); i.value = 'experts.7'; i.dispatchEvent(new Event('input'))"
-    )
+    found = "const i = document.querySelector('#operators .block:last-of-type input');"
+    run(found + "i.value = 'experts.7'; i.dispatchEvent(new Event('input'))")
     assert run(column) == ["experts.7"]
 
 
