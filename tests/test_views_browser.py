@@ -66,27 +66,35 @@ def complaints(browser: Any) -> list[str]:
 
 def test_the_report_draws_every_section(browser: Any, tmp_path: Path) -> None:
     run = opened(browser, report(tmp_path, *fixture.make(tokens=40, layers=4)))
-    assert run("return document.querySelectorAll('section').length") == 9
+    assert run("return document.querySelectorAll('section').length") == 10
     drawn = run("return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg.main-svg').length)")
     assert len(drawn) > 6 and all(drawn)
     assert run("return document.querySelector('#experts .heatmaplayer image') !== null")
+    opens_its_query_and_another_layer(run)
     assert complaints(browser) == []
 
 
 def test_a_column_head_sorts_and_find_filters(browser: Any, tmp_path: Path) -> None:
     run = opened(browser, report(tmp_path, *fixture.make(tokens=4, layers=12)))
-    column = "return [...document.querySelectorAll('#operators tbody tr')].map(r => r.cells[1].textContent)"
+    column = "return [...document.querySelectorAll('#operators .block:last-of-type tbody tr')].map(r => r.cells[1].textContent)"
     head = "[...document.querySelectorAll('#operators th button')].find(b => b.textContent === 'name').click()"
     run(head)
     assert run(column)[:3] == ["attention.0", "attention.1", "attention.2"]
     run(head)
     assert run(column)[0] == "router.11"
-    run("const i = document.querySelector('#operators input'); i.value = 'experts.7'; i.dispatchEvent(new Event('input'))")
+    found = "const i = document.querySelector('#operators .block:last-of-type input');"
+    run(found + "i.value = 'experts.7'; i.dispatchEvent(new Event('input'))")
     assert run(column) == ["experts.7"]
 
 
-def test_the_theme_follows_the_button(browser: Any, tmp_path: Path) -> None:
-    run = opened(browser, report(tmp_path, *fixture.make(tokens=3, layers=2)))
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report."""
+    return report(tmp_path_factory.mktemp("small"), *fixture.make(tokens=3, layers=2))
+
+
+def test_the_theme_follows_the_button(browser: Any, small: Path) -> None:
+    run = opened(browser, small)
     ground = "return getComputedStyle(document.body).backgroundColor"
     before = run(ground)
     run("document.getElementById('theme').click()")
@@ -95,13 +103,12 @@ def test_the_theme_follows_the_button(browser: Any, tmp_path: Path) -> None:
     assert run(ground) == before and complaints(browser) == []
 
 
-def test_the_report_fits_a_phone(browser: Any, tmp_path: Path) -> None:
-    path = report(tmp_path, *fixture.make(tokens=3, layers=2))
+def test_the_report_fits_a_phone(browser: Any, small: Path) -> None:
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
     )
     try:
-        run = opened(browser, path)
+        run = opened(browser, small)
         assert run("return document.documentElement.scrollWidth <= 360")
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -127,13 +134,58 @@ def test_the_profdag_page_draws_finds_and_explains(browser: Any, tmp_path: Path)
     )
     assert colours > 5
     run(
-        "const n = dag.nodes[5], r = canvas.getBoundingClientRect(), at = {clientX: r.left + n.x * view.scale + view.x,"
-        " clientY: r.top + n.y * view.scale + view.y}; canvas.dispatchEvent(new PointerEvent('pointermove', at))"
+        "const n = shown.nodes[2], r = canvas.getBoundingClientRect(), at = {clientX: r.left + n.ax * view.scale + view.x,"
+        " clientY: r.top + n.ay * view.scale + view.y}; canvas.dispatchEvent(new PointerEvent('pointermove', at))"
     )
     assert "duration" in run("return document.querySelector('.tip').innerText")
-    for mode in ("waiting", "backend", "type"):
+    for mode in ("waiting", "cycles", "backend", "type"):
         run(f"const s = document.querySelector('select'); s.value = '{mode}'; s.dispatchEvent(new Event('change'))")
     assert complaints(browser) == []
+
+
+CLICK = (
+    "const n = arguments[0] === undefined ? {ax: shown.cards[0].x + 40, ay: shown.cards[0].y + 10} : shown.nodes[arguments[0]];"
+    "const r = canvas.getBoundingClientRect(), at = {bubbles: true, clientX: r.left + n.ax * view.scale + view.x,"
+    " clientY: r.top + n.ay * view.scale + view.y}; canvas.dispatchEvent(new MouseEvent('click', at))"
+)
+FIND = (
+    "const i = document.querySelector('header input'); i.value = arguments[0]; i.dispatchEvent(new Event('input'));"
+    "i.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))"
+)
+
+
+def test_equal_layers_open_and_fold_and_a_node_leads_to_the_timeline(browser: Any, tmp_path: Path) -> None:
+    manifest, tables = fixture.make(layers=4)
+    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    run = opened(browser, tmp_path / "profdag.html")
+    sizes = "return [shown.cards.length, shown.nodes.length, Math.round(shown.cards.reduce((s, c) => s + c.ns, 0))]"
+    cards, nodes, ns = run(sizes)
+    assert (cards, nodes) == (1, 4)
+    run(CLICK)
+    assert run(sizes) == [4, 16, ns]
+    run("document.getElementById('fold').click()")
+    assert run(sizes) == [1, 4, ns]
+    run(CLICK, 1)
+    assert run("return document.querySelectorAll('.panel a').length") == 4
+    run(FIND, "router.2")
+    assert run(sizes)[0] == 4 and run("return view.chosen.name") == "router.2"
+    begin = int(tables["operators"].query("token_id == 1 and name == 'router.2'").begin_ns.iloc[0]) + fixture.BOOT_OFFSET
+    link = run("return document.querySelector('.panel a').href")
+    start, end = (int(part.split("=")[1]) for part in link.split("&")[1:])
+    assert start < begin < end
+    run("document.getElementById('path').click()")
+    assert run("return view.path && shown.nodes.some(n => n.critical)") and complaints(browser) == []
+
+
+def opens_its_query_and_another_layer(run: Any) -> None:
+    run("document.querySelector('#phases details.query summary').click()")
+    assert run("return document.querySelector('#phases details.query code').checkVisibility()")
+    matrix = "return JSON.stringify(document.querySelector('#experts .chart').data[0].z)"
+    before = run(matrix)
+    run("const s = document.querySelector('#experts select'); s.value = '1'; s.dispatchEvent(new Event('change'))")
+    assert run(matrix) != before
+    link = run("return document.querySelector('#operators td.moment a').href")
+    assert link.startswith("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/")
 
 
 def test_the_perfetto_ui_opens_the_trace_offline(browser: Any, tmp_path: Path) -> None:

@@ -6,19 +6,30 @@ import http.client
 import json
 import re
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from analyzer import ceilings
+from analyzer.commands.query import execute
+from analyzer.findings import findings as analyzer_findings
 from analyzer.profdag import build
 from analyzer.summary import summarize
+from analyzer.tables import fingerprint, load
+from analyzer.tables import write as write_tables
 from tests import tables_fixture as fixture
-from tracer.recording import Recording
+from tracer.recording import Recording, dtype_from_json
 from views.__main__ import main
+from views.critical_path import critical_path
 from views.layout import HEIGHT, WIDTH, document, lay_out
+from views.live import Names, snapshot
 from views.page import plain, write_page
 from views.profdag_page import write_profdag
 from views.report import write_report
@@ -49,6 +60,8 @@ def hostile() -> tuple[dict[str, Any], fixture.Tables]:
     manifest, tables = fixture.make()
     manifest["command"] = [HOSTILE]
     manifest["machine"]["cpu_model"] = manifest["probes"][0]["symbol"] = HOSTILE
+    manifest["level_changes"] = [{"ts_ns": fixture.START, "level": HOSTILE, "on": False, "why": HOSTILE}]
+    manifest["engines"]["moescope"]["libraries"][0]["path"] = HOSTILE
     for table, column in (
         ("operators", "name"),
         ("operators", "type"),
@@ -59,51 +72,100 @@ def hostile() -> tuple[dict[str, Any], fixture.Tables]:
         ("threads", "name"),
         ("counters", "name"),
         ("tokens", "phase"),
+        ("tokens", "engine"),
+        ("graphs", "kind"),
+        ("graphs", "backend"),
+        ("loads", "reason"),
+        ("qnn_calls", "name"),
+        ("tensors", "type"),
     ):
         tables[table] = tables[table].assign(**{column: HOSTILE})
     return manifest, tables
 
 
-def test_the_report_is_one_small_file_that_fetches_nothing(tmp_path: Path) -> None:
-    path = report(tmp_path, *fixture.make())
-    page = path.read_text()
-    assert path.stat().st_size < 3_000_000
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of an ordinary recording."""
+    return report(tmp_path_factory.mktemp("report"), *fixture.make(tokens=12))
+
+
+def test_the_report_is_one_small_file_that_fetches_nothing(usual: Path) -> None:
+    page = usual.read_text()
+    assert usual.stat().st_size < 3_000_000
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
     assert "default-src 'none'" in page
 
 
-def test_the_report_s_sums_are_the_tables(tmp_path: Path) -> None:
-    _, tables = fixture.make()
-    path = report(tmp_path, *fixture.make())
-    table = next(b for b in blocks(path, "operators") if b["kind"] == "table")
+def test_the_report_s_sums_are_the_tables(usual: Path) -> None:
+    path, (_, tables) = usual, fixture.make(tokens=12)
+    table = next(b for b in blocks(path, "operators") if b["kind"] == "table" and b["title"] == "Operators by name")
     column = [c["name"] for c in table["columns"]].index("total ms")
     assert sum(row[column] for row in table["rows"]) == pytest.approx(tables["operators"].duration_ns.sum() / 1e6)
     heat = next(b for b in blocks(path, "experts") if b["kind"] == "heat")
     cells = [np.frombuffer(base64.b64decode(m["rows routed"]["bdata"]), np.uint16).sum() for m in heat["matrices"]]
     assert sum(cells) == len(tables["routes"])
-    phases = blocks(path, "phases")[0]
+    phases = next(b for b in blocks(path, "phases") if b["kind"] == "table")
     assert sum(row[1] for row in phases["rows"]) == len(tables["tokens"])
 
 
-def test_an_emulated_npu_is_named_so_in_the_report(tmp_path: Path) -> None:
-    path = report(tmp_path, *fixture.make())
-    titles = [s["title"] for s in data_of(path)["sections"]]
+def test_an_emulated_npu_is_named_so_in_the_report(usual: Path) -> None:
+    titles = [s["title"] for s in data_of(usual)["sections"]]
     assert "NPU: HTP emulator" in titles
-    findings = next(b for b in blocks(path, "summary") if b["kind"] == "findings")
+    findings = next(b for b in blocks(usual, "recording") if b["kind"] == "findings")
     assert any("HTP emulator" in item["text"] for item in findings["items"])
 
 
-def test_losses_stand_among_the_findings(tmp_path: Path) -> None:
+def test_losses_are_told_first_where_the_recording_is_described(tmp_path: Path) -> None:
     manifest, tables = fixture.make()
     manifest |= {"lost": {"op_end": 12}, "state": "recording"}
-    items = next(b for b in blocks(report(tmp_path, manifest, tables), "summary") if b["kind"] == "findings")["items"]
+    items = next(b for b in blocks(report(tmp_path, manifest, tables), "recording") if b["kind"] == "findings")["items"]
     assert any(item["level"] == "bad" and "12 records were lost" in item["text"] for item in items)
     assert any("not finished" in item["text"] for item in items)
 
 
+def test_the_findings_stand_before_all_else_with_prize_and_query(usual: Path) -> None:
+    manifest, tables = fixture.make(tokens=12)
+    expected = analyzer_findings(tables, ceilings.load(manifest["machine"]))
+    found = next(b for b in blocks(usual, "summary") if b["kind"] == "findings")["items"]
+    assert expected and [item["query"] for item in found] == [finding.query for finding in expected]
+    assert [item["prize"] for item in found] == [pytest.approx(min(finding.prize_share, 1)) for finding in expected]
+
+
+def test_every_chart_has_a_query_and_every_query_runs(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tables = fixture.make(tokens=12)
+    monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: tables)
+    every = [b for section in data_of(usual)["sections"] for b in section["blocks"]]
+    drawn = [b for b in every if b["kind"] in ("chart", "heat")]
+    assert len(drawn) > 8 and all(b["query"] for b in drawn)
+    for query in {b["query"] for b in every if b.get("query")}:
+        names, rows = execute(usual.parent, query)
+        assert names and (rows or "growth" in query), query
+
+
+def test_sampled_operators_are_told_in_words(tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    manifest["sampling"] = {"allowed": 0.1, "slowdown_while_on": 0.5, "share_on": 0.25}
+    change = {"ts_ns": fixture.START + 10**6, "level": "operator", "on": False, "tps": 4.5, "why": "slowdown of at most 10%"}
+    manifest["level_changes"] = [change]
+    shown = blocks(report(tmp_path, manifest, tables), "recording")
+    told = " ".join(item["text"] for item in shown[0]["items"])
+    assert "for 25.0 % of the time only" in told and "allowed to slow decode down by 10 %" in told
+    assert "50.0 % longer" in told and "about 9.1 %" in told  # 1 / (0.25 / 1.5 + 0.75) = 1.0909
+    changes = next(b for b in shown if b.get("title") == "Levels switched")
+    assert changes["rows"][0][-1] == [fixture.START + 10**6 + fixture.BOOT_OFFSET, 0]
+
+
+def test_links_lead_to_where_the_slice_stands_in_the_trace(usual: Path) -> None:
+    _, tables = fixture.make(tokens=12)
+    table = next(b for b in blocks(usual, "operators") if b.get("title") == "Operators by name")
+    row, name = table["rows"][0], [column["name"] for column in table["columns"]].index("name")
+    mine = tables["operators"][tables["operators"].name == row[name]]
+    assert row[-1] in [[b + fixture.BOOT_OFFSET, d] for b, d in mine[["begin_ns", "duration_ns"]].to_numpy().tolist()]
+
+
 @pytest.mark.parametrize(
     "missing",
-    [(), ("qnn_executes", "qnn_events", "qnn_calls"), ("tokens",), ("operators", "op_threads"), ("routes",), ("experts",)],
+    [(), ("qnn_executes", "qnn_events", "qnn_calls"), ("tokens",), ("operators", "op_threads"), ("routes", "experts")],
 )
 def test_a_recording_that_lacks_a_part_still_makes_a_report(tmp_path: Path, missing: tuple[str, ...]) -> None:
     manifest, tables = fixture.make() if missing else fixture.nothing()
@@ -139,10 +201,11 @@ def test_identical_layers_are_recognised_and_nodes_do_not_overlap() -> None:
     graph = build(tables, 1)
     layout = lay_out(graph)
     assert [b.same_as for b in layout.blocks if b.title.startswith("layer")] == ["layer 0"] * 5
-    places = sorted(layout.centre.values())
-    assert len(set(places)) == len(places)
-    for i, (x, y) in enumerate(places):
-        assert all(abs(x - a) >= WIDTH or abs(y - b) >= HEIGHT for a, b in places[i + 1 :])
+    for number, block in enumerate(layout.blocks):
+        places = sorted(place for node, place in layout.centre.items() if layout.block[node] == number)
+        assert places and all(x - WIDTH / 2 >= 0 and x + WIDTH / 2 <= block.width and y <= block.height for x, y in places)
+        for i, (x, y) in enumerate(places):
+            assert all(abs(x - a) >= WIDTH or abs(y - b) >= HEIGHT for a, b in places[i + 1 :])
     ops = [n for n, d in graph.nodes(data=True) if d["role"] == "op"]
     assert set(ops) <= set(layout.centre)
 
@@ -167,6 +230,30 @@ def test_constants_are_drawn_once_per_consumer() -> None:
         graph.add_edge("constant", f"op {i}")
     shown = document(graph, lay_out(graph))
     assert [dot["of"] for dot in shown["dots"]] == [0, 1, 2, 3] and shown["edges"] == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 30))), min_size=1, max_size=12))
+def test_the_critical_path_is_the_longest_of_all_chains(rows: list[tuple[int, list[int]]]) -> None:
+    graph = nx.DiGraph()
+    for i, (ns, above) in enumerate(rows):
+        graph.add_node(str(i), duration_ns=ns)
+        graph.add_edges_from((str(a), str(i)) for a in above if a < i)
+    path, spent = critical_path(graph, list(graph))
+    weighted = nx.DiGraph([("start", node, {"weight": graph.nodes[node]["duration_ns"]}) for node in graph])
+    weighted.add_weighted_edges_from((a, b, graph.nodes[b]["duration_ns"]) for a, b in graph.edges)
+    assert spent == nx.dag_longest_path_length(weighted) == sum(graph.nodes[node]["duration_ns"] for node in path)
+    assert all(graph.has_edge(a, b) for a, b in pairwise(path))
+
+
+def test_nodes_carry_their_loads_and_the_npu_s_cycles(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(layers=4)
+    tables["operators"]["expert"] = tables["operators"]["graph_id"].map(tables["graphs"].set_index("graph_id").expert).fillna(-1)
+    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    shown = data_of(tmp_path / "profdag.html")
+    mine = tables["loads"][(tables["loads"].token_id == 1) & (tables["loads"].action == "load")]
+    assert sum(node.get("load_ns", 0) for node in shown["nodes"]) == mine.duration_ns.sum() > 0
+    cycles = tables["qnn_executes"].query("token_id == 1").accel_cycles.sum()
+    assert sum(node.get("cycles", 0) for node in shown["nodes"]) == pytest.approx(cycles) and cycles > 0
 
 
 def test_twenty_thousand_operators_are_laid_out_in_seconds() -> None:
@@ -216,3 +303,75 @@ def test_a_crashed_empty_recording_can_still_be_looked_at(tmp_path: Path, capsys
         "no_profdag"
     ]
     assert main(["dag", str(tmp_path)]) == 2
+
+
+def test_exports_hold_what_the_timeline_holds(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = load(exported)
+    assert main(["export", str(exported), "--format", "chrome-json", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    events = json.loads(Path(told["path"]).read_text())["traceEvents"]
+    assert told["events"] == len(events)
+    drawn = [event for event in events if event.get("cat") == "operator" and event["ph"] == "X"]
+    spent = (tables["op_threads"].end_ns - tables["op_threads"].begin_ns).sum()
+    assert sum(event["dur"] for event in drawn) * 1e3 == pytest.approx(spent)
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} >= {"generate", "worker"}
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_exported_tables_have_every_row(exported: Path, form: str, tmp_path: Path) -> None:
+    assert main(["export", str(exported), "--format", form, "--out", str(tmp_path / "x")]) == 0
+    read = pd.read_csv if form == "csv" else pd.read_parquet
+    for name, frame in load(exported).items():
+        assert len(read(tmp_path / "x" / f"{name}.{form}")) == len(frame), name
+
+
+def test_an_exported_graph_opens_elsewhere(exported: Path, tmp_path: Path) -> None:
+    assert main(["export", str(exported), "--format", "graphml", "--out", str(tmp_path / "x.graphml")]) == 0
+    graph = nx.read_graphml(tmp_path / "x.graphml")
+    assert sum(data["role"] == "op" for _, data in graph.nodes(data=True)) == 12
+    assert main(["export", str(exported), "--format", "graphml", "--token", "99"]) == 2
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recording")
+    manifest, tables = fixture.make()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    write_tables(tables, folder / "tables", fingerprint(folder))
+    return folder
+
+
+def growing(folder: Path, tokens: int, extra: bytes = b"") -> None:
+    """A recording of `tokens` decode steps of 10 ms each, one after the other, that is still being made."""
+    header = [["ts", "<u8", 0, 0], ["pid", "<u4", 8, 0], ["tid", "<u4", 12, 0], ["kind", "<u2", 16, 0], ["cpu", "<u2", 18, 0]]
+    header += [["engine", "|u1", 20, 0], ["seq", "<u8", 24, 0], ["phase", "<u4", 32, 0], ["n_tokens", "<u4", 36, 0]]
+    layouts = {name: {"kind": k, "bytes": 56, "fields": header} for name, k in (("token_begin", 1), ("token_end", 2))}
+    slots = np.zeros((2 * tokens, 64), np.uint8)
+    record = slots[:, 8:].view(dtype_from_json(header, 56))[:, 0]
+    record["ts"] = fixture.START + np.repeat(np.arange(tokens), 2) * 10_000_000 + np.tile([0, 9_000_000], tokens)
+    record["pid"], record["tid"], record["engine"], record["n_tokens"] = 7, 7, 1, 1
+    record["kind"], record["seq"], record["phase"] = np.tile([1, 2], tokens), np.repeat(np.arange(tokens), 2), 2
+    (folder / "events.bin").write_bytes(slots.tobytes() + extra)
+    manifest = fixture.nothing()[0] | {"layouts": layouts, "records": {"token_begin": tokens}, "lost": {"token_end": 3}}
+    manifest["cost"] = {"trap_ns": 10**7, "bpf_ns": 10**7}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_top_shows_the_latest_steps_of_a_growing_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = Names()
+    for tokens in (20, 300):
+        growing(tmp_path, tokens, extra=b"half a slot")
+        now = snapshot(tmp_path, names, seconds=1.0)
+        assert now.tokens["decode_tokens_per_s"] == pytest.approx(100) and now.state == "recording"
+        assert now.tokens["steps"] == min(tokens, 101) and now.lost == 3
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    told = capsys.readouterr().out
+    assert "100.0 tok/s" in told and "probes 2.0% of a CPU" in told and "300 records | 3 lost" in told
+
+
+def test_top_says_what_to_do_where_nothing_was_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["top"]) == 2
+    assert "start one with" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TrackEvent
 
 from tests import tables_fixture as fixture
+from views.commands.queries import shipped
 from views.perfetto import extent, write_trace
 from views.protobuf import Messages, packed_varints
 from views.slices import event_order, lanes, nested
@@ -335,3 +336,95 @@ def test_a_failed_writer_leaves_the_old_trace(tmp_path: Path) -> None:
     with contextlib.suppress(KeyError):
         write_trace(manifest, tables, path)
     assert path.read_bytes() == b"old"
+
+
+def prefetched(tables: fixture.Tables) -> fixture.Tables:
+    """Every load a prefetch that was done before its expert ran, but the first, which came too late."""
+    loads = tables["loads"].assign(reason=lambda rows: np.where(rows.action == "load", "prefetch", ""))
+    return {**tables, "loads": lengthened(loads, 0, 2000)}
+
+
+def lengthened(frame: pd.DataFrame, row: int, ns: int) -> pd.DataFrame:
+    """The table with one row that ends later."""
+    more = np.where(np.arange(len(frame)) == row, ns, 0)
+    return frame.assign(end_ns=frame.end_ns + more, duration_ns=frame.duration_ns + more)
+
+
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory: pytest.TempPathFactory) -> tuple[Judge, fixture.Tables]:
+    manifest, tables = fixture.make(tokens=12)
+    tables = prefetched(tables)
+    last = tables["tokens"].iloc[-1]
+    tables["tokens"] = lengthened(tables["tokens"], len(tables["tokens"]) - 1, 10 * int(last.duration_ns))
+    manifest["level_changes"] = [
+        {"ts_ns": fixture.START + 5000, "level": "operator", "on": False, "why": "slowdown of at most 10%"}
+    ]
+    return judged(tmp_path_factory.mktemp("ahead"), manifest, tables), tables
+
+
+def test_an_arrow_leads_from_each_prefetch_to_the_run_that_used_it(ahead: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = ahead
+    arrows = judge.rows(
+        "select l.ts as a, r.ts as b, l.name as l, r.name as r from flow f join slice l on f.slice_out = l.id "
+        "join slice r on f.slice_in = r.id where l.category = 'cache' order by l.ts"
+    )
+    loads = tables["loads"].query("action == 'load'").sort_values("begin_ns")
+    assert [row[0] - fixture.BOOT_OFFSET for row in arrows] == loads.begin_ns.tolist() and len(loads) > 5
+    runs = tables["experts"].set_index("begin_ns")
+    for (_, begin, load, run), (layer, expert) in zip(arrows, loads[["layer", "expert"]].to_numpy().tolist(), strict=True):
+        assert load == f"load.{layer}.{expert}" and run == f"expert.{layer}.{expert}"
+        assert runs.loc[begin - fixture.BOOT_OFFSET, ["layer", "expert"]].tolist() == [layer, expert]
+
+
+def test_counters_tell_decode_speed_and_work_in_flight(ahead: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = ahead
+    drawn: dict[str, list[float]] = {}
+    for name, value in judge.rows(
+        "select t.name as n, c.value as v from counter c join track t on c.track_id = t.id order by ts"
+    ):
+        drawn.setdefault(name, []).append(value)
+    ends = tables["tokens"].end_ns.to_numpy()
+    assert drawn["decode tokens/s"] == pytest.approx(1e9 / np.diff(ends))
+    assert set(drawn["NPU executions in flight"]) == {0.0, 1.0} and drawn["NPU executions in flight"][-1] == 0
+    assert sum(drawn["NPU executions in flight"]) == len(tables["qnn_executes"])
+    assert drawn["expert cache bytes"] == tables["counters"].value.tolist()
+
+
+def test_slow_tokens_and_switched_levels_are_marked(ahead: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = ahead
+    sql = (
+        "select t.name as t, s.name as n, s.ts as ts from slice s join track t on s.track_id = t.id where s.category = 'moescope'"
+    )
+    marks = {track: (name, ts - fixture.BOOT_OFFSET) for track, name, ts in judge.rows(sql)}
+    name, ts = marks["MoEScope: slow tokens"]
+    assert name.startswith("slow token 11: 11.0 times") and ts == tables["tokens"].begin_ns.iloc[-1]
+    assert marks["MoEScope: what this recording lacks"] == ("operator level off: slowdown of at most 10%", fixture.START + 5000)
+
+
+def test_a_zipped_trace_says_the_same(usual: tuple[Judge, fixture.Tables], tmp_path: Path) -> None:
+    judge, _ = usual
+    manifest, tables = fixture.make()
+    plain = write_trace(manifest, tables, tmp_path / "a")
+    written = write_trace(manifest, tables, tmp_path / "trace.pftrace.gz", zipped=True)
+    assert written.bytes == (tmp_path / "trace.pftrace.gz").stat().st_size < plain.bytes / 2
+    count = "select count(*) as n, sum(dur) as d, sum(ts) as t from slice"
+    assert Judge(tmp_path / "trace.pftrace.gz").rows(count) == judge.rows(count)
+
+
+def test_the_shipped_queries_answer_what_the_tables_say(ahead: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = ahead
+    answers = {name: judge.rows(sql) for name, sql in shipped().items()}
+    spent = answers["token_breakdown"]
+    assert [row[2] - fixture.BOOT_OFFSET for row in spent] == tables["tokens"].begin_ns.tolist()
+    threads = tables["op_threads"].assign(ns=lambda rows: rows.end_ns - rows.begin_ns)
+    by_token = threads.groupby(tables["operators"].token_id.to_numpy()[threads.op_id]).ns.sum() / 1e6
+    assert [row[4] for row in spent] == pytest.approx(by_token.tolist())
+    runs = tables["qnn_executes"].sort_values("begin_ns")
+    idle = runs.begin_ns.to_numpy()[1:] - runs.end_ns.to_numpy()[:-1]
+    assert sorted(row[1] for row in answers["npu_idle"]) == pytest.approx(sorted(idle / 1e3))
+    slow = answers["slow_tokens"]
+    assert len(slow) == 1 and slow[0][2] == pytest.approx(11) and slow[0][3] == tables["tokens"].position.iloc[-1]
+    loads = {row[0] - fixture.BOOT_OFFSET: row for row in answers["expert_loads"]}
+    mine = tables["loads"].query("action == 'load'")
+    assert set(loads) == set(mine.begin_ns) and {row[2] for row in loads.values()} == {"prefetch"}
+    assert [at for at, row in loads.items() if row[6] < 0] == [mine.begin_ns.iloc[0]]

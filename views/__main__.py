@@ -11,6 +11,9 @@ COMMANDS = {
     "dag": "one token's operators as an interactive page",
     "regression": "the report of a comparison",
     "open": "serve the timeline to the Perfetto UI in the browser",
+    "export": "Chrome JSON, CSV, Parquet or GraphML for other tools",
+    "queries": "PerfettoSQL for the timeline: tokens, slow tokens, NPU idle time, expert loads",
+    "top": "what a recording that is being made shows right now",
 }
 """Verb → help. The module views.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""
 
@@ -34,13 +37,13 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     verb = next((word for word in words if word in COMMANDS), None)
     args = parser_for(verb).parse_args(words)
-    from analyzer.profdag import DagError
+    from analyzer.errors import AnalysisError
     from tracer.recording import RecordingError
     from views.errors import ViewError
 
     try:
         return int(args.run(args))
-    except (RecordingError, DagError, ViewError) as error:
+    except (RecordingError, AnalysisError, ViewError) as error:
         print(f"error: {error}", file=sys.stderr)
     except BrokenPipeError:
         sys.stderr.close()

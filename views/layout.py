@@ -1,36 +1,45 @@
-"""Where the nodes of a ProfDAG stand: one block per layer of the model, side by side, execution downward; O(nodes + edges).
+"""Where the nodes of a ProfDAG stand within their block, one per layer of the model, execution downward; O(nodes + edges).
 
-Blocks make the model's repetition visible: layers that run the same operators in the same order share a class.
+Blocks make the model's repetition visible: layers that run the same operators in the same order share a class, which the page
+folds into one card. Where blocks stand the page decides, because that changes as cards open.
 Constants and other sources that nothing of the token made stand as dots on every consumer, one copy each.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import networkx as nx
 
+from analyzer.structure import stem
+
 WIDTH, HEIGHT = 168, 40
-COLUMN, ROW, GAP, TOP = 188, 66, 70, 46
-PER_ROW, ASPECT, MAX_LINES = 4, 2.2, 12
+COLUMN, ROW, TOP = 188, 66, 46
+PER_ROW = 4
 INPUT, OUTPUT = "input", "output"
 
 
 @dataclass
 class Block:
-    """One layer of the model (or what comes before or after all): its place, size and class of identical layers."""
+    """One layer of the model (or what comes before or after all): its class of identical layers, and its nodes."""
 
     title: str
-    x: float = 0
-    y: float = 0
-    width: float = 0
-    height: float = 0
-    same_as: str = ""
-    rows: list[list[str]] = field(default_factory=list)
+    same_as: str
+    rows: list[list[str]]
+
+    @property
+    def width(self) -> float:
+        """As wide as its fullest row."""
+        return max(map(len, self.rows)) * COLUMN + 24
+
+    @property
+    def height(self) -> float:
+        """As high as its rows."""
+        return TOP + len(self.rows) * ROW
 
 
 @dataclass
 class Layout:
-    """Centres of nodes, dots of constants, and blocks."""
+    """Centres of nodes and dots of constants within their blocks, and the blocks."""
 
     centre: dict[str, tuple[float, float]]
     block: dict[str, int]
@@ -90,35 +99,9 @@ def rows_of(graph: nx.DiGraph, nodes: list[str]) -> list[list[str]]:
     return rows
 
 
-def flow(blocks: list[Block], limit: float) -> tuple[float, float]:
-    """Put the blocks side by side in lines at most `limit` wide; returns the size of the whole."""
-    x = y = line = width = 0.0
-    for block in blocks:
-        if x and x + block.width > limit:
-            x, y, line = 0.0, y + line + GAP, 0.0
-        block.x, block.y = x, y
-        width, line = max(width, x + block.width), max(line, block.height)
-        x += block.width + GAP
-    return width, y + line
-
-
-def fill_screen(blocks: list[Block]) -> None:
-    """Choose the number of lines at which the whole appears largest on a screen."""
-    for block in blocks:
-        block.width, block.height = max(map(len, block.rows)) * COLUMN + 24, TOP + len(block.rows) * ROW
-    total = sum(block.width + GAP for block in blocks)
-    limits = [total / lines + GAP + COLUMN for lines in range(1, min(len(blocks), MAX_LINES) + 1)]
-
-    def smallness(limit: float) -> float:
-        width, height = flow(blocks, limit)
-        return max(width / ASPECT, height)
-
-    flow(blocks, min(limits, key=smallness, default=0.0))
-
-
 def arrange(graph: nx.DiGraph, block: Block, centre: dict[str, tuple[float, float]]) -> None:
     """Place a block's nodes: in each row by the mean place of what they read, without overlap."""
-    middle, inside = block.x + block.width / 2, set[str]()
+    middle, inside = block.width / 2, set[str]()
     for depth, row in enumerate(block.rows):
         wanted = {}
         for node in row:
@@ -128,7 +111,7 @@ def arrange(graph: nx.DiGraph, block: Block, centre: dict[str, tuple[float, floa
         inside.update(row)
         left = middle - (len(row) - 1) * COLUMN / 2
         for i, node in enumerate(row):
-            centre[node] = (left + i * COLUMN, block.y + TOP + depth * ROW + HEIGHT / 2)
+            centre[node] = (left + i * COLUMN, TOP + depth * ROW + HEIGHT / 2)
 
 
 def dots_of(graph: nx.DiGraph, centre: dict[str, tuple[float, float]]) -> list[tuple[str, str, float, float]]:
@@ -147,8 +130,7 @@ def lay_out(graph: nx.DiGraph) -> Layout:
     for node, title in zip(order, block_titles(graph, order), strict=True):
         members.setdefault(title, []).append(node)
     same = classes(graph, members)
-    blocks = [Block(title, same_as=same[title], rows=rows_of(graph, nodes)) for title, nodes in members.items()]
-    fill_screen(blocks)
+    blocks = [Block(title, same[title], rows_of(graph, nodes)) for title, nodes in members.items()]
     centre: dict[str, tuple[float, float]] = {}
     number: dict[str, int] = {}
     for i, block in enumerate(blocks):
@@ -157,35 +139,28 @@ def lay_out(graph: nx.DiGraph) -> Layout:
     return Layout(centre, number, dots_of(graph, centre), blocks)
 
 
-def document(graph: nx.DiGraph, layout: Layout) -> dict[str, Any]:
-    """The layout as the page wants it: nodes with places, edges as pairs of numbers, dots as small nodes."""
-    keys = (
-        "role",
-        "type",
-        "name",
-        "layer",
-        "expert",
-        "shape",
-        "backend",
-        "begin_ns",
-        "duration_ns",
-        "busy_ns",
-        "wait_ns",
-        "maj_flt",
-    )
+KEYS = (
+    *("role", "type", "name", "layer", "expert", "shape", "backend", "begin_ns", "duration_ns", "busy_ns", "wait_ns", "maj_flt"),
+    *("gflops", "gbytes_per_s", "cycles", "load_ns"),
+)
+"""What travels of each node, where it is known."""
+
+
+def document(graph: nx.DiGraph, layout: Layout, critical: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The layout as the page wants it: nodes with places in execution order, edges as pairs of numbers, dots as small nodes."""
     nodes: list[dict[str, Any]] = []
     index: dict[str, int] = {}
     for node, (x, y) in layout.centre.items():
         index[node] = len(nodes)
-        nodes.append({**{key: graph.nodes[node].get(key) for key in keys}, "x": x, "y": y, "block": layout.block[node]})
+        known = {key: value for key in KEYS if (value := graph.nodes[node].get(key)) is not None and value == value}
+        short = stem(str(known.get("name", "")))
+        known |= {"stem": short} if short != known.get("name") else {}
+        nodes.append({**known, "x": x, "y": y, "block": layout.block[node], "critical": node in critical})
     edges = [[index[a], index[b]] for a, b in graph.edges() if a in index and b in index]
     dots = []
     for source, consumer, x, y in layout.dots:
         data = graph.nodes[source]
-        dots.append(
-            {"name": data["name"], "type": data["type"], "shape": data.get("shape", ""), "of": index[consumer], "x": x, "y": y}
-        )
-    blocks = [
-        {"title": b.title, "same_as": b.same_as, "x": b.x, "y": b.y, "width": b.width, "height": b.height} for b in layout.blocks
-    ]
+        told = {"name": data["name"], "type": data["type"], "shape": data.get("shape", "")}
+        dots.append({**told, "of": index[consumer], "x": x, "y": y})
+    blocks = [{"title": b.title, "same_as": b.same_as, "width": b.width, "height": b.height} for b in layout.blocks]
     return {"nodes": nodes, "edges": edges, "dots": dots, "blocks": blocks, "size": [WIDTH, HEIGHT]}

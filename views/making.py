@@ -27,15 +27,15 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(text)
 
 
-def make_trace(run_dir: Path, out: Path | None, step: Callable[[str], None]) -> dict[str, Any]:
-    """Write the timeline."""
+def make_trace(run_dir: Path, out: Path | None, step: Callable[[str], None], zipped: bool = False) -> dict[str, Any]:
+    """Write the timeline, as gzip where asked."""
     from analyzer.tables import load
     from tracer.recording import Recording
     from views.perfetto import write_trace
 
-    path = out or run_dir / TRACE
+    path = out or run_dir / (TRACE + ".gz" * zipped)
     manifest = Recording(run_dir).manifest
-    written = write_trace(manifest, load(run_dir), path, lambda name: step(f"timeline: {name}"))
+    written = write_trace(manifest, load(run_dir), path, lambda name: step(f"timeline: {name}"), zipped)
     return {"path": str(path), "bytes": written.bytes, "events": written.events, "slices": written.slices}
 
 

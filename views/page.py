@@ -9,6 +9,7 @@ import gzip
 import html
 import json
 import math
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no place in a page")
 
 
+@lru_cache(2)
 def packed(data: bytes) -> str:
     """Bytes for a page: gzip, base64. `unpack` of static/common.js is the inverse."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode("ascii")

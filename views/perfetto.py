@@ -2,13 +2,17 @@
 
     threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on the thread they ran on
     NPU        QNN Execute, QNN Device, QNN Node; a flow leads from the submitting graph to its execution
+    flows      also from a prefetch to the expert run that used what it loaded
     cpus       the kernel's scheduling events
-    process    counters, and a mark where records were lost
+    process    counters: cache, faults, decode speed, loads and NPU executions in flight
+    marks      slow tokens; levels switched off and on; losses
 
 Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, which Perfetto demands, at the offset read when recording began.
 """
 
+import gzip
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,16 +22,16 @@ import numpy as np
 import pandas as pd
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
 
-from analyzer.observed import known_changes
-from views import npu, sched
+from views import marks, npu, sched
 from views.protobuf import field_bytes
 from views.sequence import PACKET, Events, Level, Names, counter_packets, head, slice_packets
-from views.slices import Slices, Tables, Text, close_open, event_order, lanes, nested, on_program
+from views.slices import Tables, close_open, event_order, lanes, nested, on_program
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
 PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
 INT32 = 1 << 31
+GZIP_LEVEL = 3
 Progress = Callable[[str], None]
 
 
@@ -172,35 +176,30 @@ class TraceWriter:
 
     def counters(self) -> None:
         """The counters, as tracks of the process."""
-        for name, rows in self.tables["counters"].groupby("name", sort=True):
+        for name, ts, values in marks.counters(self.tables):
             track = TrackDescriptor()
-            track.counter.unit = 3 if str(name).endswith("bytes") else 2
-            uuid = self.new_track(str(name), PROCESS | self.pid, counter=track.counter)
-            rows = rows.sort_values("ts_ns", kind="stable")
+            track.counter.unit = 3 if name.endswith("bytes") else 2
+            uuid = self.new_track(name, PROCESS | self.pid, counter=track.counter)
             self.sequence += 1
             self.emit(head(self.sequence, uuid, {}, [], self.start))
-            ts, values = rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)
             self.emit(counter_packets(self.sequence, ts, values, self.start))
-            self.written.events += len(rows)
+            self.written.events += len(ts)
 
-    def losses(self) -> None:
-        """Marks where the recording lacks something: levels switched off, and at the end losses, which have no time."""
-        lost = {str(kind): int(n) for kind, n in (self.manifest.get("lost") or {}).items() if n}
-        marks = [
-            (row["ts_ns"], f"{row.get('level')} level {'on' if row.get('on') else 'off'}: {row.get('why')}")
-            for row in known_changes(self.manifest.get("level_changes"))
-        ]
-        if lost:
-            marks.append((self.end, f"{sum(lost.values())} records lost"))
-        if self.manifest.get("state") == "recording":
-            marks.append((self.end, "the recording was not finished"))
-        if not marks:
-            return
-        at, texts = np.array([ts for ts, _ in marks], np.int64), [text for _, text in marks]
-        args = {kind: np.where(np.char.endswith(texts, "lost"), count, -1) for kind, count in lost.items()}
-        slices = Slices("moescope", Text.of(texts), at, at, at, np.ones(len(at), bool), dict(args), instant=True)
-        track = self.new_track("MoEScope: what this recording lacks")
-        self.draw([Level.of(slices, self.names)], [np.arange(len(at))], track, lambda lane: track)
+    def marks(self) -> None:
+        """Tracks of marks: slow tokens, and where the recording lacks something."""
+        tracks = (
+            ("MoEScope: slow tokens", marks.slow_tokens(self.tables)),
+            ("MoEScope: what this recording lacks", marks.lacking(self.manifest, self.end)),
+        )
+        for name, slices in tracks:
+            if slices is not None:
+                self.draw(
+                    [Level.of(slices, self.names)], [np.arange(len(slices))], self.new_track(name), partial(self.marked, name)
+                )
+
+    def marked(self, name: str, lane: int) -> int:
+        """One more track of marks; those of one name look like one."""
+        return self.new_track(name)
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""
@@ -212,7 +211,7 @@ class TraceWriter:
         """Write everything."""
         boot = self.header()
         self.processes()
-        for name, step in (("threads", self.threads), ("NPU", self.npu), ("counters", self.counters), ("losses", self.losses)):
+        for name, step in (("threads", self.threads), ("NPU", self.npu), ("counters", self.counters), ("marks", self.marks)):
             progress(name)
             step()
         progress("scheduling")
@@ -254,10 +253,13 @@ def extent(tables: Tables) -> tuple[int, int]:
     return (min(lows), max(highs)) if lows else (0, 0)
 
 
-def write_trace(manifest: dict[str, Any], tables: Tables, path: Path, progress: Progress = lambda step: None) -> Written:
-    """Write the trace of a recording to `path`, which is replaced only when the trace is whole."""
+def write_trace(
+    manifest: dict[str, Any], tables: Tables, path: Path, progress: Progress = lambda step: None, zipped: bool = False
+) -> Written:
+    """Write the trace of a recording to `path`, which is replaced only when the trace is whole; `zipped`: as gzip."""
     partial = path.with_name(path.name + ".new")
-    with partial.open("wb") as out:
-        written = TraceWriter(manifest, tables, out).write(progress)
+    with partial.open("wb") as file, gzip.GzipFile("", "wb", GZIP_LEVEL, file) if zipped else nullcontext(file) as out:
+        written = TraceWriter(manifest, tables, out).write(progress)  # type: ignore[arg-type]
+    written.bytes = partial.stat().st_size
     partial.replace(path)
     return written

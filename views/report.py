@@ -1,26 +1,39 @@
 """`report.html`: one self-contained file about one recording. Sections decide what to show, static/report.js how."""
 
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from views import moe_sections, overview, sections
+from analyzer import ceilings
+from views import (
+    cache_sections,
+    moe_sections,
+    npu_section,
+    operator_sections,
+    overview,
+    recording_sections,
+    thread_sections,
+    time_sections,
+)
 from views.page import write_page
 from views.sections import Run, SectionMaker, Tables
 
 SECTIONS: tuple[SectionMaker, ...] = (
     overview.overview,
-    sections.phases,
-    sections.series,
-    sections.operators,
+    time_sections.phases,
+    time_sections.series,
+    operator_sections.operators,
     moe_sections.experts,
-    moe_sections.cache,
-    moe_sections.npu,
-    sections.threads,
-    overview.machine,
+    cache_sections.cache,
+    npu_section.npu,
+    thread_sections.threads,
+    recording_sections.recording,
+    recording_sections.machine,
 )
 
 
+@cache
 def plotly() -> bytes:
     """Plotly's own script, as its Python package ships it."""
     from plotly.offline import get_plotlyjs
@@ -37,5 +50,5 @@ def document(run: Run) -> dict[str, Any]:
 
 def write_report(manifest: dict[str, Any], tables: Tables, summary: dict[str, Any], path: Path) -> int:
     """Write the report; returns its size in bytes."""
-    shown = document(Run(manifest, tables, summary))
+    shown = document(Run(manifest, tables, summary, ceilings.load(manifest.get("machine") or {})))
     return write_page(path, "report", f"MoEScope: {shown['title']}", shown, {"plotly": plotly()})

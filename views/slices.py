@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
+from views.flows import PREFETCH, flow_of, prefetched_runs
+
 Tables = dict[str, pd.DataFrame]
 
 
@@ -162,7 +164,11 @@ def experts(tables: Tables) -> Slices:
     frame = tables["experts"]
     name = Text.joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
     args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier", "maj_flt")
-    return of_frame("expert", name, frame, args)
+    slices = of_frame("expert", name, frame, args)
+    used = prefetched_runs(tables)
+    slices.flow = flow_of(frame["run_id"], used["run_id"], used["load_id"] + PREFETCH)
+    slices.ends_flow = slices.flow > 0
+    return slices
 
 
 def loads(tables: Tables) -> tuple[Slices, Slices]:
@@ -170,6 +176,8 @@ def loads(tables: Tables) -> tuple[Slices, Slices]:
     frame = tables["loads"]
     name = Text.joined(place, frame["action"], frame["layer"], frame["expert"])
     both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
+    used = prefetched_runs(tables)
+    both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
     evicted = (frame["action"] == "evict").to_numpy()
     return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
 

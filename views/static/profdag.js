@@ -1,140 +1,295 @@
-/* Draws the graph that views/layout.py placed, on a canvas: pan, zoom, hover, find, colours. */
+/* Draws the graph that views/layout.py placed, on a canvas: equal layers folded into cards, pan, zoom, find, colours, details.
 
-const view = { x: 0, y: 0, scale: 1, hover: null, find: "", mode: "time" };
-let dag, canvas, tip, legend, near;
+   What stands still is drawn once into a picture larger than the window; moving shows that picture, shifted or scaled. */
+
+const view = { x: 0, y: 0, scale: 1, hover: null, chosen: null, find: "", mode: "time", path: false };
+const open = new Set(), picture = { canvas: null, scale: 0, left: 0, top: 0, right: 0, bottom: 0, stale: true };
+const GAP = 70, ASPECT = 2.2, MAX_LINES = 12, DETAIL = 0.42, LINES = 0.12, MARGIN = 0.5;
+const SUMMED = ["duration_ns", "busy_ns", "wait_ns", "maj_flt", "cycles", "load_ns"];
+let dag, canvas, tip, legend, panel, shown = { cards: [], nodes: [], edges: [], near: new Map(), of: [] };
 
 const us = (ns) => (ns >= 1e6 ? (ns / 1e6).toFixed(2) + " ms" : (ns / 1e3).toFixed(1) + " µs");
+const percent = (ns) => ((100 * ns) / dag.total).toFixed(1) + " %";
 
 function parse(colour) {
   return [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 }
 
 function ramp(share) {
-  const stops = cssValue("--heat").split(/\s+/).map(parse), at = Math.min(0.9999, Math.max(0, share)) * (stops.length - 1);
+  const stops = cssValue("--heat").split(/\s+/).map(parse), at = Math.min(0.9999, Math.max(0, Math.round(share * 32) / 32)) * (stops.length - 1);
   const i = Math.floor(at), t = at - i;
   return stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * t));
 }
 
+/* Cards: a block each, or one for all blocks of a class that is folded; its nodes then stand for one node of every layer. */
+function folded(members) {
+  const layers = members.map((b) => dag.members[b]);
+  return layers[0].map((first, i) => {
+    const each = layers.map((nodes) => nodes[i]), sum = { ...first, name: first.stem || first.name, each, critical: each.some((n) => n.critical) };
+    for (const key of SUMMED) if (each.some((n) => n[key] !== undefined)) sum[key] = each.reduce((s, n) => s + (n[key] || 0), 0);
+    for (const key of ["gbytes_per_s", "gflops"]) if (first[key] !== undefined) sum[key] = each.reduce((s, n) => s + (n[key] || 0) * n.duration_ns, 0) / Math.max(1, sum.duration_ns);
+    return sum;
+  });
+}
+
+function makeCards() {
+  const cards = [];
+  for (const [same, members] of dag.classes) {
+    const together = members.length > 1 && !open.has(same);
+    for (const group of together ? [members] : members.map((b) => [b])) {
+      const block = dag.blocks[group[0]], nodes = together ? folded(group) : dag.members[group[0]];
+      cards.push({ same, members: group, rank: group[0], width: block.width, height: block.height, nodes, ns: nodes.reduce((s, n) => s + n.duration_ns, 0) });
+    }
+  }
+  return cards.sort((a, b) => a.rank - b.rank);
+}
+
+function flow(cards, limit) {
+  let x = 0, y = 0, line = 0, width = 0;
+  for (const card of cards) {
+    if (x && x + card.width > limit) { x = 0; y += line + GAP; line = 0; }
+    card.x = x;
+    card.y = y;
+    width = Math.max(width, x + card.width);
+    line = Math.max(line, card.height);
+    x += card.width + GAP;
+  }
+  return Math.max(width, (y + line) * ASPECT);
+}
+
+/* As many lines of cards as make the whole appear largest. */
+function arrange(cards) {
+  const total = cards.reduce((s, c) => s + c.width + GAP, 0), widest = Math.max(1, ...cards.map((c) => c.width));
+  const limits = Array.from({ length: Math.min(cards.length, MAX_LINES) }, (_, i) => Math.max(widest, total / (i + 1) + GAP));
+  const best = limits.reduce((a, b) => (flow(cards, b) < flow(cards, a) ? b : a), limits[0]);
+  flow(cards, best);
+}
+
+function layOut() {
+  const cards = makeCards(), of = new Array(dag.nodes.length), nodes = [], near = new Map(), edges = [], seen = new Set();
+  arrange(cards);
+  for (const card of cards) {
+    for (const [i, n] of card.nodes.entries()) {
+      n.ax = card.x + n.x;
+      n.ay = card.y + n.y;
+      n.card = card;
+      n.number = nodes.length;
+      nodes.push(n);
+      for (const b of card.members) of[dag.first[b][i]] = n;
+    }
+    card.dots = dag.dotsOf[card.rank] || [];
+    for (const d of card.dots) { d.ax = card.x + d.x; d.ay = card.y + d.y; }
+  }
+  for (const [a, b] of dag.edges) {
+    const from = of[a], to = of[b], within = from.card === to.card;
+    if (within && (dag.nodes[a].block !== dag.nodes[b].block || dag.nodes[a].block !== from.card.rank)) continue;
+    const key = from.number * nodes.length + to.number;
+    if (seen.has(key)) continue;
+    seen.add(key);
+    const edge = { from, to };
+    edges.push(edge);
+    for (const n of [from, to]) near.has(n) ? near.get(n).push(edge) : near.set(n, [edge]);
+  }
+  shown = { cards, nodes, edges, near, of };
+  paint();
+}
+
+/* Colours. A mode is offered where its measure is known of any node. */
+const MODES = {
+  time: { value: (n) => n.duration_ns, root: true, text: us },
+  waiting: { value: (n) => n.wait_ns / Math.max(1, n.wait_ns + n.busy_ns), most: 1, text: () => "100 % waiting for other threads" },
+  bandwidth: { value: (n) => n.gbytes_per_s, text: (v) => v.toFixed(1) + " GB/s" },
+  cycles: { value: (n) => n.cycles, root: true, text: (v) => v.toLocaleString("en") + " cycles" },
+  "expert load": { value: (n) => n.load_ns, root: true, text: us },
+  backend: { kind: "backend" },
+  type: { kind: "type" },
+};
+
+function offered(mode) {
+  return MODES[mode].kind || dag.nodes.some((n) => MODES[mode].value(n) > 0);
+}
+
 function kindColours(key) {
-  const names = [...new Set(dag.nodes.map((n) => n[key] || "unknown"))];
-  const total = Object.fromEntries(names.map((name) => [name, 0]));
-  for (const n of dag.nodes) total[n[key] || "unknown"] += n.duration_ns;
-  names.sort((a, b) => total[b] - total[a]);
-  const colours = slotColours();
+  const total = new Map(), colours = slotColours();
+  for (const n of dag.nodes) total.set(n[key] || "unknown", (total.get(n[key] || "unknown") || 0) + (n.duration_ns || 0));
+  const names = [...total.keys()].sort((a, b) => total.get(b) - total.get(a));
   return new Map(names.map((name, i) => [name, parse(colours[Math.min(i, colours.length - 1)])]));
 }
 
-const shares = {
-  time: (n) => Math.sqrt(n.duration_ns / dag.longest),
-  waiting: (n) => n.wait_ns / Math.max(1, n.wait_ns + n.busy_ns),
-};
-
 function paint() {
-  const kinds = view.mode === "backend" || view.mode === "type" ? kindColours(view.mode) : null;
-  for (const n of dag.nodes) {
-    const rgb = n.role === "view" ? parse(cssValue("--panel")) : kinds ? kinds.get(n[view.mode] || "unknown") : ramp(shares[view.mode](n));
+  const mode = MODES[view.mode], kinds = mode.kind ? kindColours(mode.kind) : null, plain = parse(cssValue("--panel")), unknown = parse(cssValue("--line"));
+  const most = kinds ? 1 : mode.most || shown.nodes.reduce((m, n) => Math.max(m, mode.value(n) || 0), 0) || 1, ramps = new Map();
+  const shade = (value) => {
+    if (value === undefined) return unknown;
+    const share = Math.round(32 * (mode.root ? Math.sqrt(value / most) : value / most));
+    if (!ramps.has(share)) ramps.set(share, ramp(share / 32));
+    return ramps.get(share);
+  };
+  for (const n of shown.nodes) {
+    const rgb = n.role === "view" ? plain : kinds ? kinds.get(n[mode.kind] || "unknown") : shade(mode.value(n));
     n.fill = `rgb(${rgb})`;
     n.text = 0.3 * rgb[0] + 0.59 * rgb[1] + 0.11 * rgb[2] > 140 ? "#141a22" : "#ffffff";
   }
   const chip = ([name, rgb]) => el("span", {}, Object.assign(el("i"), { style: `background: rgb(${rgb})` }), name);
   const bar = Object.assign(el("i", { class: "ramp" }), { style: `background: linear-gradient(to right, ${cssValue("--heat").split(/\s+/)})` });
-  const most = view.mode === "time" ? us(dag.longest) + " (square-root scale)" : "100 % waiting for other threads";
-  legend.replaceChildren(...(kinds ? [...kinds].slice(0, 12).map(chip) : [el("span", {}, "0 ", bar, most)]),
-    el("span", {}, "● constant or state, one copy per reader"));
+  const scale = () => el("span", {}, "0 ", bar, mode.text(most) + (mode.root ? " (square-root scale)" : ""));
+  legend.replaceChildren(...(kinds ? [...kinds].slice(0, 12).map(chip) : [scale()]), el("span", {}, "● constant or state, one copy per reader"));
+  picture.stale = true;
 }
 
-function blockTitle(block) {
-  return block.same_as === block.title ? block.title : `${block.title}  =  ${block.same_as}`;
+function cardTitle(card) {
+  const title = dag.blocks[card.rank].title, many = card.members.length;
+  const last = dag.blocks[card.members[many - 1]].title.replace("layer ", "");
+  const name = many > 1 ? `${title} … ${last} (${many} equal layers)` : title;
+  return `${dag.classes.get(card.same).length > 1 ? (many > 1 ? "▸ " : "▾ ") : ""}${name}  ${percent(card.ns)}`;
 }
 
-function drawBlocks(g) {
-  const line = cssValue("--line"), soft = cssValue("--soft"), panel = cssValue("--panel"), colours = slotColours();
-  const families = [...new Set(dag.blocks.map((b) => b.same_as))];
-  for (const block of dag.blocks) {
-    const colour = colours[families.indexOf(block.same_as) % colours.length];
-    g.fillStyle = panel;
-    g.strokeStyle = line;
+function drawCard(g, card, ink) {
+  g.fillStyle = ink.panel;
+  g.strokeStyle = ink.line;
+  for (let i = Math.min(3, card.members.length) - 1; i >= 0; i--) {
     g.beginPath();
-    g.roundRect(block.x, block.y, block.width, block.height, 12);
+    g.roundRect(card.x + 7 * i, card.y - 7 * i, card.width, card.height, 12);
     g.fill();
     g.stroke();
-    g.fillStyle = colour;
-    g.fillRect(block.x + 14, block.y + 30, block.width - 28, 3);
-    g.fillStyle = soft;
-    g.font = `600 ${Math.min(40, Math.max(14, 12 / view.scale))}px system-ui, sans-serif`;
-    g.textAlign = "left";
-    g.fillText(blockTitle(block), block.x + 14, block.y + (view.scale < 0.8 ? -10 : 21), Math.max(60, block.width - 20));
   }
+  g.fillStyle = ink.slots[ink.families.indexOf(card.same) % ink.slots.length];
+  g.fillRect(card.x + 14, card.y + 30, card.width - 28, 3);
+  g.fillStyle = ink.soft;
+  g.font = `600 ${Math.min(60, Math.max(14, 12 / view.scale))}px system-ui, sans-serif`;
+  g.textAlign = "left";
+  g.fillText(cardTitle(card), card.x + 14, card.y + (view.scale < 0.8 ? -10 - 7 * Math.min(2, card.members.length - 1) : 21), Math.max(60, card.width - 20));
 }
 
-function drawEdges(g, box) {
-  const [, h] = dag.size;
-  const curve = ([a, b]) => {
-    const from = dag.nodes[a], to = dag.nodes[b], y0 = from.y + h / 2, y1 = to.y - h / 2, bend = Math.max(24, Math.abs(y1 - y0) / 2);
-    if (Math.max(from.x, to.x) < box.left || Math.min(from.x, to.x) > box.right) return;
-    g.moveTo(from.x, y0);
-    if (from.block === to.block) g.bezierCurveTo(from.x, y0 + bend, to.x, y1 - bend, to.x, y1);
-    else g.bezierCurveTo(from.x, y0 + 40, to.x, y1 - 40, to.x, y1);
-  };
-  g.strokeStyle = cssValue("--soft");
-  g.globalAlpha = view.hover ? 0.25 : 0.6;
-  g.lineWidth = 1.2;
+function curve(g, { from, to }) {
+  const [, h] = dag.size, y0 = from.ay + h / 2, y1 = to.ay - h / 2, bend = from.card === to.card ? Math.max(24, Math.abs(y1 - y0) / 2) : 40;
+  g.moveTo(from.ax, y0);
+  if (view.scale < DETAIL) g.lineTo(to.ax, y1);
+  else g.bezierCurveTo(from.ax, y0 + bend, to.ax, y1 - bend, to.ax, y1);
+}
+
+function drawEdges(g, box, ink) {
+  g.strokeStyle = ink.soft;
+  g.globalAlpha = view.path ? 0.2 : 0.6;
+  g.lineWidth = Math.max(1.2, 0.4 / view.scale);
   g.beginPath();
-  dag.edges.forEach(curve);
+  for (const edge of shown.edges) {
+    const { from, to } = edge;
+    if (Math.max(from.ax, to.ax) < box.left || Math.min(from.ax, to.ax) > box.right || Math.max(from.ay, to.ay) < box.top || Math.min(from.ay, to.ay) > box.bottom) continue;
+    curve(g, edge);
+  }
   g.stroke();
   g.globalAlpha = 1;
-  if (!view.hover) return;
-  g.strokeStyle = cssValue("--accent");
-  g.lineWidth = 2.4;
-  g.beginPath();
-  near.get(view.hover)?.forEach((i) => curve(dag.edges[i]));
-  g.stroke();
 }
 
-function drawNode(g, n, detail) {
-  const [w, h] = dag.size, found = view.find && (n.name + " " + n.type).toLowerCase().includes(view.find);
-  g.globalAlpha = view.find && !found ? 0.25 : 1;
+const matches = (n) => (n.each || [n]).some((one) => (one.name + " " + one.type).toLowerCase().includes(view.find));
+const faint = (n) => (view.find && !matches(n)) || (view.path && !n.critical);
+
+/* Far away a node is a spot of its colour: all spots of one colour in one go. */
+function drawSpots(g, nodes) {
+  const [w, h] = dag.size, spots = new Map();
+  for (const n of nodes) {
+    const key = n.fill + faint(n);
+    if (!spots.has(key)) spots.set(key, []);
+    spots.get(key).push(n);
+  }
+  for (const group of spots.values()) {
+    g.globalAlpha = faint(group[0]) ? 0.2 : 1;
+    g.fillStyle = group[0].fill;
+    for (const n of group) g.fillRect(n.ax - w / 2, n.ay - h / 2, w, h);
+  }
+  g.globalAlpha = 1;
+}
+
+function drawNode(g, n, ink) {
+  const [w, h] = dag.size, found = (view.find && matches(n)) || (view.path && n.critical);
+  g.globalAlpha = faint(n) ? 0.25 : 1;
   g.fillStyle = n.fill;
-  g.strokeStyle = cssValue(n === view.hover || found ? "--accent" : n.role === "view" ? "--soft" : "--line");
-  g.lineWidth = n === view.hover || found ? 2.5 : 1;
+  g.strokeStyle = found ? ink.accent : n.role === "view" ? ink.soft : ink.line;
+  g.lineWidth = found ? 2.5 : 1;
   g.setLineDash(n.role === "view" ? [4, 3] : []);
   g.beginPath();
-  g.roundRect(n.x - w / 2, n.y - h / 2, w, h, 7);
+  g.roundRect(n.ax - w / 2, n.ay - h / 2, w, h, 7);
   g.fill();
   g.stroke();
   g.setLineDash([]);
-  if (detail) {
-    g.fillStyle = n.role === "view" ? cssValue("--ink") : n.text;
-    g.textAlign = "center";
-    g.font = "600 12px system-ui, sans-serif";
-    g.fillText(n.name || n.type, n.x, n.y - 3, w - 14);
-    g.font = "11px system-ui, sans-serif";
-    g.fillText(n.role === "view" ? "view" : `${n.type === n.name ? "" : n.type + "  "}${us(n.duration_ns)}`, n.x, n.y + 12, w - 14);
-  }
+  g.fillStyle = n.role === "view" ? ink.ink : n.text;
+  g.textAlign = "center";
+  g.font = "600 12px system-ui, sans-serif";
+  g.fillText(n.name || n.type, n.ax, n.ay - 3, w - 14);
+  g.font = "11px system-ui, sans-serif";
+  const many = n.each ? `${n.each.length} × ` : "";
+  g.fillText(n.role === "view" ? "view" : `${many}${n.type === n.name ? "" : n.type + "  "}${us(n.duration_ns)}`, n.ax, n.ay + 12, w - 14);
   g.globalAlpha = 1;
 }
 
-function draw() {
-  const g = canvas.getContext("2d"), ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
-  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
+function drawAll(g, box) {
+  const ink = Object.fromEntries(["panel", "line", "soft", "ink", "accent"].map((name) => [name, cssValue("--" + name)]));
+  ink.slots = slotColours();
+  ink.families = [...dag.classes.keys()];
+  const cards = shown.cards.filter((c) => c.x < box.right && c.x + c.width > box.left && c.y - 30 < box.bottom && c.y + c.height > box.top);
+  for (const card of cards) drawCard(g, card, ink);
+  if (view.scale >= LINES || shown.edges.length < 4000) drawEdges(g, box, ink);
+  const [w, h] = dag.size, seen = (n) => n.ax > box.left - w && n.ax < box.right + w && n.ay > box.top - h && n.ay < box.bottom + h;
+  for (const card of cards) {
+    const nodes = card.nodes.filter(seen);
+    if (view.scale < DETAIL) drawSpots(g, nodes);
+    else for (const n of nodes) drawNode(g, n, ink);
+    if (view.scale < 0.3) continue;
+    g.fillStyle = ink.soft;
+    for (const dot of card.dots.filter(seen)) { g.beginPath(); g.arc(dot.ax, dot.ay, 4, 0, 7); g.fill(); }
   }
+}
+
+function inWindow() {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  return { left: -view.x / view.scale, top: -view.y / view.scale, right: (width - view.x) / view.scale, bottom: (height - view.y) / view.scale };
+}
+
+/* Draw the picture anew: the window and half of it around. */
+function renew() {
+  const ratio = devicePixelRatio || 1, box = inWindow(), dx = (box.right - box.left) * MARGIN, dy = (box.bottom - box.top) * MARGIN;
+  Object.assign(picture, { scale: view.scale, left: box.left - dx, top: box.top - dy, right: box.right + dx, bottom: box.bottom + dy, stale: false });
+  picture.canvas = picture.canvas || document.createElement("canvas");
+  const width = Math.round((picture.right - picture.left) * view.scale * ratio), height = Math.round((picture.bottom - picture.top) * view.scale * ratio);
+  if (picture.canvas.width !== width || picture.canvas.height !== height) Object.assign(picture.canvas, { width, height });
+  const g = picture.canvas.getContext("2d"), zoom = view.scale * ratio;
   g.setTransform(1, 0, 0, 1, 0, 0);
-  g.clearRect(0, 0, canvas.width, canvas.height);
-  g.setTransform(view.scale * ratio, 0, 0, view.scale * ratio, view.x * ratio, view.y * ratio);
-  const box = { left: -view.x / view.scale - 200, right: (width - view.x) / view.scale + 200, top: -view.y / view.scale - 60, bottom: (height - view.y) / view.scale + 60 };
-  const seen = (n) => n.x > box.left && n.x < box.right && n.y > box.top && n.y < box.bottom;
-  drawBlocks(g);
-  drawEdges(g, box);
-  for (const n of dag.nodes) if (seen(n)) drawNode(g, n, view.scale > 0.42);
-  if (view.scale < 0.3) return;
-  g.fillStyle = cssValue("--soft");
-  for (const dot of dag.dots) {
-    if (!seen(dot)) continue;
+  g.clearRect(0, 0, width, height);
+  g.setTransform(zoom, 0, 0, zoom, -picture.left * zoom, -picture.top * zoom);
+  drawAll(g, picture);
+}
+
+let settle = 0;
+function draw() {
+  const g = canvas.getContext("2d"), ratio = devicePixelRatio || 1, width = Math.round(canvas.clientWidth * ratio), height = Math.round(canvas.clientHeight * ratio);
+  if (canvas.width !== width || canvas.height !== height) { Object.assign(canvas, { width, height }); picture.stale = true; }
+  const box = inWindow(), outside = box.left < picture.left || box.right > picture.right || box.top < picture.top || box.bottom > picture.bottom;
+  if (picture.stale || (picture.scale === view.scale && outside)) renew();
+  else if (picture.scale !== view.scale) {
+    clearTimeout(settle);
+    settle = setTimeout(() => { picture.stale = true; redraw(); }, 90);
+  }
+  const zoom = view.scale * ratio;
+  g.setTransform(1, 0, 0, 1, 0, 0);
+  g.clearRect(0, 0, width, height);
+  g.drawImage(picture.canvas, (picture.left - box.left) * zoom, (picture.top - box.top) * zoom, (picture.right - picture.left) * zoom, (picture.bottom - picture.top) * zoom);
+  g.setTransform(zoom, 0, 0, zoom, view.x * ratio, view.y * ratio);
+  mark(g);
+}
+
+/* What the pointer is on, and what was clicked. */
+function mark(g) {
+  const [w, h] = dag.size;
+  g.strokeStyle = cssValue("--accent");
+  for (const n of new Set([view.hover, view.chosen])) {
+    if (!n || n.ax === undefined) continue;
+    g.lineWidth = 2.4;
     g.beginPath();
-    g.arc(dot.x, dot.y, dot === view.hover ? 6 : 4, 0, 7);
-    g.fill();
+    (shown.near.get(n) || []).forEach((edge) => curve(g, edge));
+    if (n.of === undefined) g.roundRect(n.ax - w / 2, n.ay - h / 2, w, h, 7);
+    else { g.moveTo(n.ax + 6, n.ay); g.arc(n.ax, n.ay, 6, 0, 7); }
+    g.stroke();
   }
 }
 
@@ -145,33 +300,104 @@ function redraw() {
   requestAnimationFrame(() => { waiting = false; draw(); });
 }
 
+function restyle() {
+  paint();
+  redraw();
+}
+
+function at(event) {
+  const r = canvas.getBoundingClientRect();
+  return [(event.clientX - r.left - view.x) / view.scale, (event.clientY - r.top - view.y) / view.scale];
+}
+
 function hit(event) {
-  const r = canvas.getBoundingClientRect(), x = (event.clientX - r.left - view.x) / view.scale, y = (event.clientY - r.top - view.y) / view.scale;
-  const [w, h] = dag.size;
-  const dot = view.scale >= 0.3 && dag.dots.find((d) => Math.hypot(d.x - x, d.y - y) < 7);
-  return dot || dag.nodes.find((n) => Math.abs(n.x - x) < w / 2 && Math.abs(n.y - y) < h / 2) || null;
+  const [x, y] = at(event), [w, h] = dag.size;
+  const card = shown.cards.find((c) => x >= c.x && x <= c.x + c.width && y >= c.y && y <= c.y + c.height + 10);
+  if (!card) return null;
+  const dot = view.scale >= 0.3 && card.dots.find((d) => Math.hypot(d.ax - x, d.ay - y) < 7);
+  return dot || card.nodes.find((n) => Math.abs(n.ax - x) < w / 2 && Math.abs(n.ay - y) < h / 2) || null;
+}
+
+function titleHit(event) {
+  const [x, y] = at(event), reach = view.scale < 0.8 ? [-14 - 40 / view.scale, 34] : [0, 34];
+  return shown.cards.find((c) => x >= c.x && x <= c.x + c.width && y >= c.y + reach[0] && y <= c.y + reach[1] && dag.classes.get(c.same).length > 1);
 }
 
 function facts(n) {
   if (n.of !== undefined) return [["read by", dag.nodes[n.of].name], ["shape", n.shape]];
-  const rows = [["type", n.type], ["shape", n.shape], ["backend", n.backend], ["layer", n.layer >= 0 ? n.layer : ""], ["expert", n.expert >= 0 ? n.expert : ""]];
+  const rows = [["stands for", n.each ? `${n.each.length} equal layers, summed` : ""], ["type", n.type], ["shape", n.shape], ["backend", n.backend], ["layer", n.each || n.layer < 0 ? "" : n.layer], ["expert", n.each || n.expert < 0 ? "" : n.expert]];
   if (n.role === "view") return rows;
   const spent = n.busy_ns + n.wait_ns;
   return [...rows, ["duration", us(n.duration_ns)], ["share", ((100 * n.duration_ns) / dag.total).toFixed(2) + " % of all operators"],
-    ["begins at", us(n.begin_ns)], ["waiting", spent > 0 ? ((100 * n.wait_ns) / spent).toFixed(1) + " % of the threads' time" : ""], ["major faults", n.maj_flt > 0 ? n.maj_flt : ""]];
+    ["begins at", n.each ? "" : us(n.begin_ns)], ["waiting", spent > 0 ? ((100 * n.wait_ns) / spent).toFixed(1) + " % of the threads' time" : ""],
+    ["bandwidth", n.gbytes_per_s > 0 ? n.gbytes_per_s.toFixed(2) + " GB/s" : ""], ["speed", n.gflops > 0 ? n.gflops.toFixed(2) + " GFLOP/s" : ""],
+    ["cycles", n.cycles > 0 ? Math.round(n.cycles).toLocaleString("en") : ""], ["loading its expert", n.load_ns > 0 ? us(n.load_ns) : ""],
+    ["major faults", n.maj_flt > 0 ? n.maj_flt : ""], ["critical path", n.critical ? "yes" : ""]];
+}
+
+function described(n) {
+  const rows = facts(n).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return [el("b", {}, n.name || n.type), el("dl", {}, ...rows.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)]))];
 }
 
 function point(event) {
   view.hover = hit(event);
   tip.hidden = !view.hover;
   if (view.hover) {
-    const rows = facts(view.hover).filter(([, value]) => value !== "" && value !== null && value !== undefined);
-    tip.replaceChildren(el("b", {}, view.hover.name || view.hover.type), el("dl", {}, ...rows.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)])));
+    tip.replaceChildren(...described(view.hover));
     const r = canvas.getBoundingClientRect(), x = event.clientX - r.left + 16, y = event.clientY - r.top + 16;
     tip.style.left = Math.max(4, Math.min(x, r.width - tip.offsetWidth - 4)) + "px";
     tip.style.top = Math.max(4, Math.min(y, r.height - tip.offsetHeight - 4)) + "px";
   }
   redraw();
+}
+
+/* Keep a node's details, with the way into the timeline. */
+function choose(n) {
+  view.chosen = n;
+  panel.hidden = !n;
+  if (n) {
+    const moments = n.of !== undefined || n.begin_ns === undefined || dag.token.begin_boot_ns === undefined ? [] : (n.each || [n]).slice(0, 12);
+    const links = moments.map((one) => timelineLink(dag.token.begin_boot_ns + one.begin_ns, one.duration_ns, n.each ? `layer ${one.layer} ↗` : "show in the timeline ↗"));
+    panel.replaceChildren(el("button", { type: "button", "aria-label": "close", onclick: () => choose(null) }, "✕"), ...described(n), el("p", { class: "links" }, ...links));
+  }
+  redraw();
+}
+
+function toggle(same) {
+  open.has(same) ? open.delete(same) : open.add(same);
+  view.hover = null;
+  tip.hidden = true;
+  choose(null);
+  layOut();
+  redraw();
+}
+
+function foldAll(fold) {
+  open.clear();
+  if (!fold) for (const same of dag.classes.keys()) open.add(same);
+  choose(null);
+  layOut();
+  fit();
+}
+
+function centre(n) {
+  view.scale = Math.max(view.scale, 0.7);
+  view.x = canvas.clientWidth / 2 - n.ax * view.scale;
+  view.y = canvas.clientHeight / 2 - n.ay * view.scale;
+  picture.stale = true;
+}
+
+/* Go to the next operator whose name or type holds the text; its card opens where the layer is folded away. */
+let turn = 0;
+function goTo() {
+  const found = dag.nodes.filter((n) => view.find && (n.name + " " + n.type).toLowerCase().includes(view.find));
+  if (!found.length) return;
+  const n = found[turn++ % found.length], block = dag.blocks[n.block];
+  if (shown.of[n.place].each && n.block !== shown.of[n.place].card.rank) { open.add(block.same_as); layOut(); }
+  const seen = shown.of[n.place];
+  centre(seen);
+  choose(seen);
 }
 
 function zoom(factor, x, y) {
@@ -183,21 +409,23 @@ function zoom(factor, x, y) {
 }
 
 function fit() {
-  const right = Math.max(1, ...dag.blocks.map((b) => b.x + b.width)), bottom = Math.max(1, ...dag.blocks.map((b) => b.y + b.height));
+  const right = shown.cards.reduce((m, c) => Math.max(m, c.x + c.width), 1), bottom = shown.cards.reduce((m, c) => Math.max(m, c.y + c.height), 1);
   view.scale = Math.min(1.2, (canvas.clientWidth - 40) / right, (canvas.clientHeight - 100) / bottom);
   view.x = (canvas.clientWidth - right * view.scale) / 2;
-  view.y = 40;
+  view.y = 50;
+  picture.stale = true;
   redraw();
 }
 
 function pointers() {
   const down = new Map();
-  let spread = 0;
+  let spread = 0, moved = 0;
   const gap = () => { const [a, b] = [...down.values()]; return Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY); };
-  canvas.addEventListener("pointerdown", (e) => { canvas.setPointerCapture(e.pointerId); down.set(e.pointerId, e); canvas.classList.add("moving"); if (down.size === 2) spread = gap(); });
+  canvas.addEventListener("pointerdown", (e) => { canvas.setPointerCapture(e.pointerId); down.set(e.pointerId, e); moved = 0; canvas.classList.add("moving"); if (down.size === 2) spread = gap(); });
   canvas.addEventListener("pointermove", (e) => {
     const before = down.get(e.pointerId);
     if (!before) return point(e);
+    moved += Math.abs(e.clientX - before.clientX) + Math.abs(e.clientY - before.clientY);
     if (down.size === 1) { view.x += e.clientX - before.clientX; view.y += e.clientY - before.clientY; }
     down.set(e.pointerId, e);
     if (down.size === 2) { const r = canvas.getBoundingClientRect(), now = gap(); zoom(now / spread, e.clientX - r.left, e.clientY - r.top); spread = now; }
@@ -206,6 +434,7 @@ function pointers() {
   const up = (e) => { down.delete(e.pointerId); canvas.classList.remove("moving"); if (e.pointerType === "touch") point(e); };
   canvas.addEventListener("pointerup", up);
   canvas.addEventListener("pointercancel", up);
+  canvas.addEventListener("click", (e) => { if (moved > 5) return; const n = hit(e), card = n ? null : titleHit(e); card ? toggle(card.same) : choose(n); });
   canvas.addEventListener("pointerleave", () => { view.hover = null; tip.hidden = true; redraw(); });
   canvas.addEventListener("wheel", (e) => { e.preventDefault(); const r = canvas.getBoundingClientRect(); zoom(Math.exp(-e.deltaY / 400), e.clientX - r.left, e.clientY - r.top); }, { passive: false });
   canvas.addEventListener("dblclick", fit);
@@ -214,19 +443,27 @@ function pointers() {
 function heading() {
   const t = dag.token, title = [`token ${t.token_id}`, t.phase, t.position >= 0 ? `position ${t.position}` : "", t.duration_ns ? us(t.duration_ns) : ""].filter(Boolean).join(", ");
   const averaged = t.tokens_used > 1 ? `, mean of ${t.tokens_used} tokens` : "";
-  const mode = el("select", { "aria-label": "colour by", onchange: () => { view.mode = mode.value; paint(); redraw(); } },
-    ...["time", "waiting", "backend", "type"].map((m) => el("option", { value: m }, "colour by " + m)));
-  const find = el("input", { type: "search", placeholder: "find", "aria-label": "find an operator", oninput: () => { view.find = find.value.toLowerCase(); redraw(); } });
-  const emulator = dag.emulator ? " · NPU: HTP emulator" : "";
-  return el("header", {}, el("b", {}, "ProfDAG"), el("span", { class: "about", title: dag.command }, title + averaged + emulator + " · " + dag.command), mode, find,
-    el("button", { type: "button", onclick: fit }, "fit"), themeButton());
+  const mode = el("select", { "aria-label": "colour by", onchange: () => { view.mode = mode.value; restyle(); } },
+    ...Object.keys(MODES).filter(offered).map((m) => el("option", { value: m }, "colour by " + m)));
+  const find = el("input", { type: "search", placeholder: "find, Enter goes there", "aria-label": "find an operator",
+    oninput: () => { view.find = find.value.toLowerCase(); turn = 0; picture.stale = true; redraw(); }, onkeydown: (e) => { if (e.key === "Enter") goTo(); } });
+  const path = el("button", { type: "button", id: "path", "aria-pressed": "false", title: "the longest chain of operators that need each other",
+    onclick: () => { view.path = !view.path; path.setAttribute("aria-pressed", view.path); picture.stale = true; redraw(); } }, `critical path ${us(dag.critical_ns)}`);
+  const emulator = dag.emulator ? " · NPU: HTP emulator" : "", layered = [...dag.classes.values()].some((members) => members.length > 1);
+  const button = (id, text, onclick) => el("button", { type: "button", id, onclick }, text);
+  return el("header", {}, el("b", {}, "ProfDAG"), el("span", { class: "about", title: dag.command }, title + averaged + emulator + " · " + dag.command), mode, find, path,
+    ...(layered ? [button("expand", "expand all", () => foldAll(false)), button("fold", "fold all", () => foldAll(true))] : []), button("fit", "fit", fit), themeButton());
 }
 
 function prepare() {
-  dag.longest = Math.max(1, ...dag.nodes.map((n) => n.duration_ns));
-  dag.total = Math.max(1, dag.nodes.reduce((sum, n) => sum + n.duration_ns, 0));
-  near = new Map();
-  dag.edges.forEach((edge, i) => edge.forEach((k) => near.set(dag.nodes[k], [...(near.get(dag.nodes[k]) || []), i])));
+  dag.total = Math.max(1, dag.nodes.reduce((sum, n) => sum + (n.duration_ns || 0), 0));
+  dag.members = dag.blocks.map(() => []);
+  dag.first = dag.blocks.map(() => []);
+  dag.nodes.forEach((n, i) => { n.place = i; dag.members[n.block].push(n); dag.first[n.block].push(i); });
+  dag.classes = new Map();
+  dag.blocks.forEach((b, i) => (dag.classes.has(b.same_as) ? dag.classes.get(b.same_as).push(i) : dag.classes.set(b.same_as, [i])));
+  dag.dotsOf = {};
+  for (const dot of dag.dots) (dag.dotsOf[dag.nodes[dot.of].block] ||= []).push(dot);
 }
 
 async function start() {
@@ -234,14 +471,15 @@ async function start() {
   prepare();
   canvas = el("canvas", { role: "img", "aria-label": `graph of ${dag.nodes.length} operators` });
   tip = el("div", { class: "tip", hidden: "" });
+  panel = el("div", { class: "tip panel", hidden: "" });
   legend = el("div", { class: "legend" });
-  document.body.append(heading(), el("div", { class: "stage" }, canvas, legend, tip));
-  paint();
+  document.body.append(heading(), el("div", { class: "stage" }, canvas, legend, tip, panel));
+  layOut();
   fit();
   pointers();
   addEventListener("resize", redraw);
-  themeListeners.push(() => { paint(); redraw(); });
-  document.body.dataset.ready = "yes";
+  themeListeners.push(restyle);
+  requestAnimationFrame(() => requestAnimationFrame(() => { document.body.dataset.ready = "yes"; document.body.dataset.painted = performance.now().toFixed(0); }));
 }
 
 start();

@@ -18,8 +18,20 @@ function cards(block) {
   return el("div", { class: "block cards" }, ...block.items.map(card));
 }
 
+/* How to get the figures oneself: the statement, opened on demand. */
+function queryOf(block) {
+  return block.query ? el("details", { class: "query" }, el("summary", {}, "query"), el("code", {}, block.query)) : null;
+}
+
 function findings(block) {
-  return el("ul", { class: "block findings" }, ...block.items.map((item) => el("li", { class: item.level }, item.text)));
+  const share = (item) => {
+    if (!item.prize) return null;
+    const bar = el("span", { class: "prize", title: "prize: share of step time" }, el("i"), `${(100 * item.prize).toFixed(0)} %`);
+    bar.firstChild.style.width = 100 * item.prize + "%";
+    return bar;
+  };
+  const line = (item) => el("li", { class: item.level }, share(item), el("span", {}, item.text), queryOf(item));
+  return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, el("ul", { class: "findings" }, ...block.items.map(line)));
 }
 
 function pairs(block) {
@@ -30,12 +42,14 @@ function compare(a, b) {
   if (a === b) return 0;
   if (a === null) return -1;
   if (b === null) return 1;
+  if (Array.isArray(a)) return a[0] - b[0];
   return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
 function row(values, columns, most) {
   return el("tr", {}, ...values.map((value, i) => {
     const kind = columns[i].kind;
+    if (kind === "moment") return el("td", { class: "moment" }, value ? timelineLink(value[0], value[1]) : "");
     const cell = el("td", { class: kind === "text" ? "text" : "number", title: kind === "text" ? value : null }, cellText(value));
     if (kind === "bar" && most[i] > 0) {
       const share = (100 * value) / most[i];
@@ -69,18 +83,18 @@ function table(block) {
   }
   fill();
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, state.all ? null : tools,
-    el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body)));
+    el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body)), queryOf(block));
 }
 
 function themed(traces) {
   const colours = slotColours();
   return traces.map((trace) => {
     const colour = colours[(trace.slot ?? 0) % colours.length];
-    const { slot, ...rest } = trace;
+    const { slot, sizes, ...rest } = trace;
     if (trace.type === "heatmap") return { ...rest, colorscale: cssValue("--heat").split(/\s+/).map((c, i, all) => [i / (all.length - 1), c]) };
     if (trace.type === "bar") return { ...rest, marker: { color: colour } };
     const filled = trace.stackgroup ? { fillcolor: colour } : {};
-    return { ...rest, ...filled, line: { width: 1.5, ...rest.line, color: colour }, marker: { color: colour, size: 4 } };
+    return { ...rest, ...filled, line: { width: 1.5, ...rest.line, color: colour }, marker: { color: colour, size: sizes || (trace.mode === "markers" ? 6 : 4), opacity: trace.mode === "markers" ? 0.75 : 1 } };
   });
 }
 
@@ -88,8 +102,8 @@ function themedLayout(layout, height) {
   const ink = cssValue("--ink"), grid = cssValue("--line"), soft = cssValue("--soft");
   const axis = (given) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
   return {
-    ...layout, height, margin: { l: 56, r: 12, t: 32, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
+    ...layout, shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: cssValue("--bad") } })), height, margin: { l: 56, r: 12, t: 32, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), ...(layout.xaxis2 ? { xaxis2: axis(layout.xaxis2) } : {}),
     modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: cssValue("--accent") },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, hoverlabel: { bgcolor: cssValue("--panel"), bordercolor: grid, font: { color: ink } },
   };
@@ -105,7 +119,7 @@ function chart(block) {
   const node = el("div", { class: "chart" });
   node.style.minHeight = block.height + "px";
   charts.push({ node, traces: block.traces, layout: block.layout, height: block.height });
-  return el("div", { class: "block" }, el("h3", {}, block.title), block.note ? el("p", { class: "note" }, block.note) : null, node);
+  return el("div", { class: "block" }, el("h3", {}, block.title), block.note ? el("p", { class: "note" }, block.note) : null, node, queryOf(block));
 }
 
 function heat(block) {
@@ -119,14 +133,17 @@ function heat(block) {
     const [height, width] = z.shape.split(", ").map(Number);
     item.height = Math.max(220, Math.min(640, 100 + 9 * height));
     const hover = `${step > 1 ? "steps from" : "step"} %{x}, expert %{y}: %{z}<extra></extra>`;
-    item.traces = [{ type: "heatmap", z, x: Array.from({ length: width }, (_, i) => i * step), hovertemplate: hover, colorbar: { thickness: 10, outlinewidth: 0 } }];
-    item.layout = { xaxis: { title: { text: "step" }, showgrid: false }, yaxis: { title: { text: "expert" }, showgrid: false, autorange: "reversed" } };
+    const share = block.density[layer.value || 0], about = { y: share.map((_, e) => e), x: share, orientation: "h", slot: 1, xaxis: "x2", showlegend: false };
+    item.traces = [{ type: "heatmap", z, x: Array.from({ length: width }, (_, i) => i * step), hovertemplate: hover, colorbar: { thickness: 10, outlinewidth: 0, x: 1.01 } },
+      { type: "bar", ...about, hovertemplate: "expert %{y}: active in %{x:.1f} % of steps<extra></extra>" }];
+    item.layout = { xaxis: { title: { text: "step" }, showgrid: false, domain: [0, 0.82] }, xaxis2: { title: { text: "% of steps" }, domain: [0.85, 1], rangemode: "tozero" },
+      yaxis: { title: { text: "expert" }, showgrid: false, autorange: "reversed" } };
     if (redraw) draw(item);
   }
   show(false);
   charts.push(item);
   const remark = step > 1 ? `each column is the sum of ${step} steps` : `${block.steps} steps`;
-  return el("div", { class: "block" }, el("h3", {}, block.title), el("div", { class: "tools" }, layer, kind, remark), item.node);
+  return el("div", { class: "block" }, el("h3", {}, block.title), el("div", { class: "tools" }, layer, kind, remark), item.node, queryOf(block));
 }
 
 const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat };

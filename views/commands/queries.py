@@ -1,0 +1,37 @@
+"""Print PerfettoSQL queries for the timeline: paste one into the query page of the Perfetto UI, or give it to trace_processor.
+
+examples:
+  python -m views queries                   names and what each answers
+  python -m views queries slow_tokens       its SQL
+  trace_processor_shell -q <(python -m views queries npu_idle) RUN/trace.pftrace
+"""
+
+import argparse
+from importlib.resources import files
+from pathlib import Path
+
+from views.errors import ViewError
+
+
+def shipped() -> dict[str, str]:
+    """Name → SQL of every query."""
+    folder = files("views").joinpath("queries")
+    return {Path(one.name).stem: one.read_text(encoding="utf-8") for one in sorted(folder.iterdir(), key=lambda one: one.name)}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a query; default: list them")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one, or the list."""
+    known = shipped()
+    if args.name is None:
+        for name, sql in known.items():
+            print(f"{name:16} {sql.splitlines()[0].removeprefix('-- ')}")
+        return 0
+    if args.name not in known:
+        raise ViewError(f"no query {args.name}; there are: {', '.join(known)}")
+    print(known[args.name], end="")
+    return 0

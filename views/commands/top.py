@@ -1,0 +1,110 @@
+"""Show what a recording that is being made shows right now: decode speed, phases, top operators, expert hits, probes' cost.
+
+examples:
+  python -m views top                       the newest recording under recordings/
+  python -m views top RUN --every 2
+  python -m views top RUN --once            one picture, for scripts and finished recordings
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tracer.recording import RecordingError
+from views.errors import ViewError
+from views.live import Names, Snapshot, snapshot
+
+MOST_GROUPS = 8
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run_dir", metavar="RUN", nargs="?", type=Path, help="default: the newest folder under recordings/")
+    parser.add_argument(
+        "--every", metavar="S", type=float, default=5.0, help="seconds between two pictures (default %(default)s)"
+    )
+    parser.add_argument(
+        "--window", metavar="S", type=float, default=10.0, help="what figures cover (default: the last %(default)s s)"
+    )
+    parser.add_argument("--once", action="store_true", help="one picture")
+
+
+def newest(folder: Path) -> Path:
+    """The newest recording of a folder."""
+    found = [path.parent for path in folder.glob("*/manifest.json")]
+    if not found:
+        raise ViewError(f"no recording under {folder}/: name one, or start one with: sudo python -m tracer run -- COMMAND")
+    return max(found, key=lambda path: (path / "manifest.json").stat().st_mtime)
+
+
+def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
+    """Speed, hits, losses and cost in two lines."""
+    steps = now.tokens
+    speed, tpot = steps.get("decode_tokens_per_s"), (steps.get("tpot_ms") or {}).get("median")
+    parts = [f"{speed:,.1f} tok/s" if speed else "no decode steps", f"TPOT {tpot:,.2f} ms" if tpot else ""]
+    if now.hits + now.misses:
+        parts.append(f"expert hits {now.hits / (now.hits + now.misses):.1%} of {now.hits + now.misses:,}")
+    base = before if before and now.duration_ns > before.duration_ns else None
+    spent, lasted = now.probe_ns - (base.probe_ns if base else 0), now.duration_ns - (base.duration_ns if base else 0)
+    parts.append(f"probes {spent / lasted:.1%} of a CPU" if lasted else "")
+    second = [f"{now.records:,} records", f"{now.lost:,} lost", f"last {now.seconds:,.1f} s", now.state, str(run_dir)]
+    if now.off:
+        second.append(f"off: {', '.join(now.off)}")
+    return Text("   ".join(part for part in parts if part), style="bold") + Text("\n" + " | ".join(second), style="dim")
+
+
+def phases(now: Snapshot) -> Table:
+    """Where a mean step's time goes."""
+    table = Table("phase", "ms a step", "where", box=None, header_style="bold")
+    for phase, groups in now.phases.items():
+        total = max(groups["total"], 1e-9)
+        ranked = sorted(((ms, name) for name, ms in groups.items() if name != "total" and ms > 0), reverse=True)
+        told = ", ".join(f"{name} {ms / total:.0%}" for ms, name in ranked[:MOST_GROUPS])
+        table.add_row(Text(phase or "unknown"), f"{total:,.2f}", Text(told))
+    return table
+
+
+def operators(now: Snapshot) -> Table:
+    """The costliest operator types."""
+    table = Table("operator", "runs", "ms", "share", "mean µs", "waiting", box=None, header_style="bold")
+    for row in now.operators:
+        figures = (
+            f"{row['count']:,}",
+            f"{row['ms']:,.1f}",
+            f"{row['share']:.1%}",
+            f"{row['mean_us']:,.1f}",
+            f"{row['wait_share']:.0%}",
+        )
+        table.add_row(Text(row["type"]), *figures)
+    return table
+
+
+def picture(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Group:
+    """All of it."""
+    return Group(heading(now, before, run_dir), Text(), phases(now), Text(), operators(now))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show pictures until the recording is complete, or one."""
+    run_dir, names = args.run_dir or newest(Path("recordings")), Names()
+    if args.once:
+        Console().print(picture(snapshot(run_dir, names, args.window), None, run_dir))
+        return 0
+    before: Snapshot | None = None
+    with Live(auto_refresh=False) as live:
+        while before is None or before.state == "recording":
+            try:
+                now = snapshot(run_dir, names, args.window)
+            except RecordingError as error:
+                live.update(Text(f"waiting: {error}"), refresh=True)
+            else:
+                live.update(picture(now, before, run_dir), refresh=True)
+                before = now
+            if before is None or before.state == "recording":
+                time.sleep(args.every)
+    return 0

@@ -1,0 +1,139 @@
+"""Recording → formats of others: Chrome's JSON trace, CSV, Parquet, GraphML."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from views import npu
+from views.making import Tables, default_token
+from views.marks import counters
+from views.perfetto import extent, thread_pids
+from views.slices import Slices, Text, close_open, on_program
+
+NPU_TID = 1 << 30
+"""Chrome's format knows threads only: the NPU's tracks are threads with numbers from here on."""
+
+
+def arguments(slices: Slices) -> list[dict[str, Any]]:
+    """The arguments of each slice."""
+    rows: list[dict[str, Any]] = [{} for _ in range(len(slices))]
+    for name, column in slices.args.items():
+        values = [column.labels[c] for c in column.codes] if isinstance(column, Text) else np.asarray(column).tolist()
+        for row, value in zip(rows, values, strict=True):
+            if value not in ("", -1):
+                row[name] = value
+    return rows
+
+
+def slice_events(slices: Slices, pids: dict[int, int], tid: int | None = None) -> Iterator[dict[str, Any]]:
+    """Complete events ("X"), or instants ("i"); µs on CLOCK_MONOTONIC."""
+    tids, begins, ends = slices.tid.tolist(), slices.begin.tolist(), slices.end.tolist()
+    names, kind = slices.name, "i" if slices.instant else "X"
+    for i, args in enumerate(arguments(slices)):
+        place = {"pid": pids.get(tids[i], 0), "tid": tids[i] if tid is None else tid}
+        event = {"ph": kind, "name": names.labels[names.codes[i]], "cat": slices.category, "ts": begins[i] / 1e3, **place}
+        yield event | ({"s": "t"} if slices.instant else {"dur": max(ends[i] - begins[i], 0) / 1e3}) | {"args": args}
+
+
+def chrome_events(manifest: dict[str, Any], tables: Tables) -> Iterator[dict[str, Any]]:
+    """All events of the timeline that Chrome's format can hold: names, slices, the NPU's tracks, counters."""
+    pids, end = thread_pids(manifest, tables), extent(tables)[1]
+    target = (manifest.get("target") or {}).get("pid") or next(iter(pids.values()), 0)
+    for tid, name in zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True):
+        if tid in pids:
+            yield {"ph": "M", "name": "thread_name", "pid": pids[tid], "tid": tid, "args": {"name": name}}
+    for slices in on_program(tables):
+        yield from slice_events(close_open(slices, end), pids)
+    for number, (track, slices) in enumerate(npu.tracks(manifest, tables)):
+        named = {"ph": "M", "name": "thread_name", "pid": target, "tid": NPU_TID + number, "args": {"name": track}}
+        yield named
+        yield from slice_events(close_open(slices, end), dict.fromkeys(slices.tid.tolist(), target), NPU_TID + number)
+    for name, ts, values in counters(tables):
+        for at, value in zip(ts.tolist(), values.tolist(), strict=True):
+            yield {"ph": "C", "name": name, "pid": target, "ts": at / 1e3, "args": {"value": value}}
+
+
+def write_events(out: TextIO, events: Iterator[dict[str, Any]]) -> int:
+    """Write the events as one JSON object; returns their number."""
+    encode, n = json.JSONEncoder(separators=(",", ":")).encode, 0
+    out.write('{"displayTimeUnit":"ns","traceEvents":[')
+    for event in events:
+        out.write(("," if n else "") + "\n" + encode(event))
+        n += 1
+    out.write("\n]}\n")
+    return n
+
+
+def chrome_json(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
+    """The timeline in Chrome's JSON format."""
+    from analyzer.tables import load
+    from tracer.recording import Recording
+
+    path = out or run_dir / "trace.json"
+    with path.open("w") as file:
+        events = write_events(file, chrome_events(Recording(run_dir).manifest, load(run_dir)))
+    return {"path": str(path), "bytes": path.stat().st_size, "events": events}
+
+
+def table_files(run_dir: Path, folder: Path, form: str) -> dict[str, Any]:
+    """Every table as a file."""
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    from analyzer.tables import load
+
+    folder.mkdir(parents=True, exist_ok=True)
+    size = rows = 0
+    for name, frame in load(run_dir).items():
+        path, table = folder / f"{name}.{form}", pyarrow.Table.from_pandas(frame, preserve_index=False)
+        if form == "csv":
+            csv.write_csv(flat(table), path)
+        else:
+            parquet.write_table(table, path, compression="zstd")
+        size, rows = size + path.stat().st_size, rows + len(frame)
+    return {"path": str(folder), "bytes": size, "rows": rows}
+
+
+def flat(table: Any) -> Any:
+    """The table with lists as JSON texts, which CSV can hold, and columns of nothing as text."""
+    import pyarrow
+
+    for i, field in enumerate(table.schema):
+        if pyarrow.types.is_nested(field.type) or pyarrow.types.is_null(field.type):
+            texts = [json.dumps(value) for value in table.column(i).to_pylist()]
+            table = table.set_column(i, field.name, pyarrow.array(texts, pyarrow.string()))
+    return table
+
+
+def csv_files(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
+    """One CSV file per table."""
+    return table_files(run_dir, out or run_dir / "csv", "csv")
+
+
+def parquet_files(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
+    """One Parquet file per table."""
+    return table_files(run_dir, out or run_dir / "parquet", "parquet")
+
+
+def graphml(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
+    """One token's ProfDAG."""
+    from analyzer.profdag import build, export
+    from analyzer.tables import load
+
+    path, tables = out or run_dir / "profdag.graphml", load(run_dir)
+    chosen = default_token(tables) if token is None else token
+    graph = build(tables, chosen)
+    export(graph, path, "graphml")
+    return {"path": str(path), "bytes": path.stat().st_size, "token": chosen, "nodes": graph.number_of_nodes()}
+
+
+FORMATS: dict[str, Callable[[Path, Path | None, int | None], dict[str, Any]]] = {
+    "chrome-json": chrome_json,
+    "csv": csv_files,
+    "parquet": parquet_files,
+    "graphml": graphml,
+}
+"""Name → writer(recording, where, token)."""
