@@ -85,7 +85,7 @@ def waterfall(fall: dict[str, Any]) -> Block:
         traces.append({**bars, "hovertext": text, "hoverinfo": "text"})
     total = sum(part["delta"] for part in fall["parts"])
     remark = f"ms per step, means over runs. Parts add up to {total:+.4f} ms; the step differs by {ends[1] - ends[0]:+.4f} ms."
-    axes = {"xaxis": {"type": "category", "categoryorder": "array", "categoryarray": names}, "yaxis": axis("ms")}
+    axes: dict[str, Any] = {"xaxis": {"type": "category", "categoryorder": "array", "categoryarray": names}, "yaxis": axis("ms")}
     axes["yaxis"]["range"] = [floor, float(max(after.max(), ends.max())) * 1.002]
     return chart(f"{fall['phase'].capitalize()} step, from base to candidate", traces, remark, 380, barmode="overlay", **axes)
 
@@ -112,7 +112,7 @@ def forest(document: Document) -> Section | None:
         }
         trace = {"type": "scatter", "mode": "markers", "name": word, "x": middle, "y": [y[i] for i in at], "error_x": error}
         traces.append({**trace, "slot": SLOT.get(word, 7), "hovertemplate": "%{y}: %{x:+.2f} %<extra></extra>"})
-    layout = {
+    layout: dict[str, Any] = {
         "xaxis": axis("change, %", zeroline=True),
         "yaxis": {"automargin": True, "categoryorder": "array", "categoryarray": y},
     }
@@ -198,7 +198,7 @@ def routing(document: Document) -> Section | None:
     moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [one["distance"] for one in drift], "slot": 1}
     usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [one["usual"] for one in drift], "slot": 0}
     remark = "Jensen-Shannon distance of how often each expert was chosen: 0 the same, 1 none in common."
-    layout = {"xaxis": axis("layer"), "yaxis": axis("distance", rangemode="tozero")}
+    layout: dict[str, Any] = {"xaxis": axis("layer"), "yaxis": axis("distance", rangemode="tozero")}
     return Section(
         "routing", "Expert routing", [chart("Drift of routing", [moved, usual], remark, 280, barmode="group", **layout)]
     )
