@@ -124,13 +124,13 @@ def test_a_target_that_is_killed_ends_the_recording_cleanly(traced: Traced) -> N
 
 def test_a_running_process_is_followed_and_let_go(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    target = subprocess.Popen([sys.executable, STEPS, "500", "0.01"], env=environment, stdout=subprocess.PIPE, text=True)
+    target = subprocess.Popen([sys.executable, STEPS, "900", "0.01"], env=environment, stdout=subprocess.PIPE, text=True)
     time.sleep(0.5)
     done = trace("attach", "--no-views", "--pid", str(target.pid), "--duration", "1.5", "-o", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     seen = len(Recording(tmp_path / "run").records("token_end"))
-    assert 50 < seen < 400
-    assert target.communicate(timeout=30)[0] == "done 500\n" and target.returncode == 0
+    assert 50 < seen < 700
+    assert target.communicate(timeout=30)[0] == "done 900\n" and target.returncode == 0
 
 
 def test_the_command_finds_signals_and_descriptors_as_if_untraced(tmp_path: Path) -> None:
