@@ -51,19 +51,23 @@ class Silent:
 
     def evicted(self, form: Form, size: int, resident: int) -> None: ...
 
+    def waited(self, duration_ns: int) -> None: ...
+
 
 def through_the_runtime(trace: Trace, budget: int, chunk: int, tiers: tuple[int, ...]) -> tuple[int, int]:
     """(hits, misses) of the runtime's own cache and buffers, driven as its engine drives them."""
     cache: ExpertCache[None] = ExpertCache(budget, lambda form: SIZE, lambda form: None, Silent())
     for step in trace.steps:
         for layer, chosen in enumerate(step.routes):
-            cache.begin_event(layer)
+            cache.begin_event()
             buffers = TokenBuffers(trace.experts, max(tiers, default=None))
             chunks = [buffers.add(i, chosen[i : i + chunk]) for i in range(0, len(chosen), chunk)]
             for batches in [*chunks, buffers.flush()]:
                 forms = [Form(layer, batch.expert, 1, smallest_tier(tiers, len(batch))) for batch in batches]
                 cache.name(forms)
-                for form in sorted(forms, key=lambda form: form not in cache):
+                while forms:
+                    form = next(filter(cache.ready, forms), forms[0])
+                    forms.remove(form)
                     cache.state(form)
                     cache.acquire(form)
                     cache.release(form)
