@@ -1,6 +1,6 @@
 """What tracing costs a decoding engine: probes go on and off in one running process, many times, in several ways.
 
-    sudo python -m benchmarks.overhead llama-1b [--rounds 15] [--json FILE] [--library libllama.so]
+    sudo python -m benchmarks.overhead llama-1b [--rounds 60] [--json FILE] [--library libllama.so]
     sudo python -m benchmarks.overhead runtime
 
 One process decodes without end and notes the begin and end of every token itself. For each variant one tracing session follows
@@ -306,8 +306,10 @@ def main() -> None:
     parser.add_argument(
         "engine", choices=[*SHAPES, "runtime"], help="a shape for llama.cpp, or our own runtime on its demo model"
     )
-    parser.add_argument("--rounds", type=int, default=15, help="pairs per variant")
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of each window")
+    parser.add_argument("--rounds", type=int, default=60, help="pairs per variant")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, help="length of each window: short ones compare before the machine drifts"
+    )
     parser.add_argument("--library", help="file that exports llama.h's functions (default: the package xllamacpp)")
     parser.add_argument("--variants", default="", help=f"a choice of: {'; '.join(VARIANTS)} (separated by semicolons)")
     parser.add_argument("--json", type=Path)
