@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import comb
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,12 +93,12 @@ def verdicts(frame: pd.DataFrame, alpha: float) -> np.ndarray:
     return np.select([changed & up, changed & ~up, equal], [SLOWER, FASTER, SAME], UNKNOWN)
 
 
-def more_runs(row: dict[str, object], alpha: float) -> int:
+def more_runs(row: dict[str, Any], alpha: float) -> int:
     """Runs per side to add before "cannot tell" is likely to become a verdict; 0 for other verdicts."""
     if row["verdict"] != UNKNOWN:
         return 0
-    estimate, low, high, threshold = (float(row[c]) for c in ("estimate", "log_low", "log_high", "threshold"))  # type: ignore[arg-type]
-    n = min(int(row["n_base"]), int(row["n_cand"]))  # type: ignore[call-overload]
+    estimate, low, high, threshold = (float(row[c]) for c in ("estimate", "log_low", "log_high", "threshold"))
+    n = min(int(row["n_base"]), int(row["n_cand"]))
     if n == 0:
         return 0
     least = statistics.runs_for_p(alpha / 2)

@@ -14,7 +14,6 @@ from analyzer.schema import conform
 from analyzer.spans import NONE, codes, successors
 
 UNREAD = np.uint64(2**64 - 1)
-LATEST_NS = 1_000_000  # a reading stands right behind its record; one that comes later belongs to a record that was lost
 
 
 def events(source: Source) -> list[str]:

@@ -63,8 +63,6 @@ RESOURCES: dict[int, str] = {1: "HVX", 2: "HMX", 4: "DMA"}
 LEVELS: dict[int, str] = {0: "off", 1: "basic", 2: "detailed", 7001: "linting"}
 """Levels of a profile; 0: the call was given none."""
 
-PROFILE_OPTIONS: dict[int, str] = {1: "max events", 2: "optrace"}
-
 CALLS: dict[int, str] = {
     1: "backendCreate",
     9: "contextCreate",
@@ -83,7 +81,7 @@ CALLS: dict[int, str] = {
     56: "contextCreateFromBinaryListAsync",
 }
 CONTEXT_CREATE, CONTEXT_FROM_BINARY, CONTEXT_FREE, GRAPH_CREATE, GRAPH_FINALIZE, GRAPH_RETRIEVE = 9, 13, 14, 15, 19, 20
-CONTEXT_GET_BINARY, PROFILE_CREATE, PROFILE_SET_CONFIG, MEM_REGISTER, WITH_SIGNAL, FROM_LIST = 12, 28, 29, 35, 55, 56
+CONTEXT_GET_BINARY, PROFILE_CREATE, MEM_REGISTER, WITH_SIGNAL, FROM_LIST = 12, 28, 35, 55, 56
 
 MAKES: dict[int, str] = {
     1: "backend",

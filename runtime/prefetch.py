@@ -10,7 +10,7 @@ Prefill is left alone: its chunks choose nearly every expert, and the cache send
 from collections.abc import Iterable
 from math import log
 from time import monotonic_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Prefetcher:
     def __init__(
         self,
         predictor: "Odds | Predictor",
-        cache: ExpertCache,  # type: ignore[type-arg]
+        cache: ExpertCache[Any],
         family: Family,
         backend: int,
         thresholds: dict[str, float] | None = None,

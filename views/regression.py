@@ -12,9 +12,8 @@ from views.report import plotly
 from views.sections import Block, Section, axis, cards, chart, heads, labels, note, pairs, table
 
 Document = dict[str, Any]
-FOREST, MOST_RUNS, MATRIX_ROWS = 24, 12, 40
+FOREST, MOST_RUNS = 24, 12
 SLOT = {"slower": 3, "faster": 1, "same": 0, "cannot tell": 7, "minor": 7, "vanished": 4, "appeared": 4}
-STATE = {"slower": "bad", "faster": "good", "cannot tell": "warn"}
 
 
 def name_of(metric: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ exit code: 0 no change for the worse in the newest build, 1 there is one, 2 wron
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -57,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(worse))
 
 
-def worsened(change: dict[str, object]) -> bool:
+def worsened(change: dict[str, Any]) -> bool:
     """Whether a change is one for the worse."""
-    return (float(change["ratio"]) > 1) == (change["better"] == "lower")  # type: ignore[arg-type]
+    return (float(change["ratio"]) > 1) == (change["better"] == "lower")
 
 
 def show(table: pd.DataFrame, found: pd.DataFrame) -> None:

@@ -10,24 +10,23 @@ OPSET, IR = 17, 9
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator type. weight: matrix [k, n], row [n], or none; injective: each output element needs one input element."""
+    """An operator type. weight: matrix [k, n], row [n], or none."""
 
     name: str
     weight: str = "none"
-    injective: bool = True
 
 
 OPERATORS = {
     one.name: one
     for one in (
-        Operator("MatMul", "matrix", injective=False),
-        Operator("Gemm", "matrix", injective=False),
+        Operator("MatMul", "matrix"),
+        Operator("Gemm", "matrix"),
         Operator("Add", "row"),
         Operator("Mul", "row"),
         Operator("Relu"),
         Operator("Sigmoid"),
         Operator("Tanh"),
-        Operator("Softmax", injective=False),
+        Operator("Softmax"),
     )
 }
 
