@@ -119,7 +119,8 @@ def demo_perf(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> DemoRu
 def test_both_buffers_see_the_same_run(demo: DemoRun, demo_perf: DemoRun) -> None:
     one, other = tables_module.load(demo.folder), tables_module.load(demo_perf.folder)
     assert demo_perf.manifest["buffer"] == "perf" and demo_perf.manifest["lost"] == {}
-    for name in one.keys() - {"sched", "thread_states", "threads", "counters", "reads", "faults", "blocks"}:
+    by_the_machine = {"sched", "thread_states", "threads", "counters", "reads", "faults", "blocks", "qnn_gaps"}
+    for name in one.keys() - by_the_machine:  # the rows of these depend on who ran when, not on what the program did
         assert len(one[name]) == len(other[name]), name
     same = ["token_id", "layer", "expert", "n_tokens", "backend", "tier", "cache"]
     left, right = (t["experts"].sort_values(same)[same].reset_index(drop=True) for t in (one, other))
@@ -169,9 +170,9 @@ with Session(options) as session:
         lost = run.manifest["lost"].get(record, 0)
         assert lost > 0 and hits[f"moescope_{record}"] - lost == len(run.records(record))
     by_cpu = run.manifest["lost_by_cpu"]
-    if buffer == "perf":  # each CPU tells of its losses with the next record that finds room: the last ones may be untold
+    if buffer == "perf":  # a CPU tells of its losses with the next record that finds room: those after the last one stay untold
         told, lost = sum(by_cpu["events"].values()), sum(run.manifest["lost"].values())
-        assert 0.9 * lost < told <= lost
+        assert 0 < told <= lost
 
 
 def trace_script(script: str) -> int:

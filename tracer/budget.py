@@ -1,7 +1,7 @@
 """`--max-overhead`: costly levels are on for part of the time only, so that decode slows down by no more than was allowed.
 
-The cost is not accounted but seen: tokens with these levels on against the tokens without them before and behind, in this very
-run. What is seen is in the manifest, so that a recording says what recording it cost.
+The cost is not accounted but seen: tokens with these levels on, or while they come and go, against the tokens without them, in
+this very run. What is seen is in the manifest, so that a recording says what recording it cost.
 """
 
 import statistics
@@ -19,8 +19,10 @@ CHEAP = ("token", "graph", "process")  # on all the time
 WINDOW_TOKENS, WINDOW_NS = 8, 250_000_000  # what a window has at least
 PATIENCE_NS = 5_000_000_000  # a window ends without that many tokens where decode pauses
 LOOK_AGAIN_NS = 10_000_000_000  # how long levels that cost less than is allowed stay on between two looks
+ON_WINDOWS = 4  # how many windows' time off, at least, each time on is followed by
 KEPT_WINDOWS = 19
 ASSUMED = 1.0  # slowdown while on, before anything has been seen
+REMEMBERED = 0.9  # of the time lost and not lost so far, at each look
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,22 @@ class Window:
 
 
 @dataclass
+class Tokens:
+    """So many decode tokens and their time together, ns; older ones weigh less."""
+
+    count: float = 0.0
+    time_ns: float = 0.0
+
+    def add(self, durations_ns: list[int]) -> None:
+        """Count these in."""
+        self.count, self.time_ns = self.count + len(durations_ns), self.time_ns + sum(durations_ns)
+
+    def fade(self) -> None:
+        """Let what was counted weigh less from now on."""
+        self.count, self.time_ns = REMEMBERED * self.count, REMEMBERED * self.time_ns
+
+
+@dataclass
 class Budget:
     """Decides when the costly levels go off and on; does nothing by itself. `allowed` is a slowdown: 0.1 for 10 %."""
 
@@ -40,7 +58,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         self._tokens: list[int] = []
-        self._before_ns = 0  # when the window before began
+        self._with, self._without = Tokens(), Tokens()
 
     def slowdown(self) -> float | None:
         """How much longer a token takes while the levels are on: the median over the latest neighbouring windows."""
@@ -48,9 +66,19 @@ class Budget:
         steps = [(a, b) if a.on else (b, a) for a, b in pairwise(known) if a.on != b.on]
         return statistics.median(on.token_ns / off.token_ns for on, off in steps) - 1 if steps else None
 
-    def observe(self, durations_ns: list[int]) -> None:
-        """Take in decode tokens that lie within the present window."""
+    def lost(self) -> float:
+        """The share by which decode has been slower of late than without these levels, coming and going included."""
+        undisturbed = self._without.time_ns / self._without.count * (self._with.count + self._without.count)
+        return (self._with.time_ns + self._without.time_ns) / undisturbed - 1
+
+    def observe(self, on: bool, durations_ns: list[int]) -> None:
+        """Take in decode tokens that lie within the present window, in which the levels are on, or off."""
         self._tokens += durations_ns
+        (self._with if on else self._without).add(durations_ns)
+
+    def observe_change(self, durations_ns: list[int]) -> None:
+        """Take in decode tokens that began while probes came or went."""
+        self._with.add(durations_ns)
 
     def is_over(self, on: bool, since_ns: int, now_ns: int) -> bool:
         """Whether the present window has lasted long enough; if so it is kept, and the next begins.
@@ -59,18 +87,21 @@ class Budget:
         """
         lasted = now_ns - since_ns
         enough = len(self._tokens) >= WINDOW_TOKENS and lasted >= WINDOW_NS
-        if lasted < self._least_ns(on, since_ns) or not (enough or lasted >= PATIENCE_NS):
+        if lasted < PATIENCE_NS and not enough:
+            return False
+        if enough and (lasted < self._on_ns() if on else self.lost() > self.allowed):
             return False
         self.windows.append(Window(on, statistics.median(self._tokens) if enough else 0.0))
-        self._before_ns, self._tokens = since_ns, []
+        self._tokens = []
+        if not on:
+            self._with.fade()
+            self._without.fade()
         return True
 
-    def _least_ns(self, on: bool, since_ns: int) -> float:
-        """How long the window must last: off, until the time lost before it is what is allowed; on, until that is worth while."""
+    def _on_ns(self) -> float:
+        """How long the levels stay on: until the time off that this asks for makes coming and going worth while."""
         off_per_on = self._off_per_on()
-        if on:
-            return min(LOOK_AGAIN_NS, 2 * WINDOW_NS / off_per_on) if off_per_on > 0 else LOOK_AGAIN_NS
-        return (since_ns - self._before_ns) * off_per_on if self._before_ns else 0
+        return min(LOOK_AGAIN_NS, ON_WINDOWS * WINDOW_NS / off_per_on) if off_per_on > 0 else LOOK_AGAIN_NS
 
     def _off_per_on(self) -> float:
         """How long the levels must be off for each time that they are on: time lost = allowed x time not lost."""
@@ -89,14 +120,19 @@ class Sampling:
 
     def turn(self, finished: np.ndarray, learning: bool) -> None:
         """Take in the steps that ended and switch where it is time; not while an engine's probes still learn where to stand."""
-        if self.switch.busy() or learning or not self.costly:
+        if learning or not self.costly:
             return
         now = time.monotonic_ns()
         if not self._began_ns:
             self._began_ns = self.switch.settled_ns = now
-        good = self.switch.settled(finished)
-        self.budget.observe((good["end_ns"] - good["begin_ns"]).tolist())
+        whole = finished[finished["decode"] & finished["complete"]]
+        durations = whole["end_ns"] - whole["begin_ns"]
+        settled = np.full(len(whole), not self.switch.busy()) & (whole["begin_ns"] >= self.switch.settled_ns)
+        self.budget.observe_change(durations[~settled].tolist())
+        if self.switch.busy():
+            return
         on = self.costly[0] in self.switch.levels_on()
+        self.budget.observe(on, durations[settled].tolist())
         if self.budget.is_over(on, self.switch.settled_ns, now):
             token_ns = self.budget.windows[-1].token_ns
             tps, why = round(1e9 / token_ns, 3) if token_ns else 0.0, f"slowdown of at most {self.budget.allowed:.0%}"
