@@ -164,7 +164,7 @@ def below_roof(facts: Facts) -> Iterator[Finding]:
         return
     rows = roofline.roofline(facts.tables, facts.ceilings, "type")
     rows = rows[rows["bound"].isin(("memory", "compute"))]
-    gain = (rows["ms"] - rows["roof_us"] * rows["count"] / 1e3).clip(lower=0)
+    gain = rows["above_ms"]
     for at in gain.sort_values(ascending=False).head(2).index:
         row = rows.loc[at]
         times = row["ms"] / (row["roof_us"] * row["count"] / 1e3)

@@ -79,7 +79,7 @@ def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase:
     """One row per sort of operator and backend, the costliest first.
 
     count, ms, mean_us, flops and bytes (of one, on average), intensity (flop/byte), gflops, gbytes_per_s, threads,
-    roof_us (attainable time of one), share_of_roof (roof / measured), bound.
+    roof_us (attainable time of one), share_of_roof (roof / measured), above_ms (time of all beyond the attainable), bound.
     """
     rows = measured(tables)
     rows = rows if phase is None else rows[rows["phase"] == phase]
@@ -110,17 +110,17 @@ def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase:
 
 
 def bounds(found: pd.DataFrame, ceilings: Ceilings | None) -> pd.DataFrame:
-    """Add roof_us, share_of_roof and bound; without ceilings, or off the CPU, only the disk is known to bind."""
+    """Add roof_us, share_of_roof, above_ms and bound; without ceilings, or off the CPU, only the disk is known to bind."""
     disk = found["disk_share"] > DISK_SHARE
     if ceilings is None:
-        return found.assign(roof_us=np.nan, share_of_roof=np.nan, bound=np.where(disk, "disk", ""))
+        return found.assign(roof_us=np.nan, share_of_roof=np.nan, above_ms=np.nan, bound=np.where(disk, "disk", ""))
     speeds = np.array([ceilings.of(int(n)) for n in found["threads"]]).reshape(-1, 2)
     memory, compute = found["bytes"] / speeds[:, 0], found["flops"] / speeds[:, 1]
     roof = np.where(found["backend"] == "cpu", np.fmax(memory, compute) * 1e6, np.nan)
     launch = roof * 1e3 < ceilings.launch_ns
     named = np.where(np.isnan(roof), "", np.where(launch, "launch", np.where(compute > memory, "compute", "memory")))
-    share = roof / found["median_us"]
-    return found.assign(roof_us=roof, share_of_roof=share, bound=np.where(disk, "disk", named))
+    share, above = roof / found["median_us"], (found["ms"] - roof * found["count"] / 1e3).clip(lower=0)
+    return found.assign(roof_us=roof, share_of_roof=share, above_ms=above, bound=np.where(disk, "disk", named))
 
 
 def complexity_fits(tables: Tables, phase: str = "decode") -> pd.DataFrame:

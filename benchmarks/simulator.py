@@ -1,9 +1,12 @@
-"""The what-if simulator against the runtime: one recording gives the costs, every setting is then run for real and simulated.
+"""The what-if simulator against the runtime: settings that were never recorded, simulated and then run for real.
 
-    sudo .venv/bin/python -m benchmarks.simulator MODEL_DIR --caches 25%,50%,100% --chunks 8,64 --runs 5 --tokens 32
+    sudo .venv/bin/python -m benchmarks.simulator PACKAGE --text FILE --caches 25%,50%,100% --chunks 8,64 --rounds 7
 
-Runs of all settings are interleaved and untraced; their median stands beside the simulation of the recorded routes. Prints the
-error of TTFT and TPOT, the difference of the hit rate in points, and the rank correlation of TPOT over the settings.
+Three traced runs show the costs: a small cache, the same with prefetching, and everything resident, at a chunk that is not under
+test. Their untraced twins run by turns with every setting under test, so that a drift of the machine falls on all alike; by
+them the traced costs are brought to an untraced run's: one factor for the work of each phase, one for loads on the thread that
+needs them, one for those beside it. Medians over rounds. Prints the errors of TTFT, TPOT and hit rate (in points), whether
+settings rank alike, and how far the runs of one setting lie apart.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,75 +26,148 @@ from analyzer.commands.simulate import cache_bytes
 from analyzer.predict import costs, simulator, trace
 from analyzer.tables import load
 
-PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last. " * 3
+FIGURES = ("ttft_ms", "tpot_ms")
+CALIBRATION_SHARE, CALIBRATION_CHUNK = "20%", 24
 
 
-def generate(args: argparse.Namespace, cache: int | None, chunk: int) -> list[str]:
-    """The runtime's command line."""
-    words = [sys.executable, "-m", "runtime", "generate", str(args.model), "--prompt", PROMPT]
-    return [
-        *words,
-        "--max-new-tokens",
-        str(args.tokens),
-        "--ignore-end",
-        "--json",
-        "--chunk",
-        str(chunk),
-        "--expert-cache",
-        "all" if cache is None else str(cache),
-    ]
+@dataclass(frozen=True)
+class Setting:
+    """What the runtime is told; `prefetch` only means something in a limited cache."""
+
+    cache: int | None
+    prefetch: bool
+    chunk: int
+
+    def simulated(self) -> simulator.Settings:
+        """The same for the simulator."""
+        return simulator.Settings(self.cache, self.chunk, prefetch=simulator.RECORDED if self.prefetch else None)
+
+    def __str__(self) -> str:
+        size = "all" if self.cache is None else f"{self.cache / 1e6:.2f} MB"
+        return f"{size:>9} {'prefetch' if self.prefetch else '-':8} {self.chunk:5}"
 
 
-def record(args: argparse.Namespace, cache: int, folder: Path) -> dict[str, Any]:
-    """Tables of one traced run with a cache that misses."""
-    levels = ["--levels", "token,graph,operator,expert"]
-    command = [sys.executable, "-m", "tracer", "run", "-o", str(folder), "--no-views", *levels, "--"]
-    subprocess.run([*command, *generate(args, cache, args.chunks[0])], check=True, capture_output=True)
-    return load(folder)
+class Runtime:
+    """Runs the runtime's command line on one text."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path):
+        self.args, self.folder, self.prompt = args, folder, folder / "prompt.txt"
+        self.prompt.write_text(args.text.read_text(encoding="utf-8")[: args.characters], encoding="utf-8")
+
+    def words(self, one: Setting) -> list[str]:
+        """The command line."""
+        words = [sys.executable, "-m", "runtime", "generate", str(self.args.package), "--prompt-file", str(self.prompt)]
+        words += ["--max-new-tokens", str(self.args.tokens), "--ignore-end", "--json", "--chunk", str(one.chunk)]
+        cache = "all" if one.cache is None else str(one.cache)
+        return [*words, "--expert-cache", cache, "--prefetch", "on" if one.prefetch else "off"]
+
+    def run(self, one: Setting) -> dict[str, Any]:
+        """Statistics of an untraced run."""
+        done = subprocess.run(self.words(one), check=True, capture_output=True, text=True)
+        told: dict[str, Any] = json.loads(done.stdout)["statistics"]
+        loads = sum(told["loads"].values())
+        figures = {"ttft_ms": told["prefill_ns"] / 1e6, "tpot_ms": told["decode_ns_per_token"] / 1e6}
+        return figures | {"hit_rate": told["hit_rate"], "load_ms": told["load_ns"] / 1e6 / loads if loads else 0.0}
+
+    def record(self, one: Setting) -> costs.Tables:
+        """Tables of a traced run."""
+        folder = self.folder / str(one).replace(" ", "_")
+        command = [sys.executable, "-m", "tracer", "run", "-o", str(folder), "--no-views", "--levels", "token,operator,expert"]
+        subprocess.run([*command, "--", *self.words(one)], check=True, capture_output=True)
+        return load(folder)
 
 
-def measured(args: argparse.Namespace, settings: list[tuple[int | None, int]]) -> dict[tuple[int | None, int], np.ndarray]:
-    """[runs, 3] of each setting: TTFT ms, TPOT ms, hit rate."""
-    seen: dict[tuple[int | None, int], list[tuple[float, float, float]]] = {one: [] for one in settings}
-    for _, one in itertools.product(range(args.runs), settings):
-        done = subprocess.run(generate(args, *one), check=True, capture_output=True, text=True)
-        told = json.loads(done.stdout)["statistics"]
-        seen[one].append((told["prefill_ns"] / 1e6, told["decode_ns_per_token"] / 1e6, told["hit_rate"]))
-    return {one: np.array(rows) for one, rows in seen.items()}
+def middle(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Median of each figure."""
+    return {name: float(np.median([run[name] for run in runs])) for name in runs[0]}
+
+
+def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, dict[str, float]]) -> costs.Costs:
+    """The traced costs as the untraced twins show them: loads by what they took, work by what is left of a step."""
+    demand, ahead, whole = twins
+    load = twins[demand]["load_ms"] / 1e3 / cost.load.at(cost.expert_bytes["cpu"])
+    behind = 1.0
+    if cost.behind:
+        seen = simulator.simulate(routes, cost, ahead.simulated()).spans
+        beside = np.array([span.unit.startswith(simulator.STORAGE) for span in seen if span.kind in ("load", "prefetch")])
+        inline = load * cost.load.at(cost.expert_bytes["cpu"])
+        mean, share = twins[ahead]["load_ms"] / 1e3, float(beside.mean())
+        behind = max((mean - (1 - share) * inline) / max(share, 1e-9), 1e-6) / cost.behind.at(cost.expert_bytes["cpu"])
+    loaded = cost.scaled({}, load, behind)
+    factors: dict[str, list[float]] = {"prefill": [], "decode": []}
+    for one in (demand, whole):
+        found = simulator.simulate(routes, loaded, one.simulated())
+        waited = {"prefill": 0.0, "decode": 0.0}
+        for span in found.spans:
+            if span.kind == "load":
+                waited[routes.steps[span.step].phase] += span.end - span.begin
+        for phase, figure in zip(factors, FIGURES, strict=True):
+            steps = len(found.durations(phase)) if phase == "decode" else 1
+            real, simulated = twins[one][figure] / 1e3 * steps, float(found.durations(phase).sum())
+            factors[phase].append(max(real - waited[phase], 0.05 * real) / (simulated - waited[phase]))
+    work = {phase: float(np.exp(np.mean(np.log(values)))) for phase, values in factors.items()}
+    shown = ", ".join(f"{phase} {' and '.join(f'{v:.2f}' for v in values)}" for phase, values in factors.items())
+    print(f"untraced over traced: loads {load:.2f}, beside {behind:.2f}; work of {shown}; slowed by the loader {cost.slowed:.2f}")
+    return cost.scaled(work, load, behind)
+
+
+def show(real: dict[Setting, list[dict[str, Any]]], cost: costs.Costs, routes: trace.Trace) -> None:
+    """One line a setting, then what all of them say."""
+    print(f"{'cache':>9} {'':8} chunk   TTFT ms (runs) simulated error     TPOT ms (runs) simulated error     hits simulated")
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in FIGURES}
+    points = []
+    for one, runs in real.items():
+        seen, found = middle(runs), simulator.simulate(routes, cost, one.simulated()).summary()
+        cells = []
+        for name in FIGURES:
+            spread = np.quantile([run[name] for run in runs], (0.25, 0.75)) / seen[name] - 1
+            pairs[name].append((seen[name], found[name]))
+            error = found[name] / seen[name] - 1
+            cells.append(f"{seen[name]:8.2f} ({spread[0]:+4.0%}..{spread[1]:+4.0%}) {found[name]:8.2f} {error:+6.1%}")
+        points.append(100 * (found["hit_rate"] - seen["hit_rate"]))
+        print(f"{one}  {cells[0]}  {cells[1]}  {seen['hit_rate']:6.1%} {points[-1]:+5.1f} points")
+    for name, rows in pairs.items():
+        told = np.array(rows)
+        error = np.abs(told[:, 1] / told[:, 0] - 1)
+        rank = spearmanr(told[:, 0], told[:, 1]).statistic
+        print(f"{name}: {int((error <= 0.15).sum())} of {len(error)} within 15 %, largest {error.max():.1%}; ranks {rank:.2f}")
+    print(f"hit rate: largest difference {np.abs(points).max():.1f} points")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="its beginning is the prompt")
+    parser.add_argument("--characters", type=int, default=600)
     parser.add_argument("--caches", default="25%,50%,100%", type=lambda text: text.split(","))
     parser.add_argument("--chunks", default="8,64", type=lambda text: [int(word) for word in text.split(",")])
-    parser.add_argument("--recordings", type=int, default=3, help="the fastest gives the costs")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="write what was measured as JSON")
     args = parser.parse_args()
-    sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.model), "--json"]))
-    caches = [cache_bytes(word, sizes["all_experts_bytes"]["cpu"]) for word in args.caches]
-    smallest = min(size for size in caches if size is not None)
+    sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
+    whole = sizes["all_experts_bytes"]["cpu"]
+    small = cache_bytes(CALIBRATION_SHARE, whole)
+    twins = [Setting(size, ahead, CALIBRATION_CHUNK) for size, ahead in ((small, False), (small, True), (None, False))]
+    tests = [
+        Setting(cache_bytes(word, whole), prefetch, chunk)
+        for word, prefetch, chunk in itertools.product(args.caches, (False, True), args.chunks)
+    ]
+    tests = [one for one in tests if one.cache is not None or not one.prefetch]
     with tempfile.TemporaryDirectory() as folder:
-        recordings = [record(args, smallest, Path(folder) / str(i)) for i in range(args.recordings)]
-    tables = min(recordings, key=lambda one: float(one["tokens"]["duration_ns"].sum()))
-    routes, cost = trace.from_tables(tables), costs.from_tables(tables)
-    settings = list(itertools.product(caches, args.chunks))
-    real = measured(args, settings)
-    figures = "measured (spread) simulated error"
-    print(f"{'cache':>10} {'chunk':>5}  TTFT ms {figures}   TPOT ms {figures}   hits")
-    order = []
-    for one in settings:
-        found = simulator.simulate(routes, cost, simulator.Settings(one[0], one[1])).summary()
-        middle, spread = np.median(real[one], 0), np.ptp(real[one], 0)
-        cells = [
-            f"{middle[i]:9.2f} ({spread[i]:6.2f}) {found[name]:9.2f} {found[name] / middle[i] - 1:+7.1%}"
-            for i, name in enumerate(("ttft_ms", "tpot_ms"))
-        ]
-        hits = f"{100 * (found['hit_rate'] - middle[2]):+.1f} points"
-        print(f"{one[0] or 'all':>10} {one[1]:5}  {cells[0]}   {cells[1]}   {hits}")
-        order.append((middle[1], found["tpot_ms"]))
-    print(f"rank correlation of TPOT over {len(order)} settings: {spearmanr(*zip(*order, strict=True)).statistic:.2f}")
+        runtime = Runtime(args, Path(folder))
+        recordings = [runtime.record(one) for one in twins]
+        real: dict[Setting, list[dict[str, Any]]] = {one: [] for one in (*twins, *tests)}
+        for _, one in itertools.product(range(args.rounds), real):
+            real[one].append(runtime.run(one))
+    if args.keep:
+        args.keep.write_text(json.dumps({str(one): runs for one, runs in real.items()}))
+    routes = trace.from_tables(recordings[1])
+    print(
+        f"{len(tests)} settings, {args.rounds} rounds; {routes.steps[0].rows} prompt tokens, {len(routes.steps) - 1} decode steps"
+    )
+    cost = untraced(costs.from_tables(*recordings), routes, {one: middle(real[one]) for one in twins})
+    show({one: real[one] for one in tests}, cost, routes)
 
 
 if __name__ == "__main__":

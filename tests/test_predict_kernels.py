@@ -81,6 +81,7 @@ def trained() -> regressors.Predictors:
 
 def test_unseen_shapes_of_a_known_law_are_met(trained: regressors.Predictors) -> None:
     unseen = sampling.draw(PRIOR, 60, np.random.default_rng(7))
+    assert set(trained.chosen.values()) <= set(regressors.CANDIDATES)
     for kernel in trained.models:
         told = regressors.accuracy(trained.kernel(kernel, unseen), law(kernel, unseen))
         assert told["within_10_percent"] >= 0.9

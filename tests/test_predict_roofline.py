@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from analyzer.__main__ import main
 from analyzer.predict import devices, links, roofline
+from analyzer.predict.beside import beside, mismatch
 from analyzer.predict.errors import PredictError
 from analyzer.predict.model import Model, read_config, with_weights
 from analyzer.predict.prediction import predict, weight_bytes
 from analyzer.predict.setup import Setup
+from tests import tables_fixture
 
 CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 128}
@@ -253,3 +255,20 @@ def test_a_profile_without_a_figure_names_it(tmp_path: Path) -> None:
     path.write_text('name = "mine"\n[units.cpu]\ntera_per_s = { fp32 = 1 }\nmfu = 1\n[memory]\ngigabytes = 1\n')
     with pytest.raises(PredictError, match="gigabytes_per_s"):
         devices.load(str(path))
+
+
+def test_measured_operators_stand_beside_the_predicted_parts() -> None:
+    made = predict(config("qwen3-30B-A3B"), devices.load("rk3588"), Setup("decode", 1, 512))
+    _, tables = tables_fixture.make(tokens=8)
+    found = beside(made, tables).set_index("type")
+    expected = sum(row["step_ms"] for row in made.rows() if row["part"].startswith("attention"))
+    steps = tables["tokens"].query("phase == 'decode'")["token_id"]
+    mine = tables["operators"].query("type == 'attention'")
+    measured = mine[mine["token_id"].isin(steps)]["duration_ns"].sum() / len(steps) / 1e6
+    assert found.loc["attention", "predicted_ms"] == pytest.approx(expected)
+    assert found.loc["attention", "measured_ms"] == pytest.approx(measured)
+    assert found.loc["attention", "achieved"] == pytest.approx(expected / measured)
+    assert np.isnan(found.loc["rms_norm", "predicted_ms"])
+    assert "512" in mismatch(made, tables)
+    with pytest.raises(PredictError, match="attention"):
+        beside(made, {**tables, "operators": tables["operators"].assign(type="MUL_MAT")})

@@ -1,6 +1,7 @@
 """What-if simulator: the runtime itself is the truth for its policy, closed forms for its clock."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from analyzer.tables import load
 from runtime.buffers import TokenBuffers, smallest_tier
 from runtime.cache import ExpertCache, Form
 from runtime.demo_model import write_demo_model
+from runtime.loader import Loader
 from runtime.probes import Reason
 from tests import tables_fixture
 from tests.tables_fixture import frame, spans
@@ -85,6 +87,57 @@ def test_hits_are_those_of_the_runtimes_cache(seed: int, held: int, chunk: int, 
     assert found.peak_bytes <= held * SIZE
 
 
+class Manual(Loader):
+    """A loader without threads, whose loads end when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def land(self) -> None:
+        while self._waiting:
+            ticket = min(self._waiting, key=lambda waiting: waiting.urgency)
+            self._waiting.remove(ticket)
+            ticket.run()
+
+
+def asked_at_random(trace: Trace, seed: int) -> Trace:
+    """The trace with loads ahead, of this layer or the next, some of them in vain."""
+    random = np.random.default_rng(seed)
+
+    def asked() -> dict[int, list[tuple[int, int]]]:
+        pairs = {(at, (min(at + int(random.integers(2)), trace.layers - 1), int(random.integers(trace.experts))))
+                 for at in range(trace.layers) for _ in range(3)}  # fmt: skip
+        return {at: [what for where, what in sorted(pairs) if where == at] for at in range(trace.layers)}
+
+    return Trace(tuple(replace(step, asked=asked()) if step.phase == "decode" else step for step in trace.steps), trace.experts)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 14))
+def test_hits_with_prefetching_are_those_of_the_runtimes_cache_where_loads_end_in_time(seed: int, held: int) -> None:
+    trace = asked_at_random(random_trace(seed, prompt=3, decode=20), seed)
+    loader = Manual()
+    cache: ExpertCache[None] = ExpertCache(held * SIZE, lambda form: SIZE, lambda form: None, Silent(), loader=loader)
+    for step in trace.steps:
+        for layer, chosen in enumerate(step.routes):
+            cache.begin_event()
+            for target, expert in step.asked.get(layer, ()):
+                cache.prefetch(Form(target, expert, 1, 0), 100.0 * (target - layer))
+            loader.land()
+            forms = [Form(layer, expert, 1, 0) for expert in np.unique(chosen).tolist()]
+            cache.name(forms)
+            while forms:
+                form = next(filter(cache.ready, forms), forms[0])
+                forms.remove(form)
+                cache.state(form)
+                cache.acquire(form)
+                cache.release(form)
+                loader.land()
+    cost = replace(EVEN, load=Line(1e-12))
+    found = simulate(trace, cost, Settings(held * SIZE, 64, prefetch="recorded"))
+    assert (found.hits, found.misses) == (cache.hits, cache.misses)
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_demo_model(tmp_path_factory.mktemp("demo"))
@@ -114,7 +167,7 @@ def test_on_one_unit_with_everything_loaded_a_step_is_the_sum_of_its_parts() -> 
     chunks, layers = 2, 3
     expected = 1e-3 * (layers * (chunks * 3 + 1 + 1) + distinct + 1)
     assert found.durations("prefill")[0] == pytest.approx(expected)
-    assert found.durations("decode") == pytest.approx(1e-3 * (layers * (3 + 1 + 1 + 2) + 1))
+    assert found.durations("decode") == pytest.approx(1e-3 * (layers * (3 + 2 + 1) + 1))
     assert found.stall_s == 0
 
 
@@ -227,6 +280,7 @@ def test_costs_come_out_of_a_recording_as_they_went_in() -> None:
     )
     found = costs.from_tables(tables)
     for kind, line in [*kinds.items(), ("expert", Line(1.5e-4, 3e-5))]:
-        assert found.of(kind, "cpu", 32) == pytest.approx(line.at(32), rel=1e-3)
-    assert found.load.at(5000) == pytest.approx(2.7e-3, rel=1e-3)
+        assert found.of(kind, "cpu", 32, phase="prefill") == pytest.approx(line.at(32), rel=1e-3)
+    assert found.load.at(5000) == pytest.approx(2e-3, rel=1e-3)
+    assert found.fresh["prefill"] == pytest.approx(7e-4, rel=1e-3)
     assert found.expert_bytes == {"cpu": 5000}

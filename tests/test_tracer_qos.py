@@ -8,6 +8,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +18,12 @@ from tracer.attach import Attachments
 from tracer.engines import choose
 from tracer.libbpf import Kernel
 from tracer.loaders import LibbpfLoader
+from tracer.loaders import layouts as tracer_layouts
 from tracer.paths import invoking_user
-from tracer.qos import HOLD_NS, LONGEST_HOLD_NS, Controller
-from tracer.recording import Recording
+from tracer.qos import HOLD_NS, LONGEST_HOLD_NS, Controller, Explanation
+from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, Recording, dtype_from_json
 from tracer.switching import Change
+from tracer.tokens import STEP, Misses
 
 STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 MIN_TPS = 10.0
@@ -121,6 +124,53 @@ def test_few_tokens_decide_nothing() -> None:
     assert controller.decide(10**10, LEVELS) is None and controller.tps() == 0
 
 
+def decoded(n: int, missed: int, price: float, first: int = 0) -> list[tuple[int, int, float]]:
+    """Steps of 50 ms, `price` s per miss, with every other step one miss more."""
+    return [(first + i, missed + i % 2, 0.05 + price * (missed + i % 2)) for i in range(n)]
+
+
+def test_tokens_that_are_slow_because_experts_were_missed_are_explained() -> None:
+    explanation = Explanation(MIN_TPS)
+    explanation.observe(decoded(60, 1, 0.004), good=True)
+    assert explanation.holds()
+    explanation.observe(decoded(15, 30, 0.004, 60), good=False)
+    assert explanation.holds()
+    told = explanation.to_json()
+    assert told["coefficients"]["seconds_per_miss"] == pytest.approx(0.004, rel=0.05)
+    assert told["error"]["median"] < 0.02
+    assert told["steps"] == 60
+
+
+def test_tokens_that_are_slow_for_another_reason_are_not_explained() -> None:
+    explanation = Explanation(MIN_TPS)
+    explanation.observe(decoded(60, 1, 0.004), good=True)
+    explanation.observe([(60 + i, 1, 0.15) for i in range(15)], good=False)
+    assert not explanation.holds()
+    assert not Explanation(MIN_TPS).holds()
+
+
+def test_a_grown_context_is_explained() -> None:
+    explanation = Explanation(MIN_TPS)
+    explanation.observe([(i, 0, 0.02 + 1e-4 * i) for i in range(700)], good=True)
+    explanation.observe([(i, 0, 0.02 + 1e-4 * i) for i in range(1000, 1015)], good=False)
+    assert explanation.holds()
+
+
+def test_missed_experts_are_counted_by_process_within_their_step() -> None:
+    layouts = tracer_layouts()
+    misses, layout = Misses(layouts), layouts["expert_begin"]
+    dtype = dtype_from_json(layout["fields"], layout["bytes"])
+    slots = np.zeros((5, RING_HEADER_BYTES + layout["bytes"]), np.uint8)
+    body = slots[:, RING_HEADER_BYTES:].view(dtype)[:, 0]
+    body["ts"], body["pid"], body["cache"] = [10, 20, 30, 31, 32], [7, 7, 7, 7, 8], [2, 1, 2, 2, 2]
+    slots[:, KIND_OFFSET : KIND_OFFSET + 2] = np.frombuffer(np.uint16(layout["kind"]).tobytes(), np.uint8)
+    misses.read(slots)
+    done = np.zeros(2, STEP)
+    done["pid"], done["begin_ns"], done["end_ns"] = 7, [5, 25], [15, 40]
+    assert misses.within(done) == [1, 2]
+    assert misses.within(done[:1]) == [0]
+
+
 @pytest.mark.needs("probes")
 def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_levels_return() -> None:
     probes = Attachments(choose(["moescope"]), {"token", "expert"}, invoking_user())
@@ -177,6 +227,8 @@ def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tm
     assert all(row["tps"] < 20 for row in rows if not row["on"]) and all(row["tps"] >= 22 for row in rows if row["on"])
     assert all(row["ts_ns"] < row["done_ns"] and row["why"] for row in rows)
     assert run.manifest["records"]["token_end"] == 1400
+    learnt = run.manifest["step_latency"]
+    assert learnt["steps"] > 100 and learnt["withheld"] == 0 and learnt["coefficients"]["seconds"] > 0
     if "operator" in shed:
         off = next(r["done_ns"] for r in rows if r["level"] == "operator" and not r["on"])
         on = next(r["ts_ns"] for r in rows if r["level"] == "operator" and r["on"])

@@ -1,5 +1,6 @@
 """The pages in headless Chromium, and the trace in the Perfetto UI's offline copy."""
 
+import json
 import shutil
 import threading
 import time
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 from analyzer.compare import compare, document
+from analyzer.predict.simulator import Settings, pareto, simulate
 from analyzer.profdag import build
 from tests import tables_fixture as fixture
 from tests.test_compare import HOSTILE, result
+from tests.test_predict_simulator import EVEN, SIZE, random_trace
 from tests.test_views_pages import hostile, report
+from views.__main__ import main as views
 from views.perfetto import write_trace
 from views.profdag_page import write_profdag
 from views.regression import write_regression
@@ -227,3 +231,21 @@ def test_the_report_of_a_comparison_draws_and_hostile_names_stay_text(browser: A
     assert "slower" in run("return document.querySelector('#verdict .findings').innerText")
     assert run("return document.pwned") is None and run("return document.querySelectorAll('img').length") == 0
     assert "onerror" in run("return document.body.innerText") and complaints(browser) == []
+
+
+def test_a_sweep_is_drawn_with_its_front(browser: Any, tmp_path: Path) -> None:
+    settings = [Settings(n * SIZE, prefetch=p) for n in (2, 5, 9, 18) for p in (None, 0.3)]
+    outcomes = [simulate(random_trace(7), EVEN, one) for one in settings]
+    runs = [{**o.summary(), "pareto": flag} for o, flag in zip(outcomes, pareto(outcomes), strict=True)]
+    (tmp_path / "sweep.json").write_text(json.dumps({"costs": "made", "warnings": [HOSTILE], "steps": 7, "runs": runs}))
+    assert views(["pareto", str(tmp_path / "sweep.json"), "--out", str(tmp_path / "pareto.html")]) == 0
+    run = opened(browser, tmp_path / "pareto.html")
+    assert run("return [...document.querySelectorAll('section')].map(s => s.id)") == ["choice", "front", "settings"]
+    assert run("return document.querySelectorAll('#front svg.main-svg').length") >= 2
+    marked = run(
+        "return [...document.querySelectorAll('#settings tbody tr')].filter(r => r.cells[0].textContent === 'yes').length"
+    )
+    assert marked == sum(pareto(outcomes))
+    assert complaints(browser) == []
+    (tmp_path / "other.json").write_text("[1, 2]")
+    assert views(["pareto", str(tmp_path / "other.json")]) == 2

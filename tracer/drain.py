@@ -10,7 +10,7 @@ import numpy as np
 
 from tracer.recording import STREAMS, RecordingError
 from tracer.slow_tokens import SlowTokens
-from tracer.tokens import Tokens, column, is_any, kinds_of
+from tracer.tokens import Misses, Tokens, column, is_any, kinds_of
 
 LAG_NS = 20_000_000  # records that another CPU was still writing have arrived by then
 QUICK_S, WATCHFUL_S, SLOW_S = 0.02, 0.25, 1.0  # between two turns: while many records come; at most, with and without a watch
@@ -98,6 +98,7 @@ class Drain:
         self.buffers, self.layouts = buffers, layouts
         self.files = {name: SlotFile(folder / f"{name}.bin") for name in STREAMS}
         self.tokens = Tokens(layouts)
+        self.misses: Misses | None = None
         self.filter = SlowTokens(only_slower_ns, layouts) if only_slower_ns else None
         self.written = np.zeros(256, np.int64)
         self.seen = 0
@@ -122,6 +123,8 @@ class Drain:
         picked = [slot for batch in batches.values() if len(batch) for slot in batch[is_any(kinds_of(batch), wanted)]]
         picked = [slot.copy() for slot in sorted(picked, key=lambda slot: int(column(slot[None], 0, 8)[0]))]
         self.tokens.read(batches["events"], until)
+        if self.misses:
+            self.misses.read(batches["events"])
         kept = self.filter.sift(batches, self.tokens, until, last) if self.filter else batches
         for name, slots in kept.items():
             if len(slots):

@@ -1,14 +1,20 @@
-"""`--min-tps`: watch the decode speed, shed the costliest probes while it is too low, put them back when it has recovered."""
+"""`--min-tps`: watch the decode speed, shed the costliest probes while it is too low, put them back when it has recovered.
+
+Tokens that are slow because their context has grown or experts were missed are no reason to shed anything: it would be in vain.
+"""
 
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from tracer.step_latency import StepLatency
 from tracer.switching import Change, Switch
+from tracer.tokens import Misses
 
 Stats = Callable[[str], tuple[int, int, int]]  # program → (runs, ns inside, skipped)
 KEPT = ("token", "process")  # what the guard itself sees by, and what finds libraries and threads
@@ -85,11 +91,43 @@ class Controller:
         return change
 
 
+class Explanation:
+    """Are the latest decode steps slow because of their context and misses? What these cost is learnt while speed is good."""
+
+    def __init__(self, min_tps: float):
+        self.min_tps, self.latency, self.withheld = min_tps, StepLatency(), 0
+        self._latest: deque[float] = deque(maxlen=WINDOW)  # seconds, less what context and misses add to a typical step
+
+    def observe(self, steps: Iterable[tuple[int, int, float]], good: bool) -> None:
+        """Take in (context, experts missed, seconds) of steps; learn from them where decode is fast enough."""
+        for context, missed, seconds in steps:
+            self._latest.append(seconds - self.latency.beyond_typical(context, missed))
+            if good:
+                self.latency.update(context, missed, seconds)
+
+    def holds(self) -> bool:
+        """Would a typical step be fast enough now?"""
+        enough = len(self._latest) >= NEEDED and self.latency.steps >= WINDOW
+        return enough and statistics.median(self._latest) <= 1 / self.min_tps
+
+    def forget(self) -> None:
+        """The latest steps were measured in another way than those to come."""
+        self._latest.clear()
+
+    def to_json(self) -> dict[str, Any]:
+        """What was learnt, how far off it was, and how often it withheld a change, for the manifest."""
+        error = {name: None if value != value else round(value, 5) for name, value in self.latency.error().items()}
+        names = ("seconds", "seconds_per_1000_tokens", "seconds_per_miss")
+        learnt = dict(zip(names, (float(f"{value:.6g}") for value in self.latency.coefficients), strict=True))
+        return {"steps": self.latency.steps, "coefficients": learnt, "error": error, "withheld": self.withheld}
+
+
 class Quality:
     """Carries out what the controller decides."""
 
-    def __init__(self, min_tps: float, switch: Switch):
-        self.controller, self.switch = Controller(min_tps), switch
+    def __init__(self, min_tps: float, switch: Switch, misses: Misses | None = None):
+        self.controller, self.explanation, self.switch = Controller(min_tps), Explanation(min_tps), switch
+        self.misses = misses
         self._spent_before: dict[str, float] = {}
 
     def turn(self, finished: np.ndarray, stats: Stats) -> None:
@@ -99,14 +137,33 @@ class Quality:
         good = self.switch.settled(finished)
         if not len(good):
             return
-        self.controller.observe((good["end_ns"] - good["begin_ns"]).tolist())
+        durations = (good["end_ns"] - good["begin_ns"]).tolist()
+        self.controller.observe(durations)
+        self._explain(good, durations)
         levels = [level for level in self.switch.levels_on() if level not in KEPT]
         spent = self._spent(stats) if 0 < self.controller.tps() < self.controller.min_tps else {}
         lately = {level: spent.get(level, 0.0) - self._spent_before.get(level, 0.0) for level in levels}
         on = {level: ns for level, ns in lately.items() if ns > 0}  # to shed what costs nothing would gain nothing
+        if on and 0 < self.controller.tps() < self.controller.min_tps and self.explanation.holds():
+            self.explanation.withheld += 1
+            return
         change = self.controller.decide(time.monotonic_ns(), on)
         if change:
+            self.explanation.forget()
             self.switch.begin([change], lambda: self._note_spent(stats))
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return self.explanation.to_json()
+
+    def _explain(self, steps: np.ndarray, durations_ns: list[int]) -> None:
+        """Hold the steps against their context and misses, where the level that tells misses is on."""
+        missed = self.misses.within(steps) if self.misses else [0] * len(steps)
+        if "expert" in self.switch.probes.shed_levels:
+            self.explanation.forget()
+            return
+        told = zip(steps["position"].tolist(), missed, (ns / 1e9 for ns in durations_ns), strict=True)
+        self.explanation.observe(told, self.controller.tps() >= self.controller.min_tps)
 
     def _note_spent(self, stats: Stats) -> None:
         self._spent_before = self._spent(stats)

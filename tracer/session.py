@@ -31,6 +31,7 @@ from tracer.ring import Ring
 from tracer.status import Reading
 from tracer.switching import Switch
 from tracer.target import Followed, Guard, Target, children, tasks
+from tracer.tokens import Misses
 from tracer.watch import Watcher
 
 PROGRESS_SECONDS, MANIFEST_SECONDS = 1.0, 5.0
@@ -108,7 +109,9 @@ class Session:
                 self.drain.wake_on(fd)
         self.switch = Switch(self.probes)
         self.undo.callback(self.switch.close)
-        self.quality = Quality(self.options.min_tps, self.switch) if self.options.min_tps else None
+        self.quality = Quality(o.min_tps, self.switch) if o.min_tps else None
+        if self.quality:
+            self.drain.misses = self.quality.misses = Misses(self.layouts)
         self.sampling = Sampling(self.options.max_overhead, self.switch) if self.options.max_overhead else None
         self.probes.attach_kernel()
 
@@ -238,6 +241,7 @@ class Session:
             "levels": sorted(self.options.levels),
             "level_changes": self.switch.changes,
             "sampling": self.sampling.to_json() if self.sampling else None,
+            "step_latency": self.quality.to_json() if self.quality else None,
             "sched": self.options.sched,
             "clocks": self.clocks,
             "records": self.drain.counts(),

@@ -10,9 +10,11 @@ from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json
 KINDS = ("token_begin", "token_end", "task_exit")
 BEGIN, END, EXIT = range(3)
 UNKNOWN, PREFILL, DECODE = range(3)
-FIELDS = ["pid", "tid", "engine", "begin_ns", "end_ns", "decode", "complete"]
-STEP = np.dtype({"names": FIELDS, "formats": ["<i8"] * 5 + ["?"] * 2})
-MARK = np.dtype([("tid", "<i8"), ("engine", "<i8"), ("ts", "<i8"), ("what", "<i8"), ("pid", "<i8"), ("decode", "?")])
+MISSED, NO_POSITION = 2, 0xFFFFFFFF  # CACHE_MISS, and where the engine does not tell: see bpf/records.h
+MOST_MISSES = 100_000  # remembered where no step ends
+FIELDS = ["pid", "tid", "engine", "position", "begin_ns", "end_ns", "decode", "complete"]
+STEP = np.dtype({"names": FIELDS, "formats": ["<i8"] * 6 + ["?"] * 2})
+MARK = np.dtype({"names": ["tid", "engine", "ts", "what", "pid", "position", "decode"], "formats": ["<i8"] * 6 + ["?"]})
 
 
 def kinds_of(slots: np.ndarray) -> np.ndarray:
@@ -31,6 +33,38 @@ def column(slots: np.ndarray, offset: int, width: int) -> np.ndarray:
     """An unsigned field of the records in `slots`, by its offset and width in bytes, as int64."""
     at = RING_HEADER_BYTES + offset
     return slots[:, at : at + width].view(f"<u{width}")[:, 0].astype(np.int64)
+
+
+def records(slots: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The records in `slots`, shape [n]."""
+    return np.ascontiguousarray(slots[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize]).view(dtype)[:, 0]
+
+
+class Misses:
+    """When experts ran that the cache did not hold, until the steps that waited for them have ended."""
+
+    def __init__(self, layouts: dict[str, Any]):
+        layout = layouts["expert_begin"]
+        self._kind, self._dtype = layout["kind"], dtype_from_json(layout["fields"], layout["bytes"])
+        self._seen = np.empty((0, 2), np.int64)
+
+    def read(self, events: np.ndarray) -> None:
+        """Take in a batch."""
+        rows = np.flatnonzero(kinds_of(events) == self._kind)
+        if len(rows):
+            runs = records(events[rows], self._dtype)
+            slots = events[rows[runs["cache"] == MISSED]]
+            self._seen = np.concatenate((self._seen, np.stack([column(slots, 8, 4), column(slots, 0, 8)], 1)))[-MOST_MISSES:]
+
+    def within(self, steps: np.ndarray) -> list[int]:
+        """How many in each step, of its process; what came before the last of them begins is forgotten."""
+        counts = []
+        for step in steps:
+            mine = self._seen[self._seen[:, 0] == step["pid"], 1]
+            counts.append(int(((mine >= step["begin_ns"]) & (mine <= step["end_ns"])).sum()))
+        if len(steps):
+            self._seen = self._seen[self._seen[:, 1] >= steps["begin_ns"].max()]
+        return counts
 
 
 @dataclass
@@ -73,18 +107,15 @@ class Tokens:
         marks = np.empty(len(rows), MARK)
         marks["ts"], marks["pid"], marks["tid"] = column(slots, 0, 8), column(slots, 8, 4), column(slots, 12, 4)
         marks["engine"] = column(slots, 20, 1)
-        marks["decode"] = False
+        marks["decode"], marks["position"] = False, 0
         for number, name in self._kinds.items():
             mine = kinds == number
             marks["what"][mine] = KINDS.index(name)
             if name == "token_begin" and mine.any():
-                marks["decode"][mine] = self._decodes(slots[mine])
+                begun = records(slots[mine], self._dtypes[name])
+                marks["position"][mine] = np.where(begun["position"] == NO_POSITION, 0, begun["position"])
+                marks["decode"][mine] = (begun["phase"] == DECODE) | ((begun["phase"] == UNKNOWN) & (begun["n_tokens"] <= 1))
         return marks
-
-    def _decodes(self, slots: np.ndarray) -> np.ndarray:
-        dtype = self._dtypes["token_begin"]
-        body = np.ascontiguousarray(slots[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize]).view(dtype)[:, 0]
-        return (body["phase"] == DECODE) | ((body["phase"] == UNKNOWN) & (body["n_tokens"] <= 1))
 
     def _pair(self, marks: np.ndarray) -> None:
         marks = self._for_every_engine(np.concatenate((self._begun(), marks)))
@@ -112,7 +143,7 @@ class Tokens:
 
     def _begun(self) -> np.ndarray:
         marks = np.zeros(len(self.open), MARK)
-        for name in ("tid", "engine", "pid", "decode"):
+        for name in ("tid", "engine", "pid", "position", "decode"):
             marks[name] = self.open[name]
         marks["ts"] = self.open["begin_ns"]
         return marks
@@ -121,7 +152,7 @@ class Tokens:
 def steps(begins: np.ndarray) -> np.ndarray:
     """Steps that begin at these marks, not ended."""
     rows = np.zeros(len(begins), STEP)
-    for name in ("pid", "tid", "engine", "decode"):
+    for name in ("pid", "tid", "engine", "position", "decode"):
         rows[name] = begins[name]
     rows["begin_ns"] = begins["ts"]
     return rows

@@ -10,6 +10,7 @@ COMMANDS = {
     "report": "the report alone",
     "dag": "one token's operators as an interactive page",
     "regression": "the report of a comparison",
+    "pareto": "a simulated sweep: memory against time",
     "open": "serve the timeline to the Perfetto UI in the browser",
     "export": "Chrome JSON, CSV, Parquet or GraphML for other tools",
     "queries": "PerfettoSQL for the timeline: tokens, slow tokens, NPU idle time, expert loads",

@@ -41,6 +41,7 @@ def achieved(rows: pd.DataFrame) -> Block:
         mean=rows["mean_us"],
         roof=rows["roof_us"],
         share=100 * rows["share_of_roof"],
+        above=rows["above_ms"],
         gflops=rows["gflops"],
         speed=rows["gbytes_per_s"],
         intensity=rows["intensity"],
@@ -49,7 +50,7 @@ def achieved(rows: pd.DataFrame) -> Block:
     )
     columns = heads(
         "text type, text backend, text bound by, number runs, bar total ms, number mean µs, number attainable µs, "
-        "number achieved %, number GFLOP/s, number GB/s, number flop/byte, number waiting %, number disk %"
+        "number achieved %, number above it ms, number GFLOP/s, number GB/s, number flop/byte, number waiting %, number disk %"
     )
     return table(columns, shown, "What each type achieved", BY_TYPE_QUERY)
 

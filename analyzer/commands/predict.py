@@ -5,20 +5,24 @@ examples:
   python -m analyzer predict --config DIR --device h800 --phase prefill --batch 4 --context 4096 --ep 32 --overlap pipeline
   python -m analyzer predict --config DIR --device snapdragon-8-elite --unit npu --phase decode --weights int4
   python -m analyzer predict --config DIR --device here.toml --phase decode --json
+  python -m analyzer predict --config DIR --device here.toml --phase decode --context 200 --beside RUN      against a recording
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from analyzer.commands._show import show as show_frame
+from analyzer.jsonable import as_json
 from analyzer.predict import devices
+from analyzer.predict.beside import beside, mismatch
 from analyzer.predict.model import BITS, read_config, with_weights
 from analyzer.predict.prediction import Prediction, predict
 from analyzer.predict.setup import KV_BYTES, OVERLAPS, Setup
+from analyzer.tables import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +46,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--weights", choices=tuple(BITS), help="storage of the weights; default: what the config says")
     add("--kv", choices=tuple(KV_BYTES), default="fp16", help="type of the KV cache [fp16]")
     add("--unit", metavar="NAME", default="", help="compute unit; default: the profile's first")
+    add("--beside", metavar="RUN", type=Path, help="a recording of the same model: its operators beside the predicted parts")
     add("--json", action="store_true", help="print JSON")
 
 
@@ -54,10 +59,16 @@ def run(args: argparse.Namespace) -> int:
         args.phase, args.batch, args.context, args.kv, args.ep, args.tp, args.overlap, args.micro_batches, args.unit
     )  # fmt: skip
     made = predict(model, devices.load(args.device), setup)
+    tables = load(args.beside) if args.beside else None
+    measured = beside(made, tables) if tables else None
     if args.json:
-        print(json.dumps({"parts": made.rows(), "summary": made.summary()}))
-    else:
-        show(made, Console(highlight=False))
+        print(as_json({"parts": made.rows(), "summary": made.summary(), "measured": measured}))
+        return 0
+    show(made, Console(highlight=False))
+    if measured is not None and tables:
+        show_frame(measured, f"measured beside predicted: the mean {setup.phase} step")
+        if text := mismatch(made, tables):
+            print(f"warning: {text}")
     return 0
 
 

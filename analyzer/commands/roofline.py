@@ -17,7 +17,7 @@ from analyzer.jsonable import as_json
 from analyzer.reading import open_recording, section
 from analyzer.tables import load
 
-SHOWN = ("count", "ms", "median_us", "intensity", "gflops", "gbytes_per_s", "roof_us", "share_of_roof", "bound")
+SHOWN = ("count", "ms", "median_us", "intensity", "gflops", "gbytes_per_s", "roof_us", "share_of_roof", "above_ms", "bound")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,13 @@
 """Replay a recording's routing with other settings or on another device: TTFT, TPOT, hit rate, stalls. Needs no such device.
 
-Without --device the costs are fitted to the recording itself: what would happen here. With --device and --config they are a
-roofline's: what to expect there. --cache takes bytes (64MiB) or a share of all experts (50%); lists are swept.
+Without --device the costs are fitted to the recordings: what would happen here. The first one gives the routes; more of the same
+model add what it does not show (a cache that misses, one that holds everything, prefetching). With --device and --config costs
+are a roofline's: what to expect there. --cache takes bytes (64MiB) or a share of all experts (50%); lists are swept.
 
 examples:
   python -m analyzer simulate RUN --cache 50%
-  python -m analyzer simulate RUN --cache 25%,50%,100% --prefetch off,0.3          which settings are worth their memory
+  python -m analyzer simulate RUN ALL --cache 25%,50%,100% --prefetch off,recorded      which settings are worth their memory
+  python -m analyzer simulate RUN --cache 25%,50%,75%,100% --json > sweep.json && python -m views pareto sweep.json
   python -m analyzer simulate RUN --device snapdragon-8-elite --config MODEL_DIR --weights int4 --prefill npu --cache 25%
   python -m analyzer simulate RUN --cache 50% --timeline SIM && python -m views trace SIM
 """
@@ -31,9 +33,9 @@ SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "m
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    add("run_dir", metavar="RUN", type=Path, help="folder of a recording with routes")
+    add("run_dirs", metavar="RUN", type=Path, nargs="+", help="folder of a recording with routes, then others that add costs")
     add("--cache", metavar="SIZES", default="100%", help="bytes or share of all experts, or a list: 25%%,64MiB [100%%]")
-    add("--prefetch", metavar="P", default="off", help="probability from which an expert is fetched ahead; off; or a list [off]")
+    add("--prefetch", metavar="P", default="off", help="fetch ahead from this probability on, or what was recorded; a list [off]")
     add("--chunk", metavar="ROWS", default="64", help="prompt rows of one attention run, or a list [64]")
     add("--tiers", metavar="ROWS", default="1,8,32", help="rows of the experts' static shapes on the NPU [1,8,32]")
     add("--prefill", choices=("cpu", "npu"), default="cpu", help="where the prompt runs [cpu]")
@@ -47,9 +49,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate every combination and print them."""
-    tables = load(args.run_dir)
-    routes = trace.from_tables(tables)
-    cost = _costs(args, tables)
+    recordings = [load(folder) for folder in args.run_dirs]
+    routes = trace.from_tables(recordings[0])
+    cost = _costs(args, recordings)
     settings = list(combinations(args, routes, cost))
     outcomes = [simulator.simulate(routes, cost, one) for one in settings]
     best = simulator.pareto(outcomes)
@@ -67,11 +69,18 @@ def combinations(args: argparse.Namespace, routes: trace.Trace, cost: costs.Cost
     """One Settings for each element of the product of the lists."""
     whole = routes.layers * routes.experts * max(cost.expert_bytes.values())
     caches = [cache_bytes(word, whole) for word in args.cache.split(",")]
-    thresholds = [None if word == "off" else _number(word, float) for word in args.prefetch.split(",")]
+    thresholds = [threshold(word.strip()) for word in args.prefetch.split(",")]
     chunks = [_number(word, int) for word in args.chunk.split(",")]
     tiers = tuple(sorted(_number(word, int) for word in args.tiers.split(",")))
-    for cache, threshold, chunk in itertools.product(caches, thresholds, chunks):
-        yield simulator.Settings(cache, chunk, tiers, threshold, args.prefill, args.decode)
+    for cache, prefetch, chunk in itertools.product(caches, thresholds, chunks):
+        yield simulator.Settings(cache, chunk, tiers, prefetch, args.prefill, args.decode)
+
+
+def threshold(word: str) -> float | str | None:
+    """`off`, `recorded` or a probability."""
+    if word in ("off", simulator.RECORDED):
+        return None if word == "off" else word
+    return float(_number(word, float))
 
 
 def cache_bytes(word: str, whole: int) -> int | None:
@@ -101,11 +110,11 @@ def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs,
         console.print(f"[yellow]warning:[/] {text}", soft_wrap=True)
 
 
-def _costs(args: argparse.Namespace, tables: dict[str, Any]) -> costs.Costs:
+def _costs(args: argparse.Namespace, recordings: list[costs.Tables]) -> costs.Costs:
     if bool(args.device) != bool(args.config):
         raise PredictError("--device and --config go together: the roofline needs both")
     if not args.device:
-        return costs.from_tables(tables)
+        return costs.from_tables(*recordings)
     model = read_config(args.config)
     return costs.from_device(with_weights(model, args.weights) if args.weights else model, devices.load(args.device))
 

@@ -1,5 +1,6 @@
 """What the parts of a step cost: fitted to a recording of this machine, or from a model's roofline on a device profile."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +18,10 @@ FEW_RUNS = 8
 """Runs of hits and of misses that are needed to tell their costs apart."""
 BACKENDS = {"cpu": "cpu", "htp": "npu"}
 """Backend names of recordings → units here."""
+LAYER_KINDS = ("attention", "router", "dispatch", "mlp", "combine")
+OTHER_FORM = {"expert": "resident", "resident": "expert"}
+
+Tables = dict[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -31,24 +36,63 @@ class Line:
         """Seconds."""
         return self.fixed + self.per_row * rows + self.per_pair * rows * context
 
+    def times(self, factor: float) -> "Line":
+        """The same, so many times longer."""
+        return Line(self.fixed * factor, self.per_row * factor, self.per_pair * factor)
+
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each kind of work, by (kind, unit); bytes of an expert by unit. `load`: of bytes.
+    """Seconds of each kind of work, by (kind, unit) or (kind, unit, phase); bytes of an expert by unit.
 
-    Kinds: attention (of a chunk at a context), router, expert (rows of a batch), combine, dispatch, and `outside`, once a step.
+    Kinds: attention (of a chunk at a context), router, mlp (shared expert), expert (rows of a batch, in a limited cache),
+    resident (the same where everything stays), combine, dispatch, and `outside`, once a step. load, behind: of bytes, on the
+    thread that needs the expert and on the loader's (None: alike). fresh: what an expert's first run after its load takes
+    longer, by phase. slowed: factor on the CPU's work while the loader works. gaps: between two pieces of work, by (phase,
+    prefetching). loaders: threads of the loader. loads_at_once: more than these wait for each other.
     """
 
-    work: dict[tuple[str, str], Line]
+    work: dict[tuple[str, ...], Line]
     load: Line
     expert_bytes: dict[str, int]
     source: str
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
+    behind: Line | None = None
+    fresh: dict[str, float] = field(default_factory=dict)
+    slowed: float = 1.0
+    gaps: dict[tuple[str, bool], float] = field(default_factory=dict)
+    loaders: int = 1
+    loads_at_once: int = 1
 
-    def of(self, kind: str, unit: str, rows: float, context: float = 0.0) -> float:
-        """Seconds of one piece of work."""
-        line = self.work.get((kind, unit)) or self.work.get((kind, "cpu"))
-        return line.at(rows, context) if line else 0.0
+    def knows(self, kind: str, unit: str) -> bool:
+        """Was such work seen in any phase?"""
+        kinds = {kind, OTHER_FORM.get(kind, kind)}
+        return any(key[0] in kinds and key[1] == unit for key in self.work)
+
+    def of(self, kind: str, unit: str, rows: float, context: float = 0.0, phase: str = "") -> float:
+        """Seconds of one piece of work; where its phase, form or unit was not seen, of the nearest that was."""
+        for one in (kind, OTHER_FORM.get(kind, kind)):
+            for key in ((one, unit, phase), (one, unit), (one, "cpu", phase), (one, "cpu")):
+                if key in self.work:
+                    return self.work[key].at(rows, context)
+        seen = next((line for key, line in self.work.items() if key[:2] == (kind, unit)), None)
+        return seen.at(rows, context) if seen else 0.0
+
+    def between(self, phase: str, prefetching: bool) -> float:
+        """Seconds between two pieces of work."""
+        return self.gaps.get((phase, prefetching), self.gaps.get((phase, not prefetching), 0.0))
+
+    def scaled(self, work: dict[str, float], load: float = 1.0, behind: float = 1.0) -> "Costs":
+        """Work and gaps times a factor by phase, loads times theirs: from a traced run to an untraced one."""
+        lines = {key: line.times(work.get(key[2], 1.0) if len(key) > 2 else 1.0) for key, line in self.work.items()}
+        return replace(
+            self,
+            work=lines,
+            load=self.load.times(load),
+            behind=self.behind.times(behind) if self.behind else None,
+            fresh={phase: seconds * work.get(phase, 1.0) for phase, seconds in self.fresh.items()},
+            gaps={key: seconds * work.get(key[0], 1.0) for key, seconds in self.gaps.items()},
+        )
 
 
 def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray | None = None) -> Line:
@@ -64,32 +108,39 @@ def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray | None = None
     return Line(*(float(value * scale) for value in found))
 
 
-def from_tables(tables: dict[str, pd.DataFrame]) -> Costs:
-    """Costs of the engine and machine that a recording shows; loads within an expert's run are its load's, not the run's."""
-    operators, experts = tables["operators"], tables["experts"]
-    tokens = tables["tokens"].set_index("token_id")
-    work: dict[tuple[str, str], Line] = {}
-    for kind in ("attention", "router", "combine", "dispatch"):
-        part = operators[(operators["type"] == kind) & operators["token_id"].isin(tokens.index)]
-        if len(part):
-            rows, seconds = part["n_tokens"].to_numpy(float), part["duration_ns"].to_numpy(float) / 1e9
-            context = tokens.loc[part["token_id"], "position"].to_numpy(float) + rows
-            work[kind, "cpu"] = fit(seconds, rows, context if kind == "attention" else None)
-    colder = 0.0
-    for backend, part in experts.groupby("backend"):
-        unit = BACKENDS.get(str(backend), "cpu")
-        work["expert", unit], extra = _expert_runs(part, tables["loads"])
-        colder = max(colder, extra)
-    if ("expert", "cpu") not in work and ("expert", "npu") not in work:
-        raise PredictError("the recording holds no expert runs: record the runtime at levels operator,expert")
-    outside = operators[operators["type"].isin(("embed", "head", "sample"))].groupby("token_id")["duration_ns"].sum()
-    work["outside", "cpu"] = Line(fixed=float(outside.mean()) / 1e9 if len(outside) else 0.0)
-    gap = _unexplained(tables)
-    if gap:
-        work["step", "cpu"] = Line(fixed=gap)
-    load, sizes = _loads(tables["loads"])
-    load = replace(load, fixed=load.fixed + colder)
-    return Costs(work, load, sizes, "fitted to the recording's operators, expert runs and loads")
+def from_tables(*recordings: Tables) -> Costs:
+    """Costs of the engine and machine that recordings show; what they hold together is pooled.
+
+    Settings differ in what they show: a cache that misses shows loads, one that holds everything shows resident experts, a run
+    that prefetches shows the loader and how much it slows the rest.
+    """
+    seen = [Seen.of(tables) for tables in recordings]
+    behind = _pooled(seen, lambda one: one.loads[one.loads["behind"]])
+    inline = _pooled(seen, lambda one: one.loads[~one.loads["behind"]])
+    if len(behind) + len(inline) == 0:
+        raise PredictError("the recordings hold no expert loads: record with an expert cache smaller than the model")
+    runs = _pooled(seen, lambda one: one.runs)
+    if len(runs) == 0:
+        raise PredictError("the recordings hold no expert runs: record the runtime at levels operator,expert")
+    work, slowed = _lines(_pooled(seen, lambda one: one.work))
+    fresh: dict[str, float] = {}
+    for (kind, backend, phase), part in runs.groupby(["kind", "backend", "phase"]):
+        work[kind, BACKENDS.get(backend, "cpu"), phase], extra = _expert_runs(part)
+        fresh[phase] = max(fresh.get(phase, 0.0), extra)
+    loaders = max(1, *(one.loads.loc[one.loads["behind"], "tid"].nunique() for one in seen))
+    sizes = _pooled(seen, lambda one: one.loads).groupby("backend")["bytes"].median()
+    return Costs(
+        work,
+        _load_line(inline if len(inline) else behind),
+        {BACKENDS.get(str(backend), "cpu"): int(size) for backend, size in sizes.items()},
+        f"fitted to the operators, expert runs and loads of {len(seen)} recording{'s' if len(seen) > 1 else ''}",
+        behind=_load_line(behind) if len(behind) else None,
+        fresh=fresh,
+        slowed=slowed,
+        gaps=_gaps(seen),
+        loaders=loaders,
+        loads_at_once=loaders + 1,
+    )
 
 
 def from_device(model: Model, device: Device, context: int = 512) -> Costs:
@@ -99,7 +150,7 @@ def from_device(model: Model, device: Device, context: int = 512) -> Costs:
     if not device.storage:
         raise PredictError(f"{device.name}: its profile has no [storage]: add gigabytes_per_s")
     units = {"cpu": "cpu" if "cpu" in device.units else next(iter(device.units)), "npu": "npu"}
-    work: dict[tuple[str, str], Line] = {}
+    work: dict[tuple[str, ...], Line] = {}
     for unit, name in units.items():
         if name in device.units:
             work |= _unit_lines(model, device, name, unit, context)
@@ -110,12 +161,12 @@ def from_device(model: Model, device: Device, context: int = 512) -> Costs:
     return Costs(work, load, {unit: size for unit in UNITS}, source, warnings)
 
 
-def _unit_lines(model: Model, device: Device, name: str, unit: str, context: int) -> dict[tuple[str, str], Line]:
+def _unit_lines(model: Model, device: Device, name: str, unit: str, context: int) -> dict[tuple[str, ...], Line]:
     """Lines of one unit: through its roofline at 1 and 64 rows (attention), and of one expert at 1 and 64 rows."""
     assert model.mixture
     one_expert = replace(model, mixture=replace(model.mixture, experts=1, top_k=1))
     kinds = {"attention": "attention", "router": "router", "outside": "head"}
-    lines = {}
+    lines: dict[tuple[str, ...], Line] = {}
     few, many = (_seconds(model, device, name, rows, context) for rows in (1, 64))
     for kind, part in kinds.items():
         lines[kind, unit] = _through(few[part], many[part])
@@ -138,13 +189,145 @@ def _through(one: float, many: float) -> Line:
     return Line(fixed=max(one - slope, 0.0), per_row=slope)
 
 
-def _expert_runs(part: pd.DataFrame, loads: pd.DataFrame) -> tuple[Line, float]:
-    """(line of a run over rows, seconds that a session's first run takes longer): the latter counts to the load.
+@dataclass(frozen=True)
+class Seen:
+    """What one recording shows. Times in seconds.
 
-    A new session touches its weights and makes its buffers when it first runs, so that runs of misses are not runs of hits.
+    work: kind, phase, rows, context, seconds, beside (the loader worked meanwhile). runs: kind, backend, phase, rows, seconds
+    without the load on its thread, missed. loads: backend, bytes, seconds, behind (on a thread of the loader), tid. gaps: phase,
+    seconds (mean between two pieces of work of a step). prefetching: were loads made ahead?
     """
-    rows = np.where(part["tier"] > 0, part["tier"], part["n_tokens"]).astype(float)
-    seconds, missed = _without_loads(part, loads), (part["cache"] == "miss").to_numpy()
+
+    work: pd.DataFrame
+    runs: pd.DataFrame
+    loads: pd.DataFrame
+    gaps: pd.DataFrame
+    prefetching: bool
+
+    @classmethod
+    def of(cls, tables: Tables) -> "Seen":
+        """Read a recording's tables."""
+        loads, tokens = tables["loads"], tables["tokens"].set_index("token_id")
+        made = loads[(loads["action"] == "load") & (loads["duration_ns"] > 0)]
+        limited = bool((made["reason"] != "startup").any())
+        main = tokens["tid"].iloc[0] if len(tokens) else -1
+        behind = made[(made["tid"] != main) & (made["reason"] != "startup")]
+        counted = made[made["reason"] != "startup"] if limited else made
+        told = pd.DataFrame(
+            {
+                "backend": counted["backend"],
+                "bytes": counted["bytes"].astype(float),
+                "seconds": counted["duration_ns"] / 1e9,
+                "behind": counted.index.isin(behind.index),
+                "tid": counted["tid"],
+            }
+        )
+        operators = tables["operators"][tables["operators"]["token_id"].isin(tokens.index)]
+        work = _work(operators, tokens, behind, set(tables["routes"]["layer"]))
+        runs = _runs(tables["experts"], tokens, made, behind, "expert" if limited else "resident")
+        return cls(work, runs, told, _step_gaps(operators, tables["experts"], tokens), bool((made["reason"] == "prefetch").any()))
+
+
+def _work(operators: pd.DataFrame, tokens: pd.DataFrame, behind: pd.DataFrame, routed: set[int]) -> pd.DataFrame:
+    """Operators but for experts; what is neither in a layer with experts nor of their kinds is `outside`, summed by step."""
+    part = operators[operators["type"] != "expert"]
+    step = tokens.reindex(part["token_id"])
+    rows = part["n_tokens"].to_numpy(float)
+    inside = part["type"].isin(LAYER_KINDS) & (part["layer"].isin(routed) if routed else True)
+    found = pd.DataFrame(
+        {
+            "token_id": part["token_id"].to_numpy(),
+            "kind": np.where(inside, part["type"], "outside"),
+            "phase": step["phase"].to_numpy(),
+            "rows": rows,
+            "context": step["position"].to_numpy(float) + rows,
+            "seconds": part["duration_ns"].to_numpy(float) / 1e9,
+            "beside": _overlap(part, behind),
+        }
+    )
+    chunked = found["kind"].eq("attention") & (found["phase"] == "prefill")
+    layer = part["layer"].to_numpy()[chunked]
+    found.loc[chunked, "context"] = found[chunked].groupby([found.loc[chunked, "token_id"], layer])["rows"].cumsum()
+    outside = found[found["kind"] == "outside"]
+    whole = outside.groupby("token_id", as_index=False).agg(
+        {"kind": "first", "phase": "first", "rows": "max", "context": "max", "seconds": "sum", "beside": "any"}
+    )
+    return pd.concat([found[found["kind"] != "outside"], whole], ignore_index=True)
+
+
+def _runs(experts: pd.DataFrame, tokens: pd.DataFrame, made: pd.DataFrame, behind: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Expert runs; those that waited for the loader's load of their own expert are left out: how long is not known."""
+    part = experts[experts["token_id"].isin(tokens.index)]
+    own = behind[["layer", "expert", "begin_ns", "end_ns"]].merge(
+        part[["run_id", "layer", "expert", "begin_ns", "end_ns"]], on=["layer", "expert"], suffixes=("", "_run")
+    )
+    waited = own[(own["end_ns"] > own["begin_ns_run"]) & (own["begin_ns"] < own["end_ns_run"])]["run_id"]
+    part = part[~part["run_id"].isin(waited)]
+    return pd.DataFrame(
+        {
+            "kind": kind,
+            "backend": part["backend"].to_numpy(),
+            "phase": tokens.reindex(part["token_id"])["phase"].to_numpy(),
+            "rows": np.where(part["tier"] > 0, part["tier"], part["n_tokens"]).astype(float),
+            "seconds": _without_loads(part, made[~made.index.isin(behind.index)]),
+            "missed": (part["cache"] == "miss").to_numpy(),
+        }
+    )
+
+
+def _step_gaps(operators: pd.DataFrame, experts: pd.DataFrame, tokens: pd.DataFrame) -> pd.DataFrame:
+    """Mean seconds between two pieces of work, for each step."""
+    other = operators[operators["type"] != "expert"].groupby("token_id")["duration_ns"].agg(["sum", "size"])
+    runs = experts[experts["token_id"].isin(tokens.index)].groupby("token_id")["duration_ns"].agg(["sum", "size"])
+    told = other.add(runs, fill_value=0).reindex(tokens.index).dropna()
+    steps = tokens.loc[told.index]
+    return pd.DataFrame(
+        {"phase": steps["phase"], "seconds": ((steps["duration_ns"] - told["sum"]).clip(lower=0) / told["size"]) / 1e9}
+    )
+
+
+def _gaps(seen: list[Seen]) -> dict[tuple[str, bool], float]:
+    found = pd.concat([one.gaps.assign(prefetching=one.prefetching) for one in seen])
+    means = found.groupby(["phase", "prefetching"])["seconds"].mean()
+    return {(str(phase), bool(flag)): float(value) for (phase, flag), value in means.items()}
+
+
+def _pooled(seen: list[Seen], part: Callable[[Seen], pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat([part(one) for one in seen], ignore_index=True)
+
+
+def _lines(work: pd.DataFrame) -> tuple[dict[tuple[str, ...], Line], float]:
+    """(line of each kind and phase, factor on what ran beside the loader): lines are of what did not, where that is enough."""
+    lines: dict[tuple[str, ...], Line] = {}
+    beside = expected = 0.0
+    for (kind, phase), part in work.groupby(["kind", "phase"]):
+        alone = part[~part["beside"]]
+        both = min(len(alone), len(part) - len(alone)) >= FEW_RUNS
+        rows = alone if len(alone) >= FEW_RUNS or len(alone) == len(part) else part
+        context = rows["context"].to_numpy() if kind == "attention" else None
+        line = lines[kind, "cpu", phase] = fit(rows["seconds"].to_numpy(), rows["rows"].to_numpy(), context)
+        if both:
+            slow = part[part["beside"]]
+            beside += float(slow["seconds"].sum())
+            expected += sum(line.at(r, c) for r, c in zip(slow["rows"], slow["context"], strict=True))
+    return lines, max(beside / expected, 1.0) if expected else 1.0
+
+
+def _overlap(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
+    """Which operators had begun while a load on another thread was under way."""
+    held = behind.sort_values("begin_ns")
+    begin = held["begin_ns"].to_numpy()
+    at = np.searchsorted(begin, part["begin_ns"].to_numpy(), "right") - 1
+    ends = np.maximum.accumulate(held["end_ns"].to_numpy()) if len(held) else np.zeros(1)
+    return (at >= 0) & (ends[at] > part["begin_ns"].to_numpy())
+
+
+def _expert_runs(part: pd.DataFrame) -> tuple[Line, float]:
+    """(line of a run over rows, seconds that the first run after a load takes longer).
+
+    A first run touches its weights and makes its buffers, so that runs of misses are not runs of hits.
+    """
+    rows, seconds, missed = (part[name].to_numpy() for name in ("rows", "seconds", "missed"))
     if min(missed.sum(), (~missed).sum()) < FEW_RUNS:
         return fit(seconds, rows), 0.0
     line = fit(seconds[~missed], rows[~missed])
@@ -153,7 +336,7 @@ def _expert_runs(part: pd.DataFrame, loads: pd.DataFrame) -> tuple[Line, float]:
 
 def _without_loads(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:
     """Seconds of expert runs without the loads that lie within them on their thread."""
-    held = loads[(loads["action"] == "load") & (loads["duration_ns"] > 0)].sort_values("begin_ns")
+    held = loads.sort_values("begin_ns")
     times = held["begin_ns"].to_numpy()
     summed = np.concatenate([[0], held["duration_ns"].cumsum().to_numpy()])
     first = np.searchsorted(times, part["begin_ns"].to_numpy())
@@ -161,23 +344,9 @@ def _without_loads(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:
     return np.maximum(part["duration_ns"].to_numpy(float) - (summed[last] - summed[first]), 1.0) / 1e9
 
 
-def _unexplained(tables: dict[str, pd.DataFrame]) -> float:
-    """Mean seconds of a decode step that lie outside its operators."""
-    tokens, operators = tables["tokens"], tables["operators"]
-    steps = tokens[tokens["phase"] == "decode"].set_index("token_id")["duration_ns"]
-    top = operators[operators["type"].isin(("embed", "attention", "router", "dispatch", "expert", "combine", "head", "sample"))]
-    told = top.groupby("token_id")["duration_ns"].sum()
-    gaps = (steps - told.reindex(steps.index)).dropna()
-    return max(float(gaps.mean()) / 1e9, 0.0) if len(gaps) else 0.0
-
-
-def _loads(loads: pd.DataFrame) -> tuple[Line, dict[str, int]]:
-    """(line of a load over bytes, bytes of an expert by unit)."""
-    made = loads[loads["action"] == "load"]
-    if len(made) == 0:
-        raise PredictError("the recording holds no expert loads: record with an expert cache smaller than the model")
-    sizes = {BACKENDS.get(str(backend), "cpu"): int(part["bytes"].median()) for backend, part in made.groupby("backend")}
-    seconds = made["duration_ns"].to_numpy(float) / 1e9
-    if made["bytes"].nunique() == 1:
-        return Line(fixed=float(seconds.mean())), sizes
-    return fit(seconds, made["bytes"].to_numpy(float)), sizes
+def _load_line(loads: pd.DataFrame) -> Line:
+    """Seconds of a load over its bytes."""
+    seconds = loads["seconds"].to_numpy()
+    if loads["bytes"].nunique() == 1:
+        return Line(fixed=float(seconds.mean()))
+    return fit(seconds, loads["bytes"].to_numpy())

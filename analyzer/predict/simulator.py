@@ -1,53 +1,65 @@
 """What if: a recorded routing trace replayed through the runtime's scheduling, with other caches, chunks, units or devices.
 
-The engine runs layer by layer as the runtime does: attention and router chunk by chunk, experts as their buffers fill, resident
-ones first, the rest at the end of the layer. Experts on the NPU run in one worker beside the CPU. Loads share one storage;
-prefetched experts give way to demanded ones. What runs at the same time does not slow each other down: memory bandwidth is not
-shared here.
+The engine runs layer by layer as the runtime does: attention and router chunk by chunk, experts as their buffers fill, those that
+are there first, the rest at the end of the layer. Experts on the NPU run in one worker beside the CPU. What is missing is loaded
+by whoever needs it; with prefetching also by a loader beside it, the most urgent first, and the layer takes back what the
+loader has not begun. While the loader works, the CPU's work takes as much longer as was measured; memory bandwidth is not shared
+otherwise.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import simpy
 
-from analyzer.predict.costs import Costs
+from analyzer.predict.costs import Costs, Line
 from analyzer.predict.errors import PredictError
-from analyzer.predict.policy import Buffers, Cache, Form, Predictor
+from analyzer.predict.policy import Buffers, Cache, Entry, Form, Predictor, chunks
 from analyzer.predict.trace import Step, Trace
 
 Work = Generator[Any, Any, None]
-DEMAND, PREFETCH = 0, 1
+RECORDED, STORAGE = "recorded", "storage"
+LAYER_AHEAD = 100.0
+"""Urgency of a load a layer further away."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """What the runtime would be told.
 
-    cache_bytes: None for everything. prefetch: probability from which an expert is fetched ahead, None: off.
+    cache_bytes: None for everything. prefetch: None: off; a probability from which an expert is fetched ahead, as a predictor
+    made of the trace alone has it; "recorded": what the recorded run's own predictor fetched.
     """
 
     cache_bytes: int | None = None
     chunk: int = 64
     tiers: tuple[int, ...] = (1, 8, 32)
-    prefetch: float | None = None
+    prefetch: float | str | None = None
     prefill_unit: str = "cpu"
     decode_unit: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or not self.tiers or min(self.tiers) < 1:
             raise PredictError("chunk and tiers must be 1 or more")
-        if self.prefetch is not None and not 0 < self.prefetch <= 1:
+        if isinstance(self.prefetch, str) and self.prefetch != RECORDED:
+            raise PredictError(f"prefetching by {self.prefetch!r} is unknown: give a probability, or {RECORDED!r}")
+        if isinstance(self.prefetch, float) and not 0 < self.prefetch <= 1:
             raise PredictError("the prefetch threshold is a probability: above 0, up to 1")
+
+    @property
+    def background(self) -> bool:
+        """Does a loader work beside the layers? As in the runtime: to prefetch into a limited cache for experts on the CPU."""
+        return self.prefetch is not None and self.cache_bytes is not None and self.decode_unit == "cpu"
 
 
 @dataclass(frozen=True)
 class Span:
     """A piece of simulated time, in seconds.
 
-    kind: attention | router | dispatch | expert | combine | outside | load | prefetch.
+    kind: attention | router | dispatch | mlp | expert | combine | outside | load | prefetch. unit: cpu | npu, and for loads
+    cpu | worker (the NPU's host thread) | storage | storage 2 ... (threads of the loader).
     """
 
     kind: str
@@ -96,21 +108,58 @@ class Outcome:
         }
 
 
+class Loader:
+    """The threads that load beside the layers: the most urgent first; what they have not begun can be taken back."""
+
+    def __init__(self, env: simpy.Environment, load: Callable[[Entry, str], Work], threads: int):
+        self.waiting: list[Entry] = []
+        self._env, self._load, self._asked = env, load, env.event()
+        for number in range(1, threads + 1):
+            env.process(self._serve(STORAGE if number == 1 else f"{STORAGE} {number}"))
+
+    def submit(self, entry: Entry) -> None:
+        """Ask for a load."""
+        self.waiting.append(entry)
+        if not self._asked.triggered:
+            self._asked.succeed()
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Take a load out of the queue; False where it is not there."""
+        if entry not in self.waiting:
+            return False
+        self.waiting.remove(entry)
+        return True
+
+    def _serve(self, name: str) -> Work:
+        while True:
+            if not self.waiting:
+                if self._asked.triggered:
+                    self._asked = self._env.event()
+                yield self._asked
+            # It may have been taken, or taken back, since.
+            if self.waiting:
+                entry = min(self.waiting, key=lambda waiting: waiting.urgency)
+                self.waiting.remove(entry)
+                yield from self._load(entry, name)
+
+
 class Machine:
-    """The simulated engine: one process steps, one runs what was given to the NPU, one fetches ahead."""
+    """The simulated engine: one process steps, one runs what was given to the NPU, one loads beside them."""
 
     def __init__(self, trace: Trace, costs: Costs, settings: Settings):
         self.trace, self.costs, self.settings = trace, costs, settings
         self.env = simpy.Environment()
         self.units = {unit: simpy.Resource(self.env) for unit in ("cpu", "npu")}
-        self.storage = simpy.PriorityResource(self.env)
+        self.storage = simpy.PriorityResource(self.env, costs.loads_at_once)
         self.worker = simpy.Resource(self.env)
-        self.cache = Cache(settings.cache_bytes, costs.expert_bytes)
+        self.loader = Loader(self.env, self._behind, costs.loaders)
+        self.cache = Cache(settings.cache_bytes, costs.expert_bytes, settings.background, self.loader.withdraw)
         self.predictor = Predictor(trace.layers, trace.experts)
         self.outcome = Outcome(settings)
-        self._coming: dict[Form, simpy.Event] = {}
+        self._landing: dict[Entry, simpy.Event] = {}
+        self._fresh: set[Form] = set()
         self._before: tuple[int, np.ndarray] | None = None
-        self._step = 0
+        self._step, self._loading_behind = 0, 0
 
     def run(self) -> Outcome:
         """All steps of the trace."""
@@ -120,16 +169,22 @@ class Machine:
         done.hits, done.misses, done.peak_bytes = cache.hits, cache.misses, cache.peak
         return done
 
+    @property
+    def _phase(self) -> str:
+        return self.trace.steps[self._step].phase
+
     def _check(self) -> None:
         units = {self.settings.prefill_unit, self.settings.decode_unit}
         for unit in sorted(units):
-            if ("expert", unit) not in self.costs.work:
+            if not self.costs.knows("expert", unit):
                 raise PredictError(
                     f"costs of experts on the {unit} are not known: record them there, or give --config and --device"
                 )
         need = self.trace.top_k * max(self.costs.expert_bytes[unit] for unit in units)
         if self.settings.cache_bytes is not None and self.settings.cache_bytes < need:
             raise PredictError(f"a cache of {self.settings.cache_bytes} bytes holds no layer's experts: give at least {need}")
+        if self.settings.prefetch == RECORDED and not any(step.asked for step in self.trace.steps):
+            raise PredictError("the recorded run prefetched nothing: record one with --prefetch on, or give a probability")
 
     def _all(self) -> Work:
         if self.settings.cache_bytes is None:
@@ -144,32 +199,37 @@ class Machine:
         unit = self.settings.decode_unit
         for layer in range(self.trace.layers):
             for expert in range(self.trace.experts):
-                self.cache.insert(Form(layer, expert, unit, min(self._tiers(unit), default=0)))
+                form = Form(layer, expert, unit, min(self._tiers(unit), default=0))
+                self.cache.landed(self.cache.acquire(form))
+                self.cache.release(form)
 
     def _forward(self, step: Step) -> Work:
         unit = self.settings.prefill_unit if step.phase == "prefill" else self.settings.decode_unit
         for layer, chosen in enumerate(step.routes):
             yield from self._layer(step, layer, chosen, unit)
-        seconds = self.costs.of("outside", "cpu", 1) + self.costs.of("step", "cpu", 1)
-        yield from self._use("cpu", seconds, "outside", -1, -1, 1)
+        yield from self._use("cpu", "outside", -1, -1, step.rows)
 
     def _layer(self, step: Step, layer: int, chosen: np.ndarray, unit: str) -> Work:
-        self.cache.begin(layer)
+        self.cache.begin()
+        self._recall(step, layer)
         buffers = Buffers(self.trace.experts, max(self._tiers(unit), default=None))
         pending: list[simpy.Process] = []
-        chunk = self.settings.chunk if step.phase == "prefill" else 1
-        for first in range(0, len(chosen), chunk):
-            part = chosen[first : first + chunk]
-            rows, context = len(part), step.position + first + len(part)
-            yield from self._use(unit, self.costs.of("attention", unit, rows, context), "attention", layer, -1, rows)
-            yield from self._use("cpu", self.costs.of("router", "cpu", rows), "router", layer, -1, rows)
+        size = self.settings.chunk if step.phase == "prefill" else 1
+        for where in chunks(len(chosen), size, unit == "npu"):
+            part = chosen[where]
+            rows, context = len(part), step.position + where.stop
+            yield from self._use(unit, "attention", layer, -1, rows, context)
+            yield from self._use("cpu", "router", layer, -1, rows)
             self._look_ahead(layer, part)
-            yield from self._use("cpu", self.costs.of("dispatch", "cpu", rows), "dispatch", layer, -1, rows)
+            yield from self._use("cpu", "dispatch", layer, -1, rows)
             yield from self._start(layer, buffers.add(part), unit, pending)
-        yield from self._use("cpu", self.costs.of("dispatch", "cpu", len(chosen)), "dispatch", layer, -1, len(chosen))
+        if step.phase != "decode" or unit == "npu":
+            # One decoded token on the CPU waits in no buffer.
+            yield from self._use("cpu", "dispatch", layer, -1, len(chosen))
+        yield from self._use("cpu", "mlp", layer, -1, len(chosen))
         yield from self._start(layer, buffers.flush(), unit, pending)
         yield self.env.all_of(pending)
-        yield from self._use("cpu", self.costs.of("combine", "cpu", len(chosen)), "combine", layer, -1, len(chosen))
+        yield from self._use("cpu", "combine", layer, -1, len(chosen))
 
     def _start(self, layer: int, batches: list[tuple[int, int]], unit: str, pending: list[simpy.Process]) -> Work:
         """Run batches: on the CPU now, on the NPU in its worker."""
@@ -184,59 +244,109 @@ class Machine:
             yield from self._run(layer, batches, unit)
 
     def _run(self, layer: int, batches: list[tuple[int, int]], unit: str) -> Work:
-        """Experts that are there run first, so that no load evicts what is about to run."""
+        """Experts that are there run first, so that no load evicts what is about to run, and what comes runs at once."""
         tiers = self._tiers(unit)
         forms = [Form(layer, expert, unit, min((t for t in tiers if t >= rows), default=0)) for expert, rows in batches]
-        self.cache.name(forms)
-        for i in sorted(range(len(forms)), key=lambda i: forms[i] not in self.cache.held):
+        for entry in self.cache.name(forms):
+            self._submit(entry)
+        waiting = list(range(len(forms)))
+        kind = "resident" if self.settings.cache_bytes is None else "expert"
+        while waiting:
+            i = next((i for i in waiting if self.cache.ready(forms[i])), waiting[0])
+            waiting.remove(i)
             hit = self.cache.count(forms[i])
-            if not self.cache.touch(forms[i]):
-                began = self.env.now
-                yield from self._fetch(forms[i], DEMAND)
-                self.outcome.stall_s += self.env.now - began
-            rows = forms[i].tier or batches[i][1]
-            yield from self._use(unit, self.costs.of("expert", unit, rows), "expert", layer, forms[i].expert, batches[i][1], hit)
+            entry = self.cache.acquire(forms[i])
+            yield from self._arrived(entry)
+            self.cache.use(entry)
+            yield from self._use(unit, kind, layer, forms[i].expert, batches[i][1], 0, hit, forms[i])
+            self.cache.release(forms[i])
 
-    def _fetch(self, form: Form, priority: int) -> Work:
-        """Bring a form in, or wait for the one that is bringing it."""
-        if form in self._coming:
-            yield self._coming[form]
-            if self.cache.touch(form):
-                return
-        self._coming[form] = self.env.event()
-        size = self.costs.expert_bytes[form.unit]
-        with self.storage.request(priority=priority) as turn:
+    def _submit(self, entry: Entry) -> None:
+        self._landing[entry] = self.env.event()
+        self.loader.submit(entry)
+
+    def _arrived(self, entry: Entry) -> Work:
+        """Wait for a load that has begun; do one that has not."""
+        if entry.landed:
+            return
+        began = self.env.now
+        if entry in self._landing and not self.loader.withdraw(entry):
+            yield self._landing[entry]
+        else:
+            yield from self._load(entry, "cpu" if entry.form.unit == "cpu" else "worker", self.costs.load)
+        self.outcome.stall_s += self.env.now - began
+
+    def _behind(self, entry: Entry, thread: str) -> Work:
+        """A load on a thread of the loader."""
+        self._loading_behind += 1
+        yield from self._load(entry, thread, self.costs.behind or self.costs.load)
+        self._loading_behind -= 1
+
+    def _load(self, entry: Entry, thread: str, line: Line) -> Work:
+        with self.storage.request(priority=int(entry.speculative)) as turn:
             yield turn
             began = self.env.now
-            yield self.env.timeout(self.costs.load.at(size))
-        self.outcome.loaded_bytes += size
-        kind = "prefetch" if priority else "load"
-        self.outcome.spans.append(Span(kind, "storage", self._step, form.layer, form.expert, 0, began, self.env.now))
-        self.cache.insert(form, speculative=priority == PREFETCH)
-        self._coming.pop(form).succeed()
+            yield self.env.timeout(line.at(entry.size))
+        self.outcome.loaded_bytes += entry.size
+        kind, form = "prefetch" if entry.speculative else "load", entry.form
+        self.outcome.spans.append(Span(kind, thread, self._step, form.layer, form.expert, 0, began, self.env.now))
+        self.cache.landed(entry)
+        self._fresh.add(form)
+        if entry in self._landing:
+            self._landing.pop(entry).succeed()
+
+    def _recall(self, step: Step, layer: int) -> None:
+        """Fetch what the recorded run's predictor asked for when this layer began."""
+        if self.settings.background and self.settings.prefetch == RECORDED:
+            for target, expert in step.asked.get(layer, ()):
+                self._ask(target, expert, LAYER_AHEAD * (target - layer))
 
     def _look_ahead(self, layer: int, chosen: np.ndarray) -> None:
         """Learn from what was chosen, and fetch what will likely be chosen next."""
-        if self.settings.prefetch is None or self.settings.cache_bytes is None or len(chosen) > 1:
+        if not self.settings.background or not isinstance(self.settings.prefetch, float) or len(chosen) > 1:
             return
         if self._before and self._before[0] == layer - 1:
             self.predictor.learn(layer - 1, self._before[1], chosen)
         self._before = (layer, chosen)
         if layer + 1 < self.trace.layers:
             likely = self.predictor.probabilities(layer, chosen)
-            unit = self.settings.decode_unit
             for expert in np.argsort(-likely, kind="stable")[: 2 * self.trace.top_k].tolist():
-                form = Form(layer + 1, expert, unit, min(self._tiers(unit), default=0))
-                if likely[expert] >= self.settings.prefetch and form not in self.cache.held and form not in self._coming:
-                    self.env.process(self._fetch(form, PREFETCH))
+                if likely[expert] >= self.settings.prefetch:
+                    self._ask(layer + 1, expert, LAYER_AHEAD - float(likely[expert]))
 
-    def _use(self, unit: str, seconds: float, kind: str, layer: int, expert: int, rows: int, hit: bool = False) -> Work:
-        """Occupy a unit."""
+    def _ask(self, layer: int, expert: int, urgency: float) -> None:
+        entry = self.cache.prefetch(Form(layer, expert, self.settings.decode_unit, 0), urgency)
+        if entry is not None:
+            self._submit(entry)
+
+    def _use(
+        self,
+        unit: str,
+        kind: str,
+        layer: int,
+        expert: int,
+        rows: int,
+        context: float = 0,
+        hit: bool = False,
+        form: Form | None = None,
+    ) -> Work:
+        """Occupy a unit with one piece of work, then pass the time between two of them. `form`: the expert that runs."""
+        padded = form.tier if form and form.tier else rows
+        seconds = self.costs.of(kind, unit, padded, context, self._phase)
+        if not seconds:
+            return
+        if form in self._fresh:
+            self._fresh.discard(form)
+            seconds += self.costs.fresh.get(self._phase, 0.0)
         with self.units[unit].request() as turn:
             yield turn
             began = self.env.now
-            yield self.env.timeout(seconds)
-        self.outcome.spans.append(Span(kind, unit, self._step, layer, expert, rows, began, self.env.now, hit))
+            yield self.env.timeout(seconds * (self.costs.slowed if self._loading_behind else 1.0))
+        shown = "expert" if form else kind
+        self.outcome.spans.append(Span(shown, unit, self._step, layer, expert, rows, began, self.env.now, hit))
+        between = self.costs.between(self._phase, self.settings.background)
+        if between:
+            yield self.env.timeout(between)
 
     def _tiers(self, unit: str) -> tuple[int, ...]:
         return self.settings.tiers if unit == "npu" else ()

@@ -4,7 +4,7 @@ import pandas as pd
 
 from analyzer.experts import hit_rate
 from analyzer.predict.errors import PredictError
-from analyzer.predict.online import StepLatency
+from tracer.step_latency import StepLatency
 
 
 def replay(tables: dict[str, pd.DataFrame]) -> tuple[pd.DataFrame, StepLatency]:

@@ -14,7 +14,7 @@ from analyzer.tables import INPUTS, fingerprint, write
 from tracer.recording import write_manifest
 
 ENGINE, PID = "simulation", 1
-THREADS = {"cpu": 1, "npu": 2, "storage": 3}
+UNITS = ("cpu", "npu", "storage")
 UNKNOWN: dict[str, Any] = {"object": "", "float64": np.nan, "bool": False, "uint64": 0}
 """By dtype, as analyzer/schema.py says; -1 for the others."""
 
@@ -48,7 +48,7 @@ def manifest(outcome: Outcome, source: str) -> dict[str, Any]:
         "qnn": None,
         "probes": [],
         "clocks": [],
-        "threads": [{"tid": tid, "pid": PID, "name": f"simulated {name}"} for name, tid in THREADS.items()],
+        "threads": [{"tid": tid, "pid": PID, "name": f"simulated {name}"} for name, tid in threads(outcome).items()],
         "records": {},
         "layouts": {},
         "lost": {},
@@ -61,11 +61,19 @@ def tables(outcome: Outcome) -> dict[str, pd.DataFrame]:
     spans = outcome.spans
     runs = [span for span in spans if span.kind not in ("load", "prefetch")]
     made = {name: empty(name) for name in TABLES}
-    told = {"tokens": _tokens(outcome), "operators": _operators(runs), "experts": _experts(runs), "loads": _loads(outcome)}
+    tids = threads(outcome)
+    told = {"tokens": _tokens(outcome), "operators": _operators(runs, tids), "experts": _experts(runs, tids)}
+    told["loads"] = _loads(outcome, tids)
     made |= {name: conform(name, _filled(name, frame)) for name, frame in told.items()}
-    threads = [{"tid": tid, "pid": PID, "name": f"simulated {name}", "target": True} for name, tid in THREADS.items()]
-    made["threads"] = conform("threads", pd.DataFrame(threads))
+    rows = [{"tid": tid, "pid": PID, "name": f"simulated {name}", "target": True} for name, tid in tids.items()]
+    made["threads"] = conform("threads", pd.DataFrame(rows))
     return made
+
+
+def threads(outcome: Outcome) -> dict[str, int]:
+    """Thread ids by unit."""
+    units = dict.fromkeys((*UNITS, *sorted({span.unit for span in outcome.spans})))
+    return {unit: number for number, unit in enumerate(units, 1)}
 
 
 def _filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -78,21 +86,23 @@ def _tokens(outcome: Outcome) -> pd.DataFrame:
     rows = pd.DataFrame(outcome.steps, columns=["phase", "n_tokens", "begin", "end"])
     position = rows["n_tokens"].cumsum() - rows["n_tokens"]
     fixed = {"maj_flt": 0, "min_flt": 0, "complete": True}
-    return rows.assign(token_id=rows.index, seq=rows.index, position=position, **_thread("cpu"), **fixed, **_times(rows))
+    return rows.assign(
+        token_id=rows.index, seq=rows.index, position=position, engine=ENGINE, pid=PID, tid=1, **fixed, **_times(rows)
+    )
 
 
-def _operators(runs: list[Span]) -> pd.DataFrame:
+def _operators(runs: list[Span], tids: dict[str, int]) -> pd.DataFrame:
     rows = pd.DataFrame([vars(span) for span in runs])
     order = rows.groupby("step").cumcount()
     name = rows["kind"] + "." + rows["layer"].astype(str)
     times = _times(rows)
     fixed = {"n_threads": 1, "wait_ns": 0, "maj_flt": 0, "min_flt": 0, "complete": True}
     told = {"op_id": rows.index, "token_id": rows["step"], "type": rows["kind"], "name": name, "n_tokens": rows["rows"]}
-    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(THREADS)}
+    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(tids)}
     return rows.assign(**told, **thread, order=order, busy_ns=times["duration_ns"], **fixed, **times)
 
 
-def _experts(runs: list[Span]) -> pd.DataFrame:
+def _experts(runs: list[Span], tids: dict[str, int]) -> pd.DataFrame:
     rows = pd.DataFrame([{**vars(span), "op_id": i} for i, span in enumerate(runs) if span.kind == "expert"])
     told = {
         "run_id": rows.index,
@@ -100,11 +110,11 @@ def _experts(runs: list[Span]) -> pd.DataFrame:
         "n_tokens": rows["rows"],
         "cache": np.where(rows["hit"], "hit", "miss"),
     }
-    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(THREADS), "backend": rows["unit"].map(RECORDING_BACKEND)}
+    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(tids), "backend": rows["unit"].map(RECORDING_BACKEND)}
     return rows.assign(**told, **thread, tier=0, maj_flt=0, min_flt=0, complete=True, **_times(rows))
 
 
-def _loads(outcome: Outcome) -> pd.DataFrame:
+def _loads(outcome: Outcome, tids: dict[str, int]) -> pd.DataFrame:
     found = [vars(span) for span in outcome.spans if span.kind in ("load", "prefetch")]
     if not found:
         return empty("loads")
@@ -112,11 +122,8 @@ def _loads(outcome: Outcome) -> pd.DataFrame:
     size = outcome.loaded_bytes // len(rows)
     told = {"load_id": rows.index, "token_id": rows["step"], "action": "load", "bytes": size, "resident_bytes": -1}
     reason = rows["kind"].map({"load": "demand", "prefetch": "prefetch"})
-    return rows.assign(**told, **_thread("storage"), reason=reason, backend="", complete=True, **_times(rows))
-
-
-def _thread(name: str) -> dict[str, Any]:
-    return {"engine": ENGINE, "pid": PID, "tid": THREADS[name]}
+    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(tids)}
+    return rows.assign(**told, **thread, reason=reason, backend="", complete=True, **_times(rows))
 
 
 def _times(rows: pd.DataFrame) -> dict[str, pd.Series]:

@@ -1,6 +1,6 @@
 """A recorded routing trace: which experts every row of every step chose, layer by layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -10,11 +10,15 @@ from analyzer.predict.errors import PredictError
 
 @dataclass(frozen=True)
 class Step:
-    """One forward step. `routes[layer]`: experts [rows, k]; `position`: context length before it."""
+    """One forward step. `routes[layer]`: experts [rows, k]; `position`: context length before it.
+
+    `asked[layer]`: (layer, expert) that were loaded ahead from when this layer began, in order.
+    """
 
     phase: str
     position: int
     routes: tuple[np.ndarray, ...]
+    asked: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -48,6 +52,7 @@ def from_tables(tables: dict[str, pd.DataFrame]) -> Trace:
         raise PredictError("the recording holds no routes: record an MoE engine at level expert")
     layers = np.sort(known["layer"].unique())
     k = int(known["rank"].max()) + 1
+    asked = _asked(tables, layers)
     steps = []
     for token, part in known.groupby("token_id", sort=True):
         told = tokens.loc[token]
@@ -55,7 +60,30 @@ def from_tables(tables: dict[str, pd.DataFrame]) -> Trace:
         ordered = part.sort_values(["layer", "row", "rank"])
         if len(ordered) == len(layers) * rows * k:
             chosen = ordered["expert"].to_numpy(np.int64).reshape(len(layers), rows, k)
-            steps.append(Step(str(told["phase"]), int(told["position"]), tuple(chosen)))
+            steps.append(Step(str(told["phase"]), int(told["position"]), tuple(chosen), asked.get(int(token), {})))
     if not steps:
         raise PredictError("no step of the recording has all its routes: record again with a larger --ring-mib")
     return Trace(tuple(steps), int(known["expert"].max()) + 1)
+
+
+def _asked(tables: dict[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
+    """Step → layer in which loads ahead began → what they brought, layers by their place in `layers`."""
+    loads = tables["loads"]
+    ahead = loads[(loads["action"] == "load") & (loads["reason"] == "prefetch") & loads["layer"].isin(layers)]
+    if len(ahead) == 0:
+        return {}
+    ahead, tokens = ahead.sort_values("begin_ns"), tables["tokens"].sort_values("begin_ns")
+    combined = tables["operators"].query("type == 'combine'").sort_values("end_ns")
+    begin = ahead["begin_ns"].to_numpy()
+    step = np.searchsorted(tokens["begin_ns"].to_numpy(), begin, "right") - 1
+    passed = np.searchsorted(combined["end_ns"].to_numpy(), begin, "right")
+    before = np.searchsorted(combined["end_ns"].to_numpy(), tokens["begin_ns"].to_numpy(), "right")
+    targets = np.searchsorted(layers, ahead["layer"].to_numpy())
+    at = np.clip(np.minimum(passed - before[step], targets), 0, len(layers) - 1)
+    found: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    token = tokens["token_id"].to_numpy()[step]
+    for number, layer, target, expert in zip(
+        *(a.tolist() for a in (token, at, targets, ahead["expert"].to_numpy())), strict=True
+    ):
+        found.setdefault(number, {}).setdefault(layer, []).append((target, expert))
+    return found

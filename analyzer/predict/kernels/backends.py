@@ -16,6 +16,9 @@ from analyzer.predict.errors import PredictError
 from analyzer.predict.kernels import graphs
 
 RUNS, WARM = 15, 3
+LOW = 0.1
+"""Quantile of a model's bursts that counts."""
+BURST_S, LONGEST_BURST = 3e-4, 32
 
 
 class Backend(Protocol):
@@ -38,9 +41,10 @@ def feeds(session: ort.InferenceSession) -> dict[str, np.ndarray]:
 
 
 class Cpu:
-    """CPU time of the one thread that runs, less that of an operator on a single number (what a run costs by itself).
+    """CPU time of the one thread that runs, less what a run costs whatever it computes.
 
-    CPU time, not wall time: other programs take the core, but not from this clock. They do take caches, hence the lower quartile.
+    CPU time, not wall time: other programs take the core, but not from this clock. They do take caches, and of a core with two
+    threads a part of its units: hence many short bursts in turns, and of each model a low quantile, not the mean.
     """
 
     name, unit = "onnxruntime cpu", "s"
@@ -49,18 +53,22 @@ class Cpu:
         self.runs = runs
 
     def times(self, models: list[bytes]) -> list[float]:
-        """Seconds of each model; runs are interleaved, so that a slow moment hits all."""
-        empty = graphs.model(graphs.chain(["Relu"], graphs.Shape(1, 1, 1)))
-        sessions = [self._session(one) for one in [*models, empty]]
+        """Seconds of each model; bursts are interleaved, so that a slow moment hits all."""
+        sessions = [self._session(one) for one in [*models, *map(_tiny, (1, 2))]]
         inputs = [feeds(session) for session in sessions]
+        bursts = [_burst(session, given) for session, given in zip(sessions, inputs, strict=True)]
         seen = np.empty((self.runs, len(sessions)))
-        for run in range(-WARM, self.runs):
+        for run in range(self.runs):
             for i, session in enumerate(sessions):
-                begin = thread_time()
                 session.run(None, inputs[i])
-                seen[max(run, 0), i] = thread_time() - begin
-        typical = np.quantile(seen, 0.25, axis=0)
-        return [max(float(value - typical[-1]), 1e-9) for value in typical[:-1]]
+                begin = thread_time()
+                for _ in range(bursts[i]):
+                    session.run(None, inputs[i])
+                seen[run, i] = (thread_time() - begin) / bursts[i]
+        typical = np.quantile(seen, LOW, axis=0)
+        # Two operators on a single number less one are an operator's fixed cost; the rest is the run's.
+        empty = 2 * typical[-2] - typical[-1]
+        return [max(float(value - empty), 1e-9) for value in typical[:-2]]
 
     def nodes(self, model: bytes) -> set[str]:
         """Nodes that are left, with their type, after ONNX Runtime has optimized the graph."""
@@ -77,6 +85,20 @@ class Cpu:
         if keep:
             options.optimized_model_filepath = keep
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _tiny(operators: int) -> bytes:
+    """A chain on a single number that nothing fuses."""
+    return graphs.model(graphs.chain(["Sigmoid", "Tanh"][:operators], graphs.Shape(1, 1, 1)))
+
+
+def _burst(session: ort.InferenceSession, given: dict[str, np.ndarray]) -> int:
+    """Runs without a pause that one reading of the clock is worth."""
+    for _ in range(WARM):
+        session.run(None, given)
+    begin = thread_time()
+    session.run(None, given)
+    return int(np.clip(BURST_S / max(thread_time() - begin, 1e-7), 1, LONGEST_BURST))
 
 
 class Htp:

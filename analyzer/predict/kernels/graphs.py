@@ -54,11 +54,11 @@ Link = tuple[str, Shape]
 """An operator of a chain, with its shape."""
 
 
-def chain(operators: list[str], shape: Shape) -> list[Link]:
-    """Links of a chain that begins with `shape` and keeps its width after the first matrix."""
-    links, width = [], shape.k
+def chain(operators: list[str], shape: Shape, widths: tuple[int, ...] = ()) -> list[Link]:
+    """Links of a chain that begins with `shape`; the matrices after the first lead to `widths`, else keep the width."""
+    links, width, following = [], shape.k, iter((shape.n, *widths))
     for name in operators:
-        n = shape.n if OPERATORS[name].weight == "matrix" else width
+        n = next(following, width) if OPERATORS[name].weight == "matrix" else width
         links.append((name, Shape(shape.rows, width, n)))
         width = n
     return links

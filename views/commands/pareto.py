@@ -1,0 +1,32 @@
+"""Write the page of a simulated sweep: memory against time, and which settings nothing beats in both.
+
+examples:
+  python -m analyzer simulate RUN --cache 25%,50%,75%,100% --prefetch off,0.3 --json > sweep.json
+  python -m views pareto sweep.json --out pareto.html
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from views.errors import ViewError
+from views.making import announce
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("sweep", metavar="FILE", type=Path, help="what `python -m analyzer simulate --json` printed")
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("pareto.html"), help="default: pareto.html")
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write it."""
+    from views.pareto import write_pareto
+
+    try:
+        written = write_pareto(json.loads(args.sweep.read_text()), args.out)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ViewError(f"{args.sweep} is no sweep ({error!r}); make one with `analyzer simulate --json`") from None
+    announce({"path": str(args.out), "bytes": written}, args.json)
+    return 0

@@ -1,0 +1,93 @@
+"""`pareto.html`: what memory buys, one self-contained file. The document is what `python -m analyzer simulate --json` prints."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from views.page import write_page
+from views.report import plotly
+from views.sections import Block, Section, axis, bytes_text, cards, chart, heads, note, pairs, table
+
+Document = dict[str, Any]
+NEAR = 1.05
+"""As good as the best, where memory is to be saved."""
+
+
+def prefetching(run: dict[str, Any]) -> str:
+    """How a run prefetched, in words."""
+    kind = run["prefetch"]
+    return "no prefetch" if kind is None else f"prefetch {kind}" if isinstance(kind, str) else f"prefetch from {kind:g}"
+
+
+def told(run: dict[str, Any]) -> str:
+    """A run's settings and figures, for a point of a chart."""
+    hits = "" if run["hit_rate"] is None else f", hits {run['hit_rate']:.1%}"
+    size = "everything" if run["cache_bytes"] is None else bytes_text(run["cache_bytes"])
+    return f"cache {size}, chunk {run['chunk']}, {prefetching(run)}{hits}, stall {run['stall_ms']:.1f} ms"
+
+
+def choice(document: Document) -> Section:
+    """The fastest settings, the leanest ones, and those nearly as fast as the fastest in the least memory."""
+    runs = [run for run in document["runs"] if run["tpot_ms"]]
+    blocks: list[Block] = []
+    if runs:
+        fastest = min(runs, key=lambda run: run["tpot_ms"])
+        leanest = min(runs, key=lambda run: (run["peak_cache_bytes"], run["tpot_ms"]))
+        near = [run for run in runs if run["tpot_ms"] <= NEAR * fastest["tpot_ms"]]
+        frugal = min(near, key=lambda run: run["peak_cache_bytes"])
+        named = (("fastest", fastest), ("least memory", leanest), (f"within {NEAR - 1:.0%} of the fastest", frugal))
+        shown = [(name, f"{run['tpot_ms']:.2f} ms · {bytes_text(run['peak_cache_bytes'])}", told(run)) for name, run in named]
+        blocks.append(cards(shown))
+    blocks.append(note("Simulated, not measured. Memory is the largest size of the expert cache; TPOT the mean decode step."))
+    blocks += [note(f"Warning: {text}") for text in document["warnings"]]
+    blocks.append(pairs([("costs", document["costs"]), ("steps replayed", document["steps"])]))
+    return Section("choice", "What memory buys", blocks)
+
+
+def front(document: Document, figure: str, title: str) -> Block | None:
+    """Memory against a time, one colour for each way of prefetching; for TPOT also the line of what nothing beats in both."""
+    runs = [run for run in document["runs"] if run[figure]]
+    if not runs:
+        return None
+    traces: list[dict[str, Any]] = []
+    if figure == "tpot_ms":
+        best = sorted((run for run in runs if run["pareto"]), key=lambda run: run["peak_cache_bytes"])
+        line = {"x": [run["peak_cache_bytes"] / 1e6 for run in best], "y": [run[figure] for run in best]}
+        shape = {"line": {"shape": "hv", "dash": "dot"}, "hoverinfo": "skip"}
+        traces.append({"type": "scatter", "mode": "lines", "name": "Pareto front", "slot": 7, **line, **shape})
+    for slot, kind in enumerate(dict.fromkeys(map(prefetching, runs))):
+        mine = [run for run in runs if prefetching(run) == kind]
+        points = {"x": [run["peak_cache_bytes"] / 1e6 for run in mine], "y": [run[figure] for run in mine]}
+        hover = {"text": [told(run) for run in mine], "hovertemplate": "%{x:.2f} MB, %{y:.2f} ms<br>%{text}<extra></extra>"}
+        traces.append({"type": "scatter", "mode": "markers", "name": kind, "slot": slot, **points, **hover})
+    memory, time = (axis(name, rangemode="tozero") for name in ("MB held by the expert cache", "ms"))
+    return chart(title, traces, "", 420, xaxis=memory, yaxis=time)
+
+
+def charts(document: Document) -> Section | None:
+    """Memory against TPOT and TTFT."""
+    made = [front(document, "tpot_ms", "Memory against TPOT"), front(document, "ttft_ms", "Memory against TTFT")]
+    blocks = [block for block in made if block]
+    return Section("front", "Memory against time", blocks) if blocks else None
+
+
+def settings(document: Document) -> Section:
+    """Every simulated run."""
+    columns = heads(
+        "text Pareto, text cache, text prefetch, number chunk, number cache MB, number TTFT ms, number TPOT ms, "
+        "number TPOT p90 ms, number hits %, number stall ms, number loaded MB"
+    )
+    rows = []
+    for run in document["runs"]:
+        named = ["yes" if run["pareto"] else "", "everything" if run["cache_bytes"] is None else bytes_text(run["cache_bytes"])]
+        hits = None if run["hit_rate"] is None else 100 * run["hit_rate"]
+        figures = [run["peak_cache_bytes"] / 1e6, run["ttft_ms"], run["tpot_ms"], run["tpot_p90_ms"], hits, run["stall_ms"]]
+        rows.append([*named, prefetching(run), run["chunk"], *figures, run["loaded_bytes"] / 1e6])
+    return Section("settings", "Every setting", [table(columns, rows)])
+
+
+def write_pareto(document: Document, path: Path) -> int:
+    """Write the page; returns its size in bytes."""
+    made = [section for make in (choice, charts, settings) if (section := make(document)) is not None]
+    shown = {"title": f"{len(document['runs'])} simulated settings", "sections": [asdict(section) for section in made]}
+    return write_page(path, "report", f"MoEScope: {shown['title']}", shown, {"plotly": plotly()})
