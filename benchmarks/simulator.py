@@ -71,10 +71,24 @@ class Runtime:
 
     def record(self, one: Setting) -> costs.Tables:
         """Tables of a traced run."""
-        folder = self.folder / str(one).replace(" ", "_")
+        folder = self.folder / "-".join(str(one).split())
+        if folder.exists():
+            return load(folder)
         command = [sys.executable, "-m", "tracer", "run", "-o", str(folder), "--no-views", "--levels", "token,operator,expert"]
         subprocess.run([*command, "--", *self.words(one)], check=True, capture_output=True)
         return load(folder)
+
+
+def measured(runtime: Runtime, settings: list[Setting], rounds: int, figures: Path) -> dict[Setting, list[dict[str, Any]]]:
+    """Runs of every setting, by turns."""
+    if figures.exists():
+        kept = json.loads(figures.read_text())
+        return {one: kept[str(one)] for one in settings}
+    real: dict[Setting, list[dict[str, Any]]] = {one: [] for one in settings}
+    for _, one in itertools.product(range(rounds), settings):
+        real[one].append(runtime.run(one))
+    figures.write_text(json.dumps({str(one): runs for one, runs in real.items()}))
+    return real
 
 
 def middle(runs: list[dict[str, Any]]) -> dict[str, float]:
@@ -143,10 +157,10 @@ def main() -> None:
     parser.add_argument("--chunks", default="8,64", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="write what was measured as JSON")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep recordings and figures; where they lie already, use them")
     args = parser.parse_args()
     sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
-    whole = sizes["all_experts_bytes"]["cpu"]
+    whole = sizes["all_experts_bytes"]
     small = cache_bytes(CALIBRATION_SHARE, whole)
     twins = [Setting(size, ahead, CALIBRATION_CHUNK) for size, ahead in ((small, False), (small, True), (None, False))]
     tests = [
@@ -154,14 +168,12 @@ def main() -> None:
         for word, prefetch, chunk in itertools.product(args.caches, (False, True), args.chunks)
     ]
     tests = [one for one in tests if one.cache is not None or not one.prefetch]
-    with tempfile.TemporaryDirectory() as folder:
-        runtime = Runtime(args, Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        runtime, figures = Runtime(args, folder), folder / "figures.json"
         recordings = [runtime.record(one) for one in twins]
-        real: dict[Setting, list[dict[str, Any]]] = {one: [] for one in (*twins, *tests)}
-        for _, one in itertools.product(range(args.rounds), real):
-            real[one].append(runtime.run(one))
-    if args.keep:
-        args.keep.write_text(json.dumps({str(one): runs for one, runs in real.items()}))
+        real = measured(runtime, [*twins, *tests], args.rounds, figures)
     routes = trace.from_tables(recordings[1])
     print(
         f"{len(tests)} settings, {args.rounds} rounds; {routes.steps[0].rows} prompt tokens, {len(routes.steps) - 1} decode steps"

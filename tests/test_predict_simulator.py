@@ -262,7 +262,7 @@ def test_costs_come_out_of_a_recording_as_they_went_in() -> None:
     kinds = {"attention": Line(3e-4, 2e-5), "router": Line(1e-4, 4e-6), "combine": Line(4e-5, 1e-6)}
     rows = random.integers(1, 64, 200)
     begin = np.arange(200) * 10**8
-    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens")}
+    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens", "routes")}
     faults = {"token_id": 0, "maj_flt": 0, "min_flt": 0}
     made = []
     for kind, line in kinds.items():

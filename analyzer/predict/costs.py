@@ -128,7 +128,7 @@ def from_tables(*recordings: Tables) -> Costs:
         work[kind, BACKENDS.get(backend, "cpu"), phase], extra = _expert_runs(part)
         fresh[phase] = max(fresh.get(phase, 0.0), extra)
     loaders = max(1, *(one.loads.loc[one.loads["behind"], "tid"].nunique() for one in seen))
-    sizes = _pooled(seen, lambda one: one.loads).groupby("backend")["bytes"].median()
+    sizes = _pooled(seen, lambda one: one.sizes).groupby("backend")["bytes"].median()
     return Costs(
         work,
         _load_line(inline if len(inline) else behind),
@@ -195,12 +195,13 @@ class Seen:
 
     work: kind, phase, rows, context, seconds, beside (the loader worked meanwhile). runs: kind, backend, phase, rows, seconds
     without the load on its thread, missed. loads: backend, bytes, seconds, behind (on a thread of the loader), tid. gaps: phase,
-    seconds (mean between two pieces of work of a step). prefetching: were loads made ahead?
+    seconds (mean between two pieces of work of a step). sizes: backend, bytes that an expert takes in the cache. prefetching: were loads made ahead?
     """
 
     work: pd.DataFrame
     runs: pd.DataFrame
     loads: pd.DataFrame
+    sizes: pd.DataFrame
     gaps: pd.DataFrame
     prefetching: bool
 
@@ -225,7 +226,10 @@ class Seen:
         operators = tables["operators"][tables["operators"]["token_id"].isin(tokens.index)]
         work = _work(operators, tokens, behind, set(tables["routes"]["layer"]))
         runs = _runs(tables["experts"], tokens, made, behind, "expert" if limited else "resident")
-        return cls(work, runs, told, _step_gaps(operators, tables["experts"], tokens), bool((made["reason"] == "prefetch").any()))
+        evicted = loads[loads["action"] == "evict"]
+        # An expert may take more room than was read for it, and only what leaves tells how much.
+        sizes = (evicted if (evicted["bytes"] > 0).any() else counted)[["backend", "bytes"]]
+        return cls(work, runs, told, sizes, _step_gaps(operators, tables["experts"], tokens), bool((made["reason"] == "prefetch").any()))
 
 
 def _work(operators: pd.DataFrame, tokens: pd.DataFrame, behind: pd.DataFrame, routed: set[int]) -> pd.DataFrame:
