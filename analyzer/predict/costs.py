@@ -128,11 +128,10 @@ def from_tables(*recordings: Tables) -> Costs:
         work[kind, BACKENDS.get(backend, "cpu"), phase], extra = _expert_runs(part)
         fresh[phase] = max(fresh.get(phase, 0.0), extra)
     loaders = max(1, *(one.loads.loc[one.loads["behind"], "tid"].nunique() for one in seen))
-    sizes = _pooled(seen, lambda one: one.sizes).groupby("backend")["bytes"].median()
     return Costs(
         work,
         _load_line(inline if len(inline) else behind),
-        {BACKENDS.get(str(backend), "cpu"): int(size) for backend, size in sizes.items()},
+        _sizes(seen),
         f"fitted to the operators, expert runs and loads of {len(seen)} recording{'s' if len(seen) > 1 else ''}",
         behind=_load_line(behind) if len(behind) else None,
         fresh=fresh,
@@ -194,14 +193,15 @@ class Seen:
     """What one recording shows. Times in seconds.
 
     work: kind, phase, rows, context, seconds, beside (the loader worked meanwhile). runs: kind, backend, phase, rows, seconds
-    without the load on its thread, missed. loads: backend, bytes, seconds, behind (on a thread of the loader), tid. gaps: phase,
-    seconds (mean between two pieces of work of a step). sizes: backend, bytes that an expert takes in the cache. prefetching: were loads made ahead?
+    without the load on its thread, missed. loads: backend, bytes, seconds, behind (on a thread of the loader), tid. evicted:
+    bytes that experts took in the cache. gaps: phase, seconds (mean between two pieces of work of a step). prefetching: were
+    loads made ahead?
     """
 
     work: pd.DataFrame
     runs: pd.DataFrame
     loads: pd.DataFrame
-    sizes: pd.DataFrame
+    evicted: pd.Series
     gaps: pd.DataFrame
     prefetching: bool
 
@@ -226,10 +226,15 @@ class Seen:
         operators = tables["operators"][tables["operators"]["token_id"].isin(tokens.index)]
         work = _work(operators, tokens, behind, set(tables["routes"]["layer"]))
         runs = _runs(tables["experts"], tokens, made, behind, "expert" if limited else "resident")
-        evicted = loads[loads["action"] == "evict"]
-        # An expert may take more room than was read for it, and only what leaves tells how much.
-        sizes = (evicted if (evicted["bytes"] > 0).any() else counted)[["backend", "bytes"]]
-        return cls(work, runs, told, sizes, _step_gaps(operators, tables["experts"], tokens), bool((made["reason"] == "prefetch").any()))
+        evicted = loads.loc[(loads["action"] == "evict") & (loads["bytes"] > 0), "bytes"]
+        return cls(
+            work,
+            runs,
+            told,
+            evicted,
+            _step_gaps(operators, tables["experts"], tokens),
+            bool((made["reason"] == "prefetch").any()),
+        )
 
 
 def _work(operators: pd.DataFrame, tokens: pd.DataFrame, behind: pd.DataFrame, routed: set[int]) -> pd.DataFrame:
@@ -294,6 +299,15 @@ def _gaps(seen: list[Seen]) -> dict[tuple[str, bool], float]:
     found = pd.concat([one.gaps.assign(prefetching=one.prefetching) for one in seen])
     means = found.groupby(["phase", "prefetching"])["seconds"].mean()
     return {(str(phase), bool(flag)): float(value) for (phase, flag), value in means.items()}
+
+
+def _sizes(seen: list[Seen]) -> dict[str, int]:
+    """Bytes that an expert takes in the cache by unit: an expert may take more than was read for it, which evictions tell."""
+    read = _pooled(seen, lambda one: one.loads).groupby("backend")["bytes"].median()
+    left = pd.concat([one.evicted for one in seen])
+    if len(read) == 1 and len(left):
+        read[:] = float(left.median())
+    return {BACKENDS.get(str(backend), "cpu"): int(size) for backend, size in read.items()}
 
 
 def _pooled(seen: list[Seen], part: Callable[[Seen], pd.DataFrame]) -> pd.DataFrame:
