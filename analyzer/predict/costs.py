@@ -48,8 +48,9 @@ class Costs:
     Kinds: attention (of a chunk at a context), router, mlp (shared expert), expert (rows of a batch, in a limited cache),
     resident (the same where everything stays), combine, dispatch, and `outside`, once a step. load, behind: of bytes, on the
     thread that needs the expert and on the loader's (None: alike). fresh: what an expert's first run after its load takes
-    longer, by phase. slowed: factor on the CPU's work while the loader works. gaps: between two pieces of work, by (phase,
-    prefetching). loaders: threads of the loader. loads_at_once: more than these wait for each other.
+    longer, by phase; woken: one that waited for the loader, from the load's end on. slowed: factor on the CPU's work while the
+    loader works. gaps: between two pieces of work, by (phase, prefetching). loaders: threads of the loader. loads_at_once: more
+    than these wait for each other.
     """
 
     work: dict[tuple[str, ...], Line]
@@ -59,6 +60,7 @@ class Costs:
     warnings: tuple[str, ...] = ()
     behind: Line | None = None
     fresh: dict[str, float] = field(default_factory=dict)
+    woken: dict[str, float] = field(default_factory=dict)
     slowed: float = 1.0
     gaps: dict[tuple[str, bool], float] = field(default_factory=dict)
     loaders: int = 1
@@ -91,6 +93,7 @@ class Costs:
             load=self.load.times(load),
             behind=self.behind.times(behind) if self.behind else None,
             fresh={phase: seconds * work.get(phase, 1.0) for phase, seconds in self.fresh.items()},
+            woken={phase: seconds * work.get(phase, 1.0) for phase, seconds in self.woken.items()},
             gaps={key: seconds * work.get(key[0], 1.0) for key, seconds in self.gaps.items()},
         )
 
@@ -124,9 +127,10 @@ def from_tables(*recordings: Tables) -> Costs:
         raise PredictError("the recordings hold no expert runs: record the runtime at levels operator,expert")
     work, slowed = _lines(_pooled(seen, lambda one: one.work))
     fresh: dict[str, float] = {}
+    woken: dict[str, float] = {}
     for (kind, backend, phase), part in runs.groupby(["kind", "backend", "phase"]):
-        work[kind, BACKENDS.get(backend, "cpu"), phase], extra = _expert_runs(part)
-        fresh[phase] = max(fresh.get(phase, 0.0), extra)
+        work[kind, BACKENDS.get(backend, "cpu"), phase], first, after = _expert_runs(part)
+        fresh[phase], woken[phase] = max(fresh.get(phase, 0.0), first), max(woken.get(phase, 0.0), after)
     loaders = max(1, *(one.loads.loc[one.loads["behind"], "tid"].nunique() for one in seen))
     return Costs(
         work,
@@ -135,6 +139,7 @@ def from_tables(*recordings: Tables) -> Costs:
         f"fitted to the operators, expert runs and loads of {len(seen)} recording{'s' if len(seen) > 1 else ''}",
         behind=_load_line(behind) if len(behind) else None,
         fresh=fresh,
+        woken=woken,
         slowed=slowed,
         gaps=_gaps(seen),
         loaders=loaders,
@@ -193,9 +198,9 @@ class Seen:
     """What one recording shows. Times in seconds.
 
     work: kind, phase, rows, context, seconds, beside (the loader worked meanwhile). runs: kind, backend, phase, rows, seconds
-    without the load on its thread, missed. loads: backend, bytes, seconds, behind (on a thread of the loader), tid. evicted:
-    bytes that experts took in the cache. gaps: phase, seconds (mean between two pieces of work of a step). prefetching: were
-    loads made ahead?
+    without the load on its thread, missed, waited (for the loader; then from the load's end). loads: backend, bytes, seconds,
+    behind (on a thread of the loader), tid. evicted: bytes that experts took in the cache. gaps: phase, seconds (mean between
+    two pieces of work of a step). prefetching: were loads made ahead?
     """
 
     work: pd.DataFrame
@@ -265,21 +270,24 @@ def _work(operators: pd.DataFrame, tokens: pd.DataFrame, behind: pd.DataFrame, r
 
 
 def _runs(experts: pd.DataFrame, tokens: pd.DataFrame, made: pd.DataFrame, behind: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """Expert runs; those that waited for the loader's load of their own expert are left out: how long is not known."""
+    """Expert runs; of those that waited for the loader's load of their own expert, only what came after it counts."""
     part = experts[experts["token_id"].isin(tokens.index)]
     own = behind[["layer", "expert", "begin_ns", "end_ns"]].merge(
         part[["run_id", "layer", "expert", "begin_ns", "end_ns"]], on=["layer", "expert"], suffixes=("", "_run")
     )
-    waited = own[(own["end_ns"] > own["begin_ns_run"]) & (own["begin_ns"] < own["end_ns_run"])]["run_id"]
-    part = part[~part["run_id"].isin(waited)]
+    own = own[(own["end_ns"] > own["begin_ns_run"]) & (own["begin_ns"] < own["end_ns_run"])]
+    landed = own.groupby("run_id")["end_ns"].max().reindex(part["run_id"]).to_numpy()
+    waited = ~np.isnan(landed)
+    rest = np.maximum(part["end_ns"].to_numpy(float) - landed, 1.0) / 1e9
     return pd.DataFrame(
         {
             "kind": kind,
             "backend": part["backend"].to_numpy(),
             "phase": tokens.reindex(part["token_id"])["phase"].to_numpy(),
             "rows": np.where(part["tier"] > 0, part["tier"], part["n_tokens"]).astype(float),
-            "seconds": _without_loads(part, made[~made.index.isin(behind.index)]),
-            "missed": (part["cache"] == "miss").to_numpy(),
+            "seconds": np.where(waited, rest, _without_loads(part, made[~made.index.isin(behind.index)])),
+            "missed": (part["cache"] == "miss").to_numpy() & ~waited,
+            "waited": waited,
         }
     )
 
@@ -340,16 +348,22 @@ def _overlap(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
     return (at >= 0) & (ends[at] > part["begin_ns"].to_numpy())
 
 
-def _expert_runs(part: pd.DataFrame) -> tuple[Line, float]:
-    """(line of a run over rows, seconds that the first run after a load takes longer).
+def _expert_runs(part: pd.DataFrame) -> tuple[Line, float, float]:
+    """(line of a run over rows, seconds that the first run after a load takes longer, the same after waiting for the loader).
 
     A first run touches its weights and makes its buffers, so that runs of misses are not runs of hits.
     """
-    rows, seconds, missed = (part[name].to_numpy() for name in ("rows", "seconds", "missed"))
-    if min(missed.sum(), (~missed).sum()) < FEW_RUNS:
-        return fit(seconds, rows), 0.0
-    line = fit(seconds[~missed], rows[~missed])
-    return line, max(float(np.mean(seconds[missed] - np.array([line.at(r) for r in rows[missed]]))), 0.0)
+    rows, seconds, missed, waited = (part[name].to_numpy() for name in ("rows", "seconds", "missed", "waited"))
+    usual = ~(missed | waited)
+    apart = usual.sum() >= FEW_RUNS
+    line = fit(seconds[usual], rows[usual]) if apart else fit(seconds, rows)
+
+    def longer(which: np.ndarray) -> float:
+        if not apart or which.sum() < FEW_RUNS:
+            return 0.0
+        return max(float(np.mean(seconds[which] - np.array([line.at(r) for r in rows[which]]))), 0.0)
+
+    return line, longer(missed), longer(waited)
 
 
 def _without_loads(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:

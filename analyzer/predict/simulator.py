@@ -157,7 +157,7 @@ class Machine:
         self.predictor = Predictor(trace.layers, trace.experts)
         self.outcome = Outcome(settings)
         self._landing: dict[Entry, simpy.Event] = {}
-        self._fresh: set[Form] = set()
+        self._fresh: dict[Form, float] = {}
         self._before: tuple[int, np.ndarray] | None = None
         self._step, self._loading_behind = 0, 0
 
@@ -272,6 +272,7 @@ class Machine:
         began = self.env.now
         if entry in self._landing and not self.loader.withdraw(entry):
             yield self._landing[entry]
+            self._fresh[entry.form] = self.costs.woken.get(self._phase, 0.0)
         else:
             yield from self._load(entry, "cpu" if entry.form.unit == "cpu" else "worker", self.costs.load)
         self.outcome.stall_s += self.env.now - began
@@ -291,7 +292,7 @@ class Machine:
         kind, form = "prefetch" if entry.speculative else "load", entry.form
         self.outcome.spans.append(Span(kind, thread, self._step, form.layer, form.expert, 0, began, self.env.now))
         self.cache.landed(entry)
-        self._fresh.add(form)
+        self._fresh[form] = self.costs.fresh.get(self._phase, 0.0)
         if entry in self._landing:
             self._landing.pop(entry).succeed()
 
@@ -335,9 +336,8 @@ class Machine:
         seconds = self.costs.of(kind, unit, padded, context, self._phase)
         if not seconds:
             return
-        if form in self._fresh:
-            self._fresh.discard(form)
-            seconds += self.costs.fresh.get(self._phase, 0.0)
+        if form:
+            seconds += self._fresh.pop(form, 0.0)
         with self.units[unit].request() as turn:
             yield turn
             began = self.env.now
