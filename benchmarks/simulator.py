@@ -2,7 +2,7 @@
 
     sudo .venv/bin/python -m benchmarks.simulator PACKAGE --text FILE --caches 25%,50%,100% --chunks 8,64 --rounds 7
 
-Three traced runs show the costs: a small cache, the same with prefetching, and everything resident, at a chunk that is not under
+Three traced runs show the costs: a small cache, the same with prefetching, and everything resident, at chunks that are not under
 test. Their untraced twins run by turns with every setting under test, so that a drift of the machine falls on all alike; by
 them the traced costs are brought to an untraced run's: one factor for the work of each phase, one for loads on the thread that
 needs them, one for those beside it. Medians over rounds. Prints the errors of TTFT, TPOT and hit rate (in points), whether
@@ -27,7 +27,7 @@ from analyzer.predict import costs, simulator, trace
 from analyzer.tables import load
 
 FIGURES = ("ttft_ms", "tpot_ms")
-CALIBRATION_SHARE, CALIBRATION_CHUNK = "20%", 24
+CALIBRATION_SHARE, CALIBRATION_CHUNKS = "20%", (12, 12, 96)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ def main() -> None:
     sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
     whole = sizes["all_experts_bytes"]
     small = cache_bytes(CALIBRATION_SHARE, whole)
-    twins = [Setting(size, ahead, CALIBRATION_CHUNK) for size, ahead in ((small, False), (small, True), (None, False))]
+    kinds = ((small, False), (small, True), (None, False))
+    twins = [Setting(size, ahead, chunk) for (size, ahead), chunk in zip(kinds, CALIBRATION_CHUNKS, strict=True)]
     tests = [
         Setting(cache_bytes(word, whole), prefetch, chunk)
         for word, prefetch, chunk in itertools.product(args.caches, (False, True), args.chunks)

@@ -84,15 +84,15 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
 }
 
 
-def fit(kernel: str, shapes: list[Shape], times: np.ndarray) -> tuple[str, Any]:
-    """(name, regressor of log time): the candidate with the least 5-fold error."""
+def fit(kernel: str, shapes: list[Shape], times: np.ndarray, candidates: tuple[str, ...]) -> tuple[str, Any]:
+    """(name, regressor of log time): of these candidates the one with the least 5-fold error."""
     given, wanted = features(kernel, shapes), np.log(times)
     folds = KFold(5, shuffle=True, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         scores = {
-            name: cross_val_score(make(), given, wanted, cv=folds, scoring="neg_mean_absolute_error").mean()
-            for name, make in CANDIDATES.items()
+            name: cross_val_score(CANDIDATES[name](), given, wanted, cv=folds, scoring="neg_mean_absolute_error").mean()
+            for name in candidates
         }
         best = max(scores, key=scores.__getitem__)
         return best, CANDIDATES[best]().fit(given, wanted)
@@ -114,6 +114,7 @@ class Predictors:
 
     unit: str
     fused: set[tuple[str, str]]
+    candidates: tuple[str, ...] = tuple(CANDIDATES)
     models: dict[str, Any] = field(default_factory=dict)
     chosen: dict[str, str] = field(default_factory=dict)
     ranges: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -121,7 +122,7 @@ class Predictors:
 
     def train(self, kernel: str, shapes: list[Shape], times: np.ndarray) -> None:
         """Learn one kernel from measured shapes."""
-        self.chosen[kernel], self.models[kernel] = fit(kernel, shapes, times)
+        self.chosen[kernel], self.models[kernel] = fit(kernel, shapes, times, self.candidates)
         given = np.array([[s.rows, s.k, s.n] for s in shapes])
         self.ranges[kernel] = (given.min(0), given.max(0))
 
