@@ -20,6 +20,7 @@ WINDOW_TOKENS, WINDOW_NS = 8, 250_000_000  # what a window has at least
 PATIENCE_NS = 5_000_000_000  # a window ends without that many tokens where decode pauses
 LOOK_AGAIN_NS = 10_000_000_000  # how long levels that cost less than is allowed stay on between two looks
 ON_WINDOWS = 4  # how many windows' time off, at least, each time on is followed by
+OVERDRAWN = 2.0  # times what is allowed may be lost before levels that seemed cheap go off
 KEPT_WINDOWS = 19
 ASSUMED = 1.0  # slowdown while on, before anything has been seen
 REMEMBERED = 0.9  # of the time lost and not lost so far, at each look
@@ -89,7 +90,7 @@ class Budget:
         enough = len(self._tokens) >= WINDOW_TOKENS and lasted >= WINDOW_NS
         if lasted < PATIENCE_NS and not enough:
             return False
-        if enough and (lasted < self._on_ns() if on else self.lost() > self.allowed):
+        if enough and (self._may_stay(lasted) if on else self.lost() > self.allowed):
             return False
         self.windows.append(Window(on, statistics.median(self._tokens) if enough else 0.0))
         self._tokens = []
@@ -98,10 +99,15 @@ class Budget:
             self._without.fade()
         return True
 
-    def _on_ns(self) -> float:
-        """How long the levels stay on: until the time off that this asks for makes coming and going worth while."""
+    def _may_stay(self, lasted: int) -> bool:
+        """Whether the levels stay on: until the time off that this asks for makes coming and going worth while.
+
+        What was lost counts besides: one window that the machine disturbed may have told that they cost nothing.
+        """
+        if self._without.count and self.lost() > OVERDRAWN * self.allowed:
+            return False
         off_per_on = self._off_per_on()
-        return min(LOOK_AGAIN_NS, ON_WINDOWS * WINDOW_NS / off_per_on) if off_per_on > 0 else LOOK_AGAIN_NS
+        return lasted < (min(LOOK_AGAIN_NS, ON_WINDOWS * WINDOW_NS / off_per_on) if off_per_on > 0 else LOOK_AGAIN_NS)
 
     def _off_per_on(self) -> float:
         """How long the levels must be off for each time that they are on: time lost = allowed x time not lost."""
