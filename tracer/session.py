@@ -107,7 +107,7 @@ class Session:
             self.undo.callback(doorbell.close)
             for fd in doorbell.fds:
                 self.drain.wake_on(fd)
-        self.switch = Switch(self.probes)
+        self.switch = Switch(self.probes, self.watcher.set_chosen)
         self.undo.callback(self.switch.close)
         self.quality = Quality(o.min_tps, self.switch) if o.min_tps else None
         if self.quality:
