@@ -284,3 +284,21 @@ def test_costs_come_out_of_a_recording_as_they_went_in() -> None:
     assert found.load.at(5000) == pytest.approx(2e-3, rel=1e-3)
     assert found.fresh["prefill"] == pytest.approx(7e-4, rel=1e-3)
     assert found.expert_bytes == {"cpu": 5000}
+
+
+def test_perfetto_reads_two_loaders_of_a_simulated_run_on_threads_of_their_own(tmp_path: Path) -> None:
+    from tests.test_views_trace import Judge
+    from views.__main__ import main as views
+
+    trace = asked_at_random(random_trace(5), 1)
+    found = simulate(trace, replace(EVEN, loaders=2, loads_at_once=3), Settings(5 * SIZE, prefetch="recorded"))
+    timeline.write_run(tmp_path / "sim", found, "test costs")
+    assert views(["trace", str(tmp_path / "sim")]) == 0
+    counted = (
+        "select thread.name, sum(dur) from slice join thread_track on slice.track_id = thread_track.id "
+        "join thread using(utid) where thread.name glob '*storage*' group by 1"
+    )
+    units = ("storage", "storage 2")
+    expected = {f"simulated {u}": 1e9 * sum(s.end - s.begin for s in found.spans if s.unit == u) for u in units}
+    assert dict(Judge(tmp_path / "sim" / "trace.pftrace").rows(counted)) == pytest.approx(expected, abs=100)
+    assert all(expected.values())
