@@ -41,13 +41,25 @@ def test_executions_are_found_in_a_recording_by_all_that_they_say() -> None:
     assert join(events, other)[4:].tolist() == [7] * 6 + [-1] * 6
 
 
-def test_an_optrace_counts_each_event_once_on_its_unit() -> None:
+def test_an_optrace_counts_each_event_once_on_its_unit_and_thread() -> None:
     trace = read_optrace(DATA / "optrace.json")
-    assert trace.complaints == [] and trace.duplicates == 5
+    assert trace.complaints == [] and trace.duplicates == 6
     facts = utilization(trace.events)
-    assert facts["window_cycles"] == 1000
-    assert {name: row["cycles"] for name, row in facts["units"].items()} == {"HVX": 500, "HMX": 400, "DMA": 200}
-    assert critical_path(trace.events)["name"].tolist() == ["load", "conv", "pool"]
+    assert (facts["window_cycles"], facts["idle_cycles"]) == (1000, 0)
+    assert {name: row["cycles"] for name, row in facts["units"].items()} == {"HVX": 500, "HMX": 390, "DMA": 210}
+    threads = {"Type: HMX Tid: 256": 600, "Type: HVX Tid: 512": 500, "Type: HVX Tid: 513": 400}
+    assert {name: row["cycles"] for name, row in facts["threads"].items()} == threads
+    assert critical_path(trace.events)["name"].tolist() == ["load", "mark", "conv", "pool"]
+    assert trace.events["qnn_op"].tolist() == ["Input", "Input", "Conv_0", "Conv_0", "Pool_0", "Pool_0"]
+
+
+@pytest.mark.parametrize("kind", ["RUN_TRACE", "QHAS"])
+def test_the_viewers_other_files_are_told_from_an_optrace(tmp_path: Path, kind: str) -> None:
+    """A run trace has events of the same form, but its times are ticks."""
+    other = tmp_path / "chrometrace_runtrace.json"
+    other.write_text((DATA / "optrace.json").read_text().replace("OP_TRACE", kind))
+    with pytest.raises(RecordingError, match=f"is a {kind}, not an OP_TRACE"):
+        read_optrace(other)
 
 
 def test_a_cut_optrace_gives_what_is_whole_and_says_so(tmp_path: Path) -> None:
@@ -55,7 +67,7 @@ def test_a_cut_optrace_gives_what_is_whole_and_says_so(tmp_path: Path) -> None:
     cut = tmp_path / "cut.json"
     cut.write_text(text[: len(text) * 2 // 3])
     trace = read_optrace(cut)
-    assert "cut off" in trace.complaints[0] and 0 < len(trace.events) < 5
+    assert "cut off" in trace.complaints[0] and 0 < len(trace.events) < 6
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -86,9 +98,9 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
     assert main(["import-qnn", *files, "--json", "--out", str(tmp_path / "out")]) == 1
     shown = capsys.readouterr()
     answers = json.loads(shown.out)
-    assert [answer.get("events") for answer in answers] == [None, None, 16, 5]
+    assert [answer.get("events") for answer in answers] == [None, None, 16, 6]
     assert "no profile of QNN" in shown.err and "No such file" in shown.err
-    assert len(pd.read_parquet(tmp_path / "out" / "optrace.parquet")) == 5
+    assert len(pd.read_parquet(tmp_path / "out" / "optrace.parquet")) == 6
 
 
 def test_cycles_become_time_only_at_a_frequency_that_the_user_states(capsys: pytest.CaptureFixture[str]) -> None:
