@@ -81,6 +81,23 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert "cut off" in imported.complaints[-1]
 
 
+def test_a_quote_left_open_costs_its_own_line_alone(tmp_path: Path) -> None:
+    lines = (DATA / "onnxruntime.csv").read_text().splitlines(keepends=True)
+    lines[5] = lines[5].rstrip("\n").rsplit(",", 1)[0] + ',"left open\n'
+    bad = tmp_path / "bad.csv"
+    bad.write_text("".join(lines))
+    imported = read_csv(bad)
+    assert len(imported.events) == len(lines) - 2 and "1 damaged lines" in imported.complaints[0]
+
+
+@pytest.mark.parametrize("size", [10, 4096])
+def test_a_serialized_log_whole_or_cut_is_sent_to_the_viewer(tmp_path: Path, size: int) -> None:
+    log = tmp_path / "profile_qnn.log"
+    log.write_bytes(bytes(range(256))[:size] * (size // 256 + 1))
+    with pytest.raises(RecordingError, match="qnn-profile-viewer"):
+        read_csv(log)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=200))
 def test_foreign_text_is_refused_in_words(tmp_path: Path, text: str) -> None:

@@ -31,8 +31,8 @@ LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
 QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
-SETTINGS = struct.Struct("<12I")  # struct settings of bpf/maps.h
-QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_log")
+SETTINGS = struct.Struct("<13I")  # struct settings of bpf/maps.h
+QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
 
 
@@ -96,7 +96,8 @@ class Watcher:
         infers = not has_tracepoint("filemap", FAULT_BEGINS)
         loop = self.loop or Loop(0, 0, 0, 0, 0)
         places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
-        wanted = number, stop, "operator" in levels, "expert" in levels, *places, self.everyone, len(self.counters.events), infers
+        more = self.everyone, len(self.counters.events), infers, bool(self.probes.spared)
+        wanted = number, stop, "operator" in levels, "expert" in levels, *places, *more
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 
     def attach_mapped(self, pid: int) -> None:
@@ -181,6 +182,7 @@ class Watcher:
             return
         api = tuple(record["api"].tolist())
         self.probes.attach_table(engine, slots, api, backend)
+        self.set_chosen()
         emulator = backend == QNN_HTP and machine.describe()["arch"] in QNN_EMULATED_MACHINES
         if self.qnn is None or backend == QNN_HTP:
             self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
@@ -196,6 +198,12 @@ class Watcher:
         else:
             told = "is in no file: the end of these executions is not seen"
             self.probes.warnings.append(f"{engine.name}: the function that graphExecuteAsync notifies {told}")
+        self._continue(record, pid)
+
+    def _on_qnn_reader(self, record: np.void, pid: int) -> None:
+        """Stand at QNN's own readers of events: this program reads them otherwise than ONNX Runtime's provider does."""
+        self.probes.attach_spared()
+        self.set_chosen()
         self._continue(record, pid)
 
     def _on_qnn_log(self, record: np.void, pid: int) -> None:
