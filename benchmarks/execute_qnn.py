@@ -1,7 +1,7 @@
-"""Executes one QNN graph through ONNX Runtime until standard input closes: execute_qnn.py FOLDER LOG LEVEL ROWS.
+"""Executes one QNN graph through ONNX Runtime until standard input closes: execute_qnn.py FOLDER LEVEL ROWS.
 
 It begins when it reads a line, so that whoever measures it can stand before QNN's libraries are loaded, and writes begin and end
-of every run (CLOCK_MONOTONIC, ns) to LOG.
+of every run (CLOCK_MONOTONIC, ns) to FOLDER/runs.bin and the CPU time of its thread in each to FOLDER/cpu.bin.
 """
 
 import select
@@ -19,7 +19,7 @@ RUNS_AT_ONCE = 4
 
 
 def main() -> None:
-    folder, log, level, rows = *sys.argv[1:4], int(sys.argv[4])
+    folder, level, rows = *sys.argv[1:3], int(sys.argv[3])
     sys.stdin.readline()
     ort.set_default_logger_severity(3)
     ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
@@ -34,13 +34,15 @@ def main() -> None:
     given = {"x": rng.standard_normal((rows, 64)).astype(np.float32)}
     waiting = select.poll()
     waiting.register(sys.stdin, select.POLLHUP | select.POLLIN)
-    with open(log, "wb") as file:
+    with open(f"{folder}/runs.bin", "wb") as runs, open(f"{folder}/cpu.bin", "wb") as used:
         while not waiting.poll(0):
             for _ in range(RUNS_AT_ONCE):
-                begin = time.monotonic_ns()
+                cpu, begin = time.thread_time_ns(), time.monotonic_ns()
                 session.run(None, given)
-                file.write(struct.pack("<QQ", begin, time.monotonic_ns()))
-            file.flush()
+                runs.write(struct.pack("<QQ", begin, time.monotonic_ns()))
+                used.write(struct.pack("<Q", time.thread_time_ns() - cpu))
+            used.flush()
+            runs.flush()
 
 
 if __name__ == "__main__":

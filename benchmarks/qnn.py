@@ -7,7 +7,8 @@
 row by row. `overhead` measures as benchmarks/overhead.py does: for each level and size one process executes without end, and the
 probes on it go on and off. A round's change is the ratio of the median run with probes to that of the windows before and behind
 it; the table gives the median over the rounds with its 95 % bootstrap interval, and the same of windows without probes among
-each other: what the noise alone makes of a comparison. `--hits` tells how often each probe is hit per execution.
+each other: what the noise alone makes of a comparison. The same follows for the CPU time of the thread that executes: all probes
+are hit there, and neighbours touch it less than the clock. `--hits` tells how often each probe is hit per execution.
 On x86-64 the NPU is Qualcomm's emulator: its executions take the time of the host.
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.tables import load
-from benchmarks.overhead import Block, Engine, accounted, recording, summarize, times, window
+from benchmarks.overhead import Block, Engine, Window, recording, summarize, times, window
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = str(ROOT / "tests" / "programs" / "plain_qnn.py")
@@ -75,8 +76,8 @@ def traced(run: Path, command: list[str]) -> list[str]:
 
 def overhead(args: argparse.Namespace) -> int:
     """One process for each level and size."""
-    head = f"{'change':>8} {'95 % interval':>17} {'noise alone':>17} {'accounted us':>13} {'hits':>6} {'lost':>5}"
-    print(f"{'level':9} {'rows':>5} {'us per run':>11} {head}")
+    head = f"{'us per run':>11} {'change':>8} {'95 % interval':>18} {'noise alone':>18}"
+    print(f"{'level':9} {'rows':>5} {head} | {'CPU us':>8} {'change':>8} {'95 % interval':>18} {'noise alone':>18} | hits, lost")
     for level in args.levels.split(","):
         for rows in args.rows.split(","):
             with tempfile.TemporaryDirectory() as name:
@@ -86,7 +87,7 @@ def overhead(args: argparse.Namespace) -> int:
 
 def measure(level: str, rows: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """A process's runs with probes on and off by turns."""
-    command = [sys.executable, "-m", "benchmarks.execute_qnn", str(folder), str(folder / "runs.bin"), level, rows]
+    command = [sys.executable, "-m", "benchmarks.execute_qnn", str(folder), level, rows]
     with contextlib.closing(Engine(command, folder / "runs.bin", 1)) as engine:
         with recording(engine, "--levels qnn", folder / "run") as session:
             assert engine.process.stdin is not None  # a pipe
@@ -99,19 +100,23 @@ def measure(level: str, rows: str, args: argparse.Namespace, folder: Path) -> di
                 (session.probes.restore if number % 2 else session.probes.shed)(["qnn"])
                 windows.append(window(args.seconds))
         engine.close()
-        runs = engine.tokens()
-    without = windows[::2]
+        runs, used = engine.tokens(), np.fromfile(folder / "cpu.bin", "<u8").astype(np.int64)
+    cpu = np.column_stack((runs[:, 1] - used[: len(runs)], runs[:, 1]))
     manifest = json.loads((folder / "run" / "manifest.json").read_text())
     executes = max(1, manifest["records"].get("qnn_execute_begin", 0))
-    hits = {row["program"]: row["hits"] / executes for row in manifest["probes"] if row["hits"] and row["level"] == "qnn"}
+    hits = {row["program"]: row["hits"] / executes for row in manifest["probes"] if row["level"] == "qnn"}
     return {
-        "probes": summarize("probes", [Block(windows)], runs),
-        "noise": summarize("noise", [Block(without[: (len(without) - 1) // 2 * 2 + 1])], runs),
-        "us": float(np.median(times(runs, *without))) / 1e3,
-        "accounted": accounted(manifest["probes"], "ns_per_hit_cold") / executes / 1e3,
+        "measures": [compared(windows, runs), compared(windows, cpu)],
         "hits": {program: count for program, count in hits.items() if count > 0.01},
         "lost": sum(manifest["lost"].values()),
     }
+
+
+def compared(windows: list[Window], runs: np.ndarray) -> dict[str, Any]:
+    """The median run without probes, us, how it changes with them, and how windows without them differ among each other."""
+    without = windows[::2]
+    probes, noise = (summarize("", [Block(each)], runs) for each in (windows, without[: (len(without) - 1) // 2 * 2 + 1]))
+    return {"us": float(np.median(times(runs, *without))) / 1e3, "probes": probes, "noise": noise}
 
 
 def bounds(row: dict[str, Any]) -> str:
@@ -121,9 +126,11 @@ def bounds(row: dict[str, Any]) -> str:
 
 def show(level: str, rows: str, found: dict[str, Any], every_probe: bool) -> None:
     """Print a row of the table, and where asked for the hits of each probe."""
-    change = f"{100 * found['probes']['slowdown']:+7.1f}% {bounds(found['probes']):>17} {bounds(found['noise']):>17}"
-    rest = f"{found['accounted']:13,.0f} {sum(found['hits'].values()):6.1f} {found['lost']:5}"
-    print(f"{level:9} {rows:>5} {found['us']:11,.0f} {change} {rest}", flush=True)
+    cells = []
+    for measure, width in zip(found["measures"], (11, 8), strict=True):
+        change = f"{100 * measure['probes']['slowdown']:+7.1f}%"
+        cells.append(f"{measure['us']:{width},.0f} {change} {bounds(measure['probes']):>18} {bounds(measure['noise']):>18}")
+    print(f"{level:9} {rows:>5} {' | '.join(cells)} | {sum(found['hits'].values()):.1f}, {found['lost']}", flush=True)
     for program, count in sorted(found["hits"].items(), key=lambda each: -each[1]) if every_probe else ():
         print(f"{'':15} {program:32} {count:8.2f} per execute")
 

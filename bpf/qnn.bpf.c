@@ -485,25 +485,19 @@ QNN_STAGE(serialize, QNN_STAGE_SERIALIZE)
 QNN_STAGE(execute, QNN_STAGE_EXECUTE)
 QNN_STAGE(harvest, QNN_STAGE_HARVEST)
 
-/* Let the tracer place the probes that it spared; the target waits for them. */
-static INLINE void ask_for_readers(void *ctx)
+/* A place that reads profiles, told once: where the tracer does not know it, it places the probes that it spared. */
+static INLINE void tell_reader(void *ctx, u64 address)
 {
 	RECORD(rec_qnn_reader, r);
 	struct settings *s = settings();
 
-	if (!s || !s->spared || !is_news(CALL_GET_EVENTS, 1))
+	if (!s || !s->spared || !is_news(address, CALL_GET_EVENTS))
 		return;
 	if (!reserve(r, KIND_QNN_READER, ENGINE_QNN))
 		return;
+	r->address = address;
 	stop_target();
 	submit_urgent(ctx, r);
-}
-
-static INLINE bool in_known_reader(void)
-{
-	u64 key = (bpf_get_current_pid_tgid() << 8) | QNN_STAGE_HARVEST;
-
-	return map_lookup(MAP(calls), &key);
 }
 
 /* profileGetEvents(profile, out ids, out count) */
@@ -511,8 +505,7 @@ UPROBE(qnn_get_events)
 {
 	RECORD(rec_qnn_harvest, r);
 
-	if (!in_known_reader())
-		ask_for_readers(ctx);
+	tell_reader(ctx, RETURN_ADDRESS(ctx));
 	if (!reserve(r, KIND_QNN_HARVEST, ENGINE_QNN))
 		return 0;
 	r->profile = ARG1(ctx);
@@ -684,7 +677,7 @@ static INLINE bool is_known_process(void *ctx, u64 level)
 	if (word == LEVEL_ROOT || word == LEVEL_SUB)
 		return true;
 	count_loss(KIND_QNN_EVENT);
-	ask_for_readers(ctx);
+	tell_reader(ctx, 0);
 	return false;
 }
 

@@ -573,9 +573,10 @@ struct rec_qnn_callback {
 	unsigned long long address;
 };
 
-/* The target reads a profile in a way that no probe stands for yet; it is stopped until they do. */
+/* Where the target reads a profile; it is stopped until the probes stand that this takes. */
 struct rec_qnn_reader {
 	struct header h;
+	unsigned long long address; /* of the caller; 0: a function that is not what its name says */
 };
 
 /* The target opens a file that QNN's serialized profile goes to. */

@@ -329,6 +329,11 @@ class Attachments:
         files = [{row.library for row in standing if row.program == program} for program in probe.spared_by]
         return bool(files) and all(each and each == files[0] for each in files)
 
+    def stands_for_spared(self, path: str) -> bool:
+        """Whether the probes in this file tell all that the spared ones would of its calls."""
+        here = {row.program for row in self.rows if row.library == path and not row.retired_ns}
+        return all(here.issuperset(probe.spared_by) for _, probe, *_ in self.spared)
+
     def attach_spared(self) -> None:
         """Attach the probes that others were thought to stand for: there is a caller that these do not see."""
         places, self.spared = self.spared, []

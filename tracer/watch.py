@@ -201,9 +201,11 @@ class Watcher:
         self._continue(record, pid)
 
     def _on_qnn_reader(self, record: np.void, pid: int) -> None:
-        """Stand at QNN's own readers of events: this program reads them otherwise than ONNX Runtime's provider does."""
-        self.probes.attach_spared()
-        self.set_chosen()
+        """Stand at QNN's own readers of events, unless the caller is known to hand on what it reads."""
+        site = self._site(pid, int(record["address"]))
+        if not site or not self.probes.stands_for_spared(site[0]):
+            self.probes.attach_spared()
+            self.set_chosen()
         self._continue(record, pid)
 
     def _on_qnn_log(self, record: np.void, pid: int) -> None:
