@@ -9,6 +9,7 @@ probes on it go on and off. A round's change is the ratio of the median run with
 it; the table gives the median over the rounds with its 95 % bootstrap interval, and the same of windows without probes among
 each other: what the noise alone makes of a comparison. The same follows for the CPU time of the thread that executes: all probes
 are hit there, and neighbours touch it less than the clock. `--hits` tells how often each probe is hit per execution.
+The tracer's own CPU time is a share of one core while probes stand.
 On x86-64 the NPU is Qualcomm's emulator: its executions take the time of the host.
 """
 
@@ -76,8 +77,8 @@ def traced(run: Path, command: list[str]) -> list[str]:
 
 def overhead(args: argparse.Namespace) -> int:
     """One process for each level and size."""
-    head = f"{'us per run':>11} {'change':>8} {'95 % interval':>18} {'noise alone':>18}"
-    print(f"{'level':9} {'rows':>5} {head} | {'CPU us':>8} {'change':>8} {'95 % interval':>18} {'noise alone':>18} | hits, lost")
+    compared_to = f"{'change':>8} {'95 % interval':>18} {'noise alone':>18}"
+    print(f"{'level':9} {'rows':>5} {'us per run':>11} {compared_to} | {'CPU us':>8} {compared_to} | hits, lost, own CPU")
     for level in args.levels.split(","):
         for rows in args.rows.split(","):
             with tempfile.TemporaryDirectory() as name:
@@ -130,7 +131,8 @@ def show(level: str, rows: str, found: dict[str, Any], every_probe: bool) -> Non
     for measure, width in zip(found["measures"], (11, 8), strict=True):
         change = f"{100 * measure['probes']['slowdown']:+7.1f}%"
         cells.append(f"{measure['us']:{width},.0f} {change} {bounds(measure['probes']):>18} {bounds(measure['noise']):>18}")
-    print(f"{level:9} {rows:>5} {' | '.join(cells)} | {sum(found['hits'].values()):.1f}, {found['lost']}", flush=True)
+    rest = f"{sum(found['hits'].values()):.1f}, {found['lost']}, {found['measures'][0]['probes']['tracer_cpu']:.2%}"
+    print(f"{level:9} {rows:>5} {' | '.join(cells)} | {rest}", flush=True)
     for program, count in sorted(found["hits"].items(), key=lambda each: -each[1]) if every_probe else ():
         print(f"{'':15} {program:32} {count:8.2f} per execute")
 

@@ -161,6 +161,9 @@ def test_the_probes_on_each_event_are_spared_where_onnx_runtime_reads_them(tmp_p
     hits = {row["program"]: row["hits"] for row in manifest["probes"]}
     assert not {program for program in hits if "event_data" in program or "sub_events" in program}
     assert hits["qnn_process_extended_event"] == manifest["records"]["qnn_event"] > 100
+    logs = {row["from"]: row["bytes"] for row in manifest["qnn_logs"]}
+    assert logs == {str(path): path.stat().st_size for path in tmp_path.glob("*_qnn.log")}
+    assert manifest["records"]["qnn_log"] == len(logs) == 2, "it is opened for every harvest, and told once"
 
 
 @pytest.mark.needs("htp")
