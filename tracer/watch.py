@@ -136,12 +136,15 @@ class Watcher:
         getattr(self, f"_on_{name}")(record, int(record["pid"]))
 
     def _on_task_fork(self, record: np.void, pid: int) -> None:
+        """A new thread is named when it ends, or with those that live: it has hardly begun, and some programs make thousands."""
         child = int(record["child_tid"])
         self.counters.add(child)
-        is_process = os.path.isdir(f"/proc/{child}") and not os.path.isdir(f"/proc/{pid}/task/{child}")
-        self.note_thread(child, child if is_process else pid)
+        is_process = not os.path.isdir(f"/proc/{pid}/task/{child}") and os.path.isdir(f"/proc/{child}")
         if is_process:
+            self.note_thread(child, child)
             self.guard.add(child)
+        else:
+            self.threads.setdefault(child, {"tid": child, "name": ""})["pid"] = pid
 
     def _on_task_exit(self, record: np.void, pid: int) -> None:
         tid = int(record["tid"])
