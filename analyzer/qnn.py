@@ -61,18 +61,46 @@ class Events:
 
 
 def events(source: Source, read: Harvests) -> Events:
-    """Profile events; an event that was read both plain and extended counts once, extended."""
+    """Profile events; one that was seen in two ways counts once: by nesting rather than by lists, extended rather than plain."""
     rows = source.rows("qnn_event")
     harvest = latest(read.tid, read.ts, rows["tid"], rows["ts"])
     same = codes(harvest, rows["event"], rows["tid"]) if len(rows) else np.empty(0, np.int64)
-    order = np.lexsort((-rows["extended"], same))
+    order = np.lexsort((-rows["extended"], rows["frame"] == 0, same))
     first = np.append(True, same[order][1:] != same[order][:-1])[: len(order)]
     keep = np.sort(order[first | (harvest[order] < 0)])
     return Events(rows.where(keep), harvest[keep])
 
 
 def parents(source: Source, read: Harvests, found: Events) -> tuple[np.ndarray, np.ndarray]:
-    """(row of the parent event or -1, depth) of each event, from the lists of sub-events of its harvest."""
+    """(row of the parent event or -1, depth) of each event: by the lists of its harvest's sub-events, or by nesting."""
+    parent, depth = listed(source, read, found)
+    nests = np.flatnonzero((found.rows["frame"] > 0) & (found.harvest >= 0))
+    if len(nests):
+        parent[nests], depth[nests] = nested(found, nests)
+    return parent, depth
+
+
+def nested(found: Events, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(parent, depth) of events that one function reads by calling itself: the deeper, the lower its frame.
+
+    A harvest's frames are as many as its tree is deep; an event belongs to the last one before it of the depth above.
+    """
+    harvest, ts, depth = found.harvest[rows], found.rows["ts"][rows], np.zeros(len(rows), np.int64)
+    frame = -found.rows["frame"][rows]
+    order = np.lexsort((frame, harvest))
+    first = np.append(True, np.diff(harvest[order]) != 0)
+    level = np.cumsum(first | np.append(True, np.diff(frame[order]) != 0))
+    depth[order] = level - np.maximum.accumulate(np.where(first, level, 0))
+    parent = np.full(len(rows), NONE, np.int64)
+    for number in range(1, int(depth.max()) + 1):
+        mine, above = np.flatnonzero(depth == number), np.flatnonzero(depth == number - 1)
+        at = latest(harvest[above], ts[above], harvest[mine], ts[mine])
+        parent[mine[at >= 0]] = rows[above[at[at >= 0]]]
+    return parent, depth
+
+
+def listed(source: Source, read: Harvests, found: Events) -> tuple[np.ndarray, np.ndarray]:
+    """(parent, depth) by the lists of sub-events."""
     n, lists = len(found.rows), source.rows("qnn_sub_events")
     lists = lists.where(lists["of_profile"] == 0)
     parent, depth = np.full(n, NONE, np.int64), np.zeros(n, np.int64)

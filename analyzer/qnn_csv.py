@@ -1,7 +1,6 @@
 """Profiles that others wrote as CSV: ONNX Runtime's QNN provider and Qualcomm's profile viewer name their columns alike."""
 
 import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,15 +49,23 @@ def type_of(message: str, name: str) -> int:
     return HTP_TYPES.get(name.strip(), GENERIC_TYPES.get(message, UNKNOWN))
 
 
+def cells_of(line: str) -> list[str]:
+    """The cells of one line; none where a quote is left open: it must not swallow the lines that follow."""
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error:
+        return []
+
+
 def rows_of(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """(line, cells by column) behind the header. Raises RecordingError where no line is the header."""
     lines = text.splitlines(keepends=True)
     for skipped, line in enumerate(lines[:PREAMBLE_LINES]):
-        header = [cell.strip() for cell in next(csv.reader([line]), [])]
+        header = [cell.strip() for cell in cells_of(line)]
         if set(COLUMNS) <= set(header):
-            reader = csv.reader(io.StringIO("".join(lines[skipped + 1 :])))
-            for cells in reader:
-                yield skipped + 1 + reader.line_num, dict(zip(header, cells, strict=False))
+            for number, row in enumerate(lines[skipped + 1 :], skipped + 2):
+                if row.strip():
+                    yield number, dict(zip(header, cells_of(row), strict=False))
             return
     raise RecordingError(f"{path} is no profile of QNN: no line holds the columns {', '.join(COLUMNS)}")
 
@@ -86,6 +93,8 @@ class Sequence:
 def read_csv(path: Path) -> Imported:
     """Read a profile; a damaged line is left out and counted. Raises RecordingError where the file is none."""
     text = path.read_text(errors="replace")
+    if "\0" in text:
+        raise RecordingError(f"{path} is no CSV but QNN's serialized log, or damaged: make it a CSV with qnn-profile-viewer")
     whole = text[: text.rfind("\n") + 1]
     found, bad, sequence = [], [], Sequence()
     for line, cells in rows_of(path, whole):

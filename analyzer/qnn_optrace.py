@@ -1,7 +1,8 @@
 """An optrace as Qualcomm's profile viewer writes it for Chrome: what each unit of the HTP did, in cycles.
 
-Thread numbers mean different things in different versions, so threads are told by name. The viewer lists an event on an
-overview thread and again on its unit's; one of the two is kept.
+Thread numbers mean different things on different chips (256 is HMX on one, DMA on another), so a thread is told by its name and
+an event's unit by its flags. The viewer lists every event in an overview of its core and again in a process of its QNN
+operation; one of the two is kept. What it lists as not executed is left out.
 """
 
 import json
@@ -18,7 +19,10 @@ from analyzer.schema import conform
 from tracer.recording import RecordingError
 
 UNITS = (("HMX", re.compile(r"hmx", re.I)), ("HVX", re.compile(r"hvx", re.I)), ("DMA", re.compile(r"dma", re.I)))
+OVERVIEW, NOT_RUN = re.compile(r"overview", re.I), re.compile(r"non executed", re.I)
 REMEDY = "give the JSON that qnn-profile-viewer writes with the optrace reader"
+ARTIFACT = "OP_TRACE"
+COLUMNS = ["name", "begin_cycles", "cycles", "pid", "tid", "flags", "qnn_op"]
 
 
 @dataclass
@@ -50,74 +54,108 @@ def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     complaints = []
     try:
         data = json.loads(text)
+        refuse_others(path, data)
         rows = data["traceEvents"] if isinstance(data, dict) else data
     except (ValueError, KeyError):
         rows = salvaged(text)
         complaints.append(f"{path}: the file is cut off or damaged; its first {len(rows)} events are read")
-    rows = [row for row in rows if isinstance(row, dict) and "ph" in row] if isinstance(rows, list) else []
+    rows = [row for row in rows if is_event(row)] if isinstance(rows, list) else []
     if not rows:
         raise RecordingError(f"{path} holds no trace events: {REMEDY}")
     return rows, complaints
 
 
-def unit_of(thread: str) -> str:
-    """The unit that a thread's name tells: HVX | HMX | DMA | "" (an overview, or something else)."""
-    return next((unit for unit, pattern in UNITS if pattern.search(thread)), "")
+def refuse_others(path: Path, data: Any) -> None:
+    """Raise RecordingError for the viewer's other files: a run trace's times are no cycles, a summary has no events."""
+    header = data.get("header") if isinstance(data, dict) else None
+    kind = header.get("artifact_type", ARTIFACT) if isinstance(header, dict) else ARTIFACT
+    if kind != ARTIFACT:
+        raise RecordingError(f"{path} is a {kind}, not an {ARTIFACT}: {REMEDY} (the one without a suffix to its name)")
 
 
-def spans(rows: list[dict[str, Any]]) -> tuple[list[tuple[str, float, float, Any]], int]:
-    """(name, begin, cycles, thread key) of complete events and of begins with their ends; and how many could not be read."""
+def is_event(row: Any) -> bool:
+    """Whether it has the form of a trace event."""
+    scalars = isinstance(row, dict) and all(isinstance(row.get(key), str | int | float | None) for key in ("ph", "pid", "tid"))
+    return scalars and "ph" in row and isinstance(row.get("args", {}), dict)
+
+
+def unit_of(thread: str, flags: Any) -> str:
+    """The unit that an event's flags name, or its thread where it has none: HVX | HMX | DMA | "" (something else)."""
+    told = " ".join(map(str, flags)) if isinstance(flags, list) and flags else thread
+    return next((unit for unit, pattern in UNITS if pattern.search(told)), "")
+
+
+def spans(rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
+    """COLUMNS of complete events and of begins with their ends; and how many could not be read."""
     found, bad = [], 0
-    open_: dict[Any, list[tuple[str, float]]] = {}
+    open_: dict[Any, list[tuple[str, float, Any]]] = {}
     for row in rows:
-        thread = (row.get("pid"), row.get("tid"))
+        thread, args = (row.get("pid"), row.get("tid")), row.get("args", {})
+        told = args.get("Flags"), str(args.get("QNN Op Name", ""))
         try:
             if row["ph"] == "X":
-                found.append((str(row["name"]), float(row["ts"]), float(row["dur"]), thread))
+                found.append((str(row["name"]), float(row["ts"]), float(row["dur"]), *thread, *told))
             elif row["ph"] == "B":
-                open_.setdefault(thread, []).append((str(row["name"]), float(row["ts"])))
+                open_.setdefault(thread, []).append((str(row["name"]), float(row["ts"]), told))
             elif row["ph"] == "E":
-                name, begin = open_[thread].pop()
-                found.append((name, begin, float(row["ts"]) - begin, thread))
+                name, begin, told = open_[thread].pop()
+                found.append((name, begin, float(row["ts"]) - begin, *thread, *told))
         except (KeyError, TypeError, ValueError, IndexError):
             bad += 1
     return found, bad + sum(len(left) for left in open_.values())
 
 
+def named(rows: list[dict[str, Any]], what: str) -> dict[Any, str]:
+    """(process, thread) → name, from the metadata of that kind."""
+    return {
+        (row.get("pid"), row.get("tid")): str(row.get("args", {}).get("name", ""))
+        for row in rows
+        if row["ph"] == "M" and row.get("name") == what
+    }
+
+
+def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
+    """Each event once: where two processes list it the overview's, else the first's."""
+    copy = frame.groupby(["pid", "tid", "name", "begin_cycles", "cycles"], dropna=False).cumcount()
+    second = ~frame["pid"].map(lambda pid: bool(OVERVIEW.search(processes.get((pid, None), "")))).astype(bool)
+    first = frame.assign(copy=copy, second=second).sort_values("second", kind="stable")
+    kept = first.drop_duplicates(["tid", "name", "begin_cycles", "cycles", "copy"])
+    return kept.sort_values("begin_cycles", kind="stable", ignore_index=True)
+
+
 def read_optrace(path: Path) -> Optrace:
     """Read a file. Raises RecordingError where it is none."""
     rows, complaints = raw_events(path)
-    names = {
-        (row.get("pid"), row.get("tid")): str((row.get("args") or {}).get("name", ""))
-        for row in rows
-        if row["ph"] == "M" and row.get("name") == "thread_name"
-    }
     found, bad = spans(rows)
     if bad:
         complaints.append(f"{path}: {bad} events without name, time or partner are left out")
-    frame = pd.DataFrame(found, columns=["name", "begin_cycles", "cycles", "thread"])
-    frame["thread"] = [names.get(thread, "") for thread in frame["thread"]]
-    frame["unit"] = [unit_of(thread) for thread in frame["thread"]]
-    once = frame.sort_values("unit", key=lambda unit: unit == "", kind="stable")
-    copies = once.groupby(["name", "begin_cycles", "cycles", once["unit"] == ""]).cumcount()
-    once = once.assign(copy=copies).drop_duplicates(["name", "begin_cycles", "cycles", "copy"])
-    once = once.sort_values("begin_cycles", kind="stable", ignore_index=True)
-    return Optrace(conform("qnn_optrace", once), complaints, len(frame) - len(once))
+    threads, frame = named(rows, "thread_name"), pd.DataFrame(found, columns=COLUMNS)
+    names = [threads.get(key, "") for key in zip(frame["pid"], frame["tid"], strict=True)]
+    frame["thread"] = [
+        name if "tid" in name.lower() else f"{name} Tid: {tid}" for name, tid in zip(names, frame["tid"], strict=True)
+    ]
+    frame["unit"] = [unit_of(*told) for told in zip(names, frame["flags"], strict=True)]
+    frame = frame[[not NOT_RUN.search(name) for name in names]]
+    kept = once(frame, named(rows, "process_name"))
+    return Optrace(conform("qnn_optrace", kept), complaints, len(frame) - len(kept))
 
 
 def utilization(events: pd.DataFrame) -> dict[str, Any]:
-    """Cycles from first to last event, and per unit the cycles in which it worked on anything, with their share."""
+    """Cycles from first to last event, those in which nothing worked, per unit those in which it did, and all of each thread."""
     if not len(events):
         return {}
     begin = events["begin_cycles"].to_numpy()
     end = begin + events["cycles"].to_numpy()
     window = int(end.max() - begin.min())
-    busy = {}
+    busy, threads = {}, {}
     for unit, rows in events.groupby("unit"):
         first = rows["begin_cycles"].to_numpy()
         covered = time_sets.length(time_sets.union(first, first + rows["cycles"].to_numpy()))
         busy[str(unit) or "other"] = {"events": len(rows), "cycles": covered, "share": covered / window if window else 0.0}
-    return {"window_cycles": window, "units": busy}
+    for thread, cycles in events.groupby("thread")["cycles"].sum().items():
+        threads[str(thread)] = {"cycles": int(cycles), "share": int(cycles) / window if window else 0.0}
+    idle = window - time_sets.length(time_sets.union(begin, end))
+    return {"window_cycles": window, "idle_cycles": idle, "units": busy, "threads": threads}
 
 
 def critical_path(events: pd.DataFrame) -> pd.DataFrame:

@@ -73,8 +73,9 @@ IMPORTED: dict[str, tuple[Column, ...]] = {
     "qnn_optrace": columns(
         """
         name         object what ran
-        thread       object name of the thread
-        unit         object HVX | HMX | DMA | "": what the thread's name tells
+        qnn_op       object QNN's operation that it is part of
+        thread       object name and number of the thread
+        unit         object HVX | HMX | DMA (starting transfers and waiting for them) | "": by its flags, else by its thread
         begin_cycles int64  cycles of the NPU's clock
         cycles       int64  how long
         """

@@ -70,6 +70,7 @@ union record {
 	struct rec_session session;
 	struct rec_qnn_callback qnn_callback;
 	struct rec_qnn_log qnn_log;
+	struct rec_qnn_reader qnn_reader;
 };
 
 const union record *record_types = 0;

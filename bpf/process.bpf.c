@@ -94,6 +94,25 @@ static INLINE bool is_qnn_log(struct path_scratch *path, long length)
 	return true;
 }
 
+/* FNV-1a */
+static INLINE u64 path_hash(struct path_scratch *path)
+{
+	u64 hash = 0xcbf29ce484222325;
+
+	for (u32 i = 0; i < PATH_BYTES; i++) {
+		if (!path->text[i])
+			break;
+		hash = (hash ^ path->text[i]) * 0x100000001b3;
+	}
+	return hash;
+}
+
+/* It is opened for every harvest: told once, where its whole name says which file it is. */
+static INLINE bool is_new_log(struct path_scratch *path)
+{
+	return path->text[0] != '/' || is_news(path_hash(path), KIND_QNN_LOG);
+}
+
 static INLINE void send_qnn_log(void *ctx, void *filename)
 {
 	RECORD(rec_qnn_log, r);
@@ -122,7 +141,7 @@ TRACEPOINT(syscalls, sys_enter_openat)
 	length = bpf_probe_read_user_str(path->text, PATH_BYTES, (void *)args->filename);
 	if (length <= 0)
 		return 0;
-	if (is_qnn_log(path, length))
+	if (is_qnn_log(path, length) && is_new_log(path))
 		send_qnn_log(ctx, (void *)args->filename);
 	path->base = 0;
 	for (u32 i = 0; i < PATH_BYTES; i++) {

@@ -485,14 +485,49 @@ QNN_STAGE(serialize, QNN_STAGE_SERIALIZE)
 QNN_STAGE(execute, QNN_STAGE_EXECUTE)
 QNN_STAGE(harvest, QNN_STAGE_HARVEST)
 
-/* profileGetEvents(profile, out ids, out count) and profileGetSubEvents(event, out ids, out count) */
-static INLINE int list_end(void *ctx, u8 call)
+/* A place that reads profiles, told once: where the tracer does not know it, it places the probes that it spared. */
+static INLINE void tell_reader(void *ctx, u64 address)
+{
+	RECORD(rec_qnn_reader, r);
+	struct settings *s = settings();
+
+	if (!s || !s->spared || !is_news(address, CALL_GET_EVENTS))
+		return;
+	if (!reserve(r, KIND_QNN_READER, ENGINE_QNN))
+		return;
+	r->address = address;
+	stop_target();
+	submit_urgent(ctx, r);
+}
+
+/* profileGetEvents(profile, out ids, out count) */
+UPROBE(qnn_get_events)
+{
+	RECORD(rec_qnn_harvest, r);
+
+	tell_reader(ctx, RETURN_ADDRESS(ctx));
+	if (!reserve(r, KIND_QNN_HARVEST, ENGINE_QNN))
+		return 0;
+	r->profile = ARG1(ctx);
+	r->pad[0] = r->pad[1] = r->pad[2] = 0;
+	submit(ctx, r);
+	return 0;
+}
+
+/* profileGetSubEvents(event, out ids, out count) */
+UPROBE(qnn_get_sub_events_begin)
+{
+	keep_args(CALL_GET_SUB_EVENTS, ARG1(ctx), ARG2(ctx), ARG3(ctx), 0);
+	return 0;
+}
+
+UPROBE(qnn_get_sub_events_end)
 {
 	struct call_args args;
 	u64 ids = 0;
 	u32 total = 0;
 
-	if (!take_args(call, &args))
+	if (!take_args(CALL_GET_SUB_EVENTS, &args))
 		return 0;
 	bpf_probe_read_user(&ids, sizeof(ids), (void *)args.arg[1]);
 	bpf_probe_read_user(&total, sizeof(total), (void *)args.arg[2]);
@@ -506,7 +541,7 @@ static INLINE int list_end(void *ctx, u8 call)
 		if (!reserve(r, KIND_QNN_SUB_EVENTS, ENGINE_QNN))
 			return 0;
 		r->parent = args.arg[0];
-		r->of_profile = call == CALL_GET_EVENTS;
+		r->of_profile = 0;
 		r->first = first;
 		r->count = total - first < MAX_SUB_EVENTS ? total - first : MAX_SUB_EVENTS;
 		r->total = total;
@@ -516,35 +551,6 @@ static INLINE int list_end(void *ctx, u8 call)
 	}
 	count_loss(KIND_QNN_SUB_EVENTS);
 	return 0;
-}
-
-UPROBE(qnn_get_events_begin)
-{
-	RECORD(rec_qnn_harvest, r);
-
-	keep_args(CALL_GET_EVENTS, ARG1(ctx), ARG2(ctx), ARG3(ctx), 0);
-	if (!reserve(r, KIND_QNN_HARVEST, ENGINE_QNN))
-		return 0;
-	r->profile = ARG1(ctx);
-	r->pad[0] = r->pad[1] = r->pad[2] = 0;
-	submit(ctx, r);
-	return 0;
-}
-
-UPROBE(qnn_get_events_end)
-{
-	return list_end(ctx, CALL_GET_EVENTS);
-}
-
-UPROBE(qnn_get_sub_events_begin)
-{
-	keep_args(CALL_GET_SUB_EVENTS, ARG1(ctx), ARG2(ctx), ARG3(ctx), 0);
-	return 0;
-}
-
-UPROBE(qnn_get_sub_events_end)
-{
-	return list_end(ctx, CALL_GET_SUB_EVENTS);
 }
 
 /* QnnProfile_EventData_t */
@@ -569,7 +575,7 @@ struct extended_event_data {
 	u64 identifier;
 };
 
-static INLINE void send_qnn_event(void *ctx, u64 event, struct extended_event_data *d, u32 extended)
+static INLINE void send_qnn_event(void *ctx, u64 event, struct extended_event_data *d, u32 extended, u64 frame)
 {
 	RECORD(rec_qnn_event, r);
 
@@ -582,10 +588,33 @@ static INLINE void send_qnn_event(void *ctx, u64 event, struct extended_event_da
 	r->timestamp = d->timestamp;
 	r->dtype = d->dtype;
 	r->extended = extended;
+	r->frame = frame;
 	r->name[0] = 0;
 	if (d->identifier)
 		bpf_probe_read_user_str(r->name, sizeof(r->name), (void *)d->identifier);
 	submit(ctx, r);
+}
+
+static INLINE void send_plain_event(void *ctx, u64 event, u64 at, u64 frame)
+{
+	struct extended_event_data wide = {};
+	struct event_data data = {};
+
+	bpf_probe_read_user(&data, sizeof(data), (void *)at);
+	wide.type = data.type;
+	wide.unit = data.unit;
+	wide.value = data.value;
+	wide.dtype = 0x64;
+	wide.identifier = data.identifier;
+	send_qnn_event(ctx, event, &wide, 0, frame);
+}
+
+static INLINE void send_extended_event(void *ctx, u64 event, u64 at, u64 frame)
+{
+	struct extended_event_data data = {};
+
+	bpf_probe_read_user(&data, sizeof(data), (void *)at);
+	send_qnn_event(ctx, event, &data, 1, frame);
 }
 
 /* profileGetEventData(event, out) */
@@ -597,19 +626,10 @@ UPROBE(qnn_event_data_begin)
 
 UPROBE(qnn_event_data_end)
 {
-	struct extended_event_data wide = {};
-	struct event_data data = {};
 	struct call_args args;
 
-	if (!take_args(CALL_EVENT_DATA, &args) || RESULT(ctx))
-		return 0;
-	bpf_probe_read_user(&data, sizeof(data), (void *)args.arg[1]);
-	wide.type = data.type;
-	wide.unit = data.unit;
-	wide.value = data.value;
-	wide.dtype = 0x64;
-	wide.identifier = data.identifier;
-	send_qnn_event(ctx, args.arg[0], &wide, 0);
+	if (take_args(CALL_EVENT_DATA, &args) && !RESULT(ctx))
+		send_plain_event(ctx, args.arg[0], args.arg[1], 0);
 	return 0;
 }
 
@@ -622,12 +642,55 @@ UPROBE(qnn_extended_event_data_begin)
 
 UPROBE(qnn_extended_event_data_end)
 {
-	struct extended_event_data data = {};
 	struct call_args args;
 
-	if (!take_args(CALL_EXTENDED_EVENT_DATA, &args) || RESULT(ctx))
-		return 0;
-	bpf_probe_read_user(&data, sizeof(data), (void *)args.arg[1]);
-	send_qnn_event(ctx, args.arg[0], &data, 1);
+	if (take_args(CALL_EXTENDED_EVENT_DATA, &args) && !RESULT(ctx))
+		send_extended_event(ctx, args.arg[0], args.arg[1], 0);
+	return 0;
+}
+
+/*
+ * ONNX Runtime's QNN provider hands each event that it has read to Process(this, event, level, data), which returns an object:
+ * one probe there sees what four see around QNN's own functions. The provider reads sub-events by calling itself, so the stack
+ * pointer tells their depth. `level` is a std::string; where it is not one of the two known words the function is another than
+ * the one we know, and QNN's functions are probed instead.
+ */
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+#define PROCESS_EVENT(ctx) ARG2(ctx) /* the address of the result is in a register of its own */
+#define PROCESS_LEVEL(ctx) ARG3(ctx)
+#define PROCESS_DATA(ctx) ARG4(ctx)
+#else
+#define PROCESS_EVENT(ctx) ARG3(ctx)
+#define PROCESS_LEVEL(ctx) ARG4(ctx)
+#define PROCESS_DATA(ctx) ARG5(ctx)
+#endif
+#define LEVEL_ROOT 0x544f4f52 /* "ROOT" */
+#define LEVEL_SUB 0x2d425553  /* "SUB-" of "SUB-EVENT" */
+
+static INLINE bool is_known_process(void *ctx, u64 level)
+{
+	u64 text = 0;
+	u32 word = 0;
+
+	bpf_probe_read_user(&text, sizeof(text), (void *)level);
+	bpf_probe_read_user(&word, sizeof(word), (void *)text);
+	if (word == LEVEL_ROOT || word == LEVEL_SUB)
+		return true;
+	count_loss(KIND_QNN_EVENT);
+	tell_reader(ctx, 0);
+	return false;
+}
+
+UPROBE(qnn_process_event)
+{
+	if (is_known_process(ctx, PROCESS_LEVEL(ctx)))
+		send_plain_event(ctx, PROCESS_EVENT(ctx), PROCESS_DATA(ctx), STACK(ctx));
+	return 0;
+}
+
+UPROBE(qnn_process_extended_event)
+{
+	if (is_known_process(ctx, PROCESS_LEVEL(ctx)))
+		send_extended_event(ctx, PROCESS_EVENT(ctx), PROCESS_DATA(ctx), STACK(ctx));
 	return 0;
 }

@@ -66,6 +66,7 @@ enum record_kind {
 	KIND_SESSION = 76,
 	KIND_QNN_CALLBACK = 77,
 	KIND_QNN_LOG = 78,
+	KIND_QNN_READER = 79,
 };
 
 /* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
@@ -539,11 +540,12 @@ struct rec_qnn_event {
 	unsigned long long timestamp; /* the backend's own; 0 where it gives none */
 	unsigned int dtype;           /* QNN scalar type of `value`; 0x64: u64 (event data, not extended) */
 	unsigned int extended;
+	unsigned long long frame; /* stack pointer where the reader handed it on: a sub-event's is lower; 0: lists tell the tree */
 	char name[QNN_NAME_BYTES];
 };
 
 #define MAX_SUB_EVENTS 16
-/* profileGetEvents or profileGetSubEvents: `parent` is a profile or an event handle. */
+/* profileGetSubEvents: `parent` is an event's handle (older recordings: a profile's too). */
 struct rec_qnn_sub_events {
 	struct header h;
 	unsigned long long parent;
@@ -569,6 +571,12 @@ struct rec_qnn_object {
 struct rec_qnn_callback {
 	struct header h;
 	unsigned long long address;
+};
+
+/* Where the target reads a profile; it is stopped until the probes stand that this takes. */
+struct rec_qnn_reader {
+	struct header h;
+	unsigned long long address; /* of the caller; 0: a function that is not what its name says */
 };
 
 /* The target opens a file that QNN's serialized profile goes to. */

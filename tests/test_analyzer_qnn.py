@@ -150,6 +150,39 @@ def test_an_event_read_plain_and_extended_counts_once_extended(tmp_path):
     p.check(tmp_path)
 
 
+def nest(p: Program, tree: Tree, cause: tuple[int, int], tid: int = MAIN, parent: int = -1, depth: int = 0) -> None:
+    """Events as ONNX Runtime's provider hands them on: no lists, but a frame that is lower the deeper the call."""
+    for number, value, children in tree:
+        row = len(p.truth)
+        p.truth.append((number, value, parent, depth, *cause))
+        frame = (0x7FFF0000 if tid == MAIN else 0x7FFD0000) - 400 * depth
+        fields = {"event": row + 1, "type": number, "unit": 1, "value": value, "dtype": 0x164, "extended": 1, "frame": frame}
+        p.w.add("qnn_event", engine=3, ts=p.tick(), tid=tid, **fields, name=b"node")
+        nest(p, children, cause, tid, row, depth + 1)
+
+
+DEEP: Tree = [(3003, 9, [(404, 4, [(5001, 1, []), (5002, 2, [])]), (404, 5, [])]), (3004, 3, []), (3003, 8, [(404, 8, [])])]
+
+
+def test_events_without_lists_find_their_parents_by_how_deep_their_reader_called_itself(tmp_path):
+    p = Program()
+    for tid, profile, tree in ((MAIN, 50, DEEP), (WORKER, 51, DEEP[::-1]), (MAIN, 50, DEEP[1:2]), (MAIN, 50, DEEP)):
+        cause = p.execute(3, profile, tid)
+        p.w.add("qnn_harvest", engine=3, ts=p.tick(), tid=tid, profile=profile)
+        nest(p, tree, (cause, -1), tid)
+    p.check(tmp_path)
+
+
+def test_an_event_seen_by_its_reader_and_by_qnns_own_function_counts_once(tmp_path):
+    p = Program()
+    cause = p.execute(3, 50)
+    p.w.add("qnn_harvest", engine=3, ts=p.tick(), profile=50)
+    nest(p, DEEP, (cause, -1))
+    for row, (number, value, *_) in enumerate(list(p.truth)):
+        p.w.add("qnn_event", engine=3, ts=p.tick(), event=row + 1, type=number, unit=1, value=value, dtype=0x164, extended=1)
+    p.check(tmp_path)
+
+
 def test_values_narrower_than_their_field_are_cut_to_their_width(tmp_path):
     w = Writer().add("qnn_event", engine=3, ts=5, type=404, value=0xDEAD00000007, dtype=0x132, extended=1)
     assert build(open_recording(w.write(tmp_path)))["qnn_events"]["value"].tolist() == [7]

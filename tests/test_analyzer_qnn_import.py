@@ -41,13 +41,25 @@ def test_executions_are_found_in_a_recording_by_all_that_they_say() -> None:
     assert join(events, other)[4:].tolist() == [7] * 6 + [-1] * 6
 
 
-def test_an_optrace_counts_each_event_once_on_its_unit() -> None:
+def test_an_optrace_counts_each_event_once_on_its_unit_and_thread() -> None:
     trace = read_optrace(DATA / "optrace.json")
-    assert trace.complaints == [] and trace.duplicates == 5
+    assert trace.complaints == [] and trace.duplicates == 6
     facts = utilization(trace.events)
-    assert facts["window_cycles"] == 1000
-    assert {name: row["cycles"] for name, row in facts["units"].items()} == {"HVX": 500, "HMX": 400, "DMA": 200}
-    assert critical_path(trace.events)["name"].tolist() == ["load", "conv", "pool"]
+    assert (facts["window_cycles"], facts["idle_cycles"]) == (1000, 0)
+    assert {name: row["cycles"] for name, row in facts["units"].items()} == {"HVX": 500, "HMX": 390, "DMA": 210}
+    threads = {"Type: HMX Tid: 256": 600, "Type: HVX Tid: 512": 500, "Type: HVX Tid: 513": 400}
+    assert {name: row["cycles"] for name, row in facts["threads"].items()} == threads
+    assert critical_path(trace.events)["name"].tolist() == ["load", "mark", "conv", "pool"]
+    assert trace.events["qnn_op"].tolist() == ["Input", "Input", "Conv_0", "Conv_0", "Pool_0", "Pool_0"]
+
+
+@pytest.mark.parametrize("kind", ["RUN_TRACE", "QHAS"])
+def test_the_viewers_other_files_are_told_from_an_optrace(tmp_path: Path, kind: str) -> None:
+    """A run trace has events of the same form, but its times are ticks."""
+    other = tmp_path / "chrometrace_runtrace.json"
+    other.write_text((DATA / "optrace.json").read_text().replace("OP_TRACE", kind))
+    with pytest.raises(RecordingError, match=f"is a {kind}, not an OP_TRACE"):
+        read_optrace(other)
 
 
 def test_a_cut_optrace_gives_what_is_whole_and_says_so(tmp_path: Path) -> None:
@@ -55,7 +67,7 @@ def test_a_cut_optrace_gives_what_is_whole_and_says_so(tmp_path: Path) -> None:
     cut = tmp_path / "cut.json"
     cut.write_text(text[: len(text) * 2 // 3])
     trace = read_optrace(cut)
-    assert "cut off" in trace.complaints[0] and 0 < len(trace.events) < 5
+    assert "cut off" in trace.complaints[0] and 0 < len(trace.events) < 6
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -67,6 +79,23 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert len(imported.events) == 14
     assert "damaged" in imported.complaints[0] and "line 5" in imported.complaints[0]
     assert "cut off" in imported.complaints[-1]
+
+
+def test_a_quote_left_open_costs_its_own_line_alone(tmp_path: Path) -> None:
+    lines = (DATA / "onnxruntime.csv").read_text().splitlines(keepends=True)
+    lines[5] = lines[5].rstrip("\n").rsplit(",", 1)[0] + ',"left open\n'
+    bad = tmp_path / "bad.csv"
+    bad.write_text("".join(lines))
+    imported = read_csv(bad)
+    assert len(imported.events) == len(lines) - 2 and "1 damaged lines" in imported.complaints[0]
+
+
+@pytest.mark.parametrize("size", [10, 4096])
+def test_a_serialized_log_whole_or_cut_is_sent_to_the_viewer(tmp_path: Path, size: int) -> None:
+    log = tmp_path / "profile_qnn.log"
+    log.write_bytes(bytes(range(256))[:size] * (size // 256 + 1))
+    with pytest.raises(RecordingError, match="qnn-profile-viewer"):
+        read_csv(log)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -86,9 +115,9 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
     assert main(["import-qnn", *files, "--json", "--out", str(tmp_path / "out")]) == 1
     shown = capsys.readouterr()
     answers = json.loads(shown.out)
-    assert [answer.get("events") for answer in answers] == [None, None, 16, 5]
+    assert [answer.get("events") for answer in answers] == [None, None, 16, 6]
     assert "no profile of QNN" in shown.err and "No such file" in shown.err
-    assert len(pd.read_parquet(tmp_path / "out" / "optrace.parquet")) == 5
+    assert len(pd.read_parquet(tmp_path / "out" / "optrace.parquet")) == 6
 
 
 def test_cycles_become_time_only_at_a_frequency_that_the_user_states(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Programs that call QNN's C API, traced without change and held against what they know: on HTP, and on a backend of ours."""
 
+import csv
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from tracer.engines import all_engines
 from tracer.qnn_logs import SerializedLogs
 
 pytestmark = pytest.mark.needs("probes")
-PROGRAM = str(ROOT / "tests" / "programs" / "qnn_c.py")
+PROGRAMS = ROOT / "tests" / "programs"
 EXECUTES = 5
 COLUMNS = ["type", "unit_number", "value", "name", "depth"]
 UNITS = {"us": 1, "bytes": 2, "cycles": 3, "count": 4}
@@ -32,14 +33,19 @@ class Traced:
     tables: dict[str, Any]
 
 
-def traced(folder: Path, *arguments: str, env: dict[str, str] | None = None, levels: str = "qnn") -> Traced:
+def traced(folder: Path, *arguments: str, env: dict[str, str] | None = None, program: str = "qnn_c.py") -> Traced:
     (folder / "libnative_tls.conf").touch()
     run = folder / "run"
-    command = (sys.executable, PROGRAM, *arguments)
-    done = trace("run", "--no-views", "--levels", levels, "-o", str(run), "--", *command, env=env, timeout=90)
+    command = (sys.executable, str(PROGRAMS / program), *arguments)
+    done = trace("run", "--no-views", "--levels", "qnn", "-o", str(run), "--", *command, env=env, timeout=90)
     assert done.returncode == 0, done.stderr
     said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return Traced(said, json.loads((run / "manifest.json").read_text()), load(run))
+
+
+def htp() -> str:
+    """The backend."""
+    return str(Path(pytest.importorskip("onnxruntime_qnn").__file__).parent / "libQnnHtp.so")
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +58,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_htp(tmp_path_factory: pytest.TempPathFactory) -> Traced:
-    package = pytest.importorskip("onnxruntime_qnn")
-    library = str(Path(package.__file__).parent / "libQnnHtp.so")
-    return traced(tmp_path_factory.mktemp("htp"), library, "threads=2", "rounds=3", f"executes={EXECUTES}")
+    return traced(tmp_path_factory.mktemp("htp"), htp(), "threads=2", "rounds=3", f"executes={EXECUTES}")
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,50 @@ def test_finalize_events_belong_to_their_graphs_own_call(on_htp: Traced) -> None
         mine = events[events["call_id"] == finalizes[session["graph"]]]
         assert mine["value"].tolist() == [event[2] for event in session["finalize_events"]]
     assert ((events["execute_id"] >= 0) | (events["call_id"] >= 0)).all()
+
+
+LINTING = 7001
+
+
+@pytest.mark.needs("htp")
+def test_linting_events_of_a_program_that_asks_for_them_are_recorded(tmp_path: Path) -> None:
+    run = traced(tmp_path, htp(), f"level={LINTING}", "executes=2")
+    (session,) = run.said["sessions"]
+    executes, events = run.tables["qnn_executes"], run.tables["qnn_events"]
+    assert [events_of(run, row) for row in executes["execute_id"]] == [each["events"] for each in session["runs"]]
+    assert set(executes["profile_level"]) == {LINTING}
+    assert events["type_name"].str.contains("NODE_WAIT|CRITICAL").any()
+
+
+@pytest.mark.needs("htp")
+def test_events_are_seen_once_whether_onnx_runtime_reads_them_or_the_program_itself(tmp_path: Path) -> None:
+    run = traced(tmp_path, str(tmp_path), htp(), program="mixed_qnn.py")
+    executes, events, calls = (run.tables[f"qnn_{name}"] for name in ("executes", "events", "calls"))
+    (own,) = run.said["sessions"]
+    mine, made = (rows.set_index("name").loc[[own["graph"]]] for rows in (executes.rename(columns={"graph_name": "name"}), calls))
+    assert [events_of(run, row) for row in mine["execute_id"]] == [each["events"] for each in own["runs"]]
+    theirs = events[~events["execute_id"].isin(mine["execute_id"]) & ~events["call_id"].isin(made["call_id"])]
+    told = []
+    for path in sorted(tmp_path.glob("profile*.csv")):
+        with path.open(newline="") as file:
+            told += [(int(row["Time"]), row["Event Identifier"], row["Event Level"] != "ROOT") for row in csv.DictReader(file)]
+    assert [*zip(theirs["value"], theirs["name"], theirs["depth"] > 0, strict=True)] == told
+    assert len(executes) == len(mine) + 6 == 9 and run.manifest["lost"] == {}
+
+
+@pytest.mark.needs("htp")
+def test_the_probes_on_each_event_are_spared_where_onnx_runtime_reads_them(tmp_path: Path) -> None:
+    """They would be hit four times for each event; the function that the provider hands it to is hit once."""
+    program = [sys.executable, str(PROGRAMS / "plain_qnn.py"), str(tmp_path)]
+    done = trace("run", "--no-views", "--levels", "qnn", "-o", str(tmp_path / "run"), "--", *program)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    hits = {row["program"]: row["hits"] for row in manifest["probes"]}
+    assert not {program for program in hits if "event_data" in program or "sub_events" in program}
+    assert hits["qnn_process_extended_event"] == manifest["records"]["qnn_event"] > 100
+    logs = {row["from"]: row["bytes"] for row in manifest["qnn_logs"]}
+    assert logs == {str(path): path.stat().st_size for path in tmp_path.glob("*_qnn.log")}
+    assert manifest["records"]["qnn_log"] == len(logs) == 2, "it is opened for every harvest, and told once"
 
 
 @pytest.mark.needs("htp")

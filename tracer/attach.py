@@ -150,6 +150,7 @@ class Attachments:
         self._more: list[int] = []  # descriptors of probes that need one per cpu
         self._known: set[tuple[int, int, int, str, int]] = set()
         self.shed_levels: set[str] = set()
+        self.spared: list[tuple[Engine, Probe, str, int, str]] = []  # what attach_spared would place: file, offset, symbol
         self._changing = threading.Lock()  # levels are shed and restored beside the drain
         self.loader: Loader | None = None
         self.costs: dict[str, float] = {}
@@ -192,6 +193,8 @@ class Attachments:
         if self.named.wants(real, os.path.basename(path), is_executable):
             with self._reported():
                 self._attach_named(real, os.path.basename(path), is_executable)
+        if not all(self._is_spared(probe) for _, probe, *_ in self.spared):
+            self.attach_spared()
         return len(self.rows) - before
 
     def _attach_named(self, path: str, file_name: str, is_executable: bool) -> None:
@@ -235,7 +238,7 @@ class Attachments:
         if any(binary.find(name) for name in probe.unless) or (probe.once and self._stands_beside(probe, binary.path)):
             return []
         symbols = [symbol for name in probe.symbols if (symbol := binary.find(name))]
-        if symbols or not probe.anchor or not engine.inspect:
+        if symbols or not probe.anchor or not engine.inspects(binary.path):
             sites = [
                 self._symbol_site(engine, probe, binary, symbol) for symbol in symbols if self._usable(probe, symbol, binary)
             ]
@@ -257,7 +260,7 @@ class Attachments:
         return any(os.path.dirname(library) == os.path.dirname(path) for library in standing)
 
     def _symbol_site(self, engine: Engine, probe: Probe, binary: Binary, symbol: Symbol) -> tuple[int, str, Place]:
-        if not engine.inspect:
+        if not engine.inspects(binary.path):
             return symbol.offset, symbol.name, SYMBOL_SITE
         choose = place_tail if probe.at == "tail" else place_entry
         return symbol.offset, symbol.name, choose(binary.bytes_at(symbol.offset), binary.machine, self.costs)
@@ -295,7 +298,7 @@ class Attachments:
         return rows
 
     def _slot_place(self, engine: Engine, path: str, offset: int) -> Place:
-        if not engine.inspect:
+        if not engine.inspects(path):
             return TABLE_SITE
         binary = read_binary(path)
         return place_entry(binary.bytes_at(offset), binary.machine, self.costs)
@@ -309,10 +312,33 @@ class Attachments:
         known = [p for p in wanted if api[0] == engine.api_major and api[1] >= p.since and p.slot in told]
         self.warnings += [line for line in unknown_slots(engine, api, backend, wanted, known) if line not in self.warnings]
         for probe in known:
-            path, offset = slots[probe.slot]
-            with self._reported():
-                self._attach(engine, probe, path, offset, f"table[{probe.slot}] of backend {backend}", TABLE_SITE)
+            place = engine, probe, *slots[probe.slot], f"table[{probe.slot}] of backend {backend}"
+            if self._is_spared(probe):
+                self.spared.append(place)
+            else:
+                self._attach_slot(*place)
         return len(self.rows) - before
+
+    def _attach_slot(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str) -> None:
+        with self._reported():
+            self._attach(engine, probe, path, offset, symbol, TABLE_SITE)
+
+    def _is_spared(self, probe: Probe) -> bool:
+        """Whether other probes tell all that it would, so far as is known."""
+        standing = [row for row in self.rows if not row.retired_ns]
+        files = [{row.library for row in standing if row.program == program} for program in probe.spared_by]
+        return bool(files) and all(each and each == files[0] for each in files)
+
+    def stands_for_spared(self, path: str) -> bool:
+        """Whether the probes in this file tell all that the spared ones would of its calls."""
+        here = {row.program for row in self.rows if row.library == path and not row.retired_ns}
+        return all(here.issuperset(probe.spared_by) for _, probe, *_ in self.spared)
+
+    def attach_spared(self) -> None:
+        """Attach the probes that others were thought to stand for: there is a caller that these do not see."""
+        places, self.spared = self.spared, []
+        for place in places:
+            self._attach_slot(*place)
 
     def attach_callback(self, engine: Engine, name: str, path: str, offset: int) -> None:
         """Attach the probes that are declared as learnt under `name` at a function that the program handed over."""

@@ -14,6 +14,7 @@ from tracer.tokens import Misses, Tokens, column, is_any, kinds_of
 
 LAG_NS = 20_000_000  # records that another CPU was still writing have arrived by then
 QUICK_S, WATCHFUL_S, SLOW_S = 0.02, 0.25, 1.0  # between two turns: while many records come; at most, with and without a watch
+PASSING = ("task_fork", "task_exit")  # what the target does not wait for, though someone acts on it
 BUSY_SHARE, IDLE_SHARE = 1 / 4, 1 / 64  # of a buffer, filled since the last turn
 
 
@@ -99,6 +100,7 @@ class Drain:
         self.files = {name: SlotFile(folder / f"{name}.bin") for name in STREAMS}
         self.tokens = Tokens(layouts)
         self.misses: Misses | None = None
+        self.passing = {layouts[name]["kind"] for name in PASSING}
         self.filter = SlowTokens(only_slower_ns, layouts) if only_slower_ns else None
         self.written = np.zeros(256, np.int64)
         self.seen = 0
@@ -135,7 +137,7 @@ class Drain:
             share = max(share, batches[name].nbytes / buffer.size)
             self.seen += len(batches[name])
             buffer.release()
-        self.pace.after(share, bool(picked))
+        self.pace.after(share, any(int(kinds_of(slot[None])[0]) not in self.passing for slot in picked))
         return picked
 
     def counts(self) -> dict[str, int]:

@@ -84,7 +84,8 @@ class NamedFunctions:
                 raise ProbeError(f"{number} functions are named, {MAX_FUNCTIONS} can be probed at once: narrow the patterns")
             sides = {"entry": (False,), "return": (True,), "both": (False, True)}[function.at]
             specs = {number << 1 | at_return: function.spec(at_return) for at_return in sides}
-            inspect = not any(engine.owns(os.path.basename(binary.path)) for engine in self._closed)
+            mine = [engine for engine in self._closed if engine.owns(os.path.basename(binary.path))]
+            inspect = all(engine.inspects(binary.path) for engine in mine)
             self._sites[key] = Site(function, name, offset, specs, inspect)
             self.found.append(describe(number, name, function, binary.path))
         return self._sites[key]

@@ -17,9 +17,13 @@ class SerializedLogs:
 
     paths: list[str] = field(default_factory=list)
     kept: list[dict[str, Any]] = field(default_factory=list)
+    named: set[str] = field(default_factory=set)
 
     def note(self, path: str) -> None:
-        """Remember a file; its content is looked at in the end."""
+        """Remember a file; its content is looked at in the end. It is opened again for every harvest."""
+        if path in self.named:
+            return
+        self.named.add(path)
         real = os.path.realpath(path)
         if real not in self.paths:
             self.paths.append(real)

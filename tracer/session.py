@@ -174,6 +174,7 @@ class Session:
                 self.sampling.turn(self.drain.tokens.finished, self.watcher.is_learning())
             if time.monotonic() >= next_manifest:
                 next_manifest += MANIFEST_SECONDS
+                self.watcher.name_living_threads()
                 self.save_manifest("recording")
             if time.monotonic() >= next_progress:
                 next_progress += PROGRESS_SECONDS

@@ -31,8 +31,8 @@ LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
 QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
-SETTINGS = struct.Struct("<13I")  # struct settings of bpf/maps.h
-QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_log")
+SETTINGS = struct.Struct("<14I")  # struct settings of bpf/maps.h
+QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
 
 
@@ -99,7 +99,8 @@ class Watcher:
         places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
         self._rounds += 1
         recorded = "operator" in levels, "expert" in levels
-        wanted = number, stop, *recorded, *places, self.everyone, len(self.counters.events), infers, self._rounds
+        more = self.everyone, len(self.counters.events), infers, self._rounds, bool(self.probes.spared)
+        wanted = number, stop, *recorded, *places, *more
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 
     def attach_mapped(self, pid: int) -> None:
@@ -138,12 +139,15 @@ class Watcher:
         getattr(self, f"_on_{name}")(record, int(record["pid"]))
 
     def _on_task_fork(self, record: np.void, pid: int) -> None:
+        """A new thread is named when it ends, or with those that live: it has hardly begun, and some programs make thousands."""
         child = int(record["child_tid"])
         self.counters.add(child)
-        is_process = os.path.isdir(f"/proc/{child}") and not os.path.isdir(f"/proc/{pid}/task/{child}")
-        self.note_thread(child, child if is_process else pid)
+        is_process = not os.path.isdir(f"/proc/{pid}/task/{child}") and os.path.isdir(f"/proc/{child}")
         if is_process:
+            self.note_thread(child, child)
             self.guard.add(child)
+        else:
+            self.threads.setdefault(child, {"tid": child, "name": ""})["pid"] = pid
 
     def _on_task_exit(self, record: np.void, pid: int) -> None:
         tid = int(record["tid"])
@@ -184,6 +188,7 @@ class Watcher:
             return
         api = tuple(record["api"].tolist())
         self.probes.attach_table(engine, slots, api, backend)
+        self.set_chosen()
         emulator = backend == QNN_HTP and machine.describe()["arch"] in QNN_EMULATED_MACHINES
         if self.qnn is None or backend == QNN_HTP:
             self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
@@ -199,6 +204,14 @@ class Watcher:
         else:
             told = "is in no file: the end of these executions is not seen"
             self.probes.warnings.append(f"{engine.name}: the function that graphExecuteAsync notifies {told}")
+        self._continue(record, pid)
+
+    def _on_qnn_reader(self, record: np.void, pid: int) -> None:
+        """Stand at QNN's own readers of events, unless the caller is known to hand on what it reads."""
+        site = self._site(pid, int(record["address"]))
+        if not site or not self.probes.stands_for_spared(site[0]):
+            self.probes.attach_spared()
+            self.set_chosen()
         self._continue(record, pid)
 
     def _on_qnn_log(self, record: np.void, pid: int) -> None:

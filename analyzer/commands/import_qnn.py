@@ -112,6 +112,8 @@ def show(answers: list[dict[str, Any]], mhz: float | None) -> None:
             console.print(
                 f"  {unit}: busy {row['share']:.1%} of the time, {row['cycles']:,} cycles{told}, {row['events']} events"
             )
+        for thread, row in answer.get("threads", {}).items():
+            console.print(f"  {thread}: {row['share']:.1%} of the time, {row['cycles']:,} cycles")
         if "critical_path" in answer:
             path = answer["critical_path"]
             told = as_time(path["cycles"], "cycles", mhz)

@@ -1,5 +1,6 @@
 """Engines are declarations: a TOML file here says which libraries to watch for, what to probe in them, and at which level."""
 
+import os
 import re
 import tomllib
 from dataclasses import MISSING, dataclass, field, fields
@@ -42,6 +43,7 @@ class Probe:
     at: str = "entry"
     unless: tuple[str, ...] = ()  # not in a file that has one of these symbols
     once: bool = False  # not where the program stands already in another library of the folder: they call each other
+    spared_by: tuple[str, ...] = ()  # not while all these programs stand, in the same files, and no other way of calling was seen
     anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/anchors.py)
 
     def wanted(self, levels: set[str]) -> bool:
@@ -63,6 +65,7 @@ class Engine:
     operator_names: str = ""
     operator_table: tuple[str, ...] = ()  # first of the names that a program holds which cannot be asked
     inspect: bool = True
+    inspectable: tuple[str, ...] = ()  # beginnings of the names of files that may be looked into where `inspect` forbids it
     api_major: int = 0
     api_minor: int = 0  # the newest that the slots were held against
     backends: dict[str, str] = field(default_factory=dict)  # name → the 16 bytes, as hexadecimal, that tell a ggml backend
@@ -71,6 +74,10 @@ class Engine:
     def owns(self, file_name: str) -> bool:
         """Whether a library of this file name may hold the engine's code."""
         return file_name.startswith(self.libraries)
+
+    def inspects(self, path: str) -> bool:
+        """Whether the code of this file may be looked at."""
+        return self.inspect or os.path.basename(path).startswith(self.inspectable)
 
 
 def frozen(row: dict[str, Any]) -> dict[str, Any]:
