@@ -373,6 +373,18 @@ def _just_written(target: Path) -> Package:
     return Package(target)
 
 
+def up_to_date(model: Path, target: Path, what: Target) -> Package | None:
+    """The package at `target` where it is whole and was made of this very model in this way."""
+    if not is_package(target):
+        return None
+    try:
+        package = Package(target)
+    except MoEError:
+        return None
+    same = package.manifest["fingerprint"] == fingerprint(model) and package.manifest.get("target") == asdict(what)
+    return package if same else None
+
+
 def open_or_convert(path: Path, target: Path | None = None, progress: Progress | None = None) -> Package:
     """The package at `path`, or the up-to-date package of the model at `path`, converted if need be."""
     if is_package(path):

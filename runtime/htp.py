@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import onnxruntime as ort
@@ -23,6 +24,7 @@ from runtime.cpu import forget_model_bytes, session_options
 from runtime.errors import BackendError
 from runtime.graph import HTP
 from runtime.package import Package, user_cache
+from runtime.profile import Timers
 from runtime.qnn_profiling import OFF, Profiling, SwitchingSession
 
 PROVIDER = "QNNExecutionProvider"
@@ -70,6 +72,13 @@ def _find_devices() -> list[Any]:
     return _devices
 
 
+def versions() -> dict[str, str]:
+    """What context binaries depend on besides their graph: they are loaded only by what made them."""
+    import onnxruntime_qnn
+
+    return {"onnxruntime": ort.__version__, "onnxruntime-qnn": onnxruntime_qnn.__version__, "backend": LABEL}
+
+
 class HtpBackend:
     """Static shapes in fp16; `profiling` writes one CSV for each profiled session into `profile_folder`."""
 
@@ -84,6 +93,7 @@ class HtpBackend:
         profiling: Profiling | None = None,
         profile_folder: Path | None = None,
         soc: str = "",
+        timers: Timers | None = None,
     ):
         reason = available()
         if reason:
@@ -93,10 +103,14 @@ class HtpBackend:
                 f"{package.folder} was converted for the CPU alone: convert with --backend qnn and --bits 16 or 32"
             )
         self.package, self.tiers, self.profiling = package, tiers, profiling or Profiling()
-        self.profile_folder = profile_folder or Path("qnn-profile")
+        self.profile_folder, self.timers = profile_folder or Path("qnn-profile"), timers
         self.cache = self._writable_cache()
         self.soc = soc or SOC_MODEL
         self._sessions = 0
+        made_by = package.manifest.get("compiled", {}).get("versions", versions())
+        if made_by != versions():
+            told = ", ".join(f"{name} {value} (here {versions()[name]})" for name, value in made_by.items())
+            print(f"moescope: context binaries were made by {told}: compiled again as they are needed", file=sys.stderr)
 
     @property
     def expert_bytes(self) -> int:
@@ -105,23 +119,31 @@ class HtpBackend:
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """The subgraph's session, which follows `profiling` as that changes."""
-        return SwitchingSession(name.split("_")[0], self.profiling, partial(self._session, name, dims))
+        return SwitchingSession(name.split("_")[0], self.profiling, partial(self._session, name, dims), self.timers)
 
-    def _session(self, name: str, dims: dict[str, int], level: str) -> ort.InferenceSession:
-        """A session at one level of profiling: from its context binary, or compiled and kept as one."""
-        import onnxruntime_qnn
-
+    def _session(self, name: str, dims: dict[str, int], level: str) -> tuple[ort.InferenceSession, str]:
+        """A session at one level of profiling, from its context binary or compiled and kept as one, and its CSV file's name."""
         label = "_".join([name, *(f"{key}{value}" for key, value in sorted(dims.items()))])
-        parts = (self.package.digest(name), label, self.soc, ort.__version__, onnxruntime_qnn.__version__, level)
+        parts = (self.package.digest(name), label, self.soc, *versions().values(), level)
         kept = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
         self._sessions += 1
+        csv = f"{label}_{self._sessions:04d}.csv" if level != OFF else ""
         if kept.is_dir():
-            with suppress(BackendError):
-                return self._open(str(kept / "graph.onnx"), label, self._options(label, level))
+            with suppress(BackendError), self._staged("context load"):
+                return self._open(str(kept / "graph.onnx"), label, self._options(csv, level)), csv
             shutil.rmtree(kept, ignore_errors=True)
-        partial = Path(tempfile.mkdtemp(prefix=".compiling.", dir=self.cache))
+        with self._staged("compile"):
+            return self._compiled(name, label, dims, kept, self._options(csv, level)), csv
+
+    def _compiled(
+        self, name: str, label: str, dims: dict[str, int], kept: Path, options: ort.SessionOptions
+    ) -> ort.InferenceSession:
+        """Compile into a folder of its own, which is renamed once it is whole."""
         try:
-            options = self._options(label, level)
+            partial = Path(tempfile.mkdtemp(prefix=".compiling.", dir=self.cache))
+        except OSError as error:
+            raise BackendError(f"{self.cache} cannot be written ({error.strerror}): free space or choose another --package") from None
+        try:
             for dimension, value in dims.items():
                 options.add_free_dimension_override_by_name(dimension, value)
             options.add_session_config_entry("ep.context_enable", "1")
@@ -135,7 +157,14 @@ class HtpBackend:
             shutil.rmtree(partial, ignore_errors=True)
         return session
 
-    def _options(self, label: str, level: str) -> ort.SessionOptions:
+    @contextmanager
+    def _staged(self, stage: str) -> Iterator[None]:
+        began = monotonic_ns()
+        yield
+        if self.timers:
+            self.timers.add(stage, began, monotonic_ns())
+
+    def _options(self, csv: str, level: str) -> ort.SessionOptions:
         options = session_options()
         options.log_severity_level = 4
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
@@ -144,8 +173,7 @@ class HtpBackend:
             qnn["soc_model"] = self.soc
         if level != OFF:
             self.profile_folder.mkdir(parents=True, exist_ok=True)
-            profile = self.profile_folder / f"{label}_{self._sessions:04d}.csv"
-            qnn |= {"profiling_level": level, "profiling_file_path": str(profile)}
+            qnn |= {"profiling_level": level, "profiling_file_path": str(self.profile_folder / csv)}
         options.add_provider_for_devices(_find_devices()[:1], qnn)
         return options
 

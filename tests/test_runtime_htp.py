@@ -137,7 +137,7 @@ def test_each_run_has_the_level_of_its_kind_and_turn(text: str, every: int, most
         def run(self, names: Any, feeds: Any) -> str:
             return self.level
 
-    session = SwitchingSession(kind, Profiling.parse(text, every, most), Session)
+    session = SwitchingSession(kind, Profiling.parse(text, every, most), lambda level: (Session(level), ""))
     assert [session.run(None, {}) for _ in range(5)] == levels
 
 

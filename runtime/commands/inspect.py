@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
 def describe(path: Path) -> dict[str, Any]:
     """Sizes of the model, and the state of its package."""
     from runtime.checkpoint import Checkpoint, read_config
+    from runtime.costs import COSTS
     from runtime.models import read_family
     from runtime.package import Package, default_target, is_package
 
@@ -50,5 +51,7 @@ def describe(path: Path) -> dict[str, Any]:
         facts["expert_bytes"] = {"cpu": package.expert_bytes, "htp": family.expert_parameters * 2 if package.portable else None}
         facts["all_experts_bytes"] = package.expert_bytes * in_all
         facts["compiled_for_htp"] = sum(1 for _ in path.glob("htp/*/graph.onnx"))
+        facts["compiled_ahead"] = package.manifest.get("compiled")
+        facts["tuned"] = (path / COSTS).exists()
         facts["damaged_files"] = package.damaged()
     return facts
