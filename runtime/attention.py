@@ -142,7 +142,9 @@ class FusedAttention:
         dtype = np.float16 if sequence.dtype == np.float16 else np.float32
         tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
         if sequence.scales:
-            tables["k_scale"], tables["v_scale"] = (shared(s[layer][None]) for s in (sequence.scales.keys, sequence.scales.values))
+            tables["k_scale"], tables["v_scale"] = (
+                shared(s[layer][None]) for s in (sequence.scales.keys, sequence.scales.values)
+            )
         inputs = {**self._shared, **tables, "past_k": keys, "past_v": values}
         return Binding(self.graphs[layer].session, inputs, {"present_k": keys, "present_v": values})
 

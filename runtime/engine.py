@@ -272,5 +272,7 @@ def make_backends(package: Package, options: Options, timers: Timers | None = No
         from runtime.htp import HtpBackend
 
         profiles = options.profile / QNN if options.profile else options.qnn_profile_dir
-        backends[HTP] = HtpBackend(package, options.tiers, options.profiling(), profiles, options.soc, timers)
+        backends[HTP] = HtpBackend(
+            package, options.tiers, options.profiling(), profiles, options.soc, timers, options.performance
+        )
     return backends

@@ -94,6 +94,7 @@ class HtpBackend:
         profile_folder: Path | None = None,
         soc: str = "",
         timers: Timers | None = None,
+        performance: str = "default",
     ):
         reason = available()
         if reason:
@@ -105,7 +106,7 @@ class HtpBackend:
         self.package, self.tiers, self.profiling = package, tiers, profiling or Profiling()
         self.profile_folder, self.timers = profile_folder or Path("qnn-profile"), timers
         self.cache = self._writable_cache()
-        self.soc = soc or SOC_MODEL
+        self.soc, self.performance = soc or SOC_MODEL, performance
         self._sessions = 0
         made_by = package.manifest.get("compiled", {}).get("versions", versions())
         if made_by != versions():
@@ -142,7 +143,9 @@ class HtpBackend:
         try:
             partial = Path(tempfile.mkdtemp(prefix=".compiling.", dir=self.cache))
         except OSError as error:
-            raise BackendError(f"{self.cache} cannot be written ({error.strerror}): free space or choose another --package") from None
+            raise BackendError(
+                f"{self.cache} cannot be written ({error.strerror}): free space or choose another --package"
+            ) from None
         try:
             for dimension, value in dims.items():
                 options.add_free_dimension_override_by_name(dimension, value)
@@ -168,7 +171,7 @@ class HtpBackend:
         options = session_options()
         options.log_severity_level = 4
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        qnn = {"backend_type": "htp"}
+        qnn = {"backend_type": "htp", "htp_performance_mode": self.performance}
         if EMULATED:
             qnn["soc_model"] = self.soc
         if level != OFF:

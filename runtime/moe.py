@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from runtime import probes, profile
 from runtime.convert import Progress, open_or_convert
-from runtime.engine import Engine
 from runtime.demo_model import TEXT
+from runtime.engine import Engine
 from runtime.errors import ModelError, RequestError
 from runtime.graph import HTP
 from runtime.kv_cache import Scales

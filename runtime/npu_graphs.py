@@ -1,4 +1,4 @@
-"""Subgraphs as the NPU takes them: QNN multiplies with 4- and 8-bit weights only where rows are [1, T, K] and nothing is added."""
+"""Subgraphs as the NPU takes them: with 4- and 8-bit weights QNN multiplies only rows of [1, T, K], and adds nothing to them."""
 
 import numpy as np
 import onnx
@@ -14,7 +14,7 @@ def for_npu(graph: bytes) -> bytes:
     model = onnx.load_model_from_string(graph)
     if not any(node.op_type == OPERATOR for node in model.graph.node):
         return graph
-    nodes = []
+    nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         nodes += _widened(node) if node.op_type == OPERATOR else [node]
     del model.graph.node[:]
@@ -28,8 +28,9 @@ def _widened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     product = onnx.NodeProto()
     product.CopyFrom(node)
     del product.input[:], product.output[:], product.attribute[:]
-    product.input.extend([f"{out}_rows", *node.input[1:4]])
-    product.output.append(f"{out}_wide")
+    product.input.extend([f"{out}_rows", *filter(None, node.input[1:4])])
+    product.name = f"{out}_wide"
+    product.output.append(product.name)
     product.attribute.extend(attribute for attribute in node.attribute if attribute.name != "accuracy_level")
     flat = f"{out}_flat" if bias else out
     made = [

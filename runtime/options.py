@@ -11,6 +11,8 @@ BACKENDS = ("cpu", "htp")
 PLACED = ("attention", "expert")
 """Kinds of subgraphs that run where the user or the table says; the others stay on the CPU."""
 TIERS = (1, 8, 32)
+PERFORMANCE = ("default", "burst", "balanced", "high_performance", "low_balanced", "power_saver")
+"""What the QNN provider asks the HTP's clocks for."""
 KV_BITS = (8, 16, 32)
 PREFETCH = ("auto", "on", "off")
 CACHE_POLICIES = ("lru", "lfru")
@@ -23,10 +25,11 @@ class Options:
     prefill_backend, decode_backend: where attention and experts of that phase run (`attention=cpu,expert=htp` for each its own);
     `auto` follows the package's cost table, without one it takes the NPU where there is one for prefill and the CPU for decode.
     expert_cache: bytes, None for everything. chunk: prompt rows of one attention run. tiers: static expert shapes on the NPU, in
-    rows. soc: what the emulator poses as, empty for its default. threads: of one CPU graph. kv_bits: of kept keys and values.
+    rows. soc: what the emulator poses as, empty for its default. performance: what the HTP's clocks are asked for. threads: of
+    one CPU graph. kv_bits: of kept keys and values.
     prefetch: load experts ahead of the router; `auto` where the cache is limited and the package has a trained predictor.
-    cache_policy: who leaves a full cache. profile: a folder that gets all four kinds of profile (runtime.profile). qnn_profile: a level, or levels by subgraph kind; qnn_profile_every,
-    qnn_profile_most: of each subgraph's runs every Nth, and no more than so many.
+    cache_policy: who leaves a full cache. profile: a folder that gets all four kinds of profile (runtime.profile). qnn_profile: a
+    level, or levels by subgraph kind; qnn_profile_every, qnn_profile_most: of each subgraph's runs every Nth, and so many at most.
     """
 
     prefill_backend: str = "cpu"
@@ -35,6 +38,7 @@ class Options:
     chunk: int = 64
     tiers: tuple[int, ...] = TIERS
     soc: str = ""
+    performance: str = "default"
     threads: int = 1
     kv_bits: int = 32
     prefetch: str = "auto"
@@ -54,6 +58,8 @@ class Options:
             raise RequestError(f"keys and values of {self.kv_bits} bits are unknown: choose one of {KV_BITS}")
         if self.prefetch not in PREFETCH:
             raise RequestError(f"prefetch {self.prefetch!r} is unknown: choose one of {', '.join(PREFETCH)}")
+        if self.performance not in PERFORMANCE:
+            raise RequestError(f"HTP performance {self.performance!r} is unknown: choose one of {', '.join(PERFORMANCE)}")
         if self.cache_policy not in CACHE_POLICIES:
             raise RequestError(f"cache policy {self.cache_policy!r} is unknown: choose one of {', '.join(CACHE_POLICIES)}")
         if self.chunk < 1 or self.threads < 1 or not self.tiers or min(self.tiers) < 1:

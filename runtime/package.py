@@ -54,7 +54,7 @@ class Package:
         self.manifest = self._manifest()
         config = read_config(folder)
         if self.manifest.get("model_type", config.get("model_type")) != config.get("model_type"):
-            told = f"{folder} was converted from a {self.manifest['model_type']}, its config.json is of a {config.get('model_type')!r}"
+            told = f"{folder} was converted from a {self.manifest['model_type']}, config.json says {config.get('model_type')!r}"
             raise PackageError(f"{told}: delete the folder and convert again")
         self.family: Family = read_family(config, folder)
         self._maps: dict[Path, mmap.mmap] = {}

@@ -34,13 +34,15 @@ def resolve(options: Options, package: Package) -> tuple[Options, CostTable | No
 def _placed(options: Options, prefill: str, decode: str, why: str) -> Options:
     from runtime import htp
 
-    chosen = {"prefill": (options.prefill_backend, prefill), "decode": (options.decode_backend, decode)}
-    fields = {f"{phase}_backend": new for phase, (old, new) in chosen.items() if old == AUTO}
-    for phase, (old, new) in chosen.items():
-        if old == AUTO:
-            where = new.replace("htp", htp.LABEL) if new != "cpu" else "the CPU"
+    for phase, asked, chosen in (("prefill", options.prefill_backend, prefill), ("decode", options.decode_backend, decode)):
+        if asked == AUTO:
+            where = chosen.replace("htp", htp.LABEL) if chosen != "cpu" else "the CPU"
             print(f"moescope: {phase} runs on {where}{why}", file=sys.stderr)
-    return replace(options, **fields)
+    return replace(
+        options,
+        prefill_backend=prefill if options.prefill_backend == AUTO else options.prefill_backend,
+        decode_backend=decode if options.decode_backend == AUTO else options.decode_backend,
+    )
 
 
 def _spelled(names: dict[str, str]) -> str:

@@ -6,8 +6,8 @@
     DIR/trace.json          host stages and QNN events in one timeline (Chrome's format, which Perfetto opens)
 
 QNN's events carry no host time. An execution's events are drawn within the host's call that caused them: the n-th execution in a
-session's file is the session's n-th profiled run. Cycles are not time: nodes share the accelerator's time by their cycles, in the order of
-the file, and say so.
+session's file is the session's n-th profiled run. Cycles are not time: nodes share the accelerator's time by their cycles, in
+the order of the file, and say so.
 """
 
 import csv
@@ -149,8 +149,8 @@ def _drawn(graph: str, run: Stage, execution: Execution) -> Iterator[dict[str, A
     for name, value in execution.nodes:
         width = (end - begin) * value / cycles if cycles else 0.0
         if value:
-            told = {"cycles": value, "drawn": "by its share of the cycles"}
-            yield _slice(name.removesuffix(" (cycles)"), NPU_PROCESS, NPU_THREADS["QNN Node"], begin, width, told)
+            node = {"cycles": value, "drawn": "by its share of the cycles"}
+            yield _slice(name.removesuffix(" (cycles)"), NPU_PROCESS, NPU_THREADS["QNN Node"], begin, width, node)
         begin += width
 
 

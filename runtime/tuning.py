@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import median_low
 from time import monotonic_ns
 from typing import Any
@@ -66,7 +67,7 @@ class Tuning:
         for rows in sorted({1, chunk}):
             yield self._attention(self.cpu, rows, 0)
             for kind, name, feed in self._others():
-                yield Cell(kind, CPU, RESIDENT, RUN, 0, rows, lambda name=name, feed=feed, rows=rows: self._other(name, feed, rows))  # type: ignore[misc]
+                yield Cell(kind, CPU, RESIDENT, RUN, 0, rows, partial(self._other, name, feed, rows))
         for mapped in (True, False):
             yield from self._cpu_experts(mapped)
         if self.npu:
@@ -81,8 +82,8 @@ class Tuning:
         name = expert_name(self.routed, 0)
         for tier in self.options.tiers:
             dims = {"T": tier}
-            yield Cell("expert", HTP, CONTEXT, LOAD, tier, 0, lambda dims=dims: self._npu_load(npu, name, dims))  # type: ignore[misc]
-            yield Cell("expert", HTP, CONTEXT, RUN, tier, tier, lambda dims=dims: self._npu_run(npu, name, dims))  # type: ignore[misc]
+            yield Cell("expert", HTP, CONTEXT, LOAD, tier, 0, partial(self._npu_load, npu, name, dims))
+            yield Cell("expert", HTP, CONTEXT, RUN, tier, tier, partial(self._npu_run, npu, name, dims))
 
     def _others(self) -> list[tuple[str, str, str]]:
         """(kind, subgraph, its input) of what stays on the CPU."""
@@ -99,7 +100,7 @@ class Tuning:
         return lambda: session.run(None, feeds)
 
     def _attention(self, backend: Backend, rows: int, tier: int) -> Cell:
-        return Cell("attention", backend.id, RESIDENT, RUN, tier, rows, lambda: self._attend(backend, rows))
+        return Cell("attention", backend.id, RESIDENT, RUN, tier, rows, partial(self._attend, backend, rows))
 
     def _attend(self, backend: Backend, rows: int) -> Callable[[], Any]:
         """Over a past that is half filled."""
@@ -114,9 +115,9 @@ class Tuning:
         form = MAPPED if mapped else READ
         top = max(self.options.tiers)
         counts = {1 << i for i in range(top.bit_length())} | set(self.options.tiers)
-        yield Cell("expert", CPU, form, LOAD, 0, 0, lambda: self._cpu_load(mapped))
+        yield Cell("expert", CPU, form, LOAD, 0, 0, partial(self._cpu_load, mapped))
         for rows in sorted(count for count in counts if count <= top):
-            yield Cell("expert", CPU, form, RUN, 0, rows, lambda rows=rows: self._cpu_run(mapped, rows))  # type: ignore[misc]
+            yield Cell("expert", CPU, form, RUN, 0, rows, partial(self._cpu_run, mapped, rows))
 
     def _cpu_load(self, mapped: bool) -> Callable[[], Any]:
         experts, turn = CpuExperts(self.cpu, self.log, mapped), iter(range(1 << 30))

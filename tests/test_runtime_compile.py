@@ -26,7 +26,9 @@ def made(package: Path) -> dict[str, int]:
 
 
 @htp_only
-def test_what_was_compiled_ahead_is_what_generation_takes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_compiled_ahead_is_what_generation_takes(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     package = tmp_path / "package"
     command = ["convert", str(model), str(package), "--tiers", "1,4", "--chunk", "8", "--context", "200", "--soc", "57"]
     assert main(command) == 0
@@ -88,11 +90,10 @@ def test_a_disk_that_is_full_while_compiling_ends_in_one_line_and_leaves_a_whole
         package = disk / "package"
         assert main(["convert", str(model), str(package)]) == 0
         filler = disk / "filler"
-        with filler.open("wb") as file:
-            with pytest.raises(OSError):
-                while True:
-                    file.write(bytes(4096))
-                    file.flush()
+        with filler.open("wb") as file, pytest.raises(OSError):
+            while True:
+                file.write(bytes(4096))
+                file.flush()
         capsys.readouterr()
         assert main(["convert", str(model), str(package), "--tiers", "1", "--chunk", "8"]) == 2
         line = capsys.readouterr().err

@@ -71,7 +71,9 @@ def test_prefill_takes_the_pair_that_ends_first_when_two_backends_overlap(a: int
     assert single[by_name[chosen["attention"]], by_name[chosen["expert"]]] == min(single.values())
 
 
-@given(st.integers(1, 7), times, times, times, times, st.dictionaries(st.sampled_from([0, 1, 8]), times, min_size=3), st.booleans())
+@given(
+    st.integers(1, 7), times, times, times, times, st.dictionaries(st.sampled_from([0, 1, 8]), times, min_size=3), st.booleans()
+)
 def test_a_partial_buffer_goes_where_it_ends_first(
     rows: int, c: int, d: int, e: int, f: int, loads: dict[int, int], limited: bool
 ) -> None:
@@ -111,7 +113,8 @@ def test_auto_follows_the_table_and_partial_buffers_run_on_the_cpu_where_it_says
     assert measured
     cheap = {("expert", "htp", 8): 10, ("expert", "cpu", 1): 1, ("expert", "cpu", 2): 2}
     cells = [
-        replace(c, median_ns=cheap.get((c.kind, c.backend, c.tier or c.rows), 1000) if c.what == "run" else 0) for c in measured.cells
+        replace(c, median_ns=cheap.get((c.kind, c.backend, c.tier or c.rows), 1000) if c.what == "run" else 0)
+        for c in measured.cells
     ]
     changed = replace(measured, cells=tuple(cells))
     changed.save(Package(tuned))

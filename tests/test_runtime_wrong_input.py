@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -157,20 +156,6 @@ def test_a_full_disk_under_the_cost_table_the_log_and_the_profile_is_told(
             assert "cannot be written" in line and option in line
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_ctrl_c_while_a_prompt_is_read_ends_cleanly(package: Path) -> None:
-    command = [sys.executable, "-m", "runtime", "chat", str(package), "--expert-cache", "600KiB"]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin and process.stdout
-    process.stdin.write(b"A cache\n")
-    process.stdin.flush()
-    process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    process.stdin.write(b"More\n")
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert b"[stopped]" in error and b"Traceback" not in error
 
 
 def test_a_manifest_that_is_cut_off_is_told(package: Path) -> None:

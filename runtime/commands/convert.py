@@ -34,7 +34,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--asymmetric", action="store_true", help="give each block a zero point too")
     npu = parser.add_argument_group(
-        "compiling for the NPU now", "any of these compiles everything, and generation takes these sizes; else it is done at first use"
+        "compiling for the NPU now",
+        "any of these compiles everything, and generation takes these sizes; else it is done at first use",
     )
     npu.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes (default: 1,8,32)")
     npu.add_argument("--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: 64)")
@@ -76,7 +77,9 @@ def _shapes(args: argparse.Namespace, target: "Target") -> "Shapes | None":
     from runtime.precompile import Shapes
 
     if not target.portable:
-        raise RequestError(f"--tiers, --chunk, --context and --soc compile for the NPU, which --backend {target.backend} leaves out")
+        raise RequestError(
+            f"--tiers, --chunk, --context and --soc compile for the NPU, which --backend {target.backend} leaves out"
+        )
     if reason := available():
         raise BackendError(reason)
     given = {"chunk": args.chunk, "soc": args.soc, "tiers": args.tiers, "contexts": args.context}

@@ -65,12 +65,17 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
     """Where things run and how much they may keep."""
     placement = parser.add_argument_group("placement")
     where = "cpu (default), htp, auto (by the table of `tune`), or for each its own: attention=cpu,expert=htp"
-    placement.add_argument("--prefill-backend", metavar="WHERE", default="cpu", help=f"of the prompt's attention and experts: {where}")
+    placement.add_argument(
+        "--prefill-backend", metavar="WHERE", default="cpu", help=f"of the prompt's attention and experts: {where}"
+    )
     placement.add_argument("--decode-backend", metavar="WHERE", default="cpu", help="the same for each new token")
     placement.add_argument(
         "--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: as compiled, or 64)"
     )
-    placement.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes on HTP (default: as compiled, or 1,8,32)")
+    placement.add_argument(
+        "--tiers", metavar="LIST", help="rows of the experts' static shapes on HTP (default: as compiled, or 1,8,32)"
+    )
+    placement.add_argument("--performance", metavar="MODE", help="of the HTP's clocks: default, burst, balanced, power_saver ...")
     placement.add_argument("--soc", metavar="MODEL", help="what the HTP emulator poses as (default: as compiled)")
     placement.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
     placement.add_argument(
@@ -120,7 +125,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of runtime.options.Options from the arguments."""
     from runtime.commands import parse_tiers
 
-    names = ["prefill_backend", "decode_backend", "chunk", "soc", "threads", "cache_policy", "prefetch", "kv_bits"]
+    names = ["prefill_backend", "decode_backend", "chunk", "soc", "performance", "threads", "cache_policy", "prefetch", "kv_bits"]
     names += ["profile", "qnn_profile", "qnn_profile_dir", "qnn_profile_every", "qnn_profile_most"]
     given = {name: getattr(args, name, None) for name in names} | {"tiers": parse_tiers(args.tiers) if args.tiers else None}
     return {name: value for name, value in given.items() if value is not None}

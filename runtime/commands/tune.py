@@ -21,7 +21,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("package", type=Path, help="package to measure; it keeps the table")
     parser.add_argument("--show", action="store_true", help="show the package's table without measuring")
     parser.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes (default: the package's, or 1,8,32)")
-    parser.add_argument("--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: the package's, or 64)")
+    parser.add_argument(
+        "--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: the package's, or 64)"
+    )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
     parser.add_argument("--runs", type=int, default=9, metavar="N", help="of each cell, after one to warm up (default: 9)")
     parser.add_argument("--json", action="store_true", help="write the table as JSON to standard output")
@@ -66,7 +68,8 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
     """The table for a person, and what follows from it."""
     here, rows = table.machine, sorted({cell.rows for cell in table.cells if cell.rows})
     npu = here.get("npu", "")
-    print(f"{package.folder}: {here['cpu']}, {here['cores']} cores, {here['threads']} threads a graph, onnxruntime {here['onnxruntime']}")
+    threads = f"{here['threads']} threads a graph, onnxruntime {here['onnxruntime']}"
+    print(f"{package.folder}: {here['cpu']}, {here['cores']} cores, {threads}")
     if npu:
         print(f"{npu}" + (": no timing model, its times are this host's" if here.get("emulated") else ""))
     else:
