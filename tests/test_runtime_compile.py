@@ -1,6 +1,7 @@
 """Compiling ahead for the NPU: what `convert --tiers --chunk --soc` makes is what generation runs."""
 
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_a_disk_that_is_full_while_compiling_ends_in_one_line_and_leaves_a_whole
         package = disk / "package"
         assert main(["convert", str(model), str(package)]) == 0
         filler = disk / "filler"
-        with filler.open("wb") as file, pytest.raises(OSError):
+        with suppress(OSError), filler.open("wb") as file:
             while True:
                 file.write(bytes(4096))
                 file.flush()

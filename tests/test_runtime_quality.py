@@ -13,7 +13,7 @@ from runtime.kv_cache import TYPES
 from runtime.package import Package
 from tests.runtime_models import trained_model
 
-TOKENS, WINDOW = 1536, 256
+TOKENS, WINDOW = 512, 256
 
 
 def text() -> str:
