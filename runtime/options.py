@@ -29,7 +29,7 @@ class Options:
     one CPU graph. kv_bits: of kept keys and values.
     prefetch: load experts ahead of the router; `auto` where the cache is limited and the package has a trained predictor.
     cache_policy: who leaves a full cache. profile: a folder that gets all four kinds of profile (runtime.profile). qnn_profile: a
-    level, or levels by subgraph kind; qnn_profile_every, qnn_profile_most: of each subgraph's runs every Nth, and so many at most.
+    level, or levels by subgraph kind; qnn_profile_every, qnn_profile_most: of each subgraph's runs every Nth, so many at most.
     """
 
     prefill_backend: str = "cpu"

@@ -8,11 +8,13 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
 
 from runtime.attention import past_tier
 from runtime.convert import Progress
 from runtime.errors import PackageError
-from runtime.htp import HtpBackend, versions
+from runtime.htp import SEPARATE, SHARED, HtpBackend, versions
 from runtime.options import TIERS
 from runtime.package import MANIFEST, Package, attention_name, expert_name
 
@@ -21,12 +23,16 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Shapes:
-    """What to compile: experts in `tiers` rows; attention in `chunk` rows and in one, over a past of each of `contexts` rows."""
+    """What to compile: experts in `tiers` rows; attention in `chunk` rows and in one, over a past of each of `contexts` rows.
+
+    layout: of an expert's tiers, each in a binary of its own or all in one.
+    """
 
     tiers: tuple[int, ...] = TIERS
     chunk: int = CHUNK
     contexts: tuple[int, ...] = (1024,)
     soc: str = ""
+    layout: str = SEPARATE
 
     def sessions(self, package: Package) -> Iterator[tuple[str, dict[str, int]]]:
         """Subgraph and dimensions of every context binary, experts of a layer behind its attention."""
@@ -35,8 +41,14 @@ class Shapes:
             for past in self.pasts(package):
                 for rows in sorted({1, self.chunk}):
                     yield attention_name(layer, portable=True), {"T": rows, "P": past, "S": past + rows}
-            if layer not in family.dense:
+            if layer not in family.dense and self.layout == SEPARATE:
                 yield from ((expert_name(layer, expert), {"T": tier}) for expert in range(family.experts) for tier in self.tiers)
+
+    def groups(self, package: Package) -> list[str]:
+        """Experts whose tiers share one binary."""
+        family = package.family
+        routed = set(range(family.layers)) - family.dense if self.layout == SHARED else ()
+        return [expert_name(layer, expert) for layer in sorted(routed) for expert in range(family.experts)]
 
     def pasts(self, package: Package) -> list[int]:
         """Rows of past, as sequences have them, none longer than the model's context wants."""
@@ -45,25 +57,31 @@ class Shapes:
 
 def precompile(package: Package, shapes: Shapes, progress: Progress | None = None) -> int:
     """Compile what is not there yet, note it in the manifest; returns the number of context binaries."""
-    backend, wanted = HtpBackend(package, shapes.tiers, soc=shapes.soc), list(shapes.sessions(package))
-    for done, (name, dims) in enumerate(wanted, 1):
-        backend.session(name, dims)
+    backend = HtpBackend(package, shapes.tiers, soc=shapes.soc)
+    wanted = [partial(backend.session, name, dims) for name, dims in shapes.sessions(package)]
+    wanted += [partial(backend.share, name, shapes.tiers) for name in shapes.groups(package)]
+    for done, make in enumerate(wanted, 1):
+        make()
         if progress:
             progress(done, len(wanted))
-    compiled = asdict(shapes) | {"contexts": shapes.pasts(package), "tiers": list(shapes.tiers), "soc": backend.soc}
+    compiled: dict[str, Any] = asdict(shapes) | {
+        "contexts": shapes.pasts(package),
+        "tiers": list(shapes.tiers),
+        "soc": backend.soc,
+    }
     compiled["versions"] = versions()
     _note(package, compiled)
     return len(wanted)
 
 
-def _note(package: Package, compiled: dict[str, object]) -> None:
+def _note(package: Package, compiled: dict[str, Any]) -> None:
     manifest = package.manifest | {"compiled": compiled}
-    partial = package.folder / f".{MANIFEST}.partial"
+    new = package.folder / f".{MANIFEST}.partial"
     try:
-        partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, package.folder / MANIFEST)
+        new.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        os.replace(new, package.folder / MANIFEST)
     except OSError as error:
         raise PackageError(f"{package.folder} cannot be written ({error.strerror}): free space and convert again") from None
     finally:
-        partial.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
     package.manifest = manifest

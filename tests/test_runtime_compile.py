@@ -69,6 +69,38 @@ def test_a_compilation_that_was_interrupted_goes_on(model: Path, tmp_path: Path,
     assert len(made(package)) == 6
 
 
+@htp_only
+def test_tiers_that_share_their_weights_lie_in_one_binary_smaller_than_two(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "package"
+    command = ["convert", str(model), str(package), "--tiers", "1,8", "--chunk", "8", "--context", "128"]
+    assert main([*command, "--layout", "shared"]) == 0
+    together = sorted(package.glob("htp/expert_*_T1-8_*"))
+    assert len(together) == SIZES.experts
+    for folder in together:
+        assert sorted(path.suffix for path in folder.iterdir()) == [".bin", ".onnx", ".onnx"]
+    assert main(command) == 0
+    assert Package(package).manifest["compiled"]["layout"] == "separate"
+    apart = sum(path.stat().st_size for path in package.glob("htp/expert_00_000_T[18]_*/*.bin"))
+    assert sum(path.stat().st_size for path in together[0].glob("*.bin")) < apart
+
+
+@pytest.mark.skipif(not htp.EMULATED, reason="a device may load binaries of shared weights")
+@htp_only
+def test_where_shared_binaries_cannot_be_loaded_it_is_said_and_each_tier_gets_its_own(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "package"
+    command = ["convert", str(model), str(package), "--tiers", "1,8", "--chunk", "8", "--context", "128", "--layout", "shared"]
+    assert main(command) == 0
+    expected = [t.id for t in MoE.load(package).generate(PROMPT, 3)]
+    engine = MoE.load(package, prefill_backend="htp")
+    assert [t.id for t in engine.generate(PROMPT, 3)] == expected
+    engine.close()
+    assert "each tier gets its own" in capsys.readouterr().err
+
+
 def test_shapes_for_an_npu_that_the_package_leaves_out_are_refused_before_the_conversion(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     npu.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes (default: 1,8,32)")
     npu.add_argument("--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: 64)")
     npu.add_argument("--context", metavar="LIST", help="longest sequences that attention is compiled for (default: 1024)")
+    npu.add_argument(
+        "--layout",
+        choices=("separate", "shared"),
+        help="a binary for each tier of an expert (default), or one whose graphs share weights",
+    )
     npu.add_argument("--soc", metavar="MODEL", help="what the HTP emulator poses as (default: 57); a real device knows itself")
 
 
@@ -69,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _shapes(args: argparse.Namespace, target: "Target") -> "Shapes | None":
     """What shall be compiled now; refused before the conversion where it cannot be."""
-    if args.tiers is args.chunk is args.context is args.soc is None:
+    given = {"chunk": args.chunk, "soc": args.soc, "layout": args.layout, "tiers": args.tiers, "contexts": args.context}
+    if all(value is None for value in given.values()):
         return None
     from runtime.commands import parse_tiers
     from runtime.errors import BackendError, RequestError
@@ -82,7 +88,6 @@ def _shapes(args: argparse.Namespace, target: "Target") -> "Shapes | None":
         )
     if reason := available():
         raise BackendError(reason)
-    given = {"chunk": args.chunk, "soc": args.soc, "tiers": args.tiers, "contexts": args.context}
     lists = {name: parse_tiers(given[name]) for name in ("tiers", "contexts") if given[name] is not None}
     shapes = Shapes(**({name: value for name, value in given.items() if value is not None} | lists))
     if min(*shapes.tiers, *shapes.contexts, shapes.chunk) < 1:
