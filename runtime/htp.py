@@ -107,7 +107,6 @@ class HtpBackend:
     id = HTP
     label = LABEL
     _greeted = False
-    _sharing_refused = False
 
     def __init__(
         self,
@@ -129,8 +128,9 @@ class HtpBackend:
         self.cache = self._writable_cache()
         self.soc, self.performance = soc or SOC_MODEL, performance
         self._sessions = 0
+        self._sharing_refused = False
         compiled = package.manifest.get("compiled", {})
-        self._layout, made_by = compiled.get("layout", SEPARATE), compiled.get("versions", versions())
+        self.layout, made_by = compiled.get("layout", SEPARATE), compiled.get("versions", versions())
         self._groups: WeakValueDictionary[str, SharedTiers] = WeakValueDictionary()
         if made_by != versions():
             told = ", ".join(f"{name} {value} (here {versions()[name]})" for name, value in made_by.items())
@@ -153,7 +153,7 @@ class HtpBackend:
         kept = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
         self._sessions += 1
         csv = f"{label}_{self._sessions:04d}.csv" if level != OFF else ""
-        if self._layout == SHARED and level == OFF and set(dims) == {"T"}:
+        if self.layout == SHARED and level == OFF and set(dims) == {"T"}:
             with suppress(BackendError), self._staged("context load"):
                 return self._of_group(name, dims["T"]), csv
         if kept.is_dir():
@@ -195,12 +195,12 @@ class HtpBackend:
         if group is None:
             tiers = tuple(self.package.manifest["compiled"]["tiers"])
             folder = self._group_folder(name, tiers)
-            if HtpBackend._sharing_refused or tier not in tiers or not folder.is_dir():
+            if self._sharing_refused or tier not in tiers or not folder.is_dir():
                 raise BackendError(f"{name} has no binary of shared weights that can be loaded")
             try:
                 group = SharedTiers({t: self._open_shared(folder / f"T{t}.onnx") for t in tiers})
             except BackendError:
-                HtpBackend._sharing_refused = True
+                self._sharing_refused = True
                 print(f"moescope: {LABEL} does not load binaries of shared weights: each tier gets its own", file=sys.stderr)
                 raise
             self._groups[name] = group

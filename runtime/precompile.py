@@ -58,6 +58,8 @@ class Shapes:
 def precompile(package: Package, shapes: Shapes, progress: Progress | None = None) -> int:
     """Compile what is not there yet, note it in the manifest; returns the number of context binaries."""
     backend = HtpBackend(package, shapes.tiers, soc=shapes.soc)
+    # What is made here is not loaded here from what an earlier compilation made.
+    backend.layout = SEPARATE
     wanted = [partial(backend.session, name, dims) for name, dims in shapes.sessions(package)]
     wanted += [partial(backend.share, name, shapes.tiers) for name in shapes.groups(package)]
     for done, make in enumerate(wanted, 1):

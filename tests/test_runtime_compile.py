@@ -135,4 +135,4 @@ def test_a_disk_that_is_full_while_compiling_ends_in_one_line_and_leaves_a_whole
         assert list((package / "htp").iterdir()) == []
         assert MoE.load(package).package.damaged() == []
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
