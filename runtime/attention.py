@@ -189,6 +189,8 @@ class LatentAttention:
             "mask": mask(n, size, position, self.family.window(layer), appended=False),
             "rows": np.arange(position, position + n, dtype=np.int64)[:, None],
         }
+        if sequence.scales:
+            feeds["k_scale"] = sequence.scales.keys[layer][0, 0]
         inputs = {name: shared(np.ascontiguousarray(value)) for name, value in feeds.items()} | {"hidden": hidden, "past_k": keys}
         graph = self.graphs[layer]
         graph.run_bound(Binding(graph.session, inputs, {"hidden_out": out, "present_k": keys}), n)

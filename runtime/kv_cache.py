@@ -8,10 +8,11 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from runtime.package import Package
 
@@ -111,6 +112,34 @@ def eighth(graph: bytes) -> bytes:
     for scale, of in (("k_scale", "past_k"), ("v_scale", "past_v")):
         shape = (1, sizes[of][1], 1, sizes[of][3])
         model.graph.input.append(helper.make_tensor_value_info(scale, TensorProto.FLOAT, shape))
+    return bytes(model.SerializeToString())
+
+
+def rounded(graph: bytes, bits: int) -> bytes:
+    """The latent attention graph that reads its own new rows as they will be kept, so that results do not depend on the chunk.
+
+    8 bits: input k_scale [D] joins.
+    """
+    if bits == 32:
+        return graph
+    model = onnx.load_model_from_string(graph)
+    nodes = list(model.graph.node)
+    at = next(i for i, node in enumerate(nodes) if node.op_type == "ScatterND")
+    rows = nodes[at].input[2]
+    steps: list[tuple[str, list[str], dict[str, Any]]]
+    if bits == 16:
+        steps = [("Cast", [rows], {"to": TensorProto.FLOAT16}), ("Cast", ["kept_0"], {"to": TensorProto.FLOAT})]
+    else:
+        steps = [("Div", [rows, "k_scale"], {}), ("Round", ["kept_0"], {})]
+        steps += [("Clip", ["kept_1", "kept_least", "kept_most"], {}), ("Mul", ["kept_2", "k_scale"], {})]
+        for name, value in (("kept_least", -128), ("kept_most", 127)):
+            model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
+        dims = next(value for value in model.graph.input if value.name == "past_k").type.tensor_type.shape.dim
+        model.graph.input.append(helper.make_tensor_value_info("k_scale", TensorProto.FLOAT, (dims[-1].dim_value,)))
+    made = [helper.make_node(op, inputs, [f"kept_{i}"], name=f"kept_{i}", **told) for i, (op, inputs, told) in enumerate(steps)]
+    nodes[at].input[2] = made[-1].output[0]
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[:at], *made, *nodes[at:]])
     return bytes(model.SerializeToString())
 
 
