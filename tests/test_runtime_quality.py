@@ -1,4 +1,4 @@
-"""What short weights and short keys cost: perplexity of the trained model on text it has not seen."""
+"""What 8-bit weights and 8-bit keys cost: perplexity of the trained model on text it has not seen (benchmarks.quality has more)."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from runtime.kv_cache import TYPES
 from runtime.package import Package
 from tests.runtime_models import trained_model
 
-TOKENS, WINDOW = 512, 256
+TOKENS, WINDOW = 256, 256
 
 
 def text() -> str:
@@ -38,11 +38,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_perplexity_stays_within_its_bounds(plain: Path, tmp_path: Path) -> None:
     best = perplexity(plain)
-    for bits, bound in ((8, 0.01), (4, 0.05)):
-        package = convert(trained_model(), tmp_path / str(bits), None, Target(backend="cpu", bits=bits)).folder
-        assert abs(perplexity(package) / best - 1) < bound, bits
-    for kv_bits in (16, 8):
-        assert abs(perplexity(plain, kv_bits=kv_bits) / best - 1) < 0.01, kv_bits
+    package = convert(trained_model(), tmp_path / "package", None, Target(backend="cpu", bits=8)).folder
+    assert abs(perplexity(package) / best - 1) < 0.01
+    assert abs(perplexity(plain, kv_bits=8) / best - 1) < 0.01
 
 
 def test_shorter_keys_and_values_take_less_memory(plain: Path) -> None:
