@@ -161,7 +161,10 @@ def _middle(begin: float, end: float, took: float) -> tuple[float, float]:
 
 
 def _slice(name: str, process: int, thread: int, begin: float, took: float, told: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "ph": "X", "pid": process, "tid": thread, "ts": round(begin, 3), "dur": round(took, 3), "args": told}
+    """Whole nanoseconds, begin and end rounded alike: neighbours touch and never overlap."""
+    first, last = round(begin * 1e3), round((begin + took) * 1e3)
+    when = {"ts": first / 1e3, "dur": (last - first) / 1e3}
+    return {"name": name, "ph": "X", "pid": process, "tid": thread, **when, "args": told}
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:

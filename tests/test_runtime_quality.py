@@ -1,4 +1,4 @@
-"""What 8-bit weights and 8-bit keys cost: perplexity of the trained model on text it has not seen (benchmarks.quality has more)."""
+"""What 8-bit weights and 8-bit keys cost: perplexity of the trained model on new text (benchmarks.quality has more)."""
 
 from pathlib import Path
 
