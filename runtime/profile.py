@@ -145,9 +145,9 @@ def _drawn(graph: str, run: Stage, execution: Execution) -> Iterator[dict[str, A
             continue
         begin, end = _middle(begin, end, took)
         yield _slice(graph, NPU_PROCESS, NPU_THREADS[thread], begin, end - begin, told if thread == "QNN Execute" else {})
-    cycles = sum(value for _, value in execution.nodes)
+    cycles, span = sum(value for _, value in execution.nodes), end - begin
     for name, value in execution.nodes:
-        width = (end - begin) * value / cycles if cycles else 0.0
+        width = span * value / cycles if cycles else 0.0
         if value:
             node = {"cycles": value, "drawn": "by its share of the cycles"}
             yield _slice(name.removesuffix(" (cycles)"), NPU_PROCESS, NPU_THREADS["QNN Node"], begin, width, node)

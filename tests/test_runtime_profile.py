@@ -44,6 +44,10 @@ def test_host_stages_qnn_events_its_log_and_the_merged_trace_agree(model: Path, 
     slices = [e for e in trace if e["ph"] == "X"]
     by_thread = Counter(names[e["pid"], e["tid"]] for e in slices)
     assert by_thread["QNN Execute"] == by_thread["QNN Device"] == executes < by_thread["QNN Node"]
+    took = Counter()
+    for event in slices:
+        took[names[event["pid"], event["tid"]]] += event["dur"]
+    assert abs(took["QNN Node"] - took["QNN Device"]) < 0.01 * executes, "nodes fill the device's time"
     runs = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["name"] == "npu run")
     for event in slices:
         if names[event["pid"], event["tid"]].startswith("QNN"):
