@@ -1,4 +1,4 @@
-"""Perplexity of a model at several precisions, through the runtime: quality.py MODEL TEXT [--precisions 32 8 4 4a/64+8 ...].
+"""Perplexity of a model at several precisions, through the runtime: quality.py MODEL TEXT [--precisions 32 8 4 4a/64+8 32k8 ...].
 
 Every precision is converted into a temporary package and reads the same windows of the text. Prints a table, or --json.
 """
@@ -23,7 +23,11 @@ PRECISIONS = ("32", "16", "8", "8/64", "4", "4/64", "4a", "4/16", "4+4", "4a+4")
 
 
 def parse(text: str) -> Target:
-    """`4a/64+8`: 4 bits, asymmetric, blocks of 64; attention and head at 8 bits (default: the runtime's own choice)."""
+    """`4a/64+8`: 4 bits, asymmetric, blocks of 64; attention and head at 8 bits (default: the runtime's own choice).
+
+    A `k8` or `k16` behind it is of keys and values, see `kv_bits`.
+    """
+    text = text.partition("k")[0]
     experts, _, others = text.partition("+")
     bits, _, block = experts.partition("/")
     target = Target(backend="cpu", bits=int(bits.rstrip("as")))
@@ -32,6 +36,11 @@ def parse(text: str) -> Target:
     if block:
         target = replace(target, block=int(block))
     return replace(target, attention_bits=int(others), head_bits=int(others)) if others else target
+
+
+def kv_bits(text: str) -> int:
+    """`32k8`: 8."""
+    return int(text.partition("k")[2] or 32)
 
 
 def windows(ids: list[int], size: int) -> Iterator[list[int]]:
@@ -66,7 +75,7 @@ def main() -> None:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             package = convert(args.model, Path(folder) / "package", None, parse(name))
-            model = MoE.load(package.folder, threads=2)
+            model = MoE.load(package.folder, threads=2, kv_bits=kv_bits(name))
             ids = model.encode(text)
             middle = max(0, (len(ids) - args.tokens) // 2)
             ids = ids[middle : middle + args.tokens]

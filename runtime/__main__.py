@@ -9,6 +9,7 @@ VERBS = {
     "chat": "talk with a model",
     "bench": "measure prefill and decode speed, as llama-bench",
     "convert": "convert a Hugging Face model into a package of subgraphs",
+    "tune": "measure what runs fastest where, for placement by itself",
     "train-predictor": "learn which experts a model chooses, for prefetching",
     "inspect": "show what a model or package holds",
     "demo-model": "write a small model to try things with",
@@ -28,7 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
             command.prepare_parser(sub)
     parsed = parser.parse_args(arguments)
     from runtime.errors import MoEError
+    from runtime.probes import guard_mapped_files
 
+    guard_mapped_files()
     try:
         code: int = import_module(f"runtime.commands.{parsed.verb.replace('-', '_')}").run(parsed)
     except MoEError as error:

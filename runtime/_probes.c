@@ -9,7 +9,9 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <signal.h>
 #include <stdint.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #define U32_1 "4@%edi"
@@ -197,11 +199,36 @@ static PyObject *route(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 	Py_RETURN_NONE;
 }
 
+static void on_bus_error(int signal)
+{
+	static const char line[] = "moescope: a mapped file of the package cannot be read any more: check its disk, then convert again\n";
+	ssize_t written = write(STDERR_FILENO, line, sizeof(line) - 1);
+
+	(void)signal;
+	(void)written;
+	_exit(2);
+}
+
+/* Weights are used where files are mapped; where a page cannot be read, the kernel sends SIGBUS. End with a line instead of a core. */
+static PyObject *guard_mapped_files(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct sigaction action = {.sa_handler = on_bus_error};
+
+	(void)module;
+	(void)arguments;
+	if (!arity(count, 0))
+		return NULL;
+	sigemptyset(&action.sa_mask);
+	sigaction(SIGBUS, &action, NULL);
+	Py_RETURN_NONE;
+}
+
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
 	METHOD(token__begin), METHOD(token__end),   METHOD(op__begin), METHOD(op__end),     METHOD(graph__begin),
 	METHOD(graph__end),   METHOD(expert__begin), METHOD(expert__end), METHOD(route), METHOD(load__begin),
-	METHOD(load__end),    METHOD(evict),        {NULL, NULL, 0, NULL},
+	METHOD(load__end),    METHOD(evict),        METHOD(guard_mapped_files),
+	{NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {

@@ -6,6 +6,7 @@ import numpy as np
 import onnxruntime as ort
 
 from runtime.graph import Backend, Binding, Graph, shared
+from runtime.kv_cache import Scales, narrow, widen
 from runtime.log import RunLog
 from runtime.models import Family
 from runtime.package import attention_name
@@ -21,16 +22,34 @@ def past_tier(tokens: int) -> int:
 
 
 class Sequence:
-    """Keys and values [KV, capacity, D] of every layer, and the rotary tables. `end`: rows when the running step is done."""
+    """Keys and values [KV, capacity, D] of every layer as they are kept (`dtype`; int8 with its `scales`), and the rotary tables.
 
-    def __init__(self, family: Family, tokens: int, dtype: type = np.float32):
-        self.capacity, self.family = past_tier(tokens), family
+    `end`: rows when the running step is done.
+    """
+
+    def __init__(self, family: Family, tokens: int, dtype: type = np.float32, scales: Scales | None = None):
+        self.capacity, self.family, self.dtype, self.scales = past_tier(tokens), family, dtype, scales
         keys, values = ((family.kv_heads, self.capacity, dim) for dim in (family.key_dim, family.value_dim))
         self.keys: list[np.ndarray] = [np.zeros(keys, dtype) for _ in range(family.layers)]
         self.values: list[np.ndarray] = [np.zeros(values, dtype) for _ in range(family.layers)]
         self.length = 0
         self.end = 0
         self.half_cos, self.half_sin = family.rope.table(self.capacity)
+
+    def past(self, layer: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """The first rows of keys and values [KV, rows, D] in float32: the kept memory itself where it is float32."""
+        steps = self._steps(layer)
+        keys, values = (widen(kept[layer][:, :rows], step) for kept, step in zip((self.keys, self.values), steps, strict=True))
+        return keys, values
+
+    def keep(self, layer: int, position: int, keys: np.ndarray, values: np.ndarray | None = None) -> None:
+        """New float rows [KV, n, D] come in at `position`."""
+        for kept, rows, step in zip((self.keys, self.values), (keys, values), self._steps(layer), strict=True):
+            if rows is not None:
+                kept[layer][:, position : position + rows.shape[1]] = narrow(rows, self.dtype, step)
+
+    def _steps(self, layer: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        return (self.scales.keys[layer], self.scales.values[layer]) if self.scales else (None, None)
 
     @cached_property
     def cos(self) -> np.ndarray:
@@ -63,14 +82,12 @@ class PortableAttention:
             "cos": _padded(sequence.cos[position : position + n], rows),
             "sin": _padded(sequence.sin[position : position + n], rows),
             "mask": mask(rows, past, position, family.window(layer)),
-            "past_k": sequence.keys[layer],
         }
+        feeds["past_k"], past_values = sequence.past(layer, past)
         if family.value_dim:
-            feeds["past_v"] = sequence.values[layer]
+            feeds["past_v"] = past_values
         out, keys, *values = self._graph(layer, sequence.capacity).run(feeds, n)
-        sequence.keys[layer][:, position : position + n] = keys[:, :n]
-        if values:
-            sequence.values[layer][:, position : position + n] = values[0][:, :n]
+        sequence.keep(layer, position, keys[:, :n], values[0][:, :n] if values else None)
         return np.asarray(out[:n])
 
     def _graph(self, layer: int, past: int) -> Graph:
@@ -85,7 +102,7 @@ class FusedAttention:
     """Attention on the CPU as one operator that reads and extends the sequence's keys and values where they are."""
 
     def __init__(self, family: Family, backend: Backend, log: RunLog):
-        self.family = family
+        self.family, self.backend = family, backend
         self.graphs = [
             Graph(backend.session(attention_name(i), {}), log, Kind.ATTENTION, i, -1, backend.id, 0) for i in range(family.layers)
         ]
@@ -122,8 +139,12 @@ class FusedAttention:
 
     def _binding(self, layer: int, sequence: Sequence) -> Binding:
         keys, values = shared(sequence.keys[layer][None]), shared(sequence.values[layer][None])
-        dtype = sequence.keys[layer].dtype
+        dtype = np.float16 if sequence.dtype == np.float16 else np.float32
         tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
+        if sequence.scales:
+            tables["k_scale"], tables["v_scale"] = (
+                shared(s[layer][None]) for s in (sequence.scales.keys, sequence.scales.values)
+            )
         inputs = {**self._shared, **tables, "past_k": keys, "past_v": values}
         return Binding(self.graphs[layer].session, inputs, {"present_k": keys, "present_v": values})
 
@@ -135,7 +156,7 @@ class LatentAttention:
     """
 
     def __init__(self, family: Family, backend: Backend, log: RunLog):
-        self.family = family
+        self.family, self.backend = family, backend
         self.graphs = [
             Graph(backend.session(attention_name(i), {}), log, Kind.ATTENTION, i, -1, backend.id, 0) for i in range(family.layers)
         ]
@@ -160,16 +181,21 @@ class LatentAttention:
 
     def _run(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, sequence: Sequence, position: int, n: int) -> None:
         size = past_tier(max(sequence.end, position + n))
-        keys = shared(sequence.keys[layer][0, :size])
+        past, _ = sequence.past(layer, size)
+        keys = shared(past[0])
         feeds = {
             "cos": sequence.cos[position : position + n],
             "sin": sequence.sin[position : position + n],
             "mask": mask(n, size, position, self.family.window(layer), appended=False),
             "rows": np.arange(position, position + n, dtype=np.int64)[:, None],
         }
+        if sequence.scales:
+            feeds["k_scale"] = sequence.scales.keys[layer][0, 0]
         inputs = {name: shared(np.ascontiguousarray(value)) for name, value in feeds.items()} | {"hidden": hidden, "past_k": keys}
         graph = self.graphs[layer]
         graph.run_bound(Binding(graph.session, inputs, {"hidden_out": out, "present_k": keys}), n)
+        if sequence.dtype != np.float32:
+            sequence.keep(layer, position, past[:, position : position + n])
 
 
 Attention = PortableAttention | FusedAttention | LatentAttention

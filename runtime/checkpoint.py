@@ -70,6 +70,13 @@ class Checkpoint:
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
         """The tensor as float32, or a part along its first axis; `shape` is what config.json promises for the whole."""
+        return self._part(name, shape, part, FLOATS).astype(np.float32)
+
+    def packed(self, name: str, shape: tuple[int, ...], part: int) -> np.ndarray:
+        """A part of a tensor of bytes, as uint8."""
+        return self._part(name, shape, part, ("U8",))
+
+    def _part(self, name: str, shape: tuple[int, ...], part: int | slice | None, types: tuple[str, ...]) -> np.ndarray:
         if name not in self.names:
             raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
         stored = self._reader(self.names[name]).get_slice(name)
@@ -77,13 +84,13 @@ class Checkpoint:
         if found != shape:
             told = f"tensor {name} has shape {list(found)}, config.json says {list(shape)}"
             raise ModelError(f"{told}: the files do not belong together")
-        if stored.get_dtype() not in FLOATS:
+        if stored.get_dtype() not in types:
             told = f"tensor {name} is stored as {stored.get_dtype()}"
             raise ModelError(f"{told}: save the model once in bfloat16 or float16 with transformers, then convert that")
         if isinstance(part, slice):
             part = slice(*part.indices(shape[0]))
         value: np.ndarray = stored[:] if part is None else stored[part]
-        return value.astype(np.float32)
+        return value
 
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """The tensor, or None where the checkpoint has none of this name."""

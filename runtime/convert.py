@@ -45,12 +45,14 @@ JOURNAL = "progress.json"
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 ALIGNED = 64
 ROWS_AT_ONCE = 8192
+NPU_BLOCKS = (16, 32, 64, 128)
+"""Weights that share a scale, as QNN takes them."""
 HALF_MAX = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What to convert for. backend cpu: fused operators; qnn: plain ones for the NPU too. bits: of expert weights.
+    """What to convert for. backend cpu: fused operators; any, qnn: plain ones for the NPU too. bits: of expert weights.
 
     block, symmetric: of 4- and 8-bit weights. Attention, shared experts and dense layers take `attention_bits`, the head
     `head_bits` (0: as the experts); routers stay in float32, the embedding in 16 bits or more.
@@ -66,15 +68,15 @@ class Target:
     def __post_init__(self) -> None:
         if self.backend not in ("any", "cpu", "qnn"):
             raise RequestError(f"backend {self.backend!r} is unknown: choose cpu or qnn")
-        if self.backend == "qnn" and self.bits < 16:
-            raise RequestError(f"{self.bits}-bit weights run on the CPU only: choose --bits 16 or 32 with --backend qnn")
+        if self.backend == "qnn" and not self.portable:
+            raise RequestError(f"the NPU takes no blocks of {self.block} weights: choose --block {NPU_BLOCKS[-1]} or less")
         if any(bits not in (0, *BITS) for bits in (self.attention_bits, self.head_bits)):
             raise RequestError(f"bits are one of {BITS}")
 
     @property
     def portable(self) -> bool:
         """Are subgraphs of plain operators wanted?"""
-        return self.backend != "cpu" and self.bits >= 16
+        return self.backend != "cpu" and (min(self.bits, self.attention_bits or 32) >= 16 or self.block in NPU_BLOCKS)
 
     def precisions(self) -> Precisions:
         """By what the weights do."""
@@ -371,6 +373,18 @@ def _just_written(target: Path) -> Package:
     stamps = {name: [os.stat(target / name).st_size, os.stat(target / name).st_mtime_ns] for name in manifest["files"]}
     (target / VERIFIED).write_text(json.dumps(stamps), encoding="utf-8")
     return Package(target)
+
+
+def up_to_date(model: Path, target: Path, what: Target) -> Package | None:
+    """The package at `target` where it is whole and was made of this very model in this way."""
+    if not is_package(target):
+        return None
+    try:
+        package = Package(target)
+    except MoEError:
+        return None
+    same = package.manifest["fingerprint"] == fingerprint(model) and package.manifest.get("target") == asdict(what)
+    return package if same else None
 
 
 def open_or_convert(path: Path, target: Path | None = None, progress: Progress | None = None) -> Package:

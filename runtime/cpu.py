@@ -8,7 +8,7 @@ import onnxruntime as ort
 
 from runtime.errors import BackendError
 from runtime.graph import CPU
-from runtime.kv_cache import halved
+from runtime.kv_cache import REWRITTEN, rounded
 from runtime.package import Package
 
 MMAP_THRESHOLD = (-3, 128 * 1024)
@@ -65,8 +65,10 @@ class CpuBackend:
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """The session of a subgraph that is no expert; its weights are read from the package now."""
         graph = self.package.graph(name)
-        fused = name.startswith("attention") and self.package.family.FUSED_ATTENTION
-        return self.create(name, halved(graph) if fused and self.kv_bits == 16 else graph, session_options())
+        if name.startswith("attention"):
+            fused = self.package.family.FUSED_ATTENTION
+            graph = REWRITTEN[self.kv_bits](graph) if fused else rounded(graph, self.kv_bits)
+        return self.create(name, graph, session_options())
 
     def create(self, name: str, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
         """A session of this model; weights that it names are in the package's folder or among the options' initializers."""

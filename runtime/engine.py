@@ -8,18 +8,20 @@ import numpy as np
 
 from runtime import probes
 from runtime.attention import Attention, PortableAttention, Sequence, make_attention
+from runtime.costs import CostTable, Flush, FlushByCost
 from runtime.cpu import CpuBackend
 from runtime.errors import RequestError
 from runtime.experts import Experts, LayerWork
 from runtime.graph import CPU, HTP, Backend, Graph
-from runtime.kv_cache import cache_type
+from runtime.kv_cache import TYPES, Scales
 from runtime.log import RunLog, Step
 from runtime.operators import Operator, made_from
-from runtime.options import Options
+from runtime.options import PLACED, Options, placed
 from runtime.package import Package, layer_name
 from runtime.predictor import Predictor, predictor_path
 from runtime.prefetch import Prefetcher
 from runtime.probes import Kind, Phase
+from runtime.profile import QNN, Timers
 from runtime.routing import Listener
 from runtime.sampling import Sampler
 from runtime.token_path import TokenPath
@@ -36,26 +38,39 @@ class Placement:
     experts: Backend
     rows: int
 
+    @property
+    def static(self) -> bool:
+        """Has attention static shapes?"""
+        return isinstance(self.attention, PortableAttention)
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        own = self.attention.backend.label
+        return own if own == self.experts.label else f"{own} (attention) and {self.experts.label} (experts)"
+
 
 class Engine:
     """A model ready to step. One sequence at a time."""
 
-    def __init__(self, package: Package, options: Options, log: RunLog):
+    def __init__(
+        self, package: Package, options: Options, log: RunLog, costs: CostTable | None = None, kv_scales: Scales | None = None
+    ):
         self.package, self.options, self.log, self.family = package, options, log, package.family
-        if options.kv_bits == 16 and (
-            not self.family.FUSED_ATTENTION or "htp" in (options.prefill_backend, options.decode_backend)
-        ):
-            raise RequestError("keys and values of 16 bits need fused attention on the CPU: leave --kv-bits 32 for MLA and HTP")
-        self.backends = make_backends(package, options)
+        self.kv_scales = kv_scales
+        self.backends = make_backends(package, options, log.timers)
         self._attentions: dict[tuple[int, int], Attention] = {}
         self.listeners: list[Listener] = []
         self.placements = {
-            Phase.PREFILL: self._placement(options.prefill_backend, options.chunk),
-            Phase.DECODE: self._placement(options.decode_backend, 1),
+            Phase.PREFILL: self._placement(placed(options.prefill_backend), options.chunk),
+            Phase.DECODE: self._placement(placed(options.decode_backend), 1),
         }
         used = {p.experts.id: p.experts for p in self.placements.values()}
+        flush = FlushByCost(costs, options.tiers, options.expert_cache is not None) if costs else Flush(options.tiers)
+        if HTP in used and flush.uses_cpu:
+            used[CPU] = self.backends[CPU]
         predictor = Predictor.of(package) if wants_prefetch(package, options) else None
-        self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, predictor is not None)
+        self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, predictor is not None, flush)
         self._table = package.embedding()
         self._head = self._graph("head", Kind.HEAD, -1)
         self._mixers, self._shared = self._make_mixers()
@@ -69,10 +84,17 @@ class Engine:
         """An empty sequence with room for `tokens`, and the attention graphs it needs."""
         if tokens > self.family.context:
             raise RequestError(f"{tokens} tokens exceed the model's context of {self.family.context}: ask for fewer")
-        sequence = Sequence(self.family, tokens, cache_type(self.options.kv_bits))
+        sequence = Sequence(self.family, self._room(tokens), TYPES[self.options.kv_bits], self.kv_scales)
         for placement in self.placements.values():
             placement.attention.prepare(sequence)
         return sequence
+
+    def _room(self, tokens: int) -> int:
+        """Rows for a sequence of `tokens`: the least that attention was compiled for ahead of time, where any phase needs it."""
+        if not any(placement.static for placement in self.placements.values()):
+            return tokens
+        compiled = self.package.manifest.get("compiled", {}).get("contexts", ())
+        return min((room for room in compiled if room >= tokens), default=tokens)
 
     def step(self, sequence: Sequence, ids: list[int], sampler: Sampler) -> tuple[Step, np.ndarray]:
         """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from."""
@@ -133,7 +155,7 @@ class Engine:
         self._tell_layer(layer, hidden)
         attended = np.empty_like(hidden)
         weights = np.empty((n, self.family.top_k), np.float32)
-        for part in chunks(n, place.rows, bool(place.experts.tiers)):
+        for part in chunks(n, place.rows, place.static):
             attended[part] = self._attend(layer, hidden, part, sequence, step)
             normed, chosen, weights[part] = self._route(layer, attended[part], step.seq)
             self.experts.dispatch(work, place.experts, part.start, normed, chosen)
@@ -146,7 +168,7 @@ class Engine:
         place, n = self.placements[step.phase], len(hidden)
         self._tell_layer(layer, hidden)
         attended = np.empty_like(hidden)
-        for part in chunks(n, place.rows, bool(place.experts.tiers)):
+        for part in chunks(n, place.rows, place.static):
             attended[part] = self._attend(layer, hidden, part, sequence, step)
         with Operator(self.log, Kind.MLP, layer, n, made_from(Kind.MLP, layer)):
             return self._mixers[layer].run({"hidden": attended}, n)[0]
@@ -191,13 +213,13 @@ class Engine:
             mixed += attended
         return mixed
 
-    def _placement(self, backend: str, rows: int) -> Placement:
-        chosen = self.backends[HTP if backend == "htp" else CPU]
+    def _placement(self, names: dict[str, str], rows: int) -> Placement:
+        attention, experts = (self.backends[HTP if names[kind] == "htp" else CPU] for kind in PLACED)
         # Graphs of dynamic shape serve both phases.
-        key = (chosen.id, rows if chosen.tiers else 0)
+        key = (attention.id, rows if attention.tiers else 0)
         if key not in self._attentions:
-            self._attentions[key] = make_attention(self.family, chosen, self.log, rows)
-        return Placement(self._attentions[key], chosen, rows)
+            self._attentions[key] = make_attention(self.family, attention, self.log, rows)
+        return Placement(self._attentions[key], experts, rows)
 
     def _graph(self, name: str, kind: Kind, layer: int) -> Graph:
         return Graph(self.backends[CPU].session(name, {}), self.log, kind, layer, -1, CPU, 0)
@@ -216,7 +238,7 @@ class Engine:
     def _token_path(self) -> TokenPath | None:
         """The quick way for one token, where all of it runs on the CPU."""
         place = self.placements[Phase.DECODE]
-        if isinstance(place.attention, PortableAttention):
+        if isinstance(place.attention, PortableAttention) or place.experts.id != CPU:
             return None
         parts = self._mixers, self._shared, self.listeners
         return TokenPath(self.family, self.log, self.experts, place.experts, place.attention, *parts)
@@ -238,16 +260,19 @@ def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
 
 def wants_prefetch(package: Package, options: Options) -> bool:
     """Prefetching needs a limited cache and experts that decode on the CPU; `auto` also a trained predictor."""
-    if options.prefetch == "off" or options.expert_cache is None or options.decode_backend == "htp":
+    if options.prefetch == "off" or options.expert_cache is None or placed(options.decode_backend)["expert"] == "htp":
         return False
     return options.prefetch == "on" or predictor_path(package) is not None
 
 
-def make_backends(package: Package, options: Options) -> dict[int, Backend]:
+def make_backends(package: Package, options: Options, timers: Timers | None = None) -> dict[int, Backend]:
     """The CPU, and the NPU where a phase asks for it."""
     backends: dict[int, Backend] = {CPU: CpuBackend(package, options.threads, options.kv_bits)}
-    if "htp" in (options.prefill_backend, options.decode_backend):
+    if options.uses("htp"):
         from runtime.htp import HtpBackend
 
-        backends[HTP] = HtpBackend(package, options.tiers, options.profiling(), options.qnn_profile_dir)
+        profiles = options.profile / QNN if options.profile else options.qnn_profile_dir
+        backends[HTP] = HtpBackend(
+            package, options.tiers, options.profiling(), profiles, options.soc, timers, options.performance
+        )
     return backends

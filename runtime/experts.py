@@ -9,8 +9,9 @@ import numpy as np
 import onnxruntime as ort
 
 from runtime import probes
-from runtime.buffers import Batch, TokenBuffers, smallest_tier
+from runtime.buffers import Batch, TokenBuffers
 from runtime.cache import ExpertCache
+from runtime.costs import Flush
 from runtime.cpu import CpuBackend, return_freed_memory
 from runtime.errors import BudgetError
 from runtime.graph import CPU, HTP, Backend, Graph
@@ -26,13 +27,14 @@ from runtime.units import show_bytes
 
 @dataclass
 class LayerWork:
-    """One layer's rows on their way through experts: `normed` [n, H] in, `outputs` [n, k, H] out."""
+    """One layer's rows on their way through experts: `normed` [n, H] in, `outputs` [n, k, H] out. `ran`: forms by expert."""
 
     layer: int
     buffers: TokenBuffers
     normed: np.ndarray
     outputs: np.ndarray
     used: set[int] = field(default_factory=set)
+    ran: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     pending: list[Future[None]] = field(default_factory=list)
 
 
@@ -57,9 +59,12 @@ class LoadLog:
     def load_end(self, form: Form, size: int, resident: int) -> None:
         """It can run."""
         probes.load_end(form.layer, form.expert, size, resident)
+        began, ended = self._began.pop(form), monotonic_ns()
+        if self.log.timers:
+            self.log.timers.add("load", began, ended, form.layer, form.expert)
         with self.log.lock:
             self.log.resident_bytes = resident
-            self.log.load_ns += monotonic_ns() - self._began.pop(form)
+            self.log.load_ns += ended - began
 
     def evicted(self, form: Form, size: int, resident: int) -> None:
         """Its session is gone."""
@@ -84,8 +89,9 @@ class Experts:
         log: RunLog,
         policy: str = "lru",
         background: bool = False,
+        flush: Flush | None = None,
     ):
-        self.family, self.backends, self.log = package.family, backends, log
+        self.family, self.backends, self.log, self.flush = package.family, backends, log, flush or Flush(())
         self._check(budget)
         self.loader = Loader() if background else None
         cpu, watcher = backends.get(CPU), LoadLog(log, package, backends)
@@ -171,10 +177,19 @@ class Experts:
             self._run_all(work, backend, batches)
 
     def _run_all(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
-        forms = [Form(work.layer, batch.expert, backend.id, smallest_tier(backend.tiers, len(batch))) for batch, _ in batches]
+        forms = [self._form(work, backend, batch) for batch, _ in batches]
         self.cache.name(forms)
         for i in self._readiest_first(forms):
             self._run(work, forms[i], *batches[i])
+
+    def _form(self, work: LayerWork, backend: Backend, batch: Batch) -> Form:
+        """Where the batch runs: on a backend of static shapes in the tier that the flush chooses, or elsewhere by its choice."""
+        if not backend.tiers:
+            return Form(work.layer, batch.expert, backend.id, 0)
+        ran = work.ran.setdefault(batch.expert, set())
+        chosen, tier = self.flush.place(len(batch), ran)
+        ran.add((chosen, tier))
+        return Form(work.layer, batch.expert, chosen, tier)
 
     def _readiest_first(self, forms: list[Form]) -> Iterator[int]:
         """Places in `forms`, resident ones first: a load never evicts what is about to run, and what comes runs at once."""

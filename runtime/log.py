@@ -11,6 +11,7 @@ import numpy as np
 
 from runtime.policies import Form
 from runtime.probes import Kind, Phase, Reason
+from runtime.profile import Timers
 
 BACKENDS = {1: "cpu", 2: "htp"}
 
@@ -54,6 +55,7 @@ class RunLog:
     prefetched: int = 0
     routing: list[tuple[int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
+    timers: Timers | None = None
 
     @property
     def loaded_bytes(self) -> int:

@@ -1,6 +1,5 @@
 """The interface: load a model, generate text."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,15 +7,24 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from runtime import probes
+from runtime import probes, profile
 from runtime.convert import Progress, open_or_convert
+from runtime.demo_model import TEXT
 from runtime.engine import Engine
 from runtime.errors import ModelError, RequestError
+from runtime.graph import HTP
+from runtime.kv_cache import Scales
 from runtime.log import RunLog, Step
 from runtime.options import Options
 from runtime.package import Package, read_tokenizer
+from runtime.placement import resolve
+from runtime.probes import Phase
+from runtime.profile import Timers
 from runtime.sampling import Sampler, Sampling
 from runtime.units import parse_budget
+
+CALIBRATED_ON = 256
+"""Tokens of the shipped text that say how large keys and values grow."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,11 @@ class MoE:
 
     def __init__(self, package: Package, options: Options):
         probes.tell_if_missing()
-        self.package, self.options, self.log = package, options, RunLog()
+        self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
+        self.options, costs = resolve(options, package)
         self.tokenizer = self._read_tokenizer()
-        self.engine = Engine(package, options, self.log)
+        scales = self._kv_scales() if self.options.kv_bits == 8 else None
+        self.engine = Engine(package, self.options, self.log, costs, scales)
 
     @classmethod
     def load(
@@ -65,10 +75,14 @@ class MoE:
         progress: Progress | None = None,
         **options: Any,
     ) -> "MoE":
-        """Open the model folder or package at `path`, converting it first where needed. `options`: fields of Options."""
+        """Open the model folder or package at `path`, converting it first where needed.
+
+        `options`: fields of Options; tiers, chunk and soc are those that the package was compiled for, where they are not given.
+        """
         budget = parse_budget(expert_cache) if isinstance(expert_cache, str) else expert_cache
-        chosen = resolve_auto(Options(expert_cache=budget, **options))
-        return cls(open_or_convert(Path(path), Path(package) if package else None, progress), chosen)
+        Options(expert_cache=budget, **options)  # a wrong option shall not wait for a conversion
+        opened = open_or_convert(Path(path), Path(package) if package else None, progress)
+        return cls(opened, Options(expert_cache=budget, **(opened.compiled_for | options)))
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a prompt."""
@@ -107,7 +121,7 @@ class MoE:
     def describe(self) -> dict[str, Any]:
         """What this engine is: sizes, placement, budget."""
         family, o = self.package.family, self.options
-        labels = {phase.name.lower(): place.experts.label for phase, place in self.engine.placements.items()}
+        labels = {phase.name.lower(): place.label for phase, place in self.engine.placements.items()}
         return {
             "layers": family.layers,
             "experts": family.experts,
@@ -123,8 +137,12 @@ class MoE:
         }
 
     def close(self) -> None:
-        """Release threads."""
+        """Release threads; write the profile where one was asked for."""
         self.engine.close()
+        if self.options.profile and self.log.timers:
+            npu = self.engine.backends.get(HTP)
+            profile.write(self.log.timers, self.options.profile, npu.label if npu else "no NPU")
+            self.log.timers = None
 
     def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool) -> Iterator[Token]:
         stream, end = TextStream(self.tokenizer), self.package.family.end_ids
@@ -135,6 +153,20 @@ class MoE:
                 return
             yield Token(step.sampled, stream.add(step.sampled), step)
             ids = [step.sampled]
+
+    def _kv_scales(self) -> Scales:
+        """Scales of 8-bit keys and values: the package's, or measured once on the text that comes with the runtime."""
+        found = Scales.stored(self.package)
+        if found is None:
+            plain = replace(self.options, kv_bits=32, prefill_backend="cpu", decode_backend="cpu", prefetch="off")
+            ids = self.encode(TEXT.read_text(encoding="utf-8"))[: min(CALIBRATED_ON, self.package.family.context)]
+            engine = Engine(self.package, plain, RunLog())
+            sequence = engine.begin_sequence(len(ids))
+            engine.hidden(sequence, ids, Step(0, Phase.PREFILL, len(ids), 0, 0))
+            engine.close()
+            found = Scales.of_rows(sequence.keys, sequence.values)
+            found.save(self.package)
+        return found
 
     def _read_tokenizer(self) -> Tokenizer:
         path = read_tokenizer(self.package.folder)
@@ -170,18 +202,3 @@ def _cut(tokens: list[Token], characters: int) -> Iterator[Token]:
             return
         yield replace(token, text=token.text[:characters])
         characters -= len(token.text)
-
-
-def resolve_auto(options: Options) -> Options:
-    """`auto` becomes the NPU for prefill where there is one, else the CPU, and says which."""
-    if "auto" not in (options.prefill_backend, options.decode_backend):
-        return options
-    prefill = options.prefill_backend
-    if prefill == "auto":
-        from runtime import htp
-
-        reason = htp.available()
-        prefill = "cpu" if reason else "htp"
-        print(f"moescope: prefill runs on {'the CPU: ' + reason if reason else htp.LABEL}", file=sys.stderr)
-    decode = "cpu" if options.decode_backend == "auto" else options.decode_backend
-    return replace(options, prefill_backend=prefill, decode_backend=decode)

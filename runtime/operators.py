@@ -1,6 +1,7 @@
 """Model-level operators as the probes and the log see them."""
 
 from functools import lru_cache
+from time import monotonic_ns
 from types import TracebackType
 
 from runtime import probes
@@ -13,17 +14,22 @@ WEIGHTLESS = {Kind.DISPATCH, Kind.COMBINE, Kind.SAMPLE}
 class Operator:
     """One operator over n_tokens rows, for a `with` block: begin and end on the same thread."""
 
-    __slots__ = ("kind", "layer", "log", "made_from", "n_tokens", "result")
+    __slots__ = ("began", "expert", "kind", "layer", "log", "made_from", "n_tokens", "result")
 
     def __init__(self, log: RunLog, kind: Kind, layer: int, n_tokens: int, made_from: bytes, expert: int = -1):
         self.log, self.kind, self.layer, self.n_tokens, self.made_from = log, kind, layer, n_tokens, made_from
+        self.expert, self.began = expert, 0
         self.result = result_id(kind, layer, expert)
 
     def __enter__(self) -> None:
+        if self.log.timers:
+            self.began = monotonic_ns()
         probes.op_begin(self.kind, self.layer, self.n_tokens, self.result, self.made_from)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         probes.op_end(self.result)
+        if self.log.timers:
+            self.log.timers.add(self.kind.name.lower(), self.began, monotonic_ns(), self.layer, self.expert)
         with self.log.lock:
             self.log.operators[self.kind] += 1
 

@@ -52,7 +52,11 @@ class Package:
     def __init__(self, folder: Path, verify: bool = True):
         self.folder = folder
         self.manifest = self._manifest()
-        self.family: Family = read_family(read_config(folder), folder)
+        config = read_config(folder)
+        if self.manifest.get("model_type", config.get("model_type")) != config.get("model_type"):
+            told = f"{folder} was converted from a {self.manifest['model_type']}, config.json says {config.get('model_type')!r}"
+            raise PackageError(f"{told}: delete the folder and convert again")
+        self.family: Family = read_family(config, folder)
         self._maps: dict[Path, mmap.mmap] = {}
         for name, entry in self.manifest["files"].items():
             path = folder / name
@@ -83,6 +87,13 @@ class Package:
     def portable(self) -> bool:
         """Does it hold the subgraphs of plain operators that an NPU takes?"""
         return attention_name(0, portable=True) in self.manifest["subgraphs"]
+
+    @property
+    def compiled_for(self) -> dict[str, Any]:
+        """Options (tiers, chunk, soc) that context binaries were compiled for ahead of time; empty where none were."""
+        compiled = self.manifest.get("compiled", {})
+        found = {name: compiled[name] for name in ("chunk", "soc") if compiled.get(name)}
+        return found | ({"tiers": tuple(compiled["tiers"])} if compiled.get("tiers") else {})
 
     @cached_property
     def expert_stride(self) -> int:

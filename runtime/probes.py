@@ -79,6 +79,8 @@ route = getattr(_probes, "route", _nothing)
 load_begin = getattr(_probes, "load__begin", _nothing)
 load_end = getattr(_probes, "load__end", _nothing)
 evict = getattr(_probes, "evict", _nothing)
+guard_mapped_files = getattr(_probes, "guard_mapped_files", _nothing)
+"""For programs, not for libraries: a mapped file that cannot be read any more then ends the process with one line, code 2."""
 
 
 def result_id(kind: int, layer: int = -1, expert: int = -1) -> int:

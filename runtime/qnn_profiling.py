@@ -6,9 +6,11 @@ subgraph that has run at two levels holds two (0.4 MB and its binary's size each
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any
 
 from runtime.errors import RequestError
+from runtime.profile import Timers
 
 OFF = "off"
 LEVELS = (OFF, "basic", "detailed", "optrace")
@@ -56,11 +58,16 @@ class Profiling:
 
 
 class SwitchingSession:
-    """A subgraph's sessions, one for each level that it ran at; `run` takes the one wanted now."""
+    """A subgraph's sessions, one for each level that it ran at; `run` takes the one wanted now.
 
-    def __init__(self, kind: str, profiling: Profiling, open_session: Callable[[str], Any]):
-        self.kind, self.profiling, self._open = kind, profiling, open_session
-        self._sessions: dict[str, Any] = {}
+    open_session: level → session and the name of its CSV file. `timers` hear of every run.
+    """
+
+    def __init__(
+        self, kind: str, profiling: Profiling, open_session: Callable[[str], tuple[Any, str]], timers: Timers | None = None
+    ):
+        self.kind, self.profiling, self._open, self.timers = kind, profiling, open_session, timers
+        self._sessions: dict[str, tuple[Any, str]] = {}
         self._runs = self._profiled = 0
         self._at(self._wanted())
         if profiling.every > 1 or profiling.most is not None:
@@ -71,12 +78,18 @@ class SwitchingSession:
         level = self._wanted()
         self._runs += 1
         self._profiled += level != OFF
-        return self._at(level).run(names, feeds)
+        session, csv = self._at(level)
+        if not self.timers:
+            return session.run(names, feeds)
+        began = monotonic_ns()
+        outputs = session.run(names, feeds)
+        self.timers.add("npu run", began, monotonic_ns(), csv=csv)
+        return outputs
 
     def _wanted(self) -> str:
         return self.profiling.level_of_run(self.kind, self._runs, self._profiled)
 
-    def _at(self, level: str) -> Any:
+    def _at(self, level: str) -> tuple[Any, str]:
         if level not in self._sessions:
             self._sessions[level] = self._open(level)
         return self._sessions[level]

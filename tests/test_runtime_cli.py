@@ -241,10 +241,12 @@ def test_a_full_disk_leaves_nothing_behind(demo: Path, tmp_path: Path, capsys: p
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_quantized_weights_for_the_npu_are_refused(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = str(tmp_path / "package")
-    assert "--bits 16 or 32" in refused(capsys, ["convert", str(demo), target, "--backend", "qnn", "--bits", "4"])
-    assert main(["convert", str(demo), target, "--bits", "4"]) == 0
+def test_quantized_weights_that_the_npu_does_not_take_are_refused(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, large = str(tmp_path / "package"), ["--bits", "4", "--block", "256"]
+    assert "--block 128 or less" in refused(capsys, ["convert", str(demo), target, "--backend", "qnn", *large])
+    assert main(["convert", str(demo), target, *large]) == 0
     line = refused(capsys, ["generate", target, *GENERATE, "--prefill-backend", "htp"])
     assert "convert with --backend qnn" in line or "not installed" in line
 

@@ -14,7 +14,7 @@ import pytest
 
 from runtime import MoE, htp
 from runtime.attention import Sequence, make_attention
-from runtime.convert import convert, open_or_convert
+from runtime.convert import Target, convert, open_or_convert
 from runtime.demo_model import DemoSizes, write_demo_model
 from runtime.engine import make_backends
 from runtime.errors import BackendError, RequestError
@@ -23,6 +23,7 @@ from runtime.log import RunLog
 from runtime.options import Options
 from runtime.probes import Kind
 from runtime.qnn_profiling import Profiling, SwitchingSession
+from runtime.sampling import Sampler, Sampling
 from tests.runtime_models import PROMPT, random_model
 
 htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
@@ -137,7 +138,7 @@ def test_each_run_has_the_level_of_its_kind_and_turn(text: str, every: int, most
         def run(self, names: Any, feeds: Any) -> str:
             return self.level
 
-    session = SwitchingSession(kind, Profiling.parse(text, every, most), Session)
+    session = SwitchingSession(kind, Profiling.parse(text, every, most), lambda level: (Session(level), ""))
     assert [session.run(None, {}) for _ in range(5)] == levels
 
 
@@ -180,6 +181,24 @@ def test_without_the_qnn_package_htp_says_how_to_get_it_and_auto_takes_the_cpu(t
     taken = subprocess.run([*base, "auto"], env=_environment(), capture_output=True, text=True, timeout=60)
     assert taken.returncode == 0
     assert "prefill runs on the CPU" in taken.stderr
+
+
+@htp_only
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (8, False)])
+def test_quantized_weights_run_wholly_on_htp_and_close_to_the_cpu(tmp_path: Path, bits: int, symmetric: bool) -> None:
+    sizes = DemoSizes(hidden=64, layers=2, experts=4, intermediate=64, vocabulary=400)
+    model = write_demo_model(tmp_path / "model", sizes=sizes)
+    package = convert(model, tmp_path / "package", None, Target(bits=bits, symmetric=symmetric)).folder
+    logits = []
+    for backend in ("cpu", "htp"):
+        engine = MoE.load(package, prefill_backend=backend, decode_backend=backend, chunk=16, tiers=(1, 8))
+        ids = engine.encode(PROMPT)
+        sequence = engine.engine.begin_sequence(len(ids) + 2)
+        logits.append(np.stack([engine.engine.step(sequence, fed, Sampler(Sampling()))[1] for fed in (ids, ids[:1])]))
+        engine.close()
+    assert {kind for kind, where in engine.log.graphs if where == HTP} == {Kind.ATTENTION, Kind.EXPERT}
+    assert not {(kind, CPU) for kind in (Kind.ATTENTION, Kind.EXPERT)} & engine.log.graphs.keys()
+    assert np.linalg.norm(logits[0] - logits[1]) < 0.05 * np.linalg.norm(logits[0])
 
 
 @htp_only

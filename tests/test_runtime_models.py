@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from runtime.convert import Target, convert
 from runtime.cpu import CpuBackend
 from runtime.demo_model import train_tokenizer
-from runtime.errors import RequestError
 from runtime.moe import MoE
 from runtime.package import Package
 from runtime.sampling import Sampler, Sampling
@@ -124,8 +124,10 @@ class Tiny:
                 feed = torch.tensor([[tokens[-1]]])
         return tokens, np.stack(logits)
 
-    def generated(self, package: Path | None = None, new: int = 0, **options: Any) -> tuple[list[int], np.ndarray]:
-        """Greedy tokens and logits of the runtime."""
+    def generated(
+        self, package: Path | None = None, new: int = 0, follow: bool = False, **options: Any
+    ) -> tuple[list[int], np.ndarray]:
+        """Greedy tokens and logits of the runtime; with `follow` it is fed transformers' tokens, whatever it would have said."""
         engine, new = MoE.load(package or self.package, **options).engine, new or self.new
         sequence = engine.begin_sequence(len(self.ids) + new)
         tokens, logits, ids = [], [], self.ids
@@ -133,7 +135,7 @@ class Tiny:
             step, row = engine.step(sequence, ids, Sampler(Sampling()))
             tokens.append(step.sampled)
             logits.append(row)
-            ids = [step.sampled]
+            ids = [self.tokens[len(tokens) - 1] if follow else step.sampled]
         engine.close()
         return tokens, np.stack(logits)
 
@@ -167,10 +169,30 @@ def test_eight_bits_stay_close_to_transformers_whatever_the_cache(tiny: Tiny, tm
         assert bits == logits.tobytes(), prefetch
 
 
-def test_half_precision_keys_and_values_change_little(tiny: Tiny) -> None:
-    if tiny.folder.name.startswith("deepseek"):
-        with pytest.raises(RequestError, match="--kv-bits 32"):
-            tiny.generated(new=1, kv_bits=16)
-        return
-    logits = tiny.generated(new=3, kv_bits=16)[1]
-    assert 0 < np.abs(logits - tiny.logits[:3]).max() < 0.05
+@pytest.mark.parametrize(("bits", "most"), [(16, 0.05), (8, 0.5)])
+def test_shorter_keys_and_values_change_little_and_cache_and_chunk_nothing(tiny: Tiny, bits: int, most: float) -> None:
+    logits = tiny.generated(new=4, follow=True, kv_bits=bits)[1]
+    assert 0 < np.abs(logits - tiny.logits[:4]).max() < most
+    cached = Package(tiny.package).expert_bytes * 3
+    assert tiny.generated(new=4, follow=True, kv_bits=bits, expert_cache=cached, chunk=5)[1].tobytes() == logits.tobytes()
+
+
+def test_gpt_oss_in_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    tiny, rng = Tiny(tmp_path / "plain", "gpt_oss"), np.random.default_rng(5)
+    path = tiny.folder / "model.safetensors"
+    tensors = load_file(path)
+    packed = {name: tensor for name, tensor in tensors.items() if not name.endswith(("gate_up_proj", "down_proj"))}
+    for name in tensors.keys() - packed.keys():
+        experts, inputs, outputs = tensors[name].shape
+        blocks = rng.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
+        scales = rng.integers(118, 124, (experts, outputs, inputs // 32), np.uint8)
+        packed |= {name + "_blocks": blocks, name + "_scales": scales}
+        whole = mxfp4.convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32)
+        tensors[name] = np.ascontiguousarray(whole.numpy())
+        assert tensors[name].shape == (experts, inputs, outputs)
+    save_file(tensors, path, {"format": "pt"})
+    plain = convert(tiny.folder, tmp_path / "a").folder
+    save_file(packed, path, {"format": "pt"})
+    short = convert(tiny.folder, tmp_path / "b").folder
+    assert tiny.generated(short, new=2)[1].tobytes() == tiny.generated(plain, new=2)[1].tobytes()

@@ -2,6 +2,11 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtime.convert import Target
+    from runtime.precompile import Shapes
 
 EXAMPLES = """examples:
   python -m runtime convert /models/qwen3-moe /models/qwen3-moe.package --backend cpu --bits 4
@@ -28,33 +33,67 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--block", type=int, default=32, metavar="N", help="weights that share a scale at 4 and 8 bits (default: 32)"
     )
     parser.add_argument("--asymmetric", action="store_true", help="give each block a zero point too")
-    npu = parser.add_argument_group("compiling for the NPU now (--backend qnn); otherwise subgraphs are compiled when first used")
-    npu.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes to compile, for example 1,8,32")
-    npu.add_argument("--chunk", type=int, metavar="ROWS", help="prompt rows of the attention to compile")
-    npu.add_argument(
-        "--context", type=int, default=1024, metavar="TOKENS", help="longest sequence of that attention (default: 1024)"
+    npu = parser.add_argument_group(
+        "compiling for the NPU now",
+        "any of these compiles everything, and generation takes these sizes; else it is done at first use",
     )
-    npu.add_argument("--soc", default="", metavar="MODEL", help="what the emulator poses as; a real device knows itself")
+    npu.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes (default: 1,8,32)")
+    npu.add_argument("--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: 64)")
+    npu.add_argument("--context", metavar="LIST", help="longest sequences that attention is compiled for (default: 1024)")
+    npu.add_argument(
+        "--layout",
+        choices=("separate", "shared"),
+        help="a binary for each tier of an expert (default), or one whose graphs share weights",
+    )
+    npu.add_argument("--soc", metavar="MODEL", help="what the HTP emulator poses as (default: 57); a real device knows itself")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert and say what came out."""
-    from runtime.commands import parse_tiers, show_progress
-    from runtime.convert import Target, convert
-    from runtime.errors import RequestError
+    """Convert, compile where asked to, and say what came out. A package that is up to date is kept."""
+    from runtime.commands import show_progress
+    from runtime.convert import Target, convert, up_to_date
     from runtime.units import show_bytes
 
-    if args.backend != "qnn" and (args.tiers or args.chunk or args.soc):
-        raise RequestError("--tiers, --chunk and --soc compile for the NPU: add --backend qnn")
     target = Target(args.backend, args.bits, args.block, not args.asymmetric, args.attention_bits, args.head_bits)
-    with show_progress("converting") as progress:
-        package = convert(args.model, args.package, progress, target)
-    if args.tiers or args.chunk:
-        from runtime.precompile import precompile
-
-        with show_progress("compiling") as progress:
-            precompile(package, parse_tiers(args.tiers) if args.tiers else (), args.chunk or 0, args.context, args.soc, progress)
+    shapes = _shapes(args, target)
+    package = up_to_date(args.model, args.package, target)
+    if package is None:
+        with show_progress("converting") as progress:
+            package = convert(args.model, args.package, progress, target)
     size = sum(entry["bytes"] for entry in package.manifest["files"].values())
     each = show_bytes(package.expert_bytes)
     print(f"{args.package}: {len(package.manifest['files'])} files, {show_bytes(size)}; an expert is {each} in one aligned read")
+    if shapes:
+        from runtime.precompile import precompile
+
+        with show_progress("compiling") as progress:
+            count = precompile(package, shapes, progress)
+        print(f"{args.package}: {count} context binaries, {show_bytes(_compiled_bytes(args.package))}")
     return 0
+
+
+def _shapes(args: argparse.Namespace, target: "Target") -> "Shapes | None":
+    """What shall be compiled now; refused before the conversion where it cannot be."""
+    given = {"chunk": args.chunk, "soc": args.soc, "layout": args.layout, "tiers": args.tiers, "contexts": args.context}
+    if all(value is None for value in given.values()):
+        return None
+    from runtime.commands import parse_tiers
+    from runtime.errors import BackendError, RequestError
+    from runtime.htp import available
+    from runtime.precompile import Shapes
+
+    if not target.portable:
+        raise RequestError(
+            f"--tiers, --chunk, --context and --soc compile for the NPU, which --backend {target.backend} leaves out"
+        )
+    if reason := available():
+        raise BackendError(reason)
+    lists = {name: parse_tiers(given[name]) for name in ("tiers", "contexts") if given[name] is not None}
+    shapes = Shapes(**({name: value for name, value in given.items() if value is not None} | lists))
+    if min(*shapes.tiers, *shapes.contexts, shapes.chunk) < 1:
+        raise RequestError("tiers, chunk and context must be 1 or more")
+    return shapes
+
+
+def _compiled_bytes(package: Path) -> int:
+    return sum(path.stat().st_size for path in package.glob("htp/*/*"))

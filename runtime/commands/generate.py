@@ -31,6 +31,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     report.add_argument("--json", action="store_true", help="write text and statistics as JSON to standard output")
     report.add_argument("--log", type=Path, metavar="FILE", help="write the runtime's own account of the run as JSON")
     report.add_argument(
+        "--profile",
+        type=Path,
+        metavar="DIR",
+        help="host stage timers, QNN's events (detailed; basic with --qnn-profile basic), its log, and a trace of both",
+    )
+    report.add_argument(
         "--qnn-profile",
         default="off",
         metavar="LEVEL",
@@ -58,13 +64,19 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 def add_placement(parser: argparse.ArgumentParser) -> None:
     """Where things run and how much they may keep."""
     placement = parser.add_argument_group("placement")
-    choices = ("auto", "cpu", "htp")
+    where = "cpu (default), htp, auto (by the table of `tune`), or for each its own: attention=cpu,expert=htp"
     placement.add_argument(
-        "--prefill-backend", choices=choices, default="cpu", help="where the prompt's attention and experts run"
+        "--prefill-backend", metavar="WHERE", default="cpu", help=f"of the prompt's attention and experts: {where}"
     )
-    placement.add_argument("--decode-backend", choices=choices, default="cpu", help="where they run for each new token")
-    placement.add_argument("--chunk", type=int, default=64, metavar="ROWS", help="prompt rows of one attention run (default: 64)")
-    placement.add_argument("--tiers", default="1,8,32", help="rows of the experts' static shapes on HTP (default: 1,8,32)")
+    placement.add_argument("--decode-backend", metavar="WHERE", default="cpu", help="the same for each new token")
+    placement.add_argument(
+        "--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: as compiled, or 64)"
+    )
+    placement.add_argument(
+        "--tiers", metavar="LIST", help="rows of the experts' static shapes on HTP (default: as compiled, or 1,8,32)"
+    )
+    placement.add_argument("--performance", metavar="MODE", help="of the HTP's clocks: default, burst, balanced, power_saver ...")
+    placement.add_argument("--soc", metavar="MODEL", help="what the HTP emulator poses as (default: as compiled)")
     placement.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
     placement.add_argument(
         "--expert-cache", default="all", metavar="SIZE", help="experts to keep, in bytes: 1.5MiB, 800kB, all (default)"
@@ -74,7 +86,7 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         "--prefetch", choices=("auto", "on", "off"), default="auto", help="load experts ahead of the router (auto: once trained)"
     )
     placement.add_argument(
-        "--kv-bits", type=int, choices=(16, 32), default=32, help="of the keys and values that are kept (default: 32)"
+        "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="of the keys and values that are kept (default: 32)"
     )
     placement.add_argument("--package", type=Path, metavar="DIR", help="where the converted model lies (default: with the model)")
 
@@ -113,10 +125,10 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of runtime.options.Options from the arguments."""
     from runtime.commands import parse_tiers
 
-    tiers = parse_tiers(args.tiers)
-    names = ["prefill_backend", "decode_backend", "chunk", "threads", "cache_policy", "prefetch", "kv_bits"]
-    names += ["qnn_profile", "qnn_profile_dir", "qnn_profile_every", "qnn_profile_most"]
-    return {name: getattr(args, name) for name in names if hasattr(args, name)} | {"tiers": tiers}
+    names = ["prefill_backend", "decode_backend", "chunk", "soc", "performance", "threads", "cache_policy", "prefetch", "kv_bits"]
+    names += ["profile", "qnn_profile", "qnn_profile_dir", "qnn_profile_every", "qnn_profile_most"]
+    given = {name: getattr(args, name, None) for name in names} | {"tiers": parse_tiers(args.tiers) if args.tiers else None}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
 def describe(path: Path) -> dict[str, Any]:
     """Sizes of the model, and the state of its package."""
     from runtime.checkpoint import Checkpoint, read_config
+    from runtime.costs import COSTS
     from runtime.models import read_family
     from runtime.package import Package, default_target, is_package
 
@@ -47,8 +48,12 @@ def describe(path: Path) -> dict[str, Any]:
         facts["package_bytes"] = sum(entry["bytes"] for entry in package.manifest["files"].values())
         in_all = (family.layers - len(family.dense)) * family.experts
         facts["precisions"] = package.manifest["precisions"]
-        facts["expert_bytes"] = {"cpu": package.expert_bytes, "htp": family.expert_parameters * 2 if package.portable else None}
+        quantized = package.manifest["precisions"]["experts"]["bits"] < 16
+        on_npu = package.expert_bytes if quantized else family.expert_parameters * 2
+        facts["expert_bytes"] = {"cpu": package.expert_bytes, "htp": on_npu if package.portable else None}
         facts["all_experts_bytes"] = package.expert_bytes * in_all
         facts["compiled_for_htp"] = sum(1 for _ in path.glob("htp/*/graph.onnx"))
+        facts["compiled_ahead"] = package.manifest.get("compiled")
+        facts["tuned"] = (path / COSTS).exists()
         facts["damaged_files"] = package.damaged()
     return facts

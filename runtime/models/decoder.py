@@ -18,6 +18,7 @@ from runtime.models.routers import KINDS, Router
 from runtime.quantize import FLOAT32, Precision
 
 ACTIVATIONS = ("silu", "swish")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 LOGITS = "gate_out"
 
 
@@ -324,9 +325,12 @@ class Decoder:
 
 
 def common(config: dict[str, Any]) -> dict[str, Any]:
-    """The sizes that every family's config.json names the same way; unsupported activations are refused."""
+    """The sizes that every family's config.json names the same way; unsupported activations and layers are refused."""
     if config.get("hidden_act", "silu") not in ACTIVATIONS:
         raise ModelError(f"activation {config['hidden_act']!r} is not supported: this runtime builds silu")
+    for kind in config.get("layer_types") or ():
+        if kind not in LAYER_TYPES:
+            raise ModelError(f"layers of type {kind!r} are not supported: this runtime builds {', '.join(LAYER_TYPES)}")
     end = config.get("eos_token_id")
     heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)

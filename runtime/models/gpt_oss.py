@@ -3,12 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from runtime.checkpoint import Checkpoint
-from runtime.errors import ModelError
 from runtime.graph_builder import GraphBuilder
 from runtime.models.decoder import Decoder, ExpertWeights, common, expert_count
 from runtime.models.rope import read_rope
 from runtime.models.routers import Router
+
+MXFP4_BLOCK = 32
+_STEPS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = np.array([*_STEPS, *(-step for step in _STEPS)], np.float32)
+"""What the 16 codes of a 4-bit float stand for (OCP Microscaling Formats)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +41,28 @@ class GptOss(Decoder):
     def expert_weights(self, checkpoint: Checkpoint, layer: int, expert: int) -> ExpertWeights:
         """Slices of fused tensors [E, in, out], whose gates and ups alternate."""
         prefix, e, width, hidden = f"model.layers.{layer}.mlp.experts.", self.experts, self.intermediate, self.hidden
-        if prefix + "gate_up_proj_blocks" in checkpoint:
-            raise ModelError("this checkpoint holds MXFP4 experts: save it once in bfloat16 with transformers, then convert that")
-        both = checkpoint.tensor(prefix + "gate_up_proj", (e, hidden, 2 * width), expert)
         bias = checkpoint.tensor(prefix + "gate_up_proj_bias", (e, 2 * width), expert)
-        down = checkpoint.tensor(prefix + "down_proj", (e, width, hidden), expert)
         order = [*range(0, 2 * width, 2), *range(1, 2 * width, 2)]
         down_bias = checkpoint.tensor(prefix + "down_proj_bias", (e, hidden), expert)
-        return ExpertWeights(both[:, 0::2].T, both[:, 1::2].T, down.T, bias[order], down_bias)
+        if prefix + "gate_up_proj_blocks" in checkpoint:
+            both, down = (self._mxfp4(checkpoint, prefix + name, *shape, expert) for name, shape in self._shapes().items())
+        else:
+            both = checkpoint.tensor(prefix + "gate_up_proj", (e, hidden, 2 * width), expert).T
+            down = checkpoint.tensor(prefix + "down_proj", (e, width, hidden), expert).T
+        return ExpertWeights(both[0::2], both[1::2], down, bias[order], down_bias)
+
+    def _shapes(self) -> dict[str, tuple[int, int]]:
+        return {"gate_up_proj": (2 * self.intermediate, self.hidden), "down_proj": (self.hidden, self.intermediate)}
+
+    def _mxfp4(self, checkpoint: Checkpoint, name: str, rows: int, columns: int, expert: int) -> np.ndarray:
+        """A matrix [rows, columns] whose blocks of 32 numbers share a power of two."""
+        blocks = columns // MXFP4_BLOCK
+        packed = checkpoint.packed(name + "_blocks", (self.experts, rows, blocks, MXFP4_BLOCK // 2), expert)
+        scales = checkpoint.packed(name + "_scales", (self.experts, rows, blocks), expert)
+        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(rows, blocks, MXFP4_BLOCK)
+        exponents = scales.astype(np.int32)[..., None] - 127
+        whole: np.ndarray = np.ldexp(E2M1[codes], exponents).reshape(rows, columns)
+        return whole
 
 
 def read(config: dict[str, Any]) -> GptOss:

@@ -1,0 +1,126 @@
+"""python -m runtime tune: measure what each subgraph kind costs on each backend, for placement `auto`."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.costs import Cost, CostTable
+    from runtime.package import Package
+
+EXAMPLES = """examples:
+  python -m runtime tune /models/qwen3-moe.package --threads 2
+  python -m runtime tune /models/qwen3-moe.package --show
+  python -m runtime generate /models/qwen3-moe.package --prompt Hello --prefill-backend auto --decode-backend auto --threads 2"""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("package", type=Path, help="package to measure; it keeps the table")
+    parser.add_argument("--show", action="store_true", help="show the package's table without measuring")
+    parser.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes (default: the package's, or 1,8,32)")
+    parser.add_argument(
+        "--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: the package's, or 64)"
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
+    parser.add_argument("--runs", type=int, default=9, metavar="N", help="of each cell, after one to warm up (default: 9)")
+    parser.add_argument("--json", action="store_true", help="write the table as JSON to standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, keep, show."""
+    from runtime.commands import parse_tiers, show_progress
+    from runtime.costs import CostTable
+    from runtime.errors import RequestError
+    from runtime.options import Options
+    from runtime.package import Package, is_package
+    from runtime.placement import npu_missing
+
+    if not is_package(args.package):
+        raise RequestError(f"{args.package} is no package: make one with `python -m runtime convert`")
+    if args.runs < 1:
+        raise RequestError("--runs must be 1 or more")
+    package = Package(args.package)
+    given = {"chunk": args.chunk, "tiers": parse_tiers(args.tiers) if args.tiers else None}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    options = Options(threads=args.threads, **(package.compiled_for | chosen))
+    missing = npu_missing(package)
+    if args.show:
+        table = CostTable.stored(package)
+        if table is None:
+            raise RequestError(f"{args.package} has no table yet: run `python -m runtime tune {args.package}`")
+    else:
+        from runtime.tuning import Tuning
+
+        with show_progress("measuring") as progress:
+            table = Tuning(package, options, npu=not missing).measure(args.runs, progress)
+        table.save(package)
+    if args.json:
+        print(json.dumps(asdict(table)))
+    else:
+        show(table, package, options.tiers, missing)
+    return 0
+
+
+def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing: str) -> None:
+    """The table for a person, and what follows from it."""
+    here, rows = table.machine, sorted({cell.rows for cell in table.cells if cell.rows})
+    npu = here.get("npu", "")
+    threads = f"{here['threads']} threads a graph, onnxruntime {here['onnxruntime']}"
+    print(f"{package.folder}: {here['cpu']}, {here['cores']} cores, {threads}")
+    if npu:
+        print(f"{npu}" + (": no timing model, its times are this host's" if here.get("emulated") else ""))
+    else:
+        print(f"NPU: not measured{': ' + missing if missing else ''}")
+    print(f"median ms of a run by rows{'' if not npu else ' (NPU: rows of the static shape)'}, and of an expert's load\n")
+    heads = ["subgraph", "backend", "form", *map(str, rows), "load"]
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
+    for kind, backend, form in dict.fromkeys((c.kind, c.backend, c.form) for c in table.cells):
+        mine = [c for c in table.cells if (c.kind, c.backend, c.form) == (kind, backend, form)]
+        cells = [_ms(_median(mine, "run", n)) for n in rows] + [_loads(mine)]
+        print(f"| {' | '.join([kind, npu if backend == 'htp' else 'CPU', form or 'resident', *cells])} |")
+    print("\n" + "\n".join(conclusions(table, tiers)))
+
+
+def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
+    """What placement `auto` makes of the table, a line each."""
+    from runtime.costs import FlushByCost
+    from runtime.graph import CPU, HTP
+
+    if not table.measured("expert", HTP):
+        return ["all of it runs on the CPU"]
+    told = []
+    for phase, names in (("prefill", table.prefill(tiers)), ("decode", table.decode(tiers))):
+        told.append(f"{phase}: attention on {names['attention']}, experts on {names['expert']}")
+    for limited, when in ((False, "all experts resident"), (True, "a limited cache")):
+        flush = FlushByCost(table, tiers, limited)
+        places = [flush.place(n, {(HTP, max(tiers))} if limited else ()) for n in range(1, max(tiers))]
+        spans = _spans(["CPU" if backend == CPU else f"tier {tier}" for backend, tier in places])
+        told.append(f"partial buffers on htp, {when}: " + ", ".join(f"{rows} rows {place}" for rows, place in spans))
+    return told
+
+
+def _spans(places: list[str]) -> list[tuple[str, str]]:
+    """Runs of equal places, counted from 1: (`1-5`, place)."""
+    spans: list[list[Any]] = []
+    for rows, place in enumerate(places, 1):
+        if spans and spans[-1][2] == place:
+            spans[-1][1] = rows
+        else:
+            spans.append([rows, rows, place])
+    return [(str(first) if first == last else f"{first}-{last}", place) for first, last, place in spans]
+
+
+def _median(cells: "list[Cost]", what: str, rows: int) -> int | None:
+    return next((c.median_ns for c in cells if c.what == what and c.rows == rows), None)
+
+
+def _loads(cells: "list[Cost]") -> str:
+    loads = [c for c in cells if c.what == "load"]
+    return ", ".join(_ms(c.median_ns) + (f" (tier {c.tier})" if c.tier else "") for c in loads) or "-"
+
+
+def _ms(ns: int | None) -> str:
+    return "-" if ns is None else f"{ns / 1e6:.3f}"

@@ -1,0 +1,41 @@
+"""Subgraphs as the NPU takes them: with 4- and 8-bit weights QNN multiplies only rows of [1, T, K], and adds nothing to them."""
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+OPERATOR = "MatMulNBits"
+BIAS = 5
+AXIS = "npu_axis"
+
+
+def for_npu(graph: bytes) -> bytes:
+    """The same graph; products with quantized weights get a leading axis, and their biases a node of their own."""
+    model = onnx.load_model_from_string(graph)
+    if not any(node.op_type == OPERATOR for node in model.graph.node):
+        return graph
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        nodes += _widened(node) if node.op_type == OPERATOR else [node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), AXIS))
+    return bytes(model.SerializeToString())
+
+
+def _widened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    rows, out, bias = node.input[0], node.output[0], node.input[BIAS] if len(node.input) > BIAS else ""
+    product = onnx.NodeProto()
+    product.CopyFrom(node)
+    del product.input[:], product.output[:], product.attribute[:]
+    product.input.extend([f"{out}_rows", *filter(None, node.input[1:4])])
+    product.name = f"{out}_wide"
+    product.output.append(product.name)
+    product.attribute.extend(attribute for attribute in node.attribute if attribute.name != "accuracy_level")
+    flat = f"{out}_flat" if bias else out
+    made = [
+        helper.make_node("Unsqueeze", [rows, AXIS], [f"{out}_rows"], name=f"{out}_rows"),
+        product,
+        helper.make_node("Squeeze", [f"{out}_wide", AXIS], [flat], name=flat),
+    ]
+    return [*made, helper.make_node("Add", [flat, bias], [out], name=out)] if bias else made

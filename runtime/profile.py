@@ -1,0 +1,171 @@
+"""Four ways of profiling that one option switches on: `profile=DIR`, `--profile DIR`.
+
+    DIR/host.csv            host stage timers: what this process did, on which thread, in microseconds
+    DIR/qnn/*.csv           QNN's own events, basic or detailed, in the units that QNN says
+    DIR/qnn/*_qnn.log       QNN's serialized log of the same sessions, for Qualcomm's viewer
+    DIR/trace.json          host stages and QNN events in one timeline (Chrome's format, which Perfetto opens)
+
+QNN's events carry no host time. An execution's events are drawn within the host's call that caused them: the n-th execution in a
+session's file is the session's n-th profiled run. Cycles are not time: nodes share the accelerator's time by their cycles, in
+the order of the file, and say so.
+"""
+
+import csv
+import json
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runtime.errors import RequestError
+
+HOST, QNN = "host.csv", "qnn"
+TRACE = "trace.json"
+EXECUTE, DEVICE = "QNN (execute) time", "Accelerator (execute) time"
+OTHER_WORK = ("(load binary)", "(finalize)", "(deinit)")
+NPU_THREADS = {"QNN Execute": 1, "QNN Device": 2, "QNN Node": 3}
+CPU_PROCESS, NPU_PROCESS = 1, 2
+
+
+class Stage(NamedTuple):
+    """What a host thread did from `begin_ns` to `end_ns`; `csv` names the profile file of an NPU execution."""
+
+    name: str
+    layer: int
+    expert: int
+    thread: str
+    begin_ns: int
+    end_ns: int
+    csv: str = ""
+
+
+class Timers:
+    """Collects stages, from any thread."""
+
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+
+    def add(self, name: str, begin_ns: int, end_ns: int, layer: int = -1, expert: int = -1, csv: str = "") -> None:
+        """A stage has ended."""
+        self.stages.append(Stage(name, layer, expert, threading.current_thread().name, begin_ns, end_ns, csv))
+
+
+@dataclass
+class Execution:
+    """QNN's events of one execution: (name, value, unit), and its nodes (name, cycles) in order."""
+
+    events: list[tuple[str, int, str]] = field(default_factory=list)
+    nodes: list[tuple[str, int]] = field(default_factory=list)
+
+    def us(self, name: str) -> int | None:
+        """An event's microseconds."""
+        return next((value for told, value, unit in self.events if told == name and unit == "US"), None)
+
+
+def write(timers: Timers, folder: Path, npu: str) -> Path:
+    """Write what was collected; `npu` names the NPU. Returns the trace's path. Raises RequestError where it cannot be written."""
+    stages = sorted(timers.stages, key=lambda stage: stage.begin_ns)
+    events = [*_host_events(stages), *_npu_events(stages, folder / QNN)]
+    names = [_named("process_name", CPU_PROCESS, 0, "Host"), _named("process_name", NPU_PROCESS, 0, npu)]
+    names += [_named("thread_name", CPU_PROCESS, tid, thread) for thread, tid in _threads(stages).items()]
+    names += [_named("thread_name", NPU_PROCESS, tid, thread) for thread, tid in NPU_THREADS.items()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / HOST).open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(["stage", "layer", "expert", "thread", "begin_us", "duration_us"])
+            for s in stages:
+                took = f"{(s.end_ns - s.begin_ns) / 1e3:.3f}"
+                rows.writerow([s.name, s.layer, s.expert, s.thread, f"{s.begin_ns / 1e3:.3f}", took])
+        partial = folder / f".{TRACE}.partial"
+        partial.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": names + events}) + "\n", encoding="utf-8")
+        os.replace(partial, folder / TRACE)
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be written ({error.strerror}): choose another folder with --profile") from None
+    return folder / TRACE
+
+
+def executions(path: Path) -> list[Execution]:
+    """The executions in one of QNN's CSV files: a root event that the present one has already begins the next."""
+    found: list[Execution] = []
+    current: Execution | None = None
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for row in csv.DictReader(file):
+            name, level, unit = (str(row.get(key) or "") for key in ("Event Identifier", "Event Level", "Unit of Measurement"))
+            value = str(row.get("Time") or "")
+            if not value.isdigit():
+                continue
+            if level != "ROOT":
+                if current is not None:
+                    current.nodes.append((name, int(value)))
+                continue
+            if any(part in name for part in OTHER_WORK):
+                current = None
+                continue
+            if current is None or any(name == told for told, _, _ in current.events):
+                current = Execution()
+                found.append(current)
+            current.events.append((name, int(value), unit))
+    return found
+
+
+def _threads(stages: Iterable[Stage]) -> dict[str, int]:
+    return dict(zip(dict.fromkeys(stage.thread for stage in stages), count(1), strict=False))
+
+
+def _host_events(stages: list[Stage]) -> Iterator[dict[str, Any]]:
+    threads = _threads(stages)
+    for s in stages:
+        told = {name: value for name, value in (("layer", s.layer), ("expert", s.expert)) if value >= 0}
+        yield _slice(s.name, CPU_PROCESS, threads[s.thread], s.begin_ns / 1e3, (s.end_ns - s.begin_ns) / 1e3, told)
+
+
+def _npu_events(stages: list[Stage], folder: Path) -> Iterator[dict[str, Any]]:
+    by_file: defaultdict[str, list[Stage]] = defaultdict(list)
+    for stage in stages:
+        if stage.csv:
+            by_file[stage.csv].append(stage)
+    for name, runs in by_file.items():
+        if (folder / name).is_file():
+            for run, execution in zip(runs, executions(folder / name), strict=False):
+                yield from _drawn(name.rsplit("_", 1)[0], run, execution)
+
+
+def _drawn(graph: str, run: Stage, execution: Execution) -> Iterator[dict[str, Any]]:
+    """QNN's execution in the middle of the host's call, the device in the middle of that, nodes one behind the other."""
+    begin, end = run.begin_ns / 1e3, run.end_ns / 1e3
+    told = {name if unit == "US" else f"{name} [{unit.lower()}]": value for name, value, unit in execution.events}
+    for thread, event in (("QNN Execute", EXECUTE), ("QNN Device", DEVICE)):
+        took = execution.us(event)
+        if took is None:
+            continue
+        begin, end = _middle(begin, end, took)
+        yield _slice(graph, NPU_PROCESS, NPU_THREADS[thread], begin, end - begin, told if thread == "QNN Execute" else {})
+    cycles, span = sum(value for _, value in execution.nodes), end - begin
+    for name, value in execution.nodes:
+        width = span * value / cycles if cycles else 0.0
+        if value:
+            node = {"cycles": value, "drawn": "by its share of the cycles"}
+            yield _slice(name.removesuffix(" (cycles)"), NPU_PROCESS, NPU_THREADS["QNN Node"], begin, width, node)
+        begin += width
+
+
+def _middle(begin: float, end: float, took: float) -> tuple[float, float]:
+    took = min(took, end - begin)
+    first = begin + (end - begin - took) / 2
+    return first, first + took
+
+
+def _slice(name: str, process: int, thread: int, begin: float, took: float, told: dict[str, Any]) -> dict[str, Any]:
+    """Whole nanoseconds, begin and end rounded alike: neighbours touch and never overlap."""
+    first, last = round(begin * 1e3), round((begin + took) * 1e3)
+    when = {"ts": first / 1e3, "dur": (last - first) / 1e3}
+    return {"name": name, "ph": "X", "pid": process, "tid": thread, **when, "args": told}
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,49 @@
+"""What 8-bit weights and 8-bit keys cost: perplexity of the trained model on new text (benchmarks.quality has more)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.quality import negative_log_likelihoods, windows
+from runtime import MoE
+from runtime.attention import Sequence
+from runtime.convert import Target, convert
+from runtime.kv_cache import TYPES
+from runtime.package import Package
+from tests.runtime_models import trained_model
+
+TOKENS, WINDOW = 256, 256
+
+
+def text() -> str:
+    path = trained_model().parent / "text" / "test.txt"
+    if not path.exists():
+        pytest.skip("no text of the trained model at hand")
+    return path.read_text(encoding="utf-8")[: TOKENS * 8]
+
+
+def perplexity(package: Path, **options: int) -> float:
+    model = MoE.load(package, **options)
+    ids = model.encode(text())[:TOKENS]
+    losses = np.concatenate([negative_log_likelihoods(model, part) for part in windows(ids, WINDOW)])
+    model.close()
+    return float(np.exp(losses.mean()))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(trained_model(), tmp_path_factory.mktemp("plain") / "package", None, Target(backend="cpu")).folder
+
+
+def test_perplexity_stays_within_its_bounds(plain: Path, tmp_path: Path) -> None:
+    best = perplexity(plain)
+    package = convert(trained_model(), tmp_path / "package", None, Target(backend="cpu", bits=8)).folder
+    assert abs(perplexity(package) / best - 1) < 0.01
+    assert abs(perplexity(plain, kv_bits=8) / best - 1) < 0.01
+
+
+def test_shorter_keys_and_values_take_less_memory(plain: Path) -> None:
+    family = Package(plain).family
+    sizes = {bits: sum(map(len, map(bytes, Sequence(family, 128, TYPES[bits]).keys))) for bits in (32, 16, 8)}
+    assert sizes[32] == 2 * sizes[16] == 4 * sizes[8]

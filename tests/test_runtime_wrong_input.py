@@ -1,0 +1,162 @@
+"""What goes wrong outside of the runtime: one clear line, nothing left behind, no hang."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from runtime import MoE, htp, probes
+from runtime.__main__ import main
+from runtime.convert import Target, convert
+from runtime.demo_model import DemoSizes, write_demo_model
+from runtime.errors import ModelError, PackageError
+from runtime.models import FAMILIES, read_family
+from runtime.package import Package, sha256
+from tests.runtime_models import PROMPT
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = DemoSizes(hidden=64, layers=2, experts=8, intermediate=256, vocabulary=400, context=256)
+GENERATE = ["--prompt", PROMPT, "--max-new-tokens", "8", "--ignore-end"]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return convert(write_demo_model(tmp_path / "model", sizes=SIZES), tmp_path / "package").folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    capsys.readouterr()
+    assert main(arguments) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and line.startswith("moescope: ")
+    return line
+
+
+def rewrite(package: Path, name: str, **changes: object) -> None:
+    """Change a JSON file of the package and give the manifest its hash: what somebody else's program might have written."""
+    content = json.dumps(json.loads((package / name).read_text()) | changes).encode()
+    (package / name).write_bytes(content)
+    manifest = json.loads((package / "manifest.json").read_text())
+    if name in manifest["files"]:
+        manifest["files"][name] = {"bytes": len(content), "sha256": sha256(content)}
+        (package / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_package_of_another_architecture_or_format_says_so(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite(package, "config.json", model_type="gpt2")
+    assert "'gpt2'" in refused(capsys, ["generate", str(package), *GENERATE])
+    rewrite(package, "config.json", model_type="mixtral")
+    assert "was converted from a qwen3_moe" in refused(capsys, ["generate", str(package), *GENERATE])
+    rewrite(package, "manifest.json", format=99)
+    assert "format 99" in refused(capsys, ["generate", str(package), *GENERATE])
+
+
+@pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
+def test_binaries_of_another_backend_version_are_made_again_and_it_is_said(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = htp.versions()
+    rewrite(package, "manifest.json", compiled={"tiers": [8], "versions": versions | {"onnxruntime-qnn": "1.0"}})
+    expected = [t.id for t in MoE.load(package).generate(PROMPT, 2)]
+    model = MoE.load(package, prefill_backend="htp", chunk=32)
+    assert [t.id for t in model.generate(PROMPT, 2)] == expected
+    model.close()
+    assert f"onnxruntime-qnn 1.0 (here {versions['onnxruntime-qnn']})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_that_no_family_builds_are_refused_by_all(family: str) -> None:
+    config = {"model_type": family, "layer_types": ["full_attention", "linear_attention"], "num_attention_heads": 4}
+    with pytest.raises(ModelError, match="'linear_attention'"):
+        read_family(config, Path("model"))
+
+
+@pytest.mark.parametrize(("bits", "cache"), [(4, "100KiB"), (4, "all"), (32, "400KiB"), (32, "all")])
+def test_a_disk_that_goes_away_while_experts_load_ends_in_one_line(tmp_path: Path, bits: int, cache: str) -> None:
+    if not probes.built:
+        pytest.skip("runtime/_probes.so is not built: mapped files are not guarded")
+    model = write_demo_model(tmp_path / "model", sizes=SIZES)
+    with failing_disk(tmp_path) as (disk, fail):
+        convert(model, disk / "package", None, Target(backend="cpu", bits=bits))
+        command = [sys.executable, "-c", GO_ON_WHEN_TOLD, str(disk / "package"), cache]
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout and process.stdout.readline() == "loaded\n"
+            fail()
+            _, error = process.communicate("\n", timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode == 2
+        assert error.startswith("moescope: ") and error.count("\n") == 1 and "read" in error
+
+
+GO_ON_WHEN_TOLD = f"""
+import sys
+import runtime.moe
+from runtime.__main__ import main
+generate = runtime.moe.MoE.generate
+def waiting(self, *arguments, **named):
+    print("loaded", flush=True)
+    sys.stdin.readline()
+    return generate(self, *arguments, **named)
+runtime.moe.MoE.generate = waiting
+sys.exit(main(["generate", sys.argv[1], "--expert-cache", sys.argv[2], *{GENERATE!r}]))
+"""
+
+
+@contextmanager
+def failing_disk(folder: Path) -> Iterator[tuple[Path, object]]:
+    """A file system in a file, and how to make its device fail: cut the file off. Skips where none can be mounted."""
+    image, disk = folder / "image", folder / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    made = subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], capture_output=True)
+    if made.returncode or subprocess.run(["mount", "-o", "loop", str(image), str(disk)], capture_output=True).returncode:
+        pytest.skip("no file system in a file can be mounted here")
+
+    def fail() -> None:
+        os.sync()
+        os.truncate(image, 1 << 20)
+        for path in (disk / "package").glob("*.bin"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    try:
+        yield disk, fail
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_under_the_cost_table_the_log_and_the_profile_is_told(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("no small file system can be mounted here")
+    try:
+        with suppress(OSError), (disk / "filler").open("wb") as file:
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        for option in ("--log", "--profile"):
+            line = refused(capsys, ["generate", str(package), *GENERATE, option, str(disk / "out")]).splitlines()[-1]
+            assert "cannot be written" in line and option in line
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_manifest_that_is_cut_off_is_told(package: Path) -> None:
+    path = package / "manifest.json"
+    path.write_text(path.read_text()[:-200])
+    with pytest.raises(PackageError, match="convert again"):
+        Package(package)
