@@ -20,9 +20,9 @@ from runtime.policies import Form
 from runtime.predictor import Predictor, chance
 from runtime.routing import History
 
-# Chances from which on an expert is loaded, and below which a load that waits is cancelled.
+# Least chances from which on an expert is loaded, and below which a load that waits is cancelled.
 THRESHOLDS = {"token": 0.9, "next": 0.7, "near": 0.4}
-NEEDLESS = 0.1
+NEEDLESS, CERTAIN = 0.1, 0.9
 # Share of a new measurement in the mean time that a look takes.
 FRESH = 1 / 16
 # What is left of it by a layer that was not looked at, so that one slow look is not believed for ever.
@@ -44,7 +44,9 @@ class Odds(Protocol):
 class Prefetcher:
     """Listens to the engine's steps and asks the cache for loads (runtime.routing.Listener).
 
-    `frugal`: stage two leaves out a layer where looking takes longer than the loads that the token alone lets expect there.
+    `frugal`: stage two leaves out a layer where looking takes longer than the loads that the token alone lets expect there, and
+    an expert is loaded only where the time won, if it is needed, outweighs the time lost, if not: a load that starts `ahead` of its
+    need wins that much, a needless one keeps the disk busy for as long as a load takes.
     """
 
     def __init__(
@@ -60,7 +62,11 @@ class Prefetcher:
         routed = [layer for layer in range(family.layers) if layer not in family.dense]
         self._forms = {layer: [Form(layer, expert, backend, 0) for expert in range(family.experts)] for layer in routed}
         self._least = {view: log_odds_of(chance) for view, chance in (THRESHOLDS | (thresholds or {})).items()}
-        self._needless, self.frugal, self._look_ns = log_odds_of(NEEDLESS), frugal, 0.0
+        self._needless, self._certain = log_odds_of(NEEDLESS), log_odds_of(CERTAIN)
+        self.frugal, self._look_ns = frugal, 0.0
+        # Mean times from a layer's begin to its router's choice, and from one such choice to the next.
+        self._attend_ns = self._layer_ns = 0.0
+        self._began = self._chose = 0
         self.history = History(family.layers, family.experts)
         self._layers, self._chosen = np.array(routed), np.zeros((family.layers, family.top_k), np.int64)
         self._worth = [True] * family.layers + [False]
@@ -86,22 +92,32 @@ class Prefetcher:
         """Stage two, for this layer and the next."""
         if not self._decoding:
             return
+        self._began = monotonic_ns()
         if not (self._worth[layer] or self._worth[layer + 1]):
             self._look_ns *= FORGOTTEN
             return
-        began = monotonic_ns()
         for distance, (view, odds) in enumerate(zip(("near", "next"), self.predictor.ahead(layer, hidden), strict=False)):
             if self._worth[layer + distance] and layer + distance in self._forms:
-                self._stage(layer + distance, odds, self._least[view], distance)
-        self._look_ns += FRESH * (monotonic_ns() - began - self._look_ns)
+                ahead_ns = self._attend_ns + distance * self._layer_ns
+                self._stage(layer + distance, odds, max(self._least[view], self._break_even(ahead_ns)), distance)
+        self._look_ns += FRESH * (monotonic_ns() - self._began - self._look_ns)
 
     def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
         """Remember what was chosen: of a decoded token all layers at once, when the next one begins."""
         if self._decoding:
             self._chosen[layer] = chosen[0]
             self._unlearnt = True
+            before, self._chose = self._chose, monotonic_ns()
+            self._attend_ns += FRESH * (self._chose - self._began - self._attend_ns)
+            self._layer_ns += FRESH * (self._chose - before - self._layer_ns) if layer else 0
         else:
             self.history.add(layer, chosen)
+
+    def _break_even(self, ahead_ns: float) -> float:
+        """Log odds from which on a load that starts so long ahead of its need pays; what is all but certain always does."""
+        if not self.frugal or not self.cache.load_ns or not ahead_ns:
+            return -float("inf")
+        return min(log(self.cache.load_ns / ahead_ns), self._certain)
 
     def _stage(self, layer: int, odds: np.ndarray, least: float, distance: int) -> None:
         forms = self._forms[layer]
