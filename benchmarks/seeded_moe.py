@@ -1,12 +1,14 @@
 """The shape `qwen-moe` of tests/gguf_model.py as a package of our runtime, its weights drawn from a seed while it is converted.
 
-Weights are cut from one pool of normal numbers, scaled so that every layer adds about as much as the embedding brings: routing is
-near uniform and differs from token to token. No checkpoint is written.
+Embedding and routers are cut from a pool of normal numbers, scaled so that every layer adds about as much as the embedding brings:
+routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as tests/gguf_model.py does it: to
+quantize five billion numbers takes minutes and would change no time that is measured.
 """
 
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from zlib import crc32
 
 import numpy as np
@@ -16,10 +18,13 @@ from runtime.convert import Conversion, Target
 from runtime.demo_model import train_tokenizer
 from runtime.models import read_family
 from runtime.package import Package, is_package
+from runtime.quantize import Precision, Quantized
 from tests.gguf_model import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parents[1]
-POOL = (1 << 25) - 1  # odd: a matrix larger than the pool has no equal rows
+POOL = CODES = (1 << 26) - 1
+SPREAD = 4.32  # standard deviation of codes from -7 to 7
+FLOATS = ("embed_tokens.weight", "gate.weight", "shared_expert_gate.weight")
 CONTEXT = 1024  # as in tests/gguf_model.py
 
 
@@ -43,25 +48,40 @@ def config(shape: Shape) -> dict[str, Any]:
 
 
 class SeededWeights:
-    """Stands where a Checkpoint does: has whatever tensor a Qwen2-MoE is asked for."""
+    """Stands where a Checkpoint does, and in the place of `quantize`: has whatever tensor a Qwen2-MoE is asked for."""
 
     def __init__(self, seed: int = 0):
-        self.pool = np.random.default_rng(seed).standard_normal(POOL, np.float32)
+        self.rng = np.random.default_rng(seed)
+        self.pool = self.rng.standard_normal(POOL, np.float32)
+        # Codes 1 to 15 stand for -7 to 7.
+        self.codes = self.rng.integers(1, 16, CODES, np.uint8) | self.rng.integers(1, 16, CODES, np.uint8) << 4
 
     def __contains__(self, name: str) -> bool:
         return not name.endswith(("gate_up_proj", "o_proj.bias", "lm_head.bias", "gate.bias"))
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
-        """The tensor in float32, or rows of it."""
+        """The tensor in float32, or rows of it; zeros where `drawn` takes their place."""
         if len(shape) == 1:
             return np.zeros(shape, np.float32) if name.endswith("bias") else np.ones(shape, np.float32)
+        if not name.endswith(FLOATS):
+            return np.broadcast_to(np.float32(0), shape)
         rows = len(range(*part.indices(shape[0]))) if isinstance(part, slice) else shape[0]
-        count = rows * shape[1]
-        first = crc32(f"{name} {part}".encode()) % max(POOL - count, 1)
-        values = np.resize(self.pool[first : first + count], (rows, shape[1]))
+        first = crc32(f"{name} {part}".encode()) % (POOL - rows * shape[1])
+        values = self.pool[first : first + rows * shape[1]].reshape(rows, shape[1])
         # The embedding's rows are as large as what a layer adds.
-        scaled: np.ndarray = values * np.float32(1 if "embed" in name else shape[1] ** -0.5)
-        return scaled
+        return values * np.float32(1 if "embed" in name else shape[1] ** -0.5)
+
+    def drawn(self, weight: np.ndarray, precision: Precision) -> Quantized:
+        """Random codes for a matrix [N, K], of the size that keeps a row's norm."""
+        rows, columns = weight.shape
+        values = np.empty((rows, columns // precision.block, precision.block // 2), np.uint8)
+        flat, done = values.reshape(-1), 0
+        while done < len(flat):
+            first = int(self.rng.integers(CODES))
+            piece = self.codes[first : first + len(flat) - done]
+            flat[done : done + len(piece)] = piece
+            done += len(piece)
+        return Quantized(values, np.full(values.shape[:2], columns**-0.5 / SPREAD, np.float32), None)
 
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """The tensor, or None where the family has none of this name."""
@@ -82,7 +102,8 @@ def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
     family = read_family(config(SHAPES[name]), donor)
     conversion = Conversion(working, donor, family, Target("cpu", 4, block), show)
     conversion.checkpoint = SeededWeights()
-    conversion.run()
+    with patch("runtime.graph_builder.quantize", conversion.checkpoint.drawn):
+        conversion.run()
     print()
     working.rename(folder)
     return Package(folder, verify=False)
