@@ -178,7 +178,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     one = CpuBackend(package, 1).expert_bytes
     total = one * (family.layers - len(family.dense)) * family.experts
     smallest = one * max(2 * family.top_k, family.experts)
-    base = run_child(args, "demand", smallest, UNLIMITED)["cgroup_peak_bytes"] - smallest
+    base = run_child(args, "prefetch", smallest, UNLIMITED)["cgroup_peak_bytes"] - smallest
     limit = int(base + SLACK + args.share * total)
     budget = int(args.share * total) - IN_FLIGHT * one
     if budget < family.top_k * one:
@@ -228,7 +228,9 @@ def show(facts: dict[str, Any]) -> None:
     speed = {mode: 1 / facts[mode]["mean_ns_per_token"] for mode in MODES}
     print(f"prefetch / resident {speed['prefetch'] / speed['resident']:.2f}   prefetch / demand", end=" ")
     waited = facts["prefetch"]["stall_ns_per_token"] / max(facts["demand"]["stall_ns_per_token"], 1)
-    print(f"{speed['prefetch'] / speed['demand']:.2f}   same tokens: {facts['same_tokens']}   waits left of demand's {waited:.0%}")
+    print(
+        f"{speed['prefetch'] / speed['demand']:.2f}   same tokens: {facts['same_tokens']}   waits left of demand's {waited:.0%}"
+    )
     print(f"disk {facts['disk_bytes_per_s'] / 1e9:.2f} GB/s, bound {facts['bound_ns_per_token'] / 1e6:.2f} ms/token", end=": ")
     print(f"prefetch reaches {facts['prefetch_share_of_bound']:.0%} of it, demand {facts['demand_share_of_bound']:.0%}")
     if llama := facts.get("llama.cpp"):

@@ -156,7 +156,9 @@ class Process:
 
     def __init__(self, *arguments: str):
         command = [sys.executable, "-m", "benchmarks.runtime", *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        pipe = subprocess.PIPE
+        # llama.cpp tells of every graph on standard error.
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
         self._read()
         os.kill(self.process.pid, signal.SIGSTOP)
 
@@ -182,7 +184,8 @@ class Process:
         for line in self.process.stdout:
             if line.startswith(("{", '"ready"')):  # libraries talk too
                 return json.loads(line)
-        raise SystemExit(f"an engine ended with status {self.process.wait()}")
+        told = f"`{' '.join(self.process.args)}` ended with status {self.process.wait()}"
+        raise SystemExit(f"{told}: run it alone to see why")
 
 
 def compare(ours: Process, other: Process, rounds: int, tokens: int, prompt: int) -> dict[str, Any]:
@@ -213,7 +216,9 @@ def compare(ours: Process, other: Process, rounds: int, tokens: int, prompt: int
 
 def show(name: str, found: dict[str, Any]) -> None:
     for what, row in found.items():
-        cells = [f"{row[key][0]:.3f} ({row[key][1]:.3f}..{row[key][2]:.3f})" for key in ("ours_ms_per_token", "theirs_ms_per_token")]
+        cells = [
+            f"{row[key][0]:.3f} ({row[key][1]:.3f}..{row[key][2]:.3f})" for key in ("ours_ms_per_token", "theirs_ms_per_token")
+        ]
         ratio, share = row["speed_ratio"], row["orchestration_share"]
         print(f"{what:<8} ours {cells[0]} ms/token   {name} {cells[1]}", end="   ")
         print(f"speed ratio {ratio[0]:.3f} ({ratio[1]:.3f}..{ratio[2]:.3f})", end="   ")

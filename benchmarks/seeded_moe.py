@@ -1,10 +1,11 @@
-"""The shape `qwen-moe` of tests/gguf_model.py as a package of our runtime, its weights drawn from a seed while it is converted.
+"""The shape `qwen-moe` of tests/gguf_model.py as a package of our runtime, seeded: seeded_moe.py [--train 6000].
 
 Embedding and routers are cut from a pool of normal numbers, scaled so that every layer adds about as much as the embedding brings:
 routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as tests/gguf_model.py does it: to
 quantize five billion numbers takes minutes and would change no time that is measured.
 """
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from zlib import crc32
 import numpy as np
 from safetensors.numpy import save_file
 
+from runtime import predictor, training
 from runtime.convert import Conversion, Target
 from runtime.demo_model import train_tokenizer
 from runtime.models import read_family
+from runtime.moe import MoE
 from runtime.package import Package, is_package
 from runtime.quantize import Precision, Quantized
 from tests.gguf_model import SHAPES, Shape
@@ -25,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 POOL = CODES = (1 << 26) - 1
 SPREAD = 4.32  # standard deviation of codes from -7 to 7
 FLOATS = ("embed_tokens.weight", "gate.weight", "shared_expert_gate.weight")
+SEGMENT = 128  # tokens of one sequence to learn from
 CONTEXT = 1024  # as in tests/gguf_model.py
 
 
@@ -111,3 +115,33 @@ def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
 
 def show(done: int, whole: int) -> None:
     print(f"\rconverting {done}/{whole}", end="", flush=True)
+
+
+def train(package: Package, tokens: int, threads: int) -> dict[str, list[float]]:
+    """Fit the package's predictor on seeded ids; recall at k, 2k, 4k by view, on ids that it has not seen."""
+    model = MoE.load(package.folder, prefetch="off", threads=threads, chunk=SEGMENT)
+    family, ids = package.family, np.random.default_rng(1)
+    segments = [ids.integers(0, family.vocabulary, SEGMENT).tolist() for _ in range(max(tokens // SEGMENT, 4))]
+    *learn, unseen, test = segments
+    views = training.fit(training.collect(model.engine, learn), family.layers)
+    training.calibrate(views, training.collect(model.engine, [unseen]), family.top_k)
+    judged = training.judge(views, training.collect(model.engine, [test]), family.layers, family.experts, family.top_k)
+    model.close()
+    predictor.save(views, package)
+    return {view: report["recall"] for view, report in judged.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--block", type=int, default=64, help="weights that share a scale")
+    parser.add_argument("--train", type=int, default=0, metavar="TOKENS", help="fit the predictor too")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    package = seeded_package(args.block)
+    print(package.folder)
+    for view, recall in train(package, args.train, args.threads).items() if args.train else ():
+        print(f"{view:<6} recall at k, 2k, 4k: {', '.join(f'{share:.3f}' for share in recall)}")
+
+
+if __name__ == "__main__":
+    main()
