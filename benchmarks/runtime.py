@@ -1,9 +1,10 @@
 """Our runtime with every expert in memory, against llama.cpp and transformers on the CPU: runtime.py [--rounds 16] [--json FILE].
 
 The shape is `qwen-moe` of tests/gguf_model.py (8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp (blocks of 32,
-float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a process of its own and works in
-short windows, by turns (ABBA), while the other is stopped. A round gives one ratio of speeds for decode and one for prefill; the
-table has their medians and 95 % bootstrap intervals. transformers runs in float32 with fewer layers, against ours with as many.
+float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a process of its
+own and works in short windows, by turns (ABBA), while the other is stopped. A round gives one ratio of speeds for decode and one
+for prefill; the table has their medians and 95 % bootstrap intervals. transformers runs in float32 with fewer layers, against
+ours with as many.
 
 Orchestration is the part of a decoded token that ours spends outside ONNX Runtime's `run`.
 """

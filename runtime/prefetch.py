@@ -47,8 +47,8 @@ class Prefetcher:
     """Listens to the engine's steps and asks the cache for loads (runtime.routing.Listener).
 
     `frugal`: stage two leaves out a layer where looking takes longer than the loads that the token alone lets expect there, and
-    thresholds are where loads pay: needed, a load wins the time by which it begins early, a whole load's time at most; needless, it
-    holds up another load, which costs as much as the loading threads are busy anyway.
+    thresholds are where loads pay: needed, a load wins the time by which it begins early, a whole load's time at most; needless,
+    it holds up another load, which costs as much as the loading threads are busy anyway.
     """
 
     def __init__(
