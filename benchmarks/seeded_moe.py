@@ -1,8 +1,8 @@
 """The shape `qwen-moe` of tests/gguf_model.py as a package of our runtime, seeded: seeded_moe.py [--train 6000].
 
 Embedding and routers are cut from a pool of normal numbers, scaled so that every layer adds about as much as the embedding
-brings: routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as tests/gguf_model.py does it: to
-quantize five billion numbers takes minutes and would change no time that is measured.
+brings: routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as tests/gguf_model.py
+does it: to quantize five billion numbers takes minutes and would change no time that is measured.
 """
 
 import argparse

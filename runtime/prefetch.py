@@ -24,7 +24,7 @@ from runtime.routing import History
 THRESHOLDS = {"token": 0.9, "next": 0.7, "near": 0.4}
 NEEDLESS = 0.1
 # Bounds of the chance from which on a load pays.
-UNLIKELY, CERTAIN = 0.5, 0.9
+UNLIKELY, CERTAIN = 0.45, 0.9
 # Share of a new measurement in the mean time that a look takes.
 FRESH = 1 / 16
 # What is left of it by a layer that was not looked at, so that one slow look is not believed for ever.
