@@ -1,4 +1,4 @@
-"""The shape `qwen-moe` of tests/gguf_model.py as a package of our runtime, seeded: seeded_moe.py [--train 6000].
+"""The shape `qwen-moe` of tests/gguf_model.py as a package of our runtime, seeded: seeded_moe.py [--train 1024].
 
 Embedding and routers are cut from a pool of normal numbers, scaled so that every layer adds about as much as the embedding
 brings: routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as tests/gguf_model.py
@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from runtime import predictor, training
 from runtime.convert import Conversion, Target
 from runtime.demo_model import train_tokenizer
-from runtime.models import read_family
+from runtime.models import Family, read_family
 from runtime.moe import MoE
 from runtime.package import Package, is_package
 from runtime.quantize import Precision, Quantized
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 POOL = CODES = (1 << 26) - 1
 SPREAD = 4.32  # standard deviation of codes from -7 to 7
 FLOATS = ("embed_tokens.weight", "gate.weight", "shared_expert_gate.weight")
-SEGMENT = 128  # tokens of one sequence to learn from
+SEGMENT = 128  # tokens of one sequence to calibrate with
 CONTEXT = 1024  # as in tests/gguf_model.py
 
 
@@ -118,23 +118,38 @@ def show(done: int, whole: int) -> None:
 
 
 def train(package: Package, tokens: int, threads: int) -> dict[str, list[float]]:
-    """Fit the package's predictor on seeded ids; recall at k, 2k, 4k by view, on ids that it has not seen."""
+    """Calibrate the package's predictor on seeded ids; recall at k, 2k, 4k by view, on ids that it has not seen.
+
+    The maps are the routers' own: a regression would need many more tokens than the model has hidden numbers.
+    """
     model = MoE.load(package.folder, prefetch="off", threads=threads, chunk=SEGMENT)
     family, ids = package.family, np.random.default_rng(1)
-    segments = [ids.integers(0, family.vocabulary, SEGMENT).tolist() for _ in range(max(tokens // SEGMENT, 4))]
-    *learn, unseen, test = segments
-    views = training.fit(training.collect(model.engine, learn), family.layers)
-    training.calibrate(views, training.collect(model.engine, [unseen]), family.top_k)
+    *known, test = [ids.integers(0, family.vocabulary, SEGMENT).tolist() for _ in range(max(tokens // SEGMENT, 2))]
+    views = router_views(family)
+    training.calibrate(views, training.collect(model.engine, known), family.top_k)
     judged = training.judge(views, training.collect(model.engine, [test]), family.layers, family.experts, family.top_k)
     model.close()
     predictor.save(views, package)
     return {view: report["recall"] for view, report in judged.items()}
 
 
+def router_views(family: Family) -> dict[str, predictor.View]:
+    """Every view as its layer's router would see the state, or the embedding, at hand; norms' weights are one."""
+    weights, shape = SeededWeights(), (family.experts, family.hidden)
+    maps = np.zeros((family.layers, family.hidden + 1, family.experts), np.float32)
+    for layer in range(family.layers):
+        gate = weights.tensor(f"model.layers.{layer}.mlp.gate.weight", shape)
+        maps[layer, :-1] = (gate - gate.mean(axis=0)).T
+    history = np.zeros((family.layers, 2 * family.experts, family.experts), np.float32)
+    token = np.concatenate([maps[:, :-1], history, maps[:, -1:]], axis=1)
+    never = np.tile(np.array([0, training.NEVER], np.float32), (family.layers, 1))
+    return {view: predictor.View(token if view == "token" else maps, never.copy()) for view in predictor.VIEWS}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--block", type=int, default=64, help="weights that share a scale")
-    parser.add_argument("--train", type=int, default=0, metavar="TOKENS", help="fit the predictor too")
+    parser.add_argument("--train", type=int, default=0, metavar="TOKENS", help="calibrate a predictor too")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     package = seeded_package(args.block)
