@@ -13,6 +13,7 @@ import time
 from tests.programs.llama_steps import Batch, Opaque
 
 CONTEXT = 256  # steps after which the key-value cache is emptied: decoding costs much the same all the time
+FLUSH_NS = 500_000_000
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     token, waiting = (ctypes.c_int32 * 1)(), select.poll()
     waiting.register(sys.stdin, select.POLLHUP | select.POLLIN)
     with open(log, "wb") as file:
-        step = 0
+        step, flushed = 0, 0
         while step % 8 or not waiting.poll(0):
             if step % CONTEXT == 0:
                 lib.llama_memory_clear(memory, True)
@@ -42,9 +43,11 @@ def main() -> None:
             begin = time.monotonic_ns()
             if lib.llama_decode(context, lib.llama_batch_get_one(token, 1)):
                 sys.exit("llama_decode failed")
-            file.write(struct.pack("<QQ", begin, time.monotonic_ns()))
-            if step % 64 == 0:
+            end = time.monotonic_ns()
+            file.write(struct.pack("<QQ", begin, end))
+            if end - flushed > FLUSH_NS:
                 file.flush()
+                flushed = end
             step += 1
 
 

@@ -1,4 +1,5 @@
-"""Decode speed with room for a share of the expert bytes: memory_limited.py PACKAGE [--text FILE] [--share 0.5] [--rounds 3].
+"""Decode speed with room for a share of the expert bytes: memory_limited.py PACKAGE [--text FILE] [--share 0.5] [--rounds 3]
+[--llama GGUF]. PACKAGE `qwen-moe`: the seeded one of benchmarks/seeded_moe.py.
 
 Each run is a process of its own that feeds the text token by token (without --text: seeded random ids), in turn:
 
@@ -9,6 +10,10 @@ Each run is a process of its own that feeds the text token by token (without --t
 The cgroup's limit is what a process with nearly no experts takes, plus the share of the expert bytes; the cache gets that share
 less the blocks that are in flight. Direct reads bypass the page cache, and the package's pages are dropped beforehand. Bytes per
 token are the kernel's own count (/proc/self/io). Medians over rounds, and their range.
+
+The bound is what loading on demand must read, at the best speed that random direct reads of whole experts reach on this disk, or
+the resident run's time, whichever is longer: reads wholly overlapped with compute. Hidden is the share of load time that no layer
+waited for. With --llama, llama.cpp decodes the same shape under the same limit for a bounded time.
 """
 
 import argparse
@@ -17,18 +22,25 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
+from benchmarks.seeded_moe import seeded_package
 
 MODES = ("resident", "prefetch", "demand")
-IN_FLIGHT = 6  # blocks: one read on each of two threads and what the pool keeps
+IN_FLIGHT = 7  # blocks: one read on each of three threads and what the pool keeps
 SLACK = 8 << 20  # of a process's own memory between two runs
 UNLIMITED = 1 << 40
 PROMPT = 32
+DEPTHS = (1, 2, 4)  # reads under way at once, when the disk is measured
+DISK_BYTES, DISK_SECONDS = 1 << 30, 2.0
+POLL = 0.2
 
 
 def kernel_bytes() -> int:
@@ -91,6 +103,55 @@ def child(args: argparse.Namespace) -> None:
     print(json.dumps(told))
 
 
+def disk_speed(package: Any) -> float:
+    """Bytes per second of random direct reads of whole experts, the best of several depths."""
+    from runtime.reader import BlockPool, Reader
+
+    family, reader, pool = package.family, Reader(), BlockPool(max(DEPTHS))
+    experts = [(layer, e) for layer in range(family.layers) if layer not in family.dense for e in range(family.experts)]
+
+    def read(place: tuple[int, int]) -> int:
+        block = pool.take(package.expert_stride)
+        reader.read(package.expert_place(*place), block)
+        pool.give(block)
+        return len(block)
+
+    def speed(depth: int) -> float:
+        order = np.random.default_rng(depth).permutation(len(experts))[: DISK_BYTES // package.expert_stride]
+        done, began = 0, time.perf_counter()
+        with ThreadPoolExecutor(depth) as threads:
+            for first in range(0, len(order), 8 * depth):
+                done += sum(threads.map(read, [experts[i] for i in order[first : first + 8 * depth]]))
+                if time.perf_counter() - began > DISK_SECONDS:
+                    break
+        return done / (time.perf_counter() - began)
+
+    return max(map(speed, DEPTHS))
+
+
+def run_llama(args: argparse.Namespace, limit: int) -> dict[str, Any]:
+    """Tokens that llama.cpp decodes under the limit within --llama-seconds, loading included and not."""
+    from benchmarks.overhead import default_library
+
+    with tempfile.TemporaryDirectory() as folder, MemoryCgroup(limit) as group:
+        log = Path(folder) / "tokens"
+        command = [sys.executable, "-m", "benchmarks.decode", default_library(), str(args.llama), str(log), "2"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=group.join
+        )
+        began, loaded = time.monotonic(), None
+        while time.monotonic() - began < args.llama_seconds and process.poll() is None:
+            time.sleep(POLL)
+            loaded = loaded or (time.monotonic() if log.exists() else None)
+        ended = time.monotonic()
+        tokens = log.stat().st_size // 16 if log.exists() else 0
+        status, peak = process.poll(), group.peak()
+        process.kill()
+        process.wait()
+    decoding = ended - loaded if loaded else 0.0
+    return {"tokens": tokens, "decoding_s": decoding, "whole_s": ended - began, "status": status, "cgroup_peak_bytes": peak}
+
+
 def run_child(args: argparse.Namespace, mode: str, budget: int, limit: int | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.memory_limited", str(args.package), "--child", mode, "--budget", str(budget)]
     command += ["--tokens", str(args.tokens), "--threads", str(args.threads), "--policy", args.policy]
@@ -117,7 +178,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     one = CpuBackend(package, 1).expert_bytes
     total = one * (family.layers - len(family.dense)) * family.experts
     smallest = one * max(2 * family.top_k, family.experts)
-    base = run_child(args, "demand", smallest, UNLIMITED)["cgroup_peak_bytes"] - smallest
+    base = run_child(args, "prefetch", smallest, UNLIMITED)["cgroup_peak_bytes"] - smallest
     limit = int(base + SLACK + args.share * total)
     budget = int(args.share * total) - IN_FLIGHT * one
     if budget < family.top_k * one:
@@ -128,8 +189,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             resident = mode == "resident"
             rounds[mode].append(run_child(args, mode, 0 if resident else budget, None if resident else limit))
     same = len({tuple(one["tokens"]) for runs in rounds.values() for one in runs}) == 1
-    facts = {"expert_bytes": total, "share": args.share, "cache_bytes": budget, "limit_bytes": limit, "base_bytes": base}
-    return facts | {"rounds": args.rounds, "tokens": args.tokens, "same_tokens": same} | {m: digest(r) for m, r in rounds.items()}
+    facts: dict[str, Any] = {"expert_bytes": total, "share": args.share, "cache_bytes": budget, "limit_bytes": limit}
+    facts |= {"base_bytes": base, "rounds": args.rounds, "tokens": args.tokens, "same_tokens": same, "threads": args.threads}
+    facts |= {mode: digest(runs) for mode, runs in rounds.items()}
+    facts |= bound(facts, disk_speed(package))
+    return facts | ({"llama.cpp": run_llama(args, limit)} if args.llama else {})
+
+
+def bound(facts: dict[str, Any], bytes_per_s: float) -> dict[str, Any]:
+    """The least time per token that the disk allows, and the share of that speed which was reached."""
+    least = max(facts["demand"]["kernel_bytes_per_token"] / bytes_per_s * 1e9, facts["resident"]["mean_ns_per_token"])
+    reached = {f"{mode}_share_of_bound": least / facts[mode]["mean_ns_per_token"] for mode in ("prefetch", "demand")}
+    return {"disk_bytes_per_s": bytes_per_s, "bound_ns_per_token": least, **reached}
 
 
 def digest(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -151,11 +222,23 @@ def show(facts: dict[str, Any]) -> None:
             f"{mode:<9} {run['mean_ns_per_token'] / 1e6:7.2f} ms/token ({low:.2f}-{high:.2f})  hits {run['hit_rate']:.3f}"
             f"  read {run['kernel_bytes_per_token'] / mib:.2f} MiB/token (kernel),"
             f" {run['loaded_bytes_per_token'] / mib:.2f} (own)"
-            f"  stall {run['stall_ns_per_token'] / 1e6:.2f} ms  peak {(run.get('cgroup_peak_bytes') or 0) / mib:.0f} MiB"
+            f"  stall {run['stall_ns_per_token'] / 1e6:.2f} ms  hidden {run.get('hidden_share') or 0:.2f}"
+            f"  peak {(run.get('cgroup_peak_bytes') or 0) / mib:.0f} MiB"
         )
     speed = {mode: 1 / facts[mode]["mean_ns_per_token"] for mode in MODES}
     print(f"prefetch / resident {speed['prefetch'] / speed['resident']:.2f}   prefetch / demand", end=" ")
-    print(f"{speed['prefetch'] / speed['demand']:.2f}   same tokens: {facts['same_tokens']}")
+    waited = facts["prefetch"]["stall_ns_per_token"] / max(facts["demand"]["stall_ns_per_token"], 1)
+    print(
+        f"{speed['prefetch'] / speed['demand']:.2f}   same tokens: {facts['same_tokens']}   waits left of demand's {waited:.0%}"
+    )
+    print(f"disk {facts['disk_bytes_per_s'] / 1e9:.2f} GB/s, bound {facts['bound_ns_per_token'] / 1e6:.2f} ms/token", end=": ")
+    print(f"prefetch reaches {facts['prefetch_share_of_bound']:.0%} of it, demand {facts['demand_share_of_bound']:.0%}")
+    if llama := facts.get("llama.cpp"):
+        print(f"llama.cpp: {llama['tokens']} tokens in {llama['decoding_s']:.1f} s of decoding", end=" ")
+        print(f"({llama['whole_s']:.1f} s with loading), peak {llama['cgroup_peak_bytes'] / mib:.0f} MiB", end="; ")
+        most = max(llama["tokens"], 1) / max(llama["decoding_s"], POLL)
+        told = "at least " if not llama["tokens"] else ""
+        print(f"prefetch is {told}{speed['prefetch'] * 1e9 / most:.1f} times as fast")
 
 
 def main() -> None:
@@ -167,10 +250,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--policy", default="lru")
+    parser.add_argument("--llama", type=Path, metavar="GGUF", help="the same shape for llama.cpp")
+    parser.add_argument("--llama-seconds", type=float, default=60)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.package == Path("qwen-moe"):
+        args.package = seeded_package().folder
     if args.child:
         child(args)
         return

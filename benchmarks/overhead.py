@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.tables import load
+from benchmarks.bootstrap import interval
 from tests.gguf_model import SHAPES, write
 from tracer.commands.options import add_options, session_options
 from tracer.elf import read_binary
@@ -260,12 +261,6 @@ def times(tokens: np.ndarray, *windows: Window) -> np.ndarray:
     """Durations, ns, of the tokens that lie within one of the windows."""
     inside = [(tokens[:, 0] >= window.begin) & (tokens[:, 1] <= window.end) for window in windows]
     return (tokens[:, 1] - tokens[:, 0])[np.any(inside, axis=0)]
-
-
-def interval(values: np.ndarray) -> tuple[float, float, float]:
-    """(median, low, high): the median and its 95 % bootstrap interval."""
-    medians = np.median(np.random.default_rng(0).choice(values, (10_000, len(values))), axis=1)
-    return float(np.median(values)), float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
 
 
 def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class ExpertCache(Generic[Session]):
         self.budget, self.loader, self.policy = budget, loader, policy or LRU()
         self.resident = self.reserved = 0
         self.hits = self.misses = self.prefetched = 0
-        self.load_ns = 0.0
+        self.load_ns, self.loading_ns = 0.0, 0  # mean time of a load, and all of them together
         self.allowance = Allowance()
         self._size, self._load, self._unload, self._watcher = size, load, unload, watcher
         self._held: dict[Form, Entry] = {}
@@ -263,7 +263,9 @@ class ExpertCache(Generic[Session]):
             session = self._load(form)
             entry.landed_in = self._event
             with self._lock:
-                self.load_ns += FRESH * (monotonic_ns() - began - self.load_ns)
+                took = monotonic_ns() - began
+                self.load_ns += FRESH * (took - self.load_ns) if self.load_ns else took
+                self.loading_ns += took
                 self.resident += size
                 resident = self.resident
             self._watcher.load_end(form, size, resident)

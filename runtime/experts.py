@@ -24,6 +24,9 @@ from runtime.probes import Kind, Reason
 from runtime.serving import CpuExperts
 from runtime.units import show_bytes
 
+# Threads that load: while one waits for the disk, another makes a session of what it has read.
+LOADERS = 2
+
 
 @dataclass
 class LayerWork:
@@ -93,7 +96,7 @@ class Experts:
     ):
         self.family, self.backends, self.log, self.flush = package.family, backends, log, flush or Flush(())
         self._check(budget)
-        self.loader = Loader() if background else None
+        self.loader = Loader(LOADERS) if background else None
         cpu, watcher = backends.get(CPU), LoadLog(log, package, backends)
         if budget is not None:
             return_freed_memory()
@@ -140,15 +143,17 @@ class Experts:
         for future in work.pending:
             future.result()
 
-    def run_token(self, layer: int, backend: Backend, row: ort.OrtValue, chosen: list[int], outputs: list[ort.OrtValue]) -> None:
-        """One token's experts on the CPU, the j-th chosen into outputs[j]; `row` is the same memory for every token.
-
-        The cache's event has begun.
-        """
+    def send_for(self, layer: int, backend: Backend, chosen: list[int]) -> list[Form]:
+        """One token's experts, named to the cache: what is missing comes in the background. The cache's event has begun."""
         forms = [Form(layer, expert, backend.id, 0) for expert in chosen]
         self.cache.name(forms)
+        return forms
+
+    def run_token(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
+        """The experts of `send_for` on the CPU, the j-th into outputs[j]; `row` is the same memory for every token."""
         for i in self._readiest_first(forms):
             form = forms[i]
+            layer = form.layer
             with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, form.expert), form.expert):
                 probes.expert_begin(layer, form.expert, 1, self.cache.state(form), form.backend, 0)
                 graph = self.cache.acquire(form)

@@ -1,6 +1,7 @@
 """A graph that a backend can run: one ONNX Runtime session and what the probes say of it."""
 
 from itertools import count
+from time import monotonic_ns
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,7 +59,7 @@ class Graph:
 
     def _probed(self, run: Any, first: Any, second: Any, n_tokens: int) -> Any:
         probes.graph_begin(self.handle, self.kind, self.layer, self.expert, self.backend, self.tier << 32 | n_tokens)
-        status = -1
+        status, began = -1, monotonic_ns()
         try:
             result = run(first, second)
             status = 0
@@ -69,7 +70,7 @@ class Graph:
             ) from None
         finally:
             probes.graph_end(self.handle, status)
-        self.log.graph(self.kind, self.backend, n_tokens, self.tier)
+        self.log.graph(self.kind, self.backend, n_tokens, self.tier, monotonic_ns() - began)
         return result
 
 
@@ -90,13 +91,15 @@ class Binding:
 
     def input(self, name: str, value: ort.OrtValue) -> None:
         """Bind an input."""
-        self._values[name] = value
-        self.raw.bind_ortvalue_input(name, value._get_c_value())
+        if self._values.get(name) is not value:
+            self._values[name] = value
+            self.raw.bind_ortvalue_input(name, value._get_c_value())
 
     def output(self, name: str, value: ort.OrtValue) -> None:
         """Bind an output; bound again, it goes to the new value."""
-        self._values[name] = value
-        self.raw.bind_ortvalue_output(name, value._get_c_value())
+        if self._values.get(name) is not value:
+            self._values[name] = value
+            self.raw.bind_ortvalue_output(name, value._get_c_value())
 
 
 def shared(array: np.ndarray) -> ort.OrtValue:

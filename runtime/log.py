@@ -40,6 +40,7 @@ class RunLog:
 
     steps: list[Step] = field(default_factory=list)
     graphs: Counter[tuple[Kind, int]] = field(default_factory=Counter)
+    graph_ns: Counter[Kind] = field(default_factory=Counter)
     operators: Counter[Kind] = field(default_factory=Counter)
     expert_runs: Counter[tuple[int, int]] = field(default_factory=Counter)
     loads: Counter[Reason] = field(default_factory=Counter)
@@ -62,10 +63,11 @@ class RunLog:
         """Expert bytes read, for whatever reason."""
         return sum(self.load_bytes.values())
 
-    def graph(self, kind: Kind, backend: int, rows: int = 0, tier: int = 0) -> None:
+    def graph(self, kind: Kind, backend: int, rows: int = 0, tier: int = 0, duration_ns: int = 0) -> None:
         """A session ran over useful rows, in a static shape of `tier` rows or a dynamic one (0)."""
         with self.lock:
             self.graphs[kind, backend] += 1
+            self.graph_ns[kind] += duration_ns
             if kind == Kind.EXPERT:
                 self.expert_rows += rows
                 self.padding_rows += max(tier - rows, 0)
@@ -99,6 +101,7 @@ class RunLog:
                 kind.name.lower(): {BACKENDS[b]: n for (k, b), n in sorted(self.graphs.items()) if k == kind}
                 for kind in sorted({kind for kind, _ in self.graphs})
             },
+            "graph_ns": {kind.name.lower(): spent for kind, spent in sorted(self.graph_ns.items())},
             "operators": {kind.name.lower(): count for kind, count in sorted(self.operators.items())},
             "qnn_executes": sum(count for (_, backend), count in self.graphs.items() if backend == 2),
             "expert_runs": sum(self.expert_runs.values()),

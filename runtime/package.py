@@ -102,8 +102,11 @@ class Package:
 
     def expert_place(self, layer: int, expert: int) -> Place:
         """Where the expert's weights lie: at a multiple of PAGE."""
-        path = self.folder / self.manifest["experts"]["layers"][str(layer)]["file"]
-        return Place(path, expert * self.expert_stride, self.expert_bytes)
+        return Place(self._expert_files[layer], expert * self.expert_stride, self.expert_bytes)
+
+    @cached_property
+    def _expert_files(self) -> dict[int, Path]:
+        return {int(layer): self.folder / entry["file"] for layer, entry in self.manifest["experts"]["layers"].items()}
 
     def expert_weights(self, memory: np.ndarray) -> dict[str, np.ndarray]:
         """The tensors of an expert by name, as views of its bytes (uint8)."""

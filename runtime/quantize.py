@@ -14,6 +14,8 @@ BITS = (4, 8, 16, 32)
 BLOCKS = (16, 32, 64, 128, 256)
 # Candidate scales of a block, relative to the one that reaches its largest weight: clipping that one is often the better trade.
 SHRINK = np.linspace(1.0, 0.8, 6, dtype=np.float32)
+# Weights that are quantized at once: few enough to stay in the processor's caches.
+AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,14 @@ class Quantized:
 
 def quantize(weight: np.ndarray, precision: Precision) -> Quantized:
     """Quantize a matrix [N, K] along K."""
+    rows = max(AT_ONCE // weight.shape[1], 1)
+    parts = [_quantize(weight[first : first + rows], precision) for first in range(0, len(weight), rows)]
+    values, scales = np.concatenate([p.values for p in parts]), np.concatenate([p.scales for p in parts])
+    zeros = [p.zero_points for p in parts if p.zero_points is not None]
+    return Quantized(values, scales, np.concatenate(zeros) if zeros else None)
+
+
+def _quantize(weight: np.ndarray, precision: Precision) -> Quantized:
     n, k = weight.shape
     blocks = -(-k // precision.block)
     padded = np.zeros((n, blocks * precision.block), np.float32)

@@ -77,10 +77,12 @@ class TokenPath:
         graph, binding, origin = self._shared[layer], self._shared_bindings[layer], made_from(Kind.DISPATCH, layer)
         with Operator(self.log, Kind.DISPATCH, layer, 1, origin):
             used = self._chosen[0].tolist()
+            # Before the shared expert runs: loads overlap it.
+            forms = self.experts.send_for(layer, self.backend, used)
         if graph and binding:
             with Operator(self.log, Kind.MLP, layer, 1, made_from(Kind.MLP, layer, shared=True)):
                 graph.run_bound(binding, 1)
-        self.experts.run_token(layer, self.backend, self._normed_value, used, self._output_values)
+        self.experts.run_token(forms, self._normed_value, self._output_values)
         origin = made_from(Kind.COMBINE, layer, used=tuple(sorted(used)), shared=graph is not None)
         with Operator(self.log, Kind.COMBINE, layer, 1, origin):
             self._combine(graph is not None)

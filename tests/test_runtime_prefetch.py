@@ -23,6 +23,7 @@ from runtime.log import RunLog
 from runtime.package import Package
 from runtime.policies import LRU, Form
 from runtime.predictor import Predictor, chance, log_odds
+from runtime.prefetch import CERTAIN, UNLIKELY, Payoff, log_odds_of
 from runtime.probes import Cache, Reason
 from runtime.training import logistic
 from tests.runtime_models import PROMPT
@@ -197,3 +198,24 @@ def test_chances_are_calibrated_on_what_they_were_fitted_to() -> None:
     scores = random.standard_normal((50, 9)).astype(np.float32)
     ranked = chance(log_odds(scores, 3, np.array([1.0, 0.0])))
     assert ((ranked > 0.5).sum(1) == 3).all(), "with an even curve, half marks the border of k"
+
+
+def test_a_load_must_be_likelier_the_later_it_begins_and_the_busier_the_loading_threads_are() -> None:
+    cache = ExpertCache(60, lambda form: 10, str, Account(), LRU())
+    payoff = Payoff(cache)
+    cache.load_ns, payoff.attend_ns, payoff.layer_ns = 100.0, 25.0, 50.0
+    least = [payoff.least(distance) for distance in range(4)]
+    assert least == sorted(least, reverse=True)
+    assert chance(np.array(least[:2])) == pytest.approx([4 / 5, 4 / 7]), "a quarter and three quarters of a load are won"
+    assert least[2] == least[3] == 0, "more than a load cannot be won"
+    payoff.busy = 0.25
+    assert payoff.least(0) == 0
+    assert payoff.least(3) == log_odds_of(UNLIKELY), "idle threads do not excuse any guess"
+    payoff.busy, payoff.attend_ns = 1.0, 1.0
+    assert payoff.least(0) == log_odds_of(CERTAIN), "what is all but certain is always worth a load"
+
+
+def test_time_inside_graphs_is_a_part_of_the_steps(trained: tuple[Path, dict]) -> None:
+    _, log = tokens(trained[0])
+    assert 0 < sum(log.graph_ns.values()) < sum(step.duration_ns for step in log.steps)
+    assert {kind for kind, _ in log.graphs} == set(log.graph_ns)
