@@ -134,8 +134,8 @@ def test_the_profdag_page_draws_finds_and_explains(browser: Any, tmp_path: Path)
     )
     assert colours > 5
     run(
-        "const n = shown.nodes[2], r = canvas.getBoundingClientRect(), at = {clientX: r.left + n.ax * view.scale + view.x,"
-        " clientY: r.top + n.ay * view.scale + view.y}; canvas.dispatchEvent(new PointerEvent('pointermove', at))"
+        "const n = shown.nodes[2], r = board.getBoundingClientRect(), at = {clientX: r.left + n.ax * view.scale + view.x,"
+        " clientY: r.top + n.ay * view.scale + view.y}; board.dispatchEvent(new PointerEvent('pointermove', at))"
     )
     assert "duration" in run("return document.querySelector('.tip').innerText")
     for mode in ("waiting", "cycles", "backend", "type"):
@@ -145,8 +145,8 @@ def test_the_profdag_page_draws_finds_and_explains(browser: Any, tmp_path: Path)
 
 CLICK = (
     "const n = arguments[0] === undefined ? {ax: shown.cards[0].x + 40, ay: shown.cards[0].y + 10} : shown.nodes[arguments[0]];"
-    "const r = canvas.getBoundingClientRect(), at = {bubbles: true, clientX: r.left + n.ax * view.scale + view.x,"
-    " clientY: r.top + n.ay * view.scale + view.y}; canvas.dispatchEvent(new MouseEvent('click', at))"
+    "const r = board.getBoundingClientRect(), at = {bubbles: true, clientX: r.left + n.ax * view.scale + view.x,"
+    " clientY: r.top + n.ay * view.scale + view.y}; board.dispatchEvent(new MouseEvent('click', at))"
 )
 FIND = (
     "const i = document.querySelector('header input'); i.value = arguments[0]; i.dispatchEvent(new Event('input'));"

@@ -3,6 +3,7 @@
 from typing import Any
 
 from views.sections import Block, Run, Section, cards, note, pairs
+from views.worst import Spans, worst
 
 HIGH_PRIZE = 0.1
 PRIZES = (
@@ -41,9 +42,10 @@ def figures(summary: dict[str, Any]) -> Block:
     return cards(items)
 
 
-def costly(summary: dict[str, Any]) -> Block | None:
-    """The analyzer's findings with their prizes and queries, and what failed."""
+def costly(run: Run) -> Block | None:
+    """The analyzer's findings with their prizes, queries and worst moments, and what failed."""
     items: list[Block] = []
+    summary, spans = run.summary, Spans(run.tables)
     failed = (summary.get("npu") or {}).get("failed")
     if failed:
         query = "select * from qnn_executes where complete and status <> 0"
@@ -51,7 +53,9 @@ def costly(summary: dict[str, Any]) -> Block | None:
     for found in summary.get("findings") or []:
         level = "warn" if found["prize_share"] >= HIGH_PRIZE else "info"
         text = f"{found['text']} ({number(found['prize_ms'], 1, ' ms')})"
-        items.append({"level": level, "text": text, "prize": min(found["prize_share"], 1.0), "query": found["query"]})
+        at = run.moments(worst(spans, found["rule"], found["evidence"]))
+        told = {"level": level, "text": text, "prize": min(found["prize_share"], 1.0), "query": found["query"]}
+        items.append(told | ({"at": at[0]} if at else {}))
     return {"kind": "findings", "title": "What costs most", "items": items} if items else None
 
 
@@ -63,6 +67,6 @@ def overview(run: Run) -> Section:
         ("recorded", about.get("started_utc")),
         ("engines", ", ".join(about.get("engines") or [])),
     ]
-    found = costly(run.summary)
+    found = costly(run)
     blocks = [pairs(told), figures(run.summary), *([found, note(PRIZES)] if found else [])]
     return Section("summary", "Summary", blocks)

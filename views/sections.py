@@ -4,7 +4,7 @@ A section is a title and a list of blocks. A block is one of
     note      text
     cards     label, value, note: the figures to read first
     findings  level (good | warn | bad | info) and text, maybe with `prize` (share of step time), `query` and `at` (a moment)
-    pairs     label and value
+    pairs     label and value, maybe a moment
     table     columns (name, kind: text | number | bar | moment) and rows, sortable; a moment links to the timeline
     chart     Plotly traces; `slot` numbers the colour of the theme
     heat      iteration by expert, one matrix per layer
@@ -13,7 +13,7 @@ A chart, heat or table may carry the `query` that gives its figures: SQL for `py
 """
 
 import html
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -70,9 +70,9 @@ def cards(items: list[tuple[str, str, str]]) -> Block:
     return {"kind": "cards", "items": [{"label": label, "value": value, "note": remark} for label, value, remark in items]}
 
 
-def pairs(items: list[tuple[str, Any]]) -> Block:
-    """Labels and values."""
-    return {"kind": "pairs", "items": [[label, str(value)] for label, value in items if value not in (None, "")]}
+def pairs(items: Sequence[tuple[Any, ...]]) -> Block:
+    """Labels and values, maybe with a moment as third."""
+    return {"kind": "pairs", "items": [[label, str(value), *at] for label, value, *at in items if value not in (None, "")]}
 
 
 def heads(spec: str) -> list[tuple[str, str]]:

@@ -155,9 +155,9 @@ def durations(tokens: pd.DataFrame, found: dict[str, Any]) -> Block:
     return chart("Duration of every step", traces, remark.strip(), 320, STEPS_QUERY, **axes, shapes=bars)
 
 
-def told(found: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Trends in words."""
-    items: list[tuple[str, Any]] = []
+def told(run: Run, found: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Trends in words; change points with where they stand in the timeline."""
+    items: list[tuple[Any, ...]] = []
     for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("decode step", "step_ms")):
         spread = found.get(key) or {}
         if spread.get("n"):
@@ -165,10 +165,10 @@ def told(found: dict[str, Any]) -> list[tuple[str, Any]]:
             items.append((name, f"{text}, n {spread['n']}"))
     if "drift_per_100_steps" in found:
         items.append(("drift", f"{100 * found['drift_per_100_steps']:+.1f} % of the median step per 100 steps"))
-    items += [
-        (f"from token {jump['token_id']}", f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step")
-        for jump in found.get("change_points") or []
-    ]
+    tokens = run.tables["tokens"]
+    for jump in found.get("change_points") or []:
+        text = f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step"
+        items.append((f"from token {jump['token_id']}", text, *run.moments(tokens[tokens["token_id"] == jump["token_id"]])[:1]))
     if found.get("periodic"):
         beat = found["periodic"]
         items.append(("periodic", f"every {beat['period']:.1f} steps, {100 * beat['share']:.0f} % of the variance"))
@@ -219,8 +219,9 @@ def series(run: Run) -> Section | None:
         return None
     found = trends.summary(run.tables)
     blocks = [durations(tokens, found)]
-    if told(found):
-        blocks.append(pairs(told(found)))
+    trend = told(run, found)
+    if trend:
+        blocks.append(pairs(trend))
     decode = tokens[tokens["phase"] == "decode"]
     shown, what = (decode, "decode step") if len(decode) else (tokens, "step")
     stacked = composition(run, shown, what)

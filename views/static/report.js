@@ -23,6 +23,11 @@ function queryOf(block) {
   return block.query ? el("details", { class: "query" }, el("summary", {}, "query"), el("code", {}, block.query)) : null;
 }
 
+/* A link into the timeline behind a text, if there is a moment. */
+function momentOf(at, text) {
+  return at ? [" ", timelineLink(at[0], at[1], text)] : [];
+}
+
 function findings(block) {
   const share = (item) => {
     if (!item.prize) return null;
@@ -30,12 +35,12 @@ function findings(block) {
     bar.firstChild.style.width = 100 * item.prize + "%";
     return bar;
   };
-  const line = (item) => el("li", { class: item.level }, share(item), el("span", {}, item.text), queryOf(item));
+  const line = (item) => el("li", { class: item.level }, share(item), el("span", {}, item.text), ...momentOf(item.at, "the worst ↗"), queryOf(item));
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, el("ul", { class: "findings" }, ...block.items.map(line)));
 }
 
 function pairs(block) {
-  return el("dl", { class: "block" }, ...block.items.flatMap(([label, value]) => [el("dt", {}, label), el("dd", {}, value)]));
+  return el("dl", { class: "block" }, ...block.items.flatMap(([label, value, at]) => [el("dt", {}, label), el("dd", {}, value, ...momentOf(at))]));
 }
 
 function compare(a, b) {
@@ -154,13 +159,25 @@ function page(report) {
   document.body.append(el("header", {}, el("b", {}, "MoEScope"), el("nav", {}, ...links), themeButton()), el("main", {}, ...sections));
 }
 
+/* Paper is white and as wide as it is: charts do not follow by themselves. */
+const PAPER_WIDTH = 676;
+function printing() {
+  let before;
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    setTheme("light");
+    charts.forEach((item) => Plotly.relayout(item.node, { width: PAPER_WIDTH }));
+  });
+  addEventListener("afterprint", () => setTheme(before));
+}
+
 async function start() {
   page(JSON.parse(await unpack("data")));
   if (charts.length) {
     document.head.append(Object.assign(document.createElement("script"), { textContent: await unpack("plotly") }));
     charts.forEach(draw);
     themeListeners.push(() => charts.forEach(draw));
-    addEventListener("beforeprint", () => { setTheme("light"); charts.forEach((item) => Plotly.Plots.resize(item.node)); });
+    printing();
   }
   document.body.dataset.ready = "yes";
 }
