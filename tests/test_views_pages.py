@@ -353,7 +353,9 @@ def test_no_cell_of_a_csv_is_a_formula(hostile_export: Path, tmp_path: Path) -> 
     assert main(["export", str(hostile_export), "--format", "csv", "--out", str(tmp_path / "x")]) == 0
     names = pd.read_csv(tmp_path / "x" / "operators.csv", dtype=str, keep_default_na=False).name.tolist()
     expected = load(hostile_export)["operators"].name.tolist()
-    assert [name.removeprefix("'") if wanted in FORMULAS else name for name, wanted in zip(names, expected, strict=True)] == expected
+    assert [
+        name.removeprefix("'") if wanted in FORMULAS else name for name, wanted in zip(names, expected, strict=True)
+    ] == expected
     assert not any(name.lstrip()[:1] in tuple("=+-@") for name in names if name.strip())
     starts = pd.read_csv(tmp_path / "x" / "loads.csv").begin_ns
     assert starts.tolist() == load(hostile_export)["loads"].begin_ns.tolist()

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, TrackEvent
 
 from tests import tables_fixture as fixture
 from views.commands.queries import shipped
 from views.perfetto import extent, write_trace
-from views.protobuf import Rows, interleave, packed_varints
+from views.protobuf import Rows, interleave, packed_varints, tag, varint_bytes
 from views.slices import crossing, event_order, lanes
 
 pytest.importorskip("wasmtime")
@@ -340,7 +340,9 @@ def test_the_encoder_writes_what_protobuf_reads(values: list[int], shift: int, d
         assert list(read.flow_ids) == ([] if there else [value & 2**64 - 1]) and read.name_iid == (0 if there else i)
         at += 2 + size
     assert at == len(wire)
-    assert len(packed_varints(numbers)) == sum(max(1, -(-(v & 2**64 - 1).bit_length() // 7)) for v in numbers.tolist())
+    packed = packed_varints(numbers)
+    switches = FtraceEventBundle.CompactSched.FromString(tag(1, 2) + varint_bytes(len(packed)) + packed)
+    assert list(switches.switch_timestamp) == [value & 2**64 - 1 for value in numbers.tolist()]
 
 
 def test_a_failed_writer_leaves_the_old_trace(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def spread(values: np.ndarray, width: int, more: bool = False) -> list[np.ndarra
 
 
 def varints(values: np.ndarray) -> list[np.ndarray]:
-    """The values as varints of one width, as columns to write side by side; negative numbers take ten bytes, as protobuf has it."""
+    """The values as varints of one width, as columns to write side by side; negative numbers take ten bytes."""
     rest = np.asarray(values).astype(np.int64, copy=False).view(np.uint64)
     width = max(1, (int(rest.max()).bit_length() + 6) // 7) if len(rest) else 1
     if width <= 8:
@@ -72,7 +72,7 @@ class Rows:
             self.template += bytes(column.itemsize)
         return self
 
-    def constant(self, data: bytes) -> "Rows":
+    def constant(self, data: bytes | bytearray) -> "Rows":
         """The same bytes in every message."""
         self.template += data
         return self
@@ -117,12 +117,5 @@ def interleave(batches: list[np.ndarray], places: list[np.ndarray]) -> bytes:
 
 
 def packed_varints(values: np.ndarray) -> bytes:
-    """The payload of a packed repeated varint field, each number in the fewest bytes."""
-    rest = np.asarray(values).astype(np.int64, copy=False).view(np.uint64)
-    width = np.ones(len(rest), np.int8)
-    for bits in range(7, 64, 7):
-        if not (longer := rest >= np.uint64(1 << bits)).any():
-            break
-        width += longer
-    places = [np.flatnonzero(width == w) for w in np.unique(width)]
-    return interleave([Rows(len(place)).put(*varints(rest[place])).encoded() for place in places], places)
+    """The payload of a packed repeated varint field, every number in the bytes of the widest."""
+    return Rows(len(values)).put(*varints(values)).encoded().tobytes()

@@ -22,7 +22,7 @@ SCHED_SWITCH, SCHED_WAKING = 4, 20
 UNKNOWN_PRIO, SLEEPING, EXITED = 120, 1, 0x10
 BATCH = 1 << 16
 FOREVER = np.iinfo(np.int64).max
-COLUMNS = ("ts", "prev", "next", "state", "prio")
+COLUMNS, RECORDED = ("ts", "prev", "next", "state", "prio"), ("ts_ns", "prev_tid", "next_tid", "prev_state", "next_prio")
 
 
 @dataclass
@@ -94,7 +94,7 @@ def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
     """The first switch of a cpu in full, from which the compact ones go on."""
     values = ((2, row.prev_tid), (3, max(row.prev_prio, 0)), (4, max(row.prev_state, 0)))
     switch = b"".join(tag(field, 0) + varint_bytes(int(value)) for field, value in values)
-    switch += field_bytes(5, name.encode())
+    switch += field_bytes(5, name.encode(errors="replace"))
     switch += b"".join(
         tag(field, 0) + varint_bytes(int(value)) for field, value in ((6, row.next_tid), (7, max(row.next_prio, 0)))
     )
@@ -116,12 +116,11 @@ def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
     return field_bytes(COMPACT, b"".join(field_bytes(field, packed_varints(values)) for field, values in columns) + table)
 
 
-def wakings(rows: pd.DataFrame, boot: int) -> bytes:
+def wakings(columns: dict[str, np.ndarray], rows: np.ndarray, boot: int) -> bytes:
     """A batch of wakings in full: the compact form would lose who woke."""
-    columns = {name: rows[name].to_numpy(np.int64) for name in ("ts_ns", "prev_tid", "next_tid", "next_prio", "target_cpu")}
-    waking = Rows(len(rows)).varint(2, columns["next_tid"]).varint(3, np.maximum(columns["next_prio"], 0))
-    waking.varint(5, np.maximum(columns["target_cpu"], 0))
-    event = Rows(len(rows)).varint(1, columns["ts_ns"] + boot).varint(2, columns["prev_tid"]).message(SCHED_WAKING, waking)
+    ts, by, woken, prio, cpu = (columns[name][rows] for name in ("ts_ns", "prev_tid", "next_tid", "next_prio", "target_cpu"))
+    waking = Rows(len(rows)).varint(2, woken).varint(3, np.maximum(prio, 0)).varint(5, np.maximum(cpu, 0))
+    event = Rows(len(rows)).varint(1, ts + boot).varint(2, by).message(SCHED_WAKING, waking)
     return Rows(len(rows)).message(EVENT, event).encoded().tobytes()
 
 
@@ -134,7 +133,8 @@ def packets(tables: Tables, boot: int) -> Iterator[tuple[int, bytes]]:
     """(events, bytes) per cpu and batch; `boot` is CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
     names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
     events, running = tables["sched"], Running.of(tables["thread_states"])
-    kind, cpus, ts = events["event"].to_numpy(), events["cpu"].to_numpy(np.int64), events["ts_ns"].to_numpy(np.int64)
+    columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
+    cpus, ts, kind = columns["cpu"], columns["ts_ns"], events["event"].to_numpy()
     switched, woken = kind == "switch", kind == "waking"
     for cpu in sorted(pd.unique(cpus).tolist()):
         own = np.flatnonzero((cpus == cpu) & (switched | woken))
@@ -143,11 +143,10 @@ def packets(tables: Tables, boot: int) -> Iterator[tuple[int, bytes]]:
         if len(recorded):
             first = events.iloc[recorded[0]]
             yield 1, bundle(cpu, first_switch(first, boot, names.get(int(first.next_tid), "")))
-        columns = ("ts_ns", "prev_tid", "next_tid", "prev_state", "next_prio")
-        switches = chained(Switches(*(events[name].to_numpy(np.int64)[recorded] for name in columns)), running)
+        switches = chained(Switches(*(columns[name][recorded] for name in RECORDED)), running)
         for start in range(1, len(switches.ts), BATCH):
             part = switches.take(slice(start, start + BATCH))
             yield len(part.ts), bundle(cpu, compact(part, boot, names))
         for start in range(0, len(wakes), BATCH):
-            part_of = wakes[start : start + BATCH]
-            yield len(part_of), bundle(cpu, wakings(events.iloc[part_of], boot))
+            some = wakes[start : start + BATCH]
+            yield len(some), bundle(cpu, wakings(columns, some, boot))

@@ -81,10 +81,15 @@ def heads(spec: str) -> list[tuple[str, str]]:
     return [(name, kind) for kind, name in pairs_of]
 
 
+def known(value: Any, kind: str) -> bool:
+    """Whether a cell tells anything."""
+    return bool(value) if kind == "text" else value is not None and value == value
+
+
 def table(columns: list[tuple[str, str]], rows: pd.DataFrame | list[list[Any]], title: str = "", query: str = "") -> Block:
-    """A sortable table; only the first MAX_ROWS rows travel, and no column of texts that are all unknown."""
+    """A sortable table; only the first MAX_ROWS rows travel, and no column in which nothing is known."""
     body = rows.to_numpy(object).tolist() if isinstance(rows, pd.DataFrame) else rows
-    told = [i for i, (_, kind) in enumerate(columns) if kind != "text" or any(row[i] for row in body)]
+    told = [i for i, (_, kind) in enumerate(columns) if not body or any(known(row[i], kind) for row in body)]
     heads = [{"name": columns[i][0], "kind": columns[i][1]} for i in told]
     return {
         "kind": "table",

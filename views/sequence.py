@@ -20,7 +20,7 @@ CATEGORIES, NAMES, ARG_NAMES, ARG_TEXTS = (
 )
 BOOLEANS = {"estimated", "incomplete"}
 MONOTONIC, INCREMENTAL = 3, 64
-BATCH = 1 << 17
+BATCH = 1 << 16
 SHORT = (1 << 14, 1 << 21)
 """Times since the event before that fit two and three bytes: events are encoded with others of their class."""
 
@@ -37,7 +37,9 @@ class Names:
     The numbers hold for the whole trace, each sequence defines those it uses.
     """
 
-    ids: dict[str, dict[str, int]] = field(default_factory=lambda: {t: {"": 0} for t in (CATEGORIES, NAMES, ARG_NAMES, ARG_TEXTS)})
+    ids: dict[str, dict[str, int]] = field(
+        default_factory=lambda: {t: {"": 0} for t in (CATEGORIES, NAMES, ARG_NAMES, ARG_TEXTS)}
+    )
 
     def of(self, table: str, text: str) -> int:
         """The number of one text."""
@@ -148,7 +150,9 @@ class Events:
         begin, end, complete = (
             np.concatenate([getattr(ly.slices, column)[r] for ly, r in drawn]) for column in ("begin", "end", "complete")
         )
-        rank, instant = (np.repeat(of, [len(r) for _, r in drawn]) for of in (range(len(drawn)), [ly.slices.instant for ly, _ in drawn]))
+        rank, instant = (
+            np.repeat(of, [len(r) for _, r in drawn]) for of in (range(len(drawn)), [ly.slices.instant for ly, _ in drawn])
+        )
         end = np.maximum(begin, end)
         order = event_order(begin, end, rank)
         return cls(begin, end, np.concatenate([r for _, r in drawn]), rank, np.concatenate(kind), kinds, instant, complete, order)

@@ -153,9 +153,8 @@ def operators(tables: Tables) -> tuple[Slices, Slices]:
     alone = np.flatnonzero(~drawn)
     slices = whole.take(np.concatenate([row[known], alone]))
     own = (threads[column].to_numpy(np.int64)[known] for column in ("tid", "begin_ns", "end_ns", "wait_ns"))
-    tid, begin, end, since = (
-        np.concatenate([told, rest]) for told, rest in zip(own, (whole.tid[alone], *(whole.begin[alone], whole.end[alone], whole.end[alone])), strict=True)
-    )
+    rest = (column[alone] for column in (whole.tid, whole.begin, whole.end, whole.end))
+    tid, begin, end, since = (np.concatenate(both) for both in zip(own, rest, strict=True))
     wait = np.maximum(end - since, 0)
     slices = replace(slices, tid=tid, begin=begin, end=end, args=slices.args | {"wait_ns": np.where(wait > 0, wait, -1)})
     waited = np.flatnonzero((wait > 0) & slices.complete)
@@ -282,12 +281,16 @@ def on_program(tables: Tables) -> list[Slices]:
 
 def crossing(order: np.ndarray, n: int) -> np.ndarray:
     """Which of n slices end at another depth than they began at, by their begin (i) and end (~i) events; none if all nest."""
-    begins = order >= 0
-    depth = np.cumsum(np.where(begins, 1, -1).astype(np.int32), dtype=np.int32)
-    first, last = np.empty(n, np.int32), np.empty(n, np.int32)
-    first[order[begins]] = depth[begins]
-    last[~order[~begins]] = depth[~begins] + 1
-    return first != last
+    begins = np.flatnonzero(order >= 0)
+    ends = np.flatnonzero(order < 0)
+    # depth after the k-th begin, at place p: k + 1 begins less p - k ends; before the k-th end: p - k begins less k ends
+    first = np.empty(n, np.int64)
+    count = np.arange(n)
+    first[order[begins]] = 2 * count + 1 - begins
+    odd = np.zeros(n, bool)
+    closed = ~order[ends]
+    odd[closed] = first[closed] != ends - 2 * count
+    return odd
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:

@@ -28,6 +28,7 @@ from views.sections import (
 
 SLOWEST = 15
 GREY = 7
+MOST_GROUPS, SMALLER = 8, "smaller ones"
 STEPS_QUERY = "select token_id, phase, n_tokens, position, duration_ns/1e6 ms from tokens where complete order by begin_ns"
 PHASES_QUERY = (
     "select phase, count(*) steps, avg(duration_ns)/1e6 mean_ms, median(duration_ns)/1e6 median_ms, "
@@ -56,10 +57,21 @@ def by_phase(tokens: pd.DataFrame) -> Block:
     return table(columns, rows, "Steps by phase", PHASES_QUERY)
 
 
+def few(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The groups of one phase, with those added up that are small in every phase: there are no more colours."""
+    share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in groups}
+    own = {"total", parts.RESIDUAL}
+    kept = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
+    rest = sum(float(ms or 0) for key, ms in groups.items() if key not in kept)
+    return {key: ms for key, ms in groups.items() if key in kept} | ({SMALLER: rest} if rest else {})
+
+
 def where(shares: dict[str, dict[str, float]]) -> Block:
     """Shares of a mean step by operator group and cause of idle time, one bar per phase."""
+    shares = {phase: few(groups, shares) for phase, groups in shares.items()}
     names = list(dict.fromkeys(key for groups in shares.values() for key in groups if key != "total"))
-    ranked = sorted(names, key=lambda key: (key == parts.RESIDUAL, -max(float(g.get(key) or 0) for g in shares.values())))
+    last = (SMALLER, parts.RESIDUAL)
+    ranked = sorted(names, key=lambda key: (key in last, -max(float(g.get(key) or 0) for g in shares.values())))
     common = {"type": "bar", "orientation": "h", "y": [label(p or "unknown") for p in shares], "textposition": "none"}
     traces = []
     for slot, name in enumerate(ranked):
@@ -174,7 +186,8 @@ def told(run: Run, found: dict[str, Any]) -> list[tuple[Any, ...]]:
         items.append(("periodic", f"every {beat['period']:.1f} steps, {100 * beat['share']:.0f} % of the variance"))
     model = found.get("model") or {}
     if model:
-        law = f"{model['base_ms']:,.2f} ms + {model['us_per_token']:,.2f} µs per token of context"
+        slope = model["us_per_token"]
+        law = f"{model['base_ms']:,.2f} ms {'-' if slope < 0 else '+'} {abs(slope):,.2f} µs per token of context"
         error = f"off by {100 * model['mape']:.0f} % on steps it has not seen, a constant by {100 * model['mape_constant']:.0f} %"
         items.append(("step against context", f"{law}; {error}"))
     return items

@@ -65,15 +65,17 @@ function row(values, columns, most) {
 }
 
 function table(block) {
-  const body = el("tbody"), tools = el("div", { class: "tools" });
+  const body = el("tbody"), tools = el("div", { class: "tools" }), count = el("span");
   const state = { column: -1, down: true, all: block.rows.length <= 20, find: "" };
   const most = block.columns.map((c, i) => (c.kind === "bar" ? Math.max(...block.rows.map((r) => r[i] || 0)) : 0));
-  const heads = block.columns.map((column, i) => el("th", { class: column.kind === "text" ? "text" : "number", scope: "col" },
+  const heads = block.columns.map((column, i) => el("th", { class: column.kind === "text" || column.kind === "moment" ? column.kind : "number", scope: "col" },
     el("button", { type: "button", onclick: () => sort(i) }, column.name)));
   function fill() {
     let rows = block.rows.filter((r) => !state.find || r.some((v) => typeof v === "string" && v.toLowerCase().includes(state.find)));
     if (state.column >= 0) rows = [...rows].sort((a, b) => compare(a[state.column], b[state.column]) * (state.down ? -1 : 1));
-    body.replaceChildren(...(state.all || state.find ? rows : rows.slice(0, 15)).map((r) => row(r, block.columns, most)));
+    const visible = state.all || state.find ? rows : rows.slice(0, 15);
+    body.replaceChildren(...visible.map((r) => row(r, block.columns, most)));
+    count.textContent = `${visible.length} of ${block.total} rows` + (block.total > block.rows.length ? `; the first ${block.rows.length} are in this file` : "");
     heads.forEach((head, i) => head.setAttribute("aria-sort", i !== state.column ? "none" : state.down ? "descending" : "ascending"));
   }
   function sort(i) {
@@ -84,7 +86,7 @@ function table(block) {
   if (!state.all) {
     const find = el("input", { type: "search", placeholder: "find", "aria-label": "find in the table", oninput: () => { state.find = find.value.toLowerCase(); fill(); } });
     const more = el("button", { type: "button", onclick: () => { state.all = !state.all; more.textContent = state.all ? "show fewer" : "show all"; fill(); } }, "show all");
-    tools.append(find, more, block.total > block.rows.length ? `the first ${block.rows.length} of ${block.total} rows` : `${block.total} rows`);
+    tools.append(find, more, count);
   }
   fill();
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, state.all ? null : tools,
