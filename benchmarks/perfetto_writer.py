@@ -49,7 +49,8 @@ def write(manifest: dict[str, Any], tables: Tables, path: Path, what: str, zippe
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     rate, size = written.events / cpu / 1e6, written.bytes / written.events
     print(
-        f"{what}: {written.events:,} events ({written.slices:,} slices that last), {rate:.2f} M events/s of CPU time ({cpu:.2f} s, wall {wall:.2f} s), "
+        f"{what}: {written.events:,} events ({written.slices:,} slices that last), "
+        f"{rate:.2f} M events/s of CPU time ({cpu:.2f} s, wall {wall:.2f} s), "
         f"{size:.1f} bytes/event, {held('VmHWM') - before:,.0f} MiB more at the peak"
     )
     return written
@@ -86,9 +87,8 @@ def shown(path: Path, folder: str, patience: float) -> None:
         while not driver.execute_script("return !!(self.app && self.app.trace)"):
             time.sleep(0.5)
             if time.perf_counter() - begin > patience:
-                print(
-                    f"Perfetto UI: not open after {patience:.0f} s; it says: {driver.find_element('tag name', 'body').text[:300]!r}"
-                )
+                said = driver.find_element("tag name", "body").text[:300]
+                print(f"Perfetto UI: not open after {patience:.0f} s; it says: {said!r}")
                 break
         else:
             print(

@@ -1,5 +1,6 @@
 """The pages in headless Chromium, and the trace in the Perfetto UI's offline copy."""
 
+import base64
 import shutil
 import threading
 import time
@@ -112,6 +113,19 @@ def test_the_report_fits_a_phone(browser: Any, small: Path) -> None:
         assert run("return document.documentElement.scrollWidth <= 360")
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_report_prints_as_wide_as_paper_and_is_then_as_before(browser: Any, small: Path) -> None:
+    run = opened(browser, small)
+    run("setTheme('dark')")
+    sizes = "return [document.documentElement.dataset.theme, ...[...document.querySelectorAll('.chart')].map(c => c._fullLayout.width)]"
+    before = run(sizes)
+    run("addEventListener('beforeprint', () => { document.printed = (() => {" + sizes + "})() })")
+    paper = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False, "preferCSSPageSize": True})
+    assert base64.b64decode(paper["data"]).startswith(b"%PDF") and before[0] == "dark"
+    theme, *widths = run("return document.printed")
+    assert theme == "light" and set(widths) == {676}
+    wait(lambda: run(sizes) == before)
 
 
 def test_hostile_names_stay_text_in_the_browser(browser: Any, tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ function drawingOn(node, width, height, left, top) {
   const ratio = devicePixelRatio || 1, w = Math.round(width * ratio), h = Math.round(height * ratio), zoom = view.scale * ratio;
   if (node.width !== w || node.height !== h) Object.assign(node, { width: w, height: h });
   Object.assign(node.style, { width: w / ratio + "px", height: h / ratio + "px" });
-  const g = node.getContext("2d", { alpha: node !== picture.canvas });
+  const g = node.getContext("2d", { alpha: node !== picture.canvas, willReadFrequently: true });
   g.setTransform(1, 0, 0, 1, 0, 0);
   g.clearRect(0, 0, w, h);
   if (node === picture.canvas) { g.fillStyle = cssValue("--ground"); g.fillRect(0, 0, w, h); }

@@ -1,6 +1,6 @@
 /* Draws the document that views/report.py made: sections of blocks. */
 
-const charts = [];
+const charts = [], NARROW = matchMedia("(max-width: 640px)");
 
 function digits(value) {
   const size = Math.abs(value);
@@ -107,7 +107,7 @@ function themed(traces) {
 
 function themedLayout(layout, height) {
   const ink = cssValue("--ink"), grid = cssValue("--line"), soft = cssValue("--soft");
-  const axis = (given) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
+  const axis = (given) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 9 : 12 }, ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
   return {
     ...layout, shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: cssValue("--bad") } })), height, margin: { l: 56, r: 12, t: 32, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), ...(layout.xaxis2 ? { xaxis2: axis(layout.xaxis2) } : {}),
@@ -118,8 +118,10 @@ function themedLayout(layout, height) {
 
 const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
+/* On a phone the legend stands line by line: the chart grows by it. */
 function draw(item) {
-  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height), CONFIG);
+  const lines = NARROW.matches ? item.traces.filter((t) => t.name && item.layout.showlegend !== false).length : 0;
+  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines), CONFIG);
 }
 
 function chart(block) {
@@ -170,7 +172,10 @@ function printing() {
     setTheme("light");
     charts.forEach((item) => Plotly.relayout(item.node, { width: PAPER_WIDTH }));
   });
-  addEventListener("afterprint", () => setTheme(before));
+  addEventListener("afterprint", () => {
+    setTheme(before);
+    charts.forEach((item) => Plotly.relayout(item.node, { width: null, autosize: true }));
+  });
 }
 
 async function start() {
