@@ -118,13 +118,14 @@ def test_the_report_fits_a_phone(browser: Any, small: Path) -> None:
 def test_the_report_prints_as_wide_as_paper_and_is_then_as_before(browser: Any, small: Path) -> None:
     run = opened(browser, small)
     run("setTheme('dark')")
-    sizes = "return [document.documentElement.dataset.theme, ...[...document.querySelectorAll('.chart')].map(c => c._fullLayout.width)]"
+    widths = "...[...document.querySelectorAll('.chart')].map(c => c._fullLayout.width)"
+    sizes = f"return [document.documentElement.dataset.theme, {widths}]"
     before = run(sizes)
     run("addEventListener('beforeprint', () => { document.printed = (() => {" + sizes + "})() })")
     paper = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False, "preferCSSPageSize": True})
     assert base64.b64decode(paper["data"]).startswith(b"%PDF") and before[0] == "dark"
-    theme, *widths = run("return document.printed")
-    assert theme == "light" and set(widths) == {676}
+    theme, *printed = run("return document.printed")
+    assert theme == "light" and set(printed) == {676}
     wait(lambda: run(sizes) == before)
 
 
