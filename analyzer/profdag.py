@@ -5,6 +5,7 @@ made is a constant (a weight, or state of an earlier token), unless its own stru
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from analyzer.nodes import NEVER_RUN
 from analyzer.operators import layer_of
 
 VIEWS_DEEP = 8
+NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 Tables = dict[str, pd.DataFrame]
 MEASURED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt")
 IN_PLACE = {"SET_ROWS": -1, "CPY": 1, "SET": 0, "ACC": 0}
@@ -202,10 +204,20 @@ def as_text(graph: nx.DiGraph, form: str) -> str:
         return json.dumps(finite(to_json(graph)))
     if form == "dot":
         return to_dot(graph)
-    plain = nx.DiGraph(**_plain(graph.graph))
-    plain.add_nodes_from((node, _plain(values)) for node, values in graph.nodes(data=True))
-    plain.add_edges_from(graph.edges(data=True))
+    plain = nx.DiGraph(**in_xml(graph.graph))
+    plain.add_nodes_from((legal(node), in_xml(values)) for node, values in graph.nodes(data=True))
+    plain.add_edges_from((legal(a), legal(b), in_xml(values)) for a, b, values in graph.edges(data=True))
     return "\n".join(nx.generate_graphml(plain))
+
+
+def legal(value: Any) -> Any:
+    """A text without the characters that XML has no way to write; anything else as it is."""
+    return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
+
+
+def in_xml(values: dict[str, Any]) -> dict[str, Any]:
+    """Attributes as GraphML can hold them."""
+    return {name: legal(value) for name, value in _plain(values).items()}
 
 
 def finite(value: Any) -> Any:
@@ -222,17 +234,18 @@ def to_dot(graph: nx.DiGraph) -> str:
     longest = max((values["duration_ns"] for _, values in graph.nodes(data=True)), default=0) or 1
     lines = ["digraph profdag {", "  node [fontname=sans, fontsize=10, style=filled, fillcolor=white];"]
     for node, values in graph.nodes(data=True):
-        label = f"{values['type']}\\n{values['name']}"
+        label = [values["type"], values["name"]]
         look = {"view": "shape=box, style=dashed", "constant": "shape=plain"}.get(values["role"], "")
         if values["role"] == "op":
-            label += f"\\n{values['duration_ns'] / 1e3:,.1f} µs"
+            label.append(f"{values['duration_ns'] / 1e3:,.1f} µs")
             look = f'shape=box, fillcolor="0.08 {values["duration_ns"] / longest:.3f} 1.0"'
-        lines.append(f"  {quoted(node)} [label={quoted(label)}, {look}];")
+        lines.append(f"  {quoted(node)} [label={quoted(*label)}, {look}];")
     style = {"memory": " [style=dotted]", "order": " [color=gray]", "next layer": " [style=bold]"}
     lines += [f"  {quoted(a)} -> {quoted(b)}{style.get(kind, '')};" for a, b, kind in graph.edges(data="kind")]
     return "\n".join([*lines, "}", ""])
 
 
-def quoted(text: str) -> str:
-    """A string of DOT."""
-    return '"' + str(text).replace('"', '\\"') + '"'
+def quoted(*lines: str) -> str:
+    """A string of DOT, maybe of several lines, in which nothing of the texts ends it or is an escape."""
+    texts = (NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", str(line)) for line in lines)
+    return '"' + "\\n".join(text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") for text in texts) + '"'

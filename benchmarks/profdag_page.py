@@ -22,8 +22,8 @@ FLAGS = "--headless=new --no-sandbox --disable-gpu --no-first-run --window-size=
 PAN = """
 const [seconds, done] = arguments, begin = performance.now(), frames = [];
 const event = (name, x, y) =>
-  canvas.dispatchEvent(new PointerEvent(name, { pointerId: 1, clientX: x, clientY: y, bubbles: true }));
-canvas.setPointerCapture = () => {};
+  board.dispatchEvent(new PointerEvent(name, { pointerId: 1, clientX: x, clientY: y, bubbles: true }));
+board.setPointerCapture = () => {};
 event('pointerdown', 700, 450);
 function step(now) {
   frames.push(now);

@@ -1,6 +1,7 @@
 """The pages in headless Chromium, and the trace in the Perfetto UI's offline copy."""
 
 import json
+import base64
 import shutil
 import threading
 import time
@@ -118,6 +119,20 @@ def test_the_report_fits_a_phone(browser: Any, small: Path) -> None:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_the_report_prints_as_wide_as_paper_and_is_then_as_before(browser: Any, small: Path) -> None:
+    run = opened(browser, small)
+    run("setTheme('dark')")
+    widths = "...[...document.querySelectorAll('.chart')].map(c => c._fullLayout.width)"
+    sizes = f"return [document.documentElement.dataset.theme, {widths}]"
+    before = run(sizes)
+    run("addEventListener('beforeprint', () => { document.printed = (() => {" + sizes + "})() })")
+    paper = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False, "preferCSSPageSize": True})
+    assert base64.b64decode(paper["data"]).startswith(b"%PDF") and before[0] == "dark"
+    theme, *printed = run("return document.printed")
+    assert theme == "light" and set(printed) == {676}
+    wait(lambda: run(sizes) == before)
+
+
 def test_hostile_names_stay_text_in_the_browser(browser: Any, tmp_path: Path) -> None:
     manifest, tables = hostile()
     write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
@@ -138,8 +153,8 @@ def test_the_profdag_page_draws_finds_and_explains(browser: Any, tmp_path: Path)
     )
     assert colours > 5
     run(
-        "const n = shown.nodes[2], r = canvas.getBoundingClientRect(), at = {clientX: r.left + n.ax * view.scale + view.x,"
-        " clientY: r.top + n.ay * view.scale + view.y}; canvas.dispatchEvent(new PointerEvent('pointermove', at))"
+        "const n = shown.nodes[2], r = board.getBoundingClientRect(), at = {clientX: r.left + n.ax * view.scale + view.x,"
+        " clientY: r.top + n.ay * view.scale + view.y}; board.dispatchEvent(new PointerEvent('pointermove', at))"
     )
     assert "duration" in run("return document.querySelector('.tip').innerText")
     for mode in ("waiting", "cycles", "backend", "type"):
@@ -149,8 +164,8 @@ def test_the_profdag_page_draws_finds_and_explains(browser: Any, tmp_path: Path)
 
 CLICK = (
     "const n = arguments[0] === undefined ? {ax: shown.cards[0].x + 40, ay: shown.cards[0].y + 10} : shown.nodes[arguments[0]];"
-    "const r = canvas.getBoundingClientRect(), at = {bubbles: true, clientX: r.left + n.ax * view.scale + view.x,"
-    " clientY: r.top + n.ay * view.scale + view.y}; canvas.dispatchEvent(new MouseEvent('click', at))"
+    "const r = board.getBoundingClientRect(), at = {bubbles: true, clientX: r.left + n.ax * view.scale + view.x,"
+    " clientY: r.top + n.ay * view.scale + view.y}; board.dispatchEvent(new MouseEvent('click', at))"
 )
 FIND = (
     "const i = document.querySelector('header input'); i.value = arguments[0]; i.dispatchEvent(new Event('input'));"

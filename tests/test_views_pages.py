@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from analyzer import ceilings
 from analyzer.commands.query import execute
 from analyzer.findings import findings as analyzer_findings
-from analyzer.profdag import build
+from analyzer.profdag import as_text, build
 from analyzer.summary import summarize
 from analyzer.tables import fingerprint, load
 from analyzer.tables import write as write_tables
@@ -330,6 +330,71 @@ def test_an_exported_graph_opens_elsewhere(exported: Path, tmp_path: Path) -> No
     graph = nx.read_graphml(tmp_path / "x.graphml")
     assert sum(data["role"] == "op" for _, data in graph.nodes(data=True)) == 12
     assert main(["export", str(exported), "--format", "graphml", "--token", "99"]) == 2
+
+
+FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", " =1")
+
+
+@pytest.fixture(scope="module")
+def hostile_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording whose operators are named to be run, computed, or to break out of what they stand in."""
+    folder = tmp_path_factory.mktemp("hostile")
+    manifest, tables = fixture.make(tokens=2, layers=2)
+    names = [*FORMULAS, HOSTILE, 'a"]; evil [label="x', "end\\", "\\", "bell\x07 null\x00 line\nnext", "]]><evil/>"]
+    ops = tables["operators"]
+    tables["operators"] = ops.assign(name=[names[i % len(names)] for i in range(len(ops))], type='"x\\')
+    manifest["command"] = [HOSTILE, "not\udcffUTF-8"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    write_tables(tables, folder / "tables", fingerprint(folder))
+    return folder
+
+
+def test_no_cell_of_a_csv_is_a_formula(hostile_export: Path, tmp_path: Path) -> None:
+    assert main(["export", str(hostile_export), "--format", "csv", "--out", str(tmp_path / "x")]) == 0
+    names = pd.read_csv(tmp_path / "x" / "operators.csv", dtype=str, keep_default_na=False).name.tolist()
+    expected = load(hostile_export)["operators"].name.tolist()
+    assert [
+        name.removeprefix("'") if wanted in FORMULAS else name for name, wanted in zip(names, expected, strict=True)
+    ] == expected
+    assert not any(name.lstrip()[:1] in tuple("=+-@") for name in names if name.strip())
+    starts = pd.read_csv(tmp_path / "x" / "loads.csv").begin_ns
+    assert starts.tolist() == load(hostile_export)["loads"].begin_ns.tolist()
+
+
+def test_hostile_names_survive_json_and_graphml_as_text(hostile_export: Path, tmp_path: Path) -> None:
+    assert main(["export", str(hostile_export), "--format", "chrome-json", "--out", str(tmp_path / "x.json")]) == 0
+    events = json.loads((tmp_path / "x.json").read_text())["traceEvents"]
+    assert any(HOSTILE in event["name"] for event in events)
+    assert main(["export", str(hostile_export), "--format", "graphml", "--token", "1", "--out", str(tmp_path / "x.graphml")]) == 0
+    names = {data["name"] for _, data in nx.read_graphml(tmp_path / "x.graphml").nodes(data=True)}
+    assert {"]]><evil/>", "bell\ufffd null\ufffd line\nnext"} <= names
+
+
+def test_hostile_names_stay_within_their_strings_in_dot(hostile_export: Path) -> None:
+    text = as_text(build(load(hostile_export), 1), "dot")
+    string = re.compile(r'"(?:[^"\\]|\\.)*"')
+    left = string.sub("", text)
+    assert '"' not in left and "evil" not in left and "onerror" not in left and "evil" in text
+
+
+def test_pages_of_a_command_line_that_is_no_utf8(hostile_export: Path) -> None:
+    assert main(["write", str(hostile_export), "--json"]) == 0
+    assert "<img" not in (hostile_export / "report.html").read_text()
+
+
+def test_findings_and_change_points_lead_into_the_timeline(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=24)
+    tokens = tables["tokens"]
+    tables["tokens"] = tokens.assign(
+        end_ns=tokens.end_ns.where(tokens.token_id < 12, tokens.begin_ns + tokens.duration_ns * 3 // 4),
+        duration_ns=tokens.duration_ns.where(tokens.token_id < 12, tokens.duration_ns * 3 // 4),
+    )
+    path = report(tmp_path, manifest, tables)
+    found = next(b for b in blocks(path, "summary") if b["kind"] == "findings")["items"]
+    assert found and all(item["at"][0] >= fixture.START + fixture.BOOT_OFFSET and item["at"][1] > 0 for item in found)
+    trend = next(b for b in blocks(path, "series") if b["kind"] == "pairs")["items"]
+    begin = int(tokens.begin_ns[12]) + fixture.BOOT_OFFSET
+    assert [row[2][0] for row in trend if row[0] == "from token 12"] == [begin]
 
 
 @pytest.fixture(scope="module")

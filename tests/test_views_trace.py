@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, TrackEvent
 
 from tests import tables_fixture as fixture
 from views.commands.queries import shipped
 from views.perfetto import extent, write_trace
-from views.protobuf import Messages, packed_varints
-from views.slices import event_order, lanes, nested
+from views.protobuf import Rows, interleave, packed_varints, tag, varint_bytes
+from views.slices import crossing, event_order, lanes
 
 pytest.importorskip("wasmtime")
 pytest.importorskip("viztracer")
@@ -282,7 +282,7 @@ def test_hostile_names_arrive_as_they_are(tmp_path: Path) -> None:
     manifest, tables = fixture.make(tokens=2, layers=2)
     name = "</script><img src=x onerror=alert(1)>\n%s\u0000\u2028é"
     tables["operators"] = tables["operators"].assign(type="X", name=name)
-    manifest["command"] = [name]
+    manifest["command"] = [name, "not\udcffUTF-8"]
     assert (
         judged(tmp_path, manifest, tables)
         .rows("select distinct name from slice where category = 'operator'")[0][0]
@@ -299,33 +299,50 @@ def test_every_lane_nests_and_finished_slices_keep_their_length(spans: list[tupl
     begin = np.array([s[0] for s in spans], np.int64)
     end = begin + np.array([s[1] for s in spans], np.int64)
     complete, rank = np.array([s[2] for s in spans], bool), np.array([s[3] for s in spans], np.int64)
-    lane, closed = lanes(begin, end, rank, complete)
+    crossed = crossing(event_order(begin, end, rank), len(begin))
+    lane, closed = lanes(begin, end, rank, complete, crossed)
+    assert crossed.any() or not lane.any()
     assert (closed[complete] == end[complete]).all() and (closed >= begin).all() and (closed <= end).all()
     for k in range(int(lane.max(initial=-1)) + 1):
         of = lane == k
         order = event_order(begin[of], closed[of], rank[of])
         ts = np.where(order < 0, closed[of][~order], begin[of][order])
-        assert nested(order, int(of.sum())) and (np.diff(ts) >= 0).all()
+        assert not crossing(order, int(of.sum())).any() and (np.diff(ts) >= 0).all()
+        assert brackets(order)
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.data())
+def brackets(order: np.ndarray) -> bool:
+    """Whether every end (~i) closes the slice that began last."""
+    stack: list[int] = []
+    for event in order.tolist():
+        if event >= 0:
+            stack.append(event)
+        elif stack.pop() != ~event:
+            return False
+    return not stack
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(0, 63), st.data())
 @settings(deadline=None)
-def test_the_encoder_writes_what_protobuf_reads(values: list[int], data: st.DataObject) -> None:
-    numbers = np.array(values, np.int64)
-    present = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
-    child = Messages(len(values)).varint(1, np.arange(len(values))).varint(4, numbers)
-    event = (
-        Messages(len(values)).varint(9, np.ones(len(values), np.int64)).message(4, child, present).fixed64(47, numbers, present)
-    )
-    wire, at = event.tobytes(), 0
-    for i, (value, there) in enumerate(zip(values, present, strict=True)):
-        size = int(event.lengths[i])
-        read = TrackEvent.FromString(wire[at : at + size])
-        expected = [DebugAnnotation(name_iid=i, int_value=value)] if there else []
-        assert list(read.debug_annotations) == expected and list(read.flow_ids) == ([value & 2**64 - 1] if there else [])
-        at += size
+def test_the_encoder_writes_what_protobuf_reads(values: list[int], shift: int, data: st.DataObject) -> None:
+    numbers = np.array(values, np.int64) >> shift
+    with_args = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
+    places = [np.flatnonzero(with_args), np.flatnonzero(~with_args)]
+    annotation = Rows(len(places[0])).varint(1, places[0]).varint(4, numbers[places[0]])
+    rich = Rows(len(places[0])).varint(9, np.ones(len(places[0]), np.int64)).message(4, annotation)
+    plain = Rows(len(places[1])).varint(10, places[1]).fixed64(47, numbers[places[1]])
+    shapes = [Rows(rows.n).message(1, rows).encoded() for rows in (rich, plain)]
+    wire, at = interleave(shapes, places), 0
+    for i, (value, there) in enumerate(zip(numbers.tolist(), with_args.tolist(), strict=True)):
+        size = wire[at + 1]
+        read = TrackEvent.FromString(wire[at + 2 : at + 2 + size])
+        assert list(read.debug_annotations) == ([DebugAnnotation(name_iid=i, int_value=value)] if there else [])
+        assert list(read.flow_ids) == ([] if there else [value & 2**64 - 1]) and read.name_iid == (0 if there else i)
+        at += 2 + size
     assert at == len(wire)
-    assert len(packed_varints(numbers)) == sum(max(1, -(-(v & 2**64 - 1).bit_length() // 7)) for v in values)
+    packed = packed_varints(numbers)
+    switches = FtraceEventBundle.CompactSched.FromString(tag(1, 2) + varint_bytes(len(packed)) + packed)
+    assert list(switches.switch_timestamp) == [value & 2**64 - 1 for value in numbers.tolist()]
 
 
 def test_a_failed_writer_leaves_the_old_trace(tmp_path: Path) -> None:

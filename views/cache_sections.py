@@ -119,6 +119,7 @@ def counters(frame: pd.DataFrame) -> list[Block]:
     """Every counter over time."""
     blocks: list[Block] = []
     origin = frame["ts_ns"].min() if len(frame) else 0
+    span = float(frame["ts_ns"].max() - origin) / 1e9 if len(frame) else 0.0
     for number, (name, rows) in enumerate(frame.groupby("name")):
         rows = rows.sort_values("ts_ns")
         bins = binned(len(rows))
@@ -126,7 +127,11 @@ def counters(frame: pd.DataFrame) -> list[Block]:
         mebibytes = str(name).endswith("bytes")
         trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": np.round((x - origin) / 1e9, 6), "slot": number}
         trace |= {"y": y / 2**20 if mebibytes else y, "line": {"shape": "hv"}}
-        axes = {"xaxis": axis("s"), "yaxis": axis("MiB" if mebibytes else "", rangemode="tozero"), "showlegend": False}
+        axes = {
+            "xaxis": axis("s", range=[0, span]),
+            "yaxis": axis("MiB" if mebibytes else "", rangemode="tozero"),
+            "showlegend": False,
+        }
         literal = str(name).replace("'", "''")
         query = f"select ts_ns, value from counters where name = '{literal}' order by ts_ns"
         blocks.append(chart(label(str(name).capitalize()), [trace], "", 220, query, **axes))

@@ -13,6 +13,7 @@ from views.marks import counters
 from views.perfetto import extent, thread_pids
 from views.slices import Slices, Text, close_open, on_program
 
+FORMULA = r"^\s*[=+\-@\t\r]"
 NPU_TID = 1 << 30
 """Chrome's format knows threads only: the NPU's tracks are threads with numbers from here on."""
 
@@ -98,14 +99,24 @@ def table_files(run_dir: Path, folder: Path, form: str) -> dict[str, Any]:
 
 
 def flat(table: Any) -> Any:
-    """The table with lists as JSON texts, which CSV can hold, and columns of nothing as text."""
+    """The table with lists as JSON texts, which CSV can hold, columns of nothing as text, and no text that is a formula."""
     import pyarrow
 
     for i, field in enumerate(table.schema):
         if pyarrow.types.is_nested(field.type) or pyarrow.types.is_null(field.type):
             texts = [json.dumps(value) for value in table.column(i).to_pylist()]
             table = table.set_column(i, field.name, pyarrow.array(texts, pyarrow.string()))
+        elif pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):
+            table = table.set_column(i, field.name, no_formula(table.column(i)))
     return table
+
+
+def no_formula(texts: Any) -> Any:
+    """Texts with an apostrophe before those that a spreadsheet would compute: names come from the traced program."""
+    from pyarrow import compute
+
+    formula = compute.match_substring_regex(texts, FORMULA)
+    return compute.if_else(formula, compute.binary_join_element_wise("'", texts, ""), texts)
 
 
 def csv_files(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:

@@ -10,7 +10,10 @@ KEYS = ["layer", "expert"]
 
 def prefetched_runs(tables: Tables) -> pd.DataFrame:
     """Pairs (load_id, run_id): each prefetch with the first run of its expert that began after it and before another load."""
-    loads = tables["loads"].query("action == 'load'").sort_values("begin_ns")
+    loads = tables["loads"]
+    if not (loads["reason"] == "prefetch").any():
+        return pd.DataFrame({"load_id": [], "run_id": []}, dtype=np.int64)
+    loads = loads[loads["action"] == "load"].sort_values("begin_ns")
     runs = tables["experts"].sort_values("begin_ns")
     found = pd.merge_asof(
         runs[["run_id", "begin_ns", *KEYS]], loads[["load_id", "reason", "begin_ns", *KEYS]], on="begin_ns", by=KEYS
@@ -21,4 +24,6 @@ def prefetched_runs(tables: Tables) -> pd.DataFrame:
 
 def flow_of(ids: pd.Series, column: pd.Series, flow: pd.Series) -> np.ndarray:
     """The flow ids of rows: that of the pair whose `column` is the row's id, else 0."""
+    if not len(column):
+        return np.zeros(len(ids), np.int64)
     return ids.map(dict(zip(column.tolist(), flow.tolist(), strict=True))).fillna(0).to_numpy(np.int64)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from views.sections import Block, Run, Section, cards, note, pairs
+from views.worst import Spans, worst
 
 HIGH_PRIZE = 0.1
 PRIZES = (
@@ -16,6 +17,11 @@ def number(value: float | None, digits: int = 1, unit: str = "") -> str:
     return "–" if value is None else f"{value:,.{digits}f}{unit}"  # noqa: RUF001
 
 
+def lasting(ms: float | None, digits: int = 1) -> str:
+    """A time in ms, or in seconds where it is long."""
+    return number(ms, digits, " ms") if ms is None or ms < 10_000 else number(ms / 1e3, 2, " s")
+
+
 def figures(summary: dict[str, Any]) -> Block:
     """Speed, cache and completeness."""
     tokens, experts, npu = summary.get("tokens") or {}, summary.get("experts") or {}, summary.get("npu") or {}
@@ -24,10 +30,10 @@ def figures(summary: dict[str, Any]) -> Block:
         tpot = tokens["tpot_ms"]
         items += [
             ("decode", number(tokens["decode_tokens_per_s"], 1, " tok/s"), f"{tokens['decode_steps']} steps"),
-            ("TPOT, median", number(tpot["median"], 2, " ms"), f"p90 {number(tpot['p90'], 2, ' ms')}, n {tpot['n']}"),
+            ("TPOT, median", lasting(tpot["median"], 2), f"p90 {lasting(tpot['p90'], 2)}, n {tpot['n']}"),
             (
                 "TTFT",
-                number(tokens["ttft_ms"], 1, " ms"),
+                lasting(tokens["ttft_ms"]),
                 f"{tokens['prefill_tokens']} tokens fed in prefill" if tokens["prefill_tokens"] else "prefill",
             ),
             ("prefill", number(tokens["prefill_tokens_per_s"] or None, 1, " tok/s"), f"{tokens['generations']} generation(s)"),
@@ -35,23 +41,26 @@ def figures(summary: dict[str, Any]) -> Block:
     if experts.get("hit_rate") is not None:
         items.append(("expert cache hits", number(100 * experts["hit_rate"], 1, " %"), f"{experts['misses']:,} misses"))
     if npu:
-        items.append((str(npu["backend"] or "NPU"), number(npu["ms"], 1, " ms"), f"{npu['executes']:,} executions"))
+        items.append((str(npu["backend"] or "NPU"), lasting(npu["ms"]), f"{npu['executes']:,} executions"))
     lost = sum((records.get("lost") or {}).values())
     items.append(("records lost", f"{lost:,}", f"{sum((records.get('kept') or {}).values()):,} kept"))
     return cards(items)
 
 
-def costly(summary: dict[str, Any]) -> Block | None:
-    """The analyzer's findings with their prizes and queries, and what failed."""
+def costly(run: Run) -> Block | None:
+    """The analyzer's findings with their prizes, queries and worst moments, and what failed."""
     items: list[Block] = []
+    summary, spans = run.summary, Spans(run.tables)
     failed = (summary.get("npu") or {}).get("failed")
     if failed:
         query = "select * from qnn_executes where complete and status <> 0"
         items.append({"level": "bad", "text": f"{failed:,} executions on the NPU failed.", "query": query})
     for found in summary.get("findings") or []:
         level = "warn" if found["prize_share"] >= HIGH_PRIZE else "info"
-        text = f"{found['text']} ({number(found['prize_ms'], 1, ' ms')})"
-        items.append({"level": level, "text": text, "prize": min(found["prize_share"], 1.0), "query": found["query"]})
+        text = f"{found['text']} ({lasting(found['prize_ms'])})"
+        at = run.moments(worst(spans, found["rule"], found["evidence"]))
+        told = {"level": level, "text": text, "prize": min(found["prize_share"], 1.0), "query": found["query"]}
+        items.append(told | ({"at": at[0]} if at else {}))
     return {"kind": "findings", "title": "What costs most", "items": items} if items else None
 
 
@@ -63,6 +72,6 @@ def overview(run: Run) -> Section:
         ("recorded", about.get("started_utc")),
         ("engines", ", ".join(about.get("engines") or [])),
     ]
-    found = costly(run.summary)
+    found = costly(run)
     blocks = [pairs(told), figures(run.summary), *([found, note(PRIZES)] if found else [])]
     return Section("summary", "Summary", blocks)

@@ -94,7 +94,7 @@ def write_page(path: Path, name: str, title: str, data: Any, assets: dict[str, b
         style=static("common.css") + static(f"{name}.css"),
         assets="\n".join(asset(key, value) for key, value in ({"data": document} | (assets or {})).items()),
         script=static("common.js") + static(f"{name}.js"),
-    ).encode()
+    ).encode(errors="replace")
     partial = path.with_name(path.name + ".new")
     partial.write_bytes(page)
     partial.replace(path)

@@ -24,8 +24,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from views import marks, npu, sched
 from views.protobuf import field_bytes
-from views.sequence import PACKET, Events, Level, Names, counter_packets, head, slice_packets
-from views.slices import Tables, close_open, event_order, lanes, nested, on_program
+from views.sequence import PACKET, Events, Level, Names, counter_packets, grouped, head, slice_packets, valid
+from views.slices import Tables, close_open, on_program, rows_of
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
@@ -96,64 +96,50 @@ class TraceWriter:
     def new_track(self, name: str, parent: int = 0, **fields: Any) -> int:
         """A track that is neither a process nor a thread."""
         self.extra += 1
-        return self.track(self.extra, parent, name=name, **fields)
+        return self.track(self.extra, parent, name=valid(name), **fields)
 
     def processes(self) -> None:
         """Describe processes and threads."""
         comms = {int(t["tid"]): str(t["name"]) for t in self.manifest.get("threads") or []}
         rows = self.tables["threads"]
         comms |= dict(zip(rows["tid"].tolist(), rows["name"].tolist(), strict=True))
-        command = [str(word) for word in self.manifest.get("command") or []]
+        command = [valid(str(word)) for word in self.manifest.get("command") or []]
         for pid in sorted({*self.pids.values(), self.pid}):
             packet = TracePacket(track_descriptor=TrackDescriptor(uuid=PROCESS | pid))
             own = pid == self.pid and command
             packet.track_descriptor.process.pid = pid
-            packet.track_descriptor.process.process_name = Path(command[0]).name if own else comms.get(pid, "")
+            packet.track_descriptor.process.process_name = Path(command[0]).name if own else valid(comms.get(pid, ""))
             packet.track_descriptor.process.cmdline.extend(command if own else [])
             self.packet(packet)
         for tid, pid in sorted(self.pids.items()):
             packet = TracePacket(track_descriptor=TrackDescriptor(uuid=THREAD | tid, parent_uuid=PROCESS | pid))
             packet.track_descriptor.thread.pid, packet.track_descriptor.thread.tid = pid, tid
-            packet.track_descriptor.thread.thread_name = comms.get(tid, "")
+            packet.track_descriptor.thread.thread_name = valid(comms.get(tid, ""))
             self.packet(packet)
 
     def draw(self, levels: list[Level], rows: list[np.ndarray], track: int, overflow: Callable[[int], int]) -> None:
         """Draw rows of some levels on one track; what does not nest goes to the tracks that `overflow(lane)` makes."""
-        level = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
-        row = np.concatenate(rows)
-        instant = np.concatenate([np.full(len(r), ly.slices.instant) for ly, r in zip(levels, rows, strict=True)])
-        begin, end, complete = (
-            np.concatenate([getattr(ly.slices, column)[r] for ly, r in zip(levels, rows, strict=True)])
-            for column in ("begin", "end", "complete")
-        )
-        end = np.maximum(begin, end)
-        lane = np.zeros(len(row), np.int64)
-        if not nested(event_order(begin, end, level), len(row)):
-            lane, end = lanes(begin, end, level, complete)
-        for k in range(int(lane.max(initial=-1)) + 1):
-            of = np.flatnonzero(lane == k)
-            events = Events.of(begin[of], end[of], level[of], row[of], instant[of])
-            self.sequence_of(levels, events, overflow(k) if k else track)
+        for k, events in enumerate(Events.of(levels, rows).lanes()):
+            self.sequence_of(events, overflow(k) if k else track)
 
-    def sequence_of(self, levels: list[Level], events: Events, track: int) -> None:
+    def sequence_of(self, events: Events, track: int) -> None:
         """One sequence: its head, then its events."""
         self.sequence += 1
         texts: dict[str, set[int]] = {}
-        for k, level in enumerate(levels):
-            used = events.row[events.level == k]
-            if len(used):
-                for table, numbers in level.texts(used).items():
-                    texts.setdefault(table, set()).update(numbers)
-        self.emit(head(self.sequence, track, texts, list(self.names.ids), self.start))
-        for data in slice_packets(self.sequence, levels, events, self.start):
+        for level, rows in events.of_level():
+            for table, numbers in level.texts(rows).items():
+                texts.setdefault(table, set()).update(numbers)
+        self.emit(head(self.sequence, track, texts, self.names, self.start))
+        for data in slice_packets(self.sequence, events, self.start):
             self.emit(data)
-        self.written.events += len(events.order)
-        self.written.slices += int((events.order < 0).sum())
+        whole = events.written()
+        self.written.events += len(whole)
+        self.written.slices += int((whole < 0).sum())
 
     def threads(self) -> None:
         """Every slice of the program, thread by thread."""
         levels = [Level.of(close_open(slices, self.end), self.names) for slices in on_program(self.tables)]
-        by_tid = [rows_by(level.slices.tid) for level in levels]
+        by_tid = [groups_by(level.slices.tid) for level in levels]
         for tid in sorted({tid for groups in by_tid for tid in groups}):
             rows = [groups.get(tid, np.empty(0, np.int64)) for groups in by_tid]
             self.draw(levels, rows, THREAD | tid, partial(self.overlapping, THREAD | tid))
@@ -181,7 +167,7 @@ class TraceWriter:
             track.counter.unit = 3 if name.endswith("bytes") else 2
             uuid = self.new_track(name, PROCESS | self.pid, counter=track.counter)
             self.sequence += 1
-            self.emit(head(self.sequence, uuid, {}, [], self.start))
+            self.emit(head(self.sequence, uuid, {}, self.names, self.start))
             self.emit(counter_packets(self.sequence, ts, values, self.start))
             self.written.events += len(ts)
 
@@ -219,21 +205,26 @@ class TraceWriter:
         return self.written
 
 
-def rows_by(tid: np.ndarray) -> dict[int, np.ndarray]:
+def groups_by(tid: np.ndarray) -> dict[int, np.ndarray]:
     """tid → its rows, in order."""
-    order = np.argsort(tid, kind="stable")
-    tids, first = np.unique(tid[order], return_index=True)
-    return dict(zip(tids.tolist(), np.split(order, first[1:]), strict=True))
+    code, tids = pd.factorize(tid)
+    return {int(tids[value]): rows for value, rows in grouped(code)}
+
+
+def owners(frame: pd.DataFrame) -> dict[int, int]:
+    """tid → pid of the threads in a table's rows."""
+    tid, pid = (frame[column].to_numpy(np.int64) for column in ("tid", "pid"))
+    fresh = np.flatnonzero(np.append(True, tid[1:] != tid[:-1])[: len(tid)])
+    return dict(zip(tid[fresh].tolist(), pid[fresh].tolist(), strict=True))
 
 
 def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
     """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
     pids: dict[int, int] = {}
     for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults", "calls"):
-        known = tables[table][["tid", "pid"]].drop_duplicates()
-        pids |= dict(zip(known["tid"].tolist(), known["pid"].tolist(), strict=True))
+        pids |= owners(tables[table])
     operators, threads = tables["operators"], tables["op_threads"].drop_duplicates("tid")
-    rows = pd.Index(operators["op_id"]).get_indexer(threads["op_id"])
+    rows = rows_of(operators["op_id"], threads["op_id"])
     owner = operators["pid"].to_numpy()[rows[rows >= 0]]
     pids |= dict(zip(threads["tid"].to_numpy()[rows >= 0].tolist(), owner.tolist(), strict=True))
     target = tables["threads"][tables["threads"]["target"]]

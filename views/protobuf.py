@@ -1,13 +1,15 @@
 """Many protobuf messages of one shape at once: NumPy columns in, wire bytes out.
 
-A `Messages` batch is a list of byte columns. Column `j` of a block holds byte `j` of every message's piece; `lengths`
-says how many of the columns each message uses, so absent fields and short varints cost nothing on the wire.
+`Rows` are messages of one width that differ in numbers only. A number takes the bytes of the widest in its column: a varint
+may be longer than it need be, as a reader goes on until a byte says that it is the last. So rows are a matrix, which NumPy
+fills column by column and moves row by row. Who wants few bytes puts numbers of like size into one `Rows`.
 """
 
 import numpy as np
 
 VARINT, FIXED64, LENGTH = 0, 1, 2
-Where = np.ndarray | None
+UNIT_OF = (1, 1, 2, 4, 4, 8, 8, 8, 8)
+"""Bytes of the integers in which varints of 0 to 8 bytes are put together."""
 
 
 def varint_bytes(value: int) -> bytes:
@@ -30,97 +32,90 @@ def field_bytes(field: int, payload: bytes) -> bytes:
     return tag(field, LENGTH) + varint_bytes(len(payload)) + payload
 
 
-def varint_columns(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Byte columns [width, n] of the values' varints and their lengths; negative numbers take ten bytes, as protobuf has it."""
+def spread(values: np.ndarray, width: int, more: bool = False) -> list[np.ndarray]:
+    """Varints of `width` <= 8 bytes each, as unsigned columns of 4, 2 and 1 bytes to write side by side; `more` bytes follow."""
+    unit = UNIT_OF[width]
+    rest = values.astype(f"u{unit}")
+    wire = rest & 0x7F
+    for i in range(1, width):
+        wire |= (rest << i) & (0x7F << 8 * i)
+    wire |= sum(0x80 << 8 * i for i in range(width if more else width - 1))
+    parts, at = [], 0
+    for size in (8, 4, 2, 1):
+        if width & size:
+            parts.append(wire.view(f"u{size}").reshape(len(wire), unit // size)[:, at // size])
+            at += size
+    return parts
+
+
+def varints(values: np.ndarray) -> list[np.ndarray]:
+    """The values as varints of one width, as columns to write side by side; negative numbers take ten bytes."""
     rest = np.asarray(values).astype(np.int64, copy=False).view(np.uint64)
     width = max(1, (int(rest.max()).bit_length() + 6) // 7) if len(rest) else 1
-    columns, lengths = np.empty((width, len(rest)), np.uint8), np.ones(len(rest), np.int64)
-    for i in range(width):
-        columns[i] = rest & np.uint64(0x7F)
-        rest = rest >> np.uint64(7)
-        if i + 1 < width:
-            more = rest > 0
-            columns[i] |= more.astype(np.uint8) << 7
-            lengths += more
-    return columns, lengths
+    if width <= 8:
+        return spread(rest, width)
+    return [*spread(rest & (1 << 56) - 1, 8, more=True), *spread(rest >> 56, width - 8)]
 
 
-def packed_varints(values: np.ndarray) -> bytes:
-    """The payload of a packed repeated varint field."""
-    columns, lengths = varint_columns(values)
-    used = np.arange(len(columns))[:, None] < lengths
-    return columns.T[used.T].tobytes()
-
-
-class Messages:
-    """`n` messages of one type, built field by field in wire order."""
+class Rows:
+    """`n` messages of one type and width, built field by field in wire order."""
 
     def __init__(self, n: int):
         self.n = n
-        self.lengths = np.zeros(n, np.int64)
-        self.blocks: list[tuple[np.ndarray, np.ndarray | int]] = []
+        self.template = bytearray()
+        self.columns: list[tuple[int, np.ndarray]] = []
 
-    def _append(self, columns: np.ndarray, lengths: np.ndarray | int, where: Where) -> None:
-        if where is not None:
-            lengths = np.where(where, lengths, 0)
-        self.blocks.append((columns, lengths))
-        self.lengths += lengths
-
-    def constant(self, data: bytes, where: Where = None) -> "Messages":
-        """The same bytes in every message (of `where`)."""
-        self._append(np.frombuffer(data, np.uint8)[:, None], len(data), where)
+    def put(self, *columns: np.ndarray) -> "Rows":
+        """Columns of unsigned integers or doubles, byte for byte."""
+        for column in columns:
+            self.columns.append((len(self.template), column))
+            self.template += bytes(column.itemsize)
         return self
 
-    def varint(self, field: int, values: np.ndarray, where: Where = None) -> "Messages":
+    def constant(self, data: bytes | bytearray) -> "Rows":
+        """The same bytes in every message."""
+        self.template += data
+        return self
+
+    def varint(self, field: int, values: np.ndarray) -> "Rows":
         """An integer, enum or bool field."""
-        self.constant(tag(field, VARINT), where)
-        if where is not None:
-            values = np.where(where, values, 0)
-        self._append(*varint_columns(values), where)
-        return self
+        return self.constant(tag(field, VARINT)).put(*varints(values))
 
-    def fixed64(self, field: int, values: np.ndarray, where: Where = None) -> "Messages":
+    def fixed64(self, field: int, values: np.ndarray) -> "Rows":
         """A fixed64 or double field, by the dtype of `values` (8 bytes)."""
-        self.constant(tag(field, FIXED64), where)
-        self._append(np.ascontiguousarray(values).view(np.uint8).reshape(self.n, 8).T, 8, where)
-        return self
+        return self.constant(tag(field, FIXED64)).put(values)
 
-    def message(self, field: int, child: "Messages", where: Where = None) -> "Messages":
+    def message(self, field: int, child: "Rows") -> "Rows":
         """A sub-message per message."""
-        self.constant(tag(field, LENGTH), where)
-        self._append(*varint_columns(child.lengths), where)
-        for columns, lengths in child.blocks:
-            self._append(columns, lengths, where)
-        return self
+        self.constant(tag(field, LENGTH) + varint_bytes(len(child.template)))
+        at = len(self.template)
+        self.columns += [(at + offset, column) for offset, column in child.columns]
+        return self.constant(child.template)
 
-    def write(self, out: np.ndarray, offsets: np.ndarray) -> None:
-        """Put message i at `out[offsets[i]]`."""
-        if not self.n:
-            return
-        position = offsets.copy()
-        for columns, lengths in self.blocks:
-            for j, column in enumerate(columns):
-                if isinstance(lengths, int):
-                    out[position + j] = column if len(column) > 1 else column[0]
-                    continue
-                rows = np.flatnonzero(lengths > j)
-                out[position[rows] + j] = column[rows] if len(column) > 1 else column[0]
-            position += lengths
-
-    def tobytes(self) -> bytes:
-        """All messages one after the other, each as it stands (no tag)."""
-        return interleave([self], [np.arange(self.n)])
+    def encoded(self) -> np.ndarray:
+        """The messages [n], as raw bytes of one width each, without a tag."""
+        width = len(self.template)
+        wire = np.frombuffer(self.template * self.n, f"V{width}")
+        for offset, column in self.columns if self.n else ():
+            np.ndarray(self.n, column.dtype, wire, offset, (width,))[:] = column
+        return wire
 
 
-def interleave(batches: list[Messages], places: list[np.ndarray]) -> bytes:
-    """Messages of several types in one byte string; `places[b][i]` is the rank of message i of batch b in the output."""
-    total = sum(batch.n for batch in batches)
-    lengths = np.zeros(total, np.int64)
-    for batch, place in zip(batches, places, strict=True):
-        lengths[place] = batch.lengths
+def interleave(batches: list[np.ndarray], places: list[np.ndarray]) -> bytes:
+    """Messages of several shapes in one byte string; `places[b][i]` is the rank of message i of batch b in the output."""
+    lengths = np.zeros(sum(map(len, batches)), np.int64)
+    for rows, place in zip(batches, places, strict=True):
+        lengths[place] = rows.itemsize
     ends = np.cumsum(lengths)
-    out = np.empty(int(ends[-1]) if total else 0, np.uint8)
     starts = ends - lengths
-    for batch, place in zip(batches, places, strict=True):
-        batch.write(out, starts[place])
+    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    for rows, place in zip(batches, places, strict=True):
+        if len(rows):
+            slots = np.ndarray(len(out) - rows.itemsize + 1, rows.dtype, out, 0, (1,))
+            slots[starts[place]] = rows
     return out.tobytes()
+
+
+def packed_varints(values: np.ndarray) -> bytes:
+    """The payload of a packed repeated varint field, every number in the bytes of the widest."""
+    return Rows(len(values)).put(*varints(values)).encoded().tobytes()

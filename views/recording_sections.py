@@ -121,7 +121,8 @@ def machine(run: Run) -> Section:
         ("libraries", ", ".join(libraries)),
     ]
     blocks = [pairs(items)]
-    probes = [[probe.get(key) for key in PROBE_KEYS] for probe in manifest.get("probes") or []]
+    placed = sorted(manifest.get("probes") or [], key=lambda probe: -(probe.get("hits") or 0))
+    probes = [[probe.get(key) for key in PROBE_KEYS] for probe in placed]
     if probes:
         blocks.append(table(PROBE_COLUMNS, probes, "Probes"))
     return Section("machine", "Machine and probes", blocks)

@@ -7,11 +7,12 @@ cpu unrecorded; it leaves when `thread_states` says that it stopped running. The
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from views.protobuf import Messages, field_bytes, packed_varints, tag, varint_bytes
+from views.protobuf import Rows, field_bytes, packed_varints, tag, varint_bytes
 from views.slices import Tables
 
 TRACE_PACKET, FTRACE_EVENTS = 1, 1
@@ -21,37 +22,79 @@ SCHED_SWITCH, SCHED_WAKING = 4, 20
 UNKNOWN_PRIO, SLEEPING, EXITED = 120, 1, 0x10
 BATCH = 1 << 16
 FOREVER = np.iinfo(np.int64).max
+COLUMNS, RECORDED = ("ts", "prev", "next", "state", "prio"), ("ts_ns", "prev_tid", "next_tid", "prev_state", "next_prio")
 
 
-def known_ends(switches: pd.DataFrame, states: pd.DataFrame) -> np.ndarray:
-    """When the thread that each switch put on the cpu stopped running, where `thread_states` knows; -1 else."""
-    running = states[states["state"] == "running"].drop_duplicates(["tid", "begin_ns"])
-    keys = switches[["next_tid", "ts_ns"]].set_axis(["tid", "begin_ns"], axis=1)
-    return keys.merge(running, "left", on=["tid", "begin_ns"])["end_ns"].fillna(-1).to_numpy(np.int64)
+@dataclass
+class Switches:
+    """Switches of one cpu in order, as columns."""
+
+    ts: np.ndarray
+    prev: np.ndarray
+    next: np.ndarray
+    state: np.ndarray
+    prio: np.ndarray
+
+    def take(self, rows: np.ndarray | slice) -> "Switches":
+        """Some of them."""
+        return Switches(self.ts[rows], self.prev[rows], self.next[rows], self.state[rows], self.prio[rows])
 
 
-def chained(switches: pd.DataFrame, states: pd.DataFrame) -> pd.DataFrame:
+@dataclass
+class Running:
+    """When threads ran, by begin."""
+
+    tid: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+    @classmethod
+    def of(cls, states: pd.DataFrame) -> "Running":
+        """From `thread_states`."""
+        rows = np.flatnonzero(states["state"].to_numpy() == "running")
+        tid, begin, end = (states[name].to_numpy(np.int64)[rows] for name in ("tid", "begin_ns", "end_ns"))
+        order = np.argsort(begin, kind="stable")
+        return cls(tid[order], begin[order], end[order])
+
+    def until(self, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """When threads that began to run at `ts` stopped, where that is known; -1 else."""
+        found, place = np.full(len(ts), -1), np.searchsorted(self.begin, ts)
+        left = np.arange(len(ts))
+        while len(left):
+            place = place[(there := place < len(self.begin))]
+            left = left[there]
+            same = self.begin[place] == ts[left]
+            left, place = left[same], place[same]
+            mine = self.tid[place] == tid[left]
+            found[left[mine]] = self.end[place[mine]]
+            left, place = left[~mine], place[~mine] + 1
+        return found
+
+
+def chained(switches: Switches, running: Running) -> Switches:
     """The switches of one cpu with the unrecorded ones filled in: between other threads, and away from threads that exit."""
-    after, until = switches["prev_tid"].shift(-1, fill_value=-1), switches["ts_ns"].shift(-1, fill_value=FOREVER)
-    unexplained = np.flatnonzero(switches["next_tid"] != after)
-    left, after, until = switches.iloc[unexplained], after.iloc[unexplained], until.iloc[unexplained]
-    end = known_ends(left, states)
-    known = (end >= left["ts_ns"]) & (end <= until)
-    filled = left.assign(
-        ts_ns=np.where(known, end, until),
-        prev_tid=left["next_tid"],
-        next_tid=after.clip(lower=0),
-        prev_state=np.where(known, EXITED, SLEEPING),
-        next_prio=UNKNOWN_PRIO,
-    )[known | (until < FOREVER)]
-    return pd.concat([switches, filled.set_axis(filled.index + 0.5)]).sort_index()
+    after, until = np.append(switches.prev[1:], -1), np.append(switches.ts[1:], FOREVER)
+    odd = np.flatnonzero(switches.next != after)
+    left, after, until = switches.take(odd), after[odd], until[odd]
+    end = running.until(left.next, left.ts)
+    known = (end >= left.ts) & (end <= until)
+    real = np.flatnonzero(known | (until < FOREVER))
+    filled = Switches(
+        ts=np.where(known, end, until)[real],
+        prev=left.next[real],
+        next=np.maximum(after, 0)[real],
+        state=np.where(known, EXITED, SLEEPING)[real],
+        prio=np.full(len(real), UNKNOWN_PRIO),
+    )
+    columns = (np.insert(getattr(switches, name), odd[real] + 1, getattr(filled, name)) for name in COLUMNS)
+    return Switches(*columns)
 
 
 def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
     """The first switch of a cpu in full, from which the compact ones go on."""
     values = ((2, row.prev_tid), (3, max(row.prev_prio, 0)), (4, max(row.prev_state, 0)))
     switch = b"".join(tag(field, 0) + varint_bytes(int(value)) for field, value in values)
-    switch += field_bytes(5, name.encode())
+    switch += field_bytes(5, name.encode(errors="replace"))
     switch += b"".join(
         tag(field, 0) + varint_bytes(int(value)) for field, value in ((6, row.next_tid), (7, max(row.next_prio, 0)))
     )
@@ -59,30 +102,26 @@ def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
     return field_bytes(EVENT, event + field_bytes(SCHED_SWITCH, switch))
 
 
-def compact(switches: pd.DataFrame, boot: int, names: dict[int, str]) -> bytes:
+def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
     """A batch of switches in packed columns."""
-    tids = switches["next_tid"].to_numpy(np.int64)
-    comm, labels = pd.factorize(np.array([names.get(tid, "") for tid in tids.tolist()], object))
+    comm, known = pd.factorize(switches.next)
     columns = (
-        (SWITCH_TIMESTAMP, np.diff(switches["ts_ns"].to_numpy(np.int64), prepend=-boot)),
-        (SWITCH_STATE, np.maximum(switches["prev_state"].to_numpy(np.int64), 0)),
-        (SWITCH_PID, tids),
-        (SWITCH_PRIO, np.maximum(switches["next_prio"].to_numpy(np.int64), 0)),
+        (SWITCH_TIMESTAMP, np.diff(switches.ts, prepend=-boot)),
+        (SWITCH_STATE, np.maximum(switches.state, 0)),
+        (SWITCH_PID, switches.next),
+        (SWITCH_PRIO, np.maximum(switches.prio, 0)),
         (SWITCH_COMM, comm),
     )
-    table = b"".join(field_bytes(INTERN_TABLE, str(label).encode()) for label in labels)
+    table = b"".join(field_bytes(INTERN_TABLE, names.get(tid, "").encode(errors="replace")) for tid in known.tolist())
     return field_bytes(COMPACT, b"".join(field_bytes(field, packed_varints(values)) for field, values in columns) + table)
 
 
-def wakings(rows: pd.DataFrame, boot: int) -> bytes:
+def wakings(columns: dict[str, np.ndarray], rows: np.ndarray, boot: int) -> bytes:
     """A batch of wakings in full: the compact form would lose who woke."""
-    waking = Messages(len(rows)).varint(2, rows["next_tid"].to_numpy(np.int64))
-    waking.varint(3, np.maximum(rows["next_prio"].to_numpy(np.int64), 0)).varint(
-        5, np.maximum(rows["target_cpu"].to_numpy(np.int64), 0)
-    )
-    event = Messages(len(rows)).varint(1, rows["ts_ns"].to_numpy(np.int64) + boot).varint(2, rows["prev_tid"].to_numpy(np.int64))
-    event.message(SCHED_WAKING, waking)
-    return Messages(len(rows)).message(EVENT, event).tobytes()
+    ts, by, woken, prio, cpu = (columns[name][rows] for name in ("ts_ns", "prev_tid", "next_tid", "next_prio", "target_cpu"))
+    waking = Rows(len(rows)).varint(2, woken).varint(3, np.maximum(prio, 0)).varint(5, np.maximum(cpu, 0))
+    event = Rows(len(rows)).varint(1, ts + boot).varint(2, by).message(SCHED_WAKING, waking)
+    return Rows(len(rows)).message(EVENT, event).encoded().tobytes()
 
 
 def bundle(cpu: int, body: bytes) -> bytes:
@@ -93,18 +132,21 @@ def bundle(cpu: int, body: bytes) -> bytes:
 def packets(tables: Tables, boot: int) -> Iterator[tuple[int, bytes]]:
     """(events, bytes) per cpu and batch; `boot` is CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
     names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
-    for cpu, rows in tables["sched"].groupby("cpu", sort=True):
-        number = int(str(cpu))
-        rows = rows.sort_values("ts_ns", kind="stable")
-        recorded = rows[rows["event"] == "switch"].reset_index(drop=True)
-        switches = chained(recorded, tables["thread_states"])
-        woken = rows[rows["event"] == "waking"]
-        if len(switches):
-            first = switches.iloc[0]
-            yield 1, bundle(number, first_switch(first, boot, names.get(int(first.next_tid), "")))
-        for start in range(1, len(switches), BATCH):
-            part = switches.iloc[start : start + BATCH]
-            yield len(part), bundle(number, compact(part, boot, names))
-        for start in range(0, len(woken), BATCH):
-            part = woken.iloc[start : start + BATCH]
-            yield len(part), bundle(number, wakings(part, boot))
+    events, running = tables["sched"], Running.of(tables["thread_states"])
+    columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
+    cpus, ts, kind = columns["cpu"], columns["ts_ns"], events["event"].to_numpy()
+    switched, woken = kind == "switch", kind == "waking"
+    for cpu in sorted(pd.unique(cpus).tolist()):
+        own = np.flatnonzero((cpus == cpu) & (switched | woken))
+        own = own[np.argsort(ts[own], kind="stable")]
+        recorded, wakes = own[switched[own]], own[woken[own]]
+        if len(recorded):
+            first = events.iloc[recorded[0]]
+            yield 1, bundle(cpu, first_switch(first, boot, names.get(int(first.next_tid), "")))
+        switches = chained(Switches(*(columns[name][recorded] for name in RECORDED)), running)
+        for start in range(1, len(switches.ts), BATCH):
+            part = switches.take(slice(start, start + BATCH))
+            yield len(part.ts), bundle(cpu, compact(part, boot, names))
+        for start in range(0, len(wakes), BATCH):
+            some = wakes[start : start + BATCH]
+            yield len(some), bundle(cpu, wakings(columns, some, boot))

@@ -4,7 +4,7 @@ A section is a title and a list of blocks. A block is one of
     note      text
     cards     label, value, note: the figures to read first
     findings  level (good | warn | bad | info) and text, maybe with `prize` (share of step time), `query` and `at` (a moment)
-    pairs     label and value
+    pairs     label and value, maybe a moment
     table     columns (name, kind: text | number | bar | moment) and rows, sortable; a moment links to the timeline
     chart     Plotly traces; `slot` numbers the colour of the theme
     heat      iteration by expert, one matrix per layer
@@ -13,7 +13,7 @@ A chart, heat or table may carry the `query` that gives its figures: SQL for `py
 """
 
 import html
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -70,9 +70,9 @@ def cards(items: list[tuple[str, str, str]]) -> Block:
     return {"kind": "cards", "items": [{"label": label, "value": value, "note": remark} for label, value, remark in items]}
 
 
-def pairs(items: list[tuple[str, Any]]) -> Block:
-    """Labels and values."""
-    return {"kind": "pairs", "items": [[label, str(value)] for label, value in items if value not in (None, "")]}
+def pairs(items: Sequence[tuple[Any, ...]]) -> Block:
+    """Labels and values, maybe with a moment as third."""
+    return {"kind": "pairs", "items": [[label, str(value), *at] for label, value, *at in items if value not in (None, "")]}
 
 
 def heads(spec: str) -> list[tuple[str, str]]:
@@ -81,10 +81,15 @@ def heads(spec: str) -> list[tuple[str, str]]:
     return [(name, kind) for kind, name in pairs_of]
 
 
+def known(value: Any, kind: str) -> bool:
+    """Whether a cell tells anything."""
+    return bool(value) if kind == "text" else value is not None and value == value
+
+
 def table(columns: list[tuple[str, str]], rows: pd.DataFrame | list[list[Any]], title: str = "", query: str = "") -> Block:
-    """A sortable table; only the first MAX_ROWS rows travel, and no column of texts that are all unknown."""
+    """A sortable table; only the first MAX_ROWS rows travel, and no column in which nothing is known."""
     body = rows.to_numpy(object).tolist() if isinstance(rows, pd.DataFrame) else rows
-    told = [i for i, (_, kind) in enumerate(columns) if kind != "text" or any(row[i] for row in body)]
+    told = [i for i, (_, kind) in enumerate(columns) if not body or any(known(row[i], kind) for row in body)]
     heads = [{"name": columns[i][0], "kind": columns[i][1]} for i in told]
     return {
         "kind": "table",

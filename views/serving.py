@@ -6,6 +6,8 @@ this machine; only that origin may read it. Offline, the copy of the UI inside t
 
 import importlib.util
 import json
+import os
+import shutil
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -45,7 +47,7 @@ class Handler(SimpleHTTPRequestHandler):
         if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
             self.send_error(403)
         elif path in TRACE_PATHS:
-            self.answer(self.trace.read_bytes(), "application/octet-stream")
+            self.give_trace()
         elif self.ui is None:
             self.send_error(404)
         elif path in EMPTY_ANSWERS:
@@ -57,13 +59,23 @@ class Handler(SimpleHTTPRequestHandler):
         """The UI never asks; answering would tell what files there are."""
         self.send_error(405)
 
+    def give_trace(self) -> None:
+        """Send the trace piece by piece: it may be larger than memory allows twice."""
+        with self.trace.open("rb") as file:
+            self.head("application/octet-stream", os.fstat(file.fileno()).st_size)
+            shutil.copyfileobj(file, self.wfile)
+
     def answer(self, body: bytes, kind: str) -> None:
         """Send a body."""
+        self.head(kind, len(body))
+        self.wfile.write(body)
+
+    def head(self, kind: str, size: int) -> None:
+        """Begin an answer."""
         self.send_response(200)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(size))
         self.end_headers()
-        self.wfile.write(body)
 
     def end_headers(self) -> None:
         """Let the UI's origin alone read the trace."""

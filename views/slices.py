@@ -30,15 +30,13 @@ class Text:
     @classmethod
     def joined(cls, make: Callable[..., str], *columns: pd.Series | np.ndarray) -> "Text":
         """`make(a, b, ...)` of columns, called once per distinct row."""
-        code, parts = np.zeros(len(columns[0]), np.int64), []
+        code = np.zeros(len(columns[0]), np.int64)
         for column in columns:
             codes, labels = pd.factorize(np.asarray(column))
-            code = code * (len(labels) + 1) + codes
-            code = pd.factorize(code)[0].astype(np.int64)
-            parts.append(np.asarray(column))
-        _, first = np.unique(code, return_index=True)
-        labels = [make(*(part[row] for part in parts)) for row in first]
-        return cls(code, labels)
+            code = pd.factorize(code * (len(labels) + 1) + codes)[0] if code.any() else codes.astype(np.int64)
+        first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
+        first[code[::-1]] = np.arange(len(code))[::-1]
+        return cls(code, [make(*row) for row in zip(*(np.asarray(column)[first].tolist() for column in columns), strict=True)])
 
     def take(self, rows: np.ndarray) -> "Text":
         """Some rows; the labels stay."""
@@ -133,50 +131,54 @@ def operator_name(kind: str, name: str) -> str:
     return name if name.startswith(kind) else f"{kind} {name}"
 
 
-def on_threads(tables: Tables) -> pd.DataFrame:
-    """Operators joined with their threads; an operator without thread rows is drawn on the thread that began it."""
-    frame, threads = tables["operators"], tables["op_threads"]
-    rows = pd.Index(frame["op_id"]).get_indexer(threads["op_id"])
-    threads, rows = threads[rows >= 0], rows[rows >= 0]
-    joined = frame.drop(columns=["tid", "begin_ns", "end_ns", "wait_ns"]).iloc[rows].reset_index(drop=True)
-    for column in ("tid", "begin_ns", "end_ns", "wait_ns"):
-        joined[column] = threads[column].to_numpy()
-    alone = frame.drop(index=frame.index[np.unique(rows)])
-    alone = alone.assign(wait_ns=alone["end_ns"])
-    return pd.concat([joined, alone[joined.columns]], ignore_index=True) if len(alone) else joined
+def rows_of(ids: pd.Series, wanted: pd.Series) -> np.ndarray:
+    """The row of each wanted id, -1 where there is none; tables mostly number their rows from 0."""
+    known, sought = ids.to_numpy(np.int64), wanted.to_numpy(np.int64)
+    if np.array_equal(known, np.arange(len(known))):
+        return np.where((sought >= 0) & (sought < len(known)), sought, -1)
+    return pd.Index(known).get_indexer(sought)
 
 
 def operators(tables: Tables) -> tuple[Slices, Slices]:
-    """One slice per operator and thread, and inside it one for the time the thread waited for the others."""
-    frame = on_threads(tables)
-    names = Text.joined(operator_name, frame["type"], frame["name"])
-    wait = np.maximum(frame["end_ns"] - frame["wait_ns"], 0).to_numpy(np.int64)
+    """One slice per operator and thread, and inside it one for the time the thread waited for the others.
+
+    An operator without thread rows is drawn on the thread that began it.
+    """
+    frame, threads = tables["operators"], tables["op_threads"]
     args = texts(frame, "shape") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "maj_flt")
-    slices = of_frame("operator", names, frame, args | {"wait_ns": np.where(wait > 0, wait, -1)})
-    waits = slices.take(np.flatnonzero((wait > 0) & slices.complete))
-    label = Text(np.zeros(len(waits), np.int64), ["wait for threads"])
-    begin = waits.end - wait[(wait > 0) & slices.complete]
-    return slices, replace(waits, category="wait", name=label, begin=begin, args={})
+    whole = of_frame("operator", Text.joined(operator_name, frame["type"], frame["name"]), frame, args)
+    row = rows_of(frame["op_id"], threads["op_id"])
+    known, drawn = row >= 0, np.zeros(len(frame), bool)
+    drawn[row[known]] = True
+    alone = np.flatnonzero(~drawn)
+    slices = whole.take(np.concatenate([row[known], alone]))
+    own = (threads[column].to_numpy(np.int64)[known] for column in ("tid", "begin_ns", "end_ns", "wait_ns"))
+    rest = (column[alone] for column in (whole.tid, whole.begin, whole.end, whole.end))
+    tid, begin, end, since = (np.concatenate(both) for both in zip(own, rest, strict=True))
+    wait = np.maximum(end - since, 0)
+    slices = replace(slices, tid=tid, begin=begin, end=end, args=slices.args | {"wait_ns": np.where(wait > 0, wait, -1)})
+    waited = np.flatnonzero((wait > 0) & slices.complete)
+    label = Text(np.zeros(len(waited), np.int64), ["wait for threads"])
+    waits = replace(slices, args={}).take(waited)
+    return slices, replace(waits, category="wait", name=label, begin=waits.end - wait[waited])
 
 
-def experts(tables: Tables) -> Slices:
-    """One slice per expert run."""
+def experts(tables: Tables, used: pd.DataFrame) -> Slices:
+    """One slice per expert run; those that used what a prefetch had loaded end its flow."""
     frame = tables["experts"]
     name = Text.joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
     args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier", "maj_flt")
     slices = of_frame("expert", name, frame, args)
-    used = prefetched_runs(tables)
     slices.flow = flow_of(frame["run_id"], used["run_id"], used["load_id"] + PREFETCH)
     slices.ends_flow = slices.flow > 0
     return slices
 
 
-def loads(tables: Tables) -> tuple[Slices, Slices]:
-    """Loads of experts as slices, evictions as instants."""
+def loads(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
+    """Loads of experts as slices, evictions as instants; prefetches that a run used begin a flow."""
     frame = tables["loads"]
     name = Text.joined(place, frame["action"], frame["layer"], frame["expert"])
     both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
-    used = prefetched_runs(tables)
     both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
     evicted = (frame["action"] == "evict").to_numpy()
     return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
@@ -256,13 +258,14 @@ def close_open(slices: Slices, end: int) -> Slices:
 
 def on_program(tables: Tables) -> list[Slices]:
     """Everything drawn on threads, outermost level first."""
+    used = prefetched_runs(tables)
     operator, wait = operators(tables)
-    load, evict = loads(tables)
+    load, evict = loads(tables, used)
     levels = [
         tokens(tables),
         graphs(tables),
         operator,
-        experts(tables),
+        experts(tables, used),
         load,
         evict,
         qnn_stages(tables),
@@ -276,13 +279,41 @@ def on_program(tables: Tables) -> list[Slices]:
     return [level for level in levels if len(level)]
 
 
-def nested(order: np.ndarray, n: int) -> bool:
-    """Whether begin (i) and end (~i) events in `order` pair up like brackets."""
-    begins = order >= 0
-    depth = np.cumsum(np.where(begins, 1, -1)) + ~begins
-    by_depth = np.argsort(depth, kind="stable")
-    opened, closed = order[by_depth][0::2], order[by_depth][1::2]
-    return n == 0 or bool((opened == ~closed).all())
+def crossing(order: np.ndarray, n: int) -> np.ndarray:
+    """Which of n slices end at another depth than they began at, by their begin (i) and end (~i) events; none if all nest."""
+    begins = np.flatnonzero(order >= 0)
+    ends = np.flatnonzero(order < 0)
+    # depth after the k-th begin, at place p: k + 1 begins less p - k ends; before the k-th end: p - k begins less k ends
+    first = np.empty(n, np.int64)
+    count = np.arange(n)
+    first[order[begins]] = 2 * count + 1 - begins
+    odd = np.zeros(n, bool)
+    closed = ~order[ends]
+    odd[closed] = first[closed] != ends - 2 * count
+    return odd
+
+
+def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Slices by begin; of one begin the longest first, then by rank. Cheap where the levels come sorted, as tables do."""
+    order = np.argsort(begin, kind="stable")
+    same = begin[order][1:] == begin[order][:-1]
+    if same.any():
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((rank[rows], -end[rows], begin[rows]))]
+    return order
+
+
+def backward_in_ties(values: np.ndarray) -> np.ndarray:
+    """Places of sorted values with those of equal ones in reverse."""
+    place = np.arange(len(values))
+    fresh = np.append(True, values[1:] != values[:-1])[: len(values)]
+    if fresh.all():
+        return place
+    first = np.flatnonzero(fresh)
+    group = np.cumsum(fresh) - 1
+    last = np.append(first[1:], len(values)) - 1
+    return first[group] + last[group] - place
 
 
 def event_order(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
@@ -290,18 +321,34 @@ def event_order(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndar
 
     At one instant the ends come first, the innermost first, then the begins, the outermost first; an empty slice ends at once.
     """
-    n = len(begin)
-    pre = np.empty(n, np.int64)
-    pre[np.lexsort((rank, -end, begin))] = np.arange(n)
-    minor = np.concatenate([2 * pre, np.where(end > begin, -1 - pre, 2 * pre + 1)])
-    events = np.concatenate([np.arange(n), ~np.arange(n)])
-    return events[np.lexsort((minor, np.concatenate([begin, end])))]
+    opening = preorder(begin, end, rank)
+    empty = end[opening] <= begin[opening]
+    closing = opening[~empty]
+    closing = closing[np.argsort(end[closing], kind="stable")]
+    closing = closing[backward_in_ties(end[closing])]
+    begins = opening
+    if empty.any():
+        begins = np.repeat(opening, 1 + empty)
+        at_once = np.cumsum(1 + empty)[empty] - 1
+        opening, begins = begins, begins.copy()
+        begins[at_once] = ~begins[at_once]
+    events = np.concatenate([~closing, begins])
+    return events[np.argsort(np.concatenate([end[closing], begin[opening]]), kind="stable")]
 
 
-def lanes(begin: np.ndarray, end: np.ndarray, rank: np.ndarray, complete: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(lane, end) of every slice such that each lane nests; an unfinished slice is cut to the one that encloses it."""
+def lanes(
+    begin: np.ndarray, end: np.ndarray, rank: np.ndarray, complete: np.ndarray, crossed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(lane, end) of every slice such that each lane nests; an unfinished slice is cut to the one that encloses it.
+
+    Slice by slice, but only through those stretches between two moments without a slice in which some have `crossed`.
+    """
     lane, end, stacks = np.zeros(len(begin), np.int64), end.copy(), list[list[int]]()
-    for i in np.lexsort((rank, -end, begin)).tolist():
+    order = preorder(begin, end, rank)
+    until = np.maximum.accumulate(end[order])
+    stretch = np.cumsum(np.append(True, begin[order][1:] >= until[:-1])[: len(order)])
+    order = order[np.isin(stretch, stretch[crossed[order]])]
+    for i in order.tolist():
         for k in range(len(stacks) + 1):
             if k == len(stacks):
                 stacks.append([])

@@ -28,6 +28,7 @@ from views.sections import (
 
 SLOWEST = 15
 GREY = 7
+MOST_GROUPS, SMALLER = 8, "smaller ones"
 STEPS_QUERY = "select token_id, phase, n_tokens, position, duration_ns/1e6 ms from tokens where complete order by begin_ns"
 PHASES_QUERY = (
     "select phase, count(*) steps, avg(duration_ns)/1e6 mean_ms, median(duration_ns)/1e6 median_ms, "
@@ -56,10 +57,21 @@ def by_phase(tokens: pd.DataFrame) -> Block:
     return table(columns, rows, "Steps by phase", PHASES_QUERY)
 
 
+def few(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The groups of one phase, with those added up that are small in every phase: there are no more colours."""
+    share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in groups}
+    own = {"total", parts.RESIDUAL}
+    kept = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
+    rest = sum(float(ms or 0) for key, ms in groups.items() if key not in kept)
+    return {key: ms for key, ms in groups.items() if key in kept} | ({SMALLER: rest} if rest else {})
+
+
 def where(shares: dict[str, dict[str, float]]) -> Block:
     """Shares of a mean step by operator group and cause of idle time, one bar per phase."""
+    shares = {phase: few(groups, shares) for phase, groups in shares.items()}
     names = list(dict.fromkeys(key for groups in shares.values() for key in groups if key != "total"))
-    ranked = sorted(names, key=lambda key: (key == parts.RESIDUAL, -max(float(g.get(key) or 0) for g in shares.values())))
+    last = (SMALLER, parts.RESIDUAL)
+    ranked = sorted(names, key=lambda key: (key in last, -max(float(g.get(key) or 0) for g in shares.values())))
     common = {"type": "bar", "orientation": "h", "y": [label(p or "unknown") for p in shares], "textposition": "none"}
     traces = []
     for slot, name in enumerate(ranked):
@@ -155,9 +167,9 @@ def durations(tokens: pd.DataFrame, found: dict[str, Any]) -> Block:
     return chart("Duration of every step", traces, remark.strip(), 320, STEPS_QUERY, **axes, shapes=bars)
 
 
-def told(found: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Trends in words."""
-    items: list[tuple[str, Any]] = []
+def told(run: Run, found: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Trends in words; change points with where they stand in the timeline."""
+    items: list[tuple[Any, ...]] = []
     for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("decode step", "step_ms")):
         spread = found.get(key) or {}
         if spread.get("n"):
@@ -165,16 +177,17 @@ def told(found: dict[str, Any]) -> list[tuple[str, Any]]:
             items.append((name, f"{text}, n {spread['n']}"))
     if "drift_per_100_steps" in found:
         items.append(("drift", f"{100 * found['drift_per_100_steps']:+.1f} % of the median step per 100 steps"))
-    items += [
-        (f"from token {jump['token_id']}", f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step")
-        for jump in found.get("change_points") or []
-    ]
+    tokens = run.tables["tokens"]
+    for jump in found.get("change_points") or []:
+        text = f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step"
+        items.append((f"from token {jump['token_id']}", text, *run.moments(tokens[tokens["token_id"] == jump["token_id"]])[:1]))
     if found.get("periodic"):
         beat = found["periodic"]
         items.append(("periodic", f"every {beat['period']:.1f} steps, {100 * beat['share']:.0f} % of the variance"))
     model = found.get("model") or {}
     if model:
-        law = f"{model['base_ms']:,.2f} ms + {model['us_per_token']:,.2f} µs per token of context"
+        slope = model["us_per_token"]
+        law = f"{model['base_ms']:,.2f} ms {'-' if slope < 0 else '+'} {abs(slope):,.2f} µs per token of context"
         error = f"off by {100 * model['mape']:.0f} % on steps it has not seen, a constant by {100 * model['mape_constant']:.0f} %"
         items.append(("step against context", f"{law}; {error}"))
     return items
@@ -219,8 +232,9 @@ def series(run: Run) -> Section | None:
         return None
     found = trends.summary(run.tables)
     blocks = [durations(tokens, found)]
-    if told(found):
-        blocks.append(pairs(told(found)))
+    trend = told(run, found)
+    if trend:
+        blocks.append(pairs(trend))
     decode = tokens[tokens["phase"] == "decode"]
     shown, what = (decode, "decode step") if len(decode) else (tokens, "step")
     stacked = composition(run, shown, what)

@@ -5,6 +5,8 @@ examples:
   python -m views export RUN --format csv --out folder            one file per table
   python -m views export RUN --format parquet --out folder        likewise, with types kept
   python -m views export RUN --format graphml --token 7           RUN/profdag.graphml
+
+In CSV, a text that a spreadsheet would compute (it begins with =, +, - or @) has an apostrophe before it.
 """
 
 import argparse

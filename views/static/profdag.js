@@ -1,12 +1,13 @@
 /* Draws the graph that views/layout.py placed, on a canvas: equal layers folded into cards, pan, zoom, find, colours, details.
 
-   What stands still is drawn once into a picture larger than the window; moving shows that picture, shifted or scaled. */
+   What stands still is drawn once into a picture larger than the window; moving shifts or scales that picture as a whole, which
+   draws nothing. What the pointer is on is drawn into a second canvas above it, there only while there is such a thing. */
 
 const view = { x: 0, y: 0, scale: 1, hover: null, chosen: null, find: "", mode: "time", path: false };
 const open = new Set(), picture = { canvas: null, scale: 0, left: 0, top: 0, right: 0, bottom: 0, stale: true };
 const GAP = 70, ASPECT = 2.2, MAX_LINES = 12, DETAIL = 0.42, LINES = 0.12, MARGIN = 0.5;
 const SUMMED = ["duration_ns", "busy_ns", "wait_ns", "maj_flt", "cycles", "load_ns"];
-let dag, canvas, tip, legend, panel, shown = { cards: [], nodes: [], edges: [], near: new Map(), of: [] };
+let dag, board, marks, tip, legend, panel, shown = { cards: [], nodes: [], edges: [], near: new Map(), of: [] };
 
 const us = (ns) => (ns >= 1e6 ? (ns / 1e6).toFixed(2) + " ms" : (ns / 1e3).toFixed(1) + " µs");
 const percent = (ns) => ((100 * ns) / dag.total).toFixed(1) + " %";
@@ -242,48 +243,53 @@ function drawAll(g, box) {
 }
 
 function inWindow() {
-  const { clientWidth: width, clientHeight: height } = canvas;
+  const { clientWidth: width, clientHeight: height } = board;
   return { left: -view.x / view.scale, top: -view.y / view.scale, right: (width - view.x) / view.scale, bottom: (height - view.y) / view.scale };
+}
+
+/* A canvas of so many CSS pixels, ready to draw in the graph's own units; `left` and `top` are where it begins. */
+function drawingOn(node, width, height, left, top) {
+  const ratio = devicePixelRatio || 1, w = Math.round(width * ratio), h = Math.round(height * ratio), zoom = view.scale * ratio;
+  if (node.width !== w || node.height !== h) Object.assign(node, { width: w, height: h });
+  Object.assign(node.style, { width: w / ratio + "px", height: h / ratio + "px" });
+  const g = node.getContext("2d", { alpha: node !== picture.canvas, willReadFrequently: true });
+  g.setTransform(1, 0, 0, 1, 0, 0);
+  g.clearRect(0, 0, w, h);
+  if (node === picture.canvas) { g.fillStyle = cssValue("--ground"); g.fillRect(0, 0, w, h); }
+  g.setTransform(zoom, 0, 0, zoom, -left * zoom, -top * zoom);
+  return g;
 }
 
 /* Draw the picture anew: the window and half of it around. */
 function renew() {
-  const ratio = devicePixelRatio || 1, box = inWindow(), dx = (box.right - box.left) * MARGIN, dy = (box.bottom - box.top) * MARGIN;
+  const box = inWindow(), dx = (box.right - box.left) * MARGIN, dy = (box.bottom - box.top) * MARGIN;
   Object.assign(picture, { scale: view.scale, left: box.left - dx, top: box.top - dy, right: box.right + dx, bottom: box.bottom + dy, stale: false });
-  picture.canvas = picture.canvas || document.createElement("canvas");
-  const width = Math.round((picture.right - picture.left) * view.scale * ratio), height = Math.round((picture.bottom - picture.top) * view.scale * ratio);
-  if (picture.canvas.width !== width || picture.canvas.height !== height) Object.assign(picture.canvas, { width, height });
-  const g = picture.canvas.getContext("2d"), zoom = view.scale * ratio;
-  g.setTransform(1, 0, 0, 1, 0, 0);
-  g.clearRect(0, 0, width, height);
-  g.setTransform(zoom, 0, 0, zoom, -picture.left * zoom, -picture.top * zoom);
-  drawAll(g, picture);
+  const width = (picture.right - picture.left) * view.scale, height = (picture.bottom - picture.top) * view.scale;
+  drawAll(drawingOn(picture.canvas, width, height, picture.left, picture.top), picture);
 }
 
-let settle = 0;
+let settle = 0, size = "";
 function draw() {
-  const g = canvas.getContext("2d"), ratio = devicePixelRatio || 1, width = Math.round(canvas.clientWidth * ratio), height = Math.round(canvas.clientHeight * ratio);
-  if (canvas.width !== width || canvas.height !== height) { Object.assign(canvas, { width, height }); picture.stale = true; }
+  if (size !== (size = `${board.clientWidth} ${board.clientHeight} ${devicePixelRatio}`)) picture.stale = true;
   const box = inWindow(), outside = box.left < picture.left || box.right > picture.right || box.top < picture.top || box.bottom > picture.bottom;
   if (picture.stale || (picture.scale === view.scale && outside)) renew();
   else if (picture.scale !== view.scale) {
     clearTimeout(settle);
     settle = setTimeout(() => { picture.stale = true; redraw(); }, 90);
   }
-  const zoom = view.scale * ratio;
-  g.setTransform(1, 0, 0, 1, 0, 0);
-  g.clearRect(0, 0, width, height);
-  g.drawImage(picture.canvas, (picture.left - box.left) * zoom, (picture.top - box.top) * zoom, (picture.right - picture.left) * zoom, (picture.bottom - picture.top) * zoom);
-  g.setTransform(zoom, 0, 0, zoom, view.x * ratio, view.y * ratio);
-  mark(g);
+  const x = view.x + picture.left * view.scale, y = view.y + picture.top * view.scale, zoomed = view.scale / picture.scale;
+  picture.canvas.style.transform = zoomed === 1 ? `translate(${Math.round(x)}px, ${Math.round(y)}px)` : `translate(${x}px, ${y}px) scale(${zoomed})`;
+  mark();
 }
 
 /* What the pointer is on, and what was clicked. */
-function mark(g) {
-  const [w, h] = dag.size;
+function mark() {
+  const marked = [...new Set([view.hover, view.chosen])].filter((n) => n && n.ax !== undefined);
+  marks.hidden = !marked.length;
+  if (marks.hidden) return;
+  const [w, h] = dag.size, { left, top } = inWindow(), g = drawingOn(marks, board.clientWidth, board.clientHeight, left, top);
   g.strokeStyle = cssValue("--accent");
-  for (const n of new Set([view.hover, view.chosen])) {
-    if (!n || n.ax === undefined) continue;
+  for (const n of marked) {
     g.lineWidth = 2.4;
     g.beginPath();
     (shown.near.get(n) || []).forEach((edge) => curve(g, edge));
@@ -306,7 +312,7 @@ function restyle() {
 }
 
 function at(event) {
-  const r = canvas.getBoundingClientRect();
+  const r = board.getBoundingClientRect();
   return [(event.clientX - r.left - view.x) / view.scale, (event.clientY - r.top - view.y) / view.scale];
 }
 
@@ -345,7 +351,7 @@ function point(event) {
   tip.hidden = !view.hover;
   if (view.hover) {
     tip.replaceChildren(...described(view.hover));
-    const r = canvas.getBoundingClientRect(), x = event.clientX - r.left + 16, y = event.clientY - r.top + 16;
+    const r = board.getBoundingClientRect(), x = event.clientX - r.left + 16, y = event.clientY - r.top + 16;
     tip.style.left = Math.max(4, Math.min(x, r.width - tip.offsetWidth - 4)) + "px";
     tip.style.top = Math.max(4, Math.min(y, r.height - tip.offsetHeight - 4)) + "px";
   }
@@ -383,8 +389,8 @@ function foldAll(fold) {
 
 function centre(n) {
   view.scale = Math.max(view.scale, 0.7);
-  view.x = canvas.clientWidth / 2 - n.ax * view.scale;
-  view.y = canvas.clientHeight / 2 - n.ay * view.scale;
+  view.x = board.clientWidth / 2 - n.ax * view.scale;
+  view.y = board.clientHeight / 2 - n.ay * view.scale;
   picture.stale = true;
 }
 
@@ -410,8 +416,8 @@ function zoom(factor, x, y) {
 
 function fit() {
   const right = shown.cards.reduce((m, c) => Math.max(m, c.x + c.width), 1), bottom = shown.cards.reduce((m, c) => Math.max(m, c.y + c.height), 1);
-  view.scale = Math.min(1.2, (canvas.clientWidth - 40) / right, (canvas.clientHeight - 100) / bottom);
-  view.x = (canvas.clientWidth - right * view.scale) / 2;
+  view.scale = Math.min(1.2, (board.clientWidth - 40) / right, (board.clientHeight - 100) / bottom);
+  view.x = (board.clientWidth - right * view.scale) / 2;
   view.y = 50;
   picture.stale = true;
   redraw();
@@ -421,23 +427,23 @@ function pointers() {
   const down = new Map();
   let spread = 0, moved = 0;
   const gap = () => { const [a, b] = [...down.values()]; return Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY); };
-  canvas.addEventListener("pointerdown", (e) => { canvas.setPointerCapture(e.pointerId); down.set(e.pointerId, e); moved = 0; canvas.classList.add("moving"); if (down.size === 2) spread = gap(); });
-  canvas.addEventListener("pointermove", (e) => {
+  board.addEventListener("pointerdown", (e) => { board.setPointerCapture(e.pointerId); down.set(e.pointerId, e); moved = 0; board.classList.add("moving"); if (down.size === 2) spread = gap(); });
+  board.addEventListener("pointermove", (e) => {
     const before = down.get(e.pointerId);
     if (!before) return point(e);
     moved += Math.abs(e.clientX - before.clientX) + Math.abs(e.clientY - before.clientY);
     if (down.size === 1) { view.x += e.clientX - before.clientX; view.y += e.clientY - before.clientY; }
     down.set(e.pointerId, e);
-    if (down.size === 2) { const r = canvas.getBoundingClientRect(), now = gap(); zoom(now / spread, e.clientX - r.left, e.clientY - r.top); spread = now; }
+    if (down.size === 2) { const r = board.getBoundingClientRect(), now = gap(); zoom(now / spread, e.clientX - r.left, e.clientY - r.top); spread = now; }
     redraw();
   });
-  const up = (e) => { down.delete(e.pointerId); canvas.classList.remove("moving"); if (e.pointerType === "touch") point(e); };
-  canvas.addEventListener("pointerup", up);
-  canvas.addEventListener("pointercancel", up);
-  canvas.addEventListener("click", (e) => { if (moved > 5) return; const n = hit(e), card = n ? null : titleHit(e); card ? toggle(card.same) : choose(n); });
-  canvas.addEventListener("pointerleave", () => { view.hover = null; tip.hidden = true; redraw(); });
-  canvas.addEventListener("wheel", (e) => { e.preventDefault(); const r = canvas.getBoundingClientRect(); zoom(Math.exp(-e.deltaY / 400), e.clientX - r.left, e.clientY - r.top); }, { passive: false });
-  canvas.addEventListener("dblclick", fit);
+  const up = (e) => { down.delete(e.pointerId); board.classList.remove("moving"); if (e.pointerType === "touch") point(e); };
+  board.addEventListener("pointerup", up);
+  board.addEventListener("pointercancel", up);
+  board.addEventListener("click", (e) => { if (moved > 5) return; const n = hit(e), card = n ? null : titleHit(e); card ? toggle(card.same) : choose(n); });
+  board.addEventListener("pointerleave", () => { view.hover = null; tip.hidden = true; redraw(); });
+  board.addEventListener("wheel", (e) => { e.preventDefault(); const r = board.getBoundingClientRect(); zoom(Math.exp(-e.deltaY / 400), e.clientX - r.left, e.clientY - r.top); }, { passive: false });
+  board.addEventListener("dblclick", fit);
 }
 
 function heading() {
@@ -469,11 +475,13 @@ function prepare() {
 async function start() {
   dag = JSON.parse(await unpack("data"));
   prepare();
-  canvas = el("canvas", { role: "img", "aria-label": `graph of ${dag.nodes.length} operators` });
+  picture.canvas = el("canvas");
+  marks = el("canvas", { hidden: "" });
+  board = el("div", { class: "board", role: "img", "aria-label": `graph of ${dag.nodes.length} operators` }, picture.canvas, marks);
   tip = el("div", { class: "tip", hidden: "" });
   panel = el("div", { class: "tip panel", hidden: "" });
   legend = el("div", { class: "legend" });
-  document.body.append(heading(), el("div", { class: "stage" }, canvas, legend, tip, panel));
+  document.body.append(heading(), el("div", { class: "stage" }, board, legend, tip, panel));
   layOut();
   fit();
   pointers();

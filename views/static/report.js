@@ -1,6 +1,6 @@
 /* Draws the document that views/report.py made: sections of blocks. */
 
-const charts = [];
+const charts = [], NARROW = matchMedia("(max-width: 640px)");
 
 function digits(value) {
   const size = Math.abs(value);
@@ -23,6 +23,11 @@ function queryOf(block) {
   return block.query ? el("details", { class: "query" }, el("summary", {}, "query"), el("code", {}, block.query)) : null;
 }
 
+/* A link into the timeline behind a text, if there is a moment. */
+function momentOf(at, text) {
+  return at ? [" ", timelineLink(at[0], at[1], text)] : [];
+}
+
 function findings(block) {
   const share = (item) => {
     if (!item.prize) return null;
@@ -30,12 +35,12 @@ function findings(block) {
     bar.firstChild.style.width = 100 * item.prize + "%";
     return bar;
   };
-  const line = (item) => el("li", { class: item.level }, share(item), el("span", {}, item.text), queryOf(item));
+  const line = (item) => el("li", { class: item.level }, share(item), el("span", {}, item.text), ...momentOf(item.at, "the worst ↗"), queryOf(item));
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, el("ul", { class: "findings" }, ...block.items.map(line)));
 }
 
 function pairs(block) {
-  return el("dl", { class: "block" }, ...block.items.flatMap(([label, value]) => [el("dt", {}, label), el("dd", {}, value)]));
+  return el("dl", { class: "block" }, ...block.items.flatMap(([label, value, at]) => [el("dt", {}, label), el("dd", {}, value, ...momentOf(at))]));
 }
 
 function compare(a, b) {
@@ -60,15 +65,17 @@ function row(values, columns, most) {
 }
 
 function table(block) {
-  const body = el("tbody"), tools = el("div", { class: "tools" });
+  const body = el("tbody"), tools = el("div", { class: "tools" }), count = el("span");
   const state = { column: -1, down: true, all: block.rows.length <= 20, find: "" };
   const most = block.columns.map((c, i) => (c.kind === "bar" ? Math.max(...block.rows.map((r) => r[i] || 0)) : 0));
-  const heads = block.columns.map((column, i) => el("th", { class: column.kind === "text" ? "text" : "number", scope: "col" },
+  const heads = block.columns.map((column, i) => el("th", { class: column.kind === "text" || column.kind === "moment" ? column.kind : "number", scope: "col" },
     el("button", { type: "button", onclick: () => sort(i) }, column.name)));
   function fill() {
     let rows = block.rows.filter((r) => !state.find || r.some((v) => typeof v === "string" && v.toLowerCase().includes(state.find)));
     if (state.column >= 0) rows = [...rows].sort((a, b) => compare(a[state.column], b[state.column]) * (state.down ? -1 : 1));
-    body.replaceChildren(...(state.all || state.find ? rows : rows.slice(0, 15)).map((r) => row(r, block.columns, most)));
+    const visible = state.all || state.find ? rows : rows.slice(0, 15);
+    body.replaceChildren(...visible.map((r) => row(r, block.columns, most)));
+    count.textContent = `${visible.length} of ${block.total} rows` + (block.total > block.rows.length ? `; the first ${block.rows.length} are in this file` : "");
     heads.forEach((head, i) => head.setAttribute("aria-sort", i !== state.column ? "none" : state.down ? "descending" : "ascending"));
   }
   function sort(i) {
@@ -79,7 +86,7 @@ function table(block) {
   if (!state.all) {
     const find = el("input", { type: "search", placeholder: "find", "aria-label": "find in the table", oninput: () => { state.find = find.value.toLowerCase(); fill(); } });
     const more = el("button", { type: "button", onclick: () => { state.all = !state.all; more.textContent = state.all ? "show fewer" : "show all"; fill(); } }, "show all");
-    tools.append(find, more, block.total > block.rows.length ? `the first ${block.rows.length} of ${block.total} rows` : `${block.total} rows`);
+    tools.append(find, more, count);
   }
   fill();
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, state.all ? null : tools,
@@ -100,7 +107,7 @@ function themed(traces) {
 
 function themedLayout(layout, height) {
   const ink = cssValue("--ink"), grid = cssValue("--line"), soft = cssValue("--soft");
-  const axis = (given) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
+  const axis = (given) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 9 : 12 }, ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
   return {
     ...layout, shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: cssValue("--bad") } })), height, margin: { l: 56, r: 12, t: 32, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), ...(layout.xaxis2 ? { xaxis2: axis(layout.xaxis2) } : {}),
@@ -111,8 +118,10 @@ function themedLayout(layout, height) {
 
 const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
+/* On a phone the legend stands line by line: the chart grows by it. */
 function draw(item) {
-  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height), CONFIG);
+  const lines = NARROW.matches ? item.traces.filter((t) => t.name && item.layout.showlegend !== false).length : 0;
+  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines), CONFIG);
 }
 
 function chart(block) {
@@ -154,13 +163,28 @@ function page(report) {
   document.body.append(el("header", {}, el("b", {}, "MoEScope"), el("nav", {}, ...links), themeButton()), el("main", {}, ...sections));
 }
 
+/* Paper is white and as wide as it is: charts do not follow by themselves. */
+const PAPER_WIDTH = 676;
+function printing() {
+  let before;
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    setTheme("light");
+    charts.forEach((item) => Plotly.relayout(item.node, { width: PAPER_WIDTH }));
+  });
+  addEventListener("afterprint", () => {
+    setTheme(before);
+    charts.forEach((item) => Plotly.relayout(item.node, { width: null, autosize: true }));
+  });
+}
+
 async function start() {
   page(JSON.parse(await unpack("data")));
   if (charts.length) {
     document.head.append(Object.assign(document.createElement("script"), { textContent: await unpack("plotly") }));
     charts.forEach(draw);
     themeListeners.push(() => charts.forEach(draw));
-    addEventListener("beforeprint", () => { setTheme("light"); charts.forEach((item) => Plotly.Plots.resize(item.node)); });
+    printing();
   }
   document.body.dataset.ready = "yes";
 }
