@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.complexity import GGML_TYPES, Described
+from analyzer.complexity import GGML_TYPES, Described, Works
+from analyzer.contents import EVER, identities
 from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
 from analyzer.schema import conform
@@ -55,14 +56,20 @@ def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
         loose = begin.where(~paired)
         end[~paired], complete[~paired] = bounded(source, loose)
         major[~paired], minor[~paired] = faults_until_next(source, loose, token[~paired], tokens)
+    if source.told_by_share is not None:
+        own = source.told_by_share
+        major[own], minor[own] = (begin[field][own] for field in ("maj_flt", "min_flt"))
     wait = waits(source, begin, end)
     return OpThreads(begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin))
 
 
 def bounded(source: Source, begin: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """(end, known) of operators without an end: the thread's next operator, or the next graph or token end of the process."""
-    ts, limit = begin["ts"], np.iinfo(np.int64).max
-    end = np.full(len(ts), limit)
+    """(end, known) of operators without an end: the thread's next operator, or the next graph or token end of the process.
+
+    What none of the same step ends, ends with the step, or with the recording.
+    """
+    ts = begin["ts"]
+    end = np.full(len(ts), EVER)
     after = successors(begin["tid"], ts)
     end[after >= 0] = ts[after[after >= 0]]
     for kind in ("graph_end", "token_end"):
@@ -70,20 +77,21 @@ def bounded(source: Source, begin: Rows) -> tuple[np.ndarray, np.ndarray]:
         at = following(closing["pid"], closing["ts"], begin["pid"], ts)
         found = at >= 0
         end[found] = np.minimum(end[found], closing["ts"][at[found]])
-    known = end < limit
-    return np.where(known, end, source.last_ns), known
+    step_end = source.next_step(ts)
+    known = end < step_end
+    return np.where(known, end, np.minimum(step_end, source.last_ns)), known
 
 
 def faults_until_next(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, np.ndarray]:
     """Major and minor faults up to the thread's next reading in the same token; -1 where there is none."""
     closing = source.rows("token_end")
-    owner = np.full(len(closing), NONE, np.int64)
     matched = tokens.spans.end
-    owner[matched[matched >= 0]] = np.flatnonzero(matched >= 0)
+    closing = closing.where(matched[matched >= 0])
+    owner = tokens.first + np.flatnonzero(matched >= 0)
     thread = np.concatenate((begin["tid"], closing["tid"]))
     ts = np.concatenate((begin["ts"], closing["ts"]))
     at = successors(thread, ts)[: len(begin)]
-    good = (at >= 0) & (np.concatenate((token, owner))[at] == token)
+    good = (at >= 0) & (np.concatenate((token, owner))[at] == token) & (ts[at] < source.next_step(begin["ts"]))
     major, minor = (
         np.where(good, (np.concatenate((begin[field], closing[field]))[at] - begin[field]) & UNKNOWN_U32, NONE)
         for field in ("maj_flt", "min_flt")
@@ -100,13 +108,16 @@ def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
     return np.where((at >= 0) & (mark["ts"][at] > begin["ts"]), mark["ts"][at], end)
 
 
-def merge(ops: OpThreads) -> np.ndarray:
-    """op_id of each thread's row: threads meet at the same occurrence of the same tensor in the same token."""
+def merge(source: Source, ops: OpThreads) -> np.ndarray:
+    """Number of the operator of each thread's row: threads meet at the same occurrence of the same tensor in the same token."""
     rows = ops.rows
     own = np.arange(len(rows))
     if not ops.merged.any() or len(distinct(rows["tid"])) < 2:
         return own
-    work = codes(rows["tensor"], ops.token, rows["pid"], rows["engine"])
+    token = ops.token
+    if token.min() < 0:  # between steps, those that belong to none
+        token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
+    work = codes(rows["tensor"], token, rows["pid"], rows["engine"])
     nth = running_count(codes(work, rows["tid"]), ops.begin)
     group = codes(work, nth)
     if ops.merged.all():
@@ -200,63 +211,91 @@ def codes_of(rows: Rows) -> np.ndarray:
     return rows["tensor"] ^ (rows["pid"] << 48)
 
 
-def definitions(table: pd.DataFrame, pid: np.ndarray, tensor: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """Row of `tensors` that describes each (process, tensor) at a time: the latest before it, else the first after it."""
-    return Described(table).rows(pid, tensor, ts)
+class Known:
+    """The tensors of a recording, and what their definitions tell of the operators that make them."""
+
+    def __init__(self, source: Source):
+        self.table = tensors(source)
+        self.described = Described(self.table)
+        self.types = fused_types(self.table, ran(source))
+        self.names, self.shapes = self.table["name"].to_numpy(), self.table["shape"].to_numpy()
+        self.layers = np.array([layer_of(name) for name in self.names], np.int64)
+        self.work = Works(self.table, self.types, self.described)
 
 
-def build(source: Source, tokens: Steps, graphs: Graphs) -> tuple[dict[str, Any], OpThreads, np.ndarray, pd.DataFrame]:
-    """(columns of `operators` but for names, the rows per thread, their op_id, the table `tensors`)."""
+@dataclass
+class First:
+    """The numbers that the rows of a stretch of time begin with, and how many operators before belong to no token."""
+
+    op: int = 0
+    graph: int = 0
+    run: int = 0
+    loose: int = 0
+
+
+def build(
+    source: Source, tokens: Steps, graphs: Graphs, known: Known, first_of: First
+) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
+    """(columns of `operators` but for names, the rows per thread, the number of their operator, from 0)."""
     ops = op_threads(source, tokens, graphs)
-    op_id = merge(ops)
+    op_id = merge(source, ops)
     merged, first = reduce_threads(ops, op_id)
-    rows, known = ops.rows.where(first), tensors(source)
+    rows = ops.rows.where(first)
     token = merged.pop("token")
+    order = running_count(token - NONE, merged["begin_ns"])
     columns: dict[str, Any] = {
-        "op_id": np.arange(len(first)),
+        "op_id": first_of.op + np.arange(len(first)),
         "token_id": token,
         "graph_id": merged.pop("graph"),
         **source.thread(rows),
         "type": source.named(rows["engine"], rows["type"], "operators"),
         "n_tokens": rows["n_tokens"],
         "tensor": rows.raw("tensor"),
-        "order": running_count(token - NONE, merged["begin_ns"]),
+        "order": np.where(token < 0, first_of.loose + order, order),
         **merged,
         "duration_ns": merged["end_ns"] - merged["begin_ns"],
     }
-    described = definitions(known, columns["pid"], columns["tensor"], merged["end_ns"])
-    columns["layer"] = rows["layer"]
+    described = known.described.rows(columns["pid"], columns["tensor"], merged["end_ns"])
+    columns["described"], columns["layer"] = described, rows["layer"]
     columns["shape"], columns["given"] = np.full(len(first), "", object), np.full(len(first), "", object)
-    if len(known):
+    if len(known.table):
         told = described >= 0
-        columns["type"][told] = fused_types(known, columns)[described[told]]
-        names = known["name"].to_numpy()
-        layers = np.array([layer_of(name) for name in names])
-        columns["shape"][told] = known["shape"].to_numpy()[described[told]]
-        columns["given"][told] = names[described[told]]
-        columns["layer"] = np.where(told & (rows["layer"] < 0), layers[described], rows["layer"])
-    return columns, ops, op_id, known
+        columns["type"][told] = known.types[described[told]]
+        columns["shape"][told] = known.shapes[described[told]]
+        columns["given"][told] = known.names[described[told]]
+        columns["layer"] = np.where(told & (rows["layer"] < 0), known.layers[described], rows["layer"])
+    return columns, ops, op_id
 
 
-def fused_types(known: pd.DataFrame, columns: dict[str, Any]) -> np.ndarray:
+def ran(source: Source) -> set[int]:
+    """Every (process, tensor) that an operator made, as `identities` numbers them."""
+    contents, told = source.contents, source.rows("node")
+    graph, node = identities(told.raw("pid"), told.raw("graph")), told.raw("node")
+    n = len(contents.nodes)
+    key = codes(np.concatenate((contents.nodes[:, 0], graph)), np.concatenate((contents.nodes[:, 1], node)))
+    own = np.isin(key[n:], key[:n])
+    return {*identities(told.raw("pid"), told.raw("tensor"))[own].tolist(), *contents.tensors.tolist()}
+
+
+def fused_types(known: pd.DataFrame, ran: set[int]) -> np.ndarray:
     """The type of each tensor of `known`; "A+B" where B's first source is made by an A that never ran by itself.
 
     Engines compute some pairs of operators in one go and tell the second. Only where operators have declared structure.
     """
     types = known["type"].to_numpy().copy()
-    results = pd.DataFrame({"pid": columns["pid"], "tensor": columns["tensor"]}).drop_duplicates()
-    ran = set(zip(results["pid"].tolist(), results["tensor"].tolist(), strict=True))
-    by_tensor = {key: row for row, key in enumerate(zip(known["pid"].tolist(), known["tensor"].tolist(), strict=True))}
-    for row, (pid, sources) in enumerate(zip(known["pid"].tolist(), known["sources"], strict=True)):
-        first = pid, int(sources[0]) if len(sources) else 0
-        maker = by_tensor.get(first, NONE) if first not in ran else NONE
-        if maker >= 0 and (pid, int(known["tensor"].iat[row])) in ran and types[maker] not in NEVER_RUN:
+    pid = known["pid"].to_numpy()
+    own = identities(pid, known["tensor"].to_numpy()).tolist()
+    sources = np.array([one[0] if len(one) else 0 for one in known["sources"]], np.uint64)
+    by_tensor = {key: row for row, key in enumerate(own)}
+    for row, first in enumerate(identities(pid, sources).tolist()):
+        maker = by_tensor.get(first, NONE) if first not in ran and sources[row] else NONE
+        if maker >= 0 and own[row] in ran and types[maker] not in NEVER_RUN:
             types[row] = f"{known['type'].iat[maker]}+{types[row]}"
     return types
 
 
 def finish(columns: dict[str, Any], ops: OpThreads, op_id: np.ndarray, experts: Rows, complete: np.ndarray) -> np.ndarray:
-    """Add `expert` and `name` to the operators' columns; answers op_id of each expert run."""
+    """Add `expert` and `name` to the operators' columns; answers the number of the operator of each expert run."""
     span_end = np.where(complete, ops.end, ops.end + 1)
     enclosing = np.full(len(experts), NONE, np.int64)
     if len(experts) and len(op_id):
@@ -287,6 +326,6 @@ def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
 
 
 def thread_table(ops: OpThreads, op_id: np.ndarray) -> pd.DataFrame:
-    """The table `op_threads`."""
+    """The table `op_threads`; `op_id` as in the table `operators`."""
     columns = {"op_id": op_id, "tid": ops.rows["tid"], "begin_ns": ops.begin, "wait_ns": ops.wait, "end_ns": ops.end}
     return conform("op_threads", columns)

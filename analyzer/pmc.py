@@ -11,7 +11,7 @@ from analyzer import nodes
 from analyzer.operators import OpThreads
 from analyzer.reading import Rows, Source, section
 from analyzer.schema import conform
-from analyzer.spans import NONE, codes, successors
+from analyzer.spans import NONE, codes, first_rows, successors
 
 UNREAD = np.uint64(2**64 - 1)
 
@@ -45,6 +45,25 @@ def readings_before(rows: Rows, last: np.ndarray) -> np.ndarray:
     before[after[after >= 0]] = np.flatnonzero(after >= 0)
     before[-1] = NONE
     return before[last]
+
+
+class Readings:
+    """The readings of stretches of time, each with the last one before it of every thread."""
+
+    def __init__(self) -> None:
+        self.last: Rows | None = None
+
+    def carry(self, source: Source) -> None:
+        """Put the threads' last readings of the stretch before in front of this one's."""
+        rows = source.rows("pmc")
+        if self.last is not None and len(self.last):
+            slots, position = (
+                np.concatenate((getattr(self.last, name), getattr(rows, name))) for name in ("slots", "position")
+            )
+            rows = Rows(slots, rows.dtype, position)
+            source.replace("pmc", rows)
+        _, from_back = first_rows(rows["tid"][::-1])
+        self.last = rows.where(np.sort(len(rows) - 1 - from_back))
 
 
 def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> pd.DataFrame:
