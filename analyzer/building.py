@@ -9,15 +9,16 @@ from analyzer import calls, io, moe, nodes, operators, pmc, qnn, qnn_busy, sched
 from analyzer.complexity import contexts
 from analyzer.qnn_executes import Enclosing
 from analyzer.reading import Source
-from analyzer.schema import conform
+from analyzer.schema import Columns, conform, typed
 from analyzer.sessions import sessions
 from analyzer.steps import Steps, graphs, steps
 from analyzer.subgraph_work import subgraphs
 
 Tables = dict[str, pd.DataFrame]
+Piece = dict[str, Columns]
 LONG = ("graphs", "operators", "op_threads", "routes", "experts", "thread_states", "sched", "pmc", "counters")
 """Tables that grow with every stretch; the others are made at the end, of kinds of records of which there are few."""
-MOST = 1 << 19
+MOST = 1 << 18
 """Records of a stretch, by default: enough for the joins to be cheap, few enough for the CPU's caches."""
 
 
@@ -35,27 +36,27 @@ class Builder:
         self.subgraphs = subgraphs(source.manifest)
         self.executes, self.events = Enclosing(source), io.Events(source)
 
-    def pieces(self, most: int = MOST) -> Iterator[Tables]:
+    def pieces(self, most: int = MOST) -> Iterator[Piece]:
         """The rows of the tables LONG, of one stretch of about `most` records after the other."""
         stretches = list(self.source.contents.stretches(self.source.step_begins, most))
         for number, (begin_ns, end_ns) in enumerate(stretches):
             yield self._piece(self.source.within(begin_ns, end_ns), number == len(stretches) - 1)
 
-    def _piece(self, source: Source, final: bool) -> Tables:
+    def _piece(self, source: Source, final: bool) -> Piece:
         nodes.unfold(source)
         self.readings.carry(source)
         tokens, first, known = self.tokens.within(source), self.first, self.known
         runs = graphs(source, first.graph)
         columns, threads, op = operators.build(source, tokens, runs, known, first)
         spans = source.spans("expert", ("layer", "expert"))
-        enclosing = operators.finish(columns, threads, op, source.rows("expert_begin"), threads.complete)
+        enclosing = operators.finish(columns, known, threads, op, source.rows("expert_begin"))
         experts = moe.experts(source, tokens, spans, enclosing, first)
         routes = moe.routes(source, tokens, known)
         self.executes.note(source, runs)
-        self.events.note(source, io.Place(threads, op, columns["expert"], first.op, io.spans_of(experts), experts["expert"].to_numpy()))
+        self.events.note(source, io.Place(threads, op, columns["expert"], first.op, experts))
         tables = {
-            "graphs": conform("graphs", runs.table(source, tokens)),
-            "operators": conform("operators", columns | self._work(columns, routes, tokens)),
+            "graphs": typed("graphs", runs.table(source, tokens)),
+            "operators": typed("operators", columns | self._work(columns, routes, tokens)),
             "op_threads": operators.thread_table(threads, first.op + op),
             "routes": routes,
             "experts": experts,
@@ -65,11 +66,11 @@ class Builder:
         }
         loose = int(np.count_nonzero(columns["token_id"] < 0))
         self.first = operators.First(
-            first.op + len(columns["op_id"]), first.graph + len(runs.begin), first.run + len(experts), first.loose + loose
+            first.op + len(columns["op_id"]), first.graph + len(runs.begin), first.run + len(experts["run_id"]), first.loose + loose
         )
         return tables
 
-    def _work(self, columns: dict[str, np.ndarray], routes: pd.DataFrame, tokens: Steps) -> dict[str, np.ndarray]:
+    def _work(self, columns: Columns, routes: Columns, tokens: Steps) -> dict[str, np.ndarray]:
         """The columns flops, read_bytes and written_bytes of `operators`."""
         figures = self.known.work.columns(columns, routes, tokens.lengths())
         if self.subgraphs is not None:

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from analyzer.contents import EVER, identities
-from analyzer.spans import NONE, codes, following, latest
+from analyzer.schema import Columns
+from analyzer.spans import NONE, codes, first_of_codes, following, latest
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -228,7 +229,7 @@ class Works:
         self.renames = np.append(tensors["type"].isin(("RESHAPE", "PERMUTE", "TRANSPOSE")).to_numpy(), False)
         self.size = np.append([min(self.made[n].elements, EVER) for n in number], 0).astype(np.int64)
 
-    def columns(self, operators: dict[str, Any], routes: pd.DataFrame, lengths: pd.DataFrame) -> dict[str, np.ndarray]:
+    def columns(self, operators: Columns, routes: Columns, lengths: pd.DataFrame) -> dict[str, np.ndarray]:
         """The columns flops, read_bytes and written_bytes of the table `operators`.
 
         `operators` has token_id, layer, pid, end_ns and `described`, the row of each result's definition; `lengths` the
@@ -295,13 +296,6 @@ class Works:
         return np.array(answer).reshape(-1, 3)[key]
 
 
-def first_of_codes(code: np.ndarray) -> np.ndarray:
-    """The first row of each number, for numbers that count from 0 without a gap."""
-    first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
-    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
-    return first
-
-
 def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
     """The first sources of each definition, [definitions + 1, widest]; 0 where there is none."""
     lists = tensors["sources"].to_numpy()
@@ -318,13 +312,13 @@ def contexts(token: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
     return length.set_axis(lengths["token_id"]).reindex(token).to_numpy(np.float64)
 
 
-def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: pd.DataFrame) -> np.ndarray:
+def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: Columns) -> np.ndarray:
     """How many experts the rows of a step chose in a layer; NaN where that was not recorded."""
-    n = len(routes)
+    n = len(routes["token_id"])
     if n == 0 or len(token) == 0:
         return np.full(len(token), nan)
-    steps, layers = routes["token_id"].to_numpy(), routes["layer"].to_numpy()
+    steps, layers = routes["token_id"], routes["layer"]
     place = codes(np.concatenate((steps, token)), np.concatenate((layers, layer)))
-    choices = first_of_codes(codes(place[:n], routes["expert"].to_numpy()))
+    choices = first_of_codes(codes(place[:n], routes["expert"]))
     counted = np.bincount(place[:n][choices], minlength=int(place.max()) + 1)[place[n:]]
     return np.where(counted > 0, counted.astype(np.float64), nan)

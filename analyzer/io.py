@@ -8,7 +8,7 @@ import pandas as pd
 
 from analyzer.operators import OpThreads
 from analyzer.reading import Rows, Source, chosen, section, texts
-from analyzer.schema import conform
+from analyzer.schema import Columns, conform, empty
 from analyzer.spans import NONE, Marks, Nest, codes, pair
 from analyzer.steps import Steps
 
@@ -34,7 +34,7 @@ class Enclosed:
             return
         tid, ts = self.rows["tid"][own], self.ts[own]
         op = found(place.op_id, place.operators.innermost(tid, ts))
-        run = found(place.run_expert, place.runs.innermost(tid, ts))
+        run = found(place.experts["expert"], place.runs.innermost(tid, ts))
         self.op[own] = np.where(op >= 0, op + place.first_op, NONE)
         self.expert[own] = np.where(run >= 0, run, found(place.op_expert, op))
 
@@ -59,8 +59,7 @@ class Place:
     op_id: np.ndarray
     op_expert: np.ndarray
     first_op: int
-    runs: Nest
-    run_expert: np.ndarray
+    experts: Columns
 
     @cached_property
     def operators(self) -> Nest:
@@ -68,16 +67,21 @@ class Place:
         ops = self.ops
         return Nest(ops.rows["tid"], ops.begin, np.where(ops.complete, ops.end, ops.end + 1))
 
+    @cached_property
+    def runs(self) -> Nest:
+        """The runs of experts, likewise."""
+        return spans_of(self.experts)
+
 
 def found(values: np.ndarray, at: np.ndarray) -> np.ndarray:
     """values[at], -1 where `at` is -1."""
     return np.where(at >= 0, values[at], NONE) if len(values) else np.full(len(at), NONE, np.int64)
 
 
-def spans_of(table: pd.DataFrame) -> Nest:
+def spans_of(table: pd.DataFrame | Columns) -> Nest:
     """The spans of a table on their threads; the last instant of an unfinished one belongs to it."""
-    end = table["end_ns"].to_numpy() + ~table["complete"].to_numpy()
-    return Nest(table["tid"].to_numpy(), table["begin_ns"].to_numpy(), end)
+    tid, begin, end, complete = (np.asarray(table[name]) for name in ("tid", "begin_ns", "end_ns", "complete"))
+    return Nest(tid, begin, end + ~complete)
 
 
 class Files:
@@ -204,6 +208,8 @@ class Events:
 
     def tables(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """The tables `faults`, `reads` and `blocks`."""
+        if not any(len(part.rows) for part in self.parts) and not len(self.source.rows("read_end")):
+            return {name: empty(name) for name in ("faults", "reads", "blocks")}
         files, loads = Files(self.source), loads[loads["action"] == "load"]
         fault, read, block = (part.columns(tokens, loads) for part in self.parts)
         return {

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analyzer.operators import First, Known
 from analyzer.reading import BACKEND, CACHE, REASON, UNKNOWN_U32, Rows, Source, Spans, chosen
-from analyzer.schema import conform
+from analyzer.schema import Columns, Text, conform, typed
 from analyzer.spans import NONE, codes
 from analyzer.steps import Steps, faults
 
@@ -15,12 +15,12 @@ HITS = {"expert cache hits": ("hit", "prefetched"), "expert cache misses": ("mis
 WIDE = 2  # ROUTE_WIDE of bpf/records.h
 
 
-def routes(source: Source, tokens: Steps, known: Known) -> pd.DataFrame:
+def routes(source: Source, tokens: Steps, known: Known) -> Columns:
     """The table `routes`: one row per choice of the router."""
     rows = source.rows("route")
     names = rows.dtype.names or ()
     if len(rows) == 0 or "experts" not in names:
-        return conform("routes", dict.fromkeys(("token_id", "layer", "row", "rank", "expert", "weight", "ts_ns"), np.empty(0)))
+        return typed("routes", dict.fromkeys(("token_id", "layer", "row", "rank", "expert", "weight", "ts_ns"), np.empty(0)))
     weights, k = np.ascontiguousarray(rows.records["weights"]), np.maximum(rows["k"], 1)
     wide = (rows["has_weights"] == WIDE)[:, None]
     experts = np.where(wide, weights.view("<u4"), rows.records["experts"])
@@ -29,7 +29,7 @@ def routes(source: Source, tokens: Steps, known: Known) -> pd.DataFrame:
     entry = (rows["first"][:, None] + slot)[used]
     record = np.repeat(np.arange(len(rows)), used.sum(axis=1))
     token_id, layer = tokens.of(rows), route_layers(rows, known)
-    return conform(
+    return typed(
         "routes",
         {
             "token_id": token_id[record],
@@ -61,10 +61,10 @@ def step_of(source: Source, rows: Rows) -> np.ndarray:
     return np.searchsorted(source.step_begins, rows["ts"], "right")
 
 
-def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: First) -> pd.DataFrame:
+def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: First) -> Columns:
     """The table `experts`: one row per run; `op` is the number of its operator, -1 for none."""
     begin, end = source.rows("expert_begin"), source.rows("expert_end")
-    return conform(
+    return typed(
         "experts",
         {
             "run_id": first.run + np.arange(len(begin)),
@@ -91,8 +91,8 @@ def loads(source: Source, tokens: Steps) -> pd.DataFrame:
     resident = np.where(spans.end >= 0, end["resident"][spans.end], NONE) if len(end) else np.full(len(begin), NONE)
     loaded = {
         **_moved(source, tokens, begin, "load"),
-        "reason": chosen(REASON, begin["reason"]),
-        "backend": chosen(BACKEND, begin["backend"]),
+        "reason": chosen(REASON, begin["reason"]).objects(),
+        "backend": chosen(BACKEND, begin["backend"]).objects(),
         "resident_bytes": resident,
         **spans.columns(),
     }
@@ -117,6 +117,7 @@ def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, 
     return {
         "token_id": tokens.of(rows),
         **source.thread(rows),
+        "engine": source.engines(rows["engine"]).objects(),
         "action": np.full(len(rows), action, object),
         "layer": rows["layer"],
         "expert": rows["expert"],
@@ -132,23 +133,24 @@ class Counters:
     readings: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """(field, thread) → its first reading and the value last told."""
 
-    def of(self, source: Source, runs: pd.DataFrame, moves: pd.DataFrame) -> pd.DataFrame:
+    def of(self, source: Source, runs: Columns, moves: pd.DataFrame) -> Columns:
         """The rows of a stretch of time, which must follow on the last one; `moves` are the loads of the whole recording."""
         end = moves["end_ns"]
         known = moves[(moves["resident_bytes"] >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)]
         parts = [(known["end_ns"].to_numpy(), "expert cache bytes", known["resident_bytes"].to_numpy())]
-        at = runs["begin_ns"].to_numpy()
+        at = runs["begin_ns"]
         for name, states in HITS.items():
-            hit = runs["cache"].isin(states).to_numpy()
+            hit = runs["cache"].matches(*states)
             count = int(hit.sum())
             parts.append((at[hit], name, self.hits[name] + np.arange(1, count + 1)))
             self.hits[name] += count
         for field_name, name in (("maj_flt", "major faults"), ("min_flt", "minor faults")):
             parts += self._faults(source, field_name, name)
         ts, value = np.concatenate([p[0] for p in parts]), np.concatenate([p[2] for p in parts])
-        names = np.repeat(np.array([p[1] for p in parts], object), [len(p[0]) for p in parts])
+        number = np.repeat(np.arange(len(parts), dtype=np.int32), [len(p[0]) for p in parts])
         order = np.argsort(ts, kind="stable")
-        return conform("counters", {"ts_ns": ts[order], "name": names[order], "value": value[order]})
+        names = Text(number[order], np.array([p[1] for p in parts], object))
+        return typed("counters", {"ts_ns": ts[order], "name": names, "value": value[order]})
 
     def _faults(self, source: Source, name: str, title: str) -> list[tuple[np.ndarray, str, np.ndarray]]:
         """A counter per thread that runs tokens, from 0 at its first reading; only readings that changed it."""

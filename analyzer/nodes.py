@@ -57,7 +57,8 @@ def unfold(source: Source) -> None:
     handles = np.concatenate((graphs["handle"], done["graph"]))
     key = codes(np.concatenate((graphs["pid"], done["pid"])), handles)
     graph = latest(key[: len(graphs)], graphs["ts"], key[len(graphs) :], done["ts"])
-    graph = np.where(done["ts"] < np.append(source.next_step(graphs["ts"]), 0)[graph], graph, NONE)
+    until = np.append(source.next_step(graphs["ts"]), 0)
+    graph = np.where(done["ts"] < until[graph], graph, NONE)
     tensor = tensors_of(source, done)
     described = descriptions(source, done, tensor)
     real = ~np.isin(np.append(source.rows("tensor")["type"], NONE)[described], never_run(source))
@@ -65,6 +66,7 @@ def unfold(source: Source) -> None:
     kept = np.flatnonzero(real & (graph >= 0))
     announced = {kind: source.rows(kind) for kind in ("op_begin", "op_wait")}
     owner = {kind: latest(graphs["pid"], graphs["ts"], rows["pid"], rows["ts"]) for kind, rows in announced.items()}
+    owner = {kind: np.where(announced[kind]["ts"] < until[row], row, NONE) for kind, row in owner.items()}
     begun = owner["op_begin"] >= 0
     theirs, ours = (owner["op_begin"][begun], announced["op_begin"]["tensor"][begun]), (graph[kept], tensor[kept])
     by_done = np.append(told_by_done(len(graphs), ours, theirs), False)

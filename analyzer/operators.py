@@ -11,8 +11,8 @@ from analyzer.complexity import GGML_TYPES, Described, Works
 from analyzer.contents import EVER, identities
 from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
-from analyzer.schema import conform
-from analyzer.spans import NONE, Nest, codes, distinct, first_of_runs, following, latest, run_lengths, successors
+from analyzer.schema import Columns, Text, conform, typed
+from analyzer.spans import NONE, Nest, codes, distinct, first_of_codes, first_of_runs, following, latest, run_lengths, successors
 from analyzer.steps import Graphs, Steps, faults, running_count
 
 LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
@@ -118,8 +118,9 @@ def merge(source: Source, ops: OpThreads) -> np.ndarray:
     if token.min() < 0:  # between steps, those that belong to none
         token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
     work = codes(rows["tensor"], token, rows["pid"], rows["engine"])
-    nth = running_count(codes(work, rows["tid"]), ops.begin)
-    group = codes(work, nth)
+    runs = codes(work, rows["tid"])
+    once = int(runs.max()) + 1 == len(runs)  # no thread runs an operator twice within a step
+    group = work if once else codes(work, running_count(runs, ops.begin))
     if ops.merged.all():
         return group  # numbered by first appearance already
     return pd.factorize(np.where(ops.merged, group, len(rows) + own))[0]
@@ -257,14 +258,17 @@ def build(
     }
     described = known.described.rows(columns["pid"], columns["tensor"], merged["end_ns"])
     columns["described"], columns["layer"] = described, rows["layer"]
-    columns["shape"], columns["given"] = np.full(len(first), "", object), np.full(len(first), "", object)
-    if len(known.table):
-        told = described >= 0
-        columns["type"][told] = known.types[described[told]]
-        columns["shape"][told] = known.shapes[described[told]]
-        columns["given"][told] = known.names[described[told]]
-        columns["layer"] = np.where(told & (rows["layer"] < 0), known.layers[described], rows["layer"])
+    columns["shape"] = told_or(Text(np.zeros(len(first), np.int32), np.array([""], object)), described, known.shapes)
+    columns["type"] = told_or(columns["type"], described, known.types)
+    if len(known.layers):
+        columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), known.layers[described], rows["layer"])
     return columns, ops, op_id
+
+
+def told_or(default: Text, described: np.ndarray, values: np.ndarray) -> Text:
+    """values[described], `default` where `described` is -1."""
+    codes = np.where(described >= 0, described, len(values) + default.codes)
+    return Text(codes.astype(np.int32), np.concatenate((values, default.values)))
 
 
 def ran(source: Source) -> set[int]:
@@ -294,23 +298,28 @@ def fused_types(known: pd.DataFrame, ran: set[int]) -> np.ndarray:
     return types
 
 
-def finish(columns: dict[str, Any], ops: OpThreads, op_id: np.ndarray, experts: Rows, complete: np.ndarray) -> np.ndarray:
+def finish(columns: Columns, known: Known, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:
     """Add `expert` and `name` to the operators' columns; answers the number of the operator of each expert run."""
-    span_end = np.where(complete, ops.end, ops.end + 1)
     enclosing = np.full(len(experts), NONE, np.int64)
     if len(experts) and len(op_id):
+        span_end = np.where(ops.complete, ops.end, ops.end + 1)
         inner = Nest(ops.rows["tid"], ops.begin, span_end).innermost(experts["tid"], experts["ts"])
         enclosing = np.where(inner >= 0, op_id[inner], NONE)
     columns["expert"] = sole_expert(len(columns["op_id"]), enclosing, experts["expert"])
-    kind = pd.factorize(columns["type"])
-    what = codes(kind[0], columns["layer"], columns["expert"])
-    first = np.zeros(int(what.max()) + 1 if len(what) else 0, np.int64)
-    first[what[::-1]] = np.arange(len(what))[::-1]
-    rows = zip(columns["type"][first], columns["layer"][first].tolist(), columns["expert"][first].tolist(), strict=True)
-    made = [".".join(str(part) for part in (t, layer, expert) if part != NONE) for t, layer, expert in rows]
-    fallback = np.array([*made, ""], object)[what] if len(made) else columns["given"]
-    columns["name"] = np.where(columns["given"] == "", fallback, columns["given"])
+    named = np.append(known.names != "", False).astype(bool)[columns["described"]]
+    columns["name"] = told_or(made_names(columns, ~named), np.where(named, columns["described"], NONE), known.names)
     return enclosing
+
+
+def made_names(columns: Columns, wanted: np.ndarray) -> Text:
+    """Names made of type, layer and expert, for those operators that want one."""
+    unnamed, answer = np.flatnonzero(wanted), np.zeros(len(wanted), np.int32)
+    kind = columns["type"].unique()
+    what = codes(kind.codes[unnamed], columns["layer"][unnamed], columns["expert"][unnamed])
+    answer[unnamed] = what
+    parts = (column[unnamed[first_of_codes(what)]].tolist() for column in (kind.codes, columns["layer"], columns["expert"]))
+    names = [".".join(str(p) for p in (kind.values[t], *place) if p != NONE) for t, *place in zip(*parts, strict=True)]
+    return Text(answer, np.array([*names, ""], object))
 
 
 def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
@@ -325,7 +334,7 @@ def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
     return answer
 
 
-def thread_table(ops: OpThreads, op_id: np.ndarray) -> pd.DataFrame:
+def thread_table(ops: OpThreads, op_id: np.ndarray) -> Columns:
     """The table `op_threads`; `op_id` as in the table `operators`."""
     columns = {"op_id": op_id, "tid": ops.rows["tid"], "begin_ns": ops.begin, "wait_ns": ops.wait, "end_ns": ops.end}
-    return conform("op_threads", columns)
+    return typed("op_threads", columns)

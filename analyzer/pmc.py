@@ -5,12 +5,11 @@ it, the wait for the other threads in between included.
 """
 
 import numpy as np
-import pandas as pd
 
 from analyzer import nodes
 from analyzer.operators import OpThreads
 from analyzer.reading import Rows, Source, section
-from analyzer.schema import conform
+from analyzer.schema import Columns, Text, typed
 from analyzer.spans import NONE, codes, first_rows, successors
 
 UNREAD = np.uint64(2**64 - 1)
@@ -66,11 +65,11 @@ class Readings:
         self.last = rows.where(np.sort(len(rows) - 1 - from_back))
 
 
-def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> pd.DataFrame:
+def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> Columns:
     """The table `pmc`: from an operator's begin on a thread to where the thread began to wait, or to its end."""
     rows, names = source.rows("pmc"), events(source)
     if len(rows) == 0 or not names or "values" not in (rows.dtype.names or ()):
-        return conform("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
+        return typed("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
     first, last = readings_at(source, ops.rows["tid"], ops.begin), readings_at(source, ops.rows["tid"], ops.wait)
     first = np.where(told_by_done(source, ops), readings_before(rows, last), first)
     values = rows.records["values"].astype(np.uint64)[:, : len(names)]
@@ -78,12 +77,12 @@ def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> pd.DataFrame:
     known = (first >= 0)[:, None] & (last >= 0)[:, None] & (before != UNREAD) & (after != UNREAD)
     delta = np.where(known, (after - before).astype(np.float64), np.nan)
     n = len(names)
-    return conform(
+    return typed(
         "pmc",
         {
             "op_id": np.repeat(op_id, n),
             "tid": np.repeat(ops.rows["tid"], n),
-            "event": np.tile(np.array(names, object), len(op_id)),
+            "event": Text(np.tile(np.arange(n, dtype=np.int32), len(op_id)), np.array(names, object)),
             "value": delta.reshape(-1),
         },
     )

@@ -18,7 +18,7 @@ from analyzer.qnn_executes import Enclosing, execute_table, executions
 from analyzer.qnn_objects import Objects
 from analyzer.qnn_objects import build as build_objects
 from analyzer.reading import Rows, Source, texts
-from analyzer.schema import conform
+from analyzer.schema import TABLES, conform, empty
 from analyzer.spans import NONE, codes, latest
 from analyzer.steps import Steps
 
@@ -190,7 +190,9 @@ def host_times(found: Events, execute: np.ndarray, begin_ns: np.ndarray, end_ns:
 
 
 def build(source: Source, tokens: Steps, enclosing: Enclosing) -> dict[str, pd.DataFrame]:
-    """The tables of QNN: executes, events, calls, objects, stages, gaps and findings."""
+    """The tables of QNN: executes, events, calls, objects, stages and findings."""
+    if not any(kind.startswith("qnn_") for kind in source.count()):
+        return {name: empty(name) for name in TABLES if name.startswith("qnn_") and name != "qnn_gaps"}
     separate_stages(source)
     call, stage = source.spans("qnn_call", ("call",)), source.spans("qnn_stage", ("call",))
     objects = build_objects(source, call)

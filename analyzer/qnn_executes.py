@@ -106,7 +106,7 @@ class Enclosing:
         own, row = own[graph_id >= 0], graph_id[graph_id >= 0] - graphs.first
         self.columns["graph_id"][own] = row + graphs.first
         outer = graphs.begin.where(row)
-        self.columns["kind"][own] = piece.named(outer["engine"], outer["type"], "graphs")
+        self.columns["kind"][own] = piece.named(outer["engine"], outer["type"], "graphs").objects()
         for name in ("layer", "expert", "tier"):
             self.columns[name][own] = outer[name]
 

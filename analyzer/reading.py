@@ -12,7 +12,8 @@ import pandas as pd
 
 from analyzer.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
 from analyzer.observed import LEVELS, clipped, gaps_of
-from analyzer.spans import Marks, Pairs, distinct, pair, successors
+from analyzer.schema import Text
+from analyzer.spans import Marks, Pairs, codes, first_of_codes, pair, successors
 from tracer.recording import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
 
 UNKNOWN_U32 = 2**32 - 1
@@ -197,21 +198,19 @@ class Source:
         """The columns of schema.THREAD."""
         return {"engine": self.engines(rows["engine"]), "pid": rows["pid"], "tid": rows["tid"]}
 
-    def engines(self, ids: np.ndarray) -> np.ndarray:
+    def engines(self, ids: np.ndarray) -> Text:
         """Names of engine ids."""
         names = np.array([self.engine_names.get(i, f"engine {i}") for i in range(256)], object)
-        return names[ids]
+        return Text(ids.astype(np.int32), names)
 
-    def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> np.ndarray:
+    def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> Text:
         """Names of operator or graph numbers as the engine with that id declares them in `table`."""
-        answer = np.full(len(ids), "", object)
-        for engine in distinct(ids).tolist():
+        code, found = codes(ids, types), []
+        first = first_of_codes(code)
+        for engine, number in zip(ids[first].tolist(), types[first].tolist(), strict=True):
             declared = section(section(self.manifest, "engines"), self.engine_names.get(engine, "")).get(table) or []
-            mine = ids == engine
-            inverse, values = pd.factorize(types[mine])
-            names = [declared[v] if 0 <= v < len(declared) else f"{table[:-1]} {v}" for v in values.tolist()]
-            answer[mine] = np.array(names, object)[inverse]
-        return answer
+            found.append(declared[number] if 0 <= number < len(declared) else f"{table[:-1]} {number}")
+        return Text(code, np.array([*found, ""], object))
 
     def spans(self, kind: str, identity: tuple[str, ...] = (), unknown: int | None = None, keep: Rows | None = None) -> Spans:
         """Pair <kind>_begin with <kind>_end by thread and identity fields; ends without begin go to `unpaired`."""
@@ -267,10 +266,10 @@ def combined(rows: Rows, fields: tuple[str, ...]) -> np.ndarray | None:
     return answer
 
 
-def chosen(names: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def chosen(names: np.ndarray, numbers: np.ndarray) -> Text:
     """names[numbers], "" for numbers beyond the table."""
-    table = np.append(names, "")
-    return table[np.where((numbers >= 0) & (numbers < len(names)), numbers, len(names))]
+    known = (numbers >= 0) & (numbers < len(names))
+    return Text(np.where(known, numbers, len(names)).astype(np.int32), np.append(names, ""))
 
 
 def texts(column: np.ndarray) -> np.ndarray:

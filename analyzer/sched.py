@@ -9,7 +9,7 @@ import pandas as pd
 from analyzer.contents import EVER, STREAMED
 from analyzer.observed import Gaps, clipped, gaps_of
 from analyzer.reading import Rows, Source, texts
-from analyzer.schema import conform
+from analyzer.schema import Columns, Text, conform, typed
 from analyzer.spans import NONE, distinct, first_rows, order_in_groups
 
 UNINTERRUPTIBLE = 2
@@ -17,6 +17,7 @@ HELD = 0x4 | 0x8  # by a signal, or by a tracer; ours holds the target while it 
 GONE = 0x10 | 0x20 | 0x80  # dead and zombie bits of a task's state
 REPORTED = 0xFF  # sched_switch adds 0x100 to the state of a task that was preempted
 RUNNING, RUNNABLE, SLEEPING, WAITING, STOPPED, OVER = range(6)
+EVENTS = np.array(["switch", "waking", "wakeup"], object)
 STATES = np.array(["running", "runnable", "sleeping", "waiting", "stopped", ""], object)
 WORKING = ("token_begin", "graph_begin", "op_begin", "op_shares", "expert_begin", "load_begin", "qnn_execute_begin")
 WORKING += ("qnn_call_begin",)
@@ -124,7 +125,7 @@ def moments(switch: Rows, waking: Rows, fork: Rows, known: Target, before: Open)
     return Moments(tid[~runs], ts[~runs], state[~runs], cpu[~runs])
 
 
-def thread_states(known: Target, events: Moments, before: Open, final: bool, gaps: list[Gaps]) -> tuple[pd.DataFrame, Open]:
+def thread_states(known: Target, events: Moments, before: Open, final: bool, gaps: list[Gaps]) -> tuple[Columns, Open]:
     """(the table `thread_states` of a stretch of time, the states that it leaves open).
 
     The states of each thread tile its time from its first to its last event, but for `gaps`. Rows come in order of the event
@@ -151,13 +152,13 @@ def thread_states(known: Target, events: Moments, before: Open, final: bool, gap
     columns = {
         "tid": tid[rows],
         "pid": known.process(tid[rows]),
-        "state": STATES[state[rows]],
+        "state": Text(state[rows].astype(np.int32), STATES),
         "cpu": cpu[rows],
         "begin_ns": begin[rows],
         "end_ns": stop,
         "duration_ns": stop - begin[rows],
     }
-    return conform("thread_states", columns), after
+    return typed("thread_states", columns), after
 
 
 class Scheduling:
@@ -171,7 +172,7 @@ class Scheduling:
         self.processes: dict[int, int] = {}
         self.seen = self.known.tid
 
-    def piece(self, source: Source, final: bool) -> dict[str, pd.DataFrame]:
+    def piece(self, source: Source, final: bool) -> dict[str, Columns]:
         """`thread_states` and `sched` of one stretch; `final`: none follows."""
         switch, waking, fork = (source.rows(kind) for kind in ("sched_switch", "sched_waking", "task_fork"))
         fork = fork.where((fork["ts"] >= source.begin_ns) & (fork["ts"] < source.end_ns))
@@ -206,7 +207,7 @@ class Scheduling:
         return conform("threads", {"tid": tid, "pid": np.where(pid >= 0, pid, others), "name": label, "target": mine})
 
 
-def events(source: Source) -> pd.DataFrame:
+def events(source: Source) -> Columns:
     """The table `sched`: switches, wakings and wake-ups in order of time."""
     switch, waking, wakeup = (source.rows(f"sched_{kind}") for kind in ("switch", "waking", "wakeup"))
     kinds = (switch, waking, wakeup)
@@ -215,7 +216,6 @@ def events(source: Source) -> pd.DataFrame:
     none = [np.full(len(rows), NONE, np.int64) for rows in kinds]
     columns = {
         "cpu": [rows["cpu"] for rows in kinds],
-        "event": [np.full(len(rows), name, object) for rows, name in zip(kinds, ("switch", "waking", "wakeup"), strict=True)],
         "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"]),
         "prev_state": (switch["prev_state"], *none[1:]),
         "prev_prio": (switch["prev_prio"], *none[1:]),
@@ -224,4 +224,5 @@ def events(source: Source) -> pd.DataFrame:
         "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"]),
     }
     merged = {name: np.concatenate(both)[order] for name, both in columns.items()}
-    return conform("sched", {"ts_ns": ts[order], **merged})
+    number = np.repeat(np.arange(len(kinds), dtype=np.int32), [len(rows) for rows in kinds])
+    return typed("sched", {"ts_ns": ts[order], "event": Text(number[order], EVENTS), **merged})

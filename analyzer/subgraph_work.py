@@ -14,10 +14,10 @@ import numpy as np
 from analyzer.predict.errors import PredictError
 from analyzer.predict.model import Mixture, Model, model_of
 from analyzer.reading import section
+from analyzer.schema import Columns
 
 ENGINE = "moescope"
 ACTIVATION_BYTES, INDEX_BYTES, SCALE_BITS, PLAIN_BITS = 4, 8, 32, 16
-Columns = dict[str, np.ndarray]
 Work = tuple[np.ndarray, np.ndarray, np.ndarray]
 """flops, bytes read and bytes written of each operator."""
 
@@ -120,9 +120,9 @@ class Subgraphs:
 
     def fill(self, operators: Columns, context: np.ndarray, figures: Columns) -> None:
         """Put the work of our runtime's operators into `figures`; `context` has the tokens in each one's context."""
-        names = list(figures)
+        names, own = list(figures), operators["engine"].matches(ENGINE)
         for kind, formula in self.formulas.items():
-            rows = np.flatnonzero((operators["type"] == kind) & (operators["engine"] == ENGINE))
+            rows = np.flatnonzero(operators["type"].matches(kind) & own)
             if len(rows):
                 asked = Asked(operators["n_tokens"][rows], context[rows], operators["layer"][rows])
                 for name, values in zip(names, formula(asked), strict=True):

@@ -9,14 +9,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer.building import GAPS_NEED, LONG, MOST, Builder, gap_table
+from analyzer.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
 from analyzer.contents import BLOCK, EVER
 from analyzer.reading import Source, open_recording
-from analyzer.schema import TABLES, Column, conform
+from analyzer.schema import TABLES, Column, Columns, Text, conform
 from tracer.recording import Recording, RecordingError
 
 TABLES_VERSION = 6
@@ -32,14 +33,17 @@ def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> dict[st
     """
     builder = Builder(Source(recording, block))
     pieces = list(builder.pieces(most))
-    tables = {name: joined([piece[name] for piece in pieces]) for name in LONG} | builder.rest()
+    tables = {name: conform(name, joined([piece[name] for piece in pieces])) for name in LONG} | builder.rest()
     tables |= gap_table(tables)
     return {name: tables[name] for name in TABLES}
 
 
-def joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
+def joined(parts: list[Columns]) -> Columns:
     """The rows of all parts."""
-    return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
+    if len(parts) == 1:
+        return parts[0]
+    plain = [{name: c.objects() if isinstance(c, Text) else c for name, c in part.items()} for part in parts]
+    return {name: np.concatenate([part[name] for part in plain]) for name in plain[0]}
 
 
 def fingerprint(folder: Path) -> dict[str, Any]:
@@ -136,11 +140,13 @@ def keep(
                 files.add(piece)
         tables = builder.rest()
         alone = number == 0
-        tables |= gap_table(tables | (piece if alone else files.read(GAPS_NEED)))
+        told = {name: conform(name, columns) for name, columns in piece.items()} if alone else {}
+        wanted = GAPS_NEED if not alone and len(tables["qnn_executes"]) else {}
+        tables |= gap_table(tables | told | files.read(wanted))
         for name, table in tables.items():
             part = arrow(name, table)
             parquet.write_table(part, fresh / f"{name}.parquet", **options(part.schema))
-    return piece | tables if alone else None
+    return told | tables if alone else None
 
 
 class Files:
@@ -161,14 +167,14 @@ class Files:
         """The file of a table."""
         return self.folder / f"{name}.parquet"
 
-    def add(self, tables: dict[str, pd.DataFrame]) -> None:
+    def add(self, piece: Piece) -> None:
         """Append rows to each table."""
-        for name, table in tables.items():
-            part = arrow(name, table)
+        for name, columns in piece.items():
+            part = arrow(name, columns)
             if name not in self.writers:
                 writer = parquet.ParquetWriter(self.path(name), part.schema, **options(part.schema))
                 self.writers[name] = self.open.enter_context(writer)
-            if len(table):
+            if part.num_rows:
                 self.writers[name].write_table(part)
 
     def read(self, columns: dict[str, tuple[str, ...]]) -> dict[str, pd.DataFrame]:
@@ -176,10 +182,19 @@ class Files:
         return {name: parquet.read_table(self.path(name), columns=list(some)).to_pandas() for name, some in columns.items()}
 
 
-def arrow(name: str, table: pd.DataFrame) -> pyarrow.Table:
+def arrow(name: str, columns: pd.DataFrame | Columns) -> pyarrow.Table:
     """A table as Arrow has it, its types as declared."""
-    columns = {column.name: pyarrow.array(table[column.name].to_numpy(), arrow_type(column)) for column in TABLES[name]}
-    return pyarrow.table(columns)
+    return pyarrow.table({column.name: arrow_column(columns[column.name], column) for column in TABLES[name]})
+
+
+def arrow_column(values: Any, column: Column) -> pyarrow.Array:
+    """One column; texts by a dictionary where they come so."""
+    if isinstance(values, Text):
+        once = values.unique()
+        indices = pyarrow.array(once.codes.astype(np.int32, copy=False))
+        return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(once.values, pyarrow.string()))
+    array = pyarrow.array(np.asarray(values), arrow_type(column))
+    return array.dictionary_encode() if column.dtype == "object" and column.name != "sources" else array
 
 
 def arrow_type(column: Column) -> pyarrow.DataType:
@@ -191,5 +206,5 @@ def arrow_type(column: Column) -> pyarrow.DataType:
 
 def options(schema: pyarrow.Schema) -> dict[str, Any]:
     """How a Parquet file is written: numbers plain, texts by a dictionary."""
-    texts = [field.name for field in schema if field.type == pyarrow.string()]
+    texts = [field.name for field in schema if pyarrow.types.is_dictionary(field.type)]
     return {"compression": "lz4", "use_dictionary": texts, "write_statistics": False}
