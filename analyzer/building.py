@@ -66,7 +66,10 @@ class Builder:
         }
         loose = int(np.count_nonzero(columns["token_id"] < 0))
         self.first = operators.First(
-            first.op + len(columns["op_id"]), first.graph + len(runs.begin), first.run + len(experts["run_id"]), first.loose + loose
+            first.op + len(columns["op_id"]),
+            first.graph + len(runs.begin),
+            first.run + len(experts["run_id"]),
+            first.loose + loose,
         )
         return tables
 

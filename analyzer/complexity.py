@@ -9,7 +9,6 @@ figures (NaN).
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan, prod
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -200,7 +199,14 @@ class Described:
         """Row of each definition: the latest at that time, else the first after it; -1 where there is none."""
         if len(self.key) == 0 or len(tensor) == 0:
             return np.full(len(tensor), NONE, np.int64)
-        asked = self.index.get_indexer(pd.Index(identities(pid, tensor)))
+        number, values = pd.factorize(identities(pid, tensor))
+        return self.rows_of(number, values, ts)
+
+    def rows_of(self, number: np.ndarray, values: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """The same for the results values[number], as `identities` numbers them."""
+        if len(self.key) == 0 or len(number) == 0:
+            return np.full(len(number), NONE, np.int64)
+        asked = self.index.get_indexer(pd.Index(values))[number]
         row = np.where(asked >= 0, self.only[asked], NONE)
         told_again = np.flatnonzero((asked >= 0) & (self.count[asked] > 1))
         if len(told_again):
@@ -252,8 +258,8 @@ class Works:
 
     def _shapes(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(kind, shape of the result, shapes of its sources) of each distinct operator, and which one each row is."""
-        version = np.searchsorted(self.changes, ts, "right")
-        key = codes(out, version, pid)
+        settled = ts.min() >= self.changes[-1]
+        key = codes(out, np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right"), pid)
         first = first_of_codes(key)
         sources = self._source_rows(out[first], pid[first], ts[first])
         shapes = np.column_stack((self.kind[out[first]], self.shape[out[first]], *self.shape[sources].T))
@@ -284,7 +290,7 @@ class Works:
     def _figures(self, shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray) -> np.ndarray:
         """(flops, read, written) of each row: one computation for each combination of types, shapes and facts."""
         same = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
-        key = codes(same[inverse], pd.factorize(distinct)[0], pd.factorize(context)[0])
+        key = codes(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
         first = first_of_codes(key)
         names = pd.unique(self.types)
         answer = []

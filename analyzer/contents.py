@@ -10,9 +10,21 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from analyzer.spans import first_rows
 from tracer.recording import BUSY, DISCARD, KIND_OFFSET, RING_HEADER_BYTES, STREAMS, Recording
 
-STREAMED = ("graph_begin", "graph_end", "op_begin", "op_wait", "op_end", "op_shares", "expert_begin", "expert_end", "route", "pmc")
+STREAMED = (
+    "graph_begin",
+    "graph_end",
+    "op_begin",
+    "op_wait",
+    "op_end",
+    "op_shares",
+    "expert_begin",
+    "expert_end",
+    "route",
+    "pmc",
+)
 STREAMED += ("sched_switch", "sched_waking", "sched_wakeup")
 IMPOSSIBLE_NS = 1 << 62
 EVER = np.iinfo(np.int64).max
@@ -23,7 +35,13 @@ BLOCK = 1 << 16
 def header(width: int) -> np.dtype:
     """The fields that every slot has."""
     at = RING_HEADER_BYTES
-    fields = {"length": ("<u4", 0), "ts": ("<u8", at), "pid": ("<u4", at + 8), "tid": ("<u4", at + 12), "kind": ("<u2", KIND_OFFSET)}
+    fields = {
+        "length": ("<u4", 0),
+        "ts": ("<u8", at),
+        "pid": ("<u4", at + 8),
+        "tid": ("<u4", at + 12),
+        "kind": ("<u2", KIND_OFFSET),
+    }
     names, places = list(fields), list(fields.values())
     return np.dtype({"names": names, "formats": [p[0] for p in places], "offsets": [p[1] for p in places], "itemsize": width})
 
@@ -92,11 +110,12 @@ class Contents:
         """Take note of one block; its first and last time."""
         kinds, ts = kinds_of(slots), slots["ts"]
         written = kinds > 0
-        for number, count in enumerate(np.bincount(kinds).tolist()):
-            if count and number:
+        present = np.bincount(kinds)
+        for number, count in zip(np.flatnonzero(present).tolist(), present[present > 0].tolist(), strict=True):
+            if number:
                 self.counts[number] = self.counts.get(number, 0) + count
                 self._kind(number, slots, np.flatnonzero(kinds == number), start)
-            elif count:
+            else:
                 self.discarded += int(np.count_nonzero(slots["length"] & np.uint32(BUSY | DISCARD)))
         good = ts[written] if not written.all() else ts
         if len(good) and good.max() >= IMPOSSIBLE_NS:
@@ -118,7 +137,7 @@ class Contents:
             prev = self._field(slots, name, "prev_tid")
             rows = rows[slots["tid"][rows] == prev[rows]]
         tid = slots["tid"][rows]
-        threads, first = np.unique(tid, return_index=True)
+        threads, first = first_rows(tid)
         known = self.processes.setdefault(name, {})
         for thread, pid in zip(threads.tolist(), slots["pid"][rows[first]].tolist(), strict=True):
             known.setdefault(thread, pid)

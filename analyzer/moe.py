@@ -34,7 +34,8 @@ def routes(source: Source, tokens: Steps, known: Known) -> Columns:
         {
             "token_id": token_id[record],
             "layer": layer[record],
-            "row": entry // k[record] + rows_before(rows, layer, np.where(token_id < 0, NONE - step_of(source, rows), token_id))[record],
+            "row": entry // k[record]
+            + rows_before(rows, layer, np.where(token_id < 0, NONE - step_of(source, rows), token_id))[record],
             "rank": entry % k[record],
             "expert": experts[used],
             "weight": np.where(rows["has_weights"][record] == 1, weights[used].astype(np.float64), np.nan),

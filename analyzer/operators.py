@@ -38,6 +38,8 @@ class OpThreads:
     merged: np.ndarray  # bool: the engine runs one operator on several threads
     token: np.ndarray
     graph: np.ndarray
+    result: np.ndarray  # number of its result's identity in `results`
+    results: np.ndarray
 
 
 def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
@@ -60,7 +62,8 @@ def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
         own = source.told_by_share
         major[own], minor[own] = (begin[field][own] for field in ("maj_flt", "min_flt"))
     wait = waits(source, begin, end)
-    return OpThreads(begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin))
+    result = pd.factorize(identities(begin["pid"], begin["tensor"]))
+    return OpThreads(begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin), *result)
 
 
 def bounded(source: Source, begin: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -117,7 +120,7 @@ def merge(source: Source, ops: OpThreads) -> np.ndarray:
     token = ops.token
     if token.min() < 0:  # between steps, those that belong to none
         token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
-    work = codes(rows["tensor"], token, rows["pid"], rows["engine"])
+    work = codes(ops.result, token, rows["engine"])
     runs = codes(work, rows["tid"])
     once = int(runs.max()) + 1 == len(runs)  # no thread runs an operator twice within a step
     group = work if once else codes(work, running_count(runs, ops.begin))
@@ -256,7 +259,7 @@ def build(
         **merged,
         "duration_ns": merged["end_ns"] - merged["begin_ns"],
     }
-    described = known.described.rows(columns["pid"], columns["tensor"], merged["end_ns"])
+    described = known.described.rows_of(ops.result[first], ops.results, merged["end_ns"])
     columns["described"], columns["layer"] = described, rows["layer"]
     columns["shape"] = told_or(Text(np.zeros(len(first), np.int32), np.array([""], object)), described, known.shapes)
     columns["type"] = told_or(columns["type"], described, known.types)

@@ -56,9 +56,7 @@ class Readings:
         """Put the threads' last readings of the stretch before in front of this one's."""
         rows = source.rows("pmc")
         if self.last is not None and len(self.last):
-            slots, position = (
-                np.concatenate((getattr(self.last, name), getattr(rows, name))) for name in ("slots", "position")
-            )
+            slots, position = (np.concatenate((getattr(self.last, name), getattr(rows, name))) for name in ("slots", "position"))
             rows = Rows(slots, rows.dtype, position)
             source.replace("pmc", rows)
         _, from_back = first_rows(rows["tid"][::-1])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from analyzer.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
 from analyzer.observed import LEVELS, clipped, gaps_of
@@ -170,7 +169,9 @@ class Source:
             rows = Rows(slots.view(raw)[slot], dtype, slot + start)
         else:
             few = self.contents.few.get(number, Few())
-            rows = Rows(np.concatenate([np.empty(0, raw), *few.slots]), dtype, np.concatenate([np.empty(0, np.int64), *few.position]))
+            rows = Rows(
+                np.concatenate([np.empty(0, raw), *few.slots]), dtype, np.concatenate([np.empty(0, np.int64), *few.position])
+            )
             if self.damaged:
                 rows = rows.where(rows.raw("ts") < IMPOSSIBLE_NS)
         if np.any(rows["ts"][1:] < rows["ts"][:-1]):

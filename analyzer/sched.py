@@ -183,7 +183,9 @@ class Scheduling:
 
     def _meet(self, switch: Rows, waking: Rows) -> None:
         """Take note of who there is: names as last told, processes as first told."""
-        named = np.concatenate((np.where(switch["comm_of_next"] > 0, switch["next_tid"], switch["prev_tid"]), waking["woken_tid"]))
+        named = np.concatenate(
+            (np.where(switch["comm_of_next"] > 0, switch["next_tid"], switch["prev_tid"]), waking["woken_tid"])
+        )
         order = np.argsort(np.concatenate((switch["ts"], waking["ts"])), kind="stable")[::-1]
         who, newest = first_rows(named[order])
         row = order[newest]

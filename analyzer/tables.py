@@ -136,10 +136,12 @@ def keep(
     builder = Builder(Source(recording, block))
     with replaced(folder, stamp) as fresh:
         with Files(fresh) as files:
-            for number, piece in enumerate(builder.pieces(most)):
+            count = 0
+            for piece in builder.pieces(most):
                 files.add(piece)
+                count += 1
+            alone = count == 1
         tables = builder.rest()
-        alone = number == 0
         told = {name: conform(name, columns) for name, columns in piece.items()} if alone else {}
         wanted = GAPS_NEED if not alone and len(tables["qnn_executes"]) else {}
         tables |= gap_table(tables | told | files.read(wanted))

@@ -4,9 +4,9 @@ python benchmarks/analyzer.py [--records 1e6 1e7 1e8] [--repeats 3]
 python benchmarks/analyzer.py --run RUN [--repeats 3]      the same for a recording
 python benchmarks/analyzer.py --summary RUN                seconds of `analyzer summary RUN`: made of raw records, of tables, kept
 
-The synthetic one: 300 operators a token with structure on two threads, a router's choice for each of 25 layers, scheduling. Speed is
-told by CPU time (all threads, so that other processes do not count); memory is the greatest resident size of the process that
-does it alone. 1e8 records are 7 GB on disk, and as much again of tables.
+The synthetic one: 300 operators a token with structure on two threads, a router's choice for each of 25 layers, scheduling.
+Speed is told by CPU time (all threads, so that other processes do not count); memory is the greatest resident size of the
+process that does it alone. 1e8 records are 7 GB on disk, and as much again of tables.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.recordings import MAIN, WORKER, manifest, records
 from tracer.recording import RING_HEADER_BYTES, write_manifest
 
+ROOT = Path(__file__).resolve().parent.parent
 OPS, LAYERS, OP_NS, BATCH = 300, 25, 1000, 32
 NO_SEQ = 2**64 - 1
 CHILD = """
@@ -34,7 +34,8 @@ from analyzer.tables import row_counts
 start = time.perf_counter()
 rows = row_counts(sys.argv[1])
 spent = time.process_time(), time.perf_counter() - start
-print(json.dumps({"cpu": spent[0], "wall": spent[1], "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, "rows": sum(rows.values())}))
+rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+print(json.dumps({"cpu": spent[0], "wall": spent[1], "rss": rss, "rows": sum(rows.values())}))
 """
 
 
@@ -77,7 +78,9 @@ def synthetic(folder: Path, wanted: int) -> int:
     names = np.arange(1, OPS + 1)
     told = {"tensor": names * 64, "type": 1 + (names % (OPS // LAYERS) == 0) * 3, "dtype": 0}
     shape = {"ne": [[2048, 1, 1, 1]] * OPS, "n_sources": 2, "sources": [[(n - 1) * 64, n * 64 % 640] + [0] * 8 for n in names]}
-    named = [f"{what}-{n % LAYERS}".encode() for n, what in zip(names, ("attn_norm", "ffn_moe_gate", "ffn_out") * OPS, strict=False)]
+    named = [
+        f"{what}-{n % LAYERS}".encode() for n, what in zip(names, ("attn_norm", "ffn_moe_gate", "ffn_out") * OPS, strict=False)
+    ]
     tensors = records("tensor", OPS, engine=2, ts=999_999, name=named, **told, **shape)
     with open(folder / "events.bin", "wb") as events, open(folder / "details.bin", "wb") as details:
         details.write(tensors.tobytes())
@@ -97,11 +100,11 @@ def measured(run: Path, count: int, repeats: int) -> None:
         shutil.rmtree(run / "tables", ignore_errors=True)
         told = subprocess.run([sys.executable, "-c", CHILD, str(run)], check=True, capture_output=True, text=True, cwd=ROOT)
         spent.append(json.loads(told.stdout))
-    cpu = [one["cpu"] for one in spent]
+    cpu, wall, memory = ([one[name] for one in spent] for name in ("cpu", "wall", "rss"))
     print(
         f"{count:,} records -> {spent[0]['rows']:,} rows, {repeats} times: median {count / np.median(cpu) / 1e6:.2f}, best "
         f"{count / min(cpu) / 1e6:.2f} M records/s of CPU ({np.median(cpu):.1f} s, by the clock "
-        f"{np.median([one['wall'] for one in spent]):.1f} s); greatest resident size {max(one['rss'] for one in spent) / 2**30:.2f} GiB",
+        f"{np.median(wall):.1f} s); greatest resident size {max(memory) / 2**30:.2f} GiB",
         flush=True,
     )
 

@@ -1,7 +1,8 @@
 """A step of llama.cpp's kernels through ggml's own API: ggml_copies.py ROUNDS EXTRA [ONLY_BASE]. Prints JSON.
 
-The graph `base` runs each kernel of KERNELS once, on weights of their own; for each of them another graph has EXTRA more runs of it
-right behind its own. Graphs are computed by turns, ROUNDS times; the answer holds ms of each graph in each round, by the host's clock.
+The graph `base` runs each kernel of KERNELS once, on weights of their own; for each of them another graph has EXTRA more runs
+of it right behind its own. Graphs are computed by turns, ROUNDS times; the answer holds ms of each graph in each round, by the
+host's clock.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The model of the traced command: the config that a folder on its command line holds, and how its converted package stores it."""
+"""The model of the traced command: the config that a folder on its command line holds, and how its package stores it."""
 
 import json
 from pathlib import Path
