@@ -66,11 +66,12 @@ class Readings:
 def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> Columns:
     """The table `pmc`: from an operator's begin on a thread to where the thread began to wait, or to its end."""
     rows, names = source.rows("pmc"), events(source)
-    if len(rows) == 0 or not names or "values" not in (rows.dtype.names or ()):
+    if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):
         return typed("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
     first, last = readings_at(source, ops.rows["tid"], ops.begin), readings_at(source, ops.rows["tid"], ops.wait)
     first = np.where(told_by_done(source, ops), readings_before(rows, last), first)
     values = rows.records["values"].astype(np.uint64)[:, : len(names)]
+    values = np.concatenate((values, np.full((1, len(names)), UNREAD)))
     before, after = values[first], values[last]
     known = (first >= 0)[:, None] & (last >= 0)[:, None] & (before != UNREAD) & (after != UNREAD)
     delta = np.where(known, (after - before).astype(np.float64), np.nan)
