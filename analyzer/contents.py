@@ -13,19 +13,10 @@ import pandas as pd
 from analyzer.spans import first_rows
 from tracer.recording import BUSY, DISCARD, KIND_OFFSET, RING_HEADER_BYTES, STREAMS, Recording
 
-STREAMED = (
-    "graph_begin",
-    "graph_end",
-    "op_begin",
-    "op_wait",
-    "op_end",
-    "op_shares",
-    "expert_begin",
-    "expert_end",
-    "route",
-    "pmc",
+STREAMED: tuple[str, ...] = (
+    *("graph_begin", "graph_end", "op_begin", "op_wait", "op_end", "op_shares", "expert_begin", "expert_end", "route", "pmc"),
+    *("sched_switch", "sched_waking", "sched_wakeup"),
 )
-STREAMED += ("sched_switch", "sched_waking", "sched_wakeup")
 IMPOSSIBLE_NS = 1 << 62
 EVER = np.iinfo(np.int64).max
 BLOCK = 1 << 16

@@ -59,8 +59,8 @@ def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
         end[~paired], complete[~paired] = bounded(source, loose)
         major[~paired], minor[~paired] = faults_until_next(source, loose, token[~paired], tokens)
     if source.told_by_share is not None:
-        own = source.told_by_share
-        major[own], minor[own] = (begin[field][own] for field in ("maj_flt", "min_flt"))
+        shared = source.told_by_share
+        major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
     wait = waits(source, begin, end)
     result = pd.factorize(identities(begin["pid"], begin["tensor"]))
     return OpThreads(begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin), *result)

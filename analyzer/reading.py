@@ -11,7 +11,7 @@ import numpy as np
 
 from analyzer.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
 from analyzer.observed import LEVELS, clipped, gaps_of
-from analyzer.schema import Text
+from analyzer.schema import Columns, Text
 from analyzer.spans import Marks, Pairs, codes, first_of_codes, pair, successors
 from tracer.recording import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
 
@@ -195,7 +195,7 @@ class Source:
         cuts = np.searchsorted(ts, self.step_begins)
         return np.repeat(np.append(self.step_begins, EVER), np.diff(cuts, prepend=0, append=len(ts)))
 
-    def thread(self, rows: Rows) -> dict[str, np.ndarray]:
+    def thread(self, rows: Rows) -> Columns:
         """The columns of schema.THREAD."""
         return {"engine": self.engines(rows["engine"]), "pid": rows["pid"], "tid": rows["tid"]}
 

@@ -19,8 +19,10 @@ REPORTED = 0xFF  # sched_switch adds 0x100 to the state of a task that was preem
 RUNNING, RUNNABLE, SLEEPING, WAITING, STOPPED, OVER = range(6)
 EVENTS = np.array(["switch", "waking", "wakeup"], object)
 STATES = np.array(["running", "runnable", "sleeping", "waiting", "stopped", ""], object)
-WORKING = ("token_begin", "graph_begin", "op_begin", "op_shares", "expert_begin", "load_begin", "qnn_execute_begin")
-WORKING += ("qnn_call_begin",)
+WORKING = (
+    *("token_begin", "graph_begin", "op_begin", "op_shares", "expert_begin", "load_begin", "qnn_execute_begin"),
+    "qnn_call_begin",
+)
 
 
 @dataclass(frozen=True)

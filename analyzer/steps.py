@@ -8,6 +8,7 @@ import pandas as pd
 
 from analyzer.contents import EVER
 from analyzer.reading import BACKEND, UNKNOWN_U32, Rows, Source, Spans, chosen
+from analyzer.schema import Columns
 from analyzer.sessions import model_names
 from analyzer.spans import NONE, Nest, codes, first_of_runs, latest, order_in_groups, run_lengths, successors
 
@@ -90,7 +91,7 @@ class Steps:
         guess = np.where((n_tokens > 1) | first, PREFILL, DECODE)
         return np.where((told == PREFILL) | (told == DECODE), told, guess)
 
-    def table(self, source: Source) -> dict[str, np.ndarray]:
+    def table(self, source: Source) -> Columns:
         """The columns of `tokens`."""
         matched, position = self.spans.end, self.begin["position"]
         result = np.where(matched >= 0, self.end["result"][matched], NONE) if len(self.end) else np.full(len(self.begin), NONE)
@@ -145,7 +146,7 @@ class Graphs:
         row = self.nest.innermost(rows["tid"], rows["ts"])
         return np.where(row >= 0, row + self.first, NONE)
 
-    def table(self, source: Source, tokens: Steps) -> dict[str, np.ndarray]:
+    def table(self, source: Source, tokens: Steps) -> Columns:
         """The columns of `graphs`."""
         begin, matched = self.begin, self.spans.end
         status = np.where(matched >= 0, self.end["status"][matched], NONE) if len(self.end) else np.full(len(begin), NONE)
