@@ -9,12 +9,13 @@ figures (NaN).
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan, prod
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analyzer.spans import NONE, codes, following, latest
+from analyzer.contents import EVER, identities
+from analyzer.schema import Columns
+from analyzer.spans import NONE, codes, first_of_codes, following, latest
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -41,7 +42,6 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     39: ("MXFP4", 32, 17),
 }
 """ggml's number of an element type → (name, elements per block, bytes per block), as ggml.h and gguf declare them."""
-ASKED = ("type", "shape", "pid", "tensor", "end_ns", "token_id", "layer")
 VIEWS_DEEP = 3
 BLOCKS = {name: (elements, size) for name, elements, size in GGML_TYPES.values()}
 
@@ -188,106 +188,143 @@ class Described:
     """The definitions of tensors, to be found by (process, tensor, time)."""
 
     def __init__(self, tensors: pd.DataFrame):
-        self.pid, self.tensor = tensors["pid"].to_numpy(), tensors["tensor"].to_numpy()
         self.since = tensors["since_ns"].to_numpy()
+        self.key, keys = pd.factorize(identities(tensors["pid"].to_numpy(), tensors["tensor"].to_numpy()))
+        self.index = pd.Index(keys)
+        self.count = np.bincount(self.key, minlength=len(keys))
+        self.only = np.full(len(keys), NONE, np.int64)
+        self.only[self.key] = np.arange(len(self.key))
 
     def rows(self, pid: np.ndarray, tensor: np.ndarray, ts: np.ndarray) -> np.ndarray:
         """Row of each definition: the latest at that time, else the first after it; -1 where there is none."""
-        n = len(self.pid)
-        if n == 0:
+        if len(self.key) == 0 or len(tensor) == 0:
             return np.full(len(tensor), NONE, np.int64)
-        key = codes(np.concatenate((self.pid, pid)), np.concatenate((self.tensor, tensor)))
-        row = latest(key[:n], self.since, key[n:], ts)
-        late = np.flatnonzero(row < 0)
-        row[late] = following(key[:n], self.since, key[n:][late], ts[late])
+        number, values = pd.factorize(identities(pid, tensor))
+        return self.rows_of(number, values, ts)
+
+    def rows_of(self, number: np.ndarray, values: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """The same for the results values[number], as `identities` numbers them."""
+        if len(self.key) == 0 or len(number) == 0:
+            return np.full(len(number), NONE, np.int64)
+        asked = self.index.get_indexer(pd.Index(values))[number]
+        row = np.where(asked >= 0, self.only[asked], NONE)
+        told_again = np.flatnonzero((asked >= 0) & (self.count[asked] > 1))
+        if len(told_again):
+            key, ts = asked[told_again], ts[told_again]
+            found = latest(self.key, self.since, key, ts)
+            late = np.flatnonzero(found < 0)
+            found[late] = following(self.key, self.since, key[late], ts[late])
+            row[told_again] = found
         return row
 
 
-def work_columns(
-    columns: dict[str, Any], tensors: pd.DataFrame, routes: pd.DataFrame, tokens: pd.DataFrame
-) -> dict[str, np.ndarray]:
-    """The columns flops, read_bytes and written_bytes of the table `operators`. Equal operators are computed once."""
-    operators = pd.DataFrame({name: columns[name] for name in ASKED}, copy=False)
-    known = operators["type"].isin(list(FORMULAS)).to_numpy() & (operators["shape"] != "").to_numpy()
-    rows = np.flatnonzero(known)
-    figures = np.full((len(operators), 3), nan)
-    if len(rows) and len(tensors):
-        kinds, pid, tensor, ts = (operators[name].to_numpy()[rows] for name in ("type", "pid", "tensor", "end_ns"))
-        described = Described(tensors)
-        out = described.rows(pid, tensor, ts)
-        facts = (distinct_experts(operators.iloc[rows], routes), contexts(operators.iloc[rows], tokens))
-        table = source_rows(described, tensors, out, pid, ts)
-        figures[rows] = figures_of(kinds, tensors, out, table, facts)
-    return {name: figures[:, i].copy() for i, name in enumerate(("flops", "read_bytes", "written_bytes"))}
+class Works:
+    """The work of operators. Equal ones are computed once: of the same types and shapes, at the same facts."""
+
+    def __init__(self, tensors: pd.DataFrame, types: np.ndarray, described: Described):
+        """`types` has the operator type of each definition."""
+        self.described, self.types = described, types
+        texts = (tensors["shape"] + "/" + tensors["dtype"]).to_numpy()
+        number, values = pd.factorize(texts)
+        self.shape, self.made = np.append(number, NONE), [parse(*text.split("/")) for text in values]
+        self.known = np.append([t in FORMULAS and not s.startswith("/") for t, s in zip(types, texts, strict=True)], False)
+        self.kind = np.append(pd.factorize(types)[0], NONE)
+        self.changes = np.unique(described.since)
+        self.sources = declared_sources(tensors)
+        self.part = np.append((tensors["type"] == "VIEW").to_numpy(), False)
+        self.renames = np.append(tensors["type"].isin(("RESHAPE", "PERMUTE", "TRANSPOSE")).to_numpy(), False)
+        self.size = np.append([min(self.made[n].elements, EVER) for n in number], 0).astype(np.int64)
+
+    def columns(self, operators: Columns, routes: Columns, lengths: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The columns flops, read_bytes and written_bytes of the table `operators`.
+
+        `operators` has token_id, layer, pid, end_ns and `described`, the row of each result's definition; `lengths` the
+        position and number of tokens of each step.
+        """
+        figures = np.full((len(operators["described"]), 3), nan)
+        rows = np.flatnonzero(self.known.astype(bool)[operators["described"]])
+        if len(rows):
+            out, token = operators["described"][rows], operators["token_id"][rows]
+            shapes, inverse = self._shapes(out, operators["pid"][rows], operators["end_ns"][rows])
+            kind = self.types[out]
+            distinct = np.full(len(rows), nan)
+            routed = np.flatnonzero(kind == "MUL_MAT_ID")
+            distinct[routed] = distinct_experts(token[routed], operators["layer"][rows[routed]], routes)
+            context = np.full(len(rows), nan)
+            attention = np.flatnonzero(kind == "FLASH_ATTN_EXT")
+            context[attention] = contexts(token[attention], lengths)
+            figures[rows] = self._figures(shapes, inverse, distinct, context)
+        return {name: figures[:, i].copy() for i, name in enumerate(("flops", "read_bytes", "written_bytes"))}
+
+    def _shapes(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(kind, shape of the result, shapes of its sources) of each distinct operator, and which one each row is."""
+        settled = ts.min() >= self.changes[-1]
+        key = codes(out, np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right"), pid)
+        first = first_of_codes(key)
+        sources = self._source_rows(out[first], pid[first], ts[first])
+        shapes = np.column_stack((self.kind[out[first]], self.shape[out[first]], *self.shape[sources].T))
+        return shapes, key
+
+    def _source_rows(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """Definitions of each result's first sources, [results, widest]; -1 where there is none."""
+        asked = self.sources[out]
+        answer = np.full(asked.shape, NONE, np.int64)
+        for i in range(asked.shape[1]):
+            real = np.flatnonzero(asked[:, i] != 0)
+            row = self.described.rows(pid[real], asked[real, i], ts[real])
+            answer[real, i] = self._renewed(row, pid[real], ts[real])
+        return answer
+
+    def _renewed(self, row: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """Definitions of views, replaced by what they rename where that has another size by now: not all are told anew.
+
+        A view of a part has fewer elements; every other way to rename memory keeps their number.
+        """
+        size = self.size
+        for _ in range(VIEWS_DEEP):
+            base = self.described.rows(pid, self.sources[row, 0], ts)
+            stale = self.part[row] & (size[row] > size[base]) | self.renames[row] & (size[row] != size[base])
+            row = np.where((base >= 0) & stale, base, row)
+        return row
+
+    def _figures(self, shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """(flops, read, written) of each row: one computation for each combination of types, shapes and facts."""
+        same = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
+        key = codes(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
+        first = first_of_codes(key)
+        names = pd.unique(self.types)
+        answer = []
+        for row in first.tolist():
+            kind, out, *sources = shapes[inverse[row]].tolist()
+            given = [self.made[s] for s in sources if s >= 0]
+            work = work_of(str(names[kind]), self.made[out], given, Facts(distinct[row], context[row]))
+            answer.append((work.flops, work.read, work.written))
+        return np.array(answer).reshape(-1, 3)[key]
 
 
-def source_rows(described: Described, tensors: pd.DataFrame, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """Rows in `tensors` of each operator's first sources, [operators, widest]; -1 where there is none."""
+def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
+    """The first sources of each definition, [definitions + 1, widest]; 0 where there is none."""
     lists = tensors["sources"].to_numpy()
-    width = min(max((len(one) for one in lists), default=0), 5)
+    width = max(1, min(max((len(one) for one in lists), default=0), 5))
     declared = np.zeros((len(lists) + 1, width), np.uint64)
     for at, sources in enumerate(lists):
-        declared[at, : len(sources)] = sources[:width]
-    asked = declared[out]
-    answer = np.full(asked.shape, NONE, np.int64)
-    for i in range(width):
-        real = np.flatnonzero(asked[:, i] != 0)
-        row = described.rows(pid[real], asked[real, i], ts[real])
-        answer[real, i] = renewed(described, tensors, declared, row, pid[real], ts[real])
-    return answer
+        declared[at, : min(len(sources), width)] = sources[:width]
+    return declared
 
 
-def renewed(
-    described: Described, tensors: pd.DataFrame, declared: np.ndarray, row: np.ndarray, pid: np.ndarray, ts: np.ndarray
-) -> np.ndarray:
-    """Definitions of views, replaced by what they rename where that has another size by now: views are not always told anew.
-
-    A view of a part has fewer elements; every other way to rename memory keeps their number.
-    """
-    if declared.shape[1] == 0:
-        return row
-    part = np.append((tensors["type"] == "VIEW").to_numpy(), False)
-    renames = np.append(tensors["type"].isin(("RESHAPE", "PERMUTE", "TRANSPOSE")).to_numpy(), False)
-    size = np.append([parse(shape, "").elements for shape in tensors["shape"]], 0)
-    for _ in range(VIEWS_DEEP):
-        base = described.rows(pid, declared[row, 0], ts)
-        stale = (base >= 0) & (part[row] & (size[row] > size[base]) | renames[row] & (size[row] != size[base]))
-        row = np.where(stale, base, row)
-    return row
+def contexts(token: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
+    """Tokens in the context of each step, its own included; NaN where not told."""
+    length = (lengths["position"] + lengths["n_tokens"]).where(lengths["position"] >= 0).astype(np.float64)
+    return length.set_axis(lengths["token_id"]).reindex(token).to_numpy(np.float64)
 
 
-def figures_of(
-    kinds: np.ndarray, tensors: pd.DataFrame, out: np.ndarray, sources: np.ndarray, facts: tuple[np.ndarray, np.ndarray]
-) -> np.ndarray:
-    """(flops, read, written) of each operator: one computation for each combination of type, shapes and facts."""
-    what = pd.factorize(pd.Series(tensors["shape"] + "/" + tensors["dtype"]))
-    shape = np.append(what[0], NONE)
-    distinct, context = facts
-    columns = [pd.factorize(kinds)[0], shape[out], *(shape[sources[:, i]] for i in range(sources.shape[1]))]
-    key = codes(*columns, pd.factorize(distinct)[0], pd.factorize(context)[0])
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    made = [parse(*text.split("/")) for text in what[1]]
-    answer = []
-    for row in first.tolist():
-        given = [made[shape[s]] for s in sources[row] if s >= 0]
-        known = Facts(distinct[row], context[row])
-        work = work_of(kinds[row], made[shape[out[row]]], given, known) if out[row] >= 0 else UNKNOWN
-        answer.append((work.flops, work.read, work.written))
-    return np.array(answer).reshape(-1, 3)[inverse]
-
-
-def contexts(operators: pd.DataFrame, tokens: pd.DataFrame) -> np.ndarray:
-    """Tokens in the context of each attention over a cache, those of its own step included; NaN where not told."""
-    length = (tokens["position"] + tokens["n_tokens"]).where(tokens["position"] >= 0).astype(np.float64)
-    found = length.set_axis(tokens["token_id"]).reindex(operators["token_id"]).to_numpy(np.float64)
-    return np.where(operators["type"] == "FLASH_ATTN_EXT", found, nan)
-
-
-def distinct_experts(operators: pd.DataFrame, routes: pd.DataFrame) -> np.ndarray:
-    """How many experts the rows of each operator's token chose in its layer; NaN where that was not recorded."""
-    if len(routes) == 0:
-        return np.full(len(operators), nan)
-    counted = routes.groupby(["token_id", "layer"])["expert"].nunique()
-    place = pd.MultiIndex.from_arrays([operators["token_id"], operators["layer"]])
-    found = counted.reindex(place).to_numpy(np.float64)
-    return np.where(operators["type"] == "MUL_MAT_ID", found, nan)
+def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: Columns) -> np.ndarray:
+    """How many experts the rows of a step chose in a layer; NaN where that was not recorded."""
+    n = len(routes["token_id"])
+    if n == 0 or len(token) == 0:
+        return np.full(len(token), nan)
+    steps, layers = routes["token_id"], routes["layer"]
+    place = codes(np.concatenate((steps, token)), np.concatenate((layers, layer)))
+    choices = first_of_codes(codes(place[:n], routes["expert"]))
+    counted = np.bincount(place[:n][choices], minlength=int(place.max()) + 1)[place[n:]]
+    return np.where(counted > 0, counted.astype(np.float64), nan)

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.operators import OpThreads
 from analyzer.reading import Rows, Source, chosen, section, texts
-from analyzer.schema import conform
+from analyzer.schema import Columns, conform, empty
 from analyzer.spans import NONE, Marks, Nest, codes, pair
 from analyzer.steps import Steps
 
@@ -21,18 +20,46 @@ OPERATIONS = {"R": "read", "W": "write", "D": "discard", "F": "flush"}
 PAGE_BYTES = 4096
 
 
+class Enclosed:
+    """Events of threads, and what each was in: the operator and expert are found stretch by stretch, the rest at once."""
+
+    def __init__(self, rows: Rows, ts: np.ndarray):
+        self.rows, self.ts = rows, ts
+        self.op, self.expert = np.full(len(ts), NONE, np.int64), np.full(len(ts), NONE, np.int64)
+
+    def note(self, piece: Source, place: "Place") -> None:
+        """Find those of a stretch of time."""
+        own = np.flatnonzero((self.ts >= piece.begin_ns) & (self.ts < piece.end_ns))
+        if len(own) == 0:
+            return
+        tid, ts = self.rows["tid"][own], self.ts[own]
+        op = found(place.op_id, place.operators.innermost(tid, ts))
+        run = found(place.experts["expert"], place.runs.innermost(tid, ts))
+        self.op[own] = np.where(op >= 0, op + place.first_op, NONE)
+        self.expert[own] = np.where(run >= 0, run, found(place.op_expert, op))
+
+    def columns(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The columns of schema.WITHIN."""
+        tid, pid = self.rows["tid"], self.rows["pid"]
+        return {
+            "token_id": tokens.at({"tid": tid, "pid": pid}, self.ts),
+            "op_id": self.op,
+            "expert": self.expert,
+            "load_id": found(loads["load_id"].to_numpy(), spans_of(loads).innermost(tid, self.ts)),
+            "pid": pid,
+            "tid": tid,
+        }
+
+
 @dataclass(frozen=True)
 class Place:
-    """What a thread was in: finds token, operator, expert and load by thread and time."""
+    """What threads were in during a stretch of time: `op_id` counts from 0, and from `first_op` in the tables."""
 
-    tokens: Steps
     ops: OpThreads
     op_id: np.ndarray
     op_expert: np.ndarray
-    runs: Nest
-    run_expert: np.ndarray
-    loads: Nest
-    load_id: np.ndarray
+    first_op: int
+    experts: Columns
 
     @cached_property
     def operators(self) -> Nest:
@@ -40,22 +67,10 @@ class Place:
         ops = self.ops
         return Nest(ops.rows["tid"], ops.begin, np.where(ops.complete, ops.end, ops.end + 1))
 
-    def columns(self, rows: Rows, ts: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns of schema.WITHIN and schema.OWNER for events of these records' threads at `ts`."""
-        tid = rows["tid"]
-        if len(tid) == 0:
-            nothing = np.empty(0, np.int64)
-            return dict.fromkeys(("token_id", "op_id", "expert", "load_id", "pid", "tid"), nothing)
-        op = found(self.op_id, self.operators.innermost(tid, ts))
-        expert = found(self.run_expert, self.runs.innermost(tid, ts))
-        return {
-            "token_id": self.tokens.at({"tid": tid, "pid": rows["pid"]}, ts),
-            "op_id": op,
-            "expert": np.where(expert >= 0, expert, found(self.op_expert, op)),
-            "load_id": found(self.load_id, self.loads.innermost(tid, ts)),
-            "pid": rows["pid"],
-            "tid": tid,
-        }
+    @cached_property
+    def runs(self) -> Nest:
+        """The runs of experts, likewise."""
+        return spans_of(self.experts)
 
 
 def found(values: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -63,26 +78,10 @@ def found(values: np.ndarray, at: np.ndarray) -> np.ndarray:
     return np.where(at >= 0, values[at], NONE) if len(values) else np.full(len(at), NONE, np.int64)
 
 
-def spans_of(table: pd.DataFrame) -> Nest:
+def spans_of(table: pd.DataFrame | Columns) -> Nest:
     """The spans of a table on their threads; the last instant of an unfinished one belongs to it."""
-    end = table["end_ns"].to_numpy() + ~table["complete"].to_numpy()
-    return Nest(table["tid"].to_numpy(), table["begin_ns"].to_numpy(), end)
-
-
-def place(tokens: Steps, ops: OpThreads, op_id: np.ndarray, tables: dict[str, pd.DataFrame]) -> Place:
-    """Everything that encloses."""
-    loads = tables["loads"][tables["loads"]["action"] == "load"]
-    runs = tables["experts"]
-    return Place(
-        tokens,
-        ops,
-        op_id,
-        tables["operators"]["expert"].to_numpy(),
-        spans_of(runs),
-        runs["expert"].to_numpy(),
-        spans_of(loads),
-        loads["load_id"].to_numpy(),
-    )
+    tid, begin, end, complete = (np.asarray(table[name]) for name in ("tid", "begin_ns", "end_ns", "complete"))
+    return Nest(tid, begin, end + ~complete)
 
 
 class Files:
@@ -115,16 +114,19 @@ def devices(dev: np.ndarray) -> np.ndarray:
     return np.array([*names, ""], object)[inverse]
 
 
-def faults(source: Source, within: Place, files: Files) -> pd.DataFrame:
+def fault_begins(rows: Rows) -> np.ndarray:
+    """When each page fault began; its end where that is not known."""
+    return np.where(rows["begin"] > 0, rows["begin"], rows["ts"])
+
+
+def faults(rows: Rows, within: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
     """The table `faults`, in order of their ends."""
-    rows = source.rows("page_fault")
-    flags, told, end = rows["flags"], rows["begin"] > 0, rows["ts"]
-    begin = np.where(told, rows["begin"], end)
+    flags, told, end, begin = rows["flags"], rows["begin"] > 0, rows["ts"], fault_begins(rows)
     return conform(
         "faults",
         {
             "fault_id": np.arange(len(rows)),
-            **within.columns(rows, begin),
+            **within,
             **files.columns(rows),
             "kind": np.where(flags & MAJOR, "major", "minor").astype(object),
             "offset": np.where(rows["ino"] != 0, rows["page"] * files.page_bytes, NONE),
@@ -137,7 +139,7 @@ def faults(source: Source, within: Place, files: Files) -> pd.DataFrame:
     )
 
 
-def reads(source: Source, within: Place, files: Files) -> pd.DataFrame:
+def reads(source: Source, within: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
     """The table `reads`."""
     spans = source.spans("read")
     begin, end = source.rows("read_begin"), source.rows("read_end")
@@ -148,7 +150,7 @@ def reads(source: Source, within: Place, files: Files) -> pd.DataFrame:
         "reads",
         {
             "read_id": np.arange(len(begin)),
-            **within.columns(begin, begin["ts"]),
+            **within,
             **files.columns(begin),
             "call": chosen(CALLS, begin["call"]),
             "fd": begin["fd"],
@@ -162,7 +164,7 @@ def reads(source: Source, within: Place, files: Files) -> pd.DataFrame:
     )
 
 
-def blocks(source: Source, within: Place) -> pd.DataFrame:
+def blocks(source: Source, within: dict[str, np.ndarray]) -> pd.DataFrame:
     """The table `blocks`: requests from issue to answer, paired by device and sector."""
     issue, done = source.rows("block_issue"), source.rows("block_done")
     key = codes(*(np.concatenate((issue[field], done[field])) for field in ("dev", "sector")))
@@ -179,7 +181,7 @@ def blocks(source: Source, within: Place) -> pd.DataFrame:
         "blocks",
         {
             "block_id": np.arange(len(issue)),
-            **within.columns(issue, issue["ts"]),
+            **within,
             "device": devices(issue["dev"]),
             "sector": issue["sector"],
             "bytes": issue["bytes"],
@@ -191,11 +193,27 @@ def blocks(source: Source, within: Place) -> pd.DataFrame:
     )
 
 
-def build(source: Source, tokens: Steps, ops: OpThreads, op_id: np.ndarray, tables: dict[str, pd.DataFrame]) -> dict[str, Any]:
-    """The tables `faults`, `reads` and `blocks`; `tables` holds operators, experts and loads."""
-    within, files = place(tokens, ops, op_id, tables), Files(source)
-    return {
-        "faults": faults(source, within, files),
-        "reads": reads(source, within, files),
-        "blocks": blocks(source, within),
-    }
+class Events:
+    """Page faults, reads and block requests of a recording."""
+
+    def __init__(self, source: Source):
+        fault, read, issue = (source.rows(kind) for kind in ("page_fault", "read_begin", "block_issue"))
+        self.source = source
+        self.parts = (Enclosed(fault, fault_begins(fault)), Enclosed(read, read["ts"]), Enclosed(issue, issue["ts"]))
+
+    def note(self, piece: Source, place: Place) -> None:
+        """Find what those of a stretch of time were in."""
+        for part in self.parts:
+            part.note(piece, place)
+
+    def tables(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """The tables `faults`, `reads` and `blocks`."""
+        if not any(len(part.rows) for part in self.parts) and not len(self.source.rows("read_end")):
+            return {name: empty(name) for name in ("faults", "reads", "blocks")}
+        files, loads = Files(self.source), loads[loads["action"] == "load"]
+        fault, read, block = (part.columns(tokens, loads) for part in self.parts)
+        return {
+            "faults": faults(self.parts[0].rows, fault, files),
+            "reads": reads(self.source, read, files),
+            "blocks": blocks(self.source, block),
+        }

@@ -1,24 +1,26 @@
 """What a Mixture-of-Experts model adds: routes, expert runs, loads and evictions of the expert cache, and counters."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pandas as pd
 
-from analyzer.operators import definitions, layer_of
+from analyzer.operators import First, Known
 from analyzer.reading import BACKEND, CACHE, REASON, UNKNOWN_U32, Rows, Source, Spans, chosen
-from analyzer.schema import conform
+from analyzer.schema import Columns, Text, conform, typed
 from analyzer.spans import NONE, codes
 from analyzer.steps import Steps, faults
 
-HIT, MISS = 1, 2
+HITS = {"expert cache hits": ("hit", "prefetched"), "expert cache misses": ("miss",)}
 WIDE = 2  # ROUTE_WIDE of bpf/records.h
 
 
-def routes(source: Source, tokens: Steps, known: pd.DataFrame) -> pd.DataFrame:
-    """The table `routes`: one row per choice of the router; `known` is the table `tensors`."""
+def routes(source: Source, tokens: Steps, known: Known) -> Columns:
+    """The table `routes`: one row per choice of the router."""
     rows = source.rows("route")
     names = rows.dtype.names or ()
     if len(rows) == 0 or "experts" not in names:
-        return conform("routes", dict.fromkeys(("token_id", "layer", "row", "rank", "expert", "weight", "ts_ns"), np.empty(0)))
+        return typed("routes", dict.fromkeys(("token_id", "layer", "row", "rank", "expert", "weight", "ts_ns"), np.empty(0)))
     weights, k = np.ascontiguousarray(rows.records["weights"]), np.maximum(rows["k"], 1)
     wide = (rows["has_weights"] == WIDE)[:, None]
     experts = np.where(wide, weights.view("<u4"), rows.records["experts"])
@@ -27,12 +29,13 @@ def routes(source: Source, tokens: Steps, known: pd.DataFrame) -> pd.DataFrame:
     entry = (rows["first"][:, None] + slot)[used]
     record = np.repeat(np.arange(len(rows)), used.sum(axis=1))
     token_id, layer = tokens.of(rows), route_layers(rows, known)
-    return conform(
+    return typed(
         "routes",
         {
             "token_id": token_id[record],
             "layer": layer[record],
-            "row": entry // k[record] + rows_before(rows, layer, token_id)[record],
+            "row": entry // k[record]
+            + rows_before(rows, layer, np.where(token_id < 0, NONE - step_of(source, rows), token_id))[record],
             "rank": entry % k[record],
             "expert": experts[used],
             "weight": np.where(rows["has_weights"][record] == 1, weights[used].astype(np.float64), np.nan),
@@ -41,11 +44,10 @@ def routes(source: Source, tokens: Steps, known: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def route_layers(rows: Rows, known: pd.DataFrame) -> np.ndarray:
+def route_layers(rows: Rows, known: Known) -> np.ndarray:
     """The layer of each choice: told by the engine, or by the name of the operator that is given it."""
-    described = definitions(known, rows["pid"], rows["tensor"], rows["ts"])
-    by_name = np.append([layer_of(name) for name in known["name"]], NONE).astype(np.int64)
-    return np.where(rows["tensor"] == 0, rows["layer"], by_name[described])
+    described = known.described.rows(rows["pid"], rows["tensor"], rows["ts"])
+    return np.where(rows["tensor"] == 0, rows["layer"], np.append(known.layers, NONE)[described])
 
 
 def rows_before(rows: Rows, layer: np.ndarray, token_id: np.ndarray) -> np.ndarray:
@@ -55,15 +57,20 @@ def rows_before(rows: Rows, layer: np.ndarray, token_id: np.ndarray) -> np.ndarr
     return np.maximum(total - rows["n_tokens"], 0)
 
 
-def experts(source: Source, tokens: Steps, spans: Spans, op_id: np.ndarray) -> pd.DataFrame:
-    """The table `experts`: one row per run."""
+def step_of(source: Source, rows: Rows) -> np.ndarray:
+    """How many steps had begun alone before each record."""
+    return np.searchsorted(source.step_begins, rows["ts"], "right")
+
+
+def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: First) -> Columns:
+    """The table `experts`: one row per run; `op` is the number of its operator, -1 for none."""
     begin, end = source.rows("expert_begin"), source.rows("expert_end")
-    return conform(
+    return typed(
         "experts",
         {
-            "run_id": np.arange(len(begin)),
+            "run_id": first.run + np.arange(len(begin)),
             "token_id": tokens.of(begin),
-            "op_id": op_id,
+            "op_id": np.where(op >= 0, first.op + op, NONE),
             **source.thread(begin),
             "layer": begin["layer"],
             "expert": begin["expert"],
@@ -85,8 +92,8 @@ def loads(source: Source, tokens: Steps) -> pd.DataFrame:
     resident = np.where(spans.end >= 0, end["resident"][spans.end], NONE) if len(end) else np.full(len(begin), NONE)
     loaded = {
         **_moved(source, tokens, begin, "load"),
-        "reason": chosen(REASON, begin["reason"]),
-        "backend": chosen(BACKEND, begin["backend"]),
+        "reason": chosen(REASON, begin["reason"]).objects(),
+        "backend": chosen(BACKEND, begin["backend"]).objects(),
         "resident_bytes": resident,
         **spans.columns(),
     }
@@ -111,6 +118,7 @@ def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, 
     return {
         "token_id": tokens.of(rows),
         **source.thread(rows),
+        "engine": source.engines(rows["engine"]).objects(),
         "action": np.full(len(rows), action, object),
         "layer": rows["layer"],
         "expert": rows["expert"],
@@ -118,36 +126,53 @@ def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, 
     }
 
 
-def counters(source: Source, runs: pd.DataFrame, moves: pd.DataFrame) -> pd.DataFrame:
+@dataclass
+class Counters:
     """The table `counters`: cache contents, cumulative hits and misses, cumulative page faults of the threads that decode."""
-    known = moves[(moves["resident_bytes"] >= 0) & moves["complete"]]
-    parts = [(known["end_ns"].to_numpy(), "expert cache bytes", known["resident_bytes"].to_numpy())]
-    at = runs["begin_ns"].to_numpy()
-    for name, states in (("expert cache hits", ("hit", "prefetched")), ("expert cache misses", ("miss",))):
-        hit = runs["cache"].isin(states).to_numpy()
-        parts.append((at[hit], name, np.arange(1, hit.sum() + 1)))
-    parts += [
-        part
-        for field, name in (("maj_flt", "major faults"), ("min_flt", "minor faults"))
-        for part in _faults(source, field, name)
-    ]
-    ts, value = np.concatenate([p[0] for p in parts]), np.concatenate([p[2] for p in parts])
-    names = np.repeat(np.array([p[1] for p in parts], object), [len(p[0]) for p in parts])
-    order = np.argsort(ts, kind="stable")
-    return conform("counters", {"ts_ns": ts[order], "name": names[order], "value": value[order]})
 
+    hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HITS, 0))
+    readings: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """(field, thread) → its first reading and the value last told."""
 
-def _faults(source: Source, field: str, name: str) -> list[tuple[np.ndarray, str, np.ndarray]]:
-    """A cumulative fault counter per thread that runs tokens, from 0 at its first reading; only readings that changed it."""
-    kinds = [source.rows(kind) for kind in ("token_begin", "token_end", "op_begin", "op_end")]
-    main = np.unique(np.concatenate([kinds[0]["tid"], kinds[1]["tid"]]))
-    tid, ts, reading = (np.concatenate([rows[f] for rows in kinds]) for f in ("tid", "ts", field))
-    parts = []
-    for thread in main.tolist():
-        mine = np.flatnonzero(tid == thread)
-        mine = mine[np.argsort(ts[mine], kind="stable")]
-        value = (reading[mine] - reading[mine[0]]) & UNKNOWN_U32
-        changed = np.append(True, value[1:] != value[:-1])
-        label = name if len(main) == 1 else f"{name} (thread {thread})"
-        parts.append((ts[mine][changed], label, value[changed]))
-    return parts
+    def of(self, source: Source, runs: Columns, moves: pd.DataFrame) -> Columns:
+        """The rows of a stretch of time, which must follow on the last one; `moves` are the loads of the whole recording."""
+        end = moves["end_ns"]
+        known = moves[(moves["resident_bytes"] >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)]
+        parts = [(known["end_ns"].to_numpy(), "expert cache bytes", known["resident_bytes"].to_numpy())]
+        at = runs["begin_ns"]
+        for name, states in HITS.items():
+            hit = runs["cache"].matches(*states)
+            count = int(hit.sum())
+            parts.append((at[hit], name, self.hits[name] + np.arange(1, count + 1)))
+            self.hits[name] += count
+        for field_name, name in (("maj_flt", "major faults"), ("min_flt", "minor faults")):
+            parts += self._faults(source, field_name, name)
+        ts, value = np.concatenate([p[0] for p in parts]), np.concatenate([p[2] for p in parts])
+        number = np.repeat(np.arange(len(parts), dtype=np.int32), [len(p[0]) for p in parts])
+        order = np.argsort(ts, kind="stable")
+        names = Text(number[order], np.array([p[1] for p in parts], object))
+        return typed("counters", {"ts_ns": ts[order], "name": names, "value": value[order]})
+
+    def _faults(self, source: Source, name: str, title: str) -> list[tuple[np.ndarray, str, np.ndarray]]:
+        """A counter per thread that runs tokens, from 0 at its first reading; only readings that changed it."""
+        tokens = [source.rows(kind) for kind in ("token_begin", "token_end")]
+        main = np.unique(np.concatenate([rows["tid"] for rows in tokens]))
+        begins = source.rows("op_begin")
+        if source.told_by_share is not None:
+            begins = begins.where(~source.told_by_share)
+        kinds = [*(rows.where((rows["ts"] >= source.begin_ns) & (rows["ts"] < source.end_ns)) for rows in tokens)]
+        kinds += [begins, source.rows("op_end")]
+        tid, ts, reading = (np.concatenate([rows[f] for rows in kinds]) for f in ("tid", "ts", name))
+        parts = []
+        for thread in main.tolist():
+            mine = np.flatnonzero(tid == thread)
+            if len(mine) == 0:
+                continue
+            mine = mine[np.argsort(ts[mine], kind="stable")]
+            first, last = self.readings.get((name, thread), (int(reading[mine[0]]), NONE))
+            value = (reading[mine] - first) & UNKNOWN_U32
+            changed = np.append(last, value[:-1]) != value
+            self.readings[name, thread] = first, int(value[-1])
+            label = title if len(main) == 1 else f"{title} (thread {thread})"
+            parts.append((ts[mine][changed], label, value[changed]))
+        return parts

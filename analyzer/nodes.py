@@ -7,7 +7,7 @@ and there the next node begins on every thread. So one time per thread and node 
 import numpy as np
 
 from analyzer.reading import Rows, Source, section
-from analyzer.spans import NONE, codes, first_of_runs, following, latest, run_lengths, stable_order
+from analyzer.spans import NONE, codes, first_of_runs, following, latest, run_lengths
 from tracer.recording import RING_HEADER_BYTES
 
 SLOT = np.dtype("V96")
@@ -57,6 +57,8 @@ def unfold(source: Source) -> None:
     handles = np.concatenate((graphs["handle"], done["graph"]))
     key = codes(np.concatenate((graphs["pid"], done["pid"])), handles)
     graph = latest(key[: len(graphs)], graphs["ts"], key[len(graphs) :], done["ts"])
+    until = np.append(source.next_step(graphs["ts"]), 0)
+    graph = np.where(done["ts"] < until[graph], graph, NONE)
     tensor = tensors_of(source, done)
     described = descriptions(source, done, tensor)
     real = ~np.isin(np.append(source.rows("tensor")["type"], NONE)[described], never_run(source))
@@ -64,6 +66,7 @@ def unfold(source: Source) -> None:
     kept = np.flatnonzero(real & (graph >= 0))
     announced = {kind: source.rows(kind) for kind in ("op_begin", "op_wait")}
     owner = {kind: latest(graphs["pid"], graphs["ts"], rows["pid"], rows["ts"]) for kind, rows in announced.items()}
+    owner = {kind: np.where(announced[kind]["ts"] < until[row], row, NONE) for kind, row in owner.items()}
     begun = owner["op_begin"] >= 0
     theirs, ours = (owner["op_begin"][begun], announced["op_begin"]["tensor"][begun]), (graph[kept], tensor[kept])
     by_done = np.append(told_by_done(len(graphs), ours, theirs), False)
@@ -86,6 +89,7 @@ def tensors_of(source: Source, done: Rows) -> np.ndarray:
     left, right = key[len(told) :], key[: len(told)]
     end = following(ends["pid"], ends["ts"], done["pid"], done["ts"])
     until = np.where(end >= 0, np.append(ends["ts"], 0)[end], source.last_ns)
+    until = np.minimum(until, source.next_step(done["ts"]) - 1)
     row = latest(right, told["ts"], left, until)
     late = np.flatnonzero(row < 0)
     row[late] = following(right, told["ts"], left[late], until[late])
@@ -144,22 +148,12 @@ def joined(source: Source, kind: str, old: Rows, done: Rows, ts: np.ndarray, ten
         told = source.rows("tensor")
         made["tensor"], made["layer"] = tensor, NONE
         made["type"], made["n_tokens"] = (np.append(column, 0)[described] for column in (told["type"], told["ne"][:, 1]))
-        for name in ("maj_flt", "min_flt"):  # a running count, as it stood before the share
-            made[name] = count_before(done["tid"], done["ts"], done[name])
+        for name in ("maj_flt", "min_flt"):
+            made[name] = done[name]
     both = in_slots(made, dtype, old.slots.dtype, done.position)
     whole = np.concatenate((old.slots, both.slots))
     all_ts, position = np.concatenate((old["ts"], ts)), np.concatenate((old.position, done.position))
     order = np.argsort(all_ts, kind="stable")
+    if kind == "op_begin":
+        source.told_by_share = order >= len(old)
     return Rows(whole[order], dtype, position[order])
-
-
-def count_before(group: np.ndarray, ts: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The sum of the values of the rows before each in its group, in order of time."""
-    by_time = np.argsort(ts, kind="stable")
-    order = by_time[stable_order(codes(group)[by_time])]
-    total = np.cumsum(values[order])
-    starts = first_of_runs(group[order])
-    base = np.repeat(total[starts] - values[order][starts], run_lengths(starts, len(order)))
-    answer = np.empty(len(values), np.int64)
-    answer[order] = total - values[order] - base
-    return answer

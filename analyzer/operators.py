@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.complexity import GGML_TYPES, Described
+from analyzer.complexity import GGML_TYPES, Described, Works
+from analyzer.contents import EVER, identities
 from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
-from analyzer.schema import conform
-from analyzer.spans import NONE, Nest, codes, distinct, first_of_runs, following, latest, run_lengths, successors
+from analyzer.schema import Columns, Text, conform, typed
+from analyzer.spans import NONE, Nest, codes, distinct, first_of_codes, first_of_runs, following, latest, run_lengths, successors
 from analyzer.steps import Graphs, Steps, faults, running_count
 
 LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
@@ -37,6 +38,8 @@ class OpThreads:
     merged: np.ndarray  # bool: the engine runs one operator on several threads
     token: np.ndarray
     graph: np.ndarray
+    result: np.ndarray  # number of its result's identity in `results`
+    results: np.ndarray
 
 
 def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
@@ -55,14 +58,21 @@ def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
         loose = begin.where(~paired)
         end[~paired], complete[~paired] = bounded(source, loose)
         major[~paired], minor[~paired] = faults_until_next(source, loose, token[~paired], tokens)
+    if source.told_by_share is not None:
+        shared = source.told_by_share
+        major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
     wait = waits(source, begin, end)
-    return OpThreads(begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin))
+    result = pd.factorize(identities(begin["pid"], begin["tensor"]))
+    return OpThreads(begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin), *result)
 
 
 def bounded(source: Source, begin: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """(end, known) of operators without an end: the thread's next operator, or the next graph or token end of the process."""
-    ts, limit = begin["ts"], np.iinfo(np.int64).max
-    end = np.full(len(ts), limit)
+    """(end, known) of operators without an end: the thread's next operator, or the next graph or token end of the process.
+
+    What none of the same step ends, ends with the step, or with the recording.
+    """
+    ts = begin["ts"]
+    end = np.full(len(ts), EVER)
     after = successors(begin["tid"], ts)
     end[after >= 0] = ts[after[after >= 0]]
     for kind in ("graph_end", "token_end"):
@@ -70,20 +80,21 @@ def bounded(source: Source, begin: Rows) -> tuple[np.ndarray, np.ndarray]:
         at = following(closing["pid"], closing["ts"], begin["pid"], ts)
         found = at >= 0
         end[found] = np.minimum(end[found], closing["ts"][at[found]])
-    known = end < limit
-    return np.where(known, end, source.last_ns), known
+    step_end = source.next_step(ts)
+    known = end < step_end
+    return np.where(known, end, np.minimum(step_end, source.last_ns)), known
 
 
 def faults_until_next(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, np.ndarray]:
     """Major and minor faults up to the thread's next reading in the same token; -1 where there is none."""
     closing = source.rows("token_end")
-    owner = np.full(len(closing), NONE, np.int64)
     matched = tokens.spans.end
-    owner[matched[matched >= 0]] = np.flatnonzero(matched >= 0)
+    closing = closing.where(matched[matched >= 0])
+    owner = tokens.first + np.flatnonzero(matched >= 0)
     thread = np.concatenate((begin["tid"], closing["tid"]))
     ts = np.concatenate((begin["ts"], closing["ts"]))
     at = successors(thread, ts)[: len(begin)]
-    good = (at >= 0) & (np.concatenate((token, owner))[at] == token)
+    good = (at >= 0) & (np.concatenate((token, owner))[at] == token) & (ts[at] < source.next_step(begin["ts"]))
     major, minor = (
         np.where(good, (np.concatenate((begin[field], closing[field]))[at] - begin[field]) & UNKNOWN_U32, NONE)
         for field in ("maj_flt", "min_flt")
@@ -100,15 +111,19 @@ def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
     return np.where((at >= 0) & (mark["ts"][at] > begin["ts"]), mark["ts"][at], end)
 
 
-def merge(ops: OpThreads) -> np.ndarray:
-    """op_id of each thread's row: threads meet at the same occurrence of the same tensor in the same token."""
+def merge(source: Source, ops: OpThreads) -> np.ndarray:
+    """Number of the operator of each thread's row: threads meet at the same occurrence of the same tensor in the same token."""
     rows = ops.rows
     own = np.arange(len(rows))
     if not ops.merged.any() or len(distinct(rows["tid"])) < 2:
         return own
-    work = codes(rows["tensor"], ops.token, rows["pid"], rows["engine"])
-    nth = running_count(codes(work, rows["tid"]), ops.begin)
-    group = codes(work, nth)
+    token = ops.token
+    if token.min() < 0:  # between steps, those that belong to none
+        token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
+    work = codes(ops.result, token, rows["engine"])
+    runs = codes(work, rows["tid"])
+    once = int(runs.max()) + 1 == len(runs)  # no thread runs an operator twice within a step
+    group = work if once else codes(work, running_count(runs, ops.begin))
     if ops.merged.all():
         return group  # numbered by first appearance already
     return pd.factorize(np.where(ops.merged, group, len(rows) + own))[0]
@@ -200,78 +215,114 @@ def codes_of(rows: Rows) -> np.ndarray:
     return rows["tensor"] ^ (rows["pid"] << 48)
 
 
-def definitions(table: pd.DataFrame, pid: np.ndarray, tensor: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """Row of `tensors` that describes each (process, tensor) at a time: the latest before it, else the first after it."""
-    return Described(table).rows(pid, tensor, ts)
+class Known:
+    """The tensors of a recording, and what their definitions tell of the operators that make them."""
+
+    def __init__(self, source: Source):
+        self.table = tensors(source)
+        self.described = Described(self.table)
+        self.types = fused_types(self.table, ran(source))
+        self.names, self.shapes = self.table["name"].to_numpy(), self.table["shape"].to_numpy()
+        self.layers = np.array([layer_of(name) for name in self.names], np.int64)
+        self.work = Works(self.table, self.types, self.described)
 
 
-def build(source: Source, tokens: Steps, graphs: Graphs) -> tuple[dict[str, Any], OpThreads, np.ndarray, pd.DataFrame]:
-    """(columns of `operators` but for names, the rows per thread, their op_id, the table `tensors`)."""
+@dataclass
+class First:
+    """The numbers that the rows of a stretch of time begin with, and how many operators before belong to no token."""
+
+    op: int = 0
+    graph: int = 0
+    run: int = 0
+    loose: int = 0
+
+
+def build(
+    source: Source, tokens: Steps, graphs: Graphs, known: Known, first_of: First
+) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
+    """(columns of `operators` but for names, the rows per thread, the number of their operator, from 0)."""
     ops = op_threads(source, tokens, graphs)
-    op_id = merge(ops)
+    op_id = merge(source, ops)
     merged, first = reduce_threads(ops, op_id)
-    rows, known = ops.rows.where(first), tensors(source)
+    rows = ops.rows.where(first)
     token = merged.pop("token")
+    order = running_count(token - NONE, merged["begin_ns"])
     columns: dict[str, Any] = {
-        "op_id": np.arange(len(first)),
+        "op_id": first_of.op + np.arange(len(first)),
         "token_id": token,
         "graph_id": merged.pop("graph"),
         **source.thread(rows),
         "type": source.named(rows["engine"], rows["type"], "operators"),
         "n_tokens": rows["n_tokens"],
         "tensor": rows.raw("tensor"),
-        "order": running_count(token - NONE, merged["begin_ns"]),
+        "order": np.where(token < 0, first_of.loose + order, order),
         **merged,
         "duration_ns": merged["end_ns"] - merged["begin_ns"],
     }
-    described = definitions(known, columns["pid"], columns["tensor"], merged["end_ns"])
-    columns["layer"] = rows["layer"]
-    columns["shape"], columns["given"] = np.full(len(first), "", object), np.full(len(first), "", object)
-    if len(known):
-        told = described >= 0
-        columns["type"][told] = fused_types(known, columns)[described[told]]
-        names = known["name"].to_numpy()
-        layers = np.array([layer_of(name) for name in names])
-        columns["shape"][told] = known["shape"].to_numpy()[described[told]]
-        columns["given"][told] = names[described[told]]
-        columns["layer"] = np.where(told & (rows["layer"] < 0), layers[described], rows["layer"])
-    return columns, ops, op_id, known
+    described = known.described.rows_of(ops.result[first], ops.results, merged["end_ns"])
+    columns["described"], columns["layer"] = described, rows["layer"]
+    columns["shape"] = told_or(Text(np.zeros(len(first), np.int32), np.array([""], object)), described, known.shapes)
+    columns["type"] = told_or(columns["type"], described, known.types)
+    if len(known.layers):
+        columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), known.layers[described], rows["layer"])
+    return columns, ops, op_id
 
 
-def fused_types(known: pd.DataFrame, columns: dict[str, Any]) -> np.ndarray:
+def told_or(default: Text, described: np.ndarray, values: np.ndarray) -> Text:
+    """values[described], `default` where `described` is -1."""
+    codes = np.where(described >= 0, described, len(values) + default.codes)
+    return Text(codes.astype(np.int32), np.concatenate((values, default.values)))
+
+
+def ran(source: Source) -> set[int]:
+    """Every (process, tensor) that an operator made, as `identities` numbers them."""
+    contents, told = source.contents, source.rows("node")
+    graph, node = identities(told.raw("pid"), told.raw("graph")), told.raw("node")
+    n = len(contents.nodes)
+    key = codes(np.concatenate((contents.nodes[:, 0], graph)), np.concatenate((contents.nodes[:, 1], node)))
+    own = np.isin(key[n:], key[:n])
+    return {*identities(told.raw("pid"), told.raw("tensor"))[own].tolist(), *contents.tensors.tolist()}
+
+
+def fused_types(known: pd.DataFrame, ran: set[int]) -> np.ndarray:
     """The type of each tensor of `known`; "A+B" where B's first source is made by an A that never ran by itself.
 
     Engines compute some pairs of operators in one go and tell the second. Only where operators have declared structure.
     """
     types = known["type"].to_numpy().copy()
-    results = pd.DataFrame({"pid": columns["pid"], "tensor": columns["tensor"]}).drop_duplicates()
-    ran = set(zip(results["pid"].tolist(), results["tensor"].tolist(), strict=True))
-    by_tensor = {key: row for row, key in enumerate(zip(known["pid"].tolist(), known["tensor"].tolist(), strict=True))}
-    for row, (pid, sources) in enumerate(zip(known["pid"].tolist(), known["sources"], strict=True)):
-        first = pid, int(sources[0]) if len(sources) else 0
-        maker = by_tensor.get(first, NONE) if first not in ran else NONE
-        if maker >= 0 and (pid, int(known["tensor"].iat[row])) in ran and types[maker] not in NEVER_RUN:
+    pid = known["pid"].to_numpy()
+    own = identities(pid, known["tensor"].to_numpy()).tolist()
+    sources = np.array([one[0] if len(one) else 0 for one in known["sources"]], np.uint64)
+    by_tensor = {key: row for row, key in enumerate(own)}
+    for row, first in enumerate(identities(pid, sources).tolist()):
+        maker = by_tensor.get(first, NONE) if first not in ran and sources[row] else NONE
+        if maker >= 0 and own[row] in ran and types[maker] not in NEVER_RUN:
             types[row] = f"{known['type'].iat[maker]}+{types[row]}"
     return types
 
 
-def finish(columns: dict[str, Any], ops: OpThreads, op_id: np.ndarray, experts: Rows, complete: np.ndarray) -> np.ndarray:
-    """Add `expert` and `name` to the operators' columns; answers op_id of each expert run."""
-    span_end = np.where(complete, ops.end, ops.end + 1)
+def finish(columns: Columns, known: Known, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:
+    """Add `expert` and `name` to the operators' columns; answers the number of the operator of each expert run."""
     enclosing = np.full(len(experts), NONE, np.int64)
     if len(experts) and len(op_id):
+        span_end = np.where(ops.complete, ops.end, ops.end + 1)
         inner = Nest(ops.rows["tid"], ops.begin, span_end).innermost(experts["tid"], experts["ts"])
         enclosing = np.where(inner >= 0, op_id[inner], NONE)
     columns["expert"] = sole_expert(len(columns["op_id"]), enclosing, experts["expert"])
-    kind = pd.factorize(columns["type"])
-    what = codes(kind[0], columns["layer"], columns["expert"])
-    first = np.zeros(int(what.max()) + 1 if len(what) else 0, np.int64)
-    first[what[::-1]] = np.arange(len(what))[::-1]
-    rows = zip(columns["type"][first], columns["layer"][first].tolist(), columns["expert"][first].tolist(), strict=True)
-    made = [".".join(str(part) for part in (t, layer, expert) if part != NONE) for t, layer, expert in rows]
-    fallback = np.array([*made, ""], object)[what] if len(made) else columns["given"]
-    columns["name"] = np.where(columns["given"] == "", fallback, columns["given"])
+    named = np.append(known.names != "", False).astype(bool)[columns["described"]]
+    columns["name"] = told_or(made_names(columns, ~named), np.where(named, columns["described"], NONE), known.names)
     return enclosing
+
+
+def made_names(columns: Columns, wanted: np.ndarray) -> Text:
+    """Names made of type, layer and expert, for those operators that want one."""
+    unnamed, answer = np.flatnonzero(wanted), np.zeros(len(wanted), np.int32)
+    kind = columns["type"].unique()
+    what = codes(kind.codes[unnamed], columns["layer"][unnamed], columns["expert"][unnamed])
+    answer[unnamed] = what
+    parts = (column[unnamed[first_of_codes(what)]].tolist() for column in (kind.codes, columns["layer"], columns["expert"]))
+    names = [".".join(str(p) for p in (kind.values[t], *place) if p != NONE) for t, *place in zip(*parts, strict=True)]
+    return Text(answer, np.array([*names, ""], object))
 
 
 def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
@@ -286,7 +337,7 @@ def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
     return answer
 
 
-def thread_table(ops: OpThreads, op_id: np.ndarray) -> pd.DataFrame:
-    """The table `op_threads`."""
+def thread_table(ops: OpThreads, op_id: np.ndarray) -> Columns:
+    """The table `op_threads`; `op_id` as in the table `operators`."""
     columns = {"op_id": op_id, "tid": ops.rows["tid"], "begin_ns": ops.begin, "wait_ns": ops.wait, "end_ns": ops.end}
-    return conform("op_threads", columns)
+    return typed("op_threads", columns)

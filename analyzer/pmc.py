@@ -5,13 +5,12 @@ it, the wait for the other threads in between included.
 """
 
 import numpy as np
-import pandas as pd
 
 from analyzer import nodes
 from analyzer.operators import OpThreads
 from analyzer.reading import Rows, Source, section
-from analyzer.schema import conform
-from analyzer.spans import NONE, codes, successors
+from analyzer.schema import Columns, Text, typed
+from analyzer.spans import NONE, codes, first_rows, successors
 
 UNREAD = np.uint64(2**64 - 1)
 
@@ -47,24 +46,42 @@ def readings_before(rows: Rows, last: np.ndarray) -> np.ndarray:
     return before[last]
 
 
-def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> pd.DataFrame:
+class Readings:
+    """The readings of stretches of time, each with the last one before it of every thread."""
+
+    def __init__(self) -> None:
+        self.last: Rows | None = None
+
+    def carry(self, source: Source) -> None:
+        """Put the threads' last readings of the stretch before in front of this one's."""
+        rows = source.rows("pmc")
+        if self.last is not None and len(self.last):
+            slots, position = (np.concatenate((getattr(self.last, name), getattr(rows, name))) for name in ("slots", "position"))
+            rows = Rows(slots, rows.dtype, position)
+            source.replace("pmc", rows)
+        _, from_back = first_rows(rows["tid"][::-1])
+        self.last = rows.where(np.sort(len(rows) - 1 - from_back))
+
+
+def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> Columns:
     """The table `pmc`: from an operator's begin on a thread to where the thread began to wait, or to its end."""
     rows, names = source.rows("pmc"), events(source)
-    if len(rows) == 0 or not names or "values" not in (rows.dtype.names or ()):
-        return conform("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
+    if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):
+        return typed("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
     first, last = readings_at(source, ops.rows["tid"], ops.begin), readings_at(source, ops.rows["tid"], ops.wait)
     first = np.where(told_by_done(source, ops), readings_before(rows, last), first)
     values = rows.records["values"].astype(np.uint64)[:, : len(names)]
+    values = np.concatenate((values, np.full((1, len(names)), UNREAD)))
     before, after = values[first], values[last]
     known = (first >= 0)[:, None] & (last >= 0)[:, None] & (before != UNREAD) & (after != UNREAD)
     delta = np.where(known, (after - before).astype(np.float64), np.nan)
     n = len(names)
-    return conform(
+    return typed(
         "pmc",
         {
             "op_id": np.repeat(op_id, n),
             "tid": np.repeat(ops.rows["tid"], n),
-            "event": np.tile(np.array(names, object), len(op_id)),
+            "event": Text(np.tile(np.arange(n, dtype=np.int32), len(op_id)), np.array(names, object)),
             "value": delta.reshape(-1),
         },
     )

@@ -14,13 +14,13 @@ from analyzer.qnn_calls import by_number, calls, separate_stages, stages
 from analyzer.qnn_checks import findings
 from analyzer.qnn_clock import align
 from analyzer.qnn_enums import EVENT_TYPES, UNITS, UNSIGNED_BITS, Work, work_of
-from analyzer.qnn_executes import execute_table, executions
+from analyzer.qnn_executes import Enclosing, execute_table, executions
 from analyzer.qnn_objects import Objects
 from analyzer.qnn_objects import build as build_objects
 from analyzer.reading import Rows, Source, texts
-from analyzer.schema import conform
+from analyzer.schema import TABLES, conform, empty
 from analyzer.spans import NONE, codes, latest
-from analyzer.steps import Graphs, Steps
+from analyzer.steps import Steps
 
 MAX_DEPTH = 16
 
@@ -217,8 +217,10 @@ def host_times(found: Events, execute: np.ndarray, begin_ns: np.ndarray, end_ns:
     return answer
 
 
-def build(source: Source, tokens: Steps, graphs: Graphs) -> dict[str, pd.DataFrame]:
-    """The tables of QNN: executes, events, calls, objects, stages, gaps and findings."""
+def build(source: Source, tokens: Steps, enclosing: Enclosing) -> dict[str, pd.DataFrame]:
+    """The tables of QNN: executes, events, calls, objects, stages and findings."""
+    if not any(kind.startswith("qnn_") for kind in source.count()):
+        return {name: empty(name) for name in TABLES if name.startswith("qnn_") and name != "qnn_gaps"}
     separate_stages(source)
     call, stage = source.spans("qnn_call", ("call",)), source.spans("qnn_stage", ("call",))
     objects = build_objects(source, call)
@@ -229,7 +231,7 @@ def build(source: Source, tokens: Steps, graphs: Graphs) -> dict[str, pd.DataFra
     by_execute, by_call = causes(source, read, work_of_harvests(len(read.ts), found), objects)
     table = event_table(found, parent, depth, by_execute, by_call)
     table["host_ns"] = host_times(found, by_execute, execute.spans.begin_ns, execute.spans.end_ns)
-    runs = execute_table(source, execute, table, objects, tokens, graphs)
+    runs = execute_table(source, execute, table, objects, tokens, enclosing)
     return {
         "qnn_executes": runs,
         "qnn_events": table,

@@ -26,10 +26,11 @@ def spans_of(frame: pd.DataFrame) -> TimeSet:
 
 def gap_table(tables: Tables) -> pd.DataFrame:
     """The table `qnn_gaps`: each time without an execution between two executions of a process."""
-    executes, states = tables["qnn_executes"], tables["thread_states"]
-    parts = [gaps_of(runs, states, tables["operators"]) for _, runs in executes.groupby("pid")]
-    if not parts:
+    executes = tables["qnn_executes"]
+    if len(executes) == 0:
         return empty("qnn_gaps")
+    states, operators = tables["thread_states"], tables["operators"]
+    parts = [gaps_of(runs, states, operators) for _, runs in executes.groupby("pid")]
     whole = pd.concat(parts, ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
     return conform("qnn_gaps", whole.assign(gap_id=np.arange(len(whole))))
 

@@ -58,7 +58,9 @@ def stages(source: Source, spans: Spans, executes: pd.DataFrame) -> pd.DataFrame
     """The table `qnn_stages`; what surrounds graphExecute within its stage becomes the stages `input` and `output`."""
     begin = source.rows("qnn_stage_begin")
     name = by_number(begin["call"], STAGES)
-    frame = pd.DataFrame({**source.thread(begin), "stage": name, **spans.columns()})
+    frame = pd.DataFrame(
+        {**source.thread(begin), "engine": source.engines(begin["engine"]).objects(), "stage": name, **spans.columns()}
+    )
     frame["execute_id"] = NONE
     run = np.flatnonzero((name == EXECUTE_STAGE) & spans.complete)
     inside = latest(executes["tid"].to_numpy(), executes["begin_ns"].to_numpy(), begin["tid"][run], spans.end_ns[run])

@@ -87,21 +87,43 @@ def first_of_graph(object_id: np.ndarray, status: np.ndarray) -> np.ndarray:
     return answer
 
 
+class Enclosing:
+    """The graph that each execution's thread was in, found stretch by stretch."""
+
+    def __init__(self, source: Source):
+        self.begin = source.rows("qnn_execute_begin")
+        n = len(self.begin)
+        self.columns = {name: np.full(n, NONE, np.int64) for name in ("graph_id", "layer", "expert", "tier")}
+        self.columns["kind"] = np.full(n, "", object)
+
+    def note(self, piece: Source, graphs: Graphs) -> None:
+        """Find those of a stretch of time."""
+        low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
+        if low == high or len(graphs.begin) == 0:
+            return
+        own = np.arange(low, high)
+        graph_id = graphs.of(self.begin.where(own))
+        own, row = own[graph_id >= 0], graph_id[graph_id >= 0] - graphs.first
+        self.columns["graph_id"][own] = row + graphs.first
+        outer = graphs.begin.where(row)
+        self.columns["kind"][own] = piece.named(outer["engine"], outer["type"], "graphs").objects()
+        for name in ("layer", "expert", "tier"):
+            self.columns[name][own] = outer[name]
+
+
 def execute_table(
-    source: Source, runs: Executions, events: pd.DataFrame, objects: Objects, tokens: Steps, graphs: Graphs
+    source: Source, runs: Executions, events: pd.DataFrame, objects: Objects, tokens: Steps, enclosing: Enclosing
 ) -> pd.DataFrame:
     """The table `qnn_executes`."""
     begin = source.rows("qnn_execute_begin")
-    graph_id, outer = graphs.of(begin), graphs.begin
     object_id = objects.at("graph", begin["pid"], begin["graph"], begin["ts"])
     profile_id = objects.at("profile", begin["pid"], begin["profile"], begin["ts"])
-    kinds = np.append(source.named(outer["engine"], outer["type"], "graphs"), "")
     return conform(
         "qnn_executes",
         {
             "execute_id": np.arange(len(begin)),
             "token_id": tokens.of(begin),
-            "graph_id": graph_id,
+            "graph_id": enclosing.columns["graph_id"],
             **source.thread(begin),
             "graph": begin.raw("graph"),
             "object_id": object_id,
@@ -117,8 +139,7 @@ def execute_table(
             "first": first_of_graph(object_id, runs.status),
             "asynchronous": runs.asynchronous,
             "returned_ns": runs.returned_ns,
-            "kind": kinds[graph_id],
-            **{name: np.append(outer[name], NONE)[graph_id] for name in ("layer", "expert", "tier")},
+            **{name: enclosing.columns[name] for name in ("kind", "layer", "expert", "tier")},
             **{name: measured(events, len(begin), number, UNITS[unit]) for name, number, unit in MEASURES},
             **runs.spans.columns(),
         },

@@ -1,20 +1,23 @@
 """A recording as columns: every kind of record, whether or not it was written, with its place in the file."""
 
+import copy
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from analyzer.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
 from analyzer.observed import LEVELS, clipped, gaps_of
-from analyzer.spans import Marks, Pairs, distinct, first_rows, pair
-from tracer.recording import BUSY, DISCARD, FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
+from analyzer.schema import Columns, Text
+from analyzer.spans import Marks, Pairs, codes, first_of_codes, pair, successors
+from tracer.recording import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
 
 UNKNOWN_U32 = 2**32 - 1
-IMPOSSIBLE_NS = 1 << 62
+WITHIN_STEPS = ("graph", "op", "expert")
+"""Kinds of spans that end before the next step begins, if it begins alone."""
 CACHE = np.array(["", "hit", "miss", "prefetched"], object)
 REASON = np.array(["startup", "demand", "prefetch"], object)
 BACKEND_NAMES = " cpu htp cuda vulkan opencl blas metal sycl cann hexagon rpc webgpu meta"
@@ -107,119 +110,149 @@ class Spans:
 
 
 class Source:
-    """All records of a recording by kind, the span of time they cover, and the ends that found no begin."""
+    """The records of a recording by kind, the span of time they cover, and the ends that found no begin.
 
-    def __init__(self, recording: Recording):
+    Kinds of which there are many are read for a stretch of time (`within`); by default that is all there is.
+    """
+
+    def __init__(self, recording: Recording, block: int = BLOCK):
         self.recording, self.manifest = recording, recording.manifest
-        self.unpaired: list[dict[str, np.ndarray]] = []
-        self.damaged = 0
+        self.contents = Contents(recording, block)
+        self.unpaired: dict[str, list[dict[str, np.ndarray]]] = {}
+        self.damaged = self.contents.damaged
         """Records left out: their time is none that a clock can show."""
-        self._rows: dict[str, Rows] = {}
-        self.first_ns, self.last_ns = self._extent()
+        self.first_ns, self.last_ns = self.contents.first_ns, self.contents.last_ns
+        self.step_begins = np.empty(0, np.int64)
+        """Times at which a step begins while no other is open: no graph, operator or expert reaches across one."""
+        self.told_by_share: np.ndarray | None = None
+        """Which of op_begin were made of shares (analyzer/nodes.py): their page faults are their own, no running count."""
+        self._few: dict[str, Rows] = {}
+        self._stretch(-1, EVER)
         engines = section(self.manifest, "engines")
         known = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
         known.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, that which was found
         self.engine_names = {int(e["id"]): name for name, e in known}
 
-    def _extent(self) -> tuple[int, int]:
-        first, last = [], []
-        for stream in STREAMS:
-            slots, kinds = self.recording.slots(stream), self.recording.kinds(stream)
-            ts = slots[:, RING_HEADER_BYTES : RING_HEADER_BYTES + 8].view("<u8")[:, 0][kinds > 0]
-            if len(ts) and ts.max() >= IMPOSSIBLE_NS:
-                self.damaged += int(np.count_nonzero(ts >= IMPOSSIBLE_NS))
-                ts = ts[ts < IMPOSSIBLE_NS]
-            if len(ts):
-                first.append(int(ts.min()))
-                last.append(int(ts.max()))
-        return min(first, default=0), max(last, default=0)
+    def _stretch(self, begin_ns: int, end_ns: int) -> None:
+        self.begin_ns, self.end_ns = begin_ns, end_ns
+        self._many: dict[str, Rows] = {}
+        self._slots: dict[str, tuple[np.ndarray, np.ndarray, int]] = {}
+
+    def within(self, begin_ns: int, end_ns: int) -> "Source":
+        """The same recording, of the kinds of which there are many only the records of that time."""
+        piece = copy.copy(self)
+        piece._stretch(begin_ns, end_ns)
+        return piece
 
     def rows(self, kind: str) -> Rows:
         """The records of one kind; none where the recording does not know the kind."""
-        if kind not in self._rows:
-            self._rows[kind] = self._read(kind)
-        return self._rows[kind]
+        known = self._many if kind in STREAMED else self._few
+        if kind not in known:
+            known[kind] = self._read(kind)
+        return known[kind]
 
     def replace(self, kind: str, rows: Rows) -> None:
         """Let other records stand for those of one kind from now on."""
-        self._rows[kind] = rows
+        (self._many if kind in STREAMED else self._few)[kind] = rows
 
     def _read(self, kind: str) -> Rows:
         if kind not in self.recording.layouts:
             return Rows(np.empty(0, "V64"), np.dtype([("ts", "<u8")]), np.empty(0, np.int64))
         number, dtype = self.recording.layouts[kind]
         stream = "details" if number >= FIRST_DETAIL else "events"
-        slots, slot = self.recording.slots(stream), np.flatnonzero(self.recording.kinds(stream) == number)
-        rows = Rows(np.asarray(slots).view(f"V{STREAMS[stream]}")[:, 0][slot], dtype, slot)
-        if self.damaged:
-            rows = rows.where(rows.raw("ts") < IMPOSSIBLE_NS)
+        raw = f"V{STREAMS[stream]}"
+        if kind in STREAMED:
+            if stream not in self._slots:
+                self._slots[stream] = self.contents.between(stream, self.begin_ns, self.end_ns)
+            slots, kinds, start = self._slots[stream]
+            slot = np.flatnonzero(kinds == number)
+            rows = Rows(slots.view(raw)[slot], dtype, slot + start)
+        else:
+            few = self.contents.few.get(number, Few())
+            rows = Rows(
+                np.concatenate([np.empty(0, raw), *few.slots]), dtype, np.concatenate([np.empty(0, np.int64), *few.position])
+            )
+            if self.damaged:
+                rows = rows.where(rows.raw("ts") < IMPOSSIBLE_NS)
         if np.any(rows["ts"][1:] < rows["ts"][:-1]):
             rows = rows.where(np.argsort(rows["ts"], kind="stable"))
         return rows
 
     def count(self) -> dict[str, int]:
         """Records found in the files, by kind; kinds that no layout names under "unknown"."""
-        names = {number: kind for kind, (number, _) in self.recording.layouts.items()}
         found: dict[str, int] = {}
-        for stream in STREAMS:
-            numbers, counts = np.unique(self.recording.kinds(stream), return_counts=True)
-            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-                if number:
-                    name = names.get(number, "unknown")
-                    found[name] = found.get(name, 0) + count
+        for number, count in sorted(self.contents.counts.items()):
+            name = self.contents.names.get(number, "unknown")
+            found[name] = found.get(name, 0) + count
         return found
 
     def discarded(self) -> int:
         """Slots that the kernel side reserved and gave up, or never finished."""
-        streams = (self.recording.slots(stream)[:, :4].copy().view("<u4") for stream in STREAMS)
-        return sum(int(np.count_nonzero(s & (BUSY | DISCARD))) for s in streams)
+        return self.contents.discarded
 
-    def thread(self, rows: Rows) -> dict[str, np.ndarray]:
+    def next_step(self, ts: np.ndarray) -> np.ndarray:
+        """For times in order, when the next step begins behind each; EVER where none does."""
+        cuts = np.searchsorted(ts, self.step_begins)
+        return np.repeat(np.append(self.step_begins, EVER), np.diff(cuts, prepend=0, append=len(ts)))
+
+    def thread(self, rows: Rows) -> Columns:
         """The columns of schema.THREAD."""
         return {"engine": self.engines(rows["engine"]), "pid": rows["pid"], "tid": rows["tid"]}
 
-    def engines(self, ids: np.ndarray) -> np.ndarray:
+    def engines(self, ids: np.ndarray) -> Text:
         """Names of engine ids."""
         names = np.array([self.engine_names.get(i, f"engine {i}") for i in range(256)], object)
-        return names[ids]
+        return Text(ids.astype(np.int32), names)
 
-    def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> np.ndarray:
+    def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> Text:
         """Names of operator or graph numbers as the engine with that id declares them in `table`."""
-        answer = np.full(len(ids), "", object)
-        for engine in distinct(ids).tolist():
+        code, found = codes(ids, types), []
+        first = first_of_codes(code)
+        for engine, number in zip(ids[first].tolist(), types[first].tolist(), strict=True):
             declared = section(section(self.manifest, "engines"), self.engine_names.get(engine, "")).get(table) or []
-            mine = ids == engine
-            inverse, values = pd.factorize(types[mine])
-            names = [declared[v] if 0 <= v < len(declared) else f"{table[:-1]} {v}" for v in values.tolist()]
-            answer[mine] = np.array(names, object)[inverse]
-        return answer
+            found.append(declared[number] if 0 <= number < len(declared) else f"{table[:-1]} {number}")
+        return Text(code, np.array([*found, ""], object))
 
     def spans(self, kind: str, identity: tuple[str, ...] = (), unknown: int | None = None, keep: Rows | None = None) -> Spans:
         """Pair <kind>_begin with <kind>_end by thread and identity fields; ends without begin go to `unpaired`."""
         begin, end = self.rows(f"{kind}_begin") if keep is None else keep, self.rows(f"{kind}_end")
-        pairs: Pairs = pair(begin.marks(combined(begin, identity), unknown), end.marks(combined(end, identity), unknown))
+        begins, ends = begin.marks(combined(begin, identity), unknown), end.marks(combined(end, identity), unknown)
+        pairs: Pairs = pair(begins, ends)
+        if kind in WITHIN_STEPS and self._crosses(begins.ts, ends.ts, pairs.end):
+            pairs = pair(self._by_step(begins), self._by_step(ends))
         self.leave_unpaired(kind, end.where(pairs.unpaired))
-        return self.close(begin, pairs.end, end["ts"], LEVELS.get(kind, kind))
+        return self.close(begin, pairs.end, end["ts"], LEVELS.get(kind, kind), kind in WITHIN_STEPS)
+
+    def _crosses(self, begin_ns: np.ndarray, end_ns: np.ndarray, pairs: np.ndarray) -> bool:
+        """Whether a pair reaches across the begin of a step: then records were lost, and its end is another's."""
+        found = np.flatnonzero(pairs >= 0)
+        return bool(np.any(end_ns[pairs[found]] >= self.next_step(begin_ns)[found]))
+
+    def _by_step(self, marks: Marks) -> Marks:
+        """The same marks, each on its thread and in its step."""
+        step = np.searchsorted(self.step_begins, marks.ts, "right")
+        return replace(marks, key=marks.key + (step << 32))
 
     def leave_unpaired(self, kind: str, rows: Rows) -> None:
         """Note ends that found no begin."""
-        kinds = np.full(len(rows), kind, object)
-        self.unpaired.append({"kind": kinds, "pid": rows["pid"], "tid": rows["tid"], "ts_ns": rows["ts"]})
+        if len(rows):
+            self.unpaired.setdefault(kind, []).append({"pid": rows["pid"], "tid": rows["tid"], "ts_ns": rows["ts"]})
 
-    def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray, level: str) -> Spans:
+    def close(self, begin: Rows, end: np.ndarray, end_ts: np.ndarray, level: str, in_step: bool = False) -> Spans:
         """End what never ended: with the recording where nothing of its kind follows on its thread, else where it began.
 
-        Nothing that was open when its level was switched off reaches further than that.
+        What belongs to a step (`in_step`) ends with its step, if not with the recording. Nothing that was open when its level
+        was switched off reaches further than that.
         """
-        begin_ns, tid = begin["ts"], begin["tid"]
+        begin_ns = begin["ts"]
         complete = end >= 0
         closing = begin_ns.copy()
         closing[complete] = end_ts[end[complete]]
-        _, first_from_back = first_rows(tid[::-1])
-        final = np.zeros(len(tid), bool)
-        final[len(tid) - 1 - first_from_back] = True
-        closing[final & ~complete] = self.last_ns
         if not complete.all():
+            after = successors(begin["tid"], begin_ns)
+            limit = self.next_step(begin_ns) if in_step else np.full(len(begin), EVER)
+            last = ~complete & ((after < 0) | (begin_ns[after] >= limit))
+            closing[last] = np.minimum(limit[last], self.last_ns)
             closing[~complete] = clipped(begin_ns[~complete], closing[~complete], gaps_of(self, level))
         return Spans(end, begin_ns, closing, complete)
 
@@ -234,10 +267,10 @@ def combined(rows: Rows, fields: tuple[str, ...]) -> np.ndarray | None:
     return answer
 
 
-def chosen(names: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def chosen(names: np.ndarray, numbers: np.ndarray) -> Text:
     """names[numbers], "" for numbers beyond the table."""
-    table = np.append(names, "")
-    return table[np.where((numbers >= 0) & (numbers < len(names)), numbers, len(names))]
+    known = (numbers >= 0) & (numbers < len(names))
+    return Text(np.where(known, numbers, len(names)).astype(np.int32), np.append(names, ""))
 
 
 def texts(column: np.ndarray) -> np.ndarray:

@@ -1,13 +1,15 @@
 """The scheduler: states of the target's threads that tile their time, everyone's names, and the events for a native trace."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from analyzer.contents import EVER, STREAMED
 from analyzer.observed import Gaps, clipped, gaps_of
 from analyzer.reading import Rows, Source, texts
-from analyzer.schema import conform
+from analyzer.schema import Columns, Text, conform, typed
 from analyzer.spans import NONE, distinct, first_rows, order_in_groups
 
 UNINTERRUPTIBLE = 2
@@ -15,8 +17,12 @@ HELD = 0x4 | 0x8  # by a signal, or by a tracer; ours holds the target while it 
 GONE = 0x10 | 0x20 | 0x80  # dead and zombie bits of a task's state
 REPORTED = 0xFF  # sched_switch adds 0x100 to the state of a task that was preempted
 RUNNING, RUNNABLE, SLEEPING, WAITING, STOPPED, OVER = range(6)
+EVENTS = np.array(["switch", "waking", "wakeup"], object)
 STATES = np.array(["running", "runnable", "sleeping", "waiting", "stopped", ""], object)
-WORKING = ("token_begin", "graph_begin", "op_begin", "expert_begin", "load_begin", "qnn_execute_begin", "qnn_call_begin")
+WORKING = (
+    *("token_begin", "graph_begin", "op_begin", "op_shares", "expert_begin", "load_begin", "qnn_execute_begin"),
+    "qnn_call_begin",
+)
 
 
 @dataclass(frozen=True)
@@ -47,20 +53,27 @@ def listed_threads(source: Source) -> list[tuple[int, int, str]]:
 
 def target(source: Source) -> Target:
     """Threads that the manifest names, that did the program's work, or that such threads made."""
-    listed = listed_threads(source)
-    work = [source.rows(kind) for kind in WORKING]
-    fork, switch = source.rows("task_fork"), source.rows("sched_switch")
-    tid = [np.array([r[0] for r in listed], np.int64), *(rows["tid"] for rows in work), fork["tid"], fork["child_tid"]]
-    unknown = np.full(len(fork), NONE, np.int64)
-    pid = [np.array([r[1] for r in listed], np.int64), *(rows["pid"] for rows in work), fork["pid"], unknown]
-    known = distinct(np.concatenate(tid))
-    own = switch["tid"] == switch["prev_tid"]  # the header's process is that of the thread switched out
-    tids = np.concatenate([*tid, switch["tid"][own]])
-    pids = np.concatenate([*pid, switch["pid"][own]])
-    told = pids >= 0
-    who, first = first_rows(tids[told])
-    process = dict(zip(who.tolist(), pids[told][first].tolist(), strict=True))
-    return Target(known, np.array([process.get(t, NONE) for t in known.tolist()], np.int64))
+    process: dict[int, int] = {}
+    for tid, pid, _ in listed_threads(source):
+        process.setdefault(tid, pid)
+    for kind in WORKING:
+        for tid, pid in source.contents.processes.get(kind, {}).items() if kind in STREAMED else members(source.rows(kind)):
+            process.setdefault(tid, pid)
+    fork = source.rows("task_fork")
+    for tid, pid in members(fork):
+        process.setdefault(tid, pid)
+    for tid in distinct(fork["child_tid"]).tolist():
+        process.setdefault(tid, NONE)
+    switched = source.contents.processes.get("sched_switch", {})
+    known = np.array(sorted(process), np.int64)
+    pids = [process[t] if process[t] >= 0 else switched.get(t, NONE) for t in known.tolist()]
+    return Target(known, np.array(pids, np.int64))
+
+
+def members(rows: Rows) -> Iterable[tuple[int, int]]:
+    """Each thread that wrote records, with its process."""
+    tid, first = first_rows(rows["tid"])
+    return zip(tid.tolist(), rows["pid"][first].tolist(), strict=True)
 
 
 @dataclass(frozen=True)
@@ -80,17 +93,32 @@ def state_after(prev_state: np.ndarray) -> np.ndarray:
     return np.where(bits == 0, RUNNABLE, np.where(bits & GONE, OVER, waiting))
 
 
-def moments(switch: Rows, waking: Rows, fork: Rows, known: Target) -> Moments:
-    """Every change of state of the target's threads; a waking changes nothing for a thread that still runs."""
-    n = len(switch)
+@dataclass(frozen=True)
+class Open:
+    """The state that each thread was left in: since when, and the time of its last event. Sorted by thread."""
+
+    tid: np.ndarray
+    ts: np.ndarray
+    state: np.ndarray
+    cpu: np.ndarray
+    last: np.ndarray
+
+
+NOBODY = Open(*(np.empty(0, np.int64) for _ in range(5)))
+
+
+def moments(switch: Rows, waking: Rows, fork: Rows, known: Target, before: Open) -> Moments:
+    """Every change of state of the target's threads, from `before` on; a waking changes nothing for a thread that still runs."""
+    n, kept = len(switch), len(before.tid)
     none = np.full(n + len(waking) + len(fork), NONE, np.int64)
-    tid = np.concatenate((switch["prev_tid"], switch["next_tid"], waking["woken_tid"], fork["child_tid"]))
-    ts = np.concatenate((switch["ts"], switch["ts"], waking["ts"], fork["ts"]))
+    tid = np.concatenate((before.tid, switch["prev_tid"], switch["next_tid"], waking["woken_tid"], fork["child_tid"]))
+    ts = np.concatenate((before.ts, switch["ts"], switch["ts"], waking["ts"], fork["ts"]))
     runnable = np.full(len(waking) + len(fork), RUNNABLE)
-    state = np.concatenate((state_after(switch["prev_state"]), np.full(n, RUNNING), runnable))
-    cpu = np.concatenate((none[:n], switch["cpu"], none[n:]))
-    position = np.concatenate((switch.position, switch.position, waking.position, fork.position))
-    hint = np.concatenate((np.ones(2 * n, bool), np.zeros(len(waking) + len(fork), bool)))
+    state = np.concatenate((before.state, state_after(switch["prev_state"]), np.full(n, RUNNING), runnable))
+    cpu = np.concatenate((before.cpu, none[:n], switch["cpu"], none[n:]))
+    first = np.full(kept, NONE)
+    position = np.concatenate((first, switch.position, switch.position, waking.position, fork.position))
+    hint = np.concatenate((before.state == RUNNING, np.ones(2 * n, bool), np.zeros(len(waking) + len(fork), bool)))
     mine = np.flatnonzero(known.has(tid) & (tid > 0))
     rows = mine[order_in_groups(np.searchsorted(known.tid, tid[mine]), ts[mine], position[mine])]
     tid, ts, state, cpu, switched = tid[rows], ts[rows], state[rows], cpu[rows], hint[rows]
@@ -99,60 +127,91 @@ def moments(switch: Rows, waking: Rows, fork: Rows, known: Target) -> Moments:
     return Moments(tid[~runs], ts[~runs], state[~runs], cpu[~runs])
 
 
-def thread_states(known: Target, events: Moments, gaps: list[Gaps]) -> pd.DataFrame:
-    """The table `thread_states`: the states of each thread tile its time from its first to its last event, but for `gaps`."""
-    if len(events.tid):
-        change = (
-            (events.tid[1:] != events.tid[:-1]) | (events.state[1:] != events.state[:-1]) | (events.cpu[1:] != events.cpu[:-1])
+def thread_states(known: Target, events: Moments, before: Open, final: bool, gaps: list[Gaps]) -> tuple[Columns, Open]:
+    """(the table `thread_states` of a stretch of time, the states that it leaves open).
+
+    The states of each thread tile its time from its first to its last event, but for `gaps`. Rows come in order of the event
+    that ended them; those that only the thread's last event ends come at the very end.
+    """
+    tid, ts, state, cpu = events.tid, events.ts, events.state, events.cpu
+    changed = (tid[1:] != tid[:-1]) | (state[1:] != state[:-1]) | (cpu[1:] != cpu[:-1])
+    starts = np.flatnonzero(np.append(True, changed)) if len(tid) else np.empty(0, np.int64)
+    closing = np.flatnonzero(np.append(tid[1:] != tid[:-1], True)) if len(tid) else starts
+    tid, begin, state, cpu = (column[starts] for column in (tid, ts, state, cpu))
+    left = np.flatnonzero(np.append(tid[1:] != tid[:-1], True)) if len(tid) else starts
+    last = ts[closing]
+    held = np.searchsorted(tid[left], before.tid)
+    last[held] = np.maximum(last[held], before.last)
+    after = Open(tid[left], begin[left], state[left], cpu[left], last)
+    known_end = np.append(begin[1:], EVER)[: len(begin)]
+    known_end[left] = EVER
+    end = known_end.copy()
+    end[left] = last if final else begin[left]
+    rows = np.flatnonzero((state != OVER) & (end > begin))
+    rows = rows[np.argsort(known_end[rows], kind="stable")]
+    stop = clipped(begin[rows], end[rows], gaps)
+    rows, stop = rows[stop > begin[rows]], stop[stop > begin[rows]]
+    columns = {
+        "tid": tid[rows],
+        "pid": known.process(tid[rows]),
+        "state": Text(state[rows].astype(np.int32), STATES),
+        "cpu": cpu[rows],
+        "begin_ns": begin[rows],
+        "end_ns": stop,
+        "duration_ns": stop - begin[rows],
+    }
+    return typed("thread_states", columns), after
+
+
+class Scheduling:
+    """The tables `thread_states`, `threads` and `sched`, made of stretches of time that follow on each other."""
+
+    def __init__(self, source: Source):
+        self.source, self.known = source, target(source)
+        self.gaps = gaps_of(source, "sched")
+        self.open = NOBODY
+        self.names: dict[int, str] = {}
+        self.processes: dict[int, int] = {}
+        self.seen = self.known.tid
+
+    def piece(self, source: Source, final: bool) -> dict[str, Columns]:
+        """`thread_states` and `sched` of one stretch; `final`: none follows."""
+        switch, waking, fork = (source.rows(kind) for kind in ("sched_switch", "sched_waking", "task_fork"))
+        fork = fork.where((fork["ts"] >= source.begin_ns) & (fork["ts"] < source.end_ns))
+        changes = moments(switch, waking, fork, self.known, self.open)
+        states, self.open = thread_states(self.known, changes, self.open, final, self.gaps)
+        self._meet(switch, waking)
+        return {"thread_states": states, "sched": events(source)}
+
+    def _meet(self, switch: Rows, waking: Rows) -> None:
+        """Take note of who there is: names as last told, processes as first told."""
+        named = np.concatenate(
+            (np.where(switch["comm_of_next"] > 0, switch["next_tid"], switch["prev_tid"]), waking["woken_tid"])
         )
-        closing = np.append(events.tid[1:] != events.tid[:-1], True)
-        starts = np.flatnonzero(np.append(True, change))
-        keep = np.unique(np.concatenate((starts, np.flatnonzero(closing))))
-        tid, ts, state, cpu = events.tid[keep], events.ts[keep], events.state[keep], events.cpu[keep]
-        rows = np.flatnonzero((tid[1:] == tid[:-1]) & (state[:-1] != OVER) & (ts[1:] > ts[:-1]))
-    else:
-        tid, ts, state, cpu, rows = events.tid, events.ts, events.state, events.cpu, np.empty(0, np.int64)
-    end = clipped(ts[rows], ts[rows + 1], gaps)
-    rows, end = rows[end > ts[rows]], end[end > ts[rows]]
-    return conform(
-        "thread_states",
-        {
-            "tid": tid[rows],
-            "pid": known.process(tid[rows]),
-            "state": STATES[state[rows]],
-            "cpu": cpu[rows],
-            "begin_ns": ts[rows],
-            "end_ns": end,
-            "duration_ns": end - ts[rows],
-        },
-    )
+        order = np.argsort(np.concatenate((switch["ts"], waking["ts"])), kind="stable")[::-1]
+        who, newest = first_rows(named[order])
+        row = order[newest]
+        of_switch = row < len(switch)
+        for rows, mine, at in ((switch, of_switch, row[of_switch]), (waking, ~of_switch, row[~of_switch] - len(switch))):
+            self.names.update(zip(who[mine].tolist(), texts(rows.where(at)["comm"]).tolist(), strict=True))
+        for rows in (switch.where(switch["tid"] == switch["prev_tid"]), waking):
+            for tid, pid in members(rows):
+                self.processes.setdefault(tid, pid)
+        both = (switch["prev_tid"], switch["next_tid"], waking["tid"], waking["woken_tid"])
+        self.seen = np.union1d(self.seen, np.concatenate([distinct(tid) for tid in both]))
+
+    def threads(self) -> pd.DataFrame:
+        """The table `threads`: the target's, and everyone who took a CPU from them or woke them."""
+        names = self.names | {tid: name for tid, _, name in listed_threads(self.source) if name}
+        names.setdefault(0, "swapper")
+        tid = self.seen
+        pid, mine = self.known.process(tid), self.known.has(tid) & (tid > 0)
+        others = np.array([self.processes.get(t, NONE) for t in tid.tolist()], np.int64)
+        label = np.array([*(names.get(t, "") for t in tid.tolist()), ""], object)[:-1]
+        return conform("threads", {"tid": tid, "pid": np.where(pid >= 0, pid, others), "name": label, "target": mine})
 
 
-def threads(source: Source, known: Target) -> pd.DataFrame:
-    """The table `threads`: the target's, and everyone who took a CPU from them or woke them."""
-    switch, waking = source.rows("sched_switch"), source.rows("sched_waking")
-    of_next = switch["comm_of_next"] > 0
-    named = np.concatenate((np.where(of_next, switch["next_tid"], switch["prev_tid"]), waking["woken_tid"]))
-    comm = np.concatenate((texts(switch["comm"]), texts(waking["comm"])))
-    ts = np.concatenate((switch["ts"], waking["ts"]))
-    order = np.argsort(ts, kind="stable")[::-1]
-    who, newest = np.unique(named[order], return_index=True)
-    names = dict(zip(who.tolist(), comm[order][newest].tolist(), strict=True))
-    names |= {tid: name for tid, _, name in listed_threads(source) if name}
-    names.setdefault(0, "swapper")
-    own = switch["tid"] == switch["prev_tid"]
-    seen = (known.tid, switch["prev_tid"], switch["next_tid"], waking["tid"], waking["woken_tid"])
-    tid = distinct(np.concatenate(seen))
-    told = np.concatenate((switch["tid"][own], waking["tid"]))
-    who, first = first_rows(told)
-    process = dict(zip(who.tolist(), np.concatenate((switch["pid"][own], waking["pid"]))[first].tolist(), strict=True))
-    pid, mine = known.process(tid), known.has(tid) & (tid > 0)
-    others = np.array([process.get(t, NONE) for t in tid.tolist()], np.int64)
-    label = np.array([*(names.get(t, "") for t in tid.tolist()), ""], object)[:-1]
-    return conform("threads", {"tid": tid, "pid": np.where(pid >= 0, pid, others), "name": label, "target": mine})
-
-
-def events(source: Source) -> pd.DataFrame:
+def events(source: Source) -> Columns:
     """The table `sched`: switches, wakings and wake-ups in order of time."""
     switch, waking, wakeup = (source.rows(f"sched_{kind}") for kind in ("switch", "waking", "wakeup"))
     kinds = (switch, waking, wakeup)
@@ -161,7 +220,6 @@ def events(source: Source) -> pd.DataFrame:
     none = [np.full(len(rows), NONE, np.int64) for rows in kinds]
     columns = {
         "cpu": [rows["cpu"] for rows in kinds],
-        "event": [np.full(len(rows), name, object) for rows, name in zip(kinds, ("switch", "waking", "wakeup"), strict=True)],
         "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"]),
         "prev_state": (switch["prev_state"], *none[1:]),
         "prev_prio": (switch["prev_prio"], *none[1:]),
@@ -170,15 +228,5 @@ def events(source: Source) -> pd.DataFrame:
         "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"]),
     }
     merged = {name: np.concatenate(both)[order] for name, both in columns.items()}
-    return conform("sched", {"ts_ns": ts[order], **merged})
-
-
-def build(source: Source) -> dict[str, pd.DataFrame]:
-    """The tables `thread_states`, `threads` and `sched`."""
-    known = target(source)
-    changes = moments(source.rows("sched_switch"), source.rows("sched_waking"), source.rows("task_fork"), known)
-    return {
-        "thread_states": thread_states(known, changes, gaps_of(source, "sched")),
-        "threads": threads(source, known),
-        "sched": events(source),
-    }
+    number = np.repeat(np.arange(len(kinds), dtype=np.int32), [len(rows) for rows in kinds])
+    return typed("sched", {"ts_ns": ts[order], "event": Text(number[order], EVENTS), **merged})

@@ -445,6 +445,40 @@ def empty(table: str) -> pd.DataFrame:
     return conform(table, {c.name: np.empty(0, c.dtype) for c in TABLES[table]})
 
 
+@dataclass(frozen=True)
+class Text:
+    """A column of texts of which many are equal: row i reads values[codes[i]]. Values may repeat."""
+
+    codes: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def objects(self) -> np.ndarray:
+        """The texts themselves."""
+        return self.values[self.codes] if len(self.values) else np.full(len(self.codes), "", object)
+
+    def unique(self) -> "Text":
+        """The same with every value once."""
+        number, values = pd.factorize(self.values)
+        return Text(number.astype(np.int32)[self.codes] if len(number) else self.codes, values)
+
+    def matches(self, *wanted: str) -> np.ndarray:
+        """Which rows read one of these."""
+        return np.isin(self.values, wanted)[self.codes] if len(self.values) else np.zeros(len(self.codes), bool)
+
+
+Columns = dict[str, Any]
+"""Columns of a table by name: arrays, or Text."""
+
+
+def typed(table: str, columns: Mapping[str, Any]) -> Columns:
+    """Exactly the declared columns, in their order and dtypes; raises KeyError on a missing column."""
+    given = ((c, columns[c.name]) for c in TABLES[table])
+    return {c.name: v if isinstance(v, Text) else np.asarray(v).astype(c.dtype, copy=False) for c, v in given}
+
+
 def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """`frame` with exactly the declared columns, order and dtypes; raises KeyError on a missing column."""
     declared = TABLES.get(table) or IMPORTED[table]
@@ -453,5 +487,7 @@ def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame
 
 def _column(values: Any, dtype: str) -> pd.Series:
     """Text stays `object`: pandas would make it its own string type, which costs a copy of every column."""
+    if isinstance(values, Text):
+        values = values.objects()
     array = values.to_numpy(dtype=dtype) if isinstance(values, pd.Series) else np.asarray(values).astype(dtype, copy=False)
     return pd.Series(array, dtype=dtype, copy=False)

@@ -31,6 +31,9 @@ class Pairs:
 
 
 NARROW = 1 << 16
+SPARSE = 4
+FEW_GROUPS = 8
+"""So many groups are cheaper searched one by one than sorted."""
 ROOMY = 4
 """A table may have so many places for each row before hashing is the cheaper way."""
 
@@ -68,6 +71,13 @@ def in_order_of_appearance(code: np.ndarray, size: int) -> np.ndarray:
     number = np.empty(size, np.int64)
     number[used[np.argsort(first[used], kind="stable")]] = np.arange(len(used))
     return number[code]
+
+
+def first_of_codes(code: np.ndarray) -> np.ndarray:
+    """The first row of each number, for numbers that count from 0 without a gap."""
+    first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
+    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
+    return first
 
 
 def distinct(column: np.ndarray) -> np.ndarray:
@@ -179,6 +189,14 @@ def pair(begin: Marks, end: Marks) -> Pairs:
     return Pairs(answer, np.flatnonzero(~taken))
 
 
+def rank(ordered: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """How many of the times in order are <= each of `ts`; cheap where these are many and in order, too."""
+    if len(ordered) * SPARSE > len(ts) or np.any(ts[1:] < ts[:-1]):
+        return np.searchsorted(ordered, ts, "right")
+    cuts = np.searchsorted(ts, ordered, "left")
+    return np.repeat(np.arange(len(ordered) + 1), np.diff(cuts, prepend=0, append=len(ts)))
+
+
 def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row the right row of its group with the greatest time <= its own; among equal times the last."""
     n = len(right_ts)
@@ -187,7 +205,15 @@ def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray
         return answer
     if (right_group == right_group[0]).all():
         by_time = np.argsort(right_ts, kind="stable")
-        return _in_one_group(by_time, np.searchsorted(right_ts[by_time], left_ts, "right") - 1, left_group == right_group[0])
+        return _in_one_group(by_time, rank(right_ts[by_time], left_ts) - 1, left_group == right_group[0])
+    groups = distinct(right_group)
+    if len(groups) <= FEW_GROUPS:
+        for group in groups.tolist():
+            right, left = np.flatnonzero(right_group == group), np.flatnonzero(left_group == group)
+            right = right[np.argsort(right_ts[right], kind="stable")]
+            place = rank(right_ts[right], left_ts[left]) - 1
+            answer[left] = np.where(place >= 0, right[place], NONE)
+        return answer
     group = dense(np.concatenate((right_group, left_group)))[0]
     by_time = np.argsort(np.concatenate((right_ts, left_ts)), kind="stable")
     order = by_time[stable_order(group[by_time])]
@@ -203,7 +229,7 @@ def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndar
     """For each left row the right row of its group with the smallest time > its own."""
     if len(right_ts) and (right_group == right_group[0]).all():
         by_time = np.argsort(right_ts, kind="stable")
-        return _in_one_group(by_time, np.searchsorted(right_ts[by_time], left_ts, "right"), left_group == right_group[0])
+        return _in_one_group(by_time, rank(right_ts[by_time], left_ts), left_group == right_group[0])
     back = len(right_ts) - 1 - latest(right_group[::-1], -right_ts[::-1], left_group[::-1], -left_ts[::-1] - 1)[::-1]
     return np.where(back < len(right_ts), back, NONE)
 

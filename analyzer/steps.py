@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
+from analyzer.contents import EVER
 from analyzer.reading import BACKEND, UNKNOWN_U32, Rows, Source, Spans, chosen
+from analyzer.schema import Columns
 from analyzer.sessions import model_names
 from analyzer.spans import NONE, Nest, codes, first_of_runs, latest, order_in_groups, run_lengths, successors
 
@@ -28,6 +31,8 @@ class Steps:
     end: Rows
     spans: Spans
     n_tokens: np.ndarray
+    first: int = 0
+    """token_id of the first row: not 0 for the tokens of a stretch of time."""
 
     @cached_property
     def until(self) -> np.ndarray:
@@ -36,6 +41,31 @@ class Steps:
         after = successors(tid, ts)
         following_ns = np.where(after >= 0, ts[after] if len(ts) else 0, self.spans.until())
         return np.where(self.spans.complete, self.spans.end_ns + 1, following_ns)
+
+    def begins_alone(self) -> np.ndarray:
+        """Times at which a token begins while none is open, but for the first."""
+        ts = self.begin["ts"]
+        reach = np.maximum.accumulate(self.until) if len(ts) else ts
+        return np.unique(ts[1:][reach[:-1] <= ts[1:]])
+
+    def within(self, piece: Source) -> "Steps":
+        """The tokens that begin in a stretch of time, with the number of tokens that each was fed."""
+        low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
+        own, spans = np.arange(low, high), self.spans
+        begin = self.begin.where(own)
+        told = begin["n_tokens"]
+        if np.any(told == 0):
+            self.n_tokens[own] = np.where(told > 0, told, rows_of_first_operator(begin, piece.rows("op_begin")))
+        mine = Spans(*(column[own] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
+        steps = Steps(begin, self.end, mine, self.n_tokens[own], low)
+        steps.until = self.until[own]
+        return steps
+
+    def lengths(self) -> pd.DataFrame:
+        """token_id, position and n_tokens."""
+        position = self.begin["position"]
+        columns = {"token_id": self.first + np.arange(len(position)), "n_tokens": self.n_tokens}
+        return pd.DataFrame({**columns, "position": np.where(position == UNKNOWN_U32, NONE, position)})
 
     def of(self, rows: Rows) -> np.ndarray:
         """token_id of the step that contains each record: of its own thread if there is one, else of its process."""
@@ -48,7 +78,7 @@ class Steps:
             left = np.flatnonzero(answer < 0)
             token = latest(self.begin[field], self.begin["ts"], owner[left], ts[left])
             inside = (token >= 0) & (ts[left] < self.until[token]) if len(self.until) else token >= 0
-            answer[left[inside]] = token[inside]
+            answer[left[inside]] = token[inside] + self.first
         return answer
 
     def phases(self) -> np.ndarray:
@@ -61,7 +91,7 @@ class Steps:
         guess = np.where((n_tokens > 1) | first, PREFILL, DECODE)
         return np.where((told == PREFILL) | (told == DECODE), told, guess)
 
-    def table(self, source: Source) -> dict[str, np.ndarray]:
+    def table(self, source: Source) -> Columns:
         """The columns of `tokens`."""
         matched, position = self.spans.end, self.begin["position"]
         result = np.where(matched >= 0, self.end["result"][matched], NONE) if len(self.end) else np.full(len(self.begin), NONE)
@@ -84,27 +114,27 @@ def rows_of_first_operator(begin: Rows, operators: Rows) -> np.ndarray:
     answer = np.zeros(len(begin), np.int64)
     for tid in np.unique(begin["tid"]):
         mine, theirs = np.flatnonzero(begin["tid"] == tid), np.flatnonzero(operators["tid"] == tid)
-        at = np.searchsorted(operators["ts"][theirs], begin["ts"][mine])
-        found = at < len(theirs)
+        ts = np.append(operators["ts"][theirs], EVER)
+        at = np.searchsorted(ts, begin["ts"][mine])
+        found = ts[at] < np.append(begin["ts"][mine][1:], EVER)
         answer[mine[found]] = operators["n_tokens"][theirs[at[found]]]
     return answer
 
 
 def steps(source: Source) -> Steps:
-    """The recording's tokens; where the engine does not tell how many tokens a step was fed, its first operator does."""
+    """The recording's tokens; how many a step was fed is told by `within` where the engine does not: its first operator does."""
     begin = source.rows("token_begin")
-    told = begin["n_tokens"]
-    n_tokens = np.where(told > 0, told, rows_of_first_operator(begin, source.rows("op_begin")))
-    return Steps(begin, source.rows("token_end"), source.spans("token", ("seq",), unknown=NONE), n_tokens)
+    return Steps(begin, source.rows("token_end"), source.spans("token", ("seq",), unknown=NONE), begin["n_tokens"].copy())
 
 
 @dataclass
 class Graphs:
-    """The graphs of a recording, in order of begin; `graph_id` is the row number."""
+    """The graphs of a stretch of time, in order of begin; `graph_id` is `first` and the row number."""
 
     begin: Rows
     end: Rows
     spans: Spans
+    first: int
 
     @cached_property
     def nest(self) -> Nest:
@@ -113,9 +143,10 @@ class Graphs:
 
     def of(self, rows: Rows) -> np.ndarray:
         """graph_id of the innermost graph that each record's thread was in."""
-        return self.nest.innermost(rows["tid"], rows["ts"])
+        row = self.nest.innermost(rows["tid"], rows["ts"])
+        return np.where(row >= 0, row + self.first, NONE)
 
-    def table(self, source: Source, tokens: Steps) -> dict[str, np.ndarray]:
+    def table(self, source: Source, tokens: Steps) -> Columns:
         """The columns of `graphs`."""
         begin, matched = self.begin, self.spans.end
         status = np.where(matched >= 0, self.end["status"][matched], NONE) if len(self.end) else np.full(len(begin), NONE)
@@ -123,7 +154,7 @@ class Graphs:
         makes = (handle == 0) & (matched >= 0)  # the call's end tells what it made
         handle[makes] = self.end.raw("handle")[matched[makes]]
         return {
-            "graph_id": np.arange(len(begin)),
+            "graph_id": self.first + np.arange(len(begin)),
             "token_id": tokens.of(begin),
             **source.thread(begin),
             "kind": source.named(begin["engine"], begin["type"], "graphs"),
@@ -139,10 +170,10 @@ class Graphs:
         }
 
 
-def graphs(source: Source) -> Graphs:
-    """The recording's graphs."""
+def graphs(source: Source, first: int) -> Graphs:
+    """The graphs of a stretch of time, numbered from `first`."""
     spans = source.spans("graph", ("handle",), unknown=0)
-    return Graphs(source.rows("graph_begin"), source.rows("graph_end"), spans)
+    return Graphs(source.rows("graph_begin"), source.rows("graph_end"), spans, first)
 
 
 def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:

@@ -25,11 +25,11 @@ def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
 
     In ms unless named. `missing` says what levels were not recorded, and what they would have told.
     """
-    rows = per_token(tables)
+    rows, source = per_token(tables), Source(recording)
     return {
         "recording": about(recording, tables),
         "machine": machine(recording.manifest),
-        "missing": [*incomplete(recording), *missing(tables)],
+        "missing": [*incomplete(source), *missing(tables)],
         "tokens": tokens(tables["tokens"]),
         "phases": phase_shares(tables, rows),
         "findings": told(recording, tables, rows),
@@ -38,7 +38,7 @@ def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
         "npu": npu(recording.manifest, tables),
         "scheduling": scheduling(tables),
         "io": io(tables),
-        "records": records(recording, tables),
+        "records": records(source, tables),
         "cost": cost(recording.manifest, tables),
     }
 
@@ -56,11 +56,10 @@ def missing(tables: Tables) -> list[str]:
     return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
 
 
-def incomplete(recording: Recording) -> list[str]:
+def incomplete(source: Source) -> list[str]:
     """How the files fall short of what the manifest counts, or hold what it does not describe."""
-    source, said = Source(recording), section(recording.manifest, "records")
-    found = source.count()
-    known = {kind: n for kind, n in said.items() if isinstance(n, int) and kind in recording.layouts}
+    said, found = section(source.manifest, "records"), source.count()
+    known = {kind: n for kind, n in said.items() if isinstance(n, int) and kind in source.recording.layouts}
     short = {kind: n - found.get(kind, 0) for kind, n in known.items() if n > found.get(kind, 0)}
     lines = []
     if short:
@@ -245,10 +244,9 @@ def io(tables: Tables) -> dict[str, Any]:
     }
 
 
-def records(recording: Recording, tables: Tables) -> dict[str, Any]:
+def records(source: Source, tables: Tables) -> dict[str, Any]:
     """Records found in the files, lost in the kernel, and those that found no partner."""
-    source = Source(recording)
-    lost = {kind: int(n) for kind, n in section(recording.manifest, "lost").items() if isinstance(n, int) and n}
+    lost = {kind: int(n) for kind, n in section(source.manifest, "lost").items() if isinstance(n, int) and n}
     ends = tables["unpaired"].groupby("kind").size()
     spans = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "blocks")
     begins = {name: int((~tables[name]["complete"]).sum()) for name in spans}
@@ -256,9 +254,9 @@ def records(recording: Recording, tables: Tables) -> dict[str, Any]:
         "kept": source.count(),
         "lost": lost,
         "discarded_slots": source.discarded(),
-        "dropped": section(recording.manifest, "dropped"),
-        "sampling": {k: v for k, v in section(recording.manifest, "sampling").items() if isinstance(v, int | float)},
-        "level_changes": len(known_changes(recording.manifest.get("level_changes"))),
+        "dropped": section(source.manifest, "dropped"),
+        "sampling": {k: v for k, v in section(source.manifest, "sampling").items() if isinstance(v, int | float)},
+        "level_changes": len(known_changes(source.manifest.get("level_changes"))),
         "damaged": source.damaged,
         "ends_without_begin": {str(kind): int(n) for kind, n in ends.items()},
         "begins_without_end": {name: n for name, n in begins.items() if n},

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,56 +14,36 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer import calls, io, moe, nodes, operators, pmc, qnn, qnn_busy, sched
-from analyzer.complexity import work_columns
+from analyzer.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
+from analyzer.contents import BLOCK, EVER
 from analyzer.reading import Source, open_recording
-from analyzer.schema import TABLES, conform
-from analyzer.sessions import sessions
-from analyzer.steps import graphs, steps
+from analyzer.schema import TABLES, Column, Columns, Text, conform
 from tracer.recording import Recording, RecordingError
 
-TABLES_VERSION = 5
+TABLES_VERSION = 6
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 INPUTS = ("manifest.json", "events.bin", "details.bin")
 
 
-def build(recording: Recording) -> dict[str, pd.DataFrame]:
-    """Every table of the schema, in memory. Nothing is dropped: what finds no partner has -1 or stands in `unpaired`."""
-    source = Source(recording)
-    nodes.unfold(source)
-    tokens = steps(source)
-    runs = graphs(source)
-    columns, threads, op_id, known = operators.build(source, tokens, runs)
-    spans = source.spans("expert", ("layer", "expert"))
-    enclosing = operators.finish(columns, threads, op_id, source.rows("expert_begin"), threads.complete)
-    tables = {
-        "tokens": conform("tokens", tokens.table(source)),
-        "graphs": conform("graphs", runs.table(source, tokens)),
-        "op_threads": operators.thread_table(threads, op_id),
-        "tensors": known,
-        "routes": moe.routes(source, tokens, known),
-        "experts": moe.experts(source, tokens, spans, enclosing),
-        "loads": moe.loads(source, tokens),
-        **qnn.build(source, tokens, runs),
-        "sessions": sessions(source),
-        "calls": calls.build(source, tokens),
-        **sched.build(source),
-    }
-    tables["operators"] = conform("operators", columns | work_columns(columns, known, tables["routes"], tables["tokens"]))
-    tables["qnn_gaps"] = qnn_busy.gap_table(tables)
-    tables["pmc"] = pmc.build(source, threads, op_id)
-    tables |= io.build(source, tokens, threads, op_id, tables)
-    tables["counters"] = moe.counters(source, tables["experts"], tables["loads"])
-    tables["unpaired"] = unpaired(source)
+def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> dict[str, pd.DataFrame]:
+    """Every table of the schema, in memory. Nothing is dropped: what finds no partner has -1 or stands in `unpaired`.
+
+    The answer is the same whatever the number of records that are looked at in one go, `most`.
+    """
+    builder = Builder(Source(recording, block))
+    pieces = list(builder.pieces(most))
+    tables = {name: conform(name, joined([piece[name] for piece in pieces])) for name in LONG} | builder.rest()
+    tables |= gap_table(tables)
     return {name: tables[name] for name in TABLES}
 
 
-def unpaired(source: Source) -> pd.DataFrame:
-    """The table `unpaired`: ends that no begin was recorded for, in order of time."""
-    both = {name: np.concatenate([part[name] for part in source.unpaired]) for name in ("kind", "pid", "tid", "ts_ns")}
-    order = np.argsort(both["ts_ns"], kind="stable")
-    return conform("unpaired", {name: column[order] for name, column in both.items()})
+def joined(parts: list[Columns]) -> Columns:
+    """The rows of all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    plain = [{name: c.objects() if isinstance(c, Text) else c for name, c in part.items()} for part in parts]
+    return {name: np.concatenate([part[name] for part in plain]) for name in plain[0]}
 
 
 def fingerprint(folder: Path) -> dict[str, Any]:
@@ -85,13 +65,23 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None) ->
     cached = _read(folder / "tables", stamp, wanted)
     if cached is not None:
         return cached
+    tables = None
     try:
-        tables = build(recording)
+        with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
+            tables = keep(recording, folder / "tables", stamp) or _read(folder / "tables", stamp, wanted)
+        tables = tables or build(recording)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RecordingError(f"{folder} holds records that its manifest does not describe ({error!r}); record again") from error
-    with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
-        write(tables, folder / "tables", stamp)
     return {name: tables[name] for name in wanted}
+
+
+def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
+    """Rows of each table of a recording. Tables are made and kept where they are not yet; none is loaded if they can be kept."""
+    load(run_dir, ())
+    try:
+        return {name: parquet.read_metadata(Path(run_dir) / "tables" / f"{name}.parquet").num_rows for name in TABLES}
+    except OSError:
+        return {name: len(table) for name, table in load(run_dir).items()}
 
 
 def _read(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> dict[str, pd.DataFrame] | None:
@@ -109,16 +99,14 @@ def _read_table(name: str, path: Path) -> pd.DataFrame:
     return conform(name, parquet.read_table(path).to_pandas(strings_to_categorical=True))
 
 
-def write(tables: dict[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
-    """Write the tables as Parquet into `folder`, replacing what was there; the index is written last, by rename."""
+@contextlib.contextmanager
+def replaced(folder: Path, stamp: dict[str, Any] | None) -> Iterator[Path]:
+    """A folder whose files take the place of those in `folder`, if all goes well; the index is written last, by rename."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         fresh.chmod(0o755)
-        for name, table in tables.items():
-            texts = [column for column in table.columns if table[column].dtype == object]
-            whole = pyarrow.Table.from_pandas(table, preserve_index=False)
-            parquet.write_table(whole, fresh / f"{name}.parquet", compression="lz4", use_dictionary=texts)
+        yield fresh
         folder.mkdir(exist_ok=True)
         (folder / "index.json").unlink(missing_ok=True)
         for path in fresh.iterdir():
@@ -128,3 +116,97 @@ def write(tables: dict[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] |
             os.replace(fresh / "index.json", folder / "index.json")
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write(tables: dict[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
+    """Write the tables as Parquet into `folder`, replacing what was there."""
+    with replaced(folder, stamp) as fresh:
+        for name, table in tables.items():
+            part = arrow(name, table)
+            parquet.write_table(part, fresh / f"{name}.parquet", **options(part.schema))
+
+
+def keep(
+    recording: Recording, folder: Path, stamp: dict[str, Any], most: int = MOST, block: int = BLOCK
+) -> dict[str, pd.DataFrame] | None:
+    """Make the tables of a recording and write them, with one stretch of it in memory at a time.
+
+    Answers the tables where one stretch was all.
+    """
+    builder = Builder(Source(recording, block))
+    with replaced(folder, stamp) as fresh:
+        with Files(fresh) as files:
+            count = 0
+            for piece in builder.pieces(most):
+                files.add(piece)
+                count += 1
+            alone = count == 1
+        tables = builder.rest()
+        told = {name: conform(name, columns) for name, columns in piece.items()} if alone else {}
+        wanted = GAPS_NEED if not alone and len(tables["qnn_executes"]) else {}
+        tables |= gap_table(tables | told | files.read(wanted))
+        for name, table in tables.items():
+            part = arrow(name, table)
+            parquet.write_table(part, fresh / f"{name}.parquet", **options(part.schema))
+    return told | tables if alone else None
+
+
+class Files:
+    """Parquet files that grow by stretches."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.open = contextlib.ExitStack()
+        self.writers: dict[str, parquet.ParquetWriter] = {}
+
+    def __enter__(self) -> "Files":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.open.close()
+
+    def path(self, name: str) -> Path:
+        """The file of a table."""
+        return self.folder / f"{name}.parquet"
+
+    def add(self, piece: Piece) -> None:
+        """Append rows to each table."""
+        for name, columns in piece.items():
+            part = arrow(name, columns)
+            if name not in self.writers:
+                writer = parquet.ParquetWriter(self.path(name), part.schema, **options(part.schema))
+                self.writers[name] = self.open.enter_context(writer)
+            if part.num_rows:
+                self.writers[name].write_table(part)
+
+    def read(self, columns: dict[str, tuple[str, ...]]) -> dict[str, pd.DataFrame]:
+        """Some columns of some tables."""
+        return {name: parquet.read_table(self.path(name), columns=list(some)).to_pandas() for name, some in columns.items()}
+
+
+def arrow(name: str, columns: pd.DataFrame | Columns) -> pyarrow.Table:
+    """A table as Arrow has it, its types as declared."""
+    return pyarrow.table({column.name: arrow_column(columns[column.name], column) for column in TABLES[name]})
+
+
+def arrow_column(values: Any, column: Column) -> pyarrow.Array:
+    """One column; texts by a dictionary where they come so."""
+    if isinstance(values, Text):
+        once = values.unique()
+        indices = pyarrow.array(once.codes.astype(np.int32, copy=False))
+        return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(once.values, pyarrow.string()))
+    array = pyarrow.array(np.asarray(values), arrow_type(column))
+    return array.dictionary_encode() if column.dtype == "object" and column.name != "sources" else array
+
+
+def arrow_type(column: Column) -> pyarrow.DataType:
+    """The Arrow type of a column."""
+    if column.dtype == "object":
+        return pyarrow.list_(pyarrow.uint64()) if column.name == "sources" else pyarrow.string()
+    return pyarrow.from_numpy_dtype(column.dtype)
+
+
+def options(schema: pyarrow.Schema) -> dict[str, Any]:
+    """How a Parquet file is written: numbers plain, texts by a dictionary."""
+    texts = [field.name for field in schema if pyarrow.types.is_dictionary(field.type)]
+    return {"compression": "lz4", "use_dictionary": texts, "write_statistics": False}

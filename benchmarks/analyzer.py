@@ -1,13 +1,17 @@
-"""Records per second from a recording to all tables: a synthetic llama.cpp decode on two threads with scheduling.
+"""Records per second from a recording to all tables on disk, and how much memory that takes: a synthetic llama.cpp decode.
 
-python benchmarks/analyzer.py [--records 1000000] [--repeats 3]
-python benchmarks/analyzer.py --summary RUN       seconds of `analyzer summary RUN`, kept and made anew, imports included
+python benchmarks/analyzer.py [--records 1e6 1e7 1e8] [--repeats 3]
+python benchmarks/analyzer.py --run RUN [--repeats 3]      the same for a recording
+python benchmarks/analyzer.py --summary RUN                seconds of `analyzer summary RUN`: made of raw records, of tables, kept
 
-Speed is told by CPU time (one core, whatever else runs) and by the clock; memory is the process's greatest resident size.
+The synthetic one: 300 operators a token with structure on two threads, a router's choice for each of 25 layers, scheduling.
+Speed is told by CPU time (all threads, so that other processes do not count); memory is the greatest resident size of the
+process that does it alone. 1e8 records are 7 GB on disk, and as much again of tables.
 """
 
 import argparse
-import resource
+import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,80 +22,123 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analyzer.reading import open_recording
-from analyzer.tables import build
-from tests.recordings import MAIN, WORKER, Writer, records
+from tests.recordings import MAIN, WORKER, manifest, records
+from tracer.recording import RING_HEADER_BYTES, write_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
-OPS, OP_NS = 300, 1000
+OPS, LAYERS, OP_NS, BATCH = 300, 25, 1000, 32
+NO_SEQ = 2**64 - 1
+CHILD = """
+import json, resource, sys, time
+from analyzer.tables import row_counts
+start = time.perf_counter()
+rows = row_counts(sys.argv[1])
+spent = time.process_time(), time.perf_counter() - start
+rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+print(json.dumps({"cpu": spent[0], "wall": spent[1], "rss": rss, "rows": sum(rows.values())}))
+"""
 
 
-def synthetic(folder: Path, n_records: int) -> int:
-    """Write a recording of about `n_records` records in ring order; answers how many."""
-    per_token = 2 * (OPS * 2 + OPS // 10) + 4
-    tokens = max(1, n_records // per_token)
-    begin = 1_000_000 + np.arange(tokens) * (OPS + 2) * OP_NS
+def batch() -> dict[str, np.ndarray]:
+    """Slots of BATCH decode steps, in ring order, by stream; times begin at 0."""
+    begin = np.arange(BATCH) * (OPS + 2) * OP_NS
     op = (begin[:, None] + OP_NS + np.arange(OPS) * OP_NS).reshape(-1)
-    tensor = np.tile(np.arange(1, OPS + 1) * 64, tokens)
-    end = begin + (OPS + 1) * OP_NS
+    tensor, end = np.tile(np.arange(1, OPS + 1) * 64, BATCH), begin + (OPS + 1) * OP_NS
+    every, layer = np.tile(np.arange(1, OPS + 1) % (OPS // LAYERS) == 0, BATCH), np.tile(np.arange(LAYERS), BATCH)
+    routed = op[every][: BATCH * LAYERS] + 200
+    rng = np.random.default_rng(1)
+    chosen = np.zeros((len(routed), 32), np.uint16)
+    chosen[:, :4] = np.argsort(rng.random((len(routed), 60)), axis=1)[:, :4]
     parts = [
-        (begin, "token_begin", {"engine": 2, "n_tokens": 1, "position": 7, "seq": 2**64 - 1}),
+        (begin, "token_begin", {"engine": 2, "n_tokens": 1, "position": np.arange(BATCH), "seq": NO_SEQ}),
         (begin + 10, "graph_begin", {"engine": 2, "handle": 9, "layer": -1, "expert": -1}),
         (end - 10, "graph_end", {"engine": 2, "handle": 9}),
-        (end, "token_end", {"engine": 2, "seq": 2**64 - 1}),
+        (end, "token_end", {"engine": 2, "seq": NO_SEQ}),
     ]
     for shift, tid in ((0, MAIN), (7, WORKER)):
-        parts.append((op + shift, "op_begin", {"engine": 2, "tid": tid, "tensor": tensor, "type": 1, "layer": -1}))
+        kinds = {"engine": 2, "tid": tid, "tensor": tensor, "type": 1, "layer": -1}
+        parts.append((op + shift, "op_begin", kinds))
         parts.append((op + OP_NS - 100 + shift, "op_wait", {"engine": 2, "tid": tid}))
-        parts.append((op[::20] + 300 + shift, "sched_switch", {"tid": tid, "prev_tid": tid, "next_tid": 0, "prev_state": 1}))
-        parts.append((op[::20] + 500 + shift, "sched_switch", {"tid": 0, "pid": 0, "prev_tid": 0, "next_tid": tid}))
+        away = {"tid": tid, "prev_tid": tid, "next_tid": 0, "prev_state": 1, "comm_of_next": 1, "comm": b"swapper/0"}
+        parts.append((op[::20] + 300 + shift, "sched_switch", away))
+        back = {"tid": 0, "pid": 0, "prev_tid": 0, "next_tid": tid, "comm_of_next": 1, "comm": b"llama-cli"}
+        parts.append((op[::20] + 400 + shift, "sched_waking", {"tid": 0, "pid": 0, "woken_tid": tid, "comm": b"llama-cli"}))
+        parts.append((op[::20] + 500 + shift, "sched_switch", back))
     slots = np.concatenate([records(kind, len(ts), ts=ts, **fields) for ts, kind, fields in parts])
     order = np.argsort(np.concatenate([ts for ts, _, _ in parts]), kind="stable")
-    writer = Writer()
+    told = {"engine": 2, "layer": layer, "n_tokens": 1, "k": 4, "count": 4, "experts": chosen}
+    return {"events": slots[order], "details": records("route", len(routed), ts=routed, **told)}
+
+
+def synthetic(folder: Path, wanted: int) -> int:
+    """Write a recording of about `wanted` records; answers how many."""
+    folder.mkdir(parents=True)
+    write_manifest(folder, json.loads(json.dumps(manifest())))
+    parts, count, long = batch(), OPS, BATCH * (OPS + 2) * OP_NS
     names = np.arange(1, OPS + 1)
-    writer.add(
-        "tensor", OPS, engine=2, ts=1_000_000, tensor=names * 64, type=1, name=[f"ffn_out-{i % 16}".encode() for i in names]
+    told = {"tensor": names * 64, "type": 1 + (names % (OPS // LAYERS) == 0) * 3, "dtype": 0}
+    shape = {"ne": [[2048, 1, 1, 1]] * OPS, "n_sources": 2, "sources": [[(n - 1) * 64, n * 64 % 640] + [0] * 8 for n in names]}
+    named = [
+        f"{what}-{n % LAYERS}".encode() for n, what in zip(names, ("attn_norm", "ffn_moe_gate", "ffn_out") * OPS, strict=False)
+    ]
+    tensors = records("tensor", OPS, engine=2, ts=999_999, name=named, **told, **shape)
+    with open(folder / "events.bin", "wb") as events, open(folder / "details.bin", "wb") as details:
+        details.write(tensors.tobytes())
+        for number in range(max(1, wanted // sum(map(len, parts.values())))):
+            for file, slots in ((events, parts["events"]), (details, parts["details"])):
+                ts = slots[:, RING_HEADER_BYTES : RING_HEADER_BYTES + 8].view("<u8")
+                ts += np.uint64(1_000_000 if number == 0 else long)
+                file.write(slots.tobytes())
+                count += len(slots)
+    return count
+
+
+def measured(run: Path, count: int, repeats: int) -> None:
+    """Make the tables `repeats` times, each in a process of its own."""
+    spent = []
+    for _ in range(repeats):
+        shutil.rmtree(run / "tables", ignore_errors=True)
+        told = subprocess.run([sys.executable, "-c", CHILD, str(run)], check=True, capture_output=True, text=True, cwd=ROOT)
+        spent.append(json.loads(told.stdout))
+    cpu, wall, memory = ([one[name] for one in spent] for name in ("cpu", "wall", "rss"))
+    print(
+        f"{count:,} records -> {spent[0]['rows']:,} rows, {repeats} times: median {count / np.median(cpu) / 1e6:.2f}, best "
+        f"{count / min(cpu) / 1e6:.2f} M records/s of CPU ({np.median(cpu):.1f} s, by the clock "
+        f"{np.median(wall):.1f} s); greatest resident size {max(memory) / 2**30:.2f} GiB",
+        flush=True,
     )
-    writer.slots["events"].append(slots[order])
-    writer.write(folder)
-    return len(slots) + OPS
 
 
-def summary_seconds(run: str, repeats: int) -> None:
-    """Time the verb as a user starts it; its tables are there."""
-    for kept in (False, True):
+def summary_seconds(run: Path, repeats: int) -> None:
+    """Time the verb as a user starts it, imports included."""
+    for what, gone in (("made of raw records", "tables"), ("made of tables", "tables/summary.json"), ("kept", "nothing")):
         spent = []
         for _ in range(repeats):
-            if not kept:
-                (Path(run) / "tables" / "summary.json").unlink(missing_ok=True)
+            path = run / gone
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             start = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "analyzer", "summary", run], check=True, capture_output=True, cwd=ROOT)
+            command = [sys.executable, "-m", "analyzer", "summary", str(run)]
+            subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
             spent.append(time.perf_counter() - start)
-        how = "kept" if kept else "made anew"
-        print(f"summary {how}: median {np.median(spent):.2f} s ({min(spent):.2f} to {max(spent):.2f}, {repeats} runs)")
+        print(f"summary {what}: median {np.median(spent):.2f} s ({min(spent):.2f} to {max(spent):.2f}, {repeats} runs)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--summary", metavar="RUN")
+    parser.add_argument("--records", type=float, nargs="+", default=[1e6, 1e7])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--summary", metavar="RUN", type=Path)
     args = parser.parse_args()
     if args.summary:
         summary_seconds(args.summary, args.repeats)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        count = synthetic(Path(folder) / "run", args.records)
-        speeds = []
-        for _ in range(args.repeats):
-            start, busy = time.perf_counter(), time.process_time()
-            tables = build(open_recording(Path(folder) / "run"))
-            seconds, busy = time.perf_counter() - start, time.process_time() - busy
-            rows = sum(map(len, tables.values()))
-            speeds.append(count / busy / 1e6)
-            print(f"{count} records -> {rows} rows in {seconds:.2f} s, {busy:.2f} s of CPU: {speeds[-1]:.2f} M records/s of CPU")
-        print(f"median {np.median(speeds):.2f}, best {max(speeds):.2f} M records/s of CPU, {len(speeds)} runs")
-        print(f"greatest resident size {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    elif args.run:
+        slots = sum((args.run / f"{name}.bin").stat().st_size // size for name, size in (("events", 64), ("details", 256)))
+        measured(args.run, slots, args.repeats)
+    else:
+        for wanted in args.records:
+            with tempfile.TemporaryDirectory() as folder:
+                measured(Path(folder) / "run", synthetic(Path(folder) / "run", int(wanted)), args.repeats)
 
 
 if __name__ == "__main__":

@@ -92,13 +92,22 @@ class Recording:
         self._slots: dict[str, np.ndarray] = {}
         self._kinds: dict[str, np.ndarray] = {}
 
+    def slot_count(self, stream: str) -> int:
+        """Whole slots of `events` or `details` that are on disk now."""
+        path = self.path / f"{stream}.bin"
+        return path.stat().st_size // STREAMS[stream] if path.exists() else 0
+
+    def map_slots(self, stream: str, begin: int, end: int) -> np.ndarray:
+        """Slots begin to end of a stream, shape [n, slot bytes], uint8, mapped from disk for as long as the answer lives."""
+        width = STREAMS[stream]
+        if begin >= end:
+            return np.empty((0, width), np.uint8)
+        return np.memmap(self.path / f"{stream}.bin", np.uint8, "r", offset=begin * width, shape=(end - begin, width))
+
     def slots(self, stream: str) -> np.ndarray:
-        """All whole slots of `events` or `details`, shape [n, slot bytes], uint8, mapped from disk."""
+        """All whole slots of a stream, as `map_slots` gives them."""
         if stream not in self._slots:
-            path, width = self.path / f"{stream}.bin", STREAMS[stream]
-            count = path.stat().st_size // width if path.exists() else 0
-            mapped = np.memmap(path, np.uint8, "r", shape=(count, width)) if count else np.empty((0, width), np.uint8)
-            self._slots[stream] = mapped
+            self._slots[stream] = self.map_slots(stream, 0, self.slot_count(stream))
         return self._slots[stream]
 
     def kinds(self, stream: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracer import machine
+from tracer import machine, model_config
 from tracer.accounting import Accounting
 from tracer.attach import Attachments
 from tracer.budget import Sampling
@@ -235,6 +235,7 @@ class Session:
             "started_utc": self.started_utc,
             "duration_ns": (self.ended_ns or time.monotonic_ns()) - self.target.started,
             "command": self.target.command,
+            "model": model_config.of_command(self.target.command),
             "target": {"pid": self.target.pid, "uid": self.options.owner.uid, "exit_code": self.target.exit_code},
             "loader": self.loader.name,
             "buffer": self.options.buffer,

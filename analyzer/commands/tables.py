@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from analyzer.derived import DERIVED
-from analyzer.tables import load, write
+from analyzer.tables import load, row_counts, write
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +22,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, write and count."""
-    tables = load(args.run_dir)
+    rows = row_counts(args.run_dir)
     if args.out:
-        write(tables, args.out)
-    rows = {name: len(table) for name, table in tables.items()}
+        write(load(args.run_dir), args.out)
     if args.json:
         print(json.dumps(rows))
         return 0

@@ -120,6 +120,11 @@ def read_config(path: Path) -> Model:
         raise PredictError(f"{file} is no JSON ({error}): give a Hugging Face config.json") from None
     if not isinstance(values, dict):
         raise PredictError(f"{file} holds no JSON object: give a Hugging Face config.json")
+    return model_of(values, file)
+
+
+def model_of(values: dict[str, Any], file: Path) -> Model:
+    """The model of a parsed config.json; `file` is what errors name."""
     inner = values.get("text_config")
     fields = Fields({**values, **inner} if isinstance(inner, dict) else values, file)
     layers = fields.number("num_hidden_layers")

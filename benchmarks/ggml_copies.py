@@ -1,0 +1,104 @@
+"""A step of llama.cpp's kernels through ggml's own API: ggml_copies.py ROUNDS EXTRA [ONLY_BASE]. Prints JSON.
+
+The graph `base` runs each kernel of KERNELS once, on weights of their own; for each of them another graph has EXTRA more runs
+of it right behind its own. Graphs are computed by turns, ROUNDS times; the answer holds ms of each graph in each round, by the
+host's clock.
+"""
+
+import ctypes
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.programs.llama_steps import library
+
+Q4_0, F32 = 2, 0
+THREADS, WARM = 2, 5
+KERNELS = {
+    "up": (2048, 8192, 1),
+    "down": (8192, 2048, 1),
+    "square": (4096, 4096, 1),
+    "head": (2048, 32000, 1),
+    "batch": (2048, 2048, 16),
+}
+"""Name → (inner dimension, rows of the matrix, columns): products as one decoded token has them, and one of a prompt."""
+
+
+class Parameters(ctypes.Structure):
+    """struct ggml_init_params."""
+
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+def declared() -> ctypes.CDLL:
+    """ggml inside the package xllamacpp."""
+    lib, pointer, number = library(), ctypes.c_void_p, ctypes.c_int64
+    lib.ggml_init.restype, lib.ggml_init.argtypes = pointer, [Parameters]
+    lib.ggml_new_tensor_2d.restype, lib.ggml_new_tensor_2d.argtypes = pointer, [pointer, ctypes.c_int, number, number]
+    lib.ggml_mul_mat.restype, lib.ggml_mul_mat.argtypes = pointer, [pointer, pointer, pointer]
+    lib.ggml_set_name.restype, lib.ggml_set_name.argtypes = pointer, [pointer, ctypes.c_char_p]
+    lib.ggml_new_graph_custom.restype = pointer
+    lib.ggml_new_graph_custom.argtypes = [pointer, ctypes.c_size_t, ctypes.c_bool]
+    lib.ggml_build_forward_expand.restype, lib.ggml_build_forward_expand.argtypes = None, [pointer, pointer]
+    lib.ggml_backend_cpu_init.restype = pointer
+    lib.ggml_backend_cpu_set_n_threads.argtypes = [pointer, ctypes.c_int]
+    lib.ggml_backend_alloc_ctx_tensors.restype, lib.ggml_backend_alloc_ctx_tensors.argtypes = pointer, [pointer, pointer]
+    lib.ggml_backend_graph_compute.argtypes = [pointer, pointer]
+    return lib
+
+
+class Step:
+    """The kernels, and graphs of them."""
+
+    def __init__(self, extra: int):
+        self.lib, self.extra = declared(), extra
+        self.context = self.lib.ggml_init(Parameters(1 << 24, None, True))
+        make = self.lib.ggml_new_tensor_2d
+        self.operands = {
+            name: (make(self.context, Q4_0, inner, rows), make(self.context, F32, inner, columns))
+            for name, (inner, rows, columns) in KERNELS.items()
+        }
+        self.graphs = {name: self.graph(name) for name in ("base", *KERNELS)}
+        self.backend = self.lib.ggml_backend_cpu_init()
+        self.lib.ggml_backend_cpu_set_n_threads(self.backend, THREADS)
+        assert self.lib.ggml_backend_alloc_ctx_tensors(self.context, self.backend), "no memory for the tensors"
+
+    def graph(self, duplicated: str) -> int:
+        """All kernels once, one of them `extra` times more."""
+        graph = self.lib.ggml_new_graph_custom(self.context, 256, False)
+        for name, operands in self.operands.items():
+            for number in range(1 + (self.extra if name == duplicated else 0)):
+                result = self.lib.ggml_mul_mat(self.context, *operands)
+                self.lib.ggml_set_name(result, f"{name}.{number}".encode())
+                self.lib.ggml_build_forward_expand(graph, result)
+        return int(graph)
+
+    def compute(self, name: str) -> float:
+        """ms of one run of a graph."""
+        start = time.perf_counter_ns()
+        status = self.lib.ggml_backend_graph_compute(self.backend, self.graphs[name])
+        spent = time.perf_counter_ns() - start
+        assert status == 0, f"ggml_backend_graph_compute answered {status}"
+        return spent / 1e6
+
+
+def main() -> None:
+    rounds, extra, only_base = int(sys.argv[1]), int(sys.argv[2]), len(sys.argv) > 3
+    step = Step(extra)
+    names = ["base"] if only_base else list(step.graphs)
+    answer: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(WARM + rounds):
+        for name in names if turn % 2 else reversed(names):
+            spent = step.compute(name)
+            if turn >= WARM:
+                answer[name].append(spent)
+        if only_base:
+            time.sleep(0.002)  # a tracer learns from the first graphs
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The model of the traced command: the config that a folder on its command line holds, and how its package stores it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+LARGEST = 1 << 20
+PACKAGE = ".moescope-package"
+KEPT = ("precisions", "target", "model_type", "fingerprint")
+
+
+def of_command(command: list[str]) -> dict[str, Any] | None:
+    """`path`, `config` (config.json) and, where it was converted, `package` of the first word that names a model's folder."""
+    for word in command[1:]:
+        folder = Path(word)
+        config = read(folder / "config.json")
+        if config is not None:
+            package = read(folder / PACKAGE / "manifest.json") or read(folder / "manifest.json") or {}
+            return {"path": str(folder), "config": config, "package": {key: package[key] for key in KEPT if key in package}}
+    return None
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """A small JSON object; None where there is none."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
