@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from views.change_graph import change_graph
 from views.page import write_page
 from views.report import plotly
 from views.sections import Block, Section, axis, cards, chart, heads, labels, note, pairs, table
@@ -87,6 +88,12 @@ def waterfall(fall: dict[str, Any]) -> Block:
     axes: dict[str, Any] = {"xaxis": {"type": "category", "categoryorder": "array", "categoryarray": names}, "yaxis": axis("ms")}
     axes["yaxis"]["range"] = [floor, float(max(after.max(), ends.max())) * 1.002]
     return chart(f"{fall['phase'].capitalize()} step, from base to candidate", traces, remark, 380, barmode="overlay", **axes)
+
+
+def graph(document: Document) -> Section | None:
+    """The ProfDAG of both sides, coloured by change."""
+    found = document["graph"]
+    return Section("graph", "ProfDAG, coloured by change", [change_graph(found)]) if found else None
 
 
 def forest(document: Document) -> Section | None:
@@ -225,6 +232,7 @@ SECTIONS: tuple[Callable[[Document], Section | None], ...] = (
     verdict,
     waterfalls,
     forest,
+    graph,
     steps,
     runs,
     structure,
