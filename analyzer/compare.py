@@ -87,7 +87,7 @@ def document(result: Comparison) -> dict[str, Any]:
             for fall in result.waterfalls
         ],
         "series": {side: series(runs) for side, runs in sides(result)},
-        "graph": compare_graph.merged(*(first_graph(runs) for _, runs in sides(result)), result.judged),
+        "graph": compare_graph.merged(first_graph(result.base), first_graph(result.cand), result.judged),
         "structure": [asdict(change) for change in result.structure],
         "drift": [asdict(one) | {"usual": finite(one.usual)} for one in result.drift],
         "environment": [asdict(one) for one in result.differences],

@@ -66,7 +66,8 @@ def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, An
     """
     if not base.nodes or not cand.nodes:
         return None
-    figures, nodes = known(judged), []
+    figures = known(judged)
+    nodes: list[dict[str, Any]] = []
     place: tuple[dict[int, int], dict[int, int]] = {}, {}
     alike = [Counter(node[: len(IDENTITY)] for node in side.nodes) for side in (base, cand)]
     for i, j in aligned(base, cand):
@@ -84,8 +85,8 @@ def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, An
 
 def aligned(base: Skeleton, cand: Skeleton) -> Iterator[tuple[int | None, int | None]]:
     """Pairs of operators that are the same one, by layer and type in order; None where only the other side has one."""
-    kinds = [[(node[1], node[2]) for node in side.nodes] for side in (base, cand)]
-    for tag, i0, i1, j0, j1 in SequenceMatcher(None, *kinds, autojunk=False).get_opcodes():
+    left, right = ([(node[1], node[2]) for node in side.nodes] for side in (base, cand))
+    for tag, i0, i1, j0, j1 in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         if tag == "equal":
             yield from zip(range(i0, i1), range(j0, j1), strict=True)
         else:
@@ -99,11 +100,15 @@ def known(judged: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
     moved = (rows["cand"].fillna(0) - rows["base"].fillna(0)).abs()
     rows = rows.assign(weight=moved + 1e9 * rows["verdict"].isin([SLOWER, FASTER]))
     rows = rows.sort_values("weight", ascending=False, kind="stable")
-    pooled = rows.groupby(list(IDENTITY), sort=False).agg(base=("base", "sum"), cand=("cand", "sum"), verdict=("verdict", "first"))
+    pooled = rows.groupby(list(IDENTITY), sort=False).agg(
+        base=("base", "sum"), cand=("cand", "sum"), verdict=("verdict", "first")
+    )
     return {tuple(key): row for key, row in zip(pooled.index.tolist(), pooled.to_dict("records"), strict=True)}
 
 
-def became(old: tuple[Any, ...] | None, new: tuple[Any, ...] | None, figures: dict[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
+def became(
+    old: tuple[Any, ...] | None, new: tuple[Any, ...] | None, figures: dict[tuple[Any, ...], dict[str, Any]]
+) -> dict[str, Any]:
     """verdict, base, cand, and `was` (dims and backend in the base, where they changed) of an operator."""
     was, now = (figures.get(node[: len(IDENTITY)], {}) if node else {} for node in (old, new))
     found = {"base": was.get("base"), "cand": now.get("cand"), "was": ""}
@@ -111,5 +116,5 @@ def became(old: tuple[Any, ...] | None, new: tuple[Any, ...] | None, figures: di
         return found | {"verdict": APPEARED if old is None else VANISHED}
     if old[: len(IDENTITY)] != new[: len(IDENTITY)]:
         parts = [str(a) for a, b in zip(old[3 : len(IDENTITY)], new[3 : len(IDENTITY)], strict=True) if a != b]
-        return found | {"verdict": CHANGED, "was": " ".join(parts) or str(old[0])}
+        return found | {"verdict": CHANGED, "was": " ".join(parts).strip() or str(old[0])}
     return found | {"verdict": now.get("verdict", "")}

@@ -60,7 +60,7 @@ def of_recording(folder: Path) -> Result:
         if about.get("stamp") == stamp:
             return found
     tables = load(folder)
-    routes = [tuple(map(int, row)) for row in routing(tables).to_numpy().tolist()]
+    routes = [(int(a), int(b), int(c)) for a, b, c in routing(tables).to_numpy().tolist()]
     facts = Facts(tables)
     series = np.round(facts.gaps[:SERIES_STEPS], 5).tolist()
     about = environment(recording.manifest)

@@ -77,9 +77,11 @@ def alarms(args: argparse.Namespace) -> None:
 
 
 def stopping(args: argparse.Namespace) -> None:
-    """Share of unchanged pairs of programs of which a change is told in the end, by the alpha at which a verdict ends the runs."""
+    """Share of unchanged programs of which a change is told in the end, by the alpha at which a verdict ends the runs."""
     dims = pd.DataFrame({"family": "speed", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(METRICS_OF_SPEED))
-    print(f"{args.repeats} repeats, noise {args.noise} %, at most {MOST_PAIRS} pairs\na verdict stops at | alarms | pairs (median)")
+    print(
+        f"{args.repeats} repeats, noise {args.noise} %, at most {MOST_PAIRS} pairs\na verdict stops at | alarms | pairs (median)"
+    )
     for early in (0.05, EARLY_ALPHA):
         rng, alarmed, pairs = np.random.default_rng(0), 0, []
         for _ in range(args.repeats):

@@ -1,8 +1,8 @@
 """Is a planted change found, and is the right culprit named? Power at each size, on recordings of real runs.
 
-sudo python benchmarks/planted.py record DIR [--engine llama|runtime] [--count 20]     unchanged runs; runtime: half a cache by turns
-python benchmarks/planted.py power DIR [--runs 5,10] [--repeats 60]                    planted in the recorded times of those runs
-sudo python benchmarks/planted.py program [--count 20] [--runs 5,10] [--repeats 60]    planted in a program, recorded by the tracer
+sudo python benchmarks/planted.py record DIR [--engine llama|runtime] [--count 20]    unchanged; runtime: half a cache by turns
+python benchmarks/planted.py power DIR [--runs 5,10] [--repeats 60]                   planted in the recorded times of those
+sudo python benchmarks/planted.py program [--count 20] [--runs 5,10] [--repeats 60]   planted in a program that is recorded
 
 `power`: both sides are drawn without replacement from the same runs, so the unchanged rest is as noisy as the machine was.
 `found`: the verdict is slower (or the structure differs) for the culprit. `others`: a metric of the culprit's family that nothing
@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer.compare_metrics import MS, extract
 from analyzer.compare_results import Result, matrices
@@ -29,13 +28,14 @@ from analyzer.compare_structure import changes
 from analyzer.compare_verdicts import FASTER, MINOR_SHARE, SLOWER, judge
 from analyzer.tables import load
 from tests import planting
+from tests.conftest import ROOT
 from tests.truth import WITH_SITES, compiled
 
 SIZES = (0.03, 0.05, 0.10)
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
 GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "60", "--ignore-end"]
 ENGINES = {
-    "llama": {"base": "tests/programs/llama_steps.py build/models/tiny-moe.gguf 16 60 0.005".split()},
+    "llama": {"base": ["tests/programs/llama_steps.py", "build/models/tiny-moe.gguf", "16", "60", "0.005"]},
     "runtime": {"base": [*GENERATE, "--expert-cache", "3MiB"], "halved": [*GENERATE, "--expert-cache", "1.5MiB"]},
 }
 PROGRAM = ("base", "again", "slow3", "slow5", "slow10", "cold", "displaced", "split", "halved")
@@ -118,7 +118,9 @@ def plants(recorded: list[Tables], base: list[Result]) -> Iterator[Plant]:
 def cold_candidates(recorded: list[Tables]) -> Iterator[tuple[int, int, int]]:
     """(layer, expert, median ns of a load) of an expert that every run uses in a third of its decode steps at least."""
     loads = pd.concat([t["loads"].query("action == 'load' and reason == 'demand'") for t in recorded])
-    runs = pd.concat([t["experts"].merge(t["tokens"].query("phase == 'decode'")["token_id"]).assign(run=i) for i, t in enumerate(recorded)])
+    runs = pd.concat(
+        [t["experts"].merge(t["tokens"].query("phase == 'decode'")["token_id"]).assign(run=i) for i, t in enumerate(recorded)]
+    )
     steps = min(int((t["tokens"]["phase"] == "decode").sum()) for t in recorded)
     hits = runs[runs["cache"].isin(["hit", "prefetched"])].groupby(["layer", "expert"]).size() / len(recorded)
     hits = hits[hits > steps / 3].sort_values()
@@ -151,7 +153,10 @@ def program(args: argparse.Namespace) -> None:
     print(f"{args.count} runs of each variant of tests/programs/planted.c, recorded by turns")
     rows = {
         "again": ("nothing", "", "operator", {}),
-        **{f"slow{n}": ("attention of layer 1 slower", f"{n}%", "operator", {"type": "attention", "layer": 1}) for n in (3, 5, 10)},
+        **{
+            f"slow{n}": ("attention of layer 1 slower", f"{n}%", "operator", {"type": "attention", "layer": 1})
+            for n in (3, 5, 10)
+        },
         "cold": ("expert 5 of layer 2 never cached", "", "expert", {"metric": "load time per step", "layer": 2, "expert": 5}),
         "displaced": ("main thread displaced", "every ms", "scheduling", {"metric": "ready, without a cpu"}),
         "split": ("combine split", "", "structure", {"what": "dispatch", "old": ""}),

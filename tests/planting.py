@@ -56,7 +56,9 @@ def displaced(tables: Tables, tid: int, share: float) -> Tables:
     begin, length = np.array(at, np.int64), np.array(lost)
     out = warped(tables, begin, begin + 1, 1 + length)
     late = np.concatenate(([0.0], np.cumsum(length)[:-1]))
-    return out | {"thread_states": switched_out(out["thread_states"], tid, begin + late.astype(np.int64), length.astype(np.int64))}
+    return out | {
+        "thread_states": switched_out(out["thread_states"], tid, begin + late.astype(np.int64), length.astype(np.int64))
+    }
 
 
 def switched_out(states: pd.DataFrame, tid: int, begin: np.ndarray, length: np.ndarray) -> pd.DataFrame:

@@ -119,7 +119,9 @@ def test_another_model_makes_sides_unlike_and_an_unknown_one_does_not() -> None:
     assert differences([told("a", "m.gguf")], [told("a", "m.gguf")]) == []
     assert {d.what: d.unfair for d in differences([told("a", "m.gguf")], [told("a", "copy.gguf")])} == {"model file": False}
     found = differences([told("a", "m.gguf")], [told("b", "m.gguf")])
-    assert [(d.what, d.base, d.cand, d.unfair) for d in found] == [("model", "a" * 12 + ", 12 bytes", "b" * 12 + ", 12 bytes", True)]
+    assert [(d.what, d.base, d.cand, d.unfair) for d in found] == [
+        ("model", "a" * 12 + ", 12 bytes", "b" * 12 + ", 12 bytes", True)
+    ]
     assert differences([told("a", "m.gguf")], [environment({})]) == []
 
 
@@ -160,41 +162,54 @@ PLANTS: dict[str, tuple[Callable[[Tables], Tables], str, dict[str, object]]] = {
 
 @pytest.fixture(scope="module")
 def jittered() -> list[Tables]:
-    """Twelve runs of the fixture's model."""
+    """Ten runs of the fixture's model."""
     runs = []
-    for seed in range(12):
-        tables = fixture.make(tokens=30, layers=3)[1]
+    for seed in range(10):
+        tables = fixture.make(tokens=20, layers=3, npu=False)[1]
         op, rng = tables["operators"], np.random.default_rng(seed)
         stretch = np.exp(rng.normal(0, 0.003, len(op)) + rng.normal(0, 0.003))
         runs.append(warped(tables, op["begin_ns"].to_numpy(), op["end_ns"].to_numpy(), stretch))
     return runs
 
 
+@pytest.fixture(scope="module")
+def unchanged(jittered: list[Tables]) -> list[Result]:
+    """The first five of them."""
+    return [Result(f"b{i}", extract(tables)) for i, tables in enumerate(jittered[:5])]
+
+
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_change_planted_in_recorded_times_is_found_with_its_culprit_and_no_other(jittered: list[Tables], name: str) -> None:
+def test_a_change_planted_in_recorded_times_is_found_with_its_culprit_and_no_other(
+    unchanged: list[Result], jittered: list[Tables], name: str
+) -> None:
     plant, family, culprit = PLANTS[name]
-    base = [Result(f"b{i}", extract(tables)) for i, tables in enumerate(jittered[:6])]
-    cand = [Result(f"c{i}", extract(plant(tables))) for i, tables in enumerate(jittered[6:])]
-    judged = compare(base, cand).judged
-    accused = judged[(judged["family"] == family) & judged["verdict"].isin(["slower", "faster"])]
+    made = compare(unchanged, [Result(f"c{i}", extract(plant(tables))) for i, tables in enumerate(jittered[5:])])
+    accused = made.judged[(made.judged["family"] == family) & made.judged["verdict"].isin(["slower", "faster"])]
     assert accused[list(culprit)].drop_duplicates().to_dict("records") == [culprit]
     assert set(accused["verdict"]) == {"slower"}
-    for fall in compare(base, cand).waterfalls:
+    for fall in made.waterfalls:
         assert sum(part.delta for part in fall.parts) == pytest.approx(fall.step.delta, abs=1e-9)
 
 
-def test_a_split_operator_is_told_as_structure(jittered: list[Tables]) -> None:
-    base = [Result(f"b{i}", extract(tables)) for i, tables in enumerate(jittered[:2])]
-    cand = [Result(f"c{i}", extract(split(tables, "rms_norm", ("norm", "mul")))) for i, tables in enumerate(jittered[2:4])]
-    found = {(c.phase, c.what, c.appeared) for c in compare(base, cand).structure if c.aspect == "operator"}
-    assert found == {(p, w, a) for p in ("prefill", "decode") for w, a in (("rms_norm", False), ("norm", True), ("mul", True))}
+def test_a_split_operator_is_told_as_structure(unchanged: list[Result], jittered: list[Tables]) -> None:
+    cand = [Result("c", extract(split(jittered[5], "rms_norm", ("norm", "mul"))))]
+    found = {(c.phase, c.what, c.appeared) for c in compare(unchanged[:1], cand).structure if c.aspect == "operator"}
+    assert found == {("decode", "rms_norm", False), ("decode", "norm", True), ("decode", "mul", True)}
 
 
 def test_a_broken_limit_that_no_metric_stands_for_fails_in_junit_too(tmp_path: Path) -> None:
     for side, swap in (("base", ""), ("cand", "router")):
         (tmp_path / side).mkdir()
         save(result(side, 0, swap=swap), tmp_path / side / "0.parquet")
-    words = ["compare", str(tmp_path / "base"), str(tmp_path / "cand"), "--junit", str(tmp_path / "j.xml"), "--fail-on", "structure"]
+    words = [
+        "compare",
+        str(tmp_path / "base"),
+        str(tmp_path / "cand"),
+        "--junit",
+        str(tmp_path / "j.xml"),
+        "--fail-on",
+        "structure",
+    ]
     assert main(words) == 1
     suite = ElementTree.parse(tmp_path / "j.xml").getroot()
     failed = [case.get("name") or "" for case in suite.iter("testcase") if case.find("failure") is not None]

@@ -37,7 +37,19 @@ def compared(program: tuple[Path, list[Path]], tmp_path_factory: pytest.TempPath
     """The folder of two pairs behind one that warms up, and what was printed."""
     folder = tmp_path_factory.mktemp("pairs") / "cmp"
     sides = [[str(program[0]), "1", "5", str(model)] for model in program[1]]
-    words = ["compare", "--runs", "2", "--trace", "--levels token,operator", "-o", str(folder), "--", *sides[0], "--vs", *sides[1]]
+    words = [
+        "compare",
+        "--runs",
+        "2",
+        "--trace",
+        "--levels token,operator",
+        "-o",
+        str(folder),
+        "--",
+        *sides[0],
+        "--vs",
+        *sides[1],
+    ]
     done = trace(*words)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout

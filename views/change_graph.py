@@ -19,8 +19,8 @@ def as_graph(found: dict[str, Any]) -> nx.DiGraph:
     """The document's nodes and edges as views/layout.py wants them."""
     graph = nx.DiGraph()
     for number, node in enumerate(found["nodes"]):
-        graph.add_node(number, role="op", type=node["type"], layer=node["layer"], order=number)
-    graph.add_edges_from(map(tuple, found["edges"]))
+        graph.add_node(str(number), role="op", type=node["type"], layer=node["layer"], order=number)
+    graph.add_edges_from((str(a), str(b)) for a, b in found["edges"])
     return graph
 
 
@@ -29,8 +29,8 @@ def change_graph(found: dict[str, Any]) -> Block:
     graph = as_graph(found)
     layout = lay_out(graph)
     members: dict[int, list[int]] = {}
-    for number in layout.centre:
-        members.setdefault(layout.block[number], []).append(number)
+    for name, block in layout.block.items():
+        members.setdefault(block, []).append(int(name))
     alike: dict[Hashable, list[int]] = {}
     for block, numbers in members.items():
         key = tuple((found["nodes"][n]["type"], shown_verdict(found["nodes"][n])) for n in sorted(numbers))
@@ -62,12 +62,17 @@ def card(graph: nx.DiGraph, layout: Layout, layers: list[list[int]], blocks: lis
     block = layout.blocks[blocks[0]]
     drawn = []
     for i, number in enumerate(layers[0]):
-        x, y = layout.centre[number]
+        x, y = layout.centre[str(number)]
         drawn.append({"x": round(x, 1), "y": round(y, 1), **operator([nodes[numbers[i]] for numbers in layers], most)})
-    inside = {number: layout.centre[number] for number in layers[0]}
+    inside = {str(number): layout.centre[str(number)] for number in layers[0]}
     edges = [[*inside[a], *inside[b]] for a, b in graph.edges if a in inside and b in inside]
     lines = [[round(x1, 1), round(y1 + HEIGHT / 2, 1), round(x2, 1), round(y2 - HEIGHT / 2, 1)] for x1, y1, x2, y2 in edges]
-    size = {"top": TOP - MARGIN, "width": round(block.width), "height": round(block.height) - TOP + MARGIN, "node": [WIDTH, HEIGHT]}
+    size = {
+        "top": TOP - MARGIN,
+        "width": round(block.width),
+        "height": round(block.height) - TOP + MARGIN,
+        "node": [WIDTH, HEIGHT],
+    }
     return {"title": title([layout.blocks[b].title for b in blocks]), "nodes": drawn, "edges": lines, **size}
 
 
@@ -87,23 +92,28 @@ def title(names: list[str]) -> str:
     return f"layers {', '.join(told)} ({len(names)})"
 
 
+def total(told: list[float | None]) -> float | None:
+    """The sum of what is known; None where nothing is."""
+    values = [ms for ms in told if ms is not None]
+    return sum(values) if values else None
+
+
 def operator(same: list[Node], most: float) -> Node:
     """One node as it is drawn, standing for the same operator of several layers."""
     first = same[0]
-    sums = {side: sum(values) if (values := [n[side] for n in same if n[side] is not None]) else None for side in ("base", "cand")}
+    base, cand = (total([node[side] for node in same]) for side in ("base", "cand"))
     verdict, moved = shown_verdict(first), sum(map(delta, same)) / len(same)
     strength = 0
     if verdict in COLOURED and most:
         strength = round(LEAST_STRENGTH + (MOST_STRENGTH - LEAST_STRENGTH) * math.sqrt(min(1.0, abs(moved) / most)))
-    both = sums["base"] is not None and sums["cand"] is not None and sums["base"] > 0
-    change = f"{100 * (sums['cand'] / sums['base'] - 1):+.1f} %" if both else verdict
-    times = " → ".join("-" if sums[side] is None else f"{sums[side]:.4f}" for side in ("base", "cand")) + " ms per step"
+    change = f"{100 * (cand / base - 1):+.1f} %" if base and cand is not None else verdict
+    times = " → ".join("-" if ms is None else f"{ms:.4f}" for ms in (base, cand)) + " ms per step"
     about = [("operator", first["type"]), ("name", first["name"]), ("verdict", first["verdict"] or "not compared")]
     about += [("base → candidate", times), ("change", change), ("was", first["was"]), ("dims", first["shape"])]
     about += [("backend", first["backend"]), ("layers", str(len(same)) if len(same) > 1 else "")]
     if first["alike"] > 1:
         about.append(("shares its figures with", f"{first['alike'] - 1} more of its type and dims in the layer"))
-    second = change if verdict else (f"{sums['cand']:.4f} ms" if sums["cand"] is not None else "")
+    second = change if verdict else "" if cand is None else f"{cand:.4f} ms"
     return {
         "type": first["type"],
         "second": second,
