@@ -50,7 +50,7 @@ def compared(program: tuple[Path, list[Path]], tmp_path_factory: pytest.TempPath
         "--vs",
         *sides[1],
     ]
-    done = trace(*words)
+    done = trace(*words, timeout=900)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
