@@ -95,8 +95,8 @@ def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
     total = fall.step.delta
     if not total or not fall.step.base:
         return []
-    shares = [(part, part.delta / total) for part in fall.parts if part.delta / total > 0.1]
-    shares.sort(key=lambda pair: -pair[1])
+    shares = [(part, part.delta / total) for part in fall.parts if abs(part.delta / total) > 0.1]
+    shares.sort(key=lambda pair: -abs(pair[1]))
     text = ", ".join(f"{part.name} {part.delta:+.3f} ms ({share:.0%})" for part, share in shares[:CULPRITS])
     change = f"The mean {fall.phase} step went from {fall.step.base:.3f} to {fall.step.cand:.3f} ms"
     return [("info", f"{change}; of the {total:+.3f} ms: {text}.")] if text else []

@@ -137,7 +137,8 @@ def runs(document: Document) -> Section | None:
             {"type": "scatter", "mode": "markers", "name": side, "x": list(range(len(values))), "y": values, "slot": slot}
             for slot, (side, values) in enumerate(zip(("base", "candidate"), metric["runs"], strict=True))
         ]
-        blocks.append(chart(f"{metric['metric']} of every run", traces, "", 240, xaxis=axis("run"), yaxis=axis(metric["unit"])))
+        number = axis("run", tick0=0, dtick=max(1, max(map(len, metric["runs"])) // 10))
+        blocks.append(chart(f"{metric['metric']} of every run", traces, "", 240, xaxis=number, yaxis=axis(metric["unit"])))
     return Section("runs", "Every run", blocks)
 
 
