@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from analyzer.compare import compare, document
 from analyzer.compare_metrics import DEFAULTS, METRICS, keys
 from analyzer.compare_results import Result, matrices, read
-from analyzer.compare_verdicts import FASTER, SLOWER, UNKNOWN, Rules, judge
+from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge
 from tracer.commands.compare import EARLY_ALPHA, LEAST_PAIRS
 
 METRICS_OF_SPEED, MOST_PAIRS, WIDTH = 5, 16, 0.03
@@ -88,7 +88,7 @@ def stopping(args: argparse.Namespace) -> None:
             base, cand = (values(rng, MOST_PAIRS, METRICS_OF_SPEED, args.noise / 100) for _ in range(2))
             for n in range(LEAST_PAIRS, MOST_PAIRS + 1):
                 seen = judge(dims, base[:n], cand[:n], Rules(alpha=early))
-                if not ((seen["verdict"] == UNKNOWN) & (seen["high"] - seen["low"] > WIDTH)).any():
+                if not (~seen["verdict"].isin([SLOWER, FASTER]) & (seen["high"] - seen["low"] > WIDTH)).any():
                     break
             alarmed += bool(judge(dims, base[:n], cand[:n])["verdict"].isin([SLOWER, FASTER]).any())
             pairs.append(n)

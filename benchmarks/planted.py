@@ -10,11 +10,14 @@ was planted in was called changed, too; by the rules that may be in 5 % of the r
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +45,19 @@ PROGRAM = ("base", "again", "slow3", "slow5", "slow10", "cold", "displaced", "sp
 Tables = dict[str, pd.DataFrame]
 
 
+def unchanged(tables: Tables) -> Tables:
+    """Nothing planted."""
+    return tables
+
+
+def main_displaced(tables: Tables, share: float) -> Tables:
+    """The thread that decodes loses its CPU once in every step."""
+    return planting.displaced(tables, int(tables["tokens"]["tid"].iloc[0]), share)
+
+
 @dataclass
 class Plant:
-    """One change: what of the verdicts must name it, of which family; and a result of every run with the change.
+    """One change: what of the verdicts must name it, of which family; how to plant it; and a result of every run with it.
 
     `apart`: the runs were recorded with the change; else they are the unchanged runs, and the change was made in their times.
     """
@@ -53,8 +66,15 @@ class Plant:
     size: str
     family: str
     culprit: dict[str, object]
-    runs: list[Result]
+    change: Callable[[Tables], Tables] = unchanged
+    runs: list[Result] = field(default_factory=list)
     apart: bool = False
+
+
+def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Result]:
+    """A recording's results, with each of the changes planted."""
+    tables = load(path)
+    return [Result(path.name, extract(change(tables))) for change in changes]
 
 
 def record(args: argparse.Namespace) -> None:
@@ -84,43 +104,36 @@ def operator_targets(base: list[Result]) -> list[tuple[str, int, float]]:
     return [(*spent.index[i], float(spent.iloc[i])) for i in chosen]
 
 
-def plants(recorded: list[Tables], base: list[Result]) -> Iterator[Plant]:
-    """Everything that can be planted in what was recorded."""
-
-    def planted(change: Callable[[Tables], Tables]) -> list[Result]:
-        return [Result(run.name, extract(change(tables))) for run, tables in zip(base, recorded, strict=True)]
-
+def plants(paths: list[Path], base: list[Result]) -> Iterator[Plant]:
+    """Everything that can be planted in what was recorded; the results are still to be made."""
     for type_, layer, share in operator_targets(base):
         for size in SIZES:
-            runs = planted(lambda t, o=(type_, layer), s=size: planting.slowed(t, *o, s))
+            change = partial(planting.slowed, type_=type_, layer=layer, share=size)
             what = f"{type_} layer {layer} ({share:.1%} of a step) slower"
-            yield Plant(what, f"{size:.0%}", "operator", {"type": type_, "layer": layer}, runs)
-    busy = base[0].metrics.query("family == 'scheduling'")
-    if len(busy):
-        thread = str(busy["type"].iloc[0])
+            yield Plant(what, f"{size:.0%}", "operator", {"type": type_, "layer": layer}, change)
+    busy = base[0].metrics.query("family == 'scheduling' and type.str.endswith('(main)')")
+    for thread in busy["type"].head(1):
         for size in SIZES:
-            runs = planted(lambda t, s=size: planting.displaced(t, int(t["tokens"]["tid"].iloc[0]), s))
-            yield Plant(f"thread {thread} displaced", f"{size:.0%} of a step", "scheduling", {"type": thread}, runs)
-    found = next((key for key in cold_candidates(recorded)), None)
-    if found:
-        layer, expert, load_ns = found
-        runs = planted(lambda t: planting.cold(t, layer, expert, load_ns))
+            change = partial(main_displaced, share=size)
+            yield Plant(f"thread {thread} displaced", f"{size:.0%} of a step", "scheduling", {"type": thread}, change)
+    for layer, expert, load_ns in cold_candidates(paths):
+        change = partial(planting.cold, layer=layer, expert=expert, load_ns=load_ns)
         what = f"expert {expert} of layer {layer} never cached"
         culprit = {"metric": "load time per step", "layer": layer, "expert": expert}
-        yield Plant(what, f"{load_ns / MS:.2f} ms a load", "expert", culprit, runs)
+        yield Plant(what, f"{load_ns / MS:.2f} ms a load", "expert", culprit, change)
     kinds = base[0].metrics.query("family == 'operator' and phase == 'decode'").groupby("type")["share"].sum()
     fused = next((name for name in kinds.index if "+" in name), str(kinds.idxmax()))
     into = (fused.split("+")[0], fused.split("+")[-1]) if "+" in fused else (fused, f"{fused}_2")
-    runs = planted(lambda t: planting.split(t, fused, into))
-    yield Plant(f"{fused} split into {into[0]} and {into[1]}", "", "structure", {"what": into[1], "old": fused}, runs)
+    new, change = [kind for kind in into if kind not in kinds.index], partial(planting.split, type_=fused, into=into)
+    culprit = {"what": new[0] if new else fused, "also": {*into, fused}}
+    yield Plant(f"{fused} split into {into[0]} and {into[1]}", "", "structure", culprit, change)
 
 
-def cold_candidates(recorded: list[Tables]) -> Iterator[tuple[int, int, int]]:
-    """(layer, expert, median ns of a load) of an expert that every run uses in a third of its decode steps at least."""
+def cold_candidates(paths: list[Path]) -> Iterator[tuple[int, int, int]]:
+    """(layer, expert, median ns of a load) of an expert that runs use in a third of their decode steps at least."""
+    recorded = [load(path, ("loads", "experts", "tokens")) for path in paths]
     loads = pd.concat([t["loads"].query("action == 'load' and reason == 'demand'") for t in recorded])
-    runs = pd.concat(
-        [t["experts"].merge(t["tokens"].query("phase == 'decode'")["token_id"]).assign(run=i) for i, t in enumerate(recorded)]
-    )
+    runs = pd.concat([t["experts"].merge(t["tokens"].query("phase == 'decode'")["token_id"]) for t in recorded])
     steps = min(int((t["tokens"]["phase"] == "decode").sum()) for t in recorded)
     hits = runs[runs["cache"].isin(["hit", "prefetched"])].groupby(["layer", "expert"]).size() / len(recorded)
     hits = hits[hits > steps / 3].sort_values()
@@ -132,15 +145,20 @@ def cold_candidates(recorded: list[Tables]) -> Iterator[tuple[int, int, int]]:
 def power(args: argparse.Namespace) -> None:
     """The table for recordings."""
     folder = Path(args.folder)
-    recorded = [load(path) for path in sorted((folder / "base").iterdir())]
-    base = [Result(f"run-{i}", extract(tables)) for i, tables in enumerate(recorded)]
+    paths = sorted((folder / "base").iterdir())
+    with ProcessPoolExecutor(args.workers) as pool:
+        base = [one for (one,) in pool.map(partial(results_of, changes=[unchanged]), paths)]
+        made = list(plants(paths, base))
+        for run in pool.map(partial(results_of, changes=[plant.change for plant in made]), paths):
+            for plant, result in zip(made, run, strict=True):
+                plant.runs.append(result)
+        if (folder / "halved").exists():
+            halved = pool.map(partial(results_of, changes=[unchanged]), sorted((folder / "halved").iterdir()))
+            rate = {"metric": "hit rate", "phase": "decode"}
+            row = ("cache halved by the runtime's option", "1.5 of 3 MiB", "expert", rate)
+            made.append(Plant(*row, runs=[one for (one,) in halved], apart=True))
     print(f"{len(base)} unchanged runs in {folder}; changes planted in their recorded times unless said otherwise")
-    made = [Plant("nothing", "", "operator", {}, base), *plants(recorded, base)]
-    if (folder / "halved").exists():
-        runs = [Result(path.name, extract(load(path))) for path in sorted((folder / "halved").iterdir())]
-        rate = {"metric": "hit rate", "phase": "decode"}
-        made.append(Plant("cache halved by the runtime's option", "1.5 of 3 MiB", "expert", rate, runs, True))
-    show(made, base, args)
+    show([Plant("nothing", "", "operator", {"type": ""}, runs=base), *made], base, args)
 
 
 def program(args: argparse.Namespace) -> None:
@@ -152,17 +170,17 @@ def program(args: argparse.Namespace) -> None:
         results = planting.by_variant(load(f"{folder}/run"), printed)
     print(f"{args.count} runs of each variant of tests/programs/planted.c, recorded by turns")
     rows = {
-        "again": ("nothing", "", "operator", {}),
+        "again": ("nothing", "", "operator", {"type": ""}),
         **{
             f"slow{n}": ("attention of layer 1 slower", f"{n}%", "operator", {"type": "attention", "layer": 1})
             for n in (3, 5, 10)
         },
         "cold": ("expert 5 of layer 2 never cached", "", "expert", {"metric": "load time per step", "layer": 2, "expert": 5}),
         "displaced": ("main thread displaced", "every ms", "scheduling", {"metric": "ready, without a cpu"}),
-        "split": ("combine split", "", "structure", {"what": "dispatch", "old": ""}),
+        "split": ("combine split", "", "structure", {"what": "dispatch", "also": set()}),
         "halved": ("cache of 3 experts, not 6", "", "expert", {"metric": "hit rate", "phase": "decode"}),
     }
-    show([Plant(*row, results[name], True) for name, row in rows.items()], results["base"], args)
+    show([Plant(*row, runs=results[name], apart=True) for name, row in rows.items()], results["base"], args)
 
 
 def show(made: list[Plant], base: list[Result], args: argparse.Namespace) -> None:
@@ -192,7 +210,7 @@ def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarr
         if plant.family == "structure":
             new = {c.what for c in changes([base[i] for i in left], [plant.runs[i] for i in right]) if c.aspect == "operator"}
             hit = plant.culprit["what"] in new
-            others = bool(new - {plant.culprit["what"], plant.culprit["old"]})
+            others = bool(new - {plant.culprit["what"], *plant.culprit["also"]})
         else:
             hit = bool((verdict[wanted] == SLOWER).any())
             others = bool(moved[family & ~wanted & ~beside(dims, plant)].any())
@@ -216,6 +234,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--runs", default="5,10")
     parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
     args = parser.parse_args()
     if args.what != "program" and not args.folder:
         parser.error("give the folder of the recordings")

@@ -63,13 +63,15 @@ def displaced(tables: Tables, tid: int, share: float) -> Tables:
 
 def switched_out(states: pd.DataFrame, tid: int, begin: np.ndarray, length: np.ndarray) -> pd.DataFrame:
     """Thread states with stretches of `running` turned into `runnable`."""
+    chosen = (states["tid"] == tid) & (states["state"] == "running")
+    mine = states[chosen]
     for at, ns in zip(begin.tolist(), length.tolist(), strict=True):
-        row = (states["tid"] == tid) & (states["state"] == "running") & (states["begin_ns"] <= at) & (states["end_ns"] > at)
-        here = states[row].head(1)
+        here = mine[(mine["state"] == "running") & (mine["begin_ns"] <= at) & (mine["end_ns"] > at)].head(1)
         away = here.assign(state="runnable", cpu=-1, begin_ns=at, end_ns=at + ns)
-        states = pd.concat([states[~states.index.isin(here.index)], here.assign(end_ns=at), away, here.assign(begin_ns=at + ns)])
-        states = states.reset_index(drop=True)
-    return states.assign(duration_ns=states["end_ns"] - states["begin_ns"]) if "duration_ns" in states else states
+        rest = mine[~mine.index.isin(here.index)]
+        mine = pd.concat([rest, here.assign(end_ns=at), away, here.assign(begin_ns=at + ns)], ignore_index=True)
+    whole = pd.concat([states[~chosen], mine], ignore_index=True)
+    return whole.assign(duration_ns=whole["end_ns"] - whole["begin_ns"]) if "duration_ns" in whole else whole
 
 
 def cold(tables: Tables, layer: int, expert: int, load_ns: int) -> Tables:

@@ -128,7 +128,7 @@ def enough(args: argparse.Namespace, folder: Path, pairs: int, owner: Owner) -> 
         return False
     document = compared(folder.resolve(), owner, "--alpha", str(EARLY_ALPHA))[1]
     speed = [m for m in document["metrics"] if m["family"] == "speed" and m["low"] is not None]
-    open_ones = [m for m in speed if m["verdict"] == "cannot tell" and m["high"] - m["low"] > args.width]
+    open_ones = [m for m in speed if m["verdict"] not in ("slower", "faster") and m["high"] - m["low"] > args.width]
     for metric in open_ones:
         say(f"{metric['metric']}: {100 * (metric['low'] - 1):+.1f} to {100 * (metric['high'] - 1):+.1f} %, going on")
     return bool(speed) and not open_ones
