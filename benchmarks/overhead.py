@@ -56,7 +56,8 @@ VARIANTS = {
     "operator, limited": f"{OPERATOR} --max-overhead 10",
     "bpftrace": "bpftrace",
 }
-LIMITED_WINDOWS = 5  # a limited recording switches its probes itself: its windows are so many times longer
+BPFTRACE_ENDS_S = 15.0  # it takes 2.5 s; now and then it does not hear that it is to end
+LIMITED_WINDOWS = 20  # a limited recording switches its probes itself: its windows are so many times longer
 
 
 @dataclass
@@ -213,7 +214,10 @@ def naive(engine: Engine, library: str, functions: list[str], rounds: int, secon
                 pass
             found.append(window(seconds))
             peer.terminate()
-            peer.communicate()
+            try:
+                peer.communicate(timeout=BPFTRACE_ENDS_S)
+            except subprocess.TimeoutExpired:
+                peer.kill()
         found.append(window(seconds))
     return Block(found)
 

@@ -144,14 +144,14 @@ static INLINE bool describe_operator(void *ctx, struct traced *t, struct setting
  * Whether a graph may have changed since it was last seen: its size, and the shapes of a sample of its nodes. Samples
  * differ from round to round, so that what one misses another sees; a change makes every operator's own signature count.
  */
-static INLINE u32 graph_is_news(struct traced *t, u64 graph, u64 learnt)
+static INLINE u32 graph_is_news(struct traced *t, u64 graph, u64 round)
 {
 	struct ggml_graph_view head = {};
 	u64 signature;
 	u32 at = t->rounds++ % SAMPLE_ROUNDS;
 
 	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
-	signature = learnt + head.nodes + 31ULL * head.n_nodes; /* nodes are told anew once the graph loop is known */
+	signature = round + head.nodes + 31ULL * head.n_nodes;
 	for (u32 i = 0; i < SAMPLED_NODES; i++) {
 		u32 spread = (at + SAMPLE_ROUNDS * i) * 0x9E3779B1U;
 		u64 node = read_u64(head.nodes + 8 * (((u64)spread * (u32)head.n_nodes) >> 32));
@@ -163,12 +163,12 @@ static INLINE u32 graph_is_news(struct traced *t, u64 graph, u64 learnt)
 
 #define MOST_SITES 2048 /* enough to learn from; user space looks at each */
 
-/* Where the thread last entered the barrier, and what was found there. */
+/* Where the thread last entered the barrier, and what was found there. A graph ends nowhere where no barrier was entered. */
 static INLINE void send_site(void *ctx, struct traced *t, u32 last)
 {
 	RECORD(rec_site, r);
 
-	if (!t->site || !reserve(r, KIND_SITE, ENGINE_LLAMACPP))
+	if (!(t->site || last) || !reserve(r, KIND_SITE, ENGINE_LLAMACPP))
 		return;
 	t->sites++;
 	r->address = t->site;
@@ -202,7 +202,7 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 	t->tensor = t->site = 0;
 	for (u32 i = 0; s->blind && i < FRAME_PLACES; i++)
 		t->counted[i] = 0;
-	t->news = graph_is_news(t, graph, s->learn == LEARN_NOTHING);
+	t->news = graph_is_news(t, graph, s->round);
 	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend);
 }
 
@@ -232,9 +232,12 @@ UPROBE(ggml_cpu_graph_begin)
 
 UPROBE(ggml_graph_end)
 {
-	if (!t->leads || t->frame != STACK(ctx))
+	struct settings *s = settings();
+
+	if (!s || !t->leads || t->frame != STACK(ctx))
 		return 0;
-	send_site(ctx, t, 1);
+	if (s->learn != LEARN_NOTHING)
+		send_site(ctx, t, 1);
 	t->leads = 0;
 	return graph_end(ctx, ENGINE_LLAMACPP, t->began, (s32)RESULT(ctx));
 }

@@ -37,6 +37,7 @@ struct settings {
 	u32 everyone;   /* record the scheduler for every thread of the machine, not the target's alone */
 	u32 n_counters; /* performance counters read at operator boundaries; 0: none */
 	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
+	u32 round;      /* grows when probes come or go: what was told to none of them is told again */
 };
 
 #define MASKED_PLACES 32 /* of a frame, a bit each in the masks of struct rec_site */

@@ -52,7 +52,7 @@ def test_decode_loses_no_more_than_was_allowed_and_that_is_used(cost, allowed, t
     target.run(90)  # what it costs is not known at first
     lost, share = target.run(300)
     assert budget.slowdown() == pytest.approx(cost, rel=0.05, abs=1e-3)
-    assert lost <= 1.05 * allowed
+    assert lost <= 1.15 * allowed
     if cost > 1.1 * allowed:
         assert lost >= 0.7 * allowed
     elif cost < 0.9 * allowed:

@@ -157,6 +157,21 @@ def test_fused_operators_are_told_in_every_step(tables: dict[str, pd.DataFrame])
     assert fused.groupby("token_id").size().tolist() == [2 * LAYERS + 1] * (NEW + 1)
 
 
+def test_one_thread_alone_teaches_nothing_and_is_recorded_nevertheless(tmp_path: Path, tables: dict[str, pd.DataFrame]) -> None:
+    """It enters no barrier, by which the graph loop is found: the probes that would learn from it stay."""
+    write_moe(tmp_path / "model.gguf")
+    program = str(ROOT / "tests" / "programs" / "llama_steps.py")
+    command = [sys.executable, program, str(tmp_path / "model.gguf"), str(PROMPT), str(NEW)]
+    options = ("--no-views", "--max-overhead", "10%", "-o", str(tmp_path / "run"))
+    done = trace("run", *options, "--", *command, env={"LLAMA_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    alone = tables_module.build(Recording(tmp_path / "run"))["operators"]
+    assert (alone["n_threads"] == 1).all() and (alone["wait_ns"] == 0).all()
+    for step in range(NEW + 1):
+        here, there = (rows[rows["token_id"] == step][["type", "name", "layer"]] for rows in (alone, tables["operators"]))
+        assert here.to_numpy().tolist() == there.to_numpy().tolist()
+
+
 def test_a_library_without_names_shows_the_same_operators_once_its_graph_loop_is_learnt(
     stripped: Recording, tables: dict[str, pd.DataFrame]
 ) -> None:

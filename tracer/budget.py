@@ -20,6 +20,7 @@ WINDOW_TOKENS, WINDOW_NS = 8, 250_000_000  # what a window has at least
 PATIENCE_NS = 5_000_000_000  # a window ends without that many tokens where decode pauses
 LOOK_AGAIN_NS = 10_000_000_000  # how long levels that cost less than is allowed stay on between two looks
 ON_WINDOWS = 4  # how many windows' time off, at least, each time on is followed by
+OVERDRAWN = 2.0  # times what is allowed may be lost before levels that seemed cheap go off
 KEPT_WINDOWS = 19
 ASSUMED = 1.0  # slowdown while on, before anything has been seen
 REMEMBERED = 0.9  # of the time lost and not lost so far, at each look
@@ -66,8 +67,10 @@ class Budget:
         steps = [(a, b) if a.on else (b, a) for a, b in pairwise(known) if a.on != b.on]
         return statistics.median(on.token_ns / off.token_ns for on, off in steps) - 1 if steps else None
 
-    def lost(self) -> float:
+    def lost(self) -> float | None:
         """The share by which decode has been slower of late than without these levels, coming and going included."""
+        if not self._without.count:
+            return None
         undisturbed = self._without.time_ns / self._without.count * (self._with.count + self._without.count)
         return (self._with.time_ns + self._without.time_ns) / undisturbed - 1
 
@@ -89,7 +92,7 @@ class Budget:
         enough = len(self._tokens) >= WINDOW_TOKENS and lasted >= WINDOW_NS
         if lasted < PATIENCE_NS and not enough:
             return False
-        if enough and (lasted < self._on_ns() if on else self.lost() > self.allowed):
+        if enough and (self._may_stay(lasted) if on else self._is_beyond(self.allowed)):
             return False
         self.windows.append(Window(on, statistics.median(self._tokens) if enough else 0.0))
         self._tokens = []
@@ -98,10 +101,19 @@ class Budget:
             self._without.fade()
         return True
 
-    def _on_ns(self) -> float:
-        """How long the levels stay on: until the time off that this asks for makes coming and going worth while."""
+    def _is_beyond(self, share: float) -> bool:
+        lost = self.lost()
+        return lost is not None and lost > share
+
+    def _may_stay(self, lasted: int) -> bool:
+        """Whether the levels stay on: until the time off that this asks for makes coming and going worth while.
+
+        What was lost counts besides: one window that the machine disturbed may have told that they cost nothing.
+        """
+        if self._is_beyond(OVERDRAWN * self.allowed):
+            return False
         off_per_on = self._off_per_on()
-        return min(LOOK_AGAIN_NS, ON_WINDOWS * WINDOW_NS / off_per_on) if off_per_on > 0 else LOOK_AGAIN_NS
+        return lasted < (min(LOOK_AGAIN_NS, ON_WINDOWS * WINDOW_NS / off_per_on) if off_per_on > 0 else LOOK_AGAIN_NS)
 
     def _off_per_on(self) -> float:
         """How long the levels must be off for each time that they are on: time lost = allowed x time not lost."""
@@ -143,4 +155,5 @@ class Sampling:
         done = [row["done_ns"] for row in self.switch.changes if row["level"] in self.costly[:1] and row["done_ns"]]
         times = np.diff([self._began_ns, *done, time.monotonic_ns()]) if self._began_ns else np.zeros(1)
         slowdown, share = self.budget.slowdown(), times[::2].sum() / max(times.sum(), 1)
-        return {"allowed": self.budget.allowed, "slowdown_while_on": slowdown, "share_on": float(share)}
+        seen = {"slowdown": self.budget.lost(), "slowdown_while_on": slowdown, "share_on": float(share)}
+        return {"allowed": self.budget.allowed, **seen}

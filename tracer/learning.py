@@ -43,19 +43,22 @@ class Learning:
 
     sites: list[np.void] = field(default_factory=list)
     last_sites: list[int] = field(default_factory=list)
+    graphs: int = 0
 
     def observe(self, record: np.void) -> Loop | None:
         """Take one more record; the loop, once whole graphs tell it."""
         if not record["last"]:
             self.sites.append(record)
             return None
-        self.last_sites.append(int(record["address"]))
+        self.graphs += 1
+        if record["address"]:
+            self.last_sites.append(int(record["address"]))
         return self._conclude() if self.sites and len(self.last_sites) >= GRAPHS else None
 
     @property
     def hopeless(self) -> bool:
-        """Whether enough graphs were seen to give up."""
-        return len(self.last_sites) >= MOST_GRAPHS
+        """Whether enough graphs were seen to give up; a single thread enters no barrier that tells."""
+        return self.graphs >= MOST_GRAPHS
 
     def _conclude(self) -> Loop | None:
         call, _ = Counter(int(record["address"]) for record in self.sites).most_common(1)[0]

@@ -108,7 +108,7 @@ class Session:
             self.undo.callback(doorbell.close)
             for fd in doorbell.fds:
                 self.drain.wake_on(fd)
-        self.switch = Switch(self.probes)
+        self.switch = Switch(self.probes, self.watcher.set_chosen)
         self.undo.callback(self.switch.close)
         self.quality = Quality(self.options.min_tps, self.switch) if self.options.min_tps else None
         self.sampling = Sampling(self.options.max_overhead, self.switch) if self.options.max_overhead else None

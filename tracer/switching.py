@@ -23,10 +23,10 @@ class Change:
 
 
 class Switch:
-    """Carries out changes in a thread: the drain must not wait for the kernel."""
+    """Carries out changes in a thread: the drain must not wait for the kernel. `changed` is called behind each."""
 
-    def __init__(self, probes: Attachments):
-        self.probes = probes
+    def __init__(self, probes: Attachments, changed: Callable[[], None]):
+        self.probes, self.changed = probes, changed
         self.changes: list[dict[str, Any]] = []
         self.settled_ns = 0
         """When the last change was done."""
@@ -55,6 +55,7 @@ class Switch:
     def _carry_out(self, rows: list[dict[str, Any]], done: Callable[[], None]) -> None:
         self.probes.shed([row["level"] for row in rows if not row["on"]])
         self.probes.restore([row["level"] for row in rows if row["on"]])
+        self.changed()
         done()
         self.settled_ns = time.monotonic_ns()
         for row in rows:

@@ -31,7 +31,7 @@ LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
 QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
-SETTINGS = struct.Struct("<12I")  # struct settings of bpf/maps.h
+SETTINGS = struct.Struct("<13I")  # struct settings of bpf/maps.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
 
@@ -63,6 +63,7 @@ class Watcher:
         self.learning: dict[int, Learning] = {}
         self.loop: Loop | None = None
         self.learns, self.stands_since, self.graphs_since = LEARN_PLACES, 0, 0
+        self._rounds = 0
         self.backends = enumeration("backend_id")
         self._watch_for_libraries()
         self._declare_backends()
@@ -96,7 +97,9 @@ class Watcher:
         infers = not has_tracepoint("filemap", FAULT_BEGINS)
         loop = self.loop or Loop(0, 0, 0, 0, 0)
         places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
-        wanted = number, stop, "operator" in levels, "expert" in levels, *places, self.everyone, len(self.counters.events), infers
+        self._rounds += 1
+        recorded = "operator" in levels, "expert" in levels
+        wanted = number, stop, *recorded, *places, self.everyone, len(self.counters.events), infers, self._rounds
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 
     def attach_mapped(self, pid: int) -> None:

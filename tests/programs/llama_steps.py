@@ -1,5 +1,7 @@
 """Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL PROMPT_TOKENS NEW_TOKENS [PAUSE].
 
+The environment variable LLAMA_THREADS says with how many threads, otherwise 2.
+
 Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
 so they are opaque blocks that are larger than any version's; the ABI passes such structs in memory and the callee reads the
@@ -9,11 +11,12 @@ part it knows.
 import ctypes
 import importlib.util
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
-THREADS = 2
+THREADS = int(os.environ.get("LLAMA_THREADS", "2"))
 CONTEXT, BATCH, PART = 512, 2048, 512  # llama.cpp's defaults, by which the head of its parameters is recognised
 LARGER_CONTEXT = 1024
 
