@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer import changepoints, compare_environment, compare_structure
+from analyzer import changepoints, compare_environment, compare_graph, compare_structure
 from analyzer.compare_closure import Waterfall, waterfall
 from analyzer.compare_metrics import DIMS
 from analyzer.compare_results import Result, matrices
@@ -87,6 +87,7 @@ def document(result: Comparison) -> dict[str, Any]:
             for fall in result.waterfalls
         ],
         "series": {side: series(runs) for side, runs in sides(result)},
+        "graph": compare_graph.merged(first_graph(result.base), first_graph(result.cand), result.judged),
         "structure": [asdict(change) for change in result.structure],
         "drift": [asdict(one) | {"usual": finite(one.usual)} for one in result.drift],
         "environment": [asdict(one) for one in result.differences],
@@ -97,6 +98,11 @@ def document(result: Comparison) -> dict[str, Any]:
 def sides(result: Comparison) -> tuple[tuple[str, list[Result]], tuple[str, list[Result]]]:
     """The two groups by name."""
     return ("base", result.base), ("cand", result.cand)
+
+
+def first_graph(runs: list[Result]) -> compare_graph.Skeleton:
+    """The operators of a decode step of the first run that has any."""
+    return next((run.graph for run in runs if run.graph.nodes), compare_graph.Skeleton())
 
 
 def finite(value: Any) -> float | None:

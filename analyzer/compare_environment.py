@@ -1,12 +1,16 @@
 """On what a run was measured, and whether two sides were measured alike."""
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from analyzer.reading import section
 
 MACHINE = ("arch", "cpu_model", "cpus", "memory_bytes", "kernel", "os", "governor")
-MUST_MATCH = {"arch", "cpu_model", "cpus", "governor", "memory_bytes", "NPU"}
+MUST_MATCH = {"arch", "cpu_model", "cpus", "kernel", "governor", "memory_bytes", "NPU", "model"}
+MAYBE_UNKNOWN = {"model", "model file"}
+"""Told by some recordings only: nothing is said where one side tells nothing."""
 TRACING = ("loader", "buffer", "levels", "program")
 SHOWN = 3
 
@@ -22,7 +26,7 @@ class Difference:
 
 
 def environment(manifest: dict[str, Any]) -> dict[str, str]:
-    """Machine, tracing, engine libraries by build id, NPU, command: name → text. Unknown things are absent."""
+    """Machine, tracing, engine libraries by build id, NPU, model, command: name → text. Unknown things are absent."""
     machine = section(manifest, "machine")
     found = {name: str(machine[name]) for name in MACHINE if machine.get(name) not in (None, "")}
     for name in TRACING:
@@ -36,9 +40,21 @@ def environment(manifest: dict[str, Any]) -> dict[str, str]:
     if qnn:
         found["NPU"] = "HTP emulator" if qnn.get("emulator") else f"QNN backend {qnn.get('backend')}"
         found["QNN API"] = str(qnn.get("api", ""))
+    found |= model(manifest)
     command = manifest.get("command")
     found["command"] = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
     return found
+
+
+def model(manifest: dict[str, Any]) -> dict[str, str]:
+    """What the model is, whatever its files are called, and what they are called."""
+    files = manifest.get("models") or []
+    if not files:
+        return {}
+    prints = sorted(str(one["fingerprint"]) for one in files)
+    one = prints[0] if len(prints) == 1 else hashlib.sha256(" ".join(prints).encode()).hexdigest()
+    size = sum(int(file["bytes"]) for file in files)
+    return {"model": f"{one[:12]}, {size:,} bytes", "model file": ", ".join(sorted(PurePath(f["path"]).name for f in files))}
 
 
 def differences(base: list[dict[str, str]], cand: list[dict[str, str]]) -> list[Difference]:
@@ -47,6 +63,8 @@ def differences(base: list[dict[str, str]], cand: list[dict[str, str]]) -> list[
     found = []
     for name in names:
         sides = [list(dict.fromkeys(one.get(name, "") for one in side)) for side in (base, cand)]
+        if name in MAYBE_UNKNOWN and [""] in sides:
+            continue
         if len(sides[0]) > 1 or len(sides[1]) > 1 or sides[0] != sides[1]:
             left, right = (" | ".join(text or "-" for text in side[:SHOWN]) for side in sides)
             unfair = name in MUST_MATCH or name in TRACING

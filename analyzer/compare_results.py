@@ -6,6 +6,7 @@ A result is one Parquet file: the metrics are its rows, everything else JSON in 
 import contextlib
 import json
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 
 from analyzer.compare_environment import environment
+from analyzer.compare_graph import Skeleton, skeleton, unpacked
 from analyzer.compare_metrics import DIMS, METRICS, Facts, extract, keys, routing
 from analyzer.errors import AnalysisError
 from analyzer.reading import open_recording
@@ -24,8 +26,8 @@ from analyzer.tables import TABLES_VERSION, fingerprint, load
 from tracer.recording import RecordingError
 
 RESULT = "result.parquet"
-ABOUT = b"moescope_result"
-RESULT_VERSION = 1
+ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
+RESULT_VERSION = 2
 SERIES_STEPS = 4000
 
 
@@ -35,13 +37,17 @@ class CompareError(AnalysisError):
 
 @dataclass
 class Result:
-    """What a comparison needs of a run. `metrics`: columns METRICS, indexed by key. `series`: ms of each decode step."""
+    """What a comparison needs of a run. `metrics`: columns METRICS, indexed by key. `series`: ms of each decode step.
+
+    `routes`: (layer, expert, rows). `graph`: the operators of one decode step.
+    """
 
     name: str
     metrics: pd.DataFrame
     environment: dict[str, Any] = field(default_factory=dict)
     series: list[float] = field(default_factory=list)
     routes: list[tuple[int, int, int]] = field(default_factory=list)
+    graph: Skeleton = field(default_factory=Skeleton)
 
 
 def of_recording(folder: Path) -> Result:
@@ -54,10 +60,11 @@ def of_recording(folder: Path) -> Result:
         if about.get("stamp") == stamp:
             return found
     tables = load(folder)
-    routes = [tuple(map(int, row)) for row in routing(tables).to_numpy().tolist()]
+    routes = [(int(a), int(b), int(c)) for a, b, c in routing(tables).to_numpy().tolist()]
     facts = Facts(tables)
     series = np.round(facts.gaps[:SERIES_STEPS], 5).tolist()
-    made = Result(folder.name, extract(tables), environment(recording.manifest), series, routes)  # type: ignore[arg-type]
+    about = environment(recording.manifest)
+    made = Result(folder.name, extract(tables), about, series, routes, skeleton(facts))
     with contextlib.suppress(OSError):  # a read-only recording is analysed every time
         save(made, kept, stamp)
     return made
@@ -73,7 +80,7 @@ def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> Non
         "stamp": stamp,
     }
     table = pyarrow.Table.from_pandas(result.metrics.reset_index(drop=True), preserve_index=False)
-    table = table.replace_schema_metadata({ABOUT: json.dumps(about).encode()})
+    table = table.replace_schema_metadata({ABOUT: json.dumps(about).encode(), GRAPH: result.graph.packed()})
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     parquet.write_table(table, fresh)
     fresh.replace(path)
@@ -88,8 +95,9 @@ def _read(path: Path) -> tuple[Result, dict[str, Any]]:
             metrics[column.name] = metrics[column.name].astype(column.dtype)
         metrics.index = pd.Index(keys(metrics), name="key")
         routes = [(int(a), int(b), int(c)) for a, b, c in about["routes"]]
-        return Result(str(about["name"]), metrics, about["environment"], about["series"], routes), about
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        graph = unpacked(table.schema.metadata.get(GRAPH))
+        return Result(str(about["name"]), metrics, about["environment"], about["series"], routes, graph), about
+    except (OSError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise CompareError(f"{path} is no stored result ({error!r}); give a recording, or make one with --save") from None
 
 

@@ -95,8 +95,8 @@ def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
     total = fall.step.delta
     if not total or not fall.step.base:
         return []
-    shares = [(part, part.delta / total) for part in fall.parts if part.delta / total > 0.1]
-    shares.sort(key=lambda pair: -pair[1])
+    shares = [(part, part.delta / total) for part in fall.parts if abs(part.delta / total) > 0.1]
+    shares.sort(key=lambda pair: -abs(pair[1]))
     text = ", ".join(f"{part.name} {part.delta:+.3f} ms ({share:.0%})" for part, share in shares[:CULPRITS])
     change = f"The mean {fall.phase} step went from {fall.step.base:.3f} to {fall.step.cand:.3f} ms"
     return [("info", f"{change}; of the {total:+.3f} ms: {text}.")] if text else []
@@ -165,20 +165,27 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def junit(document: dict[str, Any], failures: list[str]) -> str:
-    """JUnit XML: a test per metric of speed and per changed metric; those that break a limit fail. "Cannot tell" is skipped."""
+    """JUnit XML: a test per metric of speed and per changed metric, and one per broken limit that is about no such metric.
+
+    Those that break a limit fail; "cannot tell" is skipped.
+    """
     rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
-    suite = ElementTree.Element("testsuite", name="moescope compare", tests=str(len(rows)), errors="0")
-    failed = skipped = 0
+    suite = ElementTree.Element("testsuite", name="moescope compare", errors="0")
+    left = list(failures)
     for row in rows:
-        case = ElementTree.SubElement(suite, "testcase", classname=f"compare.{row['family']}", name=printable(called(row)))
-        if any(called(row) in failure for failure in failures):
+        name = called(row)
+        case = ElementTree.SubElement(suite, "testcase", classname=f"compare.{row['family']}", name=printable(name))
+        mine = [failure for failure in left if failure.startswith(f"{name}: ")]
+        if mine:
             ElementTree.SubElement(case, "failure", message=printable(told(row)))
-            failed += 1
+            left = [failure for failure in left if failure not in mine]
         elif row["verdict"] == UNKNOWN:
             ElementTree.SubElement(case, "skipped", message=needed(row))
-            skipped += 1
-    suite.set("failures", str(failed))
-    suite.set("skipped", str(skipped))
+    for failure in left:
+        case = ElementTree.SubElement(suite, "testcase", classname="compare.limit", name=printable(failure))
+        ElementTree.SubElement(case, "failure", message=printable(failure))
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
+        suite.set(name, str(sum(1 for _ in suite.iter(tag))))
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 

@@ -2,10 +2,13 @@
 
 python benchmarks/comparing.py power [--runs 5,10,20] [--repeats 200] [--noise 1.0]
 python benchmarks/comparing.py alarms --recordings DIR [--pairs 200] [--runs 5]     DIR: unchanged runs
+python benchmarks/comparing.py stopping [--repeats 200] [--noise 3]               stopping as `tracer compare` does
 python benchmarks/comparing.py speed [--runs 100] [--operators 5000]
 
 `power`: one of 60 operators is slowed; runs vary by a drift they share, by noise of their own, and by rare disturbances.
 `alarms`: pairs of groups drawn without replacement from real runs; an alarm is any change called in a family of metrics.
+`stopping`: alarms of unchanged programs where one looks after every pair and stops at a verdict of that alpha.
+Changes planted in recordings of real runs: benchmarks/planted.py.
 """
 
 import argparse
@@ -21,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from analyzer.compare import compare, document
 from analyzer.compare_metrics import DEFAULTS, METRICS, keys
 from analyzer.compare_results import Result, matrices, read
-from analyzer.compare_verdicts import FASTER, SLOWER, judge
+from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge
+from tracer.commands.compare import EARLY_ALPHA, LEAST_PAIRS
 
+METRICS_OF_SPEED, MOST_PAIRS, WIDTH = 5, 16, 0.03
 OPERATORS, PLANTED = 60, (0.03, 0.05, 0.10)
 
 
@@ -71,6 +76,25 @@ def alarms(args: argparse.Namespace) -> None:
         print(f"{family:>12} {count / args.pairs:.1%}")
 
 
+def stopping(args: argparse.Namespace) -> None:
+    """Share of unchanged programs of which a change is told in the end, by the alpha at which a verdict ends the runs."""
+    dims = pd.DataFrame({"family": "speed", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(METRICS_OF_SPEED))
+    print(
+        f"{args.repeats} repeats, noise {args.noise} %, at most {MOST_PAIRS} pairs\na verdict stops at | alarms | pairs (median)"
+    )
+    for early in (0.05, EARLY_ALPHA):
+        rng, alarmed, pairs = np.random.default_rng(0), 0, []
+        for _ in range(args.repeats):
+            base, cand = (values(rng, MOST_PAIRS, METRICS_OF_SPEED, args.noise / 100) for _ in range(2))
+            for n in range(LEAST_PAIRS, MOST_PAIRS + 1):
+                seen = judge(dims, base[:n], cand[:n], Rules(alpha=early))
+                if not (~seen["verdict"].isin([SLOWER, FASTER]) & (seen["high"] - seen["low"] > WIDTH)).any():
+                    break
+            alarmed += bool(judge(dims, base[:n], cand[:n])["verdict"].isin([SLOWER, FASTER]).any())
+            pairs.append(n)
+        print(f"{early:>18} | {alarmed / args.repeats:.1%} | {np.median(pairs):.0f}")
+
+
 def speed(args: argparse.Namespace) -> None:
     """Seconds to compare stored results of that size."""
     rng, count = np.random.default_rng(0), int(args.runs.split(",")[0])
@@ -95,7 +119,7 @@ def speed(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("power", "alarms", "speed"))
+    parser.add_argument("what", choices=("power", "alarms", "stopping", "speed"))
     parser.add_argument("--runs", default="")
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--noise", type=float, default=1.0, help="percent")
@@ -103,8 +127,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--operators", type=int, default=5000)
     args = parser.parse_args()
-    args.runs = args.runs or {"power": "5,10,20", "alarms": "5", "speed": "100"}[args.what]
-    {"power": power, "alarms": alarms, "speed": speed}[args.what](args)
+    args.runs = args.runs or {"power": "5,10,20", "alarms": "5", "stopping": "", "speed": "100"}[args.what]
+    {"power": power, "alarms": alarms, "stopping": stopping, "speed": speed}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,13 @@ from analyzer.__main__ import main
 from analyzer.compare import compare, document
 from analyzer.compare_attribution import charge
 from analyzer.compare_environment import differences, environment
-from analyzer.compare_history import add, changes, read
-from analyzer.compare_metrics import extract, routing
+from analyzer.compare_graph import Skeleton, skeleton
+from analyzer.compare_history import ENGINES, add, changes, read
+from analyzer.compare_metrics import Facts, extract, routing
 from analyzer.compare_results import CompareError, Result, save
+from analyzer.compare_results import read as read_results
 from tests import tables_fixture as fixture
+from tests.planting import Tables, cold, displaced, slowed, split, warped
 from views.regression import write_regression
 
 HOSTILE = '</script><img src=x onerror="document.pwned=1">|\u0001`'
@@ -28,32 +32,12 @@ def result(name: str, seed: int, slow: str = "", factor: float = 1.0, swap: str 
     stretch = np.exp(rng.normal(0, 0.005, len(op))) * np.where(op["type"] == slow, factor, 1.0)
     if swap:
         op["type"] = op["type"].replace(swap, HOSTILE)
-    metrics = extract(stretched(tables, stretch))
+    tables = warped(tables, op["begin_ns"].to_numpy(), op["end_ns"].to_numpy(), stretch)
+    facts = Facts(tables)
     series = rng.normal(10, 0.1, 60)
     series[30:] += 2 * (factor - 1)
-    return Result(
-        name, metrics, environment(manifest), series.tolist(), [tuple(row) for row in routing(tables).to_numpy().tolist()]
-    )
-
-
-def stretched(tables: dict[str, pd.DataFrame], stretch: np.ndarray) -> dict[str, pd.DataFrame]:
-    """The tables with every operator so many times as long, and all that follows later."""
-    old = tables["operators"]["begin_ns"].to_numpy()
-    length = tables["operators"]["duration_ns"].to_numpy()
-    longer = np.concatenate(([0.0], np.cumsum(length * (stretch - 1))))
-
-    def moved(times: pd.Series) -> np.ndarray:
-        at = np.searchsorted(old, times.to_numpy(), "right") - 1
-        inside = np.clip((times.to_numpy() - old[at]) / length[at], 0, 1) * (longer[at + 1] - longer[at])
-        return np.where(at >= 0, times + longer[np.maximum(at, 0)] + inside, times).astype(np.int64)
-
-    out = dict(tables)
-    for name, table in tables.items():
-        times = [c for c in ("begin_ns", "end_ns", "ts_ns") if c in table]
-        times += ["wait_ns"] if name == "op_threads" else []
-        new = table.assign(**{c: moved(table[c]) for c in times})
-        out[name] = new.assign(duration_ns=new["end_ns"] - new["begin_ns"]) if "duration_ns" in new else new
-    return out
+    routes = [tuple(row) for row in routing(tables).to_numpy().tolist()]
+    return Result(name, extract(tables), environment(manifest), series.tolist(), routes, skeleton(facts))
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +108,122 @@ def test_what_differs_in_kind_and_in_conditions_is_said() -> None:
     made = compare(base, cand)
     assert {(c.what, c.appeared) for c in made.structure if c.aspect == "operator"} == {("router", False), (HOSTILE, True)}
     unlike = differences([r.environment for r in base], [r.environment for r in cand])
-    assert {d.what: d.unfair for d in unlike} == {"governor": True, "kernel": False}
+    assert {d.what: d.unfair for d in unlike} == {"governor": True, "kernel": True}
     assert any("Not like for like" in text for _, text in made.words)
+
+
+def test_another_model_makes_sides_unlike_and_an_unknown_one_does_not() -> None:
+    def told(fingerprint: str, name: str) -> dict[str, str]:
+        return environment({"models": [{"path": f"/models/{name}", "bytes": 12, "fingerprint": fingerprint * 64}]})
+
+    assert differences([told("a", "m.gguf")], [told("a", "m.gguf")]) == []
+    assert {d.what: d.unfair for d in differences([told("a", "m.gguf")], [told("a", "copy.gguf")])} == {"model file": False}
+    found = differences([told("a", "m.gguf")], [told("b", "m.gguf")])
+    assert [(d.what, d.base, d.cand, d.unfair) for d in found] == [
+        ("model", "a" * 12 + ", 12 bytes", "b" * 12 + ", 12 bytes", True)
+    ]
+    assert differences([told("a", "m.gguf")], [environment({})]) == []
+
+
+def test_the_graph_shows_what_changed_appeared_and_vanished() -> None:
+    base = [result(f"b{i}", i) for i in range(6)]
+    cand = [result(f"c{i}", i + 50, "attention", 1.3, "router") for i in range(6)]
+    graph = document(compare(base, cand))["graph"]
+    verdicts = {(n["layer"], n["type"]): n["verdict"] for n in graph["nodes"]}
+    assert [verdicts[layer, "attention"] for layer in range(3)] == ["slower"] * 3
+    assert [verdicts[layer, "router"] for layer in range(3)] == ["vanished"] * 3
+    assert [verdicts[layer, HOSTILE] for layer in range(3)] == ["appeared"] * 3
+    assert verdicts[0, "rms_norm"] not in ("slower", "faster", "changed")
+    number = {(n["layer"], n["type"]): i for i, n in enumerate(graph["nodes"])}
+    norm, old, new, experts = (number[1, kind] for kind in ("rms_norm", "router", HOSTILE, "experts"))
+    assert {(norm, old), (norm, new), (old, experts), (new, experts)} <= {tuple(edge) for edge in graph["edges"]}
+    slow = next(n for n in graph["nodes"] if n["type"] == "attention")
+    assert slow["cand"] / slow["base"] == pytest.approx(1.3, abs=0.02)
+
+
+def test_dims_and_backend_that_changed_are_told_at_the_operator(tmp_path: Path) -> None:
+    base, cand = result("b", 0), result("c", 1)
+    moved = [(*node[:3], "64x1", "htp", node[5]) if node[2] == "router" else node for node in cand.graph.nodes]
+    cand.graph = Skeleton(moved, cand.graph.edges)
+    save(cand, tmp_path / "c.parquet")
+    (stored,) = read_results(tmp_path / "c.parquet")
+    assert stored.graph == cand.graph
+    nodes = document(compare([base], [stored]))["graph"]["nodes"]
+    assert {(n["type"], n["was"]) for n in nodes if n["verdict"] == "changed"} == {("router", "2048x1")}
+
+
+PLANTS: dict[str, tuple[Callable[[Tables], Tables], str, dict[str, object]]] = {
+    "slower by 3 %": (lambda t: slowed(t, "attention", 1, 0.03), "operator", {"type": "attention", "layer": 1}),
+    "slower by 10 %": (lambda t: slowed(t, "experts", 2, 0.1), "operator", {"type": "experts", "layer": 2}),
+    "displaced": (lambda t: displaced(t, fixture.MAIN, 0.05), "scheduling", {"type": "generate (main)"}),
+    "cold": (lambda t: cold(t, 0, 3, 20_000), "expert", {"metric": "load time per step", "layer": 0, "expert": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def jittered() -> list[Tables]:
+    """Ten runs of the fixture's model."""
+    runs = []
+    for seed in range(10):
+        tables = fixture.make(tokens=20, layers=3, npu=False)[1]
+        op, rng = tables["operators"], np.random.default_rng(seed)
+        stretch = np.exp(rng.normal(0, 0.003, len(op)) + rng.normal(0, 0.003))
+        runs.append(warped(tables, op["begin_ns"].to_numpy(), op["end_ns"].to_numpy(), stretch))
+    return runs
+
+
+@pytest.fixture(scope="module")
+def unchanged(jittered: list[Tables]) -> list[Result]:
+    """The first five of them."""
+    return [Result(f"b{i}", extract(tables)) for i, tables in enumerate(jittered[:5])]
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_change_planted_in_recorded_times_is_found_with_its_culprit_and_no_other(
+    unchanged: list[Result], jittered: list[Tables], name: str
+) -> None:
+    plant, family, culprit = PLANTS[name]
+    made = compare(unchanged, [Result(f"c{i}", extract(plant(tables))) for i, tables in enumerate(jittered[5:])])
+    accused = made.judged[(made.judged["family"] == family) & made.judged["verdict"].isin(["slower", "faster"])]
+    assert accused[list(culprit)].drop_duplicates().to_dict("records") == [culprit]
+    assert set(accused["verdict"]) == {"slower"}
+    for fall in made.waterfalls:
+        assert sum(part.delta for part in fall.parts) == pytest.approx(fall.step.delta, abs=1e-9)
+
+
+def test_a_split_operator_is_told_as_structure(unchanged: list[Result], jittered: list[Tables]) -> None:
+    cand = [Result("c", extract(split(jittered[5], "rms_norm", ("norm", "mul"))))]
+    found = {(c.phase, c.what, c.appeared) for c in compare(unchanged[:1], cand).structure if c.aspect == "operator"}
+    assert found == {("decode", "rms_norm", False), ("decode", "norm", True), ("decode", "mul", True)}
+
+
+def test_a_broken_limit_that_no_metric_stands_for_fails_in_junit_too(tmp_path: Path) -> None:
+    for side, swap in (("base", ""), ("cand", "router")):
+        (tmp_path / side).mkdir()
+        save(result(side, 0, swap=swap), tmp_path / side / "0.parquet")
+    words = [
+        "compare",
+        str(tmp_path / "base"),
+        str(tmp_path / "cand"),
+        "--junit",
+        str(tmp_path / "j.xml"),
+        "--fail-on",
+        "structure",
+    ]
+    assert main(words) == 1
+    suite = ElementTree.parse(tmp_path / "j.xml").getroot()
+    failed = [case.get("name") or "" for case in suite.iter("testcase") if case.find("failure") is not None]
+    assert "router vanished in decode" in failed
+    assert int(suite.get("failures") or 0) == len(failed) and int(suite.get("tests") or 0) == len(list(suite.iter("testcase")))
+
+
+def test_only_the_metric_that_broke_its_limit_fails_in_junit(sides, tmp_path: Path) -> None:
+    from analyzer.compare_words import junit
+
+    shown = document(compare(read_results(sides[0]), read_results(sides[1])))
+    text = junit(shown, ["TPOT, p90: +30.0 %"]).split("\n", 1)[1]
+    failed = [case.get("name") for case in ElementTree.fromstring(text).iter("testcase") if case.find("failure") is not None]
+    assert failed == ["TPOT, p90"]
 
 
 def test_hostile_names_stay_text_in_every_form(tmp_path: Path, sides) -> None:
@@ -141,27 +239,56 @@ def test_hostile_names_stay_text_in_every_form(tmp_path: Path, sides) -> None:
     ElementTree.fromstring(junit(shown, []).split("\n", 1)[1])
 
 
-def test_history_finds_the_build_that_changed_by_either_engine(tmp_path: Path) -> None:
+def recorded_builds(url: str, slower_from: int) -> None:
+    """Eight builds of five runs; from one build on they are 10 % slower."""
     speed = result("", 0).metrics.query("family == 'speed'")
-
-    def run(seed: int, factor: float) -> Result:
-        row = speed.copy()
-        row["value"] *= np.exp(np.random.default_rng(seed).normal(0, 0.01)) * factor
-        return Result(f"run-{seed}", row)
-
-    url = str(tmp_path / "results")
     for build in range(8):
-        runs = [run(10 * build + i, 1.1 if build >= 5 else 1.0) for i in range(5)]
+        runs = []
+        for i in range(5):
+            row, noise = speed.copy(), np.random.default_rng(10 * build + i).normal(0, 0.01)
+            factor = np.where(row["better"] == "lower", 1.0, -1.0) * np.log(1.1 if build >= slower_from else 1.0)
+            row["value"] *= np.exp(noise + factor)
+            runs.append(Result(f"run-{build}-{i}", row))
         assert len(add(url, runs, f"v{build}", "board/1", recorded=1e9 + build)) == 5
         assert add(url, runs, f"v{build}", "board/1", recorded=2e9) == []
-    frame = read(url, "speed")
-    found = changes(frame)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("place", ["folder", "memory"])
+def test_history_finds_the_build_that_changed_by_either_engine_in_any_store(
+    tmp_path: Path, capsys, engine: str, place: str
+) -> None:
+    pytest.importorskip("dask.dataframe" if engine == "dask" else "duckdb")
+    url = str(tmp_path / "results") if place == "folder" else f"memory://{tmp_path.name}-{engine}/results"
+    recorded_builds(url, 5)
+    found = changes(read(url, "speed", engine))
     tpot = found[found["metric"] == "TPOT"]
-    assert tpot[["before", "build"]].to_numpy().tolist() == [["v4", "v5"]] and tpot["ratio"].iloc[0] == pytest.approx(
-        1.1, abs=0.03
+    assert tpot[["before", "build"]].to_numpy().tolist() == [["v4", "v5"]]
+    assert tpot["ratio"].iloc[0] == pytest.approx(1.1, abs=0.03)
+    assert main(["history", url, "--engine", engine, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {row["build"] for row in told["builds"]} == {f"v{i}" for i in range(8)}
+    assert {row["build"] for row in told["changes"]} == {"v5"}
+    pd.testing.assert_frame_equal(
+        read(url, "speed", engine).sort_index(axis=1), read(url, "speed").sort_index(axis=1), check_dtype=False
     )
-    pytest.importorskip("dask.dataframe")
-    other = read(url, "speed", "dask")
-    pd.testing.assert_frame_equal(frame.sort_index(axis=1), other.sort_index(axis=1), check_dtype=False)
+
+
+def test_history_is_partitioned_by_build_and_device_and_its_exit_code_says_whether_the_newest_build_is_worse(
+    tmp_path: Path, capsys, sides
+) -> None:
+    url = tmp_path / "results"
+    recorded_builds(str(url), 7)
+    assert {path.parent.relative_to(url).as_posix() for path in url.rglob("*.parquet")} == {
+        f"build=v{i}/device=board%2F1" for i in range(8)
+    }
+    assert main(["history", str(url)]) == 1
+    assert "v6 to v7" in " ".join(capsys.readouterr().out.split())
+    assert main(["history", str(url), "--add", str(sides[0]), "--build", "v8", "--device", "other"]) == 0
+    assert "6 runs added" in capsys.readouterr().out
+    assert main(["history", str(url), "--device", "other"]) == 0
+    for words in (["history", str(tmp_path / "nothing")], ["history", str(url), "--add", str(sides[0])]):
+        assert main(words) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
     with pytest.raises(CompareError):
         read(str(tmp_path / "nothing"), "speed")

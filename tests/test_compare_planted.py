@@ -2,32 +2,20 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from analyzer.compare import Comparison, compare
-from analyzer.compare_metrics import extract
 from analyzer.compare_results import Result
 from analyzer.compare_verdicts import Rules
 from analyzer.tables import load
 from tests.conftest import trace
+from tests.planting import by_variant
 from tests.truth import WITH_SITES, compiled
 
-VARIANTS = ("base", "again", "slow", "cold", "displaced", "split", "halved")
+VARIANTS = ("base", "again", "slow20", "cold", "displaced", "split", "halved")
 ROUNDS, STEPS = 9, 20
 pytestmark = [pytest.mark.needs("probes"), pytest.mark.alone]
-
-
-def of_process(tables: dict[str, pd.DataFrame], pid: int) -> dict[str, pd.DataFrame]:
-    """The tables as they would be had this process alone been recorded."""
-    mine = {name: t[t["pid"] == pid].reset_index(drop=True) if "pid" in t else t for name, t in tables.items()}
-    number = pd.Series(np.arange(len(mine["operators"])), mine["operators"]["op_id"])
-    threads = tables["op_threads"][tables["op_threads"]["op_id"].isin(number.index)]
-    mine["op_threads"] = threads.assign(op_id=threads["op_id"].map(number)).reset_index(drop=True)
-    mine["operators"] = mine["operators"].assign(op_id=number.to_numpy())
-    mine["experts"] = mine["experts"].assign(op_id=mine["experts"]["op_id"].map(number).fillna(-1).astype(np.int64))
-    return mine | {name: t.iloc[:0] for name, t in tables.items() if name in ("counters", "routes")}
 
 
 @dataclass
@@ -54,13 +42,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
     command = ["--", str(program), str(ROUNDS), str(STEPS), *VARIANTS]
     done = trace("run", "--no-views", "--levels", "token,operator,expert,sched", "-o", str(folder / "run"), *command)
     assert done.returncode == 0, done.stderr
-    tables = load(folder / "run")
-    results: dict[str, list[Result]] = {name: [] for name in VARIANTS}
-    for line in done.stdout.splitlines():
-        pid, _, variant = line.partition(" ")
-        if variant in results:
-            results[variant].append(Result(pid, extract(of_process(tables, int(pid)))))
-    assert {len(runs) for runs in results.values()} == {ROUNDS}
+    results = by_variant(load(folder / "run"), done.stdout)
+    assert {name: len(runs) for name, runs in results.items()} == dict.fromkeys(VARIANTS, ROUNDS)
     return Planted(results)
 
 
@@ -71,7 +54,7 @@ def test_an_unchanged_program_raises_no_alarm(planted: Planted) -> None:
 
 
 def test_a_slowed_operator_is_the_culprit(planted: Planted) -> None:
-    found = planted.changed("slow")
+    found = planted.changed("slow20")
     found = found[(found["family"] == "operator") & (found["phase"] == "decode")]
     assert found[["type", "layer", "verdict"]].to_numpy().tolist() == [["attention", 1, "slower"]]
     assert 1.1 < found["ratio"].iloc[0] < 1.3

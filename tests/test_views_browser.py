@@ -1,7 +1,7 @@
 """The pages in headless Chromium, and the trace in the Perfetto UI's offline copy."""
 
-import json
 import base64
+import json
 import shutil
 import threading
 import time
@@ -92,6 +92,9 @@ def test_a_column_head_sorts_and_find_filters(browser: Any, tmp_path: Path) -> N
     assert run(column) == ["experts.7"]
 
 
+PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report."""
@@ -109,9 +112,7 @@ def test_the_theme_follows_the_button(browser: Any, small: Path) -> None:
 
 
 def test_the_report_fits_a_phone(browser: Any, small: Path) -> None:
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
-    )
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
     try:
         run = opened(browser, small)
         assert run("return document.documentElement.scrollWidth <= 360")
@@ -196,6 +197,19 @@ def test_equal_layers_open_and_fold_and_a_node_leads_to_the_timeline(browser: An
     assert run("return view.path && shown.nodes.some(n => n.critical)") and complaints(browser) == []
 
 
+def operators_are_coloured_by_change(run: Any) -> None:
+    told = run(
+        "return [...document.querySelectorAll('#graph .op')].map(g => [g.getAttribute('class').split(' ')[1] || '',"
+        " getComputedStyle(g.querySelector('rect')).fill, g.querySelector('text').textContent])"
+    )
+    fill = {kind: {colour for verdict, colour, _ in told if verdict == kind} for kind in {row[0] for row in told}}
+    assert {row[2] for row in told if row[0] == "slower"} == {"attention"}
+    assert {row[2] for row in told if row[0] == "vanished"} == {"router"} and "appeared" in fill
+    assert not fill["slower"] & fill[""]
+    run("document.querySelector('#graph .op.slower').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert "slower" in run("return document.querySelector('#graph dl.about').innerText")
+
+
 def opens_its_query_and_another_layer(run: Any) -> None:
     run("document.querySelector('#phases details.query summary').click()")
     assert run("return document.querySelector('#phases details.query code').checkVisibility()")
@@ -238,14 +252,22 @@ def test_the_report_of_a_comparison_draws_and_hostile_names_stay_text(browser: A
     write_regression(document(compare(base, cand)), tmp_path / "regression.html")
     run = opened(browser, tmp_path / "regression.html")
     sections = run("return [...document.querySelectorAll('section')].map(s => s.id)")
-    assert sections == ["verdict", "waterfall", "forest", "steps", "runs", "structure", "routing", "metrics", "environment"]
+    there = ["verdict", "waterfall", "forest", "graph", "steps", "runs", "structure", "routing", "metrics", "environment"]
+    assert sections == there
     drawn = run("return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg.main-svg').length)")
     assert len(drawn) >= 9 and all(drawn)
     assert run("return document.querySelectorAll('#waterfall .bars .point').length") > 5
     assert run("return document.querySelectorAll('#forest .errorbar').length") > 5
     assert "slower" in run("return document.querySelector('#verdict .findings').innerText")
+    operators_are_coloured_by_change(run)
     assert run("return document.pwned") is None and run("return document.querySelectorAll('img').length") == 0
     assert "onerror" in run("return document.body.innerText") and complaints(browser) == []
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    try:
+        run = opened(browser, tmp_path / "regression.html")
+        assert run("return document.documentElement.scrollWidth <= 360")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_sweep_is_drawn_with_its_front(browser: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracer import machine, model_config
+from tracer import machine, model_config, models
 from tracer.accounting import Accounting
 from tracer.attach import Attachments
 from tracer.budget import Sampling
@@ -72,6 +72,8 @@ class Session:
         self.undo.callback(self.guard.close)
         self.stop_requested = self.interrupted = False
         self.ended_ns = 0
+        self.model_files: list[Path] = []
+        self.models: list[dict[str, Any]] = []
         self.layouts = layouts()
 
     def __enter__(self) -> "Session":
@@ -142,6 +144,7 @@ class Session:
                 self.watcher.counters.add(tid)
             if isinstance(target, Followed):
                 self.watcher.attach_mapped(pid)
+        self.model_files = models.named(target.command, target.folder())
         self.save_manifest("recording")
         target.release()
 
@@ -157,7 +160,7 @@ class Session:
         began = time.monotonic()
         deadline = began + self.options.duration_s if self.options.duration_s else float("inf")
         next_progress, next_manifest = began + PROGRESS_SECONDS, began + MANIFEST_SECONDS
-        alive, limit_reached = True, False
+        alive, limit_reached, looked = True, False, False
         while alive and not limit_reached:
             if self.stop_requested and self.target.started_here:
                 self.stop_requested, self.interrupted = False, True
@@ -172,6 +175,8 @@ class Session:
                 self.quality.turn(self.drain.tokens.finished, self.accounting.of)
             if self.sampling:
                 self.sampling.turn(self.drain.tokens.finished, self.watcher.is_learning())
+            if alive and not self.model_files and not looked and self.drain.tokens.steps:
+                self.model_files, looked = models.largest_in_use(self.target.pid), True
             if time.monotonic() >= next_manifest:
                 next_manifest += MANIFEST_SECONDS
                 self.watcher.name_living_threads()
@@ -206,6 +211,7 @@ class Session:
         if "qnn" in self.options.levels:
             ended = self.target.exit_code is not None
             self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, ended, self.options.owner.uid)
+        self.models = models.describe(self.model_files)
         self.save_manifest("complete")
         self.target.check_start()
 
@@ -236,6 +242,7 @@ class Session:
             "duration_ns": (self.ended_ns or time.monotonic_ns()) - self.target.started,
             "command": self.target.command,
             "model": model_config.of_command(self.target.command),
+            "models": self.models,
             "target": {"pid": self.target.pid, "uid": self.options.owner.uid, "exit_code": self.target.exit_code},
             "loader": self.loader.name,
             "buffer": self.options.buffer,

@@ -95,6 +95,10 @@ class Target:
         finally:
             os._exit(127)
 
+    def folder(self) -> Path:
+        """Where relative paths on its command line begin."""
+        return Path.cwd()
+
     def release(self) -> None:
         """Let the command run; raises TargetError where it cannot be executed."""
         os.write(self._gate, b"g")
@@ -135,6 +139,10 @@ class Followed:
             raise TargetError(f"no process {pid}; it may have ended")
         self.pid, self.started = pid, time.monotonic_ns()
         self.command = [part.decode(errors="replace") for part in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if part]
+
+    def folder(self) -> Path:
+        """Where relative paths on its command line begin, as far as it did not change folders."""
+        return Path(f"/proc/{self.pid}/cwd").resolve()
 
     def release(self) -> None:
         """It runs already."""

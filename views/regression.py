@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from views.change_graph import change_graph
 from views.page import write_page
 from views.report import plotly
 from views.sections import Block, Section, axis, cards, chart, heads, labels, note, pairs, table
@@ -89,6 +90,12 @@ def waterfall(fall: dict[str, Any]) -> Block:
     return chart(f"{fall['phase'].capitalize()} step, from base to candidate", traces, remark, 380, barmode="overlay", **axes)
 
 
+def graph(document: Document) -> Section | None:
+    """The ProfDAG of both sides, coloured by change."""
+    found = document["graph"]
+    return Section("graph", "ProfDAG, coloured by change", [change_graph(found)]) if found else None
+
+
 def forest(document: Document) -> Section | None:
     """Changes with their intervals: speed, and what changed most."""
     known = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
@@ -130,7 +137,8 @@ def runs(document: Document) -> Section | None:
             {"type": "scatter", "mode": "markers", "name": side, "x": list(range(len(values))), "y": values, "slot": slot}
             for slot, (side, values) in enumerate(zip(("base", "candidate"), metric["runs"], strict=True))
         ]
-        blocks.append(chart(f"{metric['metric']} of every run", traces, "", 240, xaxis=axis("run"), yaxis=axis(metric["unit"])))
+        number = axis("run", tick0=0, dtick=max(1, max(map(len, metric["runs"])) // 10))
+        blocks.append(chart(f"{metric['metric']} of every run", traces, "", 240, xaxis=number, yaxis=axis(metric["unit"])))
     return Section("runs", "Every run", blocks)
 
 
@@ -225,6 +233,7 @@ SECTIONS: tuple[Callable[[Document], Section | None], ...] = (
     verdict,
     waterfalls,
     forest,
+    graph,
     steps,
     runs,
     structure,

@@ -8,6 +8,7 @@ A section is a title and a list of blocks. A block is one of
     table     columns (name, kind: text | number | bar | moment) and rows, sortable; a moment links to the timeline
     chart     Plotly traces; `slot` numbers the colour of the theme
     heat      iteration by expert, one matrix per layer
+    graph     cards of operators, coloured by change (views/change_graph.py)
 
 A chart, heat or table may carry the `query` that gives its figures: SQL for `python -m analyzer query RUN`.
 """

@@ -3,7 +3,7 @@
  * Poses as MoEScope's runtime in several variants, by turns: planted ROUNDS STEPS VARIANT... prints "pid variant" for every run.
  *
  * Each run is a process of its own: one prefill, then STEPS decode steps of three layers, whose work is counted loops, not time.
- *   base       nothing planted                 slow       attention of layer 1 takes 20 % more
+ *   base       nothing planted                 slowN      attention of layer 1 takes N % more
  *   cold       expert 5 of layer 2 is loaded whenever it runs
  *   displaced  another thread takes the CPU for a tenth of a millisecond or more, every millisecond
  *   split      combine is two operators        halved     the expert cache holds 3 experts of a layer, not 6
@@ -33,10 +33,15 @@ static int cold, split, slow;
 static volatile int displacing;
 static uint64_t result;
 
+static void turns(long count)
+{
+	for (long i = 0; i < count; i++)
+		__asm__ volatile("imul $3, %%eax, %%eax\n\timul $5, %%eax, %%eax" : : : "eax");
+}
+
 static void work(int microseconds)
 {
-	for (long i = 0; i < (long)microseconds * MICROSECOND; i++)
-		__asm__ volatile("imul $3, %%eax, %%eax\n\timul $5, %%eax, %%eax" : : : "eax");
+	turns((long)microseconds * MICROSECOND);
 }
 
 static void op_begin(int type, int layer)
@@ -46,10 +51,10 @@ static void op_begin(int type, int layer)
 	moescope_op__begin(type, layer, 1, result, &source, 1);
 }
 
-static void op(int type, int layer, int microseconds)
+static void op(int type, int layer, int microseconds, int percent_more)
 {
 	op_begin(type, layer);
-	work(microseconds);
+	turns((long)microseconds * MICROSECOND * (100 + percent_more) / 100);
 	moescope_op__end(result);
 }
 
@@ -95,12 +100,12 @@ static void experts(int layer, int step)
 static void step(int number)
 {
 	for (int layer = 0; layer < LAYERS; layer++) {
-		op(ATTENTION, layer, slow && layer == 1 ? 180 : 150);
-		op(ROUTER, layer, 30);
+		op(ATTENTION, layer, 150, layer == 1 ? slow : 0);
+		op(ROUTER, layer, 30, 0);
 		experts(layer, number);
 		if (split)
-			op(DISPATCH, layer, 25);
-		op(COMBINE, layer, split ? 25 : 40);
+			op(DISPATCH, layer, 25, 0);
+		op(COMBINE, layer, split ? 25 : 40, 0);
 	}
 }
 
@@ -136,7 +141,7 @@ static void run(const char *variant, int steps)
 	on_one_cpu(cpu, 1);
 	cold = !strcmp(variant, "cold");
 	split = !strcmp(variant, "split");
-	slow = !strcmp(variant, "slow");
+	slow = strncmp(variant, "slow", 4) ? 0 : atoi(variant + 4);
 	for (int layer = 0; layer < LAYERS; layer++)
 		cache[layer].capacity = !strcmp(variant, "halved") ? 3 : 6;
 	if (!strcmp(variant, "displaced")) {

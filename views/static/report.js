@@ -155,7 +155,52 @@ function heat(block) {
   return el("div", { class: "block" }, el("h3", {}, block.title), el("div", { class: "tools" }, layer, kind, remark), item.node, queryOf(block));
 }
 
-const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat };
+/* SVG elements; text never becomes markup. */
+function svg(name, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+function shortened(text, most) {
+  return text.length > most ? text.slice(0, most - 1) + "…" : text;
+}
+
+function graphCard(card, choose) {
+  const [width, height] = card.node;
+  const lines = card.edges.map(([x1, y1, x2, y2]) => svg("path", { class: "edge", d: `M${x1} ${y1} C${x1} ${(y1 + y2) / 2} ${x2} ${(y1 + y2) / 2} ${x2} ${y2}` }));
+  const nodes = card.nodes.map((node) => {
+    const box = svg("rect", { x: node.x - width / 2, y: node.y - height / 2, width, height, rx: 6, style: `--strength: ${node.strength}%` });
+    const first = svg("text", { x: node.x, y: node.y - (node.second ? 3 : -4) }, shortened(node.type, 21));
+    const group = svg("g", { class: `op ${node.verdict}`, tabindex: node.verdict ? 0 : -1, role: "button" }, svg("title", {}, node.about.map((pair) => pair.join(": ")).join("\n")), box, first);
+    if (node.second) group.append(svg("text", { class: "second", x: node.x, y: node.y + 13 }, shortened(node.second, 26)));
+    group.addEventListener("click", () => choose(group, node));
+    group.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(group, node); });
+    return group;
+  });
+  const picture = svg("svg", { viewBox: `0 ${card.top} ${card.width} ${card.height}`, role: "img", "aria-label": card.title }, ...lines, ...nodes);
+  picture.style.width = card.width + "px";
+  return el("figure", { class: "layer" }, el("figcaption", {}, card.title), picture);
+}
+
+/* Operators on cards, coloured by change; a chosen one is explained beneath. */
+function graph(block) {
+  const about = el("dl", { class: "about", hidden: "" });
+  function choose(group, node) {
+    for (const other of cards.querySelectorAll(".chosen")) other.classList.remove("chosen");
+    group.classList.add("chosen");
+    about.replaceChildren(...node.about.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
+    about.hidden = false;
+  }
+  const cards = el("div", { class: "layers" }, ...block.cards.map((card) => graphCard(card, choose)));
+  const kinds = [["slower", "slower"], ["faster", "faster"], ["appeared", "appeared"], ["vanished", "vanished"], ["changed", "other dims or backend"], ["", "not known to have changed"]];
+  const legend = el("p", { class: "legend" }, ...kinds.map(([kind, text]) => el("span", {}, el("i", { class: kind }), text)), "Choose an operator for its figures.");
+  const left = block.left ? el("p", { class: "note" }, `${block.left} more layers are left out.`) : null;
+  return el("div", { class: "block" }, el("h3", {}, block.title), el("p", { class: "note" }, block.note), legend, about, cards, left);
+}
+
+const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat, graph };
 
 function page(report) {
   const links = report.sections.map((s) => el("a", { href: "#" + s.name }, s.title));

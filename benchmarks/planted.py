@@ -1,0 +1,245 @@
+"""Is a planted change found, and is the right culprit named? Power at each size, on recordings of real runs.
+
+sudo python benchmarks/planted.py record DIR [--engine llama|runtime] [--count 20]    unchanged; runtime: half a cache by turns
+python benchmarks/planted.py power DIR [--runs 5,10] [--repeats 60]                   planted in the recorded times of those
+sudo python benchmarks/planted.py program [--count 20] [--runs 5,10] [--repeats 60]   planted in a program that is recorded
+
+`power`: both sides are drawn without replacement from the same runs, so the unchanged rest is as noisy as the machine was.
+`found`: the verdict is slower (or the structure differs) for the culprit. `others`: a metric of the culprit's family that nothing
+was planted in was called changed, too; by the rules that may be in 5 % of the repeats.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from analyzer.compare_metrics import MS, extract
+from analyzer.compare_results import Result, matrices
+from analyzer.compare_structure import changes
+from analyzer.compare_verdicts import FASTER, MINOR_SHARE, SLOWER, judge
+from analyzer.tables import load
+from tests import planting
+from tests.conftest import ROOT
+from tests.truth import WITH_SITES, compiled
+
+SIZES = (0.03, 0.05, 0.10)
+PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
+GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "60", "--ignore-end"]
+ENGINES = {
+    "llama": {"base": ["tests/programs/llama_steps.py", "build/models/tiny-moe.gguf", "16", "60", "0.005"]},
+    "runtime": {"base": [*GENERATE, "--expert-cache", "3MiB"], "halved": [*GENERATE, "--expert-cache", "1.5MiB"]},
+}
+PROGRAM = ("base", "again", "slow3", "slow5", "slow10", "cold", "displaced", "split", "halved")
+Tables = dict[str, pd.DataFrame]
+
+
+def unchanged(tables: Tables) -> Tables:
+    """Nothing planted."""
+    return tables
+
+
+def main_displaced(tables: Tables, share: float) -> Tables:
+    """The thread that decodes loses its CPU once in every step."""
+    return planting.displaced(tables, int(tables["tokens"]["tid"].iloc[0]), share)
+
+
+@dataclass
+class Plant:
+    """One change: what of the verdicts must name it, of which family; how to plant it; and a result of every run with it.
+
+    `apart`: the runs were recorded with the change; else they are the unchanged runs, and the change was made in their times.
+    """
+
+    what: str
+    size: str
+    family: str
+    culprit: dict[str, object]
+    change: Callable[[Tables], Tables] = unchanged
+    runs: list[Result] = field(default_factory=list)
+    apart: bool = False
+
+
+def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Result]:
+    """A recording's results, with each of the changes planted."""
+    tables = load(path)
+    return [Result(path.name, extract(change(tables))) for change in changes]
+
+
+def record(args: argparse.Namespace) -> None:
+    """Runs by turns, forwards and backwards, to DIR/<variant>/run-NNN."""
+    commands = list(ENGINES[args.engine].items())
+    for number in range(args.count + 1):
+        for name, words in commands if number % 2 == 0 else commands[::-1]:
+            folder = Path(args.folder) / (name if number else f"warmup/{name}") / f"run-{number:03}"
+            trace("--levels", "token,graph,operator,expert,sched", "-o", str(folder), "--", sys.executable, *words)
+            print(f"{folder}", flush=True)
+
+
+def trace(*words: str) -> str:
+    """What the traced command printed."""
+    done = subprocess.run([sys.executable, "-m", "tracer", "run", "--no-views", *words], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr.strip()[-300:])
+    return done.stdout
+
+
+def operator_targets(base: list[Result]) -> list[tuple[str, int, float]]:
+    """(type, layer, share of the decode step) of the largest operator and of the middle one of those that are tested."""
+    rows = pd.concat([run.metrics for run in base]).query("family == 'operator' and phase == 'decode' and layer >= 0")
+    spent = rows.groupby(["type", "layer"])["share"].sum().div(len(base)).sort_values(ascending=False)
+    spent = spent[spent > 2 * MINOR_SHARE]
+    chosen = dict.fromkeys((0, len(spent) // 2))
+    return [(*spent.index[i], float(spent.iloc[i])) for i in chosen]
+
+
+def plants(paths: list[Path], base: list[Result]) -> Iterator[Plant]:
+    """Everything that can be planted in what was recorded; the results are still to be made."""
+    for type_, layer, share in operator_targets(base):
+        for size in SIZES:
+            change = partial(planting.slowed, type_=type_, layer=layer, share=size)
+            what = f"{type_} layer {layer} ({share:.1%} of a step) slower"
+            yield Plant(what, f"{size:.0%}", "operator", {"type": type_, "layer": layer}, change)
+    busy = base[0].metrics.query("family == 'scheduling' and type.str.endswith('(main)')")
+    for thread in busy["type"].head(1):
+        for size in SIZES:
+            change = partial(main_displaced, share=size)
+            yield Plant(f"thread {thread} displaced", f"{size:.0%} of a step", "scheduling", {"type": thread}, change)
+    for layer, expert, load_ns in cold_candidates(paths):
+        change = partial(planting.cold, layer=layer, expert=expert, load_ns=load_ns)
+        what = f"expert {expert} of layer {layer} never cached"
+        culprit = {"metric": "load time per step", "layer": layer, "expert": expert}
+        yield Plant(what, f"{load_ns / MS:.2f} ms a load", "expert", culprit, change)
+    kinds = base[0].metrics.query("family == 'operator' and phase == 'decode'").groupby("type")["share"].sum()
+    fused = next((name for name in kinds.index if "+" in name), str(kinds.idxmax()))
+    into = (fused.split("+")[0], fused.split("+")[-1]) if "+" in fused else (fused, f"{fused}_2")
+    new, change = [kind for kind in into if kind not in kinds.index], partial(planting.split, type_=fused, into=into)
+    culprit = {"what": new[0] if new else fused, "also": {*into, fused}}
+    yield Plant(f"{fused} split into {into[0]} and {into[1]}", "", "structure", culprit, change)
+
+
+def cold_candidates(paths: list[Path]) -> Iterator[tuple[int, int, int]]:
+    """(layer, expert, median ns of a load) of an expert that runs use in a third of their decode steps at least."""
+    recorded = [load(path, ("loads", "experts", "tokens")) for path in paths]
+    loads = pd.concat([t["loads"].query("action == 'load' and reason == 'demand'") for t in recorded])
+    runs = pd.concat([t["experts"].merge(t["tokens"].query("phase == 'decode'")["token_id"]) for t in recorded])
+    steps = min(int((t["tokens"]["phase"] == "decode").sum()) for t in recorded)
+    hits = runs[runs["cache"].isin(["hit", "prefetched"])].groupby(["layer", "expert"]).size() / len(recorded)
+    hits = hits[hits > steps / 3].sort_values()
+    if len(loads) and len(hits):
+        layer, expert = hits.index[0]
+        yield int(layer), int(expert), int(loads["duration_ns"].median())
+
+
+def power(args: argparse.Namespace) -> None:
+    """The table for recordings."""
+    folder = Path(args.folder)
+    paths = sorted((folder / "base").iterdir())
+    with ProcessPoolExecutor(args.workers) as pool:
+        base = [one for (one,) in pool.map(partial(results_of, changes=[unchanged]), paths)]
+        made = list(plants(paths, base))
+        for run in pool.map(partial(results_of, changes=[plant.change for plant in made]), paths):
+            for plant, result in zip(made, run, strict=True):
+                plant.runs.append(result)
+        if (folder / "halved").exists():
+            halved = pool.map(partial(results_of, changes=[unchanged]), sorted((folder / "halved").iterdir()))
+            rate = {"metric": "hit rate", "phase": "decode"}
+            row = ("cache halved by the runtime's option", "1.5 of 3 MiB", "expert", rate)
+            made.append(Plant(*row, runs=[one for (one,) in halved], apart=True))
+    print(f"{len(base)} unchanged runs in {folder}; changes planted in their recorded times unless said otherwise")
+    show([Plant("nothing", "", "operator", {"type": ""}, runs=base), *made], base, args)
+
+
+def program(args: argparse.Namespace) -> None:
+    """The table for tests/programs/planted.c, whose changes are in what it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        binary = compiled(Path(folder) / "planted", "planted.c", flags=WITH_SITES)
+        levels = ("--levels", "token,operator,expert,sched", "-o", f"{folder}/run")
+        printed = trace(*levels, "--", str(binary), str(args.count), "20", *PROGRAM)
+        results = planting.by_variant(load(f"{folder}/run"), printed)
+    print(f"{args.count} runs of each variant of tests/programs/planted.c, recorded by turns")
+    rows = {
+        "again": ("nothing", "", "operator", {"type": ""}),
+        **{
+            f"slow{n}": ("attention of layer 1 slower", f"{n}%", "operator", {"type": "attention", "layer": 1})
+            for n in (3, 5, 10)
+        },
+        "cold": ("expert 5 of layer 2 never cached", "", "expert", {"metric": "load time per step", "layer": 2, "expert": 5}),
+        "displaced": ("main thread displaced", "every ms", "scheduling", {"metric": "ready, without a cpu"}),
+        "split": ("combine split", "", "structure", {"what": "dispatch", "also": set()}),
+        "halved": ("cache of 3 experts, not 6", "", "expert", {"metric": "hit rate", "phase": "decode"}),
+    }
+    show([Plant(*row, runs=results[name], apart=True) for name, row in rows.items()], results["base"], args)
+
+
+def show(made: list[Plant], base: list[Result], args: argparse.Namespace) -> None:
+    """Print power by number of runs."""
+    print(f"{args.repeats} repeats\nruns per side | planted | size | found | others | of the candidates' TPOT: slower")
+    for plant in made:
+        for runs in map(int, args.runs.split(",")):
+            if (runs if plant.apart else 2 * runs) <= len(base):
+                found = tried(plant, base, runs, args.repeats)
+                print(f"{runs:>13} | {plant.what} | {plant.size} | " + " | ".join(f"{share:.0%}" for share in found), flush=True)
+
+
+def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarray:
+    """Shares of repeats: culprit found, others accused, TPOT called slower."""
+    dims, before, after, *_ = matrices(base, plant.runs)
+    rng, counted = np.random.default_rng(runs), np.zeros(3)
+    named = np.ones(len(dims), bool)
+    for column, value in plant.culprit.items():
+        named &= (dims[column] == value).to_numpy() if column in dims else False
+    family = (dims["family"] == plant.family).to_numpy()
+    for _ in range(repeats):
+        order = rng.permutation(len(base))
+        left, right = order[:runs], rng.permutation(len(plant.runs))[:runs] if plant.apart else order[runs : 2 * runs]
+        verdict = judge(dims, before[left], after[right])["verdict"].to_numpy()
+        moved = np.isin(verdict, [SLOWER, FASTER])
+        wanted = family & named
+        if plant.family == "structure":
+            new = {c.what for c in changes([base[i] for i in left], [plant.runs[i] for i in right]) if c.aspect == "operator"}
+            hit = plant.culprit["what"] in new
+            others = bool(new - {plant.culprit["what"], *plant.culprit["also"]})
+        else:
+            hit = bool((verdict[wanted] == SLOWER).any())
+            others = bool(moved[family & ~wanted & ~beside(dims, plant)].any())
+        tpot = verdict[(dims["metric"] == "TPOT").to_numpy()]
+        counted += hit, others, bool((tpot == SLOWER).any())
+    return counted / repeats
+
+
+def beside(dims: pd.DataFrame, plant: Plant) -> np.ndarray:
+    """Metrics of the family that the same change moves, too: hits and loads go together."""
+    if plant.family != "expert":
+        return np.zeros(len(dims), bool)
+    return dims["metric"].isin(["hit rate", "load time per step", "run time"]).to_numpy()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("record", "power", "program"))
+    parser.add_argument("folder", nargs="?", default="")
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="runtime")
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--runs", default="5,10")
+    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    if args.what != "program" and not args.folder:
+        parser.error("give the folder of the recordings")
+    {"record": record, "power": power, "program": program}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""`tracer compare`: two commands recorded by turns, compared, and when it stops; and the model that a recording tells."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analyzer.compare_results import Result, save
+from tests.conftest import ROOT, trace
+from tests.test_compare import result
+from tests.truth import WITH_SITES, compiled
+from tracer import models
+from tracer.commands.compare import enough
+from tracer.paths import invoking_user
+
+
+def begun(folder: Path) -> int:
+    return int(json.loads((folder / "manifest.json").read_text())["clocks"][0]["monotonic_ns"])
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    """A program that decodes a few steps, and two model files of the same size that its command line names."""
+    folder = tmp_path_factory.mktemp("compared")
+    files = [folder / "a.gguf", folder / "b.gguf"]
+    for number, file in enumerate(files):
+        file.write_bytes(bytes(3 << 20) + bytes([number]))
+    return compiled(folder / "planted", "planted.c", flags=WITH_SITES), files
+
+
+@pytest.fixture(scope="module")
+def compared(program: tuple[Path, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of two pairs behind one that warms up, and what was printed."""
+    folder = tmp_path_factory.mktemp("pairs") / "cmp"
+    sides = [[str(program[0]), "1", "5", str(model)] for model in program[1]]
+    words = [
+        "compare",
+        "--runs",
+        "2",
+        "--trace",
+        "--levels token,operator",
+        "-o",
+        str(folder),
+        "--",
+        *sides[0],
+        "--vs",
+        *sides[1],
+    ]
+    done = trace(*words, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+@pytest.mark.needs("probes")
+def test_the_order_is_a_b_b_a_behind_a_pair_that_is_not_compared(compared: tuple[Path, str]) -> None:
+    folder = compared[0]
+    recorded = sorted((path.parent for path in folder.rglob("manifest.json")), key=begun)
+    order = [path.relative_to(folder).as_posix() for path in recorded]
+    assert order[:2] == ["warmup/base/run-000", "warmup/cand/run-000"]
+    assert order[2:] == ["base/run-000", "cand/run-000", "cand/run-001", "base/run-001"]
+    told = json.loads((folder / "comparison.json").read_text())
+    assert told["runs"] == {"base": ["run-000", "run-001"], "cand": ["run-000", "run-001"]}
+
+
+@pytest.mark.needs("probes")
+def test_the_report_says_that_two_runs_tell_nothing_and_that_the_models_differ(compared: tuple[Path, str]) -> None:
+    folder, printed = compared
+    told = json.loads((folder / "comparison.json").read_text())
+    speed = [m for m in told["metrics"] if m["family"] == "speed"]
+    assert {m["metric"] for m in speed} >= {"TTFT", "TPOT"}
+    assert not {m["verdict"] for m in speed} & {"slower", "faster"} and all(m["more_runs"] >= 3 for m in speed if m["more_runs"])
+    assert (folder / "regression.html").stat().st_size > 10_000 and "regression.html" in printed
+    unlike = {one["what"]: one["unfair"] for one in told["environment"]}
+    assert unlike["model"] and not unlike["model file"] and not unlike["command"]
+    assert "Not like for like: model" in printed
+
+
+@pytest.mark.needs("probes")
+def test_the_budget_ends_it(program: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    command = [str(program[0]), "1", "3", "base"]
+    done = trace("compare", "--budget", "1ms", "--warmup", "0", "-o", str(tmp_path / "cmp"), "--", *command, "--vs", *command)
+    assert done.returncode == 0, done.stderr
+    assert [len(list((tmp_path / "cmp" / side).iterdir())) for side in ("base", "cand")] == [1, 1]
+
+
+def runs(folder: Path, side: str, number: int, noise: float, factor: float = 1.0) -> None:
+    """Stored results whose speed varies by `noise` from run to run."""
+    (folder / side).mkdir(parents=True)
+    metrics = result("", 0).metrics.query("family == 'speed'")
+    for i in range(number):
+        one = metrics.copy()
+        one["value"] *= factor * np.exp(np.random.default_rng([i, side == "cand"]).normal(0, noise))
+        save(Result(f"run-{i}", one), folder / side / f"{i}.parquet")
+
+
+@pytest.mark.parametrize(
+    "pairs, noise, factor, stops",
+    [(5, 0.002, 1.0, True), (8, 0.1, 1.0, False), (8, 0.1, 2.5, True), (4, 0.002, 1.0, False)],
+    ids=["narrow", "wide", "wide but beyond doubt", "too few"],
+)
+def test_it_stops_where_intervals_are_narrow_or_the_verdict_is_beyond_doubt(
+    tmp_path: Path, pairs: int, noise: float, factor: float, stops: bool
+) -> None:
+    runs(tmp_path, "base", pairs, noise)
+    runs(tmp_path, "cand", pairs, noise, factor)
+    assert enough(argparse.Namespace(runs=0, width=0.03), tmp_path, pairs, invoking_user()) is stops
+
+
+@pytest.mark.parametrize("words", [["--", "a"], ["--", "a", "--vs"], ["--", "--vs", "b"], ["--", "a", "--vs", "b", "--vs", "c"]])
+def test_wrong_use_is_one_line_and_two(words: list[str]) -> None:
+    done = trace("compare", *words)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_model_is_known_by_its_contents_wherever_it_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    content = np.random.default_rng(0).bytes(2 << 20)
+    for path in (folder / "one.safetensors", tmp_path / "copy.gguf", folder / "notes.txt"):
+        path.write_bytes(content)
+    found = models.describe(models.named(["engine", "--dir=model", "-m", "copy.gguf", "x" * 5000, "a\0b"], tmp_path))
+    assert [Path(row["path"]).name for row in found] == ["one.safetensors", "copy.gguf"]
+    assert found[0]["fingerprint"] == found[1]["fingerprint"] and found[0]["bytes"] == len(content)
+    for at in (0, len(content) - 1):
+        (folder / "one.safetensors").write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        assert models.describe([folder / "one.safetensors"])[0]["fingerprint"] != found[0]["fingerprint"]
+
+
+def test_a_command_that_does_not_name_its_model_is_asked_what_it_has_open(tmp_path: Path) -> None:
+    for name, size in (("small.gguf", 10), ("large.gguf", 1000)):
+        (tmp_path / name).write_bytes(bytes(size))
+    script = "import sys; files = [open(path) for path in sys.argv[1:]]; print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", script, *(str(path) for path in sorted(tmp_path.iterdir()))]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as child:
+        assert child.stdout and child.stdout.readline()
+        assert models.largest_in_use(child.pid) == [tmp_path / "large.gguf"]
+        child.communicate()
+    assert models.largest_in_use(child.pid) == []
