@@ -105,6 +105,7 @@ def test_a_recorded_product_has_its_work_and_its_bound(tmp_path):
 )
 def test_the_bound_is_what_takes_longest_at_the_ceilings(flops, moved, disk, bound):
     row = {"flops": [flops], "bytes": [moved], "threads": [1], "disk_share": [disk], "backend": ["cpu"], "median_us": [1e5]}
+    row |= {"count": [2], "ms": [2e2]}
     assert bounds(pd.DataFrame(row), CEILINGS)["bound"].tolist() == [bound]
 
 

@@ -188,11 +188,11 @@ def test_a_recording_cut_short_or_of_unknown_kinds_says_what_is_missing(tmp_path
     manifest["records"] = counted
     path.write_text(json.dumps(manifest))
     left = sum(Source(open_recording(tmp_path)).count().values())
-    (line,) = incomplete(open_recording(tmp_path))
+    (line,) = incomplete(Source(open_recording(tmp_path)))
     assert line.startswith(f"{sum(counted.values()) - left} of {sum(counted.values())} records are not in the files")
     manifest["layouts"].pop("op_begin")
     path.write_text(json.dumps(manifest))
-    assert any("kinds that the manifest does not describe" in line for line in incomplete(open_recording(tmp_path)))
+    assert any("kinds that the manifest does not describe" in line for line in incomplete(Source(open_recording(tmp_path))))
     assert "scheduling" not in " ".join(summarize(open_recording(tmp_path), load(tmp_path))["missing"])
 
 

@@ -11,7 +11,7 @@ from analyzer.compare_verdicts import Rules
 from analyzer.tables import load
 from tests.conftest import trace
 from tests.planting import by_variant
-from tests.truth import WITH_SITES, compiled
+from tests.truth import WITH_SITES, HostTime, compiled, skip_where_stolen
 
 VARIANTS = ("base", "again", "slow20", "cold", "displaced", "split", "halved")
 ROUNDS, STEPS = 9, 20
@@ -23,6 +23,7 @@ class Planted:
     """Results of every variant's runs."""
 
     results: dict[str, list[Result]]
+    stolen: float  # of the CPUs' time, by the host
     made: dict[str, Comparison] = field(default_factory=dict)
 
     def against_base(self, variant: str) -> Comparison:
@@ -31,6 +32,7 @@ class Planted:
         return self.made[variant]
 
     def changed(self, variant: str) -> pd.DataFrame:
+        skip_where_stolen(self.stolen)
         judged = self.against_base(variant).judged
         return judged[judged["verdict"].isin(["slower", "faster"])]
 
@@ -38,13 +40,14 @@ class Planted:
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
     folder = tmp_path_factory.mktemp("planted")
-    program = compiled(folder / "planted", "planted.c", flags=WITH_SITES)
+    program, host = compiled(folder / "planted", "planted.c", flags=WITH_SITES), HostTime()
     command = ["--", str(program), str(ROUNDS), str(STEPS), *VARIANTS]
     done = trace("run", "--no-views", "--levels", "token,operator,expert,sched", "-o", str(folder / "run"), *command)
     assert done.returncode == 0, done.stderr
+    stolen = host.share()
     results = by_variant(load(folder / "run"), done.stdout)
     assert {name: len(runs) for name, runs in results.items()} == dict.fromkeys(VARIANTS, ROUNDS)
-    return Planted(results)
+    return Planted(results, stolen)
 
 
 def test_an_unchanged_program_raises_no_alarm(planted: Planted) -> None:
@@ -76,6 +79,7 @@ def test_a_split_operator_shows_as_structure(planted: Planted) -> None:
     result = planted.against_base("split")
     new = {(c.phase, c.what, c.appeared) for c in result.structure if c.aspect == "operator"}
     assert ("decode", "dispatch", True) in new and not any(not appeared for _, _, appeared in new)
+    skip_where_stolen(planted.stolen)
     fall = next(f for f in result.waterfalls if f.phase == "decode")
     assert {fall.parts[0].name, fall.parts[1].name} == {"dispatch", "combine"}
 

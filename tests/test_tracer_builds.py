@@ -205,9 +205,11 @@ def test_a_running_program_with_a_deleted_and_an_anonymous_library_is_followed(t
     subprocess.run(["cc", *flags, "-o", str(library), str(SOURCE)], check=True)
     script = 'import ctypes, os, sys, time\nfd = os.memfd_create("libllama.so"); os.write(fd, open(sys.argv[1], "rb").read())\n'
     script += 'a, b = ctypes.CDLL(f"/proc/self/fd/{fd}"), ctypes.CDLL(sys.argv[1]); os.unlink(sys.argv[1])\n'
-    script += 'print("ready", flush=True); time.sleep(6)\n'
-    target = subprocess.Popen([sys.executable, "-c", script, str(library)], stdout=subprocess.PIPE, text=True)
+    script += 'print("ready", flush=True); sys.stdin.read()\n'
+    command, pipe = [sys.executable, "-c", script, str(library)], subprocess.PIPE
+    target = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert target.stdout is not None and target.stdout.readline() == "ready\n"
     done = trace("attach", "--no-views", "--pid", str(target.pid), "--duration", "0.5", "-o", str(tmp_path / "run"))
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert target.wait(20) == 0
+    target.communicate(timeout=20)
+    assert target.returncode == 0

@@ -10,7 +10,7 @@ import pytest
 
 from analyzer import tables as tables_module
 from tests.conftest import trace
-from tests.truth import DISTURBED_NS, always_running, compiled, in_log_order, read_log
+from tests.truth import DISTURBED_NS, HostTime, always_running, compiled, in_log_order, read_log, skip_where_stolen
 from tracer.recording import Recording
 
 pytestmark = [
@@ -33,6 +33,7 @@ class Traced:
     log: Path
     recording: Recording
     tables: dict[str, pd.DataFrame]
+    stolen: float  # of the CPUs' time, by the host
 
     def shares(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """(the log's, the table's) rows of operators on single threads, in the same order."""
@@ -65,12 +66,14 @@ def inside(folder: Path) -> Path:
 @pytest.fixture(scope="module", params=[library, inside], ids=["library", "inside"])
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("truth")
-    command = [str(request.param(folder)), str(folder / "log.csv"), str(STEPS), str(PROMPT), str(PAUSE_US)]
+    program, host = request.param(folder), HostTime()
+    command = [str(program), str(folder / "log.csv"), str(STEPS), str(PROMPT), str(PAUSE_US)]
     done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
+    stolen = host.share()
     recording = Recording(folder / "run")
     assert recording.manifest["lost"] == {}
-    return Traced(folder / "log.csv", recording, tables_module.build(recording))
+    return Traced(folder / "log.csv", recording, tables_module.build(recording), stolen)
 
 
 def test_steps_are_those_that_the_program_took(traced: Traced) -> None:
@@ -98,6 +101,7 @@ def test_every_step_has_the_programs_operators_in_its_order(traced: Traced) -> N
 def test_every_thread_began_and_waited_when_it_says(traced: Traced) -> None:
     log, table = traced.shares()
     assert log["tid"].tolist() == table["tid"].tolist()
+    skip_where_stolen(traced.stolen)
     kept = traced.undisturbed()
     if kept.mean() < 0.1:
         pytest.skip("both threads hardly ever had a CPU at the same time: the machine is too busy to measure on")
@@ -111,6 +115,7 @@ def test_every_thread_began_and_waited_when_it_says(traced: Traced) -> None:
 
 
 def test_the_thread_with_less_work_waits_for_the_other(traced: Traced) -> None:
+    skip_where_stolen(traced.stolen)
     log, table = traced.shares()
     kept = traced.undisturbed()
     if kept.mean() < 0.1:

@@ -10,7 +10,18 @@ import pytest
 
 from analyzer import tables as tables_module
 from tests.conftest import trace
-from tests.truth import CLOCK_NS, DISTURBED_NS, WITH_SITES, always_running, compiled, in_log_order, read_log, time_asleep
+from tests.truth import (
+    CLOCK_NS,
+    DISTURBED_NS,
+    WITH_SITES,
+    HostTime,
+    always_running,
+    compiled,
+    in_log_order,
+    read_log,
+    skip_where_stolen,
+    time_asleep,
+)
 from tracer.recording import Recording
 
 pytestmark = [
@@ -30,6 +41,7 @@ class Traced:
     log: Path
     recording: Recording
     tables: dict[str, pd.DataFrame]
+    stolen: float  # of the CPUs' time, by the host
 
     def both(self, what: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """(the log's rows, the table's rows) in the same order."""
@@ -47,11 +59,11 @@ class Traced:
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("truth")
     program = compiled(folder / "truth_runtime", "truth_runtime.c", flags=WITH_SITES)
-    command = [str(program), str(folder / "log.csv"), str(STEPS), str(THREADS), str(folder / "cold")]
+    host, command = HostTime(), [str(program), str(folder / "log.csv"), str(STEPS), str(THREADS), str(folder / "cold")]
     done = trace("run", "--no-views", "--loader", request.param, "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
-    recording = Recording(folder / "run")
-    return Traced(folder / "log.csv", recording, tables_module.build(recording))
+    stolen, recording = host.share(), Recording(folder / "run")
+    return Traced(folder / "log.csv", recording, tables_module.build(recording), stolen)
 
 
 def test_every_table_has_as_many_rows_as_the_program_did_things(traced: Traced) -> None:
@@ -84,6 +96,7 @@ def test_every_begin_and_end_lies_between_the_programs_own_readings(traced: Trac
 
 @pytest.mark.parametrize("what", TABLE_OF)
 def test_times_are_off_by_no_more_than_the_probes_cost(traced: Traced, what: str) -> None:
+    skip_where_stolen(traced.stolen)
     log, table = traced.both(what)
     kept = always_running(log["tid"], log["before_begin"], log["after_end"], traced.tables["thread_states"])
     if kept.mean() < 0.1:

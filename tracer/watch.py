@@ -106,7 +106,10 @@ class Watcher:
     def attach_mapped(self, pid: int) -> None:
         """Attach to every engine library, or statically linked engine, that a process has mapped."""
         self._note_files(pid)
-        executable = os.path.realpath(f"/proc/{pid}/exe")
+        try:
+            executable = os.path.realpath(f"/proc/{pid}/exe")
+        except FileNotFoundError:  # it has ended meanwhile
+            return
         for path in sorted({mapping.path for mapping in mappings(pid)}):
             self._attach_file(path, path == executable)
 
