@@ -14,9 +14,13 @@ from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# On a shared machine an example may take any time, and drawing it too: neither says anything of the code.
+hypothesis.settings.register_profile("shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("shared")
 
 
 @cache

@@ -43,7 +43,7 @@ def brute_force(groups: list[tuple[int, ...]], size: int) -> int:
 TRACES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True).map(tuple), min_size=1, max_size=7)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(TRACES, st.integers(1, 4))
 def test_beladys_hits_are_the_most_that_any_choice_reaches(trace, size):
     groups = [Group(keys) for keys in trace]
@@ -53,7 +53,7 @@ def test_beladys_hits_are_the_most_that_any_choice_reaches(trace, size):
     assert lru(groups, size)[0] <= hits and lfu(groups, size)[0] <= hits
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(TRACES, st.integers(1, 6))
 def test_lru_equals_stack_distances_where_steps_ask_for_one_expert(trace, size):
     keys = [key for group in trace for key in group]

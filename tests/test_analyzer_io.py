@@ -149,7 +149,7 @@ def test_counts_run_from_an_operators_begin_to_its_wait_or_its_end(tmp_path: Pat
     assert len(table) == 2 * 4 and table["event"].tolist() == ["cycles", "faults"] * 4
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 2**40)), min_size=1, max_size=20), st.data())
 def test_counts_are_differences_of_readings_and_a_lost_reading_is_not_a_number(
     tmp_path_factory: pytest.TempPathFactory, values: list[tuple[int, int]], data: st.DataObject

@@ -58,7 +58,7 @@ def built(w: Writer, folder: Path) -> dict[str, pd.DataFrame]:
     return tables.build(Recording(w.write(folder)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(WORK, min_size=1, max_size=4))
 def test_begin_wait_and_end_are_those_of_the_barrier(
     tmp_path_factory: pytest.TempPathFactory, graphs: list[list[tuple[int, int]]]

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer import cached, phases, threads
@@ -27,7 +27,6 @@ def intervals(rows: list[tuple[int, int, int]]) -> Intervals:
     return Intervals(key, begin, begin + length)
 
 
-@settings(deadline=None)
 @given(SPANS, SPANS)
 def test_overlaps_and_what_is_uncovered_equal_a_walk_over_every_moment(some, windows):
     windows = [(i, begin, length) for i, (_, begin, length) in enumerate(windows[:3])]

@@ -9,7 +9,7 @@ from analyzer.reading import open_recording
 from analyzer.tables import build
 from tests.recordings import MAIN, WORKER, Writer, layouts
 
-SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GRAPH_CREATE, FINALIZE, FROM_BINARY, RETRIEVE = 15, 19, 13, 20
 Tree = list[tuple[int, int, list]]  # (type, value, children)
 

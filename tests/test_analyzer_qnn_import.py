@@ -98,7 +98,7 @@ def test_a_serialized_log_whole_or_cut_is_sent_to_the_viewer(tmp_path: Path, siz
         read_csv(log)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=200))
 def test_foreign_text_is_refused_in_words(tmp_path: Path, text: str) -> None:
     path = tmp_path / "foreign"

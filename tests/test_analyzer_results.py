@@ -21,7 +21,7 @@ from tests.recordings import MAIN, PID, WORKER, Writer
 from tests.test_analyzer_qnn import EXECUTE, Program
 from tests.test_analyzer_tables import NO_SEQ, llama, runtime
 
-SHARED = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+SHARED = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def run(capsys, *words: str) -> tuple[int, str, str]:

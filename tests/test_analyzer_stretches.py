@@ -78,7 +78,7 @@ def equal(some: dict[str, pd.DataFrame], others: dict[str, pd.DataFrame]) -> Non
         pd.testing.assert_frame_equal(table, others[name], obj=name)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([(0, 0), (0.02, 0.3), (0.2, 0)]), st.integers(1, 60))
 def test_tables_do_not_depend_on_how_much_is_read_in_one_go(seed, steps, damage, most):
     with tempfile.TemporaryDirectory() as name:
@@ -98,7 +98,7 @@ def test_a_stretch_holds_what_is_asked_for(tmp_path):
     assert all(before[1] == after[0] for before, after in pairwise(stretches))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.data())
 def test_a_recording_cut_at_any_byte_of_any_file_gives_tables_or_one_line(data):
     with tempfile.TemporaryDirectory() as name:

@@ -19,7 +19,7 @@ from tests.recordings import MAIN, PID, WORKER, Writer, manifest
 from tracer.recording import RecordingError
 
 NO_SEQ, NO_POSITION = 2**64 - 1, 2**32 - 1
-SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def tables_of(writer: Writer, folder, **changes) -> dict[str, pd.DataFrame]:

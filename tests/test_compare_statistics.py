@@ -35,7 +35,7 @@ def enumerated_p(a: np.ndarray, b: np.ndarray) -> float:
     return min(1.0, 2 * min((dealt <= own).mean(), (dealt >= own).mean()))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(2, 5), st.integers(2, 5), st.integers(0, 10**6))
 def test_mann_whitney_is_that_of_its_definition(n: int, m: int, seed: int) -> None:
     a, b = RNG(seed).normal(size=(n, 2)), RNG(seed + 1).normal(size=(m, 2))
@@ -51,7 +51,7 @@ def test_holm_never_lowers_a_p_and_keeps_their_order(p: list[float]) -> None:
     assert adjusted[order[0]] == min(1.0, min(p) * len(p))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 7), st.integers(1, 7), st.floats(0.2, 5), st.integers(0, 10**6))
 def test_an_interval_scales_with_the_candidate_and_holds_its_estimate(n: int, m: int, factor: float, seed: int) -> None:
     a, b = np.exp(RNG(seed).normal(0, 0.1, (n, 3))), np.exp(RNG(seed + 1).normal(0, 0.1, (m, 3)))

@@ -117,7 +117,7 @@ def test_operations_are_those_that_pytorch_counts(both: tuple[Any, Model]) -> No
     assert sum(whole.values()) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(4, 64), st.integers(1, 40), st.data())
 def test_distinct_experts_are_those_of_uniform_routing(experts: int, tokens: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, experts))

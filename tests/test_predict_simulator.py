@@ -76,7 +76,7 @@ def through_the_runtime(trace: Trace, budget: int, chunk: int, tiers: tuple[int,
     return cache.hits, cache.misses
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.integers(2, 18), st.integers(1, 6), st.booleans())
 def test_hits_are_those_of_the_runtimes_cache(seed: int, held: int, chunk: int, npu: bool) -> None:
     trace = random_trace(seed)
@@ -112,7 +112,7 @@ def asked_at_random(trace: Trace, seed: int) -> Trace:
     return Trace(tuple(replace(step, asked=asked()) if step.phase == "decode" else step for step in trace.steps), trace.experts)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.integers(2, 14))
 def test_hits_with_prefetching_are_those_of_the_runtimes_cache_where_loads_end_in_time(seed: int, held: int) -> None:
     trace = asked_at_random(random_trace(seed, prompt=3, decode=20), seed)

@@ -26,7 +26,7 @@ def steps(n: int, seed: int, noise: float = 0.0) -> list[tuple[int, int, float]]
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1000), st.integers(4, 60), st.floats(0.9, 1.0))
 def test_recursive_least_squares_is_weighted_least_squares(seed: int, n: int, forget: float) -> None:
     learner, told = StepLatency(forget), steps(n, seed, 0.05)
@@ -79,7 +79,7 @@ def test_the_score_is_the_harmonic_mean_of_what_was_kept_and_gained() -> None:
         harmonic_score(Measured(1, {"prefill": 1}), original)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 1000), st.integers(20, 60))
 def test_a_matched_subset_is_nearer_than_random_ones(seed: int, size: int) -> None:
     random = np.random.default_rng(seed)

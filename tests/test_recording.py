@@ -106,7 +106,7 @@ class FakeRing:
             struct.pack_into("<I", self.memory, copy, word & ~BUSY)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["put", "reserve", "discard", "commit", "drain"]), max_size=120))
 def test_the_drain_writes_every_committed_record_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, actions: list[str]

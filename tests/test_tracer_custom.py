@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer import tables as tables_module
@@ -265,7 +265,6 @@ def interpreted(spec: bytes, registers: list[int]) -> int:
     return value
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from([kind for kind in SIZES if kind != "str"]),
     st.integers(1, 6),

@@ -65,7 +65,7 @@ VALUES = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.fixed_dictionaries({}, optional=VALUES), st.fixed_dictionaries({}, optional=VALUES))
 def test_an_option_in_the_file_is_as_good_as_one_typed_and_what_is_typed_wins(tmp_path_factory, in_file, typed) -> None:
     path = tmp_path_factory.mktemp("config") / "options.toml"

@@ -61,7 +61,7 @@ PHASES = st.lists(st.tuples(st.floats(0.5, 60), st.floats(0.002, 0.4)), max_size
 PRICES = st.fixed_dictionaries({name: st.floats(0, 0.2) for name in ("sched", "operator", "expert", "io")})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(PRICES, PHASES)
 def test_levels_come_back_after_any_history_and_never_sooner_than_the_hold(price, phases) -> None:
     target = Simulated(price)
@@ -81,7 +81,7 @@ def test_levels_come_back_after_any_history_and_never_sooner_than_the_hold(price
     assert all(target.on.values())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(0.001, 0.09))
 def test_a_target_that_is_fast_enough_is_left_alone(token_s: float) -> None:
     target = Simulated(dict.fromkeys(LEVELS, 0.0))

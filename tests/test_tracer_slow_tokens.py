@@ -113,7 +113,7 @@ PLANS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PLANS, st.lists(st.integers(1, 120), max_size=40), st.randoms(use_true_random=False))
 def test_the_filter_keeps_what_a_reading_record_by_record_keeps(plan, pauses, random) -> None:
     rows = rows_of(plan)

@@ -294,7 +294,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()
 
 
 @given(SPANS)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_every_lane_nests_and_finished_slices_keep_their_length(spans: list[tuple[int, int, bool, int]]) -> None:
     begin = np.array([s[0] for s in spans], np.int64)
     end = begin + np.array([s[1] for s in spans], np.int64)
@@ -323,7 +323,6 @@ def brackets(order: np.ndarray) -> bool:
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(0, 63), st.data())
-@settings(deadline=None)
 def test_the_encoder_writes_what_protobuf_reads(values: list[int], shift: int, data: st.DataObject) -> None:
     numbers = np.array(values, np.int64) >> shift
     with_args = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
