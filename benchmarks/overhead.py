@@ -6,14 +6,16 @@
 One process decodes without end and notes the begin and end of every token itself. For each variant one tracing session follows
 it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A round's
 slowdown is the ratio of the median token with probes to that of the windows without before and behind it; the table gives the
-median over the rounds and its 95 % bootstrap interval. "nothing" changes nothing: what the noise alone makes of a comparison.
+median over the rounds and its 95 % bootstrap interval. Rounds in which the host took more than 2 % of the CPUs' time are left
+out as long as others remain. "nothing" changes nothing: what the noise alone makes of a comparison.
 
 Beside it stands the accounting, which compares nothing: hits of each probe times the calibrated cost of a hit (warm and cold
 caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
 as a share of one core.
 
 "limited" records operators for part of the time only, by --max-overhead 10; its rounds compare mean tokens.
-`bpftrace` is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs.
+`bpftrace` is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs; its hits
+are counted in a run of its own, and cost at least what an empty program's do.
 """
 
 import argparse
@@ -35,6 +37,7 @@ import numpy as np
 
 from analyzer.tables import load
 from benchmarks.bootstrap import interval
+from benchmarks.host_time import MOST_STOLEN, HostTime
 from tests.gguf_model import SHAPES, write
 from tracer.commands.options import add_options, session_options
 from tracer.elf import read_binary
@@ -57,17 +60,19 @@ VARIANTS = {
     "operator, limited": f"{OPERATOR} --max-overhead 10",
     "bpftrace": "bpftrace",
 }
+COUNT_S = 3  # how long the naive way's hits are counted
 BPFTRACE_ENDS_S = 15.0  # it takes 2.5 s; now and then it does not hear that it is to end
 LIMITED_WINDOWS = 20  # a limited recording switches its probes itself: its windows are so many times longer
 
 
 @dataclass
 class Window:
-    """A stretch of time, ns, with or without probes, and the tracer's CPU time within."""
+    """A stretch of time, ns, with or without probes, the tracer's CPU time within, and the host's share of the CPUs."""
 
     begin: int
     end: int
     cpu_ns: int = 0
+    stolen: float = 0.0
 
 
 @dataclass
@@ -135,9 +140,9 @@ def start(args: argparse.Namespace, folder: Path) -> Engine:
 
 def window(seconds: float) -> Window:
     """Let some time pass."""
-    begin, cpu = time.monotonic_ns(), time.process_time_ns()
+    begin, cpu, host = time.monotonic_ns(), time.process_time_ns(), HostTime()
     time.sleep(seconds)
-    return Window(begin, time.monotonic_ns(), time.process_time_ns() - cpu)
+    return Window(begin, time.monotonic_ns(), time.process_time_ns() - cpu, host.share())
 
 
 @contextlib.contextmanager
@@ -201,15 +206,35 @@ def accounted(probes: list[dict[str, Any]], cost: str) -> float:
     return sum(row["hits"] * (row[cost] + row["bpf_ns_per_hit"]) for row in standing.values())
 
 
-def naive(engine: Engine, library: str, functions: list[str], rounds: int, seconds: float) -> Block:
-    """bpftrace, which places what it is told to at the symbol."""
+@dataclass
+class Naive:
+    """Entry and return probes at the symbol, and what they cost the engine's threads by accounting, as a share of their time."""
+
+    command: list[str]
+    warm: float
+    cold: float
+
+
+def naive_way(engine: Engine, folder: Path) -> Naive:
+    """bpftrace on every function that computes one of the model's operators: entry, and return."""
+    library, functions, costs = forward_functions(engine, folder)
+    command = ["bpftrace", "-B", "none", "-f", "json", "-p", str(engine.process.pid), "-e"]
+    counting = [f'uprobe:{library}:{name} {{ @["{name}"] = count(); }}' for name in functions]
+    script = f"{' '.join(counting)} interval:s:{COUNT_S} {{ exit(); }}"
+    printed = subprocess.run([*command, script], capture_output=True, text=True, check=True).stdout
+    rows = [json.loads(line) for line in printed.splitlines() if line.strip()]
+    calls = next(row["data"]["@"] for row in rows if row["type"] == "map")
+    share = {heat: sum(calls.values()) * costs[f"{heat}return"] / (COUNT_S * 1e9 * engine.threads) for heat in ("", "cold_")}
     probes = [f"{kind}:{library}:{name} {{ @[tid] = nsecs; }}" for name in functions for kind in ("uprobe", "uretprobe")]
-    script = 'BEGIN { printf("ready\\n"); } ' + " ".join(probes)
+    ready = 'BEGIN { printf("ready\\n"); }'
+    return Naive([*command, f"{ready} {' '.join(probes)}"], share[""], share["cold_"])
+
+
+def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
+    """Rounds of the naive way."""
     found = [window(seconds)]
     for _ in range(rounds):
-        with subprocess.Popen(
-            ["bpftrace", "-B", "none", "-p", str(engine.process.pid), "-e", script], stdout=subprocess.PIPE, text=True
-        ) as peer:
+        with subprocess.Popen(way.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as peer:
             assert peer.stdout is not None
             while "ready" not in peer.stdout.readline():
                 pass
@@ -220,11 +245,11 @@ def naive(engine: Engine, library: str, functions: list[str], rounds: int, secon
             except subprocess.TimeoutExpired:
                 peer.kill()
         found.append(window(seconds))
-    return Block(found)
+    return Block(found, warm=way.warm, cold=way.cold)
 
 
-def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str]]:
-    """(library, the ggml_compute_forward_* that the model runs), from a short recording and the library's symbols."""
+def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str], dict[str, float]]:
+    """(library, the ggml_compute_forward_* that the model runs, ns per hit by class), from a short recording and symbols."""
     with recording(engine, OPERATOR, folder):
         time.sleep(1)
     types = set("+".join(load(folder)["operators"]["type"].unique()).split("+"))
@@ -233,21 +258,21 @@ def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str]]:
     shutil.rmtree(folder)
     names = {f"ggml_compute_forward_{name.lower()}" for name in types} | {"ggml_compute_forward_rms_norm_mul_fused"}
     binary = read_binary(library)
-    return library, sorted(name for name in names if binary.symbol(name) is not None)
+    return library, sorted(name for name in names if binary.symbol(name) is not None), manifest["cost"]["calibration_ns"]
 
 
 def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, folder: Path) -> dict[str, list[Block]]:
     """The blocks of every variant."""
     found: dict[str, list[Block]] = {name: [] for name in variants}
-    peer = forward_functions(engine, folder / "run") if "bpftrace" in variants else ("", [])
+    peer = naive_way(engine, folder / "run") if "bpftrace" in variants else None
     rounds = -(-args.rounds // BLOCKS)
     for number in range(BLOCKS):
         names = list(variants)
         for name in names if number % 2 == 0 else reversed(names):
             if name == "nothing":
                 block = Block([window(args.seconds) for _ in range(2 * rounds + 1)])
-            elif name == "bpftrace":
-                block = naive(engine, *peer, rounds, args.seconds)
+            elif name == "bpftrace" and peer:
+                block = naive(engine, peer, rounds, args.seconds)
             elif "--max-overhead" in variants[name]:
                 block = limited(engine, variants[name], rounds, args.seconds, folder / "run")
             else:
@@ -265,13 +290,15 @@ def times(tokens: np.ndarray, *windows: Window) -> np.ndarray:
 
 def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, Any]:
     """One row of the table."""
-    ratios, cpu = [], []
+    found, cpu = [], []
     for block in blocks:
         for before, during, behind in zip(block.windows[:-2:2], block.windows[1::2], block.windows[2::2], strict=True):
             with_probes, without = times(tokens, during), times(tokens, before, behind)
             if len(with_probes) and len(without):
-                ratios.append(block.middle(with_probes) / block.middle(without))
+                ratio = block.middle(with_probes) / block.middle(without)
+                found.append((ratio, max(window.stolen for window in (before, during, behind))))
             cpu.append(during.cpu_ns / (during.end - during.begin))
+    ratios = [ratio for ratio, stolen in found if stolen <= MOST_STOLEN] or [ratio for ratio, _ in found]
     median, low, high = interval(np.array(ratios) - 1)
     middle = {
         field: float(np.median([getattr(block, field) for block in blocks])) for field in ("warm", "cold", "bytes_per_token")
@@ -283,6 +310,7 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
         "low": low,
         "high": high,
         "rounds": len(ratios),
+        "left_out": len(found) - len(ratios),
         "tracer_cpu": float(np.median(cpu)),
     }
     return {**row, **middle, "lost": lost}
@@ -291,12 +319,16 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
 def show(engine: str, plain_ms: float, rows: list[dict[str, Any]]) -> None:
     """Print the table."""
     print(f"{engine}: {plain_ms:.3f} ms per token without probes")
-    head = f"{'variant':22} {'rounds':>6} {'slowdown %':>10} {'95 % interval':>16} {'accounted %, warm..cold':>24}"
+    head = (
+        f"{'variant':22} {'rounds':>6} {'left out':>8} {'slowdown %':>10} {'95 % interval':>16} {'accounted %, warm..cold':>24}"
+    )
     print(f"{head} {'own CPU %':>9} {'B/token':>9} {'lost':>5}")
     for row in rows:
         bounds = f"{100 * row['low']:.2f} .. {100 * row['high']:.2f}"
         probes = f"{100 * row['warm']:.2f} .. {100 * row['cold']:.2f}"
-        line = f"{row['variant']:22} {row['rounds']:6} {100 * row['slowdown']:10.2f} {bounds:>16} {probes:>24}"
+        line = (
+            f"{row['variant']:22} {row['rounds']:6} {row['left_out']:8} {100 * row['slowdown']:10.2f} {bounds:>16} {probes:>21}"
+        )
         print(f"{line} {100 * row['tracer_cpu']:9.2f} {row['bytes_per_token']:9.0f} {row['lost']:5}")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.host_time import MOST_STOLEN
 from tests.conftest import ROOT
 
 PROGRAMS = ROOT / "tests" / "programs"
@@ -26,26 +27,6 @@ DISTURBED_NS = 10_000
 """What neighbours on a shared machine may add to the slower quarter of hits: interrupts, and CPU time that the host takes."""
 CLOCK_NS = 100
 """How far the kernel's fast clock, which probes read, may be from the program's where the clock is just being adjusted."""
-
-
-MOST_STOLEN = 0.02
-"""Of the CPUs' time, taken by the host of a virtual machine: beyond that, threads that have their CPU stand still too often."""
-
-
-class HostTime:
-    """What the host of a virtual machine took of the CPUs' time since this was made; the guest's scheduler does not see it."""
-
-    def __init__(self) -> None:
-        self.stolen, self.whole = self._read()
-
-    def share(self) -> float:
-        """Between 0 and 1."""
-        stolen, whole = self._read()
-        return (stolen - self.stolen) / max(whole - self.whole, 1)
-
-    def _read(self) -> tuple[int, int]:
-        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return ticks[7], sum(ticks)
 
 
 def skip_where_stolen(share: float) -> None:

@@ -1,0 +1,22 @@
+"""What the host of a virtual machine takes of its CPUs' time."""
+
+from pathlib import Path
+
+MOST_STOLEN = 0.02
+"""Of the CPUs' time, taken by the host: beyond that, threads that have their CPU stand still too often to be timed."""
+
+
+class HostTime:
+    """What the host of a virtual machine took of the CPUs' time since this was made; the guest's scheduler does not see it."""
+
+    def __init__(self) -> None:
+        self.stolen, self.whole = self._read()
+
+    def share(self) -> float:
+        """Between 0 and 1."""
+        stolen, whole = self._read()
+        return (stolen - self.stolen) / max(whole - self.whole, 1)
+
+    def _read(self) -> tuple[int, int]:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return ticks[7], sum(ticks)
