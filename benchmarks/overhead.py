@@ -77,7 +77,7 @@ class Window:
 
 @dataclass
 class Block:
-    """Windows without probes at even places and with probes at odd ones, and the cost that the tracer accounts, as shares.
+    """Windows without probes at even places and with probes at odd ones, and the slowdown that the tracer accounts.
 
     middle: what stands for a window's tokens; where probes come and go within it, the mean alone tells what was lost.
     """
@@ -179,9 +179,10 @@ def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path
     manifest = json.loads((folder / "manifest.json").read_text())
     written = sum(path.stat().st_size for path in folder.glob("*.bin"))
     shutil.rmtree(folder)
-    shares = [accounted(manifest["probes"], cost) / (engine.threads * with_probes) for cost in ("ns_per_hit", "ns_per_hit_cold")]
+    costs = [accounted(manifest["probes"], cost) for cost in ("ns_per_hit", "ns_per_hit_cold")]
+    slowdowns = [cost / (engine.threads * with_probes - cost) for cost in costs]
     steps = max(1, manifest["records"].get("token_end", 0))
-    return Block(found, np.median, *shares, written / steps, sum(manifest["lost"].values()))
+    return Block(found, np.median, *slowdowns, written / steps, sum(manifest["lost"].values()))
 
 
 def limited(engine: Engine, words: str, rounds: int, seconds: float, folder: Path) -> Block:
@@ -208,7 +209,7 @@ def accounted(probes: list[dict[str, Any]], cost: str) -> float:
 
 @dataclass
 class Naive:
-    """Entry and return probes at the symbol, and what they cost the engine's threads by accounting, as a share of their time."""
+    """Entry and return probes at the symbol, and by how much they slow the engine's threads down by accounting."""
 
     command: list[str]
     warm: float
@@ -217,17 +218,18 @@ class Naive:
 
 def naive_way(engine: Engine, folder: Path) -> Naive:
     """bpftrace on every function that computes one of the model's operators: entry, and return."""
-    library, functions, costs = forward_functions(engine, folder)
+    library, functions, per_hit = forward_functions(engine, folder)
     command = ["bpftrace", "-B", "none", "-f", "json", "-p", str(engine.process.pid), "-e"]
     counting = [f'uprobe:{library}:{name} {{ @["{name}"] = count(); }}' for name in functions]
     script = f"{' '.join(counting)} interval:s:{COUNT_S} {{ exit(); }}"
     printed = subprocess.run([*command, script], capture_output=True, text=True, check=True).stdout
     rows = [json.loads(line) for line in printed.splitlines() if line.strip()]
     calls = next(row["data"]["@"] for row in rows if row["type"] == "map")
-    share = {heat: sum(calls.values()) * costs[f"{heat}return"] / (COUNT_S * 1e9 * engine.threads) for heat in ("", "cold_")}
+    costs_ns = [sum(calls.values()) * per_hit[f"{heat}return"] for heat in ("", "cold_")]
+    slowdowns = [cost / (COUNT_S * 1e9 * engine.threads - cost) for cost in costs_ns]
     probes = [f"{kind}:{library}:{name} {{ @[tid] = nsecs; }}" for name in functions for kind in ("uprobe", "uretprobe")]
     ready = 'BEGIN { printf("ready\\n"); }'
-    return Naive([*command, f"{ready} {' '.join(probes)}"], share[""], share["cold_"])
+    return Naive([*command, f"{ready} {' '.join(probes)}"], *slowdowns)
 
 
 def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:

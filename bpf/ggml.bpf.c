@@ -202,7 +202,7 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 	t->tensor = t->site = 0;
 	for (u32 i = 0; s->blind && i < FRAME_PLACES; i++)
 		t->counted[i] = 0;
-	t->news = graph_is_news(t, graph, s->round);
+	t->news = (s->operators || s->experts) && graph_is_news(t, graph, s->round);
 	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend);
 }
 

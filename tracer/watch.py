@@ -90,7 +90,7 @@ class Watcher:
 
     def set_chosen(self, stop: int = 1) -> None:
         """Tell the kernel side what it cannot know: see struct settings in bpf/maps.h."""
-        levels = self.probes.levels
+        levels = self.probes.levels - self.probes.shed_levels
         mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == LLAMACPP)
         names = max(mine, key=len, default=[])
         number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
