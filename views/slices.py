@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from views.flows import PREFETCH, flow_of, prefetched_runs
+from views.protobuf import _messages
 
 Tables = dict[str, pd.DataFrame]
 
@@ -190,13 +191,6 @@ def qnn_calls(tables: Tables) -> Slices:
     return of_frame("qnn", Text.of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
 
 
-def qnn_stages(tables: Tables) -> Slices:
-    """Stages of the host's side of QNN; what lies before and after graphExecute shows as the gaps of its stage."""
-    frame = tables["qnn_stages"]
-    frame = frame[~frame["stage"].isin(("input", "output"))]
-    return of_frame("qnn", Text.joined(lambda stage: f"QNN {stage}", frame["stage"]), frame, {})
-
-
 def calls(tables: Tables) -> tuple[Slices, Slices]:
     """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
     frame = tables["calls"]
@@ -268,7 +262,6 @@ def on_program(tables: Tables) -> list[Slices]:
         experts(tables, used),
         load,
         evict,
-        qnn_stages(tables),
         qnn_calls(tables),
         lone_executes(tables),
         *calls(tables),
@@ -277,20 +270,6 @@ def on_program(tables: Tables) -> list[Slices]:
         *major_faults(tables),
     ]
     return [level for level in levels if len(level)]
-
-
-def crossing(order: np.ndarray, n: int) -> np.ndarray:
-    """Which of n slices end at another depth than they began at, by their begin (i) and end (~i) events; none if all nest."""
-    begins = np.flatnonzero(order >= 0)
-    ends = np.flatnonzero(order < 0)
-    # depth after the k-th begin, at place p: k + 1 begins less p - k ends; before the k-th end: p - k begins less k ends
-    first = np.empty(n, np.int64)
-    count = np.arange(n)
-    first[order[begins]] = 2 * count + 1 - begins
-    odd = np.zeros(n, bool)
-    closed = ~order[ends]
-    odd[closed] = first[closed] != ends - 2 * count
-    return odd
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
@@ -304,36 +283,16 @@ def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray
     return order
 
 
-def backward_in_ties(values: np.ndarray) -> np.ndarray:
-    """Places of sorted values with those of equal ones in reverse."""
-    place = np.arange(len(values))
-    fresh = np.append(True, values[1:] != values[:-1])[: len(values)]
-    if fresh.all():
-        return place
-    first = np.flatnonzero(fresh)
-    group = np.cumsum(fresh) - 1
-    last = np.append(first[1:], len(values)) - 1
-    return first[group] + last[group] - place
+def nested(opening: np.ndarray, begin: np.ndarray, end: np.ndarray, instant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(events, crossed): begin (i) and end (~i) events of one thread's slices in the order to write them, from `preorder`.
 
-
-def event_order(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Begin (i) and end (~i) events of one thread's slices, in the order to write them.
-
-    At one instant the ends come first, the innermost first, then the begins, the outermost first; an empty slice ends at once.
+    At one instant the ends come first, the innermost first, then the begins, the outermost first; an empty slice ends at once, an
+    instant has no end. `crossed` [bool] marks slices that outlast what they began in: at least one of each stretch, from a moment
+    without a slice to the next, in which slices do not nest; the order of its events is of no use then.
     """
-    opening = preorder(begin, end, rank)
-    empty = end[opening] <= begin[opening]
-    closing = opening[~empty]
-    closing = closing[np.argsort(end[closing], kind="stable")]
-    closing = closing[backward_in_ties(end[closing])]
-    begins = opening
-    if empty.any():
-        begins = np.repeat(opening, 1 + empty)
-        at_once = np.cumsum(1 + empty)[empty] - 1
-        opening, begins = begins, begins.copy()
-        begins[at_once] = ~begins[at_once]
-    events = np.concatenate([~closing, begins])
-    return events[np.argsort(np.concatenate([end[closing], begin[opening]]), kind="stable")]
+    events, crossed = np.empty(2 * len(begin), np.int64), np.zeros(len(begin), bool)
+    count = _messages.nested(opening, begin, end, instant, events, crossed)
+    return events[:count], crossed
 
 
 def lanes(
