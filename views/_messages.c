@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many protobuf messages at once, from columns; and the order in which to write slices that nest.
+ * Many protobuf messages at once, from columns; the order in which to write slices that nest; columns of texts as numbers.
  *
  * A message's form is a list of steps, each a tuple of Python: (kind, bytes, column, map, absent). A message chooses a form and a
  * row of its columns; an EACH step's column has a number for every message instead. Everything is checked before it is read.
@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum kind { CONSTANT, VARINT, EACH, FIXED64, MEMBER, OPEN, CLOSE };
-enum { MOST_STEPS = 64, MOST_DEPTH = 8, VARINT_BYTES = 10, WORD = 8 };
+enum { MOST_STEPS = 64, MOST_DEPTH = 8, VARINT_BYTES = 10, WORD = 8, MET = 4096 };
 
 /* What is read for every message, in one cache line: `word` holds bytes that are few. */
 struct step {
@@ -340,7 +340,69 @@ static PyObject *nested(PyObject *module, PyObject *arguments)
 	return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(count);
 }
 
+/* A text's code: known by its address, where few texts stand in many rows, else by what it says. -1: an error. */
+static int64_t code_of(PyObject *text, PyObject *known, PyObject *distinct)
+{
+	PyObject *told = PyDict_GetItemWithError(known, text);
+	int64_t code = PyList_Size(distinct);
+
+	if (told)
+		return PyLong_AsLongLong(told);
+	told = PyErr_Occurred() ? NULL : PyLong_FromLongLong(code);
+	if (!told || PyDict_SetItem(known, text, told) < 0 || PyList_Append(distinct, text) < 0)
+		code = -1;
+	Py_XDECREF(told);
+	return code;
+}
+
+static int put_codes(PyObject *const *texts, Py_ssize_t n, int64_t *codes, PyObject *known, PyObject *distinct)
+{
+	struct { PyObject *text; int64_t code; } *met = calloc(MET, sizeof *met);
+	int good = met != NULL;
+
+	if (!met)
+		PyErr_NoMemory();
+	for (Py_ssize_t i = 0; good && i < n; i++) {
+		size_t slot = ((uintptr_t)texts[i] >> 4) % MET;
+
+		if (met[slot].text != texts[i]) {
+			met[slot].text = texts[i];
+			met[slot].code = code_of(texts[i], known, distinct);
+			good = met[slot].code >= 0;
+		}
+		codes[i] = met[slot].code;
+	}
+	free(met);
+	return good;
+}
+
+static PyObject *codes(PyObject *module, PyObject *arguments)
+{
+	PyObject *array, *known = PyDict_New(), *distinct = PyList_New(0);
+	Py_buffer texts, out;
+	int good = 0;
+
+	(void)module;
+	if (!known || !distinct || !PyArg_ParseTuple(arguments, "Ow*", &array, &out))
+		goto done;
+	if (!PyObject_GetBuffer(array, &texts, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {
+		if (strcmp(texts.format, "O") || texts.len != out.len)
+			PyErr_SetString(PyExc_TypeError, "texts as objects, and a code of 8 bytes for each");
+		else
+			good = put_codes(texts.buf, texts.len / (Py_ssize_t)sizeof(PyObject *), out.buf, known, distinct);
+		PyBuffer_Release(&texts);
+	}
+	PyBuffer_Release(&out);
+done:
+	Py_XDECREF(known);
+	if (good)
+		return distinct;
+	Py_XDECREF(distinct);
+	return NULL;
+}
+
 static PyMethodDef functions[] = {
+	{"codes", codes, METH_VARARGS, "codes(texts, codes) -> the distinct texts; codes[i] becomes the place of texts[i] among them"},
 	{"encode", encode, METH_VARARGS, "encode(forms, form, row) -> bytes: message i has form[i] and takes row[i] of its columns"},
 	{"nested", nested, METH_VARARGS, "nested(opening, begin, end, instant, events, crossed) -> number of events"},
 	{NULL, NULL, 0, NULL},

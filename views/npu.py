@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from views.slices import Column, Slices, Tables, Text, execute_flow, ints, of_frame, place, positive, texts
+from views.slices import Column, Slices, Tables, Text, execute_flow, ints, of_frame, place, positive, rows_of, texts
 
 NODE = 404
 STAGES, OPTRACE = "Host stages", "optrace "
@@ -86,8 +86,8 @@ def nodes(tables: Tables) -> Slices | None:
     """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
     frame, events = tables["qnn_executes"], tables["qnn_events"]
     wanted = (events["type"] == NODE) & (events["unit"] == "cycles") & (events["execute_id"] >= 0)
-    events = events[wanted].sort_values(["execute_id", "event_id"])
-    row = pd.Index(frame["execute_id"]).get_indexer(events["execute_id"])
+    events = events[wanted].sort_values("execute_id", kind="stable")
+    row = rows_of(frame["execute_id"], events["execute_id"])
     events, row = events[row >= 0], row[row >= 0]
     if not len(row):
         return None
@@ -115,7 +115,7 @@ def side_by_side(
     window, owner, whole = (begin, end), row, np.zeros(len(begin))
     while len(left):
         mine, spent = owner[left], cycles[left]
-        ends = pd.Series(spent).groupby(mine).cumsum().to_numpy()
+        ends = running(spent, mine)
         share = np.maximum(np.maximum(np.bincount(mine, spent, len(whole)), whole)[mine], 1.0)
         length = (window[1] - window[0])[mine]
         first[left] = window[0][mine] + ((ends - spent) / share * length).astype(np.int64)
@@ -126,9 +126,19 @@ def side_by_side(
     return first, last
 
 
+def running(values: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """The sum of each value and those before it of the same owner."""
+    order = np.argsort(of, kind="stable")
+    sums, fresh = np.cumsum(values[order]), np.append(True, np.diff(of[order]) != 0)[: len(of)]
+    first = np.flatnonzero(fresh)
+    out = np.empty(len(values))
+    out[order] = sums - (sums - values[order])[first][np.cumsum(fresh) - 1]
+    return out
+
+
 def told_of(ids: pd.Series, events: pd.DataFrame) -> dict[str, Column]:
     """What a profile at QNN's linting level says of each node besides (its wait, overlap ...), in cycles, as arguments."""
-    said = events[(events["type"] != NODE) & (events["unit"] == "cycles")]
+    said = events[(events["type"] != NODE) & (events["unit"] == "cycles") & (events["parent_id"] >= 0)]
     row = pd.Index(ids).get_indexer(said["parent_id"])
     args: dict[str, Column] = {}
     for what, rows in said[row >= 0].groupby("type_name"):
@@ -144,6 +154,8 @@ def own_places(events: pd.DataFrame, row: np.ndarray, frame: pd.DataFrame, first
     Only executions whose nodes all have stamps of their own: equal ones tell nothing of an order.
     """
     stamp = events["host_ns"].to_numpy(np.int64)
+    if not (stamp >= 0).any():
+        return np.zeros(len(row), bool)
     by_run = pd.Series(stamp).groupby(row)
     moved = np.asarray((by_run.transform("min") >= 0) & (by_run.transform("nunique") == by_run.transform("size")))
     order = np.lexsort((stamp, row))

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from views.protobuf import Form, encode_all, field_bytes, packed_varints, tag, varint_bytes
-from views.slices import Tables
+from views.slices import Tables, Text
 
 TRACE_PACKET, FTRACE_EVENTS = 1, 1
 CPU, EVENT, COMPACT = 1, 2, 4
@@ -134,8 +134,8 @@ def packets(tables: Tables, boot: int) -> Iterator[tuple[int, bytes]]:
     names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
     events, running = tables["sched"], Running.of(tables["thread_states"])
     columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
-    cpus, ts, kind = columns["cpu"], columns["ts_ns"], events["event"].to_numpy()
-    switched, woken = kind == "switch", kind == "waking"
+    cpus, ts, kind = columns["cpu"], columns["ts_ns"], Text.of(events["event"])
+    switched, woken = (np.array([label == what for label in kind.labels] or [False])[kind.codes] for what in ("switch", "waking"))
     for cpu in sorted(pd.unique(cpus).tolist()):
         own = np.flatnonzero((cpus == cpu) & (switched | woken))
         own = own[np.argsort(ts[own], kind="stable")]

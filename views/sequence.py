@@ -7,7 +7,7 @@ import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from views.protobuf import VARINT, Form, encode, encode_all, field_bytes, tag, varint_bytes
-from views.slices import Slices, Text, lanes, nested, preorder
+from views.slices import Column, Slices, Text, lanes, nested, preorder
 
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT = 1, 8, 10, 11
 CATEGORY, ANNOTATION, TYPE, NAME = 3, 4, 9, 10
@@ -68,7 +68,10 @@ class Level:
         form = Form().constant(tag(TYPE, VARINT) + varint_bytes(kind) + tag(CATEGORY, VARINT) + varint_bytes(category))
         form.varint(NAME, slices.name.codes, labels)
         texts = [(slices.name, labels, NAMES)]
-        for label, values in slices.args.items():
+        args: dict[str, Column] = dict(slices.args)
+        if not slices.complete.all():
+            args["incomplete"] = np.where(slices.complete, -1, 1)
+        for label, values in args.items():
             head = tag(ARG_NAME, VARINT) + varint_bytes(names.of(ARG_NAMES, label))
             if isinstance(values, Text):
                 texts.append((values, names.labels(ARG_TEXTS, values), ARG_TEXTS))
@@ -79,7 +82,7 @@ class Level:
             ends = np.zeros(len(slices), bool) if slices.ends_flow is None else slices.ends_flow
             form.fixed64(FLOW, np.where(ends, 0, slices.flow), absent=0)
             form.fixed64(TERMINATING_FLOW, np.where(ends, slices.flow, 0), absent=0)
-        constant = {CATEGORIES: {category}, ARG_NAMES: {names.of(ARG_NAMES, label) for label in slices.args}}
+        constant = {CATEGORIES: {category}, ARG_NAMES: {names.of(ARG_NAMES, label) for label in args}}
         return cls(slices, form, texts, constant)
 
     def used(self, rows: np.ndarray) -> dict[str, set[int]]:
@@ -159,16 +162,15 @@ def head(number: int, track: int, texts: dict[str, set[int]], names: Names, star
 
 
 def packet(number: int, delta: np.ndarray) -> Form:
-    """The beginning of a packet with a TrackEvent, and of that; `delta`: time since the packet before."""
+    """The beginning of a packet; `delta`: time since the packet before."""
     form = Form().open(PACKET).constant(tag(SEQUENCE_ID, VARINT) + varint_bytes(number))
-    return form.each(TIMESTAMP, delta).open(TRACK_EVENT)
+    return form.each(TIMESTAMP, delta)
 
 
 def slice_packets(number: int, events: Events, start: int) -> Iterator[bytes]:
     """The events of one track, batch by batch."""
     last = start
-    ends = Form().constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_SLICE_END))
-    bodies = [ends, *(level.form for level in events.levels)]
+    ended_event = field_bytes(TRACK_EVENT, tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_SLICE_END))
     for at in range(0, len(events.order), BATCH):
         order = events.order[at : at + BATCH]
         ended = order < 0
@@ -176,13 +178,14 @@ def slice_packets(number: int, events: Events, start: int) -> Iterator[bytes]:
         ts = np.where(ended, events.end[index], events.begin[index])
         delta = np.diff(ts, prepend=last)
         last = int(ts[-1])
-        forms = [packet(number, delta).then(body).close().close() for body in bodies]
+        begins = (packet(number, delta).open(TRACK_EVENT).then(level.form).close().close() for level in events.levels)
+        forms = [packet(number, delta).constant(ended_event).close(), *begins]
         yield encode(forms, np.where(ended, 0, events.rank[index] + 1), np.where(ended, 0, events.row[index]))
 
 
 def counter_packets(number: int, ts: np.ndarray, values: np.ndarray, start: int) -> bytes:
     """The values of one counter."""
-    form = packet(number, np.diff(ts, prepend=start)).constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_COUNTER))
+    form = packet(number, np.diff(ts, prepend=start)).open(TRACK_EVENT).constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_COUNTER))
     if np.array_equal(values, np.trunc(values)) and (np.abs(values) < 2**53).all():
         form.varint(COUNTER_VALUE, values.astype(np.int64))
     else:

@@ -13,6 +13,7 @@ from views.flows import PREFETCH, flow_of, prefetched_runs
 from views.protobuf import _messages
 
 Tables = dict[str, pd.DataFrame]
+SMALL = 1 << 16
 
 
 @dataclass
@@ -24,24 +25,49 @@ class Text:
 
     @classmethod
     def of(cls, values: pd.Series | np.ndarray | list[str]) -> "Text":
-        """Factorize a column."""
-        codes, labels = pd.factorize(np.asarray(values, object))
-        return cls(codes.astype(np.int64), [str(label) for label in labels])
+        """Number a column's texts."""
+        codes, labels = numbered(np.asarray(values, object))
+        return cls(codes, [str(label) for label in labels])
 
     @classmethod
     def joined(cls, make: Callable[..., str], *columns: pd.Series | np.ndarray) -> "Text":
         """`make(a, b, ...)` of columns, called once per distinct row."""
-        code = np.zeros(len(columns[0]), np.int64)
+        code, count = np.zeros(len(columns[0]), np.int64), 1
         for column in columns:
-            codes, labels = pd.factorize(np.asarray(column))
-            code = pd.factorize(code * (len(labels) + 1) + codes)[0] if code.any() else codes.astype(np.int64)
-        first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
+            codes, n = small_numbers(np.asarray(column))
+            code, count = dense(code * n + codes, count * n)
+        first = np.empty(count if len(code) else 0, np.int64)
         first[code[::-1]] = np.arange(len(code))[::-1]
         return cls(code, [make(*row) for row in zip(*(np.asarray(column)[first].tolist() for column in columns), strict=True)])
 
     def take(self, rows: np.ndarray) -> "Text":
         """Some rows; the labels stay."""
         return Text(self.codes[rows], self.labels)
+
+
+def numbered(values: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """(codes, labels) of texts: `labels[codes[i]]` is `values[i]`."""
+    codes = np.empty(len(values), np.int64)
+    return codes, _messages.codes(np.ascontiguousarray(values), codes)
+
+
+def small_numbers(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """(numbers, n): one number below n for every distinct value."""
+    if values.dtype == object:
+        codes, labels = numbered(values)
+        return codes, max(1, len(labels))
+    low = int(values.min(initial=0))
+    return dense(values.astype(np.int64) - low, int(values.max(initial=0)) - low + 1)
+
+
+def dense(codes: np.ndarray, n: int) -> tuple[np.ndarray, int]:
+    """The same for numbers of which few occur; `n`: what they are below."""
+    if n > max(SMALL, 4 * len(codes)):
+        found, labels = pd.factorize(codes)
+        return found, max(1, len(labels))
+    seen = np.zeros(n, bool)
+    seen[codes] = True
+    return (np.cumsum(seen) - 1)[codes], max(1, int(np.count_nonzero(seen)))
 
 
 Column = np.ndarray | Text
@@ -140,6 +166,13 @@ def rows_of(ids: pd.Series, wanted: pd.Series) -> np.ndarray:
     return pd.Index(known).get_indexer(sought)
 
 
+def moved(frame: pd.DataFrame) -> dict[str, Column]:
+    """What an operator has to move at least, and how fast it did, where its shapes tell."""
+    work = (frame["read_bytes"] + frame["written_bytes"]).fillna(-1).to_numpy()
+    rate = np.where(work > 0, 1e3 * work / frame["duration_ns"].clip(lower=1).to_numpy(), -1)
+    return {"bytes": np.where(work > 0, work, -1).astype(np.int64), "MB_per_s": rate.astype(np.int64)}
+
+
 def operators(tables: Tables) -> tuple[Slices, Slices]:
     """One slice per operator and thread, and inside it one for the time the thread waited for the others.
 
@@ -147,6 +180,8 @@ def operators(tables: Tables) -> tuple[Slices, Slices]:
     """
     frame, threads = tables["operators"], tables["op_threads"]
     args = texts(frame, "shape") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "maj_flt")
+    if frame["read_bytes"].notna().any():
+        args |= moved(frame)
     whole = of_frame("operator", Text.joined(operator_name, frame["type"], frame["name"]), frame, args)
     row = rows_of(frame["op_id"], threads["op_id"])
     known, drawn = row >= 0, np.zeros(len(frame), bool)
