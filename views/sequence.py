@@ -24,7 +24,7 @@ BATCH = 1 << 16
 
 def valid(text: str) -> str:
     """A text as protobuf takes it: a command line may hold bytes that are no UTF-8."""
-    return text.encode(errors="replace").decode()
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 @dataclass
