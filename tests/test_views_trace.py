@@ -105,11 +105,28 @@ def test_arguments_travel_with_their_slice(usual: tuple[Judge, fixture.Tables]) 
     )
     joined = tables["operators"].merge(tables["op_threads"], on="op_id")
     expected = joined.groupby(["shape", "n_tokens", "layer"]).size().reset_index().itertuples(index=False)
-    assert sorted(found) == sorted(map(tuple, expected))
+    assert sorted((shape, n or 1, layer, count) for shape, n, layer, count in found) == sorted(map(tuple, expected))
+    assert {n for _, n, _, _ in found} == {None, 12}
     caches = judge.rows(
         "select extract_arg(arg_set_id, 'debug.cache') as c, count(*) as n from slice where category = 'expert' group by 1"
     )
     assert dict(caches) == tables["experts"].groupby("cache").size().to_dict()
+
+
+def test_an_operator_says_what_it_moves_and_how_fast(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=2)
+    operators = tables["operators"]
+    known = operators.type == "attention"
+    tables["operators"] = operators.assign(
+        read_bytes=np.where(known, 3 << 20, np.nan), written_bytes=np.where(known, 1 << 20, np.nan)
+    )
+    found = judged(tmp_path, manifest, tables).rows(
+        "select name, extract_arg(arg_set_id, 'debug.bytes') as b, extract_arg(arg_set_id, 'debug.MB_per_s') as r from slice "
+        "where category = 'operator' group by 1, 2, 3"
+    )
+    told = {name.split(".")[0]: (size, rate) for name, size, rate in found}
+    length = int(operators.duration_ns.iloc[0])
+    assert told.pop("attention") == (4 << 20, int((4 << 20) * 1e3 / length)) and set(told.values()) == {(None, None)}
 
 
 def test_thread_states_equal_the_scheduler_s_rows(usual: tuple[Judge, fixture.Tables]) -> None:
@@ -245,11 +262,13 @@ def test_nodes_of_a_node_lie_inside_it_and_waits_are_its_arguments(tmp_path: Pat
     first, second, third = events.index[(events.type == 404) & (events.execute_id == 0)].tolist()
     events.loc[[second, third], ["parent_id", "depth"]] = [events.event_id[first], 3]
     events.loc[[first, second, third], "value"] = [100, 30, 20]
-    waits = events.loc[[third]].assign(type=5001, type_name="wait", value=7, event_id=len(events), parent_id=events.event_id[third])
+    waits = events.loc[[third]].assign(
+        type=5001, type_name="wait", value=7, event_id=len(events), parent_id=events.event_id[third]
+    )
     tables["qnn_events"] = pd.concat([events, waits], ignore_index=True)
     judge = judged(tmp_path, manifest, tables)
     outer, inner, last = on_track(judge, "QNN Node (HTP emulator)")[:3]
-    accelerator = [row for row in on_track(judge, "QNN Device (HTP emulator)") if row[0] == "accelerator"][0]
+    accelerator = next(row for row in on_track(judge, "QNN Device (HTP emulator)") if row[0] == "accelerator")
     assert outer[1:4] == (*accelerator[1:3], 0) and [row[3] for row in (inner, last)] == [1, 1]
     assert inner[1] == outer[1] and last[1] == inner[1] + inner[2]
     assert [row[2] for row in (inner, last)] == pytest.approx([0.3 * outer[2], 0.2 * outer[2]], abs=1)

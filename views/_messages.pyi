@@ -1,6 +1,6 @@
 """What the C extension offers; views/protobuf.py and views/slices.py are the ways in."""
 
-from collections.abc import Buffer
+from typing_extensions import Buffer
 
 from views.protobuf import Step
 

@@ -1,8 +1,8 @@
-"""The NPU's tracks: the host's stages, what QNN executed, and where inside an execution the device's own times and cycles may lie.
+"""The NPU's tracks: the host's stages, executions, and where inside these the device's own times and cycles may lie.
 
 QNN reports durations and cycles without a position in time. Device slices are centred in what encloses them, node slices
-fill the accelerator's window in proportion to their cycles, nodes of nodes that of theirs; both carry `estimated` and the value as it was measured. Where a
-backend stamps its events, nodes begin where their stamps say, on the host's clock.
+fill the accelerator's window in proportion to their cycles, nodes of a node that of theirs; both carry `estimated` and the
+value as it was measured. Where a backend stamps its events, nodes begin where their stamps say, on the host's clock.
 """
 
 from typing import Any
@@ -106,7 +106,7 @@ def nodes(tables: Tables) -> Slices | None:
 def side_by_side(
     row: np.ndarray, cycles: np.ndarray, parent: np.ndarray, begin: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(begin, end) of nodes that fill their execution's window, or a share of the node they are part of, generation by generation.
+    """(begin, end) of nodes that fill their execution's window, or a share of the node they are part of, by generation.
 
     `row`: of each node's execution in `begin` and `end`; `parent`: the place of the node around it, -1 for none.
     """
@@ -185,7 +185,7 @@ def stages(tables: Tables) -> Slices | None:
 
 
 def optrace(tables: Tables) -> dict[str, Slices]:
-    """Slices per thread of an optrace that was given for an execution (column `execute_id`), spread over the accelerator's window."""
+    """Slices per thread of an optrace that was given for an execution (column `execute_id`), over the accelerator's window."""
     events, frame = tables.get("qnn_optrace", pd.DataFrame()), tables["qnn_executes"]
     if not len(events):
         return {}

@@ -1,7 +1,7 @@
 """`trace.pftrace`: the tables as a native Perfetto trace.
 
     threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on the thread they ran on
-    NPU        host stages, QNN Execute, QNN Device, QNN Node, an optrace's threads; a flow leads from the submitting graph to its execution
+    NPU        host stages, QNN Execute, QNN Device, QNN Node, threads of an optrace; a flow leads from a graph to its execution
     flows      also from a prefetch to the expert run that used what it loaded
     cpus       the kernel's scheduling events
     process    counters: cache, faults, decode speed, loads and NPU executions in flight

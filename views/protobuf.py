@@ -74,9 +74,7 @@ class Form:
         """A fixed64 or double field, by the dtype of `column`."""
         return self.step(FIXED64_STEP, tag(field, FIXED64), column, absent)
 
-    def member(
-        self, field: int, head: bytes, number: int, column: np.ndarray, labels: np.ndarray | None, absent: int
-    ) -> "Form":
+    def member(self, field: int, head: bytes, number: int, column: np.ndarray, labels: np.ndarray | None, absent: int) -> "Form":
         """A short sub-message: `head`, then one integer field. `field` is below 16, the sub-message below 128 bytes."""
         data = tag(field, LENGTH) + bytes(1) + head + tag(number, VARINT)
         self.steps.append((MEMBER_STEP, data, numbers(column), None if labels is None else numbers(labels), absent))

@@ -121,7 +121,9 @@ class Events:
         return cls.arranged([ly for ly, _ in drawn], begin, np.maximum(begin, end), row, rank, complete)
 
     @classmethod
-    def arranged(cls, levels: list[Level], begin: np.ndarray, end: np.ndarray, row: np.ndarray, rank: np.ndarray, complete: np.ndarray) -> "Events":
+    def arranged(
+        cls, levels: list[Level], begin: np.ndarray, end: np.ndarray, row: np.ndarray, rank: np.ndarray, complete: np.ndarray
+    ) -> "Events":
         """Slices in their order."""
         instant = np.array([level.slices.instant for level in levels])[rank]
         order, crossed = nested(preorder(begin, end, rank), begin, end, instant)
@@ -185,7 +187,11 @@ def slice_packets(number: int, events: Events, start: int) -> Iterator[bytes]:
 
 def counter_packets(number: int, ts: np.ndarray, values: np.ndarray, start: int) -> bytes:
     """The values of one counter."""
-    form = packet(number, np.diff(ts, prepend=start)).open(TRACK_EVENT).constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_COUNTER))
+    form = (
+        packet(number, np.diff(ts, prepend=start))
+        .open(TRACK_EVENT)
+        .constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_COUNTER))
+    )
     if np.array_equal(values, np.trunc(values)) and (np.abs(values) < 2**53).all():
         form.varint(COUNTER_VALUE, values.astype(np.int64))
     else:

@@ -124,6 +124,11 @@ def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     return {name: np.where(frame[name] > 0, frame[name], -1).astype(np.int64) for name in names}
 
 
+def several(frame: pd.DataFrame, name: str) -> dict[str, Column]:
+    """An integer column as argument where it is above one: most slices are of one row, and a reader keeps every argument."""
+    return {name: np.where(frame[name] > 1, frame[name], -1).astype(np.int64)}
+
+
 def of_frame(category: str, name: Text, frame: pd.DataFrame, args: dict[str, Column]) -> Slices:
     """Slices from a table with the span columns."""
     tid, begin, end = (frame[c].to_numpy(np.int64) for c in ("tid", "begin_ns", "end_ns"))
@@ -146,7 +151,7 @@ def graphs(tables: Tables) -> Slices:
     """One slice per graph run; those that submit to the NPU start a flow."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
-    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier")
+    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     slices = of_frame("graph", Text.joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
     slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
@@ -179,7 +184,7 @@ def operators(tables: Tables) -> tuple[Slices, Slices]:
     An operator without thread rows is drawn on the thread that began it.
     """
     frame, threads = tables["operators"], tables["op_threads"]
-    args = texts(frame, "shape") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "maj_flt")
+    args = texts(frame, "shape") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "maj_flt")
     if frame["read_bytes"].notna().any():
         args |= moved(frame)
     whole = of_frame("operator", Text.joined(operator_name, frame["type"], frame["name"]), frame, args)
@@ -203,7 +208,8 @@ def experts(tables: Tables, used: pd.DataFrame) -> Slices:
     """One slice per expert run; those that used what a prefetch had loaded end its flow."""
     frame = tables["experts"]
     name = Text.joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
-    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier", "maj_flt")
+    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several(frame, "n_tokens")
+    args |= positive(frame, "tier", "maj_flt")
     slices = of_frame("expert", name, frame, args)
     slices.flow = flow_of(frame["run_id"], used["run_id"], used["load_id"] + PREFETCH)
     slices.ends_flow = slices.flow > 0
