@@ -73,7 +73,8 @@ def waterfall(fall: dict[str, Any]) -> Block:
     after = fall["step"]["base"] + np.cumsum(delta)
     ends = np.array([fall["step"]["base"], fall["step"]["cand"]])
     low = min(float(after.min()), float(ends.min()))
-    floor = max(0.0, low - 2 * (max(float(after.max()), float(ends.max())) - low))
+    spread = max(float(after.max()), float(ends.max())) - low
+    floor = max(0.0, low - 2 * max(spread, LEAST_SPREAD * low))
     groups = ((0, [True, *[False] * len(fall["parts"]), True], "mean step"), (3, delta > 0, "slower"), (1, delta < 0, "faster"))
     traces = []
     for slot, chosen, name in groups:
