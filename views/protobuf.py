@@ -7,7 +7,7 @@ from views.errors import ViewError
 try:
     from views import _messages
 except ImportError:
-    raise ViewError("views/_messages.so is not built: run `make build`") from None
+    raise ViewError("views/_messages.so is not built: run `make native`") from None
 
 VARINT, FIXED64, LENGTH = 0, 1, 2
 CONSTANT_STEP, VARINT_STEP, EACH_STEP, FIXED64_STEP, MEMBER_STEP, OPEN_STEP, CLOSE_STEP = range(7)

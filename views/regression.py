@@ -14,6 +14,8 @@ from views.sections import Block, Section, axis, cards, chart, heads, labels, no
 
 Document = dict[str, Any]
 FOREST, MOST_RUNS = 24, 12
+LEAST_SPREAD = 0.02
+"""A waterfall shows at least this share of the step, or one without a change would show nothing."""
 SLOT = {"slower": 3, "faster": 1, "same": 0, "cannot tell": 7, "minor": 7, "vanished": 4, "appeared": 4}
 
 
