@@ -45,9 +45,9 @@ class Simulated:
 
 
 @settings(max_examples=25)
-@given(st.floats(0.001, 2.0), st.floats(0.02, 0.5), st.floats(1, 60))
-def test_decode_loses_no_more_than_was_allowed_and_that_is_used(cost, allowed, token_ms) -> None:
-    budget = Budget(allowed)
+@given(st.floats(0.001, 2.0), st.floats(0.02, 0.5), st.floats(0, 0.5), st.floats(1, 60))
+def test_decode_loses_no_more_than_is_left_of_what_was_allowed_and_that_is_used(cost, room, besides, token_ms) -> None:
+    budget, allowed = Budget(room + besides, besides), max(room, 0.1 * (room + besides))
     target = Simulated(budget, cost, token_ms)
     target.run(90)  # what it costs is not known at first
     lost, share = target.run(300)
