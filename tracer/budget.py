@@ -22,6 +22,7 @@ WINDOW_TOKENS, WINDOW_NS = 8, 250_000_000  # what a window has at least
 PATIENCE_NS = 5_000_000_000  # a window ends without that many tokens where decode pauses
 LOOK_AGAIN_NS = 10_000_000_000  # how long levels that cost less than is allowed stay on between two looks
 ON_WINDOWS = 4  # how many windows' time off, at least, each time on is followed by
+AIM = 0.85  # of what is allowed is aimed at: levels go off only once it has been seen what they took
 LEAST_SHARE = 0.1  # of what is allowed is left to the costly levels, whatever the rest of the recording takes
 OVERDRAWN = 2.0  # times what is allowed may be lost before levels that seemed cheap go off
 KEPT_WINDOWS = 19
@@ -110,7 +111,7 @@ class Budget:
 
     def _room(self) -> float:
         """What is left of the allowed slowdown for the costly levels."""
-        return max(self.allowed - self.besides, LEAST_SHARE * self.allowed)
+        return max(AIM * self.allowed - self.besides, LEAST_SHARE * self.allowed)
 
     def _is_beyond(self, share: float) -> bool:
         lost = self.lost()
