@@ -84,21 +84,26 @@ def device(tables: Tables) -> Slices | None:
 
 def nodes(tables: Tables) -> Slices | None:
     """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
-    frame, events = tables["qnn_executes"], tables["qnn_events"]
-    wanted = (events["type"] == NODE) & (events["unit"] == "cycles") & (events["execute_id"] >= 0)
-    events = events[wanted].sort_values("execute_id", kind="stable")
-    row = rows_of(frame["execute_id"], events["execute_id"])
-    events, row = events[row >= 0], row[row >= 0]
-    if not len(row):
+    frame, every = tables["qnn_executes"], tables["qnn_events"]
+    counted, kind = (every["unit"] == "cycles").to_numpy(), every["type"].to_numpy()
+    of = rows_of(frame["execute_id"], every["execute_id"])
+    place = np.flatnonzero(counted & (kind == NODE) & (of >= 0))
+    if not len(place):
         return None
-    parent = pd.Index(events["event_id"]).get_indexer(events["parent_id"])
+    place = place[np.argsort(of[place], kind="stable")]
+    events, row = every.iloc[place], of[place]
+    among = np.full(len(every) + 1, -1)
+    among[place] = np.arange(len(place))
+    parents = among[rows_of(every["event_id"], every["parent_id"])]
+    parent = parents[place]
     cycles = events["value"].to_numpy(np.float64)
     begin, end, _ = windows(frame)[-1]
     first, last = side_by_side(row, cycles, parent, begin, end)
     stamped = own_places(events, row, frame, first, last) if (parent < 0).all() else np.zeros(len(row), bool)
     args: dict[str, Column] = {"estimated": np.where(stamped, -1, 1), "cycles": cycles.astype(np.int64)}
     args["by_time_stamp"] = np.where(stamped, 1, -1)
-    args |= told_of(events["event_id"], tables["qnn_events"])
+    said = np.flatnonzero(counted & (kind != NODE) & (parents >= 0))
+    args |= told_of(len(row), parents[said], every.iloc[said])
     name = Text.joined(lambda text: text or "node", events["name"])
     return Slices("qnn", name, events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args)
 
@@ -136,14 +141,15 @@ def running(values: np.ndarray, of: np.ndarray) -> np.ndarray:
     return out
 
 
-def told_of(ids: pd.Series, events: pd.DataFrame) -> dict[str, Column]:
-    """What a profile at QNN's linting level says of each node besides (its wait, overlap ...), in cycles, as arguments."""
-    said = events[(events["type"] != NODE) & (events["unit"] == "cycles") & (events["parent_id"] >= 0)]
-    row = pd.Index(ids).get_indexer(said["parent_id"])
+def told_of(n: int, node: np.ndarray, said: pd.DataFrame) -> dict[str, Column]:
+    """What a profile at QNN's linting level says of `n` nodes besides (wait, overlap ...), in cycles, as arguments.
+
+    `node`: of which each event of `said` is.
+    """
     args: dict[str, Column] = {}
-    for what, rows in said[row >= 0].groupby("type_name"):
-        column = np.full(len(ids), -1)
-        column[pd.Index(ids).get_indexer(rows["parent_id"])] = rows["value"]
+    for what, rows in said.reset_index(drop=True).groupby("type_name"):
+        column = np.full(n, -1)
+        column[node[rows.index]] = rows["value"]
         args[f"{str(what).replace(' ', '_')}_cycles"] = column
     return args
 
