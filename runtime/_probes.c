@@ -5,12 +5,17 @@
  * Each probe is a function of nops and a `ret`. The one-byte nop is the probe site: the kernel emulates it, so a hit costs a trap
  * and no single step, and every argument still lies in the register the calling convention put it in. The notes that tracers read
  * (.note.stapsdt, described in SystemTap's wiki under UserSpaceProbeImplementation) are written here.
+ *
+ * `run` calls prepared graphs one behind the other, with their probes around them: an expert's weights sweep the caches, and what the
+ * interpreter touches between two graphs has to come from memory each time.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -223,13 +228,175 @@ static PyObject *guard_mapped_files(PyObject *module, PyObject *const *arguments
 	Py_RETURN_NONE;
 }
 
+enum { EXPERT = 4, MOST_CHOSEN = 64 }; /* a kind of runtime/probes.py; of one token */
+
+/* A session's run with everything bound, one token through the CPU, and what the probes say of it. A router's tells its choice. */
+struct call {
+	PyObject_HEAD
+	PyObject *run, *binding, *sources;
+	uint64_t handle, result;
+	uint32_t kind, backend;
+	int32_t layer, expert;
+	Py_buffer chosen, weights; /* int64 and float, as many; empty where it is no router */
+};
+
+static int view(PyObject *object, Py_buffer *buffer)
+{
+	return object == Py_None ? 0 : PyObject_GetBuffer(object, buffer, PyBUF_SIMPLE);
+}
+
+/* Call(run, binding, handle, kind, layer, expert, backend, result, sources, chosen=None, weights=None) */
+static int call_init(struct call *self, PyObject *arguments, PyObject *keywords)
+{
+	PyObject *chosen = Py_None, *weights = Py_None;
+	unsigned long long handle, result;
+
+	(void)keywords;
+	if (self->run) {
+		PyErr_SetString(PyExc_TypeError, "a call is prepared once");
+		return -1;
+	}
+	if (!PyArg_ParseTuple(arguments, "OOKIiiIKS|OO", &self->run, &self->binding, &handle, &self->kind, &self->layer, &self->expert,
+			      &self->backend, &result, &self->sources, &chosen, &weights)) {
+		self->run = self->binding = self->sources = NULL;
+		return -1;
+	}
+	Py_INCREF(self->run);
+	Py_INCREF(self->binding);
+	Py_INCREF(self->sources);
+	self->handle = handle;
+	self->result = result;
+	if (view(chosen, &self->chosen) || view(weights, &self->weights))
+		return -1;
+	if (self->chosen.len == 2 * self->weights.len && self->chosen.len <= (Py_ssize_t)(MOST_CHOSEN * sizeof(int64_t)))
+		return 0;
+	PyErr_SetString(PyExc_ValueError, "chosen must hold at most 64 int64 and weights as many floats");
+	return -1;
+}
+
+static void call_dealloc(struct call *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+
+	PyBuffer_Release(&self->chosen);
+	PyBuffer_Release(&self->weights);
+	Py_XDECREF(self->run);
+	Py_XDECREF(self->binding);
+	Py_XDECREF(self->sources);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+	Py_DECREF(type);
+}
+
+static int64_t now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void tell_choice(const struct call *call)
+{
+	uint16_t experts[MOST_CHOSEN];
+	uint32_t i, k = (uint32_t)(call->weights.len / sizeof(float));
+
+	for (i = 0; i < k; i++)
+		experts[i] = (uint16_t)((const int64_t *)call->chosen.buf)[i];
+	moescope_route(call->layer, 1, k, experts, call->weights.buf);
+}
+
+/* One graph within its operator; begin and end of the session's run go to `times`. */
+static int run_one(const struct call *call, uint32_t cache, int64_t *times)
+{
+	PyObject *done, *sources = call->sources;
+
+	moescope_op__begin(call->kind, call->layer, 1, call->result, (const uint64_t *)PyBytes_AsString(sources),
+			   (uint32_t)(PyBytes_Size(sources) / 8));
+	if (call->kind == EXPERT)
+		moescope_expert__begin(call->layer, call->expert, 1, cache, call->backend, 0);
+	moescope_graph__begin(call->handle, call->kind, call->layer, call->expert, call->backend, 1);
+	times[1] = 0;
+	times[0] = now();
+	done = PyObject_CallFunctionObjArgs(call->run, call->binding, Py_None, NULL);
+	if (done)
+		times[1] = now();
+	moescope_graph__end(call->handle, done ? 0 : -1);
+	Py_XDECREF(done);
+	if (call->kind == EXPERT && done)
+		moescope_expert__end(call->layer, call->expert);
+	if (call->weights.len && done)
+		tell_choice(call);
+	moescope_op__end(call->result);
+	return done ? 0 : -1;
+}
+
+static PyTypeObject *call_type;
+
+/* run(calls, caches, times, first): lists of as many calls and cache states; times int64, a pair each from `first` on, its end 0
+ * where the run failed. Returns the pairs filled so far. */
+static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	Py_ssize_t i, n, first;
+	Py_buffer times;
+	int failed = 0;
+
+	(void)module;
+	if (!arity(count, 4))
+		return NULL;
+	first = PyLong_AsSsize_t(arguments[3]);
+	n = PyList_Size(arguments[0]);
+	if (PyErr_Occurred() || PyObject_GetBuffer(arguments[2], &times, PyBUF_WRITABLE))
+		return NULL;
+	if (PyList_Size(arguments[1]) != n || first < 0 || times.len < (Py_ssize_t)(2 * sizeof(int64_t)) * (first + n)) {
+		if (!PyErr_Occurred())
+			PyErr_SetString(PyExc_ValueError, "calls, caches and times do not belong together");
+		failed = 1;
+	}
+	for (i = 0; i < n && !failed; i++) {
+		PyObject *call = PyList_GetItem(arguments[0], i);
+		uint32_t cache = (uint32_t)PyLong_AsLongLong(PyList_GetItem(arguments[1], i));
+
+		if (Py_TYPE(call) != call_type)
+			PyErr_SetString(PyExc_TypeError, "not a call");
+		Py_INCREF(call); /* while it runs, other threads do, too */
+		failed = PyErr_Occurred() || run_one((struct call *)call, cache, (int64_t *)times.buf + 2 * (first + i));
+		Py_DECREF(call);
+	}
+	PyBuffer_Release(&times);
+	return failed ? NULL : PyLong_FromSsize_t(first + n);
+}
+
+static PyType_Slot call_slots[] = {
+	{Py_tp_new, PyType_GenericNew},
+	{Py_tp_init, call_init},
+	{Py_tp_dealloc, call_dealloc},
+	{Py_tp_doc, "A prepared run of a graph."},
+	{0, NULL},
+};
+
+static PyType_Spec call_spec = {
+	.name = "runtime._probes.Call",
+	.basicsize = sizeof(struct call),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = call_slots,
+};
+
+static int add_types(PyObject *module)
+{
+	if (!call_type)
+		call_type = (PyTypeObject *)PyType_FromSpec(&call_spec);
+	return call_type ? PyModule_AddType(module, call_type) : -1;
+}
+
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
 	METHOD(token__begin), METHOD(token__end),   METHOD(op__begin), METHOD(op__end),     METHOD(graph__begin),
 	METHOD(graph__end),   METHOD(expert__begin), METHOD(expert__end), METHOD(route), METHOD(load__begin),
-	METHOD(load__end),    METHOD(evict),        METHOD(guard_mapped_files),
+	METHOD(load__end),    METHOD(evict),        METHOD(guard_mapped_files), METHOD(run),
 	{NULL, NULL, 0, NULL},
 };
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, add_types}, {0, NULL}};
 
 static struct PyModuleDef module = {
 	.m_base = PyModuleDef_HEAD_INIT,
@@ -237,6 +404,7 @@ static struct PyModuleDef module = {
 	.m_doc = "USDT probes of the MoEScope runtime.",
 	.m_size = 0,
 	.m_methods = methods,
+	.m_slots = module_slots,
 };
 
 PyMODINIT_FUNC PyInit__probes(void)

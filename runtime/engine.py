@@ -241,7 +241,7 @@ class Engine:
         if isinstance(place.attention, PortableAttention) or place.experts.id != CPU:
             return None
         parts = self._mixers, self._shared, self.listeners
-        return TokenPath(self.family, self.log, self.experts, place.experts, place.attention, *parts)
+        return TokenPath(self.family, self.log, self.experts, place.attention, *parts)
 
 
 def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic_ns
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from runtime import probes
 from runtime.buffers import Batch, TokenBuffers
+from runtime.calls import NO_EXPERT, TokenRun, prepare
 from runtime.cache import ExpertCache
 from runtime.costs import Flush
 from runtime.cpu import CpuBackend, return_freed_memory
@@ -105,6 +107,8 @@ class Experts:
             budget, self.bytes_of, self._load, watcher, POLICIES[policy](), self.loader, self._unload
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="moescope-npu") if HTP in backends else None
+        experts, layers = range(self.family.experts), range(self.family.layers)
+        self._forms = [[Form(layer, expert, CPU, 0) for expert in experts] for layer in layers]
 
     def bytes_of(self, form: Form) -> int:
         """Weight bytes of an expert in the backend's precision."""
@@ -143,28 +147,61 @@ class Experts:
         for future in work.pending:
             future.result()
 
-    def send_for(self, layer: int, backend: Backend, chosen: list[int]) -> list[Form]:
-        """One token's experts, named to the cache: what is missing comes in the background. The cache's event has begun."""
-        forms = [Form(layer, expert, backend.id, 0) for expert in chosen]
+    def send_for(self, layer: int, chosen: list[int]) -> list[Form]:
+        """One token's experts on the CPU, named to the cache: what is missing comes in the background. The cache's event has begun."""
+        every = self._forms[layer]
+        forms = [every[expert] for expert in chosen]
         self.cache.name(forms)
         return forms
 
-    def run_token(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
-        """The experts of `send_for` on the CPU, the j-th into outputs[j]; `row` is the same memory for every token."""
+    def run_token(
+        self, token: TokenRun, common: Graph | None, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]
+    ) -> None:
+        """The shared expert, then the experts of `send_for` on the CPU, each into its own of outputs [E].
+
+        `row` and `outputs` are the same memory for every token. What is ready runs in one go, the rest as it comes.
+        """
+        calls, told, caches = ([common.call], [common.told], [NO_EXPERT]) if common else ([], [], [])
+        if common and not all(map(self.cache.ready, forms)):
+            token.run(calls, told, caches)
+            calls, told, caches = [], [], []
+        ready = [form for form in forms if self.cache.ready(form)]
+        for form in ready:
+            caches.append(self.cache.state(form))
+            graph = self.cache.acquire(form)
+            calls.append(graph.call or self._prepared(graph, row, outputs))
+            told.append(graph.told)
+        try:
+            token.run(calls, told, caches)
+        finally:
+            for form in ready:
+                self.cache.release(form)
+        if len(ready) < len(forms):
+            self._run_late([form for form in forms if form not in ready], row, outputs)
+
+    def _run_late(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
+        """A token's experts that were not ready: each one's operator begins before the wait for it."""
         for i in self._readiest_first(forms):
             form = forms[i]
-            layer = form.layer
-            with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, form.expert), form.expert):
-                probes.expert_begin(layer, form.expert, 1, self.cache.state(form), form.backend, 0)
+            layer, expert = form.layer, form.expert
+            with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, expert), expert):
+                probes.expert_begin(layer, expert, 1, self.cache.state(form), form.backend, 0)
                 graph = self.cache.acquire(form)
                 try:
-                    binding = graph.token_binding("rows", row)
-                    binding.output("out", outputs[i])
-                    graph.run_bound(binding, 1)
+                    self._prepared(graph, row, outputs)
+                    graph.run_bound(graph.token_binding("rows", row), 1)
                 finally:
                     self.cache.release(form)
-                probes.expert_end(layer, form.expert)
+                probes.expert_end(layer, expert)
             self.log.expert(form)
+
+    @staticmethod
+    def _prepared(graph: Graph, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> Any:
+        if graph.call is None:
+            binding = graph.token_binding("rows", row)
+            binding.output("out", outputs[graph.expert])
+            graph.call = prepare(graph, binding, made_from(Kind.EXPERT, graph.layer, graph.expert))
+        return graph.call
 
     def close(self) -> None:
         """Stop the worker and the loader."""
