@@ -228,7 +228,7 @@ static PyObject *guard_mapped_files(PyObject *module, PyObject *const *arguments
 	Py_RETURN_NONE;
 }
 
-enum { EXPERT = 4, MOST_CHOSEN = 64 }; /* a kind of runtime/probes.py; of one token */
+enum { EXPERT = 4, COMBINE = 5, MOST_CHOSEN = 64 }; /* kinds of runtime/probes.py; experts of one token */
 
 /* A session's run with everything bound, one token through the CPU, and what the probes say of it. A router's tells its choice. */
 struct call {
@@ -330,9 +330,133 @@ static int run_one(const struct call *call, uint32_t cache, int64_t *times)
 	return done ? 0 : -1;
 }
 
-static PyTypeObject *call_type;
+/* A token's layer at its end: the residual plus the chosen experts' rows by router weight, plus the shared expert's. */
+struct combine {
+	PyObject_HEAD
+	uint64_t result;
+	float multiplier;
+	Py_ssize_t hidden, experts;
+	Py_buffer sources, results; /* u64: what it is made from but for experts, and each expert's result */
+	Py_buffer chosen, weights; /* int64 and float */
+	Py_buffer rows, common, attended, out; /* float: [experts, hidden], and [hidden] */
+};
 
-/* run(calls, caches, times, first): lists of as many calls and cache states; times int64, a pair each from `first` on, its end 0
+/* Combine(result, sources, results, chosen, weights, rows, common, multiplier, attended, out) */
+static int combine_init(struct combine *self, PyObject *arguments, PyObject *keywords)
+{
+	PyObject *sources, *results, *chosen, *weights, *rows, *common, *attended, *out;
+	unsigned long long result;
+	Py_ssize_t row;
+
+	(void)keywords;
+	if (self->out.obj) {
+		PyErr_SetString(PyExc_TypeError, "a sum is prepared once");
+		return -1;
+	}
+	if (!PyArg_ParseTuple(arguments, "KSSOOOOfOO", &result, &sources, &results, &chosen, &weights, &rows, &common,
+			      &self->multiplier, &attended, &out))
+		return -1;
+	self->result = result;
+	if (view(sources, &self->sources) || view(results, &self->results) || view(chosen, &self->chosen) ||
+	    view(weights, &self->weights) || view(rows, &self->rows) || view(common, &self->common) ||
+	    view(attended, &self->attended) || PyObject_GetBuffer(out, &self->out, PyBUF_WRITABLE))
+		return -1;
+	row = self->out.len;
+	self->hidden = row / (Py_ssize_t)sizeof(float);
+	self->experts = self->results.len / (Py_ssize_t)sizeof(uint64_t);
+	if (self->chosen.len == 2 * self->weights.len && self->chosen.len <= (Py_ssize_t)(MOST_CHOSEN * sizeof(int64_t)) &&
+	    self->sources.len <= (Py_ssize_t)(MOST_CHOSEN * sizeof(uint64_t)) && self->rows.len == row * self->experts &&
+	    (!self->common.obj || self->common.len == row) && self->attended.len == row)
+		return 0;
+	PyErr_SetString(PyExc_ValueError, "what is summed up does not belong together");
+	return -1;
+}
+
+static void combine_dealloc(struct combine *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+
+	PyBuffer_Release(&self->sources);
+	PyBuffer_Release(&self->results);
+	PyBuffer_Release(&self->chosen);
+	PyBuffer_Release(&self->weights);
+	PyBuffer_Release(&self->rows);
+	PyBuffer_Release(&self->common);
+	PyBuffer_Release(&self->attended);
+	PyBuffer_Release(&self->out);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+	Py_DECREF(type);
+}
+
+/* In the router's order, one rounding at a time: the same bits as NumPy's steps over many rows. */
+static void sum_up(const struct combine *self)
+{
+	const int64_t *chosen = self->chosen.buf;
+	const float *weights = self->weights.buf, *rows = self->rows.buf, *common = self->common.buf, *attended = self->attended.buf;
+	float *restrict out = self->out.buf;
+	Py_ssize_t i, j, n = self->hidden, k = self->weights.len / (Py_ssize_t)sizeof(float);
+
+	for (j = 0; j < k; j++) {
+		const float *restrict row = rows + chosen[j] * n;
+		float weight = weights[j];
+
+		if (j)
+			for (i = 0; i < n; i++)
+				out[i] += weight * row[i];
+		else
+			for (i = 0; i < n; i++)
+				out[i] = weight * row[i];
+	}
+	for (i = 0; common && i < n; i++)
+		out[i] += common[i];
+	for (i = 0; self->multiplier != 1 && i < n; i++)
+		out[i] *= self->multiplier;
+	for (i = 0; i < n; i++)
+		out[i] += attended[i];
+}
+
+/* The sum within its operator. Experts are told in their own order. */
+static int sum_one(const struct combine *self, int64_t *times)
+{
+	uint64_t sources[2 * MOST_CHOSEN];
+	const uint64_t *fixed = self->sources.buf, *results = self->results.buf;
+	const int64_t *chosen = self->chosen.buf;
+	uint32_t i, at, n = 0, first = (uint32_t)(self->sources.len / sizeof(uint64_t));
+	uint32_t k = (uint32_t)(self->weights.len / sizeof(float));
+
+	for (i = 0; i < first; i++)
+		sources[n++] = fixed[i];
+	for (i = 0; i < k; i++, n++) {
+		if (chosen[i] < 0 || chosen[i] >= self->experts) {
+			PyErr_SetString(PyExc_ValueError, "no such expert");
+			return -1;
+		}
+		for (at = n; at > first && sources[at - 1] > results[chosen[i]]; at--)
+			sources[at] = sources[at - 1];
+		sources[at] = results[chosen[i]];
+	}
+	moescope_op__begin(COMBINE, (int32_t)((self->result >> 16) & 0xffff) - 1, 1, self->result, sources, n);
+	times[0] = now();
+	sum_up(self);
+	times[1] = now();
+	moescope_op__end(self->result);
+	return 0;
+}
+
+static PyTypeObject *call_type, *combine_type;
+
+static int do_one(PyObject *item, uint32_t cache, int64_t *times)
+{
+	if (Py_TYPE(item) == call_type)
+		return run_one((struct call *)item, cache, times);
+	times[1] = 0;
+	if (Py_TYPE(item) == combine_type)
+		return sum_one((struct combine *)item, times);
+	PyErr_SetString(PyExc_TypeError, "neither a call nor a sum");
+	return -1;
+}
+
+/* run(calls, caches, times, first): lists of as many calls or sums and cache states; times int64, a pair each from `first` on, its end 0
  * where the run failed. Returns the pairs filled so far. */
 static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
@@ -353,14 +477,12 @@ static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t co
 		failed = 1;
 	}
 	for (i = 0; i < n && !failed; i++) {
-		PyObject *call = PyList_GetItem(arguments[0], i);
+		PyObject *item = PyList_GetItem(arguments[0], i);
 		uint32_t cache = (uint32_t)PyLong_AsLongLong(PyList_GetItem(arguments[1], i));
 
-		if (Py_TYPE(call) != call_type)
-			PyErr_SetString(PyExc_TypeError, "not a call");
-		Py_INCREF(call); /* while it runs, other threads do, too */
-		failed = PyErr_Occurred() || run_one((struct call *)call, cache, (int64_t *)times.buf + 2 * (first + i));
-		Py_DECREF(call);
+		Py_INCREF(item); /* while it runs, other threads do, too */
+		failed = PyErr_Occurred() || do_one(item, cache, (int64_t *)times.buf + 2 * (first + i));
+		Py_DECREF(item);
 	}
 	PyBuffer_Release(&times);
 	return failed ? NULL : PyLong_FromSsize_t(first + n);
@@ -381,11 +503,31 @@ static PyType_Spec call_spec = {
 	.slots = call_slots,
 };
 
+static PyType_Slot combine_slots[] = {
+	{Py_tp_new, PyType_GenericNew},
+	{Py_tp_init, combine_init},
+	{Py_tp_dealloc, combine_dealloc},
+	{Py_tp_doc, "A prepared sum of a layer's results."},
+	{0, NULL},
+};
+
+static PyType_Spec combine_spec = {
+	.name = "runtime._probes.Combine",
+	.basicsize = sizeof(struct combine),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = combine_slots,
+};
+
+static int add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec)
+{
+	if (!*type)
+		*type = (PyTypeObject *)PyType_FromSpec(spec);
+	return *type ? PyModule_AddType(module, *type) : -1;
+}
+
 static int add_types(PyObject *module)
 {
-	if (!call_type)
-		call_type = (PyTypeObject *)PyType_FromSpec(&call_spec);
-	return call_type ? PyModule_AddType(module, call_type) : -1;
+	return add_type(module, &call_type, &call_spec) || add_type(module, &combine_type, &combine_spec) ? -1 : 0;
 }
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}

@@ -187,6 +187,16 @@ class ExpertCache(Generic[Session]):
         self._used(form)
         return session
 
+    def all_there(self, forms: list[Form]) -> list[Session] | None:
+        """Their sessions, counted as hits, where nothing ever leaves and all of them were there when the event began."""
+        if self.budget is not None:
+            return None
+        held = [self._held.get(form) for form in forms]
+        if not all(entry and entry.used and entry.found(self._event) for entry in held):
+            return None
+        self.hits += len(forms)
+        return [entry.ticket.value for entry in held if entry]
+
     def release(self, form: Form) -> None:
         """The form has run: it may be evicted again."""
         self._running.discard(form)

@@ -4,15 +4,14 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic_ns
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from runtime import probes
 from runtime.buffers import Batch, TokenBuffers
-from runtime.calls import NO_EXPERT, TokenRun, prepare
 from runtime.cache import ExpertCache
+from runtime.calls import Item, TokenRun, prepare
 from runtime.costs import Flush
 from runtime.cpu import CpuBackend, return_freed_memory
 from runtime.errors import BudgetError
@@ -22,7 +21,7 @@ from runtime.log import RunLog
 from runtime.operators import Operator, made_from
 from runtime.package import Package, expert_name
 from runtime.policies import POLICIES, Form
-from runtime.probes import Kind, Reason
+from runtime.probes import Cache, Kind, Reason
 from runtime.serving import CpuExperts
 from runtime.units import show_bytes
 
@@ -148,7 +147,7 @@ class Experts:
             future.result()
 
     def send_for(self, layer: int, chosen: list[int]) -> list[Form]:
-        """One token's experts on the CPU, named to the cache: what is missing comes in the background. The cache's event has begun."""
+        """One token's experts on the CPU, named to the cache, whose event has begun: what is missing comes in the background."""
         every = self._forms[layer]
         forms = [every[expert] for expert in chosen]
         self.cache.name(forms)
@@ -159,20 +158,23 @@ class Experts:
     ) -> None:
         """The shared expert, then the experts of `send_for` on the CPU, each into its own of outputs [E].
 
-        `row` and `outputs` are the same memory for every token. What is ready runs in one go, the rest as it comes.
+        `row` and `outputs` are the same memory for every token. Where no expert can leave, they are only put to what waits.
         """
-        calls, told, caches = ([common.call], [common.told], [NO_EXPERT]) if common else ([], [], [])
-        if common and not all(map(self.cache.ready, forms)):
-            token.run(calls, told, caches)
-            calls, told, caches = [], [], []
+        if common:
+            token.put(common.item)
+        there = self.cache.all_there(forms)
+        if there is not None:
+            for graph in there:
+                token.put(graph.item or self._prepared(graph, row, outputs), Cache.HIT)
+            return
+        if not all(map(self.cache.ready, forms)):
+            token.flush()
         ready = [form for form in forms if self.cache.ready(form)]
         for form in ready:
-            caches.append(self.cache.state(form))
-            graph = self.cache.acquire(form)
-            calls.append(graph.call or self._prepared(graph, row, outputs))
-            told.append(graph.told)
+            state = self.cache.state(form)
+            token.put(self._prepared(self.cache.acquire(form), row, outputs), state)
         try:
-            token.run(calls, told, caches)
+            token.flush()
         finally:
             for form in ready:
                 self.cache.release(form)
@@ -196,12 +198,13 @@ class Experts:
             self.log.expert(form)
 
     @staticmethod
-    def _prepared(graph: Graph, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> Any:
-        if graph.call is None:
+    def _prepared(graph: Graph, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> Item:
+        if graph.item is None:
             binding = graph.token_binding("rows", row)
             binding.output("out", outputs[graph.expert])
-            graph.call = prepare(graph, binding, made_from(Kind.EXPERT, graph.layer, graph.expert))
-        return graph.call
+            graph.item = prepare(graph, binding, made_from(Kind.EXPERT, graph.layer, graph.expert))
+        item: Item = graph.item
+        return item
 
     def close(self) -> None:
         """Stop the worker and the loader."""

@@ -40,10 +40,9 @@ class Graph:
         self.session = session
         self.log = log
         self.kind, self.layer, self.expert, self.backend, self.tier = kind, layer, expert, backend, tier
-        self.told = kind, layer, expert
         self._token: Binding | None = None
         # Of runtime.calls, for one token; whoever prepares it keeps it here.
-        self.call: Any = None
+        self.item: Any = None
 
     def run(self, feeds: dict[str, np.ndarray], n_tokens: int) -> list[np.ndarray]:
         """Run the session once over n_tokens useful rows."""
