@@ -388,16 +388,14 @@ static void combine_dealloc(struct combine *self)
 	Py_DECREF(type);
 }
 
-/* In the router's order, one rounding at a time: the same bits as NumPy's steps over many rows. */
-static void sum_up(const struct combine *self)
+/* In the router's order, one rounding at a time: the same bits for one row as for many, and as NumPy's steps give. */
+static void sum_up(float *restrict out, const float *weights, Py_ssize_t k, const float *rows, const int64_t *chosen,
+		   const float *common, float multiplier, const float *attended, Py_ssize_t n)
 {
-	const int64_t *chosen = self->chosen.buf;
-	const float *weights = self->weights.buf, *rows = self->rows.buf, *common = self->common.buf, *attended = self->attended.buf;
-	float *restrict out = self->out.buf;
-	Py_ssize_t i, j, n = self->hidden, k = self->weights.len / (Py_ssize_t)sizeof(float);
+	Py_ssize_t i, j;
 
 	for (j = 0; j < k; j++) {
-		const float *restrict row = rows + chosen[j] * n;
+		const float *restrict row = rows + (chosen ? chosen[j] : j) * n;
 		float weight = weights[j];
 
 		if (j)
@@ -409,10 +407,47 @@ static void sum_up(const struct combine *self)
 	}
 	for (i = 0; common && i < n; i++)
 		out[i] += common[i];
-	for (i = 0; self->multiplier != 1 && i < n; i++)
-		out[i] *= self->multiplier;
+	for (i = 0; multiplier != 1 && i < n; i++)
+		out[i] *= multiplier;
 	for (i = 0; i < n; i++)
 		out[i] += attended[i];
+}
+
+/* combine(weights [n, k], outputs [n, k, hidden], common [n, hidden] or None, multiplier, attended, out [n, hidden]) */
+static PyObject *combine(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	enum { WEIGHTS, OUTPUTS, COMMON, ATTENDED, OUT, BUFFERS };
+	static const int places[BUFFERS] = {0, 1, 2, 4, 5};
+	Py_buffer b[BUFFERS] = {{0}};
+	Py_ssize_t i, k, n, rows = 0;
+	double multiplier;
+	int failed = 0;
+
+	(void)module;
+	if (!arity(count, 6))
+		return NULL;
+	multiplier = PyFloat_AsDouble(arguments[3]);
+	rows = PyObject_Size(arguments[5]);
+	for (i = 0; i < BUFFERS && !failed; i++)
+		failed = PyErr_Occurred() || (i == OUT ? PyObject_GetBuffer(arguments[5], &b[i], PyBUF_WRITABLE)
+						       : view(arguments[places[i]], &b[i]));
+	if (!failed) {
+		n = rows ? b[OUT].len / rows / (Py_ssize_t)sizeof(float) : 0;
+		k = rows ? b[WEIGHTS].len / rows / (Py_ssize_t)sizeof(float) : 0;
+		if (b[ATTENDED].len != b[OUT].len || (b[COMMON].obj && b[COMMON].len != b[OUT].len) ||
+		    b[WEIGHTS].len != rows * k * (Py_ssize_t)sizeof(float) || b[OUTPUTS].len != k * b[OUT].len) {
+			PyErr_SetString(PyExc_ValueError, "what is summed up does not belong together");
+			failed = 1;
+		}
+		for (i = 0; i < rows && !failed; i++)
+			sum_up((float *)b[OUT].buf + i * n, (float *)b[WEIGHTS].buf + i * k, k, (float *)b[OUTPUTS].buf + i * k * n, NULL,
+			       b[COMMON].obj ? (float *)b[COMMON].buf + i * n : NULL, (float)multiplier, (float *)b[ATTENDED].buf + i * n, n);
+	}
+	for (i = 0; i < BUFFERS; i++)
+		PyBuffer_Release(&b[i]);
+	if (failed)
+		return NULL;
+	Py_RETURN_NONE;
 }
 
 /* The sum within its operator. Experts are told in their own order. */
@@ -437,7 +472,8 @@ static int sum_one(const struct combine *self, int64_t *times)
 	}
 	moescope_op__begin(COMBINE, (int32_t)((self->result >> 16) & 0xffff) - 1, 1, self->result, sources, n);
 	times[0] = now();
-	sum_up(self);
+	sum_up(self->out.buf, self->weights.buf, k, self->rows.buf, chosen, self->common.buf, self->multiplier, self->attended.buf,
+	       self->hidden);
 	times[1] = now();
 	moescope_op__end(self->result);
 	return 0;
@@ -478,9 +514,14 @@ static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t co
 	}
 	for (i = 0; i < n && !failed; i++) {
 		PyObject *item = PyList_GetItem(arguments[0], i);
-		uint32_t cache = (uint32_t)PyLong_AsLongLong(PyList_GetItem(arguments[1], i));
+		PyObject *state = PyList_GetItem(arguments[1], i);
+		uint32_t cache = state ? (uint32_t)PyLong_AsLongLong(state) : 0;
 
-		Py_INCREF(item); /* while it runs, other threads do, too */
+		if (!item || !state) { /* another thread shortened the lists while a graph ran */
+			failed = 1;
+			break;
+		}
+		Py_INCREF(item);
 		failed = PyErr_Occurred() || do_one(item, cache, (int64_t *)times.buf + 2 * (first + i));
 		Py_DECREF(item);
 	}
@@ -535,6 +576,7 @@ static PyMethodDef methods[] = {
 	METHOD(token__begin), METHOD(token__end),   METHOD(op__begin), METHOD(op__end),     METHOD(graph__begin),
 	METHOD(graph__end),   METHOD(expert__begin), METHOD(expert__end), METHOD(route), METHOD(load__begin),
 	METHOD(load__end),    METHOD(evict),        METHOD(guard_mapped_files), METHOD(run),
+	METHOD(combine),
 	{NULL, NULL, 0, NULL},
 };
 

@@ -23,7 +23,7 @@ class PlainCall:
 
 
 class PlainCombine:
-    """Stands in for the extension's `Combine`; `combine` says what is summed up."""
+    """Stands in for the extension's `Combine`; `plain_combine` says what is summed up."""
 
     binding = None
 
@@ -32,8 +32,9 @@ class PlainCombine:
 
     def run(self, binding: None, options: None) -> None:
         """Sum up."""
+        common = None if self.common is None else self.common[None]
         outputs = self.rows[self.chosen][None]
-        self.out[...] = combine(self.weights[None], outputs, self.common, self.multiplier, self.attended)[0]
+        plain_combine(self.weights[None], outputs, common, self.multiplier, self.attended[None], self.out[None])
 
 
 def plain_run(items: list[Any], caches: list[int], times: np.ndarray, first: int) -> None:
@@ -44,27 +45,41 @@ def plain_run(items: list[Any], caches: list[int], times: np.ndarray, first: int
         times[at, 1] = monotonic_ns()
 
 
+def plain_combine(
+    weights: np.ndarray,
+    outputs: np.ndarray,
+    common: np.ndarray | None,
+    multiplier: float,
+    attended: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Stands in for the extension's `combine`: the same roundings in the same order."""
+    np.multiply(weights[:, :1], outputs[:, 0], out=out)
+    for j in range(1, weights.shape[1]):
+        out += weights[:, j, None] * outputs[:, j]
+    if common is not None:
+        out += common
+    if multiplier != 1:
+        out *= np.float32(multiplier)
+    out += attended
+
+
 Call: Any = probes.native("Call", PlainCall)
 Combine: Any = probes.native("Combine", PlainCombine)
 run: Any = probes.native("run", plain_run)
+_combine: Any = probes.native("combine", plain_combine)
 
 
 def combine(
     weights: np.ndarray, outputs: np.ndarray, common: np.ndarray | None, multiplier: float, attended: np.ndarray
 ) -> np.ndarray:
-    """Residual [n, H] plus the experts' outputs [n, k, H] by router weight [n, k], plus the shared expert's [n, H].
+    """Residual [n, H] plus the experts' outputs [n, k, H] by router weight [n, k], plus the shared expert's [n, H]; all float32.
 
     One rounding at a time, in the router's order: bits depend neither on the number of rows nor on which expert came first.
     """
-    mixed = weights[:, :1] * outputs[:, 0]
-    for j in range(1, weights.shape[1]):
-        mixed += weights[:, j, None] * outputs[:, j]
-    if common is not None:
-        mixed += common
-    if multiplier != 1:
-        mixed *= np.float32(multiplier)
-    mixed += attended
-    return mixed
+    out = np.empty_like(attended)
+    _combine(weights, outputs, common, multiplier, attended, out)
+    return out
 
 
 class Told(NamedTuple):
