@@ -72,7 +72,7 @@ build/calibrate.so: tracer/calibrate.c build/.apt
 	$(CC) -O2 -Wall -shared -fPIC -o $@ $<
 
 runtime/_probes.so: runtime/_probes.c build/.pip
-	$(CC) -O2 -Wall -fPIC -shared -fcf-protection=none -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
+	$(CC) -O3 -ffp-contract=off -Wall -fPIC -shared -fcf-protection=none -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
 
 views/_messages.so: views/_messages.c build/.pip
 	$(CC) -O2 -Wall -fPIC -shared -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
