@@ -18,6 +18,8 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARED = "MOESCOPE_TESTS_SHARED"
+"""The environment's variable that holds the folder for what is made once in a session of several workers."""
 # On a shared machine an example may take any time, and drawing it too: neither says anything of the code.
 hypothesis.settings.register_profile("shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("shared")
@@ -44,17 +46,23 @@ def can_probe() -> str:
 
 @cache
 def can_use_bcc() -> str:
-    """Empty where BCC can compile and load, else why not."""
+    """Empty where BCC can compile against this kernel's headers and load, else why not. Our own sources must work, then."""
     from tracer.errors import TracerError
-    from tracer.libbpf import Kernel
-    from tracer.loaders import BccLoader
+    from tracer.loaders import headers, import_bcc
 
     if can_probe():
         return can_probe()
+    if headers() is None:
+        return "no kernel headers"
     try:
-        BccLoader(Kernel(), {"empty"}, {}).close()
+        bcc = import_bcc()
+        small = bcc.BPF(text=b"#include <linux/sched.h>\nint nothing(void *context) { return 0; }")
+        small.load_func(b"nothing", bcc.BPF.KPROBE)
+        small.cleanup()
     except TracerError as error:
         return str(error)
+    except Exception as error:  # BCC's own are of many sorts
+        return " ".join(str(error).split())
     return ""
 
 
@@ -97,7 +105,34 @@ FEATURES: dict[str, Callable[[], str]] = {
 }
 
 
+@cache
+def lacking(feature: str) -> str:
+    """Why a feature is absent, empty where it is there; tried once, whatever the number of workers."""
+
+    def tried(folder: Path) -> None:
+        (folder / "reason").write_text(FEATURES[feature]())
+
+    return (made_once(f"feature {feature}", tried) / "reason").read_text()
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` fills for all workers of this session; who comes meanwhile waits."""
+    folder = Path(os.environ[SHARED]) / name
+    made = folder.with_name(f"{name}.made")
+    with open(folder.with_name(f"{name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers inherit the environment of who starts them
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="moescope-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ[SHARED]))
     config.addinivalue_line("markers", f"needs(*features): skip where a feature is absent: {', '.join(FEATURES)}")
     config.addinivalue_line("markers", "alone: compares durations: no other test may run meanwhile")
 
@@ -105,7 +140,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         for feature in mark.args:
-            reason = FEATURES[feature]()
+            reason = lacking(feature)
             if reason:
                 pytest.skip(f"{feature}: {reason}")
 
@@ -129,8 +164,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("features of this machine")
-    for name, check in FEATURES.items():
-        reason = check()
+    for name in FEATURES:
+        reason = lacking(name)
         terminalreporter.write_line(f"{name}: {'yes' if not reason else 'no, ' + reason}")
 
 
@@ -157,19 +192,14 @@ class DemoRun:
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+def demo() -> DemoRun:
     """The main job, default loader, with views; run once before, so that the model is converted and compiled."""
-    folder = tmp_path_factory.mktemp("demo") / "run"
-    trace("run", "--no-views", "--levels", "token", "-o", str(folder.parent / "first"))
-    done = trace("run", "-o", str(folder))
-    assert done.returncode == 0, done.stderr
-    return DemoRun(folder, done.stdout + done.stderr)
 
+    def make(folder: Path) -> None:
+        trace("run", "--no-views", "--levels", "token", "-o", str(folder / "first"))
+        done = trace("run", "-o", str(folder / "run"))
+        assert done.returncode == 0, done.stderr
+        (folder / "output").write_text(done.stdout + done.stderr)
 
-@pytest.fixture(scope="session")
-def demo_bcc(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """The same seeded run through BCC."""
-    folder = tmp_path_factory.mktemp("demo-bcc") / "run"
-    done = trace("run", "--loader", "bcc", "--no-views", "-o", str(folder))
-    assert done.returncode == 0, done.stderr
-    return DemoRun(folder, done.stdout + done.stderr)
+    folder = made_once("demo", make)
+    return DemoRun(folder / "run", (folder / "output").read_text())

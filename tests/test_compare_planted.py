@@ -9,9 +9,10 @@ from analyzer.compare import Comparison, compare
 from analyzer.compare_results import Result
 from analyzer.compare_verdicts import Rules
 from analyzer.tables import load
+from benchmarks.host_time import HostTime
 from tests.conftest import trace
 from tests.planting import by_variant
-from tests.truth import WITH_SITES, HostTime, compiled, skip_where_stolen
+from tests.truth import WITH_SITES, compiled, skip_where_stolen
 
 VARIANTS = ("base", "again", "slow20", "cold", "displaced", "split", "halved")
 ROUNDS, STEPS = 9, 20

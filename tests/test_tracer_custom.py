@@ -70,11 +70,15 @@ def traced(folder: Path, program: Path, text: str, *options: str) -> tuple[Path,
     return run, done.stderr
 
 
+@pytest.fixture(scope="module")
+def recorded(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of the program's declared functions."""
+    return traced(tmp_path_factory.mktemp("recorded"), program, DECLARED.format(library=str(program)))[0]
+
+
 @pytest.mark.needs("probes")
-@pytest.mark.parametrize("loader", ["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
-def test_every_call_is_a_row_with_its_arguments_and_result(tmp_path: Path, program: Path, loader: str) -> None:
-    folder, _ = traced(tmp_path, program, DECLARED.format(library="executable"), "--loader", loader)
-    calls = tables_module.load(folder)["calls"]
+def test_every_call_is_a_row_with_its_arguments_and_result(recorded: Path, program: Path) -> None:
+    calls = tables_module.load(recorded)["calls"]
     work = calls[calls["function"] == "work"]
     names = ["gate", "up", "down"]
     expected = [
@@ -96,13 +100,13 @@ def test_every_call_is_a_row_with_its_arguments_and_result(tmp_path: Path, progr
     assert set(work["library"]) == {str(program)}
     other = calls[calls["function"] == "work_other"]
     assert other[["at", "args", "duration_ns"]].values.tolist() == [["entry", "", 0]]
-    assert Recording(folder).manifest["lost"] == {}
+    assert Recording(recorded).manifest["lost"] == {}
 
 
 @pytest.mark.needs("probes")
-def test_recursion_pairs_each_return_with_its_own_call(tmp_path: Path, program: Path) -> None:
-    folder, _ = traced(tmp_path, program, DECLARED.format(library=str(program)))
-    calls = tables_module.load(folder)["calls"]
+def test_recursion_pairs_each_return_with_its_own_call(recorded: Path) -> None:
+    tables = tables_module.load(recorded)
+    calls = tables["calls"]
     deep = calls[calls["function"] == "deep"].reset_index(drop=True)
     args = [json.loads(text) for text in deep["args"]]
     assert [row["n"] for row in args] == list(range(DEPTH, -1, -1))
@@ -112,17 +116,16 @@ def test_recursion_pairs_each_return_with_its_own_call(tmp_path: Path, program: 
     whole = deep[deep["complete"]]
     assert whole["depth"].tolist() == list(range(KERNELS_RETURN_LIMIT))
     assert whole["end_ns"].is_monotonic_decreasing
-    assert (tables_module.load(folder)["unpaired"]["kind"] != "call").all()
+    assert (tables["unpaired"]["kind"] != "call").all()
 
 
 @pytest.mark.needs("probes")
-def test_calls_are_slices_of_their_thread(tmp_path: Path, program: Path) -> None:
-    folder, _ = traced(tmp_path, program, DECLARED.format(library="executable"))
+def test_calls_are_slices_of_their_thread(recorded: Path) -> None:
     from views.perfetto import write_trace
 
-    manifest = Recording(folder).manifest
-    write_trace(manifest, tables_module.load(folder), folder / "trace.pftrace")
-    with TraceProcessorWasm(trace=str(folder / "trace.pftrace")) as processor:
+    manifest = Recording(recorded).manifest
+    write_trace(manifest, tables_module.load(recorded), recorded / "trace.pftrace")
+    with TraceProcessorWasm(trace=str(recorded / "trace.pftrace")) as processor:
         rows = processor.query("SELECT slice.name AS name, count(*) AS n FROM slice WHERE category = 'call' GROUP BY 1")
     assert {row.name: row.n for row in rows} == {"work": COUNT, "deep": DEPTH + 1, "work_other": 1}
 

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from analyzer import tables as tables_module
+from benchmarks.host_time import HostTime
 from tests.conftest import trace
-from tests.truth import DISTURBED_NS, HostTime, always_running, compiled, in_log_order, read_log, skip_where_stolen
+from tests.truth import DISTURBED_NS, always_running, compiled, in_log_order, read_log, skip_where_stolen
 from tracer.recording import Recording
 
 pytestmark = [
