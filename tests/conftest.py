@@ -25,6 +25,20 @@ hypothesis.settings.register_profile("shared", deadline=None, suppress_health_ch
 hypothesis.settings.load_profile("shared")
 
 
+LONG_FILES = (
+    "test_tracer_bcc",
+    "test_compare_planted",
+    "test_tracer_compare",
+    "test_runtime_models",
+    "test_runtime_quality",
+    "test_end_to_end",
+    "test_tracer_truth",
+    "test_tracer_lifecycle",
+    "test_tracer_builds",
+)
+"""What takes longest comes first, so that no worker is left with it at the end while the others have nothing to do."""
+
+
 @cache
 def can_probe() -> str:
     """Empty where BPF programs can be loaded and uprobes attached, else why not."""
@@ -133,8 +147,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers inherit the environment of who starts them
         os.environ[SHARED] = tempfile.mkdtemp(prefix="moescope-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ[SHARED]))
+        config.option.loadscopereorder = False  # xdist would begin with the files of many tests
     config.addinivalue_line("markers", f"needs(*features): skip where a feature is absent: {', '.join(FEATURES)}")
     config.addinivalue_line("markers", "alone: compares durations: no other test may run meanwhile")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else len(LONG_FILES))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -140,10 +140,10 @@ def test_the_perfetto_ui_shows_the_demo(browser: Any, demo: DemoRun) -> None:  #
     with server(demo.folder / "trace.pftrace", True, 0) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         browser.get(address(served, True))
-        wait(lambda: browser.execute_script("return !!(self.app && self.app.trace)"), 90)
+        wait(lambda: browser.execute_script("return !!(self.app && self.app.trace)"))
         expand = "self.app.commands.runCommand('dev.perfetto.ExpandAllGroups'); return document.body.innerText"
         shown = f"try {{ {expand} }} catch (not_ready_yet) {{ return '' }}"
-        assert wait(lambda: "QNN Execute" in browser.execute_script(shown), 90)
+        assert wait(lambda: "QNN Execute" in browser.execute_script(shown))
         browser.get("about:blank")
         served.shutdown()
 

@@ -153,9 +153,9 @@ def traced(script: str, command: list[str]) -> dict[str, dict[str, int]]:
             line = tracer.stdout.readline()
         if not line:
             pytest.skip(f"bpftrace cannot run here: {tracer.communicate()[1][-200:]}")
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=180)
         tracer.send_signal(2)
-        out = tracer.communicate(timeout=30)[0]
+        out = tracer.communicate(timeout=120)[0]
     finally:
         tracer.kill()
     maps: dict[str, dict[str, int]] = {}

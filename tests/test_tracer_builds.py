@@ -211,5 +211,5 @@ def test_a_running_program_with_a_deleted_and_an_anonymous_library_is_followed(t
     assert target.stdout is not None and target.stdout.readline() == "ready\n"
     done = trace("attach", "--no-views", "--pid", str(target.pid), "--duration", "0.5", "-o", str(tmp_path / "run"))
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    target.communicate(timeout=20)
+    target.communicate(timeout=120)
     assert target.returncode == 0

@@ -190,43 +190,53 @@ def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_leve
         loader.close()
 
 
-@pytest.mark.alone
 @pytest.mark.needs("probes")
 def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tmp_path: Path) -> None:
-    brake, folder = tmp_path / "brake", tmp_path / "run"
-    command = [sys.executable, STEPS, "1400", "0.01", "--slow-while", str(brake), "--slow", "0.1", "--operators", "20"]
+    brake, end, folder = tmp_path / "brake", tmp_path / "end", tmp_path / "run"
+    command = [sys.executable, STEPS, "100000", "0.01", "--slow-while", str(brake), "--slow", "0.1", "--operators", "20"]
+    command += ["--until", str(end)]
     options = ["--no-views", "--min-tps", "20", "-o", str(folder)]
     tracer = subprocess.Popen(
         [sys.executable, "-m", "tracer", "run", *options, "--", *command],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
-    def changes_until(done) -> list[dict]:
-        for _ in range(600):
-            rows = json.loads((folder / "manifest.json").read_text())["level_changes"] if folder.exists() else []
-            if done(rows) or tracer.poll() is not None:
-                return rows
+    def wait_until(done) -> dict:
+        for _ in range(round(120 / 0.05)):
+            manifest = json.loads((folder / "manifest.json").read_text()) if (folder / "manifest.json").exists() else {}
+            if manifest and done(manifest):
+                return manifest
+            assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
             time.sleep(0.05)
-        raise AssertionError(rows)
+        raise AssertionError(manifest)
 
-    while not (folder / "manifest.json").exists():
-        assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
-        time.sleep(0.05)
-    time.sleep(1.5)
-    brake.touch()
-    changes_until(lambda rows: len(rows) >= 2)
-    brake.unlink()
-    assert tracer.wait(120) == 0, tracer.stderr and tracer.stderr.read()
+    def is_whole(manifest: dict) -> bool:
+        """Every level that went has come back."""
+        on = [row["on"] for row in manifest["level_changes"] if row["done_ns"]]
+        return on.count(True) == on.count(False) > 0
+
+    try:
+        wait_until(lambda manifest: manifest["records"].get("token_end", 0) > 100)
+        brake.touch()
+        wait_until(lambda manifest: len(manifest["level_changes"]) >= 2)
+        brake.unlink()
+        steps = wait_until(is_whole)["records"]["token_end"]
+        wait_until(lambda manifest: manifest["records"]["token_end"] > steps + 100)
+    finally:
+        end.touch()
+    printed, said = tracer.communicate(timeout=120)
+    assert tracer.returncode == 0, said
     run = Recording(folder)
     rows = run.manifest["level_changes"]
     shed, back = [r["level"] for r in rows if not r["on"]], [r["level"] for r in rows if r["on"]]
     assert shed and "token" not in shed and sorted(back) == sorted(shed)
     assert all(row["tps"] < 20 for row in rows if not row["on"]) and all(row["tps"] >= 22 for row in rows if row["on"])
     assert all(row["ts_ns"] < row["done_ns"] and row["why"] for row in rows)
-    assert run.manifest["records"]["token_end"] == 1400
+    assert f"done {run.manifest['records']['token_end']}\n" in printed
     learnt = run.manifest["step_latency"]
     assert learnt["steps"] > 100 and learnt["withheld"] == 0 and learnt["coefficients"]["seconds"] > 0
     if "operator" in shed:

@@ -25,7 +25,6 @@ from tests.truth import (
 from tracer.recording import Recording
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.needs("probes"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
@@ -66,6 +65,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     return Traced(folder / "log.csv", recording, tables_module.build(recording), stolen)
 
 
+@pytest.mark.alone  # while it is recorded; the tests behind it read
 def test_every_table_has_as_many_rows_as_the_program_did_things(traced: Traced) -> None:
     assert traced.recording.manifest["lost"] == {}
     steps, runs = STEPS * THREADS, STEPS * THREADS * LAYERS
