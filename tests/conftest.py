@@ -134,7 +134,7 @@ def lacking(feature: str) -> str:
     return (made_once(f"feature {feature}", tried) / "reason").read_text()
 
 
-def made_once(name: str, make: Callable[[Path], None]) -> Path:
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
     """A folder that `make` fills for all workers of this session; who comes meanwhile waits."""
     folder = Path(os.environ[SHARED]) / name
     made = folder.with_name(f"{name}.made")

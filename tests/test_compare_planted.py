@@ -18,6 +18,7 @@ from tracer.recording import Recording
 
 VARIANTS = ("base", "again", "slow20", "cold", "displaced", "split", "halved")
 ROUNDS, STEPS = 9, 20
+SURE = 0.005  # by the usual rules one comparison in 20 may blame something by chance: see benchmarks/comparing
 pytestmark = pytest.mark.needs("probes")
 
 
@@ -37,7 +38,7 @@ class Planted:
     def changed(self, variant: str) -> pd.DataFrame:
         skip_where_stolen(self.stolen)
         judged = self.against_base(variant).judged
-        return judged[judged["verdict"].isin(["slower", "faster"])]
+        return judged[judged["verdict"].isin(["slower", "faster"]) & (judged["p"] < SURE)]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def planted(recorded: tuple[Path, str, float]) -> Planted:
 
 
 def test_an_unchanged_program_raises_no_alarm(planted: Planted) -> None:
-    strict = Rules(alpha=0.002)  # one comparison in 20 may alarm by the usual rules: see benchmarks/comparing
+    strict = Rules(alpha=0.002)
     judged = compare(planted.results["base"], planted.results["again"], strict).judged
     assert set(judged["verdict"]) <= {"same", "cannot tell", "minor"}
 
