@@ -129,7 +129,7 @@ def test_both_buffers_see_the_same_run(demo: DemoRun, demo_perf: DemoRun) -> Non
 
 @pytest.mark.needs("probes")
 def test_perf_buffers_record_every_call_of_a_program_and_its_child(tmp_path: Path) -> None:
-    options = ("--no-views", "--buffer", "perf", "-o", str(tmp_path / "run"))
+    options = ("--no-views", "--buffer", "perf", "--levels", "token", "-o", str(tmp_path / "run"))
     done = trace("run", *options, "--", sys.executable, STEPS, "3000", "0", "--child", env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     run = Recording(tmp_path / "run")

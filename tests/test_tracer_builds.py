@@ -32,7 +32,8 @@ def build(folder: Path, *flags: str) -> Path:
 
 
 def traced(folder: Path, program: Path) -> tuple[dict, dict[str, pd.DataFrame]]:
-    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", str(program), str(STEPS), str(GRAPHS))
+    options = ("--no-views", "--levels", "token,graph,operator", "-o", str(folder / "run"))
+    done = trace("run", *options, "--", str(program), str(STEPS), str(GRAPHS))
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "run" / "manifest.json").read_text()), tables_module.load(folder / "run")
 
@@ -209,7 +210,9 @@ def test_a_running_program_with_a_deleted_and_an_anonymous_library_is_followed(t
     command, pipe = [sys.executable, "-c", script, str(library)], subprocess.PIPE
     target = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert target.stdout is not None and target.stdout.readline() == "ready\n"
-    done = trace("attach", "--no-views", "--pid", str(target.pid), "--duration", "0.5", "-o", str(tmp_path / "run"))
+    done = trace(
+        "attach", "--no-views", "--levels", "token", "--pid", str(target.pid), "--duration", "0.5", "-o", str(tmp_path / "run")
+    )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     target.communicate(timeout=120)
     assert target.returncode == 0

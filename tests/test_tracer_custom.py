@@ -61,9 +61,9 @@ def declare(folder: Path, text: str) -> str:
     return str(path)
 
 
-def traced(folder: Path, program: Path, text: str, *options: str) -> tuple[Path, str]:
+def traced(folder: Path, program: Path, text: str) -> tuple[Path, str]:
     run = folder / "run"
-    command = ["run", "--no-views", "--probes", declare(folder, text), "-o", str(run), *options]
+    command = ["run", "--no-views", "--levels", "token,operator,expert", "--probes", declare(folder, text), "-o", str(run)]
     done = trace(*command, "--", str(program), str(COUNT), str(DEPTH))
     assert done.returncode == 0, done.stderr
     assert f"{DEPTH + 1}" in done.stdout
@@ -185,9 +185,8 @@ def test_an_engine_of_the_users_own_reuses_our_programs(tmp_path: Path) -> None:
     subprocess.run(build, check=True)
     link = ["cc", "-o", str(tmp_path / "main"), str(tmp_path / "main.c"), f"-L{tmp_path}", "-lmine", f"-Wl,-rpath,{tmp_path}"]
     subprocess.run(link, check=True)
-    done = trace(
-        "run", "--no-views", "--probes", declare(tmp_path, GROUPS), "-o", str(tmp_path / "run"), "--", str(tmp_path / "main")
-    )
+    options = ["--no-views", "--levels", "token", "--probes", declare(tmp_path, GROUPS), "-o", str(tmp_path / "run")]
+    done = trace("run", *options, "--", str(tmp_path / "main"))
     assert done.returncode == 0, done.stderr
     tokens = tables_module.load(tmp_path / "run")["tokens"]
     assert tokens["n_tokens"].tolist() == tokens["position"].tolist() == list(range(1, 9))
@@ -317,7 +316,8 @@ def test_the_example_of_the_documentation_records_a_librarys_calls(tmp_path: Pat
     link = [f"-L{tmp_path}", "-lfoo", f"-Wl,-rpath,{tmp_path}"]
     subprocess.run(["cc", "-o", str(tmp_path / "main"), str(tmp_path / "main.c"), *link], check=True)
     path = declare(tmp_path, blocks("toml")[0])
-    done = trace("run", "--no-views", "--probes", path, "-o", str(tmp_path / "run"), "--", str(tmp_path / "main"))
+    options = ["--no-views", "--levels", "operator", "--probes", path, "-o", str(tmp_path / "run")]
+    done = trace("run", *options, "--", str(tmp_path / "main"))
     assert done.returncode == 0, done.stderr
     (args,) = tables_module.load(tmp_path / "run")["calls"]["args"]
     assert json.loads(args) == {"n": 1, "rows": 40, "scale": 0.5, "name": "expert", "result": 42}

@@ -27,11 +27,11 @@ STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 class Traced:
     """A tracer over `steps.py`, both alive; the target goes on until it is told to end."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, levels: str):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.folder = folder
         self.output, self.end = folder.parent / "target-output", folder.parent / "end"
-        command = [sys.executable, "-m", "tracer", "run", "--no-views", "-o", str(folder), "--"]
+        command = [sys.executable, "-m", "tracer", "run", "--no-views", "--levels", levels, "-o", str(folder), "--"]
         command += [sys.executable, STEPS, str(STEPS_LONG), "0.01", "--until", str(self.end)]
         with self.output.open("wb") as out:
             self.tracer = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True)
@@ -52,9 +52,9 @@ class Traced:
         raise AssertionError(self.output.read_text())
 
 
-@pytest.fixture
-def traced(tmp_path: Path) -> Iterator[Traced]:
-    run = Traced(tmp_path / "run")
+@pytest.fixture(params=["token"])
+def traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Traced]:
+    run = Traced(tmp_path / "run", request.param)
     yield run
     run.end.touch()
     if run.tracer.poll() is None:
@@ -77,6 +77,7 @@ def alive(pid: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("traced", ["all"], indirect=True)
 def test_a_killed_tracer_leaves_no_probe_a_living_target_and_a_readable_recording(traced: Traced) -> None:
     manifest = traced.wait_for_records("token_end", 100)
     pid = manifest["target"]["pid"]
@@ -128,7 +129,9 @@ def test_a_running_process_is_followed_and_let_go(tmp_path: Path) -> None:
     command = [sys.executable, STEPS, str(STEPS_LONG), "0.01", "--until", str(end)]
     target = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert wait_until(lambda: "_probes" in Path(f"/proc/{target.pid}/maps").read_text())
-    done = trace("attach", "--no-views", "--pid", str(target.pid), "--duration", "1.5", "-o", str(tmp_path / "run"))
+    done = trace(
+        "attach", "--no-views", "--levels", "token", "--pid", str(target.pid), "--duration", "1", "-o", str(tmp_path / "run")
+    )
     assert done.returncode == 0, done.stderr
     assert alive(target.pid)
     end.touch()
@@ -153,6 +156,8 @@ def test_a_full_disk_ends_the_recording_in_one_line_and_keeps_what_was_written(t
         "tracer",
         "run",
         "--no-views",
+        "--levels",
+        "token",
         "-o",
         str(tmp_path / "run"),
         "--",
@@ -187,7 +192,7 @@ def open_folder() -> Iterator[Path]:
 
 def test_the_command_runs_as_the_invoking_user_and_the_output_is_theirs(open_folder: Path) -> None:
     user = {"SUDO_UID": "65534", "SUDO_GID": "65534", "SUDO_USER": "nobody"}
-    done = trace("run", "--no-views", "-o", str(open_folder / "a" / "run"), "--", "id", "-u", env=user)
+    done = trace("run", "--no-views", "--levels", "token", "-o", str(open_folder / "a" / "run"), "--", "id", "-u", env=user)
     assert done.stdout.strip() == "65534"
     owners = {path.stat().st_uid for path in (open_folder / "a").rglob("*")} | {(open_folder / "a").stat().st_uid}
     assert owners == {65534}
@@ -215,15 +220,15 @@ def test_wrong_use_is_answered_in_one_line(tmp_path: Path, arguments: tuple[str,
 
 
 def test_a_command_that_fails_at_once_is_said_in_one_line(tmp_path: Path) -> None:
-    done = trace("run", "-o", str(tmp_path / "run"), "--", "false")
+    done = trace("run", "--levels", "token", "-o", str(tmp_path / "run"), "--", "false")
     assert done.returncode == 1
     assert "the command ended with status 1; no engine" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
 def test_an_existing_recording_is_not_overwritten(tmp_path: Path) -> None:
-    assert trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", "true").returncode == 0
-    again = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", "true")
+    assert trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", "true").returncode == 0
+    again = trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", "true")
     assert again.returncode == 2 and "holds a recording already" in again.stderr
 
 

@@ -45,7 +45,7 @@ def identity(path: Path) -> Path:
 def run(folder: Path, model: Path, *options: str) -> tuple[list[dict], dict[str, pd.DataFrame]]:
     program = str(ROOT / "tests" / "programs" / "ort_c.py")
     command = [sys.executable, program, str(RUNTIME), str(model), str(RUNS), *options]
-    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
+    done = trace("run", "--no-views", "--levels", "graph", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()], tables_module.load(folder / "run")
 
@@ -85,7 +85,7 @@ def test_slots_that_the_programs_version_lacks_are_left_alone(tmp_path: Path, mo
     old = tmp_path / "old.py"
     old.write_text(program.replace("= 16, 1, 1, 0", "= 4, 1, 1, 0"))
     command = [sys.executable, str(old), str(RUNTIME), str(model), "1"]
-    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *command)
+    done = trace("run", "--no-views", "--levels", "graph", "-o", str(tmp_path / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     slots = {row["symbol"] for row in manifest["probes"] if row["symbol"].startswith("OrtApi[")}
@@ -128,7 +128,7 @@ def genie_calls(folder: Path) -> list[str]:
 @needs_genie
 @pytest.mark.needs("probes")
 def test_genies_calls_are_recorded_with_their_error(tmp_path: Path) -> None:
-    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *genie_calls(tmp_path))
+    done = trace("run", "--no-views", "--levels", "token,graph,qnn", "-o", str(tmp_path / "run"), "--", *genie_calls(tmp_path))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert all(status != 0 for _, status in told)

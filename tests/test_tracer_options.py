@@ -145,7 +145,19 @@ def test_options_that_were_used_stand_in_the_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [("--tokens", "50"), ("--duration", "700ms")])
 def test_after_a_limit_the_command_goes_on_untraced_and_the_tracer_waits_for_it(tmp_path: Path, limit: tuple[str, str]) -> None:
     end, pipe = tmp_path / "end", subprocess.PIPE
-    command = [sys.executable, "-m", "tracer", "run", "--no-views", *limit, "-o", str(tmp_path / "run"), "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "tracer",
+        "run",
+        "--no-views",
+        "--levels",
+        "token",
+        *limit,
+        "-o",
+        str(tmp_path / "run"),
+        "--",
+    ]
     command += [sys.executable, STEPS, "100000", "0.01", "--until", str(end)]
     tracer = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ENV}, stdout=pipe, stderr=pipe, text=True)
     try:
@@ -167,7 +179,7 @@ def test_after_a_limit_the_command_goes_on_untraced_and_the_tracer_waits_for_it(
 @pytest.mark.needs("probes")
 def test_the_exit_code_is_the_commands_even_after_a_limit(tmp_path: Path) -> None:
     command = ("sh", "-c", "sleep 1; exit 3")
-    done = trace("run", "--no-views", "--duration", "0.2", "-o", str(tmp_path / "run"), "--", *command)
+    done = trace("run", "--no-views", "--levels", "token", "--duration", "0.2", "-o", str(tmp_path / "run"), "--", *command)
     assert done.returncode == 1
 
 

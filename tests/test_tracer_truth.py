@@ -19,10 +19,9 @@ STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 PLAIN = str(ROOT / "tests" / "programs" / "plain_qnn.py")
 
 
-def steps(folder: Path, *arguments: str, tracer: tuple[str, ...] = ()) -> Recording:
-    done = trace(
-        "run", "--no-views", "-o", str(folder), *tracer, "--", sys.executable, STEPS, *arguments, env={"PYTHONPATH": str(ROOT)}
-    )
+def steps(folder: Path, *arguments: str, levels: str = "token") -> Recording:
+    options = ("--no-views", "--levels", levels, "-o", str(folder))
+    done = trace("run", *options, "--", sys.executable, STEPS, *arguments, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     return Recording(folder)
 
@@ -47,13 +46,13 @@ def test_durations_are_those_that_the_program_sleeps(tmp_path: Path) -> None:
 
 
 def test_a_library_loaded_late_and_a_child_lose_no_call(tmp_path: Path) -> None:
-    run = steps(tmp_path / "run", "300", "0", "--late", "0.5", "--child")
+    run = steps(tmp_path / "run", "300", "0", "--late", "0.5", "--child", levels="all")
     counts = collections.Counter(run.records("token_begin")["pid"].tolist())
     assert sorted(counts.values()) == [300, 300]
 
 
 def test_levels_that_were_not_asked_for_are_not_attached(tmp_path: Path) -> None:
-    run = steps(tmp_path / "run", "10", "0", tracer=("--levels", "graph"))
+    run = steps(tmp_path / "run", "10", "0", levels="graph")
     assert {row["level"] for row in run.manifest["probes"]} == {"graph", "process"}
     assert len(run.records("token_begin")) == 0
     assert len(run.records("sched_switch")) == 0
