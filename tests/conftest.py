@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -204,6 +205,24 @@ def trace(*arguments: str, env: dict[str, str] | None = None, timeout: float = 3
         timeout=timeout,
         check=False,
     )
+
+
+def begin_trace(*arguments: str) -> subprocess.Popen[str]:
+    """The same, not waited for."""
+    command, pipe = [sys.executable, "-m", "tracer", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=pipe, stderr=pipe, text=True)
+
+
+def manifest_when(done: Callable[[dict], object], folder: Path, tracer: subprocess.Popen[str], patience_s: float = 120) -> dict:
+    """The manifest of a recording that goes on, once `done` holds for it."""
+    deadline, path = time.monotonic() + patience_s, folder / "manifest.json"
+    while time.monotonic() < deadline:
+        manifest = json.loads(path.read_text()) if path.exists() else {}
+        if manifest and done(manifest):
+            return manifest
+        assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
+        time.sleep(0.05)
+    raise AssertionError(manifest)
 
 
 class DemoRun:

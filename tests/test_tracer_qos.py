@@ -1,10 +1,6 @@
 """The guard of decode speed: what it may do, what it must do, and how often, on simulated and on real targets."""
 
-import json
-import os
-import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, begin_trace, manifest_when
 from tracer.attach import Attachments
 from tracer.engines import choose
 from tracer.libbpf import Kernel
@@ -195,24 +191,7 @@ def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tm
     brake, end, folder = tmp_path / "brake", tmp_path / "end", tmp_path / "run"
     command = [sys.executable, STEPS, "100000", "0.01", "--slow-while", str(brake), "--slow", "0.1", "--operators", "20"]
     command += ["--until", str(end)]
-    options = ["--no-views", "--min-tps", "20", "-o", str(folder)]
-    tracer = subprocess.Popen(
-        [sys.executable, "-m", "tracer", "run", *options, "--", *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-    def wait_until(done) -> dict:
-        for _ in range(round(120 / 0.05)):
-            manifest = json.loads((folder / "manifest.json").read_text()) if (folder / "manifest.json").exists() else {}
-            if manifest and done(manifest):
-                return manifest
-            assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
-            time.sleep(0.05)
-        raise AssertionError(manifest)
+    tracer = begin_trace("run", "--no-views", "--min-tps", "20", "-o", str(folder), "--", *command)
 
     def is_whole(manifest: dict) -> bool:
         """Every level that went has come back."""
@@ -220,12 +199,12 @@ def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tm
         return on.count(True) == on.count(False) > 0
 
     try:
-        wait_until(lambda manifest: manifest["records"].get("token_end", 0) > 100)
+        manifest_when(lambda manifest: manifest["records"].get("token_end", 0) > 100, folder, tracer)
         brake.touch()
-        wait_until(lambda manifest: len(manifest["level_changes"]) >= 2)
+        manifest_when(lambda manifest: len(manifest["level_changes"]) >= 2, folder, tracer)
         brake.unlink()
-        steps = wait_until(is_whole)["records"]["token_end"]
-        wait_until(lambda manifest: manifest["records"]["token_end"] > steps + 100)
+        steps = manifest_when(is_whole, folder, tracer)["records"]["token_end"]
+        manifest_when(lambda manifest: manifest["records"]["token_end"] > steps + 100, folder, tracer)
     finally:
         end.touch()
     printed, said = tracer.communicate(timeout=120)
