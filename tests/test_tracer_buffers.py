@@ -61,7 +61,7 @@ class FakeKernel:
         return True
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     st.sampled_from(list(STREAMS.values())),
     st.integers(0, 3 * PAGE // 8),
