@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,10 +18,31 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from benchmarks.host_time import HostTime
+
 ROOT = Path(__file__).resolve().parent.parent
-# On a shared machine an example may take any time, and drawing it too: neither says anything of the code.
-hypothesis.settings.register_profile("shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+SHARED = "MOESCOPE_TESTS_SHARED"
+"""The environment's variable that holds the folder for what is made once in a session of several workers."""
+# On a shared machine an example may take any time, and drawing it too: neither says anything of the code. What passed for one
+# change passes for the next: the examples are the same every time. For others: --hypothesis-profile=default.
+hypothesis.settings.register_profile(
+    "shared", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("shared")
+
+
+LONG_FILES = (
+    "test_tracer_bcc",
+    "test_compare_planted",
+    "test_tracer_compare",
+    "test_runtime_models",
+    "test_runtime_quality",
+    "test_end_to_end",
+    "test_tracer_truth",
+    "test_tracer_lifecycle",
+    "test_tracer_builds",
+)
+"""What takes longest comes first, so that no worker is left with it at the end while the others have nothing to do."""
 
 
 @cache
@@ -44,17 +66,23 @@ def can_probe() -> str:
 
 @cache
 def can_use_bcc() -> str:
-    """Empty where BCC can compile and load, else why not."""
+    """Empty where BCC can compile against this kernel's headers and load, else why not. Our own sources must work, then."""
     from tracer.errors import TracerError
-    from tracer.libbpf import Kernel
-    from tracer.loaders import BccLoader
+    from tracer.loaders import headers, import_bcc
 
     if can_probe():
         return can_probe()
+    if headers() is None:
+        return "no kernel headers"
     try:
-        BccLoader(Kernel(), {"empty"}, {}).close()
+        bcc = import_bcc()
+        small = bcc.BPF(text=b"#include <linux/sched.h>\nint nothing(void *context) { return 0; }")
+        small.load_func(b"nothing", bcc.BPF.KPROBE)
+        small.cleanup()
     except TracerError as error:
         return str(error)
+    except Exception as error:  # BCC's own are of many sorts
+        return " ".join(str(error).split())
     return ""
 
 
@@ -97,15 +125,47 @@ FEATURES: dict[str, Callable[[], str]] = {
 }
 
 
+@cache
+def lacking(feature: str) -> str:
+    """Why a feature is absent, empty where it is there; tried once, whatever the number of workers."""
+
+    def tried(folder: Path) -> None:
+        (folder / "reason").write_text(FEATURES[feature]())
+
+    return (made_once(f"feature {feature}", tried) / "reason").read_text()
+
+
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` fills for all workers of this session; who comes meanwhile waits."""
+    folder = Path(os.environ[SHARED]) / name
+    made = folder.with_name(f"{name}.made")
+    with open(folder.with_name(f"{name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers inherit the environment of who starts them
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="moescope-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ[SHARED]))
+        config.option.loadscopereorder = False  # xdist would begin with the files of many tests
     config.addinivalue_line("markers", f"needs(*features): skip where a feature is absent: {', '.join(FEATURES)}")
     config.addinivalue_line("markers", "alone: compares durations: no other test may run meanwhile")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else len(LONG_FILES))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         for feature in mark.args:
-            reason = FEATURES[feature]()
+            reason = lacking(feature)
             if reason:
                 pytest.skip(f"{feature}: {reason}")
 
@@ -129,8 +189,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("features of this machine")
-    for name, check in FEATURES.items():
-        reason = check()
+    for name in FEATURES:
+        reason = lacking(name)
         terminalreporter.write_line(f"{name}: {'yes' if not reason else 'no, ' + reason}")
 
 
@@ -147,29 +207,44 @@ def trace(*arguments: str, env: dict[str, str] | None = None, timeout: float = 3
     )
 
 
+def begin_trace(*arguments: str) -> subprocess.Popen[str]:
+    """The same, not waited for."""
+    command, pipe = [sys.executable, "-m", "tracer", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=pipe, stderr=pipe, text=True)
+
+
+def manifest_when(done: Callable[[dict], object], folder: Path, tracer: subprocess.Popen[str], patience_s: float = 120) -> dict:
+    """The manifest of a recording that goes on, once `done` holds for it."""
+    deadline, path = time.monotonic() + patience_s, folder / "manifest.json"
+    while time.monotonic() < deadline:
+        manifest = json.loads(path.read_text()) if path.exists() else {}
+        if manifest and done(manifest):
+            return manifest
+        assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
+        time.sleep(0.05)
+    raise AssertionError(manifest)
+
+
 class DemoRun:
     """One traced run of the bundled demo, its results written."""
 
-    def __init__(self, folder: Path, output: str):
-        self.folder, self.output = folder, output
+    def __init__(self, folder: Path, output: str, stolen: float = 0.0):
+        self.folder, self.output, self.stolen = folder, output, stolen
         self.log = json.loads((folder / "runtime.json").read_text())
         self.manifest = json.loads((folder / "manifest.json").read_text())
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+def demo() -> DemoRun:
     """The main job, default loader, with views; run once before, so that the model is converted and compiled."""
-    folder = tmp_path_factory.mktemp("demo") / "run"
-    trace("run", "--no-views", "--levels", "token", "-o", str(folder.parent / "first"))
-    done = trace("run", "-o", str(folder))
-    assert done.returncode == 0, done.stderr
-    return DemoRun(folder, done.stdout + done.stderr)
 
+    def make(folder: Path) -> None:
+        trace("run", "--no-views", "--levels", "token", "-o", str(folder / "first"))
+        host = HostTime()
+        done = trace("run", "-o", str(folder / "run"))
+        assert done.returncode == 0, done.stderr
+        (folder / "output").write_text(done.stdout + done.stderr)
+        (folder / "stolen").write_text(str(host.share()))
 
-@pytest.fixture(scope="session")
-def demo_bcc(tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """The same seeded run through BCC."""
-    folder = tmp_path_factory.mktemp("demo-bcc") / "run"
-    done = trace("run", "--loader", "bcc", "--no-views", "-o", str(folder))
-    assert done.returncode == 0, done.stderr
-    return DemoRun(folder, done.stdout + done.stderr)
+    folder = made_once("demo", make)
+    return DemoRun(folder / "run", (folder / "output").read_text(), float((folder / "stolen").read_text()))

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from runtime.convert import Target, convert
 from runtime.demo_model import write_demo_model
+from tests.conftest import made_once
 
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
 
@@ -20,6 +22,12 @@ def trained_model() -> Path:
     if not (folder / "config.json").exists():
         pytest.skip("no trained model at hand: set MOESCOPE_TEST_MODEL")
     return folder
+
+
+def trained_package() -> Path:
+    """The trained model converted for the CPU, once for all workers."""
+    model = trained_model()
+    return made_once("trained", lambda folder: convert(model, folder / "package", None, Target(backend="cpu"))) / "package"
 
 
 def random_model(folder: Path, **changes: object) -> Path:

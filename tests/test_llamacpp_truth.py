@@ -37,9 +37,8 @@ class Both:
         words = [str(folder / "model.gguf"), str(prompt), str(NEW), str(PAUSE_S)]
         oracle = [sys.executable, str(PROGRAMS / "llama_oracle.py"), *words]
         told = json.loads(subprocess.run(oracle, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-        done = trace(
-            "run", "--no-views", "-o", str(folder / "run"), "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words
-        )
+        options = ["--no-views", "--levels", "token,graph,operator,expert", "-o", str(folder / "run")]
+        done = trace("run", *options, "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1]) == told["made"]
         recording = Recording(folder / "run")

@@ -268,7 +268,7 @@ def test_ctrl_c_ends_generation_with_the_text_so_far(demo: Path) -> None:
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout and process.stdout.read(20)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=120)
     assert process.returncode == 130
     assert b"Traceback" not in error and b"ms per token" in error
 

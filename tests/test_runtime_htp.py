@@ -110,7 +110,7 @@ def test_qnn_profiling_writes_one_csv_for_each_session_and_stdout_holds_text_onl
     work.mkdir()
     command = [sys.executable, "-m", "runtime", "generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "3", "--json"]
     command += ["--prefill-backend", "htp", "--chunk", "32", "--qnn-profile", "detailed", "--qnn-profile-dir", "csv"]
-    done = subprocess.run(command, cwd=work, env=_environment(), capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, cwd=work, env=_environment(), capture_output=True, text=True, timeout=180, check=True)
     statistics = json.loads(done.stdout)["statistics"]
     csvs = sorted((work / "csv").glob("*.csv"))
     rows = Counter(row["Event Identifier"] for path in csvs for row in csv.DictReader(path.open()))
@@ -174,11 +174,11 @@ def test_without_the_qnn_package_htp_says_how_to_get_it_and_auto_takes_the_cpu(t
         "2",
         "--prefill-backend",
     ]
-    refused = subprocess.run([*base, "htp"], env=_environment(), capture_output=True, text=True, timeout=60)
+    refused = subprocess.run([*base, "htp"], env=_environment(), capture_output=True, text=True, timeout=180)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert "pip install moescope[npu]" in refused.stderr
-    taken = subprocess.run([*base, "auto"], env=_environment(), capture_output=True, text=True, timeout=60)
+    taken = subprocess.run([*base, "auto"], env=_environment(), capture_output=True, text=True, timeout=180)
     assert taken.returncode == 0
     assert "prefill runs on the CPU" in taken.stderr
 
@@ -225,5 +225,5 @@ def test_evicted_and_reloaded_context_binaries_leave_nothing_and_two_run_from_tw
         "assert end['threads'] == warm['threads'] and end['files'] == warm['files'] and end['pss'] - warm['pss'] < 8 << 20"
     )
     command = [sys.executable, "-c", script, str(package.folder)]
-    done = subprocess.run(command, env=_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr

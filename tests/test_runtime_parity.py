@@ -14,7 +14,7 @@ from runtime import MoE
 from runtime.demo_model import write_demo_model
 from runtime.probes import Reason
 from runtime.sampling import Sampler, Sampling
-from tests.runtime_models import PROMPT, fuse_experts, random_model, shard, trained_model
+from tests.runtime_models import PROMPT, fuse_experts, random_model, shard, trained_model, trained_package
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -77,8 +77,8 @@ def test_greedy_text_of_the_demo_model_equals_transformers(tmp_path: Path) -> No
     assert_parity(write_demo_model(tmp_path), tmp_path / "package")
 
 
-def test_greedy_text_of_the_trained_model_equals_transformers(tmp_path: Path) -> None:
-    assert_parity(trained_model(), tmp_path / "package", chunk=7)
+def test_greedy_text_of_the_trained_model_equals_transformers() -> None:
+    assert_parity(trained_model(), trained_package(), chunk=7)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

@@ -80,10 +80,10 @@ def test_a_probe_that_nobody_watches_costs_less_than_a_microsecond() -> None:
 
 
 def _time(call: object, arguments: tuple[object, ...], repeats: int = 20000) -> float:
-    began = time.perf_counter_ns()
+    began = time.thread_time_ns()  # of this thread's own CPU time: whoever else runs meanwhile does not count
     for _ in range(repeats):
         call(*arguments)  # type: ignore[operator]
-    return (time.perf_counter_ns() - began) / repeats
+    return (time.thread_time_ns() - began) / repeats
 
 
 @built
@@ -153,9 +153,9 @@ def traced(script: str, command: list[str]) -> dict[str, dict[str, int]]:
             line = tracer.stdout.readline()
         if not line:
             pytest.skip(f"bpftrace cannot run here: {tracer.communicate()[1][-200:]}")
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=180)
         tracer.send_signal(2)
-        out = tracer.communicate(timeout=30)[0]
+        out = tracer.communicate(timeout=120)[0]
     finally:
         tracer.kill()
     maps: dict[str, dict[str, int]] = {}

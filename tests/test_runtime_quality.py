@@ -11,7 +11,7 @@ from runtime.attention import Sequence
 from runtime.convert import Target, convert
 from runtime.kv_cache import TYPES
 from runtime.package import Package
-from tests.runtime_models import trained_model
+from tests.runtime_models import trained_model, trained_package
 
 TOKENS, WINDOW = 256, 256
 
@@ -31,19 +31,15 @@ def perplexity(package: Path, **options: int) -> float:
     return float(np.exp(losses.mean()))
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(trained_model(), tmp_path_factory.mktemp("plain") / "package", None, Target(backend="cpu")).folder
-
-
-def test_perplexity_stays_within_its_bounds(plain: Path, tmp_path: Path) -> None:
+def test_perplexity_stays_within_its_bounds(tmp_path: Path) -> None:
+    plain = trained_package()
     best = perplexity(plain)
     package = convert(trained_model(), tmp_path / "package", None, Target(backend="cpu", bits=8)).folder
     assert abs(perplexity(package) / best - 1) < 0.01
     assert abs(perplexity(plain, kv_bits=8) / best - 1) < 0.01
 
 
-def test_shorter_keys_and_values_take_less_memory(plain: Path) -> None:
-    family = Package(plain).family
+def test_shorter_keys_and_values_take_less_memory() -> None:
+    family = Package(trained_package()).family
     sizes = {bits: sum(map(len, map(bytes, Sequence(family, 128, TYPES[bits]).keys))) for bits in (32, 16, 8)}
     assert sizes[32] == 2 * sizes[16] == 4 * sizes[8]

@@ -90,7 +90,7 @@ def test_a_disk_that_goes_away_while_experts_load_ends_in_one_line(tmp_path: Pat
         try:
             assert process.stdout and process.stdout.readline() == "loaded\n"
             fail()
-            _, error = process.communicate("\n", timeout=60)
+            _, error = process.communicate("\n", timeout=120)
         finally:
             process.kill()
             process.wait()

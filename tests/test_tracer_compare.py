@@ -82,7 +82,8 @@ def test_the_report_says_that_two_runs_tell_nothing_and_that_the_models_differ(c
 @pytest.mark.needs("probes")
 def test_the_budget_ends_it(program: tuple[Path, list[Path]], tmp_path: Path) -> None:
     command = [str(program[0]), "1", "3", "base"]
-    done = trace("compare", "--budget", "1ms", "--warmup", "0", "-o", str(tmp_path / "cmp"), "--", *command, "--vs", *command)
+    options = ["--budget", "1ms", "--warmup", "0", "--trace", "--levels token", "-o", str(tmp_path / "cmp")]
+    done = trace("compare", *options, "--", *command, "--vs", *command)
     assert done.returncode == 0, done.stderr
     assert [len(list((tmp_path / "cmp" / side).iterdir())) for side in ("base", "cand")] == [1, 1]
 

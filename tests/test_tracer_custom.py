@@ -61,20 +61,24 @@ def declare(folder: Path, text: str) -> str:
     return str(path)
 
 
-def traced(folder: Path, program: Path, text: str, *options: str) -> tuple[Path, str]:
+def traced(folder: Path, program: Path, text: str) -> tuple[Path, str]:
     run = folder / "run"
-    command = ["run", "--no-views", "--probes", declare(folder, text), "-o", str(run), *options]
+    command = ["run", "--no-views", "--levels", "token,operator,expert", "--probes", declare(folder, text), "-o", str(run)]
     done = trace(*command, "--", str(program), str(COUNT), str(DEPTH))
     assert done.returncode == 0, done.stderr
     assert f"{DEPTH + 1}" in done.stdout
     return run, done.stderr
 
 
+@pytest.fixture(scope="module")
+def recorded(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of the program's declared functions."""
+    return traced(tmp_path_factory.mktemp("recorded"), program, DECLARED.format(library=str(program)))[0]
+
+
 @pytest.mark.needs("probes")
-@pytest.mark.parametrize("loader", ["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
-def test_every_call_is_a_row_with_its_arguments_and_result(tmp_path: Path, program: Path, loader: str) -> None:
-    folder, _ = traced(tmp_path, program, DECLARED.format(library="executable"), "--loader", loader)
-    calls = tables_module.load(folder)["calls"]
+def test_every_call_is_a_row_with_its_arguments_and_result(recorded: Path, program: Path) -> None:
+    calls = tables_module.load(recorded)["calls"]
     work = calls[calls["function"] == "work"]
     names = ["gate", "up", "down"]
     expected = [
@@ -96,13 +100,13 @@ def test_every_call_is_a_row_with_its_arguments_and_result(tmp_path: Path, progr
     assert set(work["library"]) == {str(program)}
     other = calls[calls["function"] == "work_other"]
     assert other[["at", "args", "duration_ns"]].values.tolist() == [["entry", "", 0]]
-    assert Recording(folder).manifest["lost"] == {}
+    assert Recording(recorded).manifest["lost"] == {}
 
 
 @pytest.mark.needs("probes")
-def test_recursion_pairs_each_return_with_its_own_call(tmp_path: Path, program: Path) -> None:
-    folder, _ = traced(tmp_path, program, DECLARED.format(library=str(program)))
-    calls = tables_module.load(folder)["calls"]
+def test_recursion_pairs_each_return_with_its_own_call(recorded: Path) -> None:
+    tables = tables_module.load(recorded)
+    calls = tables["calls"]
     deep = calls[calls["function"] == "deep"].reset_index(drop=True)
     args = [json.loads(text) for text in deep["args"]]
     assert [row["n"] for row in args] == list(range(DEPTH, -1, -1))
@@ -112,17 +116,16 @@ def test_recursion_pairs_each_return_with_its_own_call(tmp_path: Path, program: 
     whole = deep[deep["complete"]]
     assert whole["depth"].tolist() == list(range(KERNELS_RETURN_LIMIT))
     assert whole["end_ns"].is_monotonic_decreasing
-    assert (tables_module.load(folder)["unpaired"]["kind"] != "call").all()
+    assert (tables["unpaired"]["kind"] != "call").all()
 
 
 @pytest.mark.needs("probes")
-def test_calls_are_slices_of_their_thread(tmp_path: Path, program: Path) -> None:
-    folder, _ = traced(tmp_path, program, DECLARED.format(library="executable"))
+def test_calls_are_slices_of_their_thread(recorded: Path) -> None:
     from views.perfetto import write_trace
 
-    manifest = Recording(folder).manifest
-    write_trace(manifest, tables_module.load(folder), folder / "trace.pftrace")
-    with TraceProcessorWasm(trace=str(folder / "trace.pftrace")) as processor:
+    manifest = Recording(recorded).manifest
+    write_trace(manifest, tables_module.load(recorded), recorded / "trace.pftrace")
+    with TraceProcessorWasm(trace=str(recorded / "trace.pftrace")) as processor:
         rows = processor.query("SELECT slice.name AS name, count(*) AS n FROM slice WHERE category = 'call' GROUP BY 1")
     assert {row.name: row.n for row in rows} == {"work": COUNT, "deep": DEPTH + 1, "work_other": 1}
 
@@ -182,9 +185,8 @@ def test_an_engine_of_the_users_own_reuses_our_programs(tmp_path: Path) -> None:
     subprocess.run(build, check=True)
     link = ["cc", "-o", str(tmp_path / "main"), str(tmp_path / "main.c"), f"-L{tmp_path}", "-lmine", f"-Wl,-rpath,{tmp_path}"]
     subprocess.run(link, check=True)
-    done = trace(
-        "run", "--no-views", "--probes", declare(tmp_path, GROUPS), "-o", str(tmp_path / "run"), "--", str(tmp_path / "main")
-    )
+    options = ["--no-views", "--levels", "token", "--probes", declare(tmp_path, GROUPS), "-o", str(tmp_path / "run")]
+    done = trace("run", *options, "--", str(tmp_path / "main"))
     assert done.returncode == 0, done.stderr
     tokens = tables_module.load(tmp_path / "run")["tokens"]
     assert tokens["n_tokens"].tolist() == tokens["position"].tolist() == list(range(1, 9))
@@ -314,7 +316,8 @@ def test_the_example_of_the_documentation_records_a_librarys_calls(tmp_path: Pat
     link = [f"-L{tmp_path}", "-lfoo", f"-Wl,-rpath,{tmp_path}"]
     subprocess.run(["cc", "-o", str(tmp_path / "main"), str(tmp_path / "main.c"), *link], check=True)
     path = declare(tmp_path, blocks("toml")[0])
-    done = trace("run", "--no-views", "--probes", path, "-o", str(tmp_path / "run"), "--", str(tmp_path / "main"))
+    options = ["--no-views", "--levels", "operator", "--probes", path, "-o", str(tmp_path / "run")]
+    done = trace("run", *options, "--", str(tmp_path / "main"))
     assert done.returncode == 0, done.stderr
     (args,) = tables_module.load(tmp_path / "run")["calls"]["args"]
     assert json.loads(args) == {"n": 1, "rows": 40, "scale": 0.5, "name": "expert", "result": 42}

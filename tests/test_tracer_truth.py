@@ -11,6 +11,7 @@ import pytest
 
 from analyzer import tables as tables_module
 from tests.conftest import ROOT, DemoRun, trace
+from tests.truth import skip_where_stolen
 from tracer.recording import Recording, text
 
 pytestmark = pytest.mark.needs("probes")
@@ -18,17 +19,15 @@ STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 PLAIN = str(ROOT / "tests" / "programs" / "plain_qnn.py")
 
 
-def steps(folder: Path, *arguments: str, tracer: tuple[str, ...] = ()) -> Recording:
-    done = trace(
-        "run", "--no-views", "-o", str(folder), *tracer, "--", sys.executable, STEPS, *arguments, env={"PYTHONPATH": str(ROOT)}
-    )
+def steps(folder: Path, *arguments: str, levels: str = "token") -> Recording:
+    options = ("--no-views", "--levels", levels, "-o", str(folder))
+    done = trace("run", *options, "--", sys.executable, STEPS, *arguments, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     return Recording(folder)
 
 
-@pytest.mark.parametrize("loader", ["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
-def test_every_call_is_recorded_with_its_arguments(tmp_path: Path, loader: str) -> None:
-    run = steps(tmp_path / "run", "5000", "0", tracer=("--loader", loader))
+def test_every_call_is_recorded_with_its_arguments(tmp_path: Path) -> None:
+    run = steps(tmp_path / "run", "5000", "0")
     begin, end = run.records("token_begin"), run.records("token_end")
     np.testing.assert_array_equal(begin["seq"], np.arange(5000))
     np.testing.assert_array_equal(begin["position"], np.arange(5000))
@@ -39,22 +38,21 @@ def test_every_call_is_recorded_with_its_arguments(tmp_path: Path, loader: str) 
     assert hits["moescope_token_begin"] == hits["moescope_token_end"] == 5000
 
 
-@pytest.mark.alone
 def test_durations_are_those_that_the_program_sleeps(tmp_path: Path) -> None:
     run = steps(tmp_path / "run", "40", "0.005")
     durations = run.records("token_end")["ts"] - run.records("token_begin")["ts"]
     assert durations.min() >= 5_000_000
-    assert np.median(durations) < 20_000_000  # a busy machine wakes late
+    assert durations.sum() < run.manifest["duration_ns"]  # a busy machine wakes late: test_truth_runtime has its own clock
 
 
 def test_a_library_loaded_late_and_a_child_lose_no_call(tmp_path: Path) -> None:
-    run = steps(tmp_path / "run", "300", "0", "--late", "0.5", "--child")
+    run = steps(tmp_path / "run", "300", "0", "--late", "0.5", "--child", levels="all")
     counts = collections.Counter(run.records("token_begin")["pid"].tolist())
     assert sorted(counts.values()) == [300, 300]
 
 
 def test_levels_that_were_not_asked_for_are_not_attached(tmp_path: Path) -> None:
-    run = steps(tmp_path / "run", "10", "0", tracer=("--levels", "graph"))
+    run = steps(tmp_path / "run", "10", "0", levels="graph")
     assert {row["level"] for row in run.manifest["probes"]} == {"graph", "process"}
     assert len(run.records("token_begin")) == 0
     assert len(run.records("sched_switch")) == 0
@@ -99,11 +97,12 @@ def test_the_demo_is_recorded_as_its_own_log_tells(demo: DemoRun) -> None:
 
 @pytest.mark.needs("htp")
 def test_the_demo_takes_as_long_as_its_own_clock_says(demo: DemoRun) -> None:
+    skip_where_stolen(demo.stolen)
     tables = tables_module.load(demo.folder)
     own = np.array([step["duration_ns"] for step in demo.log["steps"]])
     seen = tables["tokens"]["duration_ns"].to_numpy()
     assert (np.abs(own - seen) < 300_000).mean() > 0.75
-    assert abs(own.sum() - seen.sum()) < 0.02 * own.sum()
+    assert np.median(np.abs(own - seen) / own) < 0.02
 
 
 @pytest.mark.needs("htp")
@@ -114,20 +113,6 @@ def test_every_routing_choice_is_the_one_the_runtime_made(demo: DemoRun) -> None
         made[choice["seq"], choice["layer"]] += [expert for row in choice["experts"] for expert in row]
     seen = routes.groupby(["token_id", "layer"])["expert"].agg(list).to_dict()
     assert seen == made
-
-
-@pytest.mark.needs("htp", "bcc")
-def test_both_loaders_see_the_same_run(demo: DemoRun, demo_bcc: DemoRun) -> None:
-    one, other = tables_module.load(demo.folder), tables_module.load(demo_bcc.folder)
-    timing = {"sched", "thread_states", "threads", "counters", "faults", "reads", "blocks"}
-    for name in one.keys() - timing:
-        assert len(one[name]) == len(other[name]), name
-    same = ["layer", "expert", "n_tokens", "backend", "tier", "cache"]
-    key = ["token_id", "layer", "expert", "n_tokens"]
-    left, right = (t["experts"].sort_values(key)[same].reset_index(drop=True) for t in (one, other))
-    assert left.equals(right)
-    ratio = other["tokens"]["duration_ns"].median() / one["tokens"]["duration_ns"].median()
-    assert 0.2 < ratio < 5
 
 
 Events = collections.Counter[tuple[str, str, str, int]]

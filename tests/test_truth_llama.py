@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from analyzer import tables as tables_module
+from benchmarks.host_time import HostTime
 from tests.conftest import trace
-from tests.truth import DISTURBED_NS, HostTime, always_running, compiled, in_log_order, read_log, skip_where_stolen
+from tests.truth import DISTURBED_NS, always_running, compiled, in_log_order, read_log, skip_where_stolen
 from tracer.recording import Recording
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.needs("probes"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
@@ -76,6 +76,7 @@ def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Traced(folder / "log.csv", recording, tables_module.build(recording), stolen)
 
 
+@pytest.mark.alone  # while it is recorded; the tests behind it read
 def test_steps_are_those_that_the_program_took(traced: Traced) -> None:
     tokens = traced.tables["tokens"]
     assert tokens["n_tokens"].tolist() == [PROMPT] + [1] * (STEPS - 1)

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from analyzer import tables as tables_module
+from benchmarks.host_time import HostTime
 from tests.conftest import trace
 from tests.truth import (
     CLOCK_NS,
     DISTURBED_NS,
     WITH_SITES,
-    HostTime,
     always_running,
     compiled,
     in_log_order,
@@ -25,7 +25,6 @@ from tests.truth import (
 from tracer.recording import Recording
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.needs("probes"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
@@ -55,17 +54,18 @@ class Traced:
         return max(row[key] for row in self.recording.manifest["probes"] if row["engine"] == "moescope")
 
 
-@pytest.fixture(scope="module", params=["libbpf", pytest.param("bcc", marks=pytest.mark.needs("bcc"))])
-def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("truth")
     program = compiled(folder / "truth_runtime", "truth_runtime.c", flags=WITH_SITES)
     host, command = HostTime(), [str(program), str(folder / "log.csv"), str(STEPS), str(THREADS), str(folder / "cold")]
-    done = trace("run", "--no-views", "--loader", request.param, "-o", str(folder / "run"), "--", *command)
+    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
     stolen, recording = host.share(), Recording(folder / "run")
     return Traced(folder / "log.csv", recording, tables_module.build(recording), stolen)
 
 
+@pytest.mark.alone  # while it is recorded; the tests behind it read
 def test_every_table_has_as_many_rows_as_the_program_did_things(traced: Traced) -> None:
     assert traced.recording.manifest["lost"] == {}
     steps, runs = STEPS * THREADS, STEPS * THREADS * LAYERS

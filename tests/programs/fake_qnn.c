@@ -116,6 +116,7 @@ static void *later(void *given)
 {
 	struct order *order = given;
 
+	usleep(20000); /* the caller returns meanwhile, however busy the machine */
 	compute();
 	order->notify(order->param, 0);
 	free(order);

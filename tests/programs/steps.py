@@ -1,9 +1,11 @@
 """A target whose truth is known: emits token steps through the runtime's probes.
 
-    steps.py COUNT SECONDS_BETWEEN [--late SECONDS] [--child] [--operators N] [--slow SECONDS --slow-every N | --slow-while FILE]
+    steps.py COUNT SECONDS_BETWEEN [--until FILE] [--late SECONDS] [--child] [--operators N]
+             [--slow SECONDS --slow-every N | --slow-while FILE]
 
---late loads the probes' library only after a while; --child emits the same steps in a forked child too. --slow is how long
-every N-th step lasts, or every step while FILE exists. --operators runs so many operators in each step.
+--until ends it as soon as FILE exists. --late loads the probes' library only after a while; --child emits the same steps in a
+forked child too. --slow is how long every N-th step lasts, or every step while FILE exists. --operators runs so many operators
+in each step.
 """
 
 import argparse
@@ -13,9 +15,11 @@ import time
 from importlib import import_module
 
 
-def emit(args: argparse.Namespace) -> None:
+def emit(args: argparse.Namespace) -> int:
     probes = import_module("runtime._probes")
     for step in range(args.count):
+        if args.until and os.path.exists(args.until):
+            return step
         slow = (args.slow_every and step % args.slow_every == 0) or (args.slow_while and os.path.exists(args.slow_while))
         pause = args.slow if slow else args.pause
         probes.token__begin(step, 2, 1, step)
@@ -25,12 +29,14 @@ def emit(args: argparse.Namespace) -> None:
         if pause:
             time.sleep(pause)
         probes.token__end(step, step + 7)
+    return int(args.count)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("count", type=int)
     parser.add_argument("pause", type=float)
+    parser.add_argument("--until", default="")
     parser.add_argument("--late", type=float, default=0.0)
     parser.add_argument("--child", action="store_true")
     parser.add_argument("--slow-every", type=int, default=0)
@@ -40,12 +46,12 @@ def main() -> None:
     args = parser.parse_args()
     time.sleep(args.late)
     child = os.fork() if args.child else -1
-    emit(args)
+    count = emit(args)
     if child == 0:
         os._exit(0)
     if child > 0:
         os.waitpid(child, 0)
-    print(f"done {args.count}", flush=True)
+    print(f"done {count}", flush=True)
     sys.exit(0)
 
 
