@@ -68,8 +68,9 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None) ->
     tables = None
     try:
         with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
-            tables = keep(recording, folder / "tables", stamp) or _read(folder / "tables", stamp, wanted)
-        tables = tables or build(recording)
+            tables = keep(recording, folder / "tables", stamp)
+            tables = _read(folder / "tables", stamp, wanted) if tables is None else tables
+        tables = build(recording) if tables is None else tables
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RecordingError(f"{folder} holds records that its manifest does not describe ({error!r}); record again") from error
     return {name: tables[name] for name in wanted}
