@@ -15,7 +15,7 @@ import pandas as pd
 
 from analyzer.contents import EVER, identities
 from analyzer.schema import Columns
-from analyzer.spans import NONE, codes, first_of_codes, following, latest
+from analyzer.spans import NONE, codes, following, latest, numbered
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -259,8 +259,8 @@ class Works:
     def _shapes(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(kind, shape of the result, shapes of its sources) of each distinct operator, and which one each row is."""
         settled = ts.min() >= self.changes[-1]
-        key = codes(out, np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right"), pid)
-        first = first_of_codes(key)
+        when = np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right")
+        key, first = numbered(out, when, pid)
         sources = self._source_rows(out[first], pid[first], ts[first])
         shapes = np.column_stack((self.kind[out[first]], self.shape[out[first]], *self.shape[sources].T))
         return shapes, key
@@ -290,8 +290,7 @@ class Works:
     def _figures(self, shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray) -> np.ndarray:
         """(flops, read, written) of each row: one computation for each combination of types, shapes and facts."""
         same = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
-        key = codes(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
-        first = first_of_codes(key)
+        key, first = numbered(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
         names = pd.unique(self.types)
         answer = []
         for row in first.tolist():
@@ -325,6 +324,6 @@ def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: Columns) -> n
         return np.full(len(token), nan)
     steps, layers = routes["token_id"], routes["layer"]
     place = codes(np.concatenate((steps, token)), np.concatenate((layers, layer)))
-    choices = first_of_codes(codes(place[:n], routes["expert"]))
+    choices = numbered(place[:n], routes["expert"])[1]
     counted = np.bincount(place[:n][choices], minlength=int(place.max()) + 1)[place[n:]]
     return np.where(counted > 0, counted.astype(np.float64), nan)
