@@ -293,6 +293,42 @@ static PyObject *pairs(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 	return told(&given, ordered, memory);
 }
 
+/* Number combinations of values in a table of all that are possible, if these are not too many: 1, or 0 where they are; -1
+ * without memory. Answers their number in `distinct`. */
+static int number_directly(struct given *given, int columns, int64_t *first, int64_t *answer, uint32_t *distinct)
+{
+	Py_ssize_t n = given->view[0].len / 8;
+	uint64_t size = 1, at, width[MOST_COLUMNS];
+	int64_t low[MOST_COLUMNS];
+	uint32_t *number;
+
+	for (int c = 0; c < columns; c++) {
+		const int64_t *value = given->view[c].buf;
+		int64_t high = low[c] = n ? value[0] : 0;
+
+		for (Py_ssize_t i = 1; i < n; i++) {
+			low[c] = value[i] < low[c] ? value[i] : low[c];
+			high = value[i] > high ? value[i] : high;
+		}
+		width[c] = (uint64_t)high - (uint64_t)low[c] + 1;
+		if (width[c] == 0 || width[c] > (uint64_t)n * 4 + 1024 || (size *= width[c]) > (uint64_t)n * 4 + 1024)
+			return 0;
+	}
+	number = calloc(size, sizeof(*number));
+	for (Py_ssize_t i = 0; number && i < n; i++) {
+		at = 0;
+		for (int c = 0; c < columns; c++)
+			at = at * width[c] + (uint64_t)(((int64_t *)given->view[c].buf)[i] - low[c]);
+		if (!number[at]) {
+			first[*distinct] = i;
+			number[at] = ++*distinct;
+		}
+		answer[i] = number[at] - 1;
+	}
+	free(number);
+	return number ? 1 : -1;
+}
+
 /* codes(column ..., first, answer): numbers of the distinct combinations, from 0 as they appear, and the first row of each;
  * answers how many there are. */
 static PyObject *codes(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -314,6 +350,11 @@ static PyObject *codes(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 	n = LENGTH(0);
 	first = COLUMN(count - 2);
 	answer = COLUMN(count - 1);
+	same = number_directly(&given, columns, first, answer, &distinct);
+	if (same) {
+		release(&given);
+		return same > 0 ? PyLong_FromUnsignedLong(distinct) : PyErr_NoMemory();
+	}
 	number = calloc(mask + 1, sizeof(*number));
 	for (Py_ssize_t i = 0; number && i < n; i++) {
 		for (hash = 0, at = 0; at < (uint64_t)columns; at++)
@@ -387,7 +428,7 @@ static PyObject *fold(PyObject *module, PyObject *const *arguments, Py_ssize_t c
 }
 
 /* A field of a slot, sign- or zero-extended. */
-static int64_t field(const char *slot, long size, int is_signed)
+static inline int64_t field(const char *slot, long size, int is_signed)
 {
 	uint64_t u8;
 	uint32_t u4;
@@ -408,83 +449,128 @@ static int64_t field(const char *slot, long size, int is_signed)
 	}
 }
 
-/* Check the rows of slots and a field of theirs; raises IndexError. */
-static int within(const struct given *given, long width, long offset, long size)
+/* Whether all rows are slots. */
+static int all_within(const Py_buffer *slots, const Py_buffer *rows, long width)
 {
-	uint64_t slots = width > 0 ? given->view[0].len / width : 0;
-	const int64_t *row = given->view[1].buf;
+	uint64_t n = width > 0 ? slots->len / width : 0;
+	const int64_t *row = rows->buf;
+	int good = 1;
 
-	for (Py_ssize_t i = 0; i < given->view[1].len / 8; i++)
-		slots = (uint64_t)row[i] < slots ? slots : 0;
-	if ((given->view[1].len && !slots) || offset < 0 || (size != 1 && size != 2 && size != 4 && size != 8) || offset + size > width) {
-		PyErr_SetString(PyExc_IndexError, "no such slot or field");
-		return 0;
-	}
-	return 1;
+	for (Py_ssize_t i = 0; i < rows->len / 8; i++)
+		good &= (uint64_t)row[i] < n;
+	return good;
 }
 
-/* gather(width, offset, size, is_signed, slots, rows, answer): a field of some slots. */
+/* Whether a slot has a field there. */
+static int is_place(long width, long offset, long size)
+{
+	return offset >= 0 && (size == 1 || size == 2 || size == 4 || size == 8) && offset + size <= width;
+}
+
+#define NEAR 256
+#define EACH(size, is_signed)                                                                                                     \
+	for (Py_ssize_t i = 0; i < n; i++)                                                                                        \
+	answer[i] = field(slots + row[i] * width, size, is_signed)
+
+static void gather_field(const char *slots, long width, const int32_t *place, const int64_t *row, int64_t *answer, Py_ssize_t n)
+{
+	if (place[1] == 8)
+		EACH(8, 0);
+	else if (place[1] == 4 && place[2])
+		EACH(4, 1);
+	else if (place[1] == 4)
+		EACH(4, 0);
+	else if (place[1] == 2 && !place[2])
+		EACH(2, 0);
+	else
+		EACH(place[1], place[2]);
+}
+
+/* gather(width, places, slots, rows, answer): fields of some slots, [fields, rows]. `places` has four int32 for each field:
+ * offset, bytes, whether it is signed, 0. */
 static PyObject *gather(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
 	struct given given;
-	long number[4];
+	long width = count == 5 ? PyLong_AsLong(arguments[0]) : 0;
+	Py_ssize_t n, fields;
+	int good;
 
 	(void)module;
-	if (count != 7)
-		return PyErr_Format(PyExc_TypeError, "gather wants seven arguments");
-	for (int i = 0; i < 4; i++)
-		number[i] = PyLong_AsLong(arguments[i]);
-	if (PyErr_Occurred() || !take(&given, arguments + 4, 3, 1))
+	if (count != 5)
+		return PyErr_Format(PyExc_TypeError, "gather wants five arguments");
+	if (PyErr_Occurred() || !take(&given, arguments + 1, 4, 1))
 		return NULL;
-	if (alike(&given, 1, 2) && within(&given, number[0], number[1], number[2])) {
-		const char *slots = (const char *)given.view[0].buf + number[1];
-		const int64_t *row = COLUMN(1);
-		int64_t *answer = COLUMN(2);
+	const int32_t *place = given.view[0].buf;
+	const char *slots = given.view[1].buf;
+	const int64_t *row = COLUMN(2);
+	int64_t *answer = COLUMN(3);
 
-#define EACH(size, is_signed)                                                                                                     \
-	for (Py_ssize_t i = 0; i < LENGTH(1); i++)                                                                                \
-	answer[i] = field(slots + row[i] * number[0], size, is_signed)
-		if (number[2] == 8)
-			EACH(8, 0);
-		else if (number[2] == 4 && number[3])
-			EACH(4, 1);
-		else if (number[2] == 4)
-			EACH(4, 0);
-		else
-			EACH(number[2], number[3]);
-	}
+	n = LENGTH(2);
+	fields = given.view[0].len / 16;
+	good = LENGTH(3) == n * fields && all_within(&given.view[1], &given.view[2], width);
+	for (Py_ssize_t f = 0; f < fields; f++)
+		good = good && is_place(width, place[4 * f], place[4 * f + 1]);
+	if (!good)
+		PyErr_SetString(PyExc_IndexError, "no such slot or field");
+	for (Py_ssize_t from = 0; good && from < n; from += NEAR) /* few slots at a time: they stay in the cache for all fields */
+		for (Py_ssize_t f = 0; f < fields; f++)
+			gather_field(slots + place[4 * f], width, &place[4 * f], row + from, answer + f * n + from, n - from < NEAR ? n - from : NEAR);
 	return told(&given, 1, 1);
 }
 
-/* firsts(width, offset, size, offset, size, slots, rows, answer): the places within `rows` at which a new pair of two fields
- * appears; answers how many. */
+/* The hash of some fields of a slot, and whether they are the same in two. */
+static inline uint64_t hash_of(const char *slot, const int32_t *place, Py_ssize_t fields)
+{
+	uint64_t hash = 0;
+
+	for (Py_ssize_t f = 0; f < fields; f++)
+		hash = mixed(hash ^ (uint64_t)field(slot + place[4 * f], place[4 * f + 1], 0));
+	return hash;
+}
+
+static inline int same_fields(const char *one, const char *other, const int32_t *place, Py_ssize_t fields)
+{
+	for (Py_ssize_t f = 0; f < fields; f++)
+		if (memcmp(one + place[4 * f], other + place[4 * f], place[4 * f + 1]))
+			return 0;
+	return 1;
+}
+
+/* firsts(width, places, slots, rows, answer): the places within `rows` at which new values of some fields appear; answers how
+ * many. */
 static PyObject *firsts(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
 	struct given given;
-	long number[5];
+	long width = count == 5 ? PyLong_AsLong(arguments[0]) : 0;
 	uint64_t mask = 255, at;
 	uint32_t *seen, *wide, distinct = 0;
+	Py_ssize_t fields;
+	int good;
 
 	(void)module;
-	if (count != 8)
-		return PyErr_Format(PyExc_TypeError, "firsts wants eight arguments");
-	for (int i = 0; i < 5; i++)
-		number[i] = PyLong_AsLong(arguments[i]);
-	if (PyErr_Occurred() || !take(&given, arguments + 5, 3, 1))
+	if (count != 5)
+		return PyErr_Format(PyExc_TypeError, "firsts wants five arguments");
+	if (PyErr_Occurred() || !take(&given, arguments + 1, 4, 1))
 		return NULL;
-	if (!alike(&given, 1, 2) || !within(&given, number[0], number[1], number[2]) || !within(&given, number[0], number[3], number[4]))
-		return told(&given, 0, 1);
-	const char *slots = given.view[0].buf;
-	const int64_t *row = COLUMN(1);
-	int64_t *first = COLUMN(2);
+	const int32_t *place = given.view[0].buf;
+	const char *slots = given.view[1].buf;
+	const int64_t *row = COLUMN(2);
+	int64_t *first = COLUMN(3);
 
-#define ONE(i) field(slots + row[i] * number[0] + number[1], number[2], 0)
-#define OTHER(i) field(slots + row[i] * number[0] + number[3], number[4], 0)
-#define HASH(i) mixed(mixed(ONE(i)) ^ OTHER(i))
+	fields = given.view[0].len / 16;
+	good = LENGTH(2) == LENGTH(3) && all_within(&given.view[1], &given.view[2], width);
+	for (Py_ssize_t f = 0; f < fields; f++)
+		good = good && is_place(width, place[4 * f], place[4 * f + 1]);
+	if (!good) {
+		PyErr_SetString(PyExc_IndexError, "no such slot or field");
+		return told(&given, 0, 1);
+	}
 	seen = calloc(mask + 1, sizeof(*seen));
-	for (Py_ssize_t i = 0; seen && i < LENGTH(1); i++) {
-		for (at = HASH(i) & mask; seen[at]; at = (at + 1) & mask)
-			if (ONE(i) == ONE(first[seen[at] - 1]) && OTHER(i) == OTHER(first[seen[at] - 1]))
+	for (Py_ssize_t i = 0; seen && i < LENGTH(2); i++) {
+		const char *slot = slots + row[i] * width;
+
+		for (at = hash_of(slot, place, fields) & mask; seen[at]; at = (at + 1) & mask)
+			if (same_fields(slot, slots + row[first[seen[at] - 1]] * width, place, fields))
 				break;
 		if (seen[at])
 			continue;
@@ -497,7 +583,7 @@ static PyObject *firsts(PyObject *module, PyObject *const *arguments, Py_ssize_t
 		free(seen);
 		seen = wide;
 		for (uint32_t d = 0; seen && d < distinct; d++) {
-			for (at = HASH(first[d]) & mask; seen[at]; at = (at + 1) & mask)
+			for (at = hash_of(slots + row[first[d]] * width, place, fields) & mask; seen[at]; at = (at + 1) & mask)
 				;
 			seen[at] = d + 1;
 		}

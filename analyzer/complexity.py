@@ -241,20 +241,21 @@ class Works:
         `operators` has token_id, layer, pid, end_ns and `described`, the row of each result's definition; `lengths` the
         position and number of tokens of each step.
         """
-        figures = np.full((len(operators["described"]), 3), nan)
+        figures = {name: np.full(len(operators["described"]), nan) for name in ("flops", "read_bytes", "written_bytes")}
         rows = np.flatnonzero(self.known.astype(bool)[operators["described"]])
         if len(rows):
             out, token = operators["described"][rows], operators["token_id"][rows]
             shapes, inverse = self._shapes(out, operators["pid"][rows], operators["end_ns"][rows])
-            kind = self.types[out]
             distinct = np.full(len(rows), nan)
-            routed = np.flatnonzero(kind == "MUL_MAT_ID")
+            routed = np.flatnonzero((self.types == "MUL_MAT_ID")[out])
             distinct[routed] = distinct_experts(token[routed], operators["layer"][rows[routed]], routes)
             context = np.full(len(rows), nan)
-            attention = np.flatnonzero(kind == "FLASH_ATTN_EXT")
+            attention = np.flatnonzero((self.types == "FLASH_ATTN_EXT")[out])
             context[attention] = contexts(token[attention], lengths)
-            figures[rows] = self._figures(shapes, inverse, distinct, context)
-        return {name: figures[:, i].copy() for i, name in enumerate(("flops", "read_bytes", "written_bytes"))}
+            answer, key = self._figures(shapes, inverse, distinct, context)
+            for column, values in zip(figures.values(), answer.T, strict=True):
+                column[rows] = values[key]
+        return figures
 
     def _shapes(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(kind, shape of the result, shapes of its sources) of each distinct operator, and which one each row is."""
@@ -287,8 +288,10 @@ class Works:
             row = np.where((base >= 0) & stale, base, row)
         return row
 
-    def _figures(self, shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """(flops, read, written) of each row: one computation for each combination of types, shapes and facts."""
+    def _figures(
+        self, shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """((flops, read, written) of each combination of types, shapes and facts, [n, 3]; the combination of each row)."""
         same = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
         key, first = numbered(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
         names = pd.unique(self.types)
@@ -298,7 +301,7 @@ class Works:
             given = [self.made[s] for s in sources if s >= 0]
             work = work_of(str(names[kind]), self.made[out], given, Facts(distinct[row], context[row]))
             answer.append((work.flops, work.read, work.written))
-        return np.array(answer).reshape(-1, 3)[key]
+        return np.array(answer).reshape(-1, 3), key
 
 
 def declared_sources(tensors: pd.DataFrame) -> np.ndarray:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from analyzer.slots import by_kind, column_of, firsts
+from analyzer.slots import by_kind, columns_of, firsts
 from tracer.recording import RING_HEADER_BYTES, STREAMS, Recording
 
 STREAMED: tuple[str, ...] = (
@@ -21,8 +21,8 @@ IMPOSSIBLE_NS = 1 << 62
 EVER = np.iinfo(np.int64).max
 BLOCK = 1 << 16
 """Slots that are looked at in one go."""
-PID, TID = (RING_HEADER_BYTES + 8, 4), (RING_HEADER_BYTES + 12, 4)
-"""Where every slot has its process and thread: offset and bytes."""
+TELLING = ("graph_begin", "op_begin", "op_shares", "expert_begin", "sched_switch")
+"""Kinds of STREAMED whose threads and processes are asked for later (analyzer/sched.py)."""
 
 
 def identities(pid: np.ndarray, address: np.ndarray) -> np.ndarray:
@@ -100,21 +100,23 @@ class Contents:
             few.slots.append(slots[rows])
             few.position.append(rows + start)
             return
-        if name == "sched_switch":
-            tid, prev = (self._field(slots, rows, name, of) for of in ("tid", "prev_tid"))
-            rows = rows[tid == prev]
-        new = firsts(slots, rows, TID, TID)
-        known = self.processes.setdefault(name, {})
-        threads, processes = (self._field(slots, new, name, of) for of in ("tid", "pid"))
-        for thread, pid in zip(threads.tolist(), processes.tolist(), strict=True):
-            known.setdefault(thread, pid)
-        if name == "op_begin":
-            told = (self.recording.layouts[name][1].fields or {}).get("tensor")
-            new = firsts(slots, rows, PID, (RING_HEADER_BYTES + told[1], told[0].itemsize) if told else PID)
-            key = identities(*(self._field(slots, new, name, of) for of in ("pid", "tensor")))
-            self.tensors = pd.unique(np.concatenate((self.tensors, key)))
-        elif name == "op_shares":
+        if name in TELLING:
+            self._threads(name, slots, rows)
+        if name == "op_shares":
             self._shares(slots[rows])
+
+    def _threads(self, name: str, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Take note of the threads of one kind and of their processes; of op_begin's results, too."""
+        dtype = self.recording.layouts[name][1]
+        known = [of for of in ("pid", "tid", "tensor", "prev_tid") if of in (dtype.names or ())]
+        new = firsts(slots, rows, dtype, known)
+        fields = {"tensor": np.zeros(len(new), np.int64), **columns_of(slots, new, dtype, known)}
+        own = fields["tid"] == fields.get("prev_tid", 0) if name == "sched_switch" else np.ones(len(new), bool)
+        mine = self.processes.setdefault(name, {})
+        for thread, pid in zip(fields["tid"][own].tolist(), fields["pid"][own].tolist(), strict=True):
+            mine.setdefault(thread, pid)
+        if name == "op_begin":
+            self.tensors = pd.unique(np.concatenate((self.tensors, identities(fields["pid"], fields["tensor"]))))
 
     def _shares(self, slots: np.ndarray) -> None:
         dtype = self.recording.layouts["op_shares"][1]
@@ -128,14 +130,6 @@ class Contents:
         distinct = pd.unique(both)
         pairs = np.stack((graphs[distinct >> 16], (distinct & 0xFFFF).astype(np.uint64)), axis=1)
         self.nodes = np.unique(np.concatenate((self.nodes, pairs)), axis=0)
-
-    def _field(self, slots: np.ndarray, rows: np.ndarray, kind: str, name: str) -> np.ndarray:
-        """A field of slots of one kind; zeros where the recording does not have it."""
-        fields = self.recording.layouts[kind][1].fields or {}
-        if name not in fields:
-            return np.zeros(len(rows), np.int64)
-        dtype, offset = fields[name][:2]
-        return column_of(slots, rows, dtype, RING_HEADER_BYTES + offset)
 
     def between(self, stream: str, begin_ns: int, end_ns: int) -> tuple[np.ndarray, dict[int, np.ndarray], int]:
         """(slots, rows of each kind among them, number of the first): everything from begin_ns on and before end_ns."""

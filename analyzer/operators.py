@@ -57,8 +57,9 @@ def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
     token = tokens.of(begin)
     if not paired.all():
         loose = begin.where(~paired)
-        end[~paired], complete[~paired] = bounded(source, loose)
-        major[~paired], minor[~paired] = faults_until_next(source, loose, token[~paired], tokens)
+        after = successors(loose["tid"], loose["ts"])
+        end[~paired], complete[~paired] = bounded(source, loose, after)
+        major[~paired], minor[~paired] = faults_until_next(source, loose, after, token[~paired], tokens)
     if source.told_by_share is not None:
         shared = source.told_by_share
         major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
@@ -70,49 +71,57 @@ def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
     )
 
 
-def bounded(source: Source, begin: Rows) -> tuple[np.ndarray, np.ndarray]:
+def bounded(source: Source, begin: Rows, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(end, known) of operators without an end: the thread's next operator, or the next graph or token end of the process.
 
-    What none of the same step ends, ends with the step, or with the recording.
+    `after` is the thread's next operator, -1: none. What none of the same step ends, ends with the step, or with the recording.
     """
     ts = begin["ts"]
-    end = np.full(len(ts), EVER)
-    after = successors(begin["tid"], ts)
-    end[after >= 0] = ts[after[after >= 0]]
+    end = np.append(ts, EVER)[after]
     for kind in ("graph_end", "token_end"):
         closing = source.rows(kind)
         at = following(closing["pid"], closing["ts"], begin["pid"], ts)
-        found = at >= 0
-        end[found] = np.minimum(end[found], closing["ts"][at[found]])
+        end = np.minimum(end, np.append(closing["ts"], EVER)[at])
     step_end = source.next_step(ts)
     known = end < step_end
     return np.where(known, end, np.minimum(step_end, source.last_ns)), known
 
 
-def faults_until_next(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, np.ndarray]:
-    """Major and minor faults up to the thread's next reading in the same token; -1 where there is none."""
+def faults_until_next(
+    source: Source, begin: Rows, after: np.ndarray, token: np.ndarray, tokens: Steps
+) -> tuple[np.ndarray, np.ndarray]:
+    """Major and minor faults up to the thread's next reading in the same token; -1 where there is none.
+
+    A reading is the next operator's (`after`), or the token's end where that comes first.
+    """
     closing = source.rows("token_end")
     matched = tokens.spans.end
     closing = closing.where(matched[matched >= 0])
     owner = tokens.first + np.flatnonzero(matched >= 0)
-    thread = np.concatenate((begin["tid"], closing["tid"]))
-    ts = np.concatenate((begin["ts"], closing["ts"]))
-    at = successors(thread, ts)[: len(begin)]
-    good = (at >= 0) & (np.concatenate((token, owner))[at] == token) & (ts[at] < source.next_step(begin["ts"]))
+    at = following(closing["tid"], closing["ts"], begin["tid"], begin["ts"] - 1)
+    ends, begins = np.append(closing["ts"], EVER)[at], np.append(begin["ts"], EVER)[after]
+    by_end = ends < begins
+    reading = np.where(by_end, np.append(owner, NONE)[at], np.append(token, NONE)[after])
+    next_ns = np.where(by_end, ends, begins)
+    good = (next_ns < EVER) & (reading == token) & (next_ns < source.next_step(begin["ts"]))
     major, minor = (
-        np.where(good, (np.concatenate((begin[field], closing[field]))[at] - begin[field]) & UNKNOWN_U32, NONE)
-        for field in ("maj_flt", "min_flt")
+        np.where(good, (np.where(by_end, *told_next(closing, at, begin, after, of)) - begin[of]) & UNKNOWN_U32, NONE)
+        for of in ("maj_flt", "min_flt")
     )
     return major, minor
+
+
+def told_next(closing: Rows, at: np.ndarray, begin: Rows, after: np.ndarray, field: str) -> tuple[np.ndarray, np.ndarray]:
+    """A field of the token's end and of the next operator; 0 where there is none."""
+    return np.append(closing[field], 0)[at], np.append(begin[field], 0)[after]
 
 
 def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
     """When the thread last began to wait within the operator (barriers inside an operator are part of it); else its end."""
     mark = source.rows("op_wait")
     at = latest(mark["tid"], mark["ts"], begin["tid"], end - 1)
-    if len(mark) == 0:
-        return end
-    return np.where((at >= 0) & (mark["ts"][at] > begin["ts"]), mark["ts"][at], end)
+    told = np.append(mark["ts"], NONE)[at]
+    return np.where(told > begin["ts"], told, end)
 
 
 def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
@@ -128,8 +137,9 @@ def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
     if token.min() < 0:  # between steps, those that belong to none
         token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
     work, first = numbered(ops.result, token, rows["engine"])
-    runs, first_run = numbered(work, rows["tid"])
-    if len(first_run) < len(runs):  # a thread runs an operator more than once within a step
+    thread, threads = numbered(rows["tid"])
+    runs = work * len(threads) + thread
+    if len(numbered(runs)[1]) < len(runs):  # a thread runs an operator more than once within a step
         work, first = numbered(work, running_count(runs, ops.begin))
     return (work, first) if ops.merged.all() else numbered(np.where(ops.merged, work, len(rows) + own))
 

@@ -13,7 +13,7 @@ import numpy as np
 from analyzer.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
 from analyzer.observed import LEVELS, clipped, gaps_of
 from analyzer.schema import Columns, Text
-from analyzer.slots import column_of
+from analyzer.slots import columns_of
 from analyzer.spans import Marks, Pairs, in_time, numbered, pair, successors
 from tracer.recording import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
 
@@ -51,6 +51,8 @@ class Rows:
         self.held, self.dtype, self.position = held, dtype, position
         self.at = np.arange(len(held)) if at is None else at
         self._columns: dict[str, np.ndarray] = {}
+        self._of: tuple[Rows, np.ndarray] | None = None
+        """The rows that these were chosen from, and which."""
 
     @cached_property
     def slots(self) -> np.ndarray:
@@ -70,17 +72,21 @@ class Rows:
     def __getitem__(self, field: str) -> np.ndarray:
         """A field as int64 (numbers), float64 or bytes; not to be written to."""
         if field not in self._columns:
-            column = self._column(field)
-            column.flags.writeable = False
-            self._columns[field] = column
-        return self._columns[field]
+            self._columns[field] = self._column(field)
+        column = self._columns[field]
+        column.flags.writeable = False
+        return column
 
     def _column(self, field: str) -> np.ndarray:
         if field not in (self.dtype.names or ()):
             return np.zeros(len(self), np.int64)
-        dtype, offset = (self.dtype.fields or {})[field][:2]
-        if dtype.kind in "iu" and not dtype.subdtype:
-            return column_of(self.held, self.at, dtype, RING_HEADER_BYTES + offset)
+        if self._of is not None and self.dtype[field].kind in "iu":
+            rows, keep = self._of
+            return rows[field][keep]
+        numbers = [name for name in self.dtype.names or () if self.dtype[name].kind in "iu" and name != "kind"]
+        if field in numbers:  # all in one go: each slot is fetched once
+            self._columns |= columns_of(self.held, self.at, self.dtype, numbers)
+            return self._columns[field]
         column = self.records[field]
         return column.astype(np.int64) if column.dtype.kind in "iu" else column.copy()
 
@@ -92,7 +98,9 @@ class Rows:
         """Some of the records."""
         if keep.dtype == bool and keep.all():
             return self
-        return Rows(self.held, self.dtype, self.position[keep], self.at[keep])
+        chosen = Rows(self.held, self.dtype, self.position[keep], self.at[keep])
+        chosen._of = self, keep
+        return chosen
 
     def marks(self, identity: np.ndarray | None = None, unknown: int | None = None) -> Marks:
         """The records as begins or ends on their threads; an identity equal to `unknown` was not told."""
@@ -215,8 +223,9 @@ class Source:
 
     def engines(self, ids: np.ndarray) -> Text:
         """Names of engine ids."""
-        names = np.array([self.engine_names.get(i, f"engine {i}") for i in range(256)], object)
-        return Text(ids.astype(np.int32), names)
+        number, first = numbered(ids)
+        names = [self.engine_names.get(i, f"engine {i}") for i in ids[first].tolist()]
+        return Text(number.astype(np.int32), np.array([*names, ""], object)[:-1])
 
     def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> Text:
         """Names of operator or graph numbers as the engine with that id declares them in `table`."""

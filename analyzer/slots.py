@@ -1,10 +1,12 @@
 """Slots of a recording's files, as raw bytes: which kind lies where, and single fields of them. The loops are C."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from analyzer.spans import _joins
+from tracer.recording import RING_HEADER_BYTES
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,21 @@ def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> So
     return Sorted(rows, first if first <= last else 0, last, damaged, discarded)
 
 
-def column_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, offset: int) -> np.ndarray:
-    """An integer field of some slots, as int64."""
-    answer = np.empty(len(rows), np.int64)
-    _joins.gather(slots.dtype.itemsize, offset, dtype.itemsize, dtype.kind == "i", slots, rows, answer)
-    return answer
+def places(dtype: np.dtype, names: Iterable[str]) -> np.ndarray:
+    """Where integer fields of a record lie in its slot, as the C code reads it."""
+    told = [(dtype.fields or {})[name] for name in names]
+    return np.array([(RING_HEADER_BYTES + at, one.itemsize, one.kind == "i", 0) for one, at, *_ in told], np.int32)
 
 
-def firsts(slots: np.ndarray, rows: np.ndarray, one: tuple[int, int], other: tuple[int, int]) -> np.ndarray:
-    """Of `rows`, those at which a pair of two fields, given as (offset, bytes), has a value for the first time."""
+def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Integer fields of the records in some slots, as int64."""
+    answer = np.empty((len(names), len(rows)), np.int64)
+    _joins.gather(slots.dtype.itemsize, places(dtype, names), slots, rows, answer)
+    return dict(zip(names, answer, strict=True))
+
+
+def firsts(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> np.ndarray:
+    """Of `rows`, those at which some integer fields have values together for the first time."""
     answer = np.empty(len(rows), np.int64)
-    count = _joins.firsts(slots.dtype.itemsize, *one, *other, slots, rows, answer)
+    count = _joins.firsts(slots.dtype.itemsize, places(dtype, names), slots, rows, answer)
     return rows[answer[:count]]

@@ -74,11 +74,15 @@ class Steps:
     def at(self, owners: dict[str, np.ndarray], ts: np.ndarray) -> np.ndarray:
         """The same for moments of threads; `owners` has the columns `tid` and `pid`, in order of preference."""
         answer = np.full(len(ts), NONE, np.int64)
+        until = np.append(self.until, -1)
         for field, owner in owners.items():
             left = np.flatnonzero(answer < 0)
-            token = latest(self.begin[field], self.begin["ts"], owner[left], ts[left])
-            inside = (token >= 0) & (ts[left] < self.until[token]) if len(self.until) else token >= 0
-            answer[left[inside]] = token[inside] + self.first
+            if len(left) == len(answer):
+                token = latest(self.begin[field], self.begin["ts"], owner, ts)
+                answer = np.where(ts < until[token], token + self.first, NONE)
+            else:
+                token = latest(self.begin[field], self.begin["ts"], owner[left], ts[left])
+                answer[left] = np.where(ts[left] < until[token], token + self.first, NONE)
         return answer
 
     def phases(self) -> np.ndarray:

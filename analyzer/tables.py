@@ -23,6 +23,9 @@ from tracer.recording import Recording, RecordingError
 TABLES_VERSION = 6
 """Raise it when the same records give other tables: cached ones are then made again."""
 
+GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
+"""Columns, by the ends of their names, that mostly grow from row to row."""
+ROWS_AT_ONCE = 1 << 17
 INPUTS = ("manifest.json", "events.bin", "details.bin")
 
 
@@ -214,7 +217,5 @@ def options(schema: pyarrow.Schema) -> dict[str, Any]:
     texts = [field.name for field in schema if pyarrow.types.is_dictionary(field.type)]
     growing = [f.name for f in schema if f.type == pyarrow.int64() and f.name.endswith(GROWING)]
     encoding = dict.fromkeys(growing, "DELTA_BINARY_PACKED")
-    return {"compression": "lz4", "use_dictionary": texts, "column_encoding": encoding, "write_statistics": False}
-
-
-GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
+    how = {"compression": "lz4", "write_statistics": False, "write_batch_size": ROWS_AT_ONCE}
+    return {**how, "use_dictionary": texts, "column_encoding": encoding}
