@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.slots import by_kind, columns_of, firsts
+from analyzer.spans import numbered
 from tracer.recording import RING_HEADER_BYTES, STREAMS, Recording
 
 STREAMED: tuple[str, ...] = (
@@ -111,7 +112,8 @@ class Contents:
         known = [of for of in ("pid", "tid", "tensor", "prev_tid") if of in (dtype.names or ())]
         new = firsts(slots, rows, dtype, known)
         fields = {"tensor": np.zeros(len(new), np.int64), **columns_of(slots, new, dtype, known)}
-        own = fields["tid"] == fields.get("prev_tid", 0) if name == "sched_switch" else np.ones(len(new), bool)
+        own = np.flatnonzero(fields["tid"] == fields.get("prev_tid", 0)) if name == "sched_switch" else np.arange(len(new))
+        own = own[numbered(fields["tid"][own])[1]]
         mine = self.processes.setdefault(name, {})
         for thread, pid in zip(fields["tid"][own].tolist(), fields["pid"][own].tolist(), strict=True):
             mine.setdefault(thread, pid)

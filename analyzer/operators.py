@@ -99,21 +99,16 @@ def faults_until_next(
     closing = closing.where(matched[matched >= 0])
     owner = tokens.first + np.flatnonzero(matched >= 0)
     at = following(closing["tid"], closing["ts"], begin["tid"], begin["ts"] - 1)
-    ends, begins = np.append(closing["ts"], EVER)[at], np.append(begin["ts"], EVER)[after]
-    by_end = ends < begins
-    reading = np.where(by_end, np.append(owner, NONE)[at], np.append(token, NONE)[after])
-    next_ns = np.where(by_end, ends, begins)
-    good = (next_ns < EVER) & (reading == token) & (next_ns < source.next_step(begin["ts"]))
+    by_end = np.append(closing["ts"], EVER)[at] < np.append(begin["ts"], EVER)[after]
+    reading = np.where(by_end, len(begin) + at, after)  # -1: none, which is the last of what follows
+    ts, owners = np.concatenate((begin["ts"], closing["ts"], [EVER])), np.concatenate((token, owner, [NONE]))
+    next_ns = ts[reading]
+    good = (next_ns < EVER) & (owners[reading] == token) & (next_ns < source.next_step(begin["ts"]))
     major, minor = (
-        np.where(good, (np.where(by_end, *told_next(closing, at, begin, after, of)) - begin[of]) & UNKNOWN_U32, NONE)
+        np.where(good, (np.concatenate((begin[of], closing[of], [0]))[reading] - begin[of]) & UNKNOWN_U32, NONE)
         for of in ("maj_flt", "min_flt")
     )
     return major, minor
-
-
-def told_next(closing: Rows, at: np.ndarray, begin: Rows, after: np.ndarray, field: str) -> tuple[np.ndarray, np.ndarray]:
-    """A field of the token's end and of the next operator; 0 where there is none."""
-    return np.append(closing[field], 0)[at], np.append(begin[field], 0)[after]
 
 
 def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
