@@ -12,8 +12,22 @@ from analyzer.contents import EVER, identities
 from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
 from analyzer.schema import Columns, Text, conform, typed
-from analyzer.spans import GREATEST, KNOWN_SUM, NONE, SUM, Nest, codes, distinct, fold, following, latest, numbered
-from analyzer.spans import first_of_runs, running_count, successors
+from analyzer.spans import (
+    GREATEST,
+    KNOWN_SUM,
+    NONE,
+    SUM,
+    Nest,
+    codes,
+    distinct,
+    first_of_runs,
+    fold,
+    following,
+    latest,
+    numbered,
+    running_count,
+    successors,
+)
 from analyzer.steps import Graphs, Steps, faults
 
 LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")

@@ -1,7 +1,8 @@
 """Slots of a recording's files, as raw bytes: which kind lies where, and single fields of them. The loops are C."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,8 @@ def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> So
 
 def places(dtype: np.dtype, names: Iterable[str]) -> np.ndarray:
     """Where integer fields of a record lie in its slot, as the C code reads it."""
-    told = [(dtype.fields or {})[name] for name in names]
+    fields: Mapping[str, Any] = dtype.fields or {}
+    told = [fields[name] for name in names]
     return np.array([(RING_HEADER_BYTES + at, one.itemsize, one.kind == "i", 0) for one, at, *_ in told], np.int32)
 
 
