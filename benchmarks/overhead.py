@@ -61,7 +61,7 @@ VARIANTS = {
     "bpftrace": "bpftrace",
 }
 COUNT_S = 3  # how long the naive way's hits are counted
-BPFTRACE_ENDS_S = 15.0  # it takes 2.5 s; now and then it does not hear that it is to end
+BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it goes to sleep just after it was told, and must be told again
 LIMITED_WINDOWS = 20  # a limited recording switches its probes itself: its windows are so many times longer
 
 
@@ -241,11 +241,12 @@ def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
             while "ready" not in peer.stdout.readline():
                 pass
             found.append(window(seconds))
-            peer.terminate()
-            try:
-                peer.communicate(timeout=BPFTRACE_ENDS_S)
-            except subprocess.TimeoutExpired:
-                peer.kill()
+            ended = False
+            while not ended:
+                peer.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    peer.communicate(timeout=BPFTRACE_ENDS_S)
+                    ended = True
         found.append(window(seconds))
     return Block(found, warm=way.warm, cold=way.cold)
 

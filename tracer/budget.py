@@ -1,12 +1,14 @@
 """`--max-overhead`: costly levels are on for part of the time only, so that decode slows down by no more than was allowed.
 
 The cost is not accounted but seen: tokens with these levels on, or while they come and go, against the tokens without them, in
-this very run. What is seen is in the manifest, so that a recording says what recording it cost.
+this very run. What the rest of the recording costs cannot be seen so, is accounted, and leaves them less. Both are in the
+manifest, so that a recording says what recording it cost.
 """
 
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -20,6 +22,8 @@ WINDOW_TOKENS, WINDOW_NS = 8, 250_000_000  # what a window has at least
 PATIENCE_NS = 5_000_000_000  # a window ends without that many tokens where decode pauses
 LOOK_AGAIN_NS = 10_000_000_000  # how long levels that cost less than is allowed stay on between two looks
 ON_WINDOWS = 4  # how many windows' time off, at least, each time on is followed by
+AIM = 0.85  # of what is allowed is aimed at: levels go off only once it has been seen what they took
+LEAST_SHARE = 0.1  # of what is allowed is left to the costly levels, whatever the rest of the recording takes
 OVERDRAWN = 2.0  # times what is allowed may be lost before levels that seemed cheap go off
 KEPT_WINDOWS = 19
 ASSUMED = 1.0  # slowdown while on, before anything has been seen
@@ -52,9 +56,13 @@ class Tokens:
 
 @dataclass
 class Budget:
-    """Decides when the costly levels go off and on; does nothing by itself. `allowed` is a slowdown: 0.1 for 10 %."""
+    """Decides when the costly levels go off and on; does nothing by itself.
+
+    allowed: a slowdown, 0.1 for 10 %. besides: what the rest of the recording takes of it.
+    """
 
     allowed: float
+    besides: float = 0.0
     windows: deque[Window] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
 
     def __post_init__(self) -> None:
@@ -92,7 +100,7 @@ class Budget:
         enough = len(self._tokens) >= WINDOW_TOKENS and lasted >= WINDOW_NS
         if lasted < PATIENCE_NS and not enough:
             return False
-        if enough and (self._may_stay(lasted) if on else self._is_beyond(self.allowed)):
+        if enough and (self._may_stay(lasted) if on else self._is_beyond(self._room())):
             return False
         self.windows.append(Window(on, statistics.median(self._tokens) if enough else 0.0))
         self._tokens = []
@@ -100,6 +108,10 @@ class Budget:
             self._with.fade()
             self._without.fade()
         return True
+
+    def _room(self) -> float:
+        """What is left of the allowed slowdown for the costly levels."""
+        return max(AIM * self.allowed - self.besides, LEAST_SHARE * self.allowed)
 
     def _is_beyond(self, share: float) -> bool:
         lost = self.lost()
@@ -110,25 +122,26 @@ class Budget:
 
         What was lost counts besides: one window that the machine disturbed may have told that they cost nothing.
         """
-        if self._is_beyond(OVERDRAWN * self.allowed):
+        if self._is_beyond(OVERDRAWN * self._room()):
             return False
         off_per_on = self._off_per_on()
         return lasted < (min(LOOK_AGAIN_NS, ON_WINDOWS * WINDOW_NS / off_per_on) if off_per_on > 0 else LOOK_AGAIN_NS)
 
     def _off_per_on(self) -> float:
-        """How long the levels must be off for each time that they are on: time lost = allowed x time not lost."""
-        slowdown = self.slowdown()
+        """How long the levels must be off for each time that they are on: time lost = room x time not lost."""
+        slowdown, room = self.slowdown(), self._room()
         slowdown = ASSUMED if slowdown is None else slowdown
-        return slowdown / (1 + slowdown) * (1 + self.allowed) / self.allowed - 1
+        return slowdown / (1 + slowdown) * (1 + room) / room - 1
 
 
 class Sampling:
-    """Carries out what the budget decides."""
+    """Carries out what the budget decides. `spent_ns` tells what the rest of the recording has taken so far, by accounting."""
 
-    def __init__(self, allowed: float, switch: Switch):
-        self.budget, self.switch = Budget(allowed), switch
+    def __init__(self, allowed: float, switch: Switch, spent_ns: Callable[[], int]):
+        self.budget, self.switch, self._spent_ns = Budget(allowed), switch, spent_ns
         self.costly = sorted(switch.probes.levels - set(CHEAP))
         self._began_ns = 0
+        self._looked = (0, 0)  # when, and what was spent by then
 
     def turn(self, finished: np.ndarray, learning: bool) -> None:
         """Take in the steps that ended and switch where it is time; not while an engine's probes still learn where to stand."""
@@ -137,6 +150,7 @@ class Sampling:
         now = time.monotonic_ns()
         if not self._began_ns:
             self._began_ns = self.switch.settled_ns = now
+            self._looked = now, self._spent_ns()
         whole = finished[finished["decode"] & finished["complete"]]
         durations = whole["end_ns"] - whole["begin_ns"]
         settled = np.full(len(whole), not self.switch.busy()) & (whole["begin_ns"] >= self.switch.settled_ns)
@@ -146,9 +160,15 @@ class Sampling:
         on = self.costly[0] in self.switch.levels_on()
         self.budget.observe(on, durations[settled].tolist())
         if self.budget.is_over(on, self.switch.settled_ns, now):
+            self._look(now)
             token_ns = self.budget.windows[-1].token_ns
             tps, why = round(1e9 / token_ns, 3) if token_ns else 0.0, f"slowdown of at most {self.budget.allowed:.0%}"
             self.switch.begin([Change(now, level, not on, tps, why) for level in self.costly])
+
+    def _look(self, now: int) -> None:
+        """Find what the rest of the recording has taken since the last look."""
+        (before, spent_before), spent = self._looked, self._spent_ns()
+        self._looked, self.budget.besides = (now, spent), (spent - spent_before) / (now - before)
 
     def to_json(self) -> dict[str, Any]:
         """What was seen, for the manifest."""
@@ -156,4 +176,5 @@ class Sampling:
         times = np.diff([self._began_ns, *done, time.monotonic_ns()]) if self._began_ns else np.zeros(1)
         slowdown, share = self.budget.slowdown(), times[::2].sum() / max(times.sum(), 1)
         seen = {"slowdown": self.budget.lost(), "slowdown_while_on": slowdown, "share_on": float(share)}
+        seen["besides"] = self.budget.besides
         return {"allowed": self.budget.allowed, **seen}

@@ -13,7 +13,7 @@ from typing import Any
 from tracer import machine, model_config, models
 from tracer.accounting import Accounting
 from tracer.attach import Attachments
-from tracer.budget import Sampling
+from tracer.budget import CHEAP, Sampling
 from tracer.calibration import measure
 from tracer.drain import SLOW_S, WATCHFUL_S, Drain
 from tracer.engines import Engine
@@ -114,7 +114,7 @@ class Session:
         self.quality = Quality(o.min_tps, self.switch) if o.min_tps else None
         if self.quality:
             self.drain.misses = self.quality.misses = Misses(self.layouts)
-        self.sampling = Sampling(self.options.max_overhead, self.switch) if self.options.max_overhead else None
+        self.sampling = Sampling(o.max_overhead, self.switch, self.spent_ns) if o.max_overhead else None
         self.probes.attach_kernel()
 
     def _buffers(self) -> dict[str, Any]:
@@ -262,6 +262,15 @@ class Session:
         self.cost = account(self.probes.rows, self.probes.costs, self.accounting.of)
         self.cost |= {"target_cpu_ns": self.target.cpu_ns, "held_ns": self.watcher.held_ns, **self.own_cost()}
         write_manifest(self.folder, compose(about, self.watcher, self.cost))
+
+    def spent_ns(self) -> int:
+        """Time that the probes of cheap levels took on the target's threads, by accounting, and CPU time of the tracer, ns.
+
+        Both as if they kept the engine from its work: one thread passes these probes while the others wait for it, and an
+        engine that uses all CPUs waits for the thread that the tracer displaced.
+        """
+        cheap = account([row for row in self.probes.rows if row.level in CHEAP], self.probes.costs, self.accounting.of)
+        return cheap["trap_cold_ns"] + cheap["bpf_ns"] + time.process_time_ns()
 
     def own_cost(self) -> dict[str, float]:
         """What recording costs beside the probes: the share of one core that the tracer takes, and bytes on disk."""
