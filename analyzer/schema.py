@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+pd.set_option("mode.string_storage", "python")  # column names are texts, too: Arrow's kind is a conversion for every small frame
+
 
 @dataclass(frozen=True)
 class Column:
