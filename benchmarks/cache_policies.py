@@ -16,7 +16,7 @@ import numpy as np
 from runtime.moe import MoE
 from runtime.policies import LFRU, LRU, Policy, Static
 from runtime.predictor import Predictor, log_odds
-from runtime.prefetch import Prefetcher
+from runtime.prefetch import SPARE, Prefetcher
 from runtime.routing import History
 from runtime.simulation import CPU, Event, Outcome, Replay, belady, replay
 from runtime.training import Routed, collect
@@ -55,10 +55,10 @@ def events(segment: Routed) -> list[Event]:
     return [(layer, tuple(choice[i].tolist())) for i in range(len(segment.states[0])) for layer, choice in chosen.items()]
 
 
-def with_prefetch(segments: list[Routed], told: list[Told], capacity: int, policy: Policy, family: Any, limits: dict) -> Outcome:
+def with_prefetch(segments: list[Routed], told: list[Told], capacity: int, policy: Policy, family: Any, spare: float) -> Outcome:
     played, one = Replay(capacity, policy, prefetching=True), np.zeros((1, 1), np.float32)
     for segment, predictions in zip(segments, told, strict=True):
-        listener = Prefetcher(predictions, played.cache, family, CPU, limits, frugal=False)
+        listener = Prefetcher(predictions, played.cache, family, CPU, frugal=False, spare=spare)
         trace = iter(events(segment))
         for predictions.at in range(len(segment.states[0])):
             listener.step_begins(one)
@@ -93,7 +93,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         outcomes = {"static": Outcome(found, asked - found, asked - found), **outcomes}
         outcomes["static, evicting"] = replay(trace, capacity, Static(popularity))
         for name, make in (("LRU + prefetch", LRU), ("LFRU + prefetch", LFRU)) if told else ():
-            outcomes[name] = with_prefetch(judged, told, capacity, make(), family, dict(args.threshold))
+            outcomes[name] = with_prefetch(judged, told, capacity, make(), family, args.spare)
         outcomes["Belady"] = belady(trace, capacity)
         lru = outcomes["LRU"].reads
         rows += [
@@ -103,17 +103,12 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [row | {"tokens": len(trace) // routed_layers} for row in rows]
 
 
-def threshold(text: str) -> tuple[str, float]:
-    view, _, value = text.partition("=")
-    return view, float(value)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("package", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=20_000)
-    parser.add_argument("--threshold", type=threshold, action="append", default=[], metavar="VIEW=CHANCE")
+    parser.add_argument("--spare", type=float, default=SPARE, help="least chance of a prefetch")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = measure(args)

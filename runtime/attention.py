@@ -108,6 +108,7 @@ class FusedAttention:
         ]
         self._lengths, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._shared = {"seqlens": shared(self._lengths), "total": shared(self._total)}
+        self._tables: dict[str, ort.OrtValue] = {}
         self._bindings: list[Binding] = []
         self._of: Sequence | None = None
 
@@ -116,7 +117,9 @@ class FusedAttention:
         if self._of is sequence:
             return
         self._of = sequence
-        self._bindings = [self._binding(layer, sequence) for layer in range(self.family.layers)]
+        dtype = np.float16 if sequence.dtype == np.float16 else np.float32
+        self._tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
+        self._bindings = [self.bind(layer, sequence) for layer in range(self.family.layers)]
 
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
         """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
@@ -137,15 +140,14 @@ class FusedAttention:
         binding.output("hidden_out", out)
         self.graphs[layer].run_bound(binding, n)
 
-    def _binding(self, layer: int, sequence: Sequence) -> Binding:
+    def bind(self, layer: int, sequence: Sequence) -> Binding:
+        """A binding to the sequence's memory; input `hidden` and output `hidden_out` are left to the caller."""
         keys, values = shared(sequence.keys[layer][None]), shared(sequence.values[layer][None])
-        dtype = np.float16 if sequence.dtype == np.float16 else np.float32
-        tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
+        inputs = {**self._shared, **self._tables, "past_k": keys, "past_v": values}
         if sequence.scales:
-            tables["k_scale"], tables["v_scale"] = (
+            inputs["k_scale"], inputs["v_scale"] = (
                 shared(s[layer][None]) for s in (sequence.scales.keys, sequence.scales.values)
             )
-        inputs = {**self._shared, **tables, "past_k": keys, "past_v": values}
         return Binding(self.graphs[layer].session, inputs, {"present_k": keys, "present_v": values})
 
 

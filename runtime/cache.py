@@ -110,7 +110,7 @@ class ExpertCache(Generic[Session]):
         self.budget, self.loader, self.policy = budget, loader, policy or LRU()
         self.resident = self.reserved = 0
         self.hits = self.misses = self.prefetched = 0
-        self.load_ns, self.loading_ns = 0.0, 0  # mean time of a load, and all of them together
+        self.load_ns = 0.0  # mean time of a load
         self.allowance = Allowance()
         self._size, self._load, self._unload, self._watcher = size, load, unload, watcher
         self._held: dict[Form, Entry] = {}
@@ -187,6 +187,16 @@ class ExpertCache(Generic[Session]):
         self._used(form)
         return session
 
+    def all_there(self, forms: list[Form]) -> list[Session] | None:
+        """Their sessions, counted as hits, where nothing ever leaves and all of them were there when the event began."""
+        if self.budget is not None:
+            return None
+        held = [self._held.get(form) for form in forms]
+        if not all(entry and entry.used and entry.found(self._event) for entry in held):
+            return None
+        self.hits += len(forms)
+        return [entry.ticket.value for entry in held if entry]
+
     def release(self, form: Form) -> None:
         """The form has run: it may be evicted again."""
         self._running.discard(form)
@@ -222,6 +232,11 @@ class ExpertCache(Generic[Session]):
     def idle(self) -> bool:
         """Does no load wait?"""
         return self.loader is None or self.loader.idle
+
+    @property
+    def busy(self) -> bool:
+        """Would another load have to wait?"""
+        return self.loader is not None and self.loader.busy
 
     def absent(self, layers: int, experts: int) -> np.ndarray:
         """[layers, E] bool, kept up to date: which experts are neither held nor on their way, in any form."""
@@ -265,7 +280,6 @@ class ExpertCache(Generic[Session]):
             with self._lock:
                 took = monotonic_ns() - began
                 self.load_ns += FRESH * (took - self.load_ns) if self.load_ns else took
-                self.loading_ns += took
                 self.resident += size
                 resident = self.resident
             self._watcher.load_end(form, size, resident)

@@ -8,6 +8,7 @@ import numpy as np
 
 from runtime import probes
 from runtime.attention import Attention, PortableAttention, Sequence, make_attention
+from runtime.calls import combine
 from runtime.costs import CostTable, Flush, FlushByCost
 from runtime.cpu import CpuBackend
 from runtime.errors import RequestError
@@ -202,16 +203,10 @@ class Engine:
         return normed, chosen, weights
 
     def _combine(self, work: LayerWork, attended: np.ndarray, weights: np.ndarray, common: np.ndarray | None) -> np.ndarray:
-        """Residual plus the experts' outputs by router weight, summed in the router's order: the same for every arrival order."""
+        """The layer's result: the same for every arrival order."""
         origin = made_from(Kind.COMBINE, work.layer, used=tuple(sorted(work.used)), shared=common is not None)
         with Operator(self.log, Kind.COMBINE, work.layer, len(attended), origin):
-            mixed: np.ndarray = np.matmul(weights[:, None, :], work.outputs)[:, 0]
-            if common is not None:
-                mixed += common
-            if self.family.residual_multiplier != 1:
-                mixed *= np.float32(self.family.residual_multiplier)
-            mixed += attended
-        return mixed
+            return combine(weights, work.outputs, common, self.family.residual_multiplier, attended)
 
     def _placement(self, names: dict[str, str], rows: int) -> Placement:
         attention, experts = (self.backends[HTP if names[kind] == "htp" else CPU] for kind in PLACED)
@@ -241,7 +236,7 @@ class Engine:
         if isinstance(place.attention, PortableAttention) or place.experts.id != CPU:
             return None
         parts = self._mixers, self._shared, self.listeners
-        return TokenPath(self.family, self.log, self.experts, place.experts, place.attention, *parts)
+        return TokenPath(self.family, self.log, self.experts, place.attention, *parts)
 
 
 def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:

@@ -11,6 +11,7 @@ import onnxruntime as ort
 from runtime import probes
 from runtime.buffers import Batch, TokenBuffers
 from runtime.cache import ExpertCache
+from runtime.calls import Item, TokenRun, prepare
 from runtime.costs import Flush
 from runtime.cpu import CpuBackend, return_freed_memory
 from runtime.errors import BudgetError
@@ -20,7 +21,7 @@ from runtime.log import RunLog
 from runtime.operators import Operator, made_from
 from runtime.package import Package, expert_name
 from runtime.policies import POLICIES, Form
-from runtime.probes import Kind, Reason
+from runtime.probes import Cache, Kind, Reason
 from runtime.serving import CpuExperts
 from runtime.units import show_bytes
 
@@ -105,6 +106,8 @@ class Experts:
             budget, self.bytes_of, self._load, watcher, POLICIES[policy](), self.loader, self._unload
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="moescope-npu") if HTP in backends else None
+        experts, layers = range(self.family.experts), range(self.family.layers)
+        self._forms = [[Form(layer, expert, CPU, 0) for expert in experts] for layer in layers]
 
     def bytes_of(self, form: Form) -> int:
         """Weight bytes of an expert in the backend's precision."""
@@ -143,28 +146,65 @@ class Experts:
         for future in work.pending:
             future.result()
 
-    def send_for(self, layer: int, backend: Backend, chosen: list[int]) -> list[Form]:
-        """One token's experts, named to the cache: what is missing comes in the background. The cache's event has begun."""
-        forms = [Form(layer, expert, backend.id, 0) for expert in chosen]
+    def send_for(self, layer: int, chosen: list[int]) -> list[Form]:
+        """One token's experts on the CPU, named to the cache, whose event has begun: what is missing comes in the background."""
+        every = self._forms[layer]
+        forms = [every[expert] for expert in chosen]
         self.cache.name(forms)
         return forms
 
-    def run_token(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
-        """The experts of `send_for` on the CPU, the j-th into outputs[j]; `row` is the same memory for every token."""
+    def run_token(
+        self, token: TokenRun, common: Graph | None, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]
+    ) -> None:
+        """The shared expert, then the experts of `send_for` on the CPU, each into its own of outputs [E].
+
+        `row` and `outputs` are the same memory for every token. Where no expert can leave, they are only put to what waits.
+        """
+        if common:
+            token.put(common.item)
+        there = self.cache.all_there(forms)
+        if there is not None:
+            for graph in there:
+                token.put(graph.item or self._prepared(graph, row, outputs), Cache.HIT)
+            return
+        if not all(map(self.cache.ready, forms)):
+            token.flush()
+        ready = [form for form in forms if self.cache.ready(form)]
+        for form in ready:
+            state = self.cache.state(form)
+            token.put(self._prepared(self.cache.acquire(form), row, outputs), state)
+        try:
+            token.flush()
+        finally:
+            for form in ready:
+                self.cache.release(form)
+        if len(ready) < len(forms):
+            self._run_late([form for form in forms if form not in ready], row, outputs)
+
+    def _run_late(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
+        """A token's experts that were not ready: each one's operator begins before the wait for it."""
         for i in self._readiest_first(forms):
             form = forms[i]
-            layer = form.layer
-            with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, form.expert), form.expert):
-                probes.expert_begin(layer, form.expert, 1, self.cache.state(form), form.backend, 0)
+            layer, expert = form.layer, form.expert
+            with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, expert), expert):
+                probes.expert_begin(layer, expert, 1, self.cache.state(form), form.backend, 0)
                 graph = self.cache.acquire(form)
                 try:
-                    binding = graph.token_binding("rows", row)
-                    binding.output("out", outputs[i])
-                    graph.run_bound(binding, 1)
+                    self._prepared(graph, row, outputs)
+                    graph.run_bound(graph.token_binding("rows", row), 1)
                 finally:
                     self.cache.release(form)
-                probes.expert_end(layer, form.expert)
+                probes.expert_end(layer, expert)
             self.log.expert(form)
+
+    @staticmethod
+    def _prepared(graph: Graph, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> Item:
+        if graph.item is None:
+            binding = graph.token_binding("rows", row)
+            binding.output("out", outputs[graph.expert])
+            graph.item = prepare(graph, binding, made_from(Kind.EXPERT, graph.layer, graph.expert))
+        item: Item = graph.item
+        return item
 
     def close(self) -> None:
         """Stop the worker and the loader."""

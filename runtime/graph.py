@@ -41,6 +41,8 @@ class Graph:
         self.log = log
         self.kind, self.layer, self.expert, self.backend, self.tier = kind, layer, expert, backend, tier
         self._token: Binding | None = None
+        # Of runtime.calls, for one token; whoever prepares it keeps it here.
+        self.item: Any = None
 
     def run(self, feeds: dict[str, np.ndarray], n_tokens: int) -> list[np.ndarray]:
         """Run the session once over n_tokens useful rows."""
@@ -64,10 +66,7 @@ class Graph:
             result = run(first, second)
             status = 0
         except Exception as error:
-            where = self.kind.name.lower() + (f" {self.layer}" if self.layer >= 0 else "")
-            raise BackendError(
-                f"ONNX Runtime failed in {where} ({str(error).splitlines()[0]}): convert the model again"
-            ) from None
+            raise failure(self.kind, self.layer, error) from None
         finally:
             probes.graph_end(self.handle, status)
         self.log.graph(self.kind, self.backend, n_tokens, self.tier, monotonic_ns() - began)
@@ -100,6 +99,12 @@ class Binding:
         if self._values.get(name) is not value:
             self._values[name] = value
             self.raw.bind_ortvalue_output(name, value._get_c_value())
+
+
+def failure(kind: Kind, layer: int, error: Exception) -> BackendError:
+    """What to raise where a session's run ended with `error`."""
+    where = kind.name.lower() + (f" {layer}" if layer >= 0 else "")
+    return BackendError(f"ONNX Runtime failed in {where} ({str(error).splitlines()[0]}): convert the model again")
 
 
 def shared(array: np.ndarray) -> ort.OrtValue:

@@ -36,6 +36,7 @@ class Loader:
 
     def __init__(self, threads: int = 1):
         self._waiting: list[Ticket] = []
+        self._running = 0
         self._lock = Lock()
         # False for each submitted ticket, True to end a thread. It costs the engine's thread less than a condition does.
         self._wake: SimpleQueue[bool] = SimpleQueue()
@@ -53,6 +54,11 @@ class Loader:
     def idle(self) -> bool:
         """Does nothing wait?"""
         return not self._waiting
+
+    @property
+    def busy(self) -> bool:
+        """Has every thread something to do?"""
+        return self._running + len(self._waiting) >= len(self._threads)
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Take a load out of the queue; False where it has begun."""
@@ -80,4 +86,7 @@ class Loader:
                 if ticket is None:  # withdrawn
                     continue
                 self._waiting.remove(ticket)
+                self._running += 1
             ticket.run()
+            with self._lock:
+                self._running -= 1

@@ -20,11 +20,9 @@ from runtime.policies import Form
 from runtime.predictor import Predictor, chance
 from runtime.routing import History
 
-# Chances from which on an expert is loaded where loads take no time, and below which a load that waits is cancelled.
-THRESHOLDS = {"token": 0.9, "next": 0.7, "near": 0.4}
-NEEDLESS = 0.1
-# Bounds of the chance from which on a load pays.
-UNLIKELY, CERTAIN = 0.45, 0.9
+# Chances from which on an expert is loaded: while a loading thread has nothing to do, and while all of them are busy. Then a
+# load in vain holds up those that the router will ask for. Below the third, a load that waits is cancelled.
+SPARE, SCARCE, NEEDLESS = 0.5, 0.7, 0.1
 # Share of a new measurement in the mean time that a look takes.
 FRESH = 1 / 16
 # What is left of it by a layer that was not looked at, so that one slow look is not believed for ever.
@@ -46,9 +44,9 @@ class Odds(Protocol):
 class Prefetcher:
     """Listens to the engine's steps and asks the cache for loads (runtime.routing.Listener).
 
-    `frugal`: stage two leaves out a layer where looking takes longer than the loads that the token alone lets expect there, and
-    thresholds are where loads pay: needed, a load wins the time by which it begins early, a whole load's time at most; needless,
-    it holds up another load, which costs as much as the loading threads are busy anyway.
+    `frugal`: stage two leaves out a layer where looking takes longer than the loads that the token alone lets expect there.
+    `spare`, `scarce`: least chances of a load while a loading thread has nothing to do, and while all are busy; stage one asks
+    for the whole token at once and keeps them all busy.
     """
 
     def __init__(
@@ -57,15 +55,15 @@ class Prefetcher:
         cache: ExpertCache[Any],
         family: Family,
         backend: int,
-        thresholds: dict[str, float] | None = None,
         frugal: bool = True,
+        spare: float = SPARE,
+        scarce: float = SCARCE,
     ):
         self.predictor, self.cache, self.absent = predictor, cache, cache.absent(family.layers, family.experts)
         routed = [layer for layer in range(family.layers) if layer not in family.dense]
         self._forms = {layer: [Form(layer, expert, backend, 0) for expert in range(family.experts)] for layer in routed}
-        self._least = {view: log_odds_of(chance) for view, chance in (THRESHOLDS | (thresholds or {})).items()}
-        self._needless, self.frugal, self._look_ns = log_odds_of(NEEDLESS), frugal, 0.0
-        self._pays = Payoff(cache) if frugal else None
+        self._spare, self._scarce, self._needless = map(log_odds_of, (spare, scarce, NEEDLESS))
+        self.frugal, self._look_ns = frugal, 0.0
         self.history = History(family.layers, family.experts)
         self._layers, self._chosen = np.array(routed), np.zeros((family.layers, family.top_k), np.int64)
         self._worth = [True] * family.layers + [False]
@@ -73,15 +71,13 @@ class Prefetcher:
 
     def step_begins(self, embedded: np.ndarray) -> None:
         """Stage one, for a decoded token."""
-        if self._pays:
-            self._pays.token_begins()
         if self._unlearnt:
             self.history.add_token(self._layers, self._chosen[self._layers])
             self._unlearnt = False
         self._decoding = len(embedded) == 1
         odds = self.predictor.tokens(embedded, self.history) if self._decoding else None
         if odds is not None:
-            layers, experts = ((odds > self._least_of_token()) & self.absent).nonzero()
+            layers, experts = ((odds > self._scarce) & self.absent).nonzero()
             for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True):
                 if layer in self._forms:
                     self._ask(self._forms[layer][expert], layer + 2, odds[layer, expert])
@@ -94,15 +90,12 @@ class Prefetcher:
         if not self._decoding:
             return
         began = monotonic_ns()
-        if self._pays:
-            self._pays.layer_begins(began)
         if not (self._worth[layer] or self._worth[layer + 1]):
             self._look_ns *= FORGOTTEN
             return
-        for distance, (view, odds) in enumerate(zip(("near", "next"), self.predictor.ahead(layer, hidden), strict=False)):
+        for distance, odds in enumerate(self.predictor.ahead(layer, hidden)):
             if self._worth[layer + distance] and layer + distance in self._forms:
-                least = self._pays.least(distance) if self._pays else self._least[view]
-                self._stage(layer + distance, odds, least, distance)
+                self._stage(layer + distance, odds, distance)
         self._look_ns += FRESH * (monotonic_ns() - began - self._look_ns)
 
     def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
@@ -110,19 +103,11 @@ class Prefetcher:
         if self._decoding:
             self._chosen[layer] = chosen[0]
             self._unlearnt = True
-            if self._pays:
-                self._pays.routed(layer)
         else:
             self.history.add(layer, chosen)
 
-    def _least_of_token(self) -> np.ndarray | float:
-        """Least log odds [layers, 1] of stage one."""
-        if not self._pays:
-            return self._least["token"]
-        return np.array([[self._pays.least(layer)] for layer in range(len(self._chosen))])
-
-    def _stage(self, layer: int, odds: np.ndarray, least: float, distance: int) -> None:
-        forms = self._forms[layer]
+    def _stage(self, layer: int, odds: np.ndarray, distance: int) -> None:
+        forms, least = self._forms[layer], self._scarce if self.cache.busy else self._spare
         for expert in self.cache.waiting(layer):
             if odds[expert] < self._needless:
                 self.cache.cancel(forms[expert])
@@ -136,42 +121,6 @@ class Prefetcher:
 
     def _ask(self, form: Form, distance: int, odds: float) -> None:
         self.cache.prefetch(form, distance * LAYER_AHEAD - float(odds))
-
-
-class Payoff:
-    """From which chance on a load pays, by the times that loads and layers take and by how busy the loading threads are."""
-
-    def __init__(self, cache: ExpertCache[Any]):
-        self.cache = cache
-        self._unlikely, self._certain = log_odds_of(UNLIKELY), log_odds_of(CERTAIN)
-        # Mean times from a layer's begin to its router's choice, and from one such choice to the next.
-        self.attend_ns = self.layer_ns = 0.0
-        self.busy = 1.0
-        self._token = self._layer = self._chose = self._loading_ns = 0
-
-    def token_begins(self) -> None:
-        """Look how long loads took since the last token began."""
-        now, loading = monotonic_ns(), self.cache.loading_ns
-        if self._token:
-            self.busy += FRESH * (min((loading - self._loading_ns) / (now - self._token), 1) - self.busy)
-        self._token, self._loading_ns = now, loading
-
-    def layer_begins(self, now: int) -> None:
-        """A layer's attention begins."""
-        self._layer = now
-
-    def routed(self, layer: int) -> None:
-        """A layer's router has chosen."""
-        before, self._chose = self._chose, monotonic_ns()
-        self.attend_ns += FRESH * (self._chose - self._layer - self.attend_ns)
-        if layer:
-            self.layer_ns += FRESH * (self._chose - before - self.layer_ns)
-
-    def least(self, distance: int) -> float:
-        """Least log odds of an expert that is needed `distance` layers from now."""
-        won = min(self.attend_ns + distance * self.layer_ns, self.cache.load_ns)
-        lost = self.busy * self.cache.load_ns
-        return min(max(log(lost / won), self._unlikely), self._certain) if won > 0 and lost > 0 else self._unlikely
 
 
 def log_odds_of(chance: float) -> float:

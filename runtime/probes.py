@@ -67,19 +67,24 @@ def tell_if_missing() -> None:
     _told = True
 
 
-token_begin = getattr(_probes, "token__begin", _nothing)
-token_end = getattr(_probes, "token__end", _nothing)
-op_begin = getattr(_probes, "op__begin", _nothing)
-op_end = getattr(_probes, "op__end", _nothing)
-graph_begin = getattr(_probes, "graph__begin", _nothing)
-graph_end = getattr(_probes, "graph__end", _nothing)
-expert_begin = getattr(_probes, "expert__begin", _nothing)
-expert_end = getattr(_probes, "expert__end", _nothing)
-route = getattr(_probes, "route", _nothing)
-load_begin = getattr(_probes, "load__begin", _nothing)
-load_end = getattr(_probes, "load__end", _nothing)
-evict = getattr(_probes, "evict", _nothing)
-guard_mapped_files = getattr(_probes, "guard_mapped_files", _nothing)
+def native(name: str, instead: Any) -> Any:
+    """What the extension has under this name, or what stands in for it where it is not built."""
+    return getattr(_probes, name) if built else instead
+
+
+token_begin = native("token__begin", _nothing)
+token_end = native("token__end", _nothing)
+op_begin = native("op__begin", _nothing)
+op_end = native("op__end", _nothing)
+graph_begin = native("graph__begin", _nothing)
+graph_end = native("graph__end", _nothing)
+expert_begin = native("expert__begin", _nothing)
+expert_end = native("expert__end", _nothing)
+route = native("route", _nothing)
+load_begin = native("load__begin", _nothing)
+load_end = native("load__end", _nothing)
+evict = native("evict", _nothing)
+guard_mapped_files = native("guard_mapped_files", _nothing)
 """For programs, not for libraries: a mapped file that cannot be read any more then ends the process with one line, code 2."""
 
 

@@ -40,6 +40,11 @@ class Immediate(Loader):
         """Load now."""
         ticket.run()
 
+    @property
+    def busy(self) -> bool:
+        """Never."""
+        return False
+
 
 class Reads:
     """A cache's watcher that counts loads."""

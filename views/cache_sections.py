@@ -116,11 +116,12 @@ def loads(run: Run) -> list[Block]:
 
 
 def counters(frame: pd.DataFrame) -> list[Block]:
-    """Every counter over time."""
+    """Every counter over time; those that never left zero in one line."""
     blocks: list[Block] = []
+    idle = [str(name) for name, values in frame.groupby("name")["value"] if not values.any()]
     origin = frame["ts_ns"].min() if len(frame) else 0
     span = float(frame["ts_ns"].max() - origin) / 1e9 if len(frame) else 0.0
-    for number, (name, rows) in enumerate(frame.groupby("name")):
+    for number, (name, rows) in enumerate(frame[~frame["name"].isin(idle)].groupby("name")):
         rows = rows.sort_values("ts_ns")
         bins = binned(len(rows))
         x, y = ((rows[c].groupby(bins).last()).to_numpy() for c in ("ts_ns", "value"))
@@ -135,7 +136,7 @@ def counters(frame: pd.DataFrame) -> list[Block]:
         literal = str(name).replace("'", "''")
         query = f"select ts_ns, value from counters where name = '{literal}' order by ts_ns"
         blocks.append(chart(label(str(name).capitalize()), [trace], "", 220, query, **axes))
-    return blocks
+    return [*blocks, pairs([(label(name.capitalize()), "0 throughout") for name in idle])] if idle else blocks
 
 
 def cache(run: Run) -> Section | None:

@@ -2,12 +2,15 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from views.errors import ViewError
 
 Tables = dict[str, Any]
 TRACE, REPORT, DAG = "trace.pftrace", "report.html", "profdag.html"
@@ -27,16 +30,45 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(text)
 
 
-def make_trace(run_dir: Path, out: Path | None, step: Callable[[str], None], zipped: bool = False) -> dict[str, Any]:
-    """Write the timeline, as gzip where asked."""
+def make_trace(
+    run_dir: Path,
+    out: Path | None,
+    step: Callable[[str], None],
+    zipped: bool = False,
+    optrace: Path | None = None,
+    execute: int | None = None,
+) -> dict[str, Any]:
+    """Write the timeline, as gzip where asked, with an optrace of one execution where there is one."""
     from analyzer.tables import load
     from tracer.recording import Recording
     from views.perfetto import write_trace
 
     path = out or run_dir / (TRACE + ".gz" * zipped)
-    manifest = Recording(run_dir).manifest
-    written = write_trace(manifest, load(run_dir), path, lambda name: step(f"timeline: {name}"), zipped)
+    manifest, tables = Recording(run_dir).manifest, load(run_dir)
+    if optrace:
+        tables["qnn_optrace"] = optrace_of(tables, optrace, execute)
+    written = write_trace(manifest, tables, path, lambda name: step(f"timeline: {name}"), zipped)
     return {"path": str(path), "bytes": written.bytes, "events": written.events, "slices": written.slices}
+
+
+def optrace_of(tables: Tables, path: Path, execute: int | None) -> Any:
+    """An optrace's events with the execution to draw them in. Raises ViewError where there is none such."""
+    from analyzer.qnn_optrace import read_optrace
+
+    runs = tables["qnn_executes"].query("complete")
+    timed = runs[runs["accel_us"] > 0]["execute_id"].tolist()
+    chosen = execute if execute is not None else next(iter(timed or runs["execute_id"].tolist()), None)
+    if chosen is None or chosen not in set(runs["execute_id"]):
+        known = (
+            f"the recording has {runs['execute_id'].min()} to {runs['execute_id'].max()}"
+            if len(runs)
+            else "the recording has none"
+        )
+        raise ViewError(f"no complete execution {'on the NPU' if execute is None else execute} to draw the optrace in: {known}")
+    trace = read_optrace(path)
+    for complaint in trace.complaints:
+        print(f"views: {complaint}", file=sys.stderr)
+    return trace.events.assign(execute_id=chosen)
 
 
 def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None]) -> dict[str, Any]:

@@ -38,8 +38,8 @@ def counters(tables: Tables) -> list[Series]:
     for name, rows in tables["counters"].groupby("name", sort=True):
         rows = rows.sort_values("ts_ns", kind="stable")
         recorded.append((str(name), rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)))
-    loads = tables["loads"].query("action == 'load' and complete")
-    executes = tables["qnn_executes"].query("complete")
+    loads, executes = tables["loads"], tables["qnn_executes"]
+    loads, executes = loads[(loads["action"] == "load") & loads["complete"]], executes[executes["complete"]]
     derived = [speed(tables), in_flight("expert loads in flight", loads), in_flight("NPU executions in flight", executes)]
     return [*recorded, *(series for series in derived if len(series[1]))]
 

@@ -1,7 +1,7 @@
 """`trace.pftrace`: the tables as a native Perfetto trace.
 
     threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on the thread they ran on
-    NPU        QNN Execute, QNN Device, QNN Node; a flow leads from the submitting graph to its execution
+    NPU        host stages, QNN Execute, QNN Device, QNN Node, threads of an optrace; a flow leads from a graph to its execution
     flows      also from a prefetch to the expert run that used what it loaded
     cpus       the kernel's scheduling events
     process    counters: cache, faults, decode speed, loads and NPU executions in flight
@@ -24,7 +24,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from views import marks, npu, sched
 from views.protobuf import field_bytes
-from views.sequence import PACKET, Events, Level, Names, counter_packets, grouped, head, slice_packets, valid
+from views.sequence import PACKET, Events, Level, Names, counter_packets, head, slice_packets, valid
 from views.slices import Tables, close_open, on_program, rows_of
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
@@ -48,13 +48,15 @@ class TraceWriter:
     """Writes one trace; `write_trace` is the way in."""
 
     def __init__(self, manifest: dict[str, Any], tables: Tables, out: BinaryIO):
-        self.manifest, self.tables, self.out = manifest, tables, out
+        self.manifest, self.out = manifest, out
+        # columns are looked up hundreds of times, at five times the price where their names are Arrow's strings
+        self.tables = {name: frame.set_axis(frame.columns.astype(object), axis=1) for name, frame in tables.items()}
         self.written, self.names = Written(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
-        self.pids = thread_pids(manifest, tables)
+        self.pids = thread_pids(manifest, self.tables)
         target = manifest.get("target") or {}
         self.pid = int(target.get("pid") or next(iter(self.pids.values()), 1))
-        self.start, self.end = extent(tables)
+        self.start, self.end = extent(self.tables)
 
     def emit(self, data: bytes) -> None:
         """Append bytes to the trace."""
@@ -127,14 +129,13 @@ class TraceWriter:
         self.sequence += 1
         texts: dict[str, set[int]] = {}
         for level, rows in events.of_level():
-            for table, numbers in level.texts(rows).items():
+            for table, numbers in level.used(rows).items():
                 texts.setdefault(table, set()).update(numbers)
         self.emit(head(self.sequence, track, texts, self.names, self.start))
         for data in slice_packets(self.sequence, events, self.start):
             self.emit(data)
-        whole = events.written()
-        self.written.events += len(whole)
-        self.written.slices += int((whole < 0).sum())
+        self.written.events += len(events.order)
+        self.written.slices += int((events.order < 0).sum())
 
     def threads(self) -> None:
         """Every slice of the program, thread by thread."""
@@ -208,7 +209,8 @@ class TraceWriter:
 def groups_by(tid: np.ndarray) -> dict[int, np.ndarray]:
     """tid → its rows, in order."""
     code, tids = pd.factorize(tid)
-    return {int(tids[value]): rows for value, rows in grouped(code)}
+    order = np.argsort(code.astype(np.min_scalar_type(len(tids))), kind="stable")
+    return dict(zip(tids.tolist(), np.split(order, np.cumsum(np.bincount(code))[:-1]), strict=True))
 
 
 def owners(frame: pd.DataFrame) -> dict[int, int]:

@@ -1,15 +1,17 @@
-"""Many protobuf messages of one shape at once: NumPy columns in, wire bytes out.
-
-`Rows` are messages of one width that differ in numbers only. A number takes the bytes of the widest in its column: a varint
-may be longer than it need be, as a reader goes on until a byte says that it is the last. So rows are a matrix, which NumPy
-fills column by column and moves row by row. Who wants few bytes puts numbers of like size into one `Rows`.
-"""
+"""Many protobuf messages at once: columns in, wire bytes out, by the C extension `_messages`."""
 
 import numpy as np
 
+from views.errors import ViewError
+
+try:
+    from views import _messages
+except ImportError:
+    raise ViewError("views/_messages.so is not built: run `make native`") from None
+
 VARINT, FIXED64, LENGTH = 0, 1, 2
-UNIT_OF = (1, 1, 2, 4, 4, 8, 8, 8, 8)
-"""Bytes of the integers in which varints of 0 to 8 bytes are put together."""
+CONSTANT_STEP, VARINT_STEP, EACH_STEP, FIXED64_STEP, MEMBER_STEP, OPEN_STEP, CLOSE_STEP = range(7)
+Step = tuple[int, bytes, np.ndarray | None, np.ndarray | None, int | None]
 
 
 def varint_bytes(value: int) -> bytes:
@@ -32,90 +34,77 @@ def field_bytes(field: int, payload: bytes) -> bytes:
     return tag(field, LENGTH) + varint_bytes(len(payload)) + payload
 
 
-def spread(values: np.ndarray, width: int, more: bool = False) -> list[np.ndarray]:
-    """Varints of `width` <= 8 bytes each, as unsigned columns of 4, 2 and 1 bytes to write side by side; `more` bytes follow."""
-    unit = UNIT_OF[width]
-    rest = values.astype(f"u{unit}")
-    wire = rest & 0x7F
-    for i in range(1, width):
-        wire |= (rest << i) & (0x7F << 8 * i)
-    wire |= sum(0x80 << 8 * i for i in range(width if more else width - 1))
-    parts, at = [], 0
-    for size in (8, 4, 2, 1):
-        if width & size:
-            parts.append(wire.view(f"u{size}").reshape(len(wire), unit // size)[:, at // size])
-            at += size
-    return parts
+def numbers(values: np.ndarray) -> np.ndarray:
+    """A column as the extension takes it: int64, or float64 as it is."""
+    return np.ascontiguousarray(values if values.dtype == np.float64 else values.astype(np.int64, copy=False))
 
 
-def varints(values: np.ndarray) -> list[np.ndarray]:
-    """The values as varints of one width, as columns to write side by side; negative numbers take ten bytes."""
-    rest = np.asarray(values).astype(np.int64, copy=False).view(np.uint64)
-    width = max(1, (int(rest.max()).bit_length() + 6) // 7) if len(rest) else 1
-    if width <= 8:
-        return spread(rest, width)
-    return [*spread(rest & (1 << 56) - 1, 8, more=True), *spread(rest >> 56, width - 8)]
+class Form:
+    """What messages of one kind have in common, built field by field in wire order; a message is a row of the columns.
 
+    A field with `absent` is left out of the messages that have this number there.
+    """
 
-class Rows:
-    """`n` messages of one type and width, built field by field in wire order."""
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
 
-    def __init__(self, n: int):
-        self.n = n
-        self.template = bytearray()
-        self.columns: list[tuple[int, np.ndarray]] = []
-
-    def put(self, *columns: np.ndarray) -> "Rows":
-        """Columns of unsigned integers or doubles, byte for byte."""
-        for column in columns:
-            self.columns.append((len(self.template), column))
-            self.template += bytes(column.itemsize)
+    def step(self, kind: int, data: bytes, column: np.ndarray | None = None, absent: int | None = None) -> "Form":
+        """One more step, in one with the constant bytes before it where it is never left out."""
+        if self.steps and self.steps[-1][0] == CONSTANT_STEP and kind != MEMBER_STEP and absent is None:
+            data = self.steps.pop()[1] + data
+        self.steps.append((kind, data, None if column is None else numbers(column), None, absent))
         return self
 
-    def constant(self, data: bytes | bytearray) -> "Rows":
+    def constant(self, data: bytes) -> "Form":
         """The same bytes in every message."""
-        self.template += data
+        return self.step(CONSTANT_STEP, data)
+
+    def varint(self, field: int, column: np.ndarray, labels: np.ndarray | None = None) -> "Form":
+        """An integer, enum or bool field; with `labels` the number that these have in place of the column's."""
+        self.step(VARINT_STEP, tag(field, VARINT), column)
+        if labels is not None:
+            self.steps[-1] = (*self.steps[-1][:3], numbers(labels), None)
         return self
 
-    def varint(self, field: int, values: np.ndarray) -> "Rows":
-        """An integer, enum or bool field."""
-        return self.constant(tag(field, VARINT)).put(*varints(values))
+    def each(self, field: int, column: np.ndarray) -> "Form":
+        """An integer field with a number for every message, whatever its row."""
+        return self.step(EACH_STEP, tag(field, VARINT), column)
 
-    def fixed64(self, field: int, values: np.ndarray) -> "Rows":
-        """A fixed64 or double field, by the dtype of `values` (8 bytes)."""
-        return self.constant(tag(field, FIXED64)).put(values)
+    def fixed64(self, field: int, column: np.ndarray, absent: int | None = None) -> "Form":
+        """A fixed64 or double field, by the dtype of `column`."""
+        return self.step(FIXED64_STEP, tag(field, FIXED64), column, absent)
 
-    def message(self, field: int, child: "Rows") -> "Rows":
-        """A sub-message per message."""
-        self.constant(tag(field, LENGTH) + varint_bytes(len(child.template)))
-        at = len(self.template)
-        self.columns += [(at + offset, column) for offset, column in child.columns]
-        return self.constant(child.template)
+    def member(self, field: int, head: bytes, number: int, column: np.ndarray, labels: np.ndarray | None, absent: int) -> "Form":
+        """A short sub-message: `head`, then one integer field. `field` is below 16, the sub-message below 128 bytes."""
+        data = tag(field, LENGTH) + bytes(1) + head + tag(number, VARINT)
+        self.steps.append((MEMBER_STEP, data, numbers(column), None if labels is None else numbers(labels), absent))
+        return self
 
-    def encoded(self) -> np.ndarray:
-        """The messages [n], as raw bytes of one width each, without a tag."""
-        width = len(self.template)
-        wire = np.frombuffer(self.template * self.n, f"V{width}")
-        for offset, column in self.columns if self.n else ():
-            np.ndarray(self.n, column.dtype, wire, offset, (width,))[:] = column
-        return wire
+    def open(self, field: int) -> "Form":
+        """A sub-message begins."""
+        return self.step(OPEN_STEP, tag(field, LENGTH))
+
+    def then(self, other: "Form") -> "Form":
+        """Everything of another form."""
+        self.steps += other.steps
+        return self
+
+    def close(self) -> "Form":
+        """The sub-message that was opened last ends."""
+        self.steps.append((CLOSE_STEP, b"", None, None, None))
+        return self
 
 
-def interleave(batches: list[np.ndarray], places: list[np.ndarray]) -> bytes:
-    """Messages of several shapes in one byte string; `places[b][i]` is the rank of message i of batch b in the output."""
-    lengths = np.zeros(sum(map(len, batches)), np.int64)
-    for rows, place in zip(batches, places, strict=True):
-        lengths[place] = rows.itemsize
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    for rows, place in zip(batches, places, strict=True):
-        if len(rows):
-            slots = np.ndarray(len(out) - rows.itemsize + 1, rows.dtype, out, 0, (1,))
-            slots[starts[place]] = rows
-    return out.tobytes()
+def encode(forms: list[Form], form: np.ndarray, row: np.ndarray) -> bytes:
+    """Messages: number i is of form `form[i]` (int64) and takes row `row[i]` (int64) of that form's columns."""
+    return _messages.encode([each.steps for each in forms], numbers(form), numbers(row))
+
+
+def encode_all(form: Form, n: int) -> bytes:
+    """A message for each of the `n` rows."""
+    return encode([form], np.zeros(n, np.int64), np.arange(n))
 
 
 def packed_varints(values: np.ndarray) -> bytes:
-    """The payload of a packed repeated varint field, every number in the bytes of the widest."""
-    return Rows(len(values)).put(*varints(values)).encoded().tobytes()
+    """The payload of a packed repeated varint field."""
+    return encode_all(Form().step(VARINT_STEP, b"", values), len(values))

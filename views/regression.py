@@ -14,6 +14,8 @@ from views.sections import Block, Section, axis, cards, chart, heads, labels, no
 
 Document = dict[str, Any]
 FOREST, MOST_RUNS = 24, 12
+LEAST_SPREAD = 0.02
+"""A waterfall shows at least this share of the step, or one without a change would show nothing."""
 SLOT = {"slower": 3, "faster": 1, "same": 0, "cannot tell": 7, "minor": 7, "vanished": 4, "appeared": 4}
 
 
@@ -73,7 +75,8 @@ def waterfall(fall: dict[str, Any]) -> Block:
     after = fall["step"]["base"] + np.cumsum(delta)
     ends = np.array([fall["step"]["base"], fall["step"]["cand"]])
     low = min(float(after.min()), float(ends.min()))
-    floor = max(0.0, low - 2 * (max(float(after.max()), float(ends.max())) - low))
+    spread = max(float(after.max()), float(ends.max())) - low
+    floor = max(0.0, low - 2 * max(spread, LEAST_SPREAD * low))
     groups = ((0, [True, *[False] * len(fall["parts"]), True], "mean step"), (3, delta > 0, "slower"), (1, delta < 0, "faster"))
     traces = []
     for slot, chosen, name in groups:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from views.protobuf import Rows, field_bytes, packed_varints, tag, varint_bytes
-from views.slices import Tables
+from views.protobuf import Form, encode_all, field_bytes, packed_varints, tag, varint_bytes
+from views.slices import Tables, Text
 
 TRACE_PACKET, FTRACE_EVENTS = 1, 1
 CPU, EVENT, COMPACT = 1, 2, 4
@@ -119,9 +119,9 @@ def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
 def wakings(columns: dict[str, np.ndarray], rows: np.ndarray, boot: int) -> bytes:
     """A batch of wakings in full: the compact form would lose who woke."""
     ts, by, woken, prio, cpu = (columns[name][rows] for name in ("ts_ns", "prev_tid", "next_tid", "next_prio", "target_cpu"))
-    waking = Rows(len(rows)).varint(2, woken).varint(3, np.maximum(prio, 0)).varint(5, np.maximum(cpu, 0))
-    event = Rows(len(rows)).varint(1, ts + boot).varint(2, by).message(SCHED_WAKING, waking)
-    return Rows(len(rows)).message(EVENT, event).encoded().tobytes()
+    form = Form().open(EVENT).varint(1, ts + boot).varint(2, by).open(SCHED_WAKING)
+    form.varint(2, woken).varint(3, np.maximum(prio, 0)).varint(5, np.maximum(cpu, 0)).close().close()
+    return encode_all(form, len(rows))
 
 
 def bundle(cpu: int, body: bytes) -> bytes:
@@ -134,8 +134,8 @@ def packets(tables: Tables, boot: int) -> Iterator[tuple[int, bytes]]:
     names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
     events, running = tables["sched"], Running.of(tables["thread_states"])
     columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
-    cpus, ts, kind = columns["cpu"], columns["ts_ns"], events["event"].to_numpy()
-    switched, woken = kind == "switch", kind == "waking"
+    cpus, ts, kind = columns["cpu"], columns["ts_ns"], Text.of(events["event"])
+    switched, woken = (np.array([label == what for label in kind.labels] or [False])[kind.codes] for what in ("switch", "waking"))
     for cpu in sorted(pd.unique(cpus).tolist()):
         own = np.flatnonzero((cpus == cpu) & (switched | woken))
         own = own[np.argsort(ts[own], kind="stable")]

@@ -93,6 +93,8 @@ def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
     handler = partial(Handler, trace=trace, ui=offline_ui() if offline else None)
     try:
         return ThreadingHTTPServer((HOST, port), handler)
+    except OverflowError:
+        raise ViewError(f"port {port} does not exist: 0 to 65535 do") from None
     except OSError as error:
         raise ViewError(
             f"port {port} on {HOST} cannot be used ({error.strerror}); close what holds it, or use --offline"

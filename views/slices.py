@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 
 from views.flows import PREFETCH, flow_of, prefetched_runs
+from views.protobuf import _messages
 
 Tables = dict[str, pd.DataFrame]
+SMALL = 1 << 16
 
 
 @dataclass
@@ -23,24 +25,49 @@ class Text:
 
     @classmethod
     def of(cls, values: pd.Series | np.ndarray | list[str]) -> "Text":
-        """Factorize a column."""
-        codes, labels = pd.factorize(np.asarray(values, object))
-        return cls(codes.astype(np.int64), [str(label) for label in labels])
+        """Number a column's texts."""
+        codes, labels = numbered(np.asarray(values, object))
+        return cls(codes, [str(label) for label in labels])
 
     @classmethod
     def joined(cls, make: Callable[..., str], *columns: pd.Series | np.ndarray) -> "Text":
         """`make(a, b, ...)` of columns, called once per distinct row."""
-        code = np.zeros(len(columns[0]), np.int64)
+        code, count = np.zeros(len(columns[0]), np.int64), 1
         for column in columns:
-            codes, labels = pd.factorize(np.asarray(column))
-            code = pd.factorize(code * (len(labels) + 1) + codes)[0] if code.any() else codes.astype(np.int64)
-        first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
+            codes, n = small_numbers(np.asarray(column))
+            code, count = dense(code * n + codes, count * n)
+        first = np.empty(count if len(code) else 0, np.int64)
         first[code[::-1]] = np.arange(len(code))[::-1]
         return cls(code, [make(*row) for row in zip(*(np.asarray(column)[first].tolist() for column in columns), strict=True)])
 
     def take(self, rows: np.ndarray) -> "Text":
         """Some rows; the labels stay."""
         return Text(self.codes[rows], self.labels)
+
+
+def numbered(values: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """(codes, labels) of texts: `labels[codes[i]]` is `values[i]`."""
+    codes = np.empty(len(values), np.int64)
+    return codes, _messages.codes(np.ascontiguousarray(values), codes)
+
+
+def small_numbers(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """(numbers, n): one number below n for every distinct value."""
+    if values.dtype == object:
+        codes, labels = numbered(values)
+        return codes, max(1, len(labels))
+    low = int(values.min(initial=0))
+    return dense(values.astype(np.int64) - low, int(values.max(initial=0)) - low + 1)
+
+
+def dense(codes: np.ndarray, n: int) -> tuple[np.ndarray, int]:
+    """The same for numbers of which few occur; `n`: what they are below."""
+    if n > max(SMALL, 4 * len(codes)):
+        found, labels = pd.factorize(codes)
+        return found, max(1, len(labels))
+    seen = np.zeros(n, bool)
+    seen[codes] = True
+    return (np.cumsum(seen) - 1)[codes], max(1, int(np.count_nonzero(seen)))
 
 
 Column = np.ndarray | Text
@@ -97,6 +124,11 @@ def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     return {name: np.where(frame[name] > 0, frame[name], -1).astype(np.int64) for name in names}
 
 
+def several(frame: pd.DataFrame, name: str) -> dict[str, Column]:
+    """An integer column as argument where it is above one: most slices are of one row, and a reader keeps every argument."""
+    return {name: np.where(frame[name] > 1, frame[name], -1).astype(np.int64)}
+
+
 def of_frame(category: str, name: Text, frame: pd.DataFrame, args: dict[str, Column]) -> Slices:
     """Slices from a table with the span columns."""
     tid, begin, end = (frame[c].to_numpy(np.int64) for c in ("tid", "begin_ns", "end_ns"))
@@ -119,7 +151,7 @@ def graphs(tables: Tables) -> Slices:
     """One slice per graph run; those that submit to the NPU start a flow."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
-    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier")
+    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     slices = of_frame("graph", Text.joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
     slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
@@ -139,13 +171,22 @@ def rows_of(ids: pd.Series, wanted: pd.Series) -> np.ndarray:
     return pd.Index(known).get_indexer(sought)
 
 
+def moved(frame: pd.DataFrame) -> dict[str, Column]:
+    """What an operator has to move at least, and how fast it did, where its shapes tell."""
+    work = (frame["read_bytes"] + frame["written_bytes"]).fillna(-1).to_numpy()
+    rate = np.where(work > 0, 1e3 * work / frame["duration_ns"].clip(lower=1).to_numpy(), -1)
+    return {"bytes": np.where(work > 0, work, -1).astype(np.int64), "MB_per_s": rate.astype(np.int64)}
+
+
 def operators(tables: Tables) -> tuple[Slices, Slices]:
     """One slice per operator and thread, and inside it one for the time the thread waited for the others.
 
     An operator without thread rows is drawn on the thread that began it.
     """
     frame, threads = tables["operators"], tables["op_threads"]
-    args = texts(frame, "shape") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "maj_flt")
+    args = texts(frame, "shape") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "maj_flt")
+    if frame["read_bytes"].notna().any():
+        args |= moved(frame)
     whole = of_frame("operator", Text.joined(operator_name, frame["type"], frame["name"]), frame, args)
     row = rows_of(frame["op_id"], threads["op_id"])
     known, drawn = row >= 0, np.zeros(len(frame), bool)
@@ -167,7 +208,8 @@ def experts(tables: Tables, used: pd.DataFrame) -> Slices:
     """One slice per expert run; those that used what a prefetch had loaded end its flow."""
     frame = tables["experts"]
     name = Text.joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
-    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert", "n_tokens") | positive(frame, "tier", "maj_flt")
+    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several(frame, "n_tokens")
+    args |= positive(frame, "tier", "maj_flt")
     slices = of_frame("expert", name, frame, args)
     slices.flow = flow_of(frame["run_id"], used["run_id"], used["load_id"] + PREFETCH)
     slices.ends_flow = slices.flow > 0
@@ -188,13 +230,6 @@ def qnn_calls(tables: Tables) -> Slices:
     """Context and graph calls of QNN on the thread that made them."""
     frame = tables["qnn_calls"]
     return of_frame("qnn", Text.of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
-
-
-def qnn_stages(tables: Tables) -> Slices:
-    """Stages of the host's side of QNN; what lies before and after graphExecute shows as the gaps of its stage."""
-    frame = tables["qnn_stages"]
-    frame = frame[~frame["stage"].isin(("input", "output"))]
-    return of_frame("qnn", Text.joined(lambda stage: f"QNN {stage}", frame["stage"]), frame, {})
 
 
 def calls(tables: Tables) -> tuple[Slices, Slices]:
@@ -268,7 +303,6 @@ def on_program(tables: Tables) -> list[Slices]:
         experts(tables, used),
         load,
         evict,
-        qnn_stages(tables),
         qnn_calls(tables),
         lone_executes(tables),
         *calls(tables),
@@ -277,20 +311,6 @@ def on_program(tables: Tables) -> list[Slices]:
         *major_faults(tables),
     ]
     return [level for level in levels if len(level)]
-
-
-def crossing(order: np.ndarray, n: int) -> np.ndarray:
-    """Which of n slices end at another depth than they began at, by their begin (i) and end (~i) events; none if all nest."""
-    begins = np.flatnonzero(order >= 0)
-    ends = np.flatnonzero(order < 0)
-    # depth after the k-th begin, at place p: k + 1 begins less p - k ends; before the k-th end: p - k begins less k ends
-    first = np.empty(n, np.int64)
-    count = np.arange(n)
-    first[order[begins]] = 2 * count + 1 - begins
-    odd = np.zeros(n, bool)
-    closed = ~order[ends]
-    odd[closed] = first[closed] != ends - 2 * count
-    return odd
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
@@ -304,36 +324,16 @@ def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray
     return order
 
 
-def backward_in_ties(values: np.ndarray) -> np.ndarray:
-    """Places of sorted values with those of equal ones in reverse."""
-    place = np.arange(len(values))
-    fresh = np.append(True, values[1:] != values[:-1])[: len(values)]
-    if fresh.all():
-        return place
-    first = np.flatnonzero(fresh)
-    group = np.cumsum(fresh) - 1
-    last = np.append(first[1:], len(values)) - 1
-    return first[group] + last[group] - place
+def nested(opening: np.ndarray, begin: np.ndarray, end: np.ndarray, instant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(events, crossed): begin (i) and end (~i) events of one thread's slices in the order to write them, from `preorder`.
 
-
-def event_order(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Begin (i) and end (~i) events of one thread's slices, in the order to write them.
-
-    At one instant the ends come first, the innermost first, then the begins, the outermost first; an empty slice ends at once.
+    At one instant the ends come first, the innermost first, then the begins, the outermost first; an empty slice ends at once, an
+    instant has no end. `crossed` [bool] marks slices that outlast what they began in: at least one of each stretch, from a moment
+    without a slice to the next, in which slices do not nest; the order of its events is of no use then.
     """
-    opening = preorder(begin, end, rank)
-    empty = end[opening] <= begin[opening]
-    closing = opening[~empty]
-    closing = closing[np.argsort(end[closing], kind="stable")]
-    closing = closing[backward_in_ties(end[closing])]
-    begins = opening
-    if empty.any():
-        begins = np.repeat(opening, 1 + empty)
-        at_once = np.cumsum(1 + empty)[empty] - 1
-        opening, begins = begins, begins.copy()
-        begins[at_once] = ~begins[at_once]
-    events = np.concatenate([~closing, begins])
-    return events[np.argsort(np.concatenate([end[closing], begin[opening]]), kind="stable")]
+    events, crossed = np.empty(2 * len(begin), np.int64), np.zeros(len(begin), bool)
+    count = _messages.nested(opening, begin, end, instant, events, crossed)
+    return events[:count], crossed
 
 
 def lanes(

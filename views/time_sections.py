@@ -198,11 +198,13 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
     rows = parts.per_token(run.tables).loc[tokens["token_id"]]
     names = [name for name in (*GROUPS, *parts.CAUSES, parts.RESIDUAL) if name in rows]
     excess = rows[names] - rows[names].median()
-    top = tokens.sort_values("duration_ns", ascending=False).head(SLOWEST)
+    middle = tokens["duration_ns"].median()
+    top = tokens[tokens["duration_ns"] >= middle].sort_values("duration_ns", ascending=False).head(SLOWEST)
     most = excess.loc[top["token_id"]]
-    shown = top[["token_id", "position"]].assign(
+    shown = top[["token_id"]].assign(
+        position=top["position"].where(top["position"] >= 0),
         ms=top["duration_ns"] / MS,
-        more=(top["duration_ns"] - tokens["duration_ns"].median()) / MS,
+        more=(top["duration_ns"] - middle) / MS,
         mostly=[f"{name} {ns / MS:+.2f} ms" for name, ns in zip(most.idxmax(axis=1), most.max(axis=1), strict=True)],
         at=run.moments(top),
     )

@@ -4,9 +4,13 @@ examples:
   python -m views trace RUN                 RUN/trace.pftrace
   python -m views trace RUN --out a.pftrace
   python -m views trace RUN --gzip          RUN/trace.pftrace.gz, which Perfetto opens as it is
+  python -m views trace RUN --optrace chrometrace.json --execute 12
+
+An optrace does not say which execution it is of; without --execute it is drawn in the first one whose time on the NPU is known.
 """
 
 import argparse
+from pathlib import Path
 
 from views.making import add_arguments, announce, make_trace, progress
 
@@ -15,11 +19,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_arguments(parser)
     parser.add_argument("--gzip", action="store_true", help="compress: a third of the size or less, half the speed")
+    parser.add_argument("--optrace", metavar="FILE", type=Path, help="the NPU's threads too, from an optrace (Chrome's form)")
+    parser.add_argument("--execute", metavar="N", type=int, help="execute_id that the optrace is of")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write it."""
     with progress() as step:
-        made = make_trace(args.run_dir, args.out, step, args.gzip)
+        made = make_trace(args.run_dir, args.out, step, args.gzip, args.optrace, args.execute)
     announce(made, args.json)
     return 0

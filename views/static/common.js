@@ -13,7 +13,8 @@ function el(name, attributes = {}, ...children) {
 
 /* The text of a packed asset (gzip, base64). */
 async function unpack(name) {
-  const bytes = Uint8Array.from(atob(document.getElementById("asset-" + name).textContent), (c) => c.charCodeAt(0));
+  const packed = atob(document.getElementById("asset-" + name).textContent), bytes = new Uint8Array(packed.length);
+  for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 

@@ -187,7 +187,7 @@ const matches = (n) => (n.each || [n]).some((one) => (one.name + " " + one.type)
 const faint = (n) => (view.find && !matches(n)) || (view.path && !n.critical);
 
 /* Far away a node is a spot of its colour: all spots of one colour in one go. */
-function drawSpots(g, nodes) {
+function drawSpots(g, nodes, ink) {
   const [w, h] = dag.size, spots = new Map();
   for (const n of nodes) {
     const key = n.fill + faint(n);
@@ -200,6 +200,13 @@ function drawSpots(g, nodes) {
     for (const n of group) g.fillRect(n.ax - w / 2, n.ay - h / 2, w, h);
   }
   g.globalAlpha = 1;
+  if (view.scale < LINES) return;
+  /* Near enough that the palest ones, and views, need an edge to be seen on their card. */
+  g.strokeStyle = ink.line;
+  g.lineWidth = 1 / view.scale;
+  g.beginPath();
+  for (const n of nodes) g.rect(n.ax - w / 2, n.ay - h / 2, w, h);
+  g.stroke();
 }
 
 function drawNode(g, n, ink) {
@@ -219,8 +226,8 @@ function drawNode(g, n, ink) {
   g.font = "600 12px system-ui, sans-serif";
   g.fillText(n.name || n.type, n.ax, n.ay - 3, w - 14);
   g.font = "11px system-ui, sans-serif";
-  const many = n.each ? `${n.each.length} × ` : "";
-  g.fillText(n.role === "view" ? "view" : `${many}${n.type === n.name ? "" : n.type + "  "}${us(n.duration_ns)}`, n.ax, n.ay + 12, w - 14);
+  const layers = n.each ? ` in ${n.each.length} layers` : "";
+  g.fillText(n.role === "view" ? "view" : `${n.type === n.name ? "" : n.type + "  "}${us(n.duration_ns)}${layers}`, n.ax, n.ay + 12, w - 14);
   g.globalAlpha = 1;
 }
 
@@ -234,7 +241,7 @@ function drawAll(g, box) {
   const [w, h] = dag.size, seen = (n) => n.ax > box.left - w && n.ax < box.right + w && n.ay > box.top - h && n.ay < box.bottom + h;
   for (const card of cards) {
     const nodes = card.nodes.filter(seen);
-    if (view.scale < DETAIL) drawSpots(g, nodes);
+    if (view.scale < DETAIL) drawSpots(g, nodes, ink);
     else for (const n of nodes) drawNode(g, n, ink);
     if (view.scale < 0.3) continue;
     g.fillStyle = ink.soft;
@@ -451,7 +458,7 @@ function heading() {
   const averaged = t.tokens_used > 1 ? `, mean of ${t.tokens_used} tokens` : "";
   const mode = el("select", { "aria-label": "colour by", onchange: () => { view.mode = mode.value; restyle(); } },
     ...Object.keys(MODES).filter(offered).map((m) => el("option", { value: m }, "colour by " + m)));
-  const find = el("input", { type: "search", placeholder: "find, Enter goes there", "aria-label": "find an operator",
+  const find = el("input", { type: "search", placeholder: "find an operator", title: "Enter goes there", "aria-label": "find an operator",
     oninput: () => { view.find = find.value.toLowerCase(); turn = 0; picture.stale = true; redraw(); }, onkeydown: (e) => { if (e.key === "Enter") goTo(); } });
   const path = el("button", { type: "button", id: "path", "aria-pressed": "false", title: "the longest chain of operators that need each other",
     onclick: () => { view.path = !view.path; path.setAttribute("aria-pressed", view.path); picture.stale = true; redraw(); } }, `critical path ${us(dag.critical_ns)}`);

@@ -105,11 +105,15 @@ function themed(traces) {
   });
 }
 
-function themedLayout(layout, height) {
+/* The legend stands below the buttons of the chart, which are wide where it is. */
+const hasLegend = (item) => item.layout.showlegend !== false && item.traces.filter((t) => t.name).length > 1;
+const BUTTONS = 22;
+
+function themedLayout(layout, height, top) {
   const ink = cssValue("--ink"), grid = cssValue("--line"), soft = cssValue("--soft");
   const axis = (given) => ({ gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, tickfont: { size: NARROW.matches ? 9 : 12 }, ...given, title: { standoff: 8, ...(given || {}).title, font: { color: soft } } });
   return {
-    ...layout, shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: cssValue("--bad") } })), height, margin: { l: 56, r: 12, t: 32, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    ...layout, shapes: (layout.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: cssValue("--bad") } })), height, margin: { l: 56, r: 12, t: top, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: ink }, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), ...(layout.xaxis2 ? { xaxis2: axis(layout.xaxis2) } : {}),
     modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: cssValue("--accent") },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, hoverlabel: { bgcolor: cssValue("--panel"), bordercolor: grid, font: { color: ink } },
@@ -121,7 +125,8 @@ const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, 
 /* On a phone the legend stands line by line: the chart grows by it. */
 function draw(item) {
   const lines = NARROW.matches ? item.traces.filter((t) => t.name && item.layout.showlegend !== false).length : 0;
-  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines), CONFIG);
+  const room = !NARROW.matches && hasLegend(item) ? BUTTONS : 0;
+  Plotly.react(item.node, themed(item.traces), themedLayout(item.layout, item.height + 19 * lines + room, 32 + room), CONFIG);
 }
 
 function chart(block) {
