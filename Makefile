@@ -34,7 +34,7 @@ build: bpf native
 
 bpf: build/moescope.bpf.o build/maps.bpf.o build/moescope-perf.bpf.o build/maps-perf.bpf.o
 
-native: build/calibrate.so runtime/_probes.so views/_messages.so
+native: build/calibrate.so runtime/_probes.so views/_messages.so analyzer/_joins.so
 
 doctor: setup
 	$(SUDO) $(PY) -m tracer doctor
@@ -77,6 +77,9 @@ runtime/_probes.so: runtime/_probes.c build/.pip
 views/_messages.so: views/_messages.c build/.pip
 	$(CC) -O2 -Wall -fPIC -shared -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
 
+analyzer/_joins.so: analyzer/_joins.c build/.pip
+	$(CC) -O3 -Wall -fPIC -shared -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
+
 headers: build/.headers-$(shell uname -r)
 
 build/.headers-%: build/.apt
@@ -84,4 +87,4 @@ build/.headers-%: build/.apt
 	@touch $@
 
 clean:
-	rm -rf build runtime/_probes.so views/_messages.so
+	rm -rf build runtime/_probes.so views/_messages.so analyzer/_joins.so

@@ -18,7 +18,7 @@ Tables = dict[str, pd.DataFrame]
 Piece = dict[str, Columns]
 LONG = ("graphs", "operators", "op_threads", "routes", "experts", "thread_states", "sched", "pmc", "counters")
 """Tables that grow with every stretch; the others are made at the end, of kinds of records of which there are few."""
-MOST = 1 << 18
+MOST = 1 << 19
 """Records of a stretch, by default: enough for the joins to be cheap, few enough for the CPU's caches."""
 
 

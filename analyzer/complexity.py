@@ -15,7 +15,7 @@ import pandas as pd
 
 from analyzer.contents import EVER, identities
 from analyzer.schema import Columns
-from analyzer.spans import NONE, codes, first_of_codes, following, latest
+from analyzer.spans import NONE, codes, following, latest, numbered
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -241,26 +241,27 @@ class Works:
         `operators` has token_id, layer, pid, end_ns and `described`, the row of each result's definition; `lengths` the
         position and number of tokens of each step.
         """
-        figures = np.full((len(operators["described"]), 3), nan)
+        figures = {name: np.full(len(operators["described"]), nan) for name in ("flops", "read_bytes", "written_bytes")}
         rows = np.flatnonzero(self.known.astype(bool)[operators["described"]])
         if len(rows):
             out, token = operators["described"][rows], operators["token_id"][rows]
             shapes, inverse = self._shapes(out, operators["pid"][rows], operators["end_ns"][rows])
-            kind = self.types[out]
             distinct = np.full(len(rows), nan)
-            routed = np.flatnonzero(kind == "MUL_MAT_ID")
+            routed = np.flatnonzero((self.types == "MUL_MAT_ID")[out])
             distinct[routed] = distinct_experts(token[routed], operators["layer"][rows[routed]], routes)
             context = np.full(len(rows), nan)
-            attention = np.flatnonzero(kind == "FLASH_ATTN_EXT")
+            attention = np.flatnonzero((self.types == "FLASH_ATTN_EXT")[out])
             context[attention] = contexts(token[attention], lengths)
-            figures[rows] = self._figures(shapes, inverse, distinct, context)
-        return {name: figures[:, i].copy() for i, name in enumerate(("flops", "read_bytes", "written_bytes"))}
+            answer, key = self._figures(shapes, inverse, distinct, context)
+            for column, values in zip(figures.values(), answer.T, strict=True):
+                column[rows] = values[key]
+        return figures
 
     def _shapes(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(kind, shape of the result, shapes of its sources) of each distinct operator, and which one each row is."""
         settled = ts.min() >= self.changes[-1]
-        key = codes(out, np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right"), pid)
-        first = first_of_codes(key)
+        when = np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right")
+        key, first = numbered(out, when, pid)
         sources = self._source_rows(out[first], pid[first], ts[first])
         shapes = np.column_stack((self.kind[out[first]], self.shape[out[first]], *self.shape[sources].T))
         return shapes, key
@@ -287,11 +288,12 @@ class Works:
             row = np.where((base >= 0) & stale, base, row)
         return row
 
-    def _figures(self, shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """(flops, read, written) of each row: one computation for each combination of types, shapes and facts."""
+    def _figures(
+        self, shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """((flops, read, written) of each combination of types, shapes and facts, [n, 3]; the combination of each row)."""
         same = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
-        key = codes(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
-        first = first_of_codes(key)
+        key, first = numbered(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
         names = pd.unique(self.types)
         answer = []
         for row in first.tolist():
@@ -299,7 +301,7 @@ class Works:
             given = [self.made[s] for s in sources if s >= 0]
             work = work_of(str(names[kind]), self.made[out], given, Facts(distinct[row], context[row]))
             answer.append((work.flops, work.read, work.written))
-        return np.array(answer).reshape(-1, 3)[key]
+        return np.array(answer).reshape(-1, 3), key
 
 
 def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
@@ -325,6 +327,6 @@ def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: Columns) -> n
         return np.full(len(token), nan)
     steps, layers = routes["token_id"], routes["layer"]
     place = codes(np.concatenate((steps, token)), np.concatenate((layers, layer)))
-    choices = first_of_codes(codes(place[:n], routes["expert"]))
+    choices = numbered(place[:n], routes["expert"])[1]
     counted = np.bincount(place[:n][choices], minlength=int(place.max()) + 1)[place[n:]]
     return np.where(counted > 0, counted.astype(np.float64), nan)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from analyzer.spans import first_rows
-from tracer.recording import BUSY, DISCARD, KIND_OFFSET, RING_HEADER_BYTES, STREAMS, Recording
+from analyzer.slots import by_kind, columns_of, firsts
+from analyzer.spans import numbered
+from tracer.recording import RING_HEADER_BYTES, STREAMS, Recording
 
 STREAMED: tuple[str, ...] = (
     *("graph_begin", "graph_end", "op_begin", "op_wait", "op_end", "op_shares", "expert_begin", "expert_end", "route", "pmc"),
@@ -21,25 +22,8 @@ IMPOSSIBLE_NS = 1 << 62
 EVER = np.iinfo(np.int64).max
 BLOCK = 1 << 16
 """Slots that are looked at in one go."""
-
-
-def header(width: int) -> np.dtype:
-    """The fields that every slot has."""
-    at = RING_HEADER_BYTES
-    fields = {
-        "length": ("<u4", 0),
-        "ts": ("<u8", at),
-        "pid": ("<u4", at + 8),
-        "tid": ("<u4", at + 12),
-        "kind": ("<u2", KIND_OFFSET),
-    }
-    names, places = list(fields), list(fields.values())
-    return np.dtype({"names": names, "formats": [p[0] for p in places], "offsets": [p[1] for p in places], "itemsize": width})
-
-
-def kinds_of(slots: np.ndarray) -> np.ndarray:
-    """The record kind of each slot; 0 for those that the kernel side discarded or never finished."""
-    return np.where(slots["length"] & np.uint32(BUSY | DISCARD), np.uint16(0), slots["kind"])
+TELLING = ("graph_begin", "op_begin", "op_shares", "expert_begin", "sched_switch")
+"""Kinds of STREAMED whose threads and processes are asked for later (analyzer/sched.py)."""
 
 
 def identities(pid: np.ndarray, address: np.ndarray) -> np.ndarray:
@@ -94,25 +78,18 @@ class Contents:
         return Stream(total, np.array(first, np.int64), np.array(last, np.int64))
 
     def mapped(self, stream: str, begin: int, end: int) -> np.ndarray:
-        """Slots begin to end, mapped from the file for as long as the answer is kept."""
-        return self.recording.map_slots(stream, begin, end).view(header(STREAMS[stream]))[:, 0]
+        """Slots begin to end as raw bytes, mapped from the file for as long as the answer is kept."""
+        return np.asarray(self.recording.map_slots(stream, begin, end)).view(f"V{STREAMS[stream]}")[:, 0]
 
     def _block(self, slots: np.ndarray, start: int) -> tuple[int, int]:
         """Take note of one block; its first and last time."""
-        kinds, ts = kinds_of(slots), slots["ts"]
-        written = kinds > 0
-        present = np.bincount(kinds)
-        for number, count in zip(np.flatnonzero(present).tolist(), present[present > 0].tolist(), strict=True):
-            if number:
-                self.counts[number] = self.counts.get(number, 0) + count
-                self._kind(number, slots, np.flatnonzero(kinds == number), start)
-            else:
-                self.discarded += int(np.count_nonzero(slots["length"] & np.uint32(BUSY | DISCARD)))
-        good = ts[written] if not written.all() else ts
-        if len(good) and good.max() >= IMPOSSIBLE_NS:
-            self.damaged += int(np.count_nonzero(good >= IMPOSSIBLE_NS))
-            good = good[good < IMPOSSIBLE_NS]
-        return (int(good.min()), int(good.max())) if len(good) else (EVER, -1)
+        found = by_kind(slots)
+        self.discarded += found.discarded
+        self.damaged += found.damaged
+        for number, rows in found.rows.items():
+            self.counts[number] = self.counts.get(number, 0) + len(rows)
+            self._kind(number, slots, rows, start)
+        return (found.first_ns, found.last_ns) if sum(map(len, found.rows.values())) > found.damaged else (EVER, -1)
 
     def _kind(self, number: int, slots: np.ndarray, rows: np.ndarray, start: int) -> None:
         """Keep what is few, and of the rest what later questions need."""
@@ -121,54 +98,50 @@ class Contents:
             return
         if name not in STREAMED:
             few = self.few.setdefault(number, Few())
-            few.slots.append(slots.view(f"V{slots.dtype.itemsize}")[rows])
+            few.slots.append(slots[rows])
             few.position.append(rows + start)
             return
-        if name == "sched_switch":
-            prev = self._field(slots, name, "prev_tid")
-            rows = rows[slots["tid"][rows] == prev[rows]]
-        tid = slots["tid"][rows]
-        threads, first = first_rows(tid)
-        known = self.processes.setdefault(name, {})
-        for thread, pid in zip(threads.tolist(), slots["pid"][rows[first]].tolist(), strict=True):
-            known.setdefault(thread, pid)
-        if name == "op_begin":
-            key = identities(slots["pid"][rows], self._field(slots, name, "tensor")[rows])
-            self.tensors = pd.unique(np.concatenate((self.tensors, pd.unique(key))))
-        elif name == "op_shares":
-            self._shares(slots, rows)
+        if name in TELLING:
+            self._threads(name, slots, rows)
+        if name == "op_shares":
+            self._shares(slots[rows])
 
-    def _shares(self, slots: np.ndarray, rows: np.ndarray) -> None:
-        graph, count, node = (self._field(slots, "op_shares", name)[rows] for name in ("graph", "count", "node"))
-        if node.ndim < 2:
+    def _threads(self, name: str, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Take note of the threads of one kind and of their processes; of op_begin's results, too."""
+        dtype = self.recording.layouts[name][1]
+        known = [of for of in ("pid", "tid", "tensor", "prev_tid") if of in (dtype.names or ())]
+        new = firsts(slots, rows, dtype, known)
+        fields = {"tensor": np.zeros(len(new), np.int64), **columns_of(slots, new, dtype, known)}
+        own = np.flatnonzero(fields["tid"] == fields.get("prev_tid", 0)) if name == "sched_switch" else np.arange(len(new))
+        own = own[numbered(fields["tid"][own])[1]]
+        mine = self.processes.setdefault(name, {})
+        for thread, pid in zip(fields["tid"][own].tolist(), fields["pid"][own].tolist(), strict=True):
+            mine.setdefault(thread, pid)
+        if name == "op_begin":
+            self.tensors = pd.unique(np.concatenate((self.tensors, identities(fields["pid"], fields["tensor"]))))
+
+    def _shares(self, slots: np.ndarray) -> None:
+        dtype = self.recording.layouts["op_shares"][1]
+        if dtype.fields is None or not {"graph", "count", "node"} <= dtype.fields.keys():
             return
-        key = identities(slots["pid"][rows], graph)
-        graphs, inverse = np.unique(key, return_inverse=True)
-        inside = np.arange(node.shape[1]) < count[:, None]
-        both = np.repeat(inverse.astype(np.int64), inside.sum(axis=1)) << 16 | node[inside]
+        whole = np.dtype({"names": ["r"], "formats": [dtype], "offsets": [RING_HEADER_BYTES], "itemsize": slots.dtype.itemsize})
+        records = slots.view(whole)["r"]
+        graphs, inverse = np.unique(identities(records["pid"], records["graph"]), return_inverse=True)
+        inside = np.arange(records["node"].shape[1]) < records["count"][:, None]
+        both = np.repeat(inverse.astype(np.int64), inside.sum(axis=1)) << 16 | records["node"][inside]
         distinct = pd.unique(both)
         pairs = np.stack((graphs[distinct >> 16], (distinct & 0xFFFF).astype(np.uint64)), axis=1)
         self.nodes = np.unique(np.concatenate((self.nodes, pairs)), axis=0)
 
-    def _field(self, slots: np.ndarray, kind: str, name: str) -> np.ndarray:
-        """A field of slots that are taken to be of one kind; zeros where the recording does not have it."""
-        dtype = self.recording.layouts[kind][1]
-        if name not in (dtype.names or ()):
-            return np.zeros(len(slots), np.uint64)
-        whole = np.dtype({"names": ["r"], "formats": [dtype], "offsets": [RING_HEADER_BYTES], "itemsize": slots.dtype.itemsize})
-        return slots.view(whole)["r"][name]
-
-    def between(self, stream: str, begin_ns: int, end_ns: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """(slots, their kinds, number of the first): everything from begin_ns on and before end_ns; other kinds read 0."""
+    def between(self, stream: str, begin_ns: int, end_ns: int) -> tuple[np.ndarray, dict[int, np.ndarray], int]:
+        """(slots, rows of each kind among them, number of the first): everything from begin_ns on and before end_ns."""
         index = self.streams[stream]
         blocks = np.flatnonzero((index.last >= begin_ns) & (index.first < end_ns))
         if len(blocks) == 0:
-            return np.empty(0, header(STREAMS[stream])), np.empty(0, np.uint16), 0
+            return np.empty(0, f"V{STREAMS[stream]}"), {}, 0
         start, stop = int(blocks[0]) * self.block, min(int(blocks[-1] + 1) * self.block, index.slots)
         slots = self.mapped(stream, start, stop)
-        kinds, ts = kinds_of(slots), slots["ts"]
-        kinds[(ts < max(begin_ns, 0)) | (ts >= min(end_ns, IMPOSSIBLE_NS))] = 0
-        return slots, kinds, start
+        return slots, by_kind(slots, max(begin_ns, 0), min(end_ns, IMPOSSIBLE_NS)).rows, start
 
     def stretches(self, cuts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         """Stretches of time that tile everything, cut at some of `cuts` (sorted): each holds about `most` records, if it can."""

@@ -12,6 +12,7 @@ from analyzer.spans import NONE, codes
 from analyzer.steps import Steps, faults
 
 HITS = {"expert cache hits": ("hit", "prefetched"), "expert cache misses": ("miss",)}
+FAULTS = {"maj_flt": "major faults", "min_flt": "minor faults"}
 WIDE = 2  # ROUTE_WIDE of bpf/records.h
 
 
@@ -145,16 +146,15 @@ class Counters:
             count = int(hit.sum())
             parts.append((at[hit], name, self.hits[name] + np.arange(1, count + 1)))
             self.hits[name] += count
-        for field_name, name in (("maj_flt", "major faults"), ("min_flt", "minor faults")):
-            parts += self._faults(source, field_name, name)
+        parts += self._faults(source)
         ts, value = np.concatenate([p[0] for p in parts]), np.concatenate([p[2] for p in parts])
         number = np.repeat(np.arange(len(parts), dtype=np.int32), [len(p[0]) for p in parts])
         order = np.argsort(ts, kind="stable")
         names = Text(number[order], np.array([p[1] for p in parts], object))
         return typed("counters", {"ts_ns": ts[order], "name": names, "value": value[order]})
 
-    def _faults(self, source: Source, name: str, title: str) -> list[tuple[np.ndarray, str, np.ndarray]]:
-        """A counter per thread that runs tokens, from 0 at its first reading; only readings that changed it."""
+    def _faults(self, source: Source) -> list[tuple[np.ndarray, str, np.ndarray]]:
+        """Counters per thread that runs tokens, from 0 at its first reading; only readings that changed one."""
         tokens = [source.rows(kind) for kind in ("token_begin", "token_end")]
         main = np.unique(np.concatenate([rows["tid"] for rows in tokens]))
         begins = source.rows("op_begin")
@@ -162,17 +162,19 @@ class Counters:
             begins = begins.where(~source.told_by_share)
         kinds = [*(rows.where((rows["ts"] >= source.begin_ns) & (rows["ts"] < source.end_ns)) for rows in tokens)]
         kinds += [begins, source.rows("op_end")]
-        tid, ts, reading = (np.concatenate([rows[f] for rows in kinds]) for f in ("tid", "ts", name))
-        parts = []
+        parts: dict[str, list[tuple[np.ndarray, str, np.ndarray]]] = {name: [] for name in FAULTS}
         for thread in main.tolist():
-            mine = np.flatnonzero(tid == thread)
-            if len(mine) == 0:
+            own = [np.flatnonzero(rows["tid"] == thread) for rows in kinds]
+            if not any(map(len, own)):
                 continue
-            mine = mine[np.argsort(ts[mine], kind="stable")]
-            first, last = self.readings.get((name, thread), (int(reading[mine[0]]), NONE))
-            value = (reading[mine] - first) & UNKNOWN_U32
-            changed = np.append(last, value[:-1]) != value
-            self.readings[name, thread] = first, int(value[-1])
-            label = title if len(main) == 1 else f"{title} (thread {thread})"
-            parts.append((ts[mine][changed], label, value[changed]))
-        return parts
+            ts = np.concatenate([rows["ts"][mine] for rows, mine in zip(kinds, own, strict=True)])
+            order = np.argsort(ts, kind="stable")
+            for name, title in FAULTS.items():
+                reading = np.concatenate([rows[name][mine] for rows, mine in zip(kinds, own, strict=True)])[order]
+                first, last = self.readings.get((name, thread), (int(reading[0]), NONE))
+                value = (reading - first) & UNKNOWN_U32
+                changed = np.append(last, value[:-1]) != value
+                self.readings[name, thread] = first, int(value[-1])
+                label = title if len(main) == 1 else f"{title} (thread {thread})"
+                parts[name].append((ts[order][changed], label, value[changed]))
+        return [part for of_field in parts.values() for part in of_field]

@@ -12,8 +12,23 @@ from analyzer.contents import EVER, identities
 from analyzer.nodes import NEVER_RUN
 from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
 from analyzer.schema import Columns, Text, conform, typed
-from analyzer.spans import NONE, Nest, codes, distinct, first_of_codes, first_of_runs, following, latest, run_lengths, successors
-from analyzer.steps import Graphs, Steps, faults, running_count
+from analyzer.spans import (
+    GREATEST,
+    KNOWN_SUM,
+    NONE,
+    SUM,
+    Nest,
+    codes,
+    distinct,
+    first_of_runs,
+    fold,
+    following,
+    latest,
+    numbered,
+    running_count,
+    successors,
+)
+from analyzer.steps import Graphs, Steps, faults
 
 LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
 
@@ -56,48 +71,56 @@ def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
     token = tokens.of(begin)
     if not paired.all():
         loose = begin.where(~paired)
-        end[~paired], complete[~paired] = bounded(source, loose)
-        major[~paired], minor[~paired] = faults_until_next(source, loose, token[~paired], tokens)
+        after = successors(loose["tid"], loose["ts"])
+        end[~paired], complete[~paired] = bounded(source, loose, after)
+        major[~paired], minor[~paired] = faults_until_next(source, loose, after, token[~paired], tokens)
     if source.told_by_share is not None:
         shared = source.told_by_share
         major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
     wait = waits(source, begin, end)
-    result = pd.factorize(identities(begin["pid"], begin["tensor"]))
-    return OpThreads(begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin), *result)
+    identity = identities(begin["pid"], begin["tensor"])
+    result, first = numbered(identity)
+    return OpThreads(
+        begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin), result, identity[first]
+    )
 
 
-def bounded(source: Source, begin: Rows) -> tuple[np.ndarray, np.ndarray]:
+def bounded(source: Source, begin: Rows, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(end, known) of operators without an end: the thread's next operator, or the next graph or token end of the process.
 
-    What none of the same step ends, ends with the step, or with the recording.
+    `after` is the thread's next operator, -1: none. What none of the same step ends, ends with the step, or with the recording.
     """
     ts = begin["ts"]
-    end = np.full(len(ts), EVER)
-    after = successors(begin["tid"], ts)
-    end[after >= 0] = ts[after[after >= 0]]
+    end = np.append(ts, EVER)[after]
     for kind in ("graph_end", "token_end"):
         closing = source.rows(kind)
         at = following(closing["pid"], closing["ts"], begin["pid"], ts)
-        found = at >= 0
-        end[found] = np.minimum(end[found], closing["ts"][at[found]])
+        end = np.minimum(end, np.append(closing["ts"], EVER)[at])
     step_end = source.next_step(ts)
     known = end < step_end
     return np.where(known, end, np.minimum(step_end, source.last_ns)), known
 
 
-def faults_until_next(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, np.ndarray]:
-    """Major and minor faults up to the thread's next reading in the same token; -1 where there is none."""
+def faults_until_next(
+    source: Source, begin: Rows, after: np.ndarray, token: np.ndarray, tokens: Steps
+) -> tuple[np.ndarray, np.ndarray]:
+    """Major and minor faults up to the thread's next reading in the same token; -1 where there is none.
+
+    A reading is the next operator's (`after`), or the token's end where that comes first.
+    """
     closing = source.rows("token_end")
     matched = tokens.spans.end
     closing = closing.where(matched[matched >= 0])
     owner = tokens.first + np.flatnonzero(matched >= 0)
-    thread = np.concatenate((begin["tid"], closing["tid"]))
-    ts = np.concatenate((begin["ts"], closing["ts"]))
-    at = successors(thread, ts)[: len(begin)]
-    good = (at >= 0) & (np.concatenate((token, owner))[at] == token) & (ts[at] < source.next_step(begin["ts"]))
+    at = following(closing["tid"], closing["ts"], begin["tid"], begin["ts"] - 1)
+    by_end = np.append(closing["ts"], EVER)[at] < np.append(begin["ts"], EVER)[after]
+    reading = np.where(by_end, len(begin) + at, after)  # -1: none, which is the last of what follows
+    ts, owners = np.concatenate((begin["ts"], closing["ts"], [EVER])), np.concatenate((token, owner, [NONE]))
+    next_ns = ts[reading]
+    good = (next_ns < EVER) & (owners[reading] == token) & (next_ns < source.next_step(begin["ts"]))
     major, minor = (
-        np.where(good, (np.concatenate((begin[field], closing[field]))[at] - begin[field]) & UNKNOWN_U32, NONE)
-        for field in ("maj_flt", "min_flt")
+        np.where(good, (np.concatenate((begin[of], closing[of], [0]))[reading] - begin[of]) & UNKNOWN_U32, NONE)
+        for of in ("maj_flt", "min_flt")
     )
     return major, minor
 
@@ -106,58 +129,45 @@ def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
     """When the thread last began to wait within the operator (barriers inside an operator are part of it); else its end."""
     mark = source.rows("op_wait")
     at = latest(mark["tid"], mark["ts"], begin["tid"], end - 1)
-    if len(mark) == 0:
-        return end
-    return np.where((at >= 0) & (mark["ts"][at] > begin["ts"]), mark["ts"][at], end)
+    told = np.append(mark["ts"], NONE)[at]
+    return np.where(told > begin["ts"], told, end)
 
 
-def merge(source: Source, ops: OpThreads) -> np.ndarray:
-    """Number of the operator of each thread's row: threads meet at the same occurrence of the same tensor in the same token."""
+def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
+    """(the number of the operator of each thread's row, the first row of each): numbered as they begin.
+
+    Threads meet at the same occurrence of the same tensor in the same token.
+    """
     rows = ops.rows
     own = np.arange(len(rows))
     if not ops.merged.any() or len(distinct(rows["tid"])) < 2:
-        return own
+        return own, own
     token = ops.token
     if token.min() < 0:  # between steps, those that belong to none
         token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
-    work = codes(ops.result, token, rows["engine"])
-    runs = codes(work, rows["tid"])
-    once = int(runs.max()) + 1 == len(runs)  # no thread runs an operator twice within a step
-    group = work if once else codes(work, running_count(runs, ops.begin))
-    if ops.merged.all():
-        return group  # numbered by first appearance already
-    return pd.factorize(np.where(ops.merged, group, len(rows) + own))[0]
+    work, first = numbered(ops.result, token, rows["engine"])
+    thread, threads = numbered(rows["tid"])
+    runs = work * len(threads) + thread
+    if len(numbered(runs)[1]) < len(runs):  # a thread runs an operator more than once within a step
+        work, first = numbered(work, running_count(runs, ops.begin))
+    return (work, first) if ops.merged.all() else numbered(np.where(ops.merged, work, len(rows) + own))
 
 
-def known_sum(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Sum of the known (>= 0) values of each run; -1 where none is known."""
-    total = np.add.reduceat(np.maximum(values, 0), starts)
-    return np.where(np.maximum.reduceat(values, starts) < 0, NONE, total)
-
-
-def reduce_threads(ops: OpThreads, op_id: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """(the merged numeric columns, first row of each operator)."""
-    order = np.argsort(op_id, kind="stable")
-    starts = first_of_runs(op_id[order])
-    if len(starts) == 0:
-        return {name: np.empty(0, np.int64) for name in ("token", "graph", *MERGED)}, starts
-    begin, wait, end = ops.begin[order], ops.wait[order], ops.end[order]
-    merged = {
-        "begin_ns": np.minimum.reduceat(begin, starts),
-        "end_ns": np.maximum.reduceat(end, starts),
-        "complete": np.logical_and.reduceat(ops.complete[order], starts),
-        "n_threads": run_lengths(starts, len(order)),
-        "busy_ns": np.add.reduceat(wait - begin, starts),
-        "wait_ns": np.add.reduceat(end - wait, starts),
-        "maj_flt": known_sum(ops.maj_flt[order], starts),
-        "min_flt": known_sum(ops.min_flt[order], starts),
-        "token": ops.token[order][starts],
-        "graph": np.maximum.reduceat(ops.graph[order], starts),
+def reduce_threads(ops: OpThreads, op_id: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
+    """The numeric columns of each operator, of those of its threads; `first` is its first row."""
+    n = len(first)
+    return {
+        "begin_ns": ops.begin[first],  # rows come in order of begin
+        "end_ns": fold(GREATEST, op_id, ops.end, ops.end[first]),
+        "complete": np.bincount(op_id[~ops.complete], minlength=n) == 0,
+        "n_threads": np.bincount(op_id, minlength=n),
+        "busy_ns": fold(SUM, op_id, ops.wait - ops.begin, np.zeros(n, np.int64)),
+        "wait_ns": fold(SUM, op_id, ops.end - ops.wait, np.zeros(n, np.int64)),
+        "maj_flt": fold(KNOWN_SUM, op_id, ops.maj_flt, np.full(n, NONE, np.int64)),
+        "min_flt": fold(KNOWN_SUM, op_id, ops.min_flt, np.full(n, NONE, np.int64)),
+        "token": ops.token[first],
+        "graph": fold(GREATEST, op_id, ops.graph, ops.graph[first]),
     }
-    return merged, order[starts]
-
-
-MERGED = ("begin_ns", "end_ns", "complete", "n_threads", "busy_ns", "wait_ns", "maj_flt", "min_flt")
 
 
 def tensors(source: Source) -> pd.DataFrame:
@@ -242,8 +252,8 @@ def build(
 ) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
     """(columns of `operators` but for names, the rows per thread, the number of their operator, from 0)."""
     ops = op_threads(source, tokens, graphs)
-    op_id = merge(source, ops)
-    merged, first = reduce_threads(ops, op_id)
+    op_id, first = merge(source, ops)
+    merged = reduce_threads(ops, op_id, first)
     rows = ops.rows.where(first)
     token = merged.pop("token")
     order = running_count(token - NONE, merged["begin_ns"])
@@ -318,9 +328,8 @@ def made_names(columns: Columns, wanted: np.ndarray) -> Text:
     """Names made of type, layer and expert, for those operators that want one."""
     unnamed, answer = np.flatnonzero(wanted), np.zeros(len(wanted), np.int32)
     kind = columns["type"].unique()
-    what = codes(kind.codes[unnamed], columns["layer"][unnamed], columns["expert"][unnamed])
-    answer[unnamed] = what
-    parts = (column[unnamed[first_of_codes(what)]].tolist() for column in (kind.codes, columns["layer"], columns["expert"]))
+    answer[unnamed], first = numbered(kind.codes[unnamed], columns["layer"][unnamed], columns["expert"][unnamed])
+    parts = (column[unnamed[first]].tolist() for column in (kind.codes, columns["layer"], columns["expert"]))
     names = [".".join(str(p) for p in (kind.values[t], *place) if p != NONE) for t, *place in zip(*parts, strict=True)]
     return Text(answer, np.array([*names, ""], object))
 

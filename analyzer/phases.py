@@ -195,6 +195,35 @@ def npu_windows(tables: Tables) -> pd.DataFrame:
     )
 
 
+def steps_sum(rows: pd.DataFrame) -> dict[str, float]:
+    """All steps of `per_token` in ms: `total` is `operators` + `gaps` + `residual`; `residual_share` of the total."""
+    spent = rows[[*GROUPS, *CAUSES, RESIDUAL, "total"]].sum() / 1e6
+    total, residual = float(spent["total"]), float(spent[RESIDUAL])
+    return {
+        "steps": len(rows),
+        "total": total,
+        "operators": float(spent[list(GROUPS)].sum()),
+        "gaps": float(spent[list(CAUSES)].sum()),
+        "residual": residual,
+        "residual_share": residual / total if total else 0.0,
+    }
+
+
+def npu_sum(tables: Tables) -> dict[str, float]:
+    """All windows of `npu_windows` in ms: `total` is `before` + `accelerator` + `after` + `residual`; `residual_share` of it.
+
+    `untold` windows, whose executions have no profile events, are counted alone. Empty where no graph ran on the NPU.
+    """
+    windows = npu_windows(tables)
+    told = windows.dropna(subset=["accelerator_ns"])
+    if len(windows) == 0:
+        return {}
+    parts = {name: float(told[f"{name}_ns"].sum()) / 1e6 for name in ("before", "accelerator", "after", "residual")}
+    total = float(told["window_ns"].sum()) / 1e6
+    share = parts["residual"] / total if total else 0.0
+    return {"windows": len(told), "untold": len(windows) - len(told), "total": total, **parts, "residual_share": share}
+
+
 def npu_gaps(tables: Tables) -> pd.DataFrame:
     """Idle time of the NPU within tokens that use it, by cause: token_id, begin_ns, end_ns, duration_ns, cause.
 

@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from analyzer.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
 from analyzer.observed import LEVELS, clipped, gaps_of
 from analyzer.schema import Columns, Text
-from analyzer.spans import Marks, Pairs, codes, first_of_codes, pair, successors
+from analyzer.slots import columns_of
+from analyzer.spans import Marks, Pairs, in_time, numbered, pair, successors
 from tracer.recording import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
 
 UNKNOWN_U32 = 2**32 - 1
@@ -40,11 +42,22 @@ def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 class Rows:
-    """The records of one kind in time order; a field that the recording does not have reads as zeros."""
+    """The records of one kind in time order; a field that the recording does not have reads as zeros.
 
-    def __init__(self, slots: np.ndarray, dtype: np.dtype, position: np.ndarray):
-        self.slots, self.dtype, self.position = slots, dtype, position
+    They are rows `at` of `held`, which may be the file itself as it is mapped: nothing is copied but the fields asked for.
+    """
+
+    def __init__(self, held: np.ndarray, dtype: np.dtype, position: np.ndarray, at: np.ndarray | None = None):
+        self.held, self.dtype, self.position = held, dtype, position
+        self.at = np.arange(len(held)) if at is None else at
         self._columns: dict[str, np.ndarray] = {}
+        self._of: tuple[Rows, np.ndarray] | None = None
+        """The rows that these were chosen from, and which."""
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """The records' slots."""
+        return self.held[self.at]
 
     @property
     def records(self) -> np.ndarray:
@@ -54,19 +67,26 @@ class Rows:
         return self.slots.view(whole)["r"]
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.at)
 
     def __getitem__(self, field: str) -> np.ndarray:
         """A field as int64 (numbers), float64 or bytes; not to be written to."""
         if field not in self._columns:
-            column = self._column(field)
-            column.flags.writeable = False
-            self._columns[field] = column
-        return self._columns[field]
+            self._columns[field] = self._column(field)
+        column = self._columns[field]
+        column.flags.writeable = False
+        return column
 
     def _column(self, field: str) -> np.ndarray:
         if field not in (self.dtype.names or ()):
             return np.zeros(len(self), np.int64)
+        if self._of is not None and self.dtype[field].kind in "iu":
+            rows, keep = self._of
+            return rows[field][keep]
+        numbers = [name for name in self.dtype.names or () if self.dtype[name].kind in "iu" and name != "kind"]
+        if field in numbers:  # all in one go: each slot is fetched once
+            self._columns |= columns_of(self.held, self.at, self.dtype, numbers)
+            return self._columns[field]
         column = self.records[field]
         return column.astype(np.int64) if column.dtype.kind in "iu" else column.copy()
 
@@ -78,7 +98,9 @@ class Rows:
         """Some of the records."""
         if keep.dtype == bool and keep.all():
             return self
-        return Rows(self.slots[keep], self.dtype, self.position[keep])
+        chosen = Rows(self.held, self.dtype, self.position[keep], self.at[keep])
+        chosen._of = self, keep
+        return chosen
 
     def marks(self, identity: np.ndarray | None = None, unknown: int | None = None) -> Marks:
         """The records as begins or ends on their threads; an identity equal to `unknown` was not told."""
@@ -136,7 +158,7 @@ class Source:
     def _stretch(self, begin_ns: int, end_ns: int) -> None:
         self.begin_ns, self.end_ns = begin_ns, end_ns
         self._many: dict[str, Rows] = {}
-        self._slots: dict[str, tuple[np.ndarray, np.ndarray, int]] = {}
+        self._slots: dict[str, tuple[np.ndarray, dict[int, np.ndarray], int]] = {}
 
     def within(self, begin_ns: int, end_ns: int) -> "Source":
         """The same recording, of the kinds of which there are many only the records of that time."""
@@ -165,8 +187,8 @@ class Source:
             if stream not in self._slots:
                 self._slots[stream] = self.contents.between(stream, self.begin_ns, self.end_ns)
             slots, kinds, start = self._slots[stream]
-            slot = np.flatnonzero(kinds == number)
-            rows = Rows(slots.view(raw)[slot], dtype, slot + start)
+            at = kinds.get(number, np.empty(0, np.int64))
+            rows = Rows(slots, dtype, at + start, at)
         else:
             few = self.contents.few.get(number, Few())
             rows = Rows(
@@ -174,7 +196,7 @@ class Source:
             )
             if self.damaged:
                 rows = rows.where(rows.raw("ts") < IMPOSSIBLE_NS)
-        if np.any(rows["ts"][1:] < rows["ts"][:-1]):
+        if not in_time(rows["ts"]):
             rows = rows.where(np.argsort(rows["ts"], kind="stable"))
         return rows
 
@@ -201,13 +223,14 @@ class Source:
 
     def engines(self, ids: np.ndarray) -> Text:
         """Names of engine ids."""
-        names = np.array([self.engine_names.get(i, f"engine {i}") for i in range(256)], object)
-        return Text(ids.astype(np.int32), names)
+        number, first = numbered(ids)
+        names = [self.engine_names.get(i, f"engine {i}") for i in ids[first].tolist()]
+        return Text(number.astype(np.int32), np.array([*names, ""], object)[:-1])
 
     def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> Text:
         """Names of operator or graph numbers as the engine with that id declares them in `table`."""
-        code, found = codes(ids, types), []
-        first = first_of_codes(code)
+        code, first = numbered(ids, types)
+        found = []
         for engine, number in zip(ids[first].tolist(), types[first].tolist(), strict=True):
             declared = section(section(self.manifest, "engines"), self.engine_names.get(engine, "")).get(table) or []
             found.append(declared[number] if 0 <= number < len(declared) else f"{table[:-1]} {number}")

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+pd.set_option("mode.string_storage", "python")  # column names are texts, too: Arrow's kind is a conversion for every small frame
+
 
 @dataclass(frozen=True)
 class Column:
@@ -485,9 +487,9 @@ def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame
     return pd.DataFrame({c.name: _column(frame[c.name], c.dtype) for c in declared}, copy=False)
 
 
-def _column(values: Any, dtype: str) -> pd.Series:
+def _column(values: Any, dtype: str) -> np.ndarray | pd.Series:
     """Text stays `object`: pandas would make it its own string type, which costs a copy of every column."""
     if isinstance(values, Text):
         values = values.objects()
     array = values.to_numpy(dtype=dtype) if isinstance(values, pd.Series) else np.asarray(values).astype(dtype, copy=False)
-    return pd.Series(array, dtype=dtype, copy=False)
+    return pd.Series(array, dtype=dtype, copy=False) if dtype == "object" else array

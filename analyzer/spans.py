@@ -1,12 +1,21 @@
-"""The three vectorised joins that every table is made of: begin with end, event with the latest before it, point with its span.
+"""The three joins that every table is made of: begin with end, event with the latest before it, point with its span.
 
-All functions take parallel arrays, loop over nesting levels at most, and answer with row numbers; -1 says "none".
+All functions take parallel arrays and answer with row numbers; -1 says "none". The loops are C (analyzer/_joins.c), and want
+rows in order of time, which they almost always are; others are put in order first.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+
+from analyzer.errors import AnalysisError
+
+try:
+    from analyzer import _joins  # type: ignore[attr-defined]
+except ImportError:
+    raise AnalysisError("analyzer/_joins.so is not built: run `make native`") from None
 
 NONE = -1
 
@@ -31,53 +40,37 @@ class Pairs:
 
 
 NARROW = 1 << 16
-SPARSE = 4
-FEW_GROUPS = 8
-"""So many groups are cheaper searched one by one than sorted."""
-ROOMY = 4
-"""A table may have so many places for each row before hashing is the cheaper way."""
+GREATEST, SUM, KNOWN_SUM = range(3)
+"""Ways to `fold`; the last adds what is known (>= 0), and leaves the answer where nothing is."""
 
 
-def dense(column: np.ndarray) -> tuple[np.ndarray, int]:
-    """(non-negative numbers that distinguish the column's values, their upper bound); hashes only what spreads widely."""
-    if len(column) and column.dtype.kind in "iu":
-        low, high = int(column.min()), int(column.max())
-        if high - low < NARROW:
-            return (column - column.dtype.type(low)).astype(np.int64, copy=False), high - low + 1
-    number, values = pd.factorize(column)
-    return number.astype(np.int64, copy=False), len(values)
+def flat(column: np.ndarray) -> np.ndarray:
+    """The column as the C code reads it: 64-bit integers, one behind the other; other values by their numbers."""
+    if column.dtype.kind not in "iub":
+        column = pd.factorize(column)[0]
+    return np.ascontiguousarray(column.view(np.int64) if column.dtype == np.uint64 else column, np.int64)
+
+
+def numbered(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(one number per distinct combination of the columns' values, from 0 in order of appearance; first row of each number)."""
+    code, first = np.empty(len(columns[0]), np.int64), np.empty(len(columns[0]), np.int64)
+    return code, first[: _joins.codes(*map(flat, columns), first, code)]
 
 
 def codes(*columns: np.ndarray) -> np.ndarray:
     """One number per distinct combination of the columns' values, counted from 0 in order of first appearance."""
-    code, size = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        number, width = dense(column)
-        if size * width >= 1 << 62:
-            code, size = dense(code)
-        if width > 1:
-            code, size = code * width + number, size * width
-    return in_order_of_appearance(code, size)
+    return numbered(*columns)[0]
 
 
-def in_order_of_appearance(code: np.ndarray, size: int) -> np.ndarray:
-    """Numbers below `size` renumbered from 0 as they first appear; by a table where that is not much larger than the column."""
-    n = len(code)
-    if size > ROOMY * n:
-        return pd.factorize(code)[0].astype(np.int64, copy=False)
-    first = np.full(size, n, np.int64)
-    first[code[::-1]] = np.arange(n - 1, -1, -1)  # the last to be written is the first of its number
-    used = np.flatnonzero(first < n)
-    number = np.empty(size, np.int64)
-    number[used[np.argsort(first[used], kind="stable")]] = np.arange(len(used))
-    return number[code]
+def in_time(ts: np.ndarray) -> bool:
+    """Whether times are in order."""
+    return bool(_joins.is_sorted(flat(ts)))
 
 
-def first_of_codes(code: np.ndarray) -> np.ndarray:
-    """The first row of each number, for numbers that count from 0 without a gap."""
-    first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
-    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
-    return first
+def fold(how: int, group: np.ndarray, values: np.ndarray, answer: np.ndarray) -> np.ndarray:
+    """`answer`, with every value folded into that of its group."""
+    _joins.fold(how, flat(group), flat(values), answer)
+    return answer
 
 
 def distinct(column: np.ndarray) -> np.ndarray:
@@ -92,28 +85,19 @@ def distinct(column: np.ndarray) -> np.ndarray:
 
 def first_rows(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(sorted distinct values of a column of integers, the first row of each)."""
-    values = distinct(column)
-    if len(values) == 0 or int(values[-1]) - int(values[0]) >= NARROW:
-        return np.unique(column, return_index=True)
-    first = np.empty(int(values[-1]) - int(values[0]) + 1, np.int64)
-    first[(column - values[0])[::-1]] = np.arange(len(column) - 1, -1, -1)
-    return values, first[values - values[0]]
-
-
-def stable_order(code: np.ndarray) -> np.ndarray:
-    """Stable argsort of small non-negative integers; a radix sort where they fit 16 bits."""
-    narrow = len(code) > 0 and int(code.max()) < NARROW
-    return np.argsort(code.astype(np.uint16) if narrow else code, kind="stable")
+    first = numbered(column)[1]
+    first = first[np.argsort(column[first])]
+    return column[first], first
 
 
 def order_in_groups(group: np.ndarray, ts: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """The order by (group, ts, position); cheap where the file's order is already the order of time within each group."""
+    """The order by (group, ts, position); cheap where the file's order is already the order of time."""
     by_position = np.argsort(position, kind="stable")
-    order = by_position[stable_order(group[by_position])]
-    times, groups = ts[order], group[order]
-    if np.any((times[1:] < times[:-1]) & (groups[1:] == groups[:-1])):
+    if not _joins.is_sorted(flat(ts[by_position])):
         return np.lexsort((position, ts, group))
-    return order
+    narrow = len(group) > 0 and int(group.min()) >= 0 and int(group.max()) < NARROW
+    ordered = group[by_position]
+    return by_position[np.argsort(ordered.astype(np.uint16) if narrow else ordered, kind="stable")]
 
 
 def first_of_runs(sorted_values: np.ndarray) -> np.ndarray:
@@ -141,33 +125,16 @@ def stack_depth(group: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.nda
     return depth - lowest, (step < 0) & (lowest < before)
 
 
-def match_stack(group: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """For sorted +1/-1 events: the event number of each begin's end, -1 elsewhere."""
-    answer = np.full(len(step), NONE, np.int64)
-    if len(step) == 0:
-        return answer
-    depth, orphan = stack_depth(group, step)
-    rows = np.flatnonzero(~orphan)
-    level = np.where(step > 0, depth, depth + 1)[rows]
-    place = group[rows] * (int(level.max()) + 1 if len(level) else 1) + level
-    if len(level) and level.max() > 1:
-        order = stable_order(place)
-        rows, place = rows[order], place[order]
-    hit = (step[rows[:-1]] > 0) & (step[rows[1:]] < 0) & (place[:-1] == place[1:])
-    answer[rows[:-1][hit]] = rows[1:][hit]
-    return answer
-
-
-def _match(begin: Marks, end: Marks, group: np.ndarray, b: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _matched(begin: Marks, end: Marks, group: np.ndarray, b: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Stack-match begin rows `b` with end rows `e` within groups (of begins, then ends); rows of begins and their ends."""
-    rows = np.concatenate((b, e + len(begin.ts)))
-    group = dense(group[rows])[0]
-    ts = np.concatenate((begin.ts[b], end.ts[e]))
-    order = order_in_groups(group, ts, np.concatenate((begin.position[b], end.position[e])))
-    step = np.where(order < len(b), 1, -1)
-    closing = match_stack(group[order], step)
-    found = np.flatnonzero(closing >= 0)
-    return b[order[found]], e[order[closing[found]] - len(b)]
+    own, theirs = group[: len(begin.ts)][b], group[len(begin.ts) :][e]
+    opened, closed = (own, begin.ts[b], begin.position[b]), (theirs, end.ts[e], end.position[e])
+    answer = np.empty(len(b), np.int64)
+    if not _joins.pairs(*map(flat, (*opened, *closed)), answer):
+        first, second = (np.lexsort(columns[:0:-1]) for columns in (opened, closed))
+        return _matched(begin, end, group, b[first], e[second])
+    found = np.flatnonzero(answer >= 0)
+    return b[found], e[answer[found]]
 
 
 def pair(begin: Marks, end: Marks) -> Pairs:
@@ -178,75 +145,52 @@ def pair(begin: Marks, end: Marks) -> Pairs:
     answer = np.full(len(begin.ts), NONE, np.int64)
     taken = np.zeros(len(end.ts), bool)
     thread = np.concatenate((begin.key, end.key))
-    b, e = _match(begin, end, thread, np.arange(len(begin.ts)), np.arange(len(end.ts)))
+    b, e = _matched(begin, end, thread, np.arange(len(begin.ts)), np.arange(len(end.ts)))
     agree = ~begin.known[b] | ~end.known[e] | (begin.identity[b] == end.identity[e])
     answer[b[agree]], taken[e[agree]] = e[agree], True
     if not agree.all():
         left, right = np.flatnonzero((answer < 0) & begin.known), np.flatnonzero(~taken & end.known)
         group = codes(thread, np.concatenate((begin.identity, end.identity)))
-        b, e = _match(begin, end, group, left, right)
+        b, e = _matched(begin, end, group, left, right)
         answer[b], taken[e] = e, True
     return Pairs(answer, np.flatnonzero(~taken))
 
 
-def rank(ordered: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """How many of the times in order are <= each of `ts`; cheap where these are many and in order, too."""
-    if len(ordered) * SPARSE > len(ts) or np.any(ts[1:] < ts[:-1]):
-        return np.searchsorted(ordered, ts, "right")
-    cuts = np.searchsorted(ts, ordered, "left")
-    return np.repeat(np.arange(len(ordered) + 1), np.diff(cuts, prepend=0, append=len(ts)))
-
-
 def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row the right row of its group with the greatest time <= its own; among equal times the last."""
-    n = len(right_ts)
-    answer = np.full(len(left_ts), NONE, np.int64)
-    if n == 0 or len(left_ts) == 0:
-        return answer
-    if (right_group == right_group[0]).all():
-        by_time = np.argsort(right_ts, kind="stable")
-        return _in_one_group(by_time, rank(right_ts[by_time], left_ts) - 1, left_group == right_group[0])
-    groups = distinct(right_group)
-    if len(groups) <= FEW_GROUPS:
-        for group in groups.tolist():
-            right, left = np.flatnonzero(right_group == group), np.flatnonzero(left_group == group)
-            right = right[np.argsort(right_ts[right], kind="stable")]
-            place = rank(right_ts[right], left_ts[left]) - 1
-            answer[left] = np.where(place >= 0, right[place], NONE)
-        return answer
-    group = dense(np.concatenate((right_group, left_group)))[0]
-    by_time = np.argsort(np.concatenate((right_ts, left_ts)), kind="stable")
-    order = by_time[stable_order(group[by_time])]
-    at = np.maximum.accumulate(np.where(order < n, np.arange(len(order)), NONE))
-    asks = np.flatnonzero(order >= n)
-    at = at[asks]
-    found = (at >= 0) & (group[order[at]] == group[order[asks]])
-    answer[order[asks[found]] - n] = order[at[found]]
-    return answer
+    return _joined(_joins.latest, (right_group, right_ts), (left_group, left_ts))
 
 
 def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
-    """For each left row the right row of its group with the smallest time > its own."""
-    if len(right_ts) and (right_group == right_group[0]).all():
-        by_time = np.argsort(right_ts, kind="stable")
-        return _in_one_group(by_time, rank(right_ts[by_time], left_ts), left_group == right_group[0])
-    back = len(right_ts) - 1 - latest(right_group[::-1], -right_ts[::-1], left_group[::-1], -left_ts[::-1] - 1)[::-1]
-    return np.where(back < len(right_ts), back, NONE)
+    """For each left row the right row of its group with the smallest time > its own; among equal times the first."""
+    return _joined(_joins.following, (right_group, right_ts), (left_group, left_ts))
 
 
-def _in_one_group(by_time: np.ndarray, place: np.ndarray, same: np.ndarray) -> np.ndarray:
-    """Rows at places of the order by time; -1 where a place lies outside or the group differs."""
-    good = same & (place >= 0) & (place < len(by_time))
-    return np.where(good, by_time[np.clip(place, 0, len(by_time) - 1)], NONE)
+def _joined(join: Callable[..., bool], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The answer of a join of (group, time) that wants both sides in order of time."""
+    answer = np.empty(len(left[0]), np.int64)
+    if not join(*map(flat, (*right, *left)), answer):
+        theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
+        found = _joined(join, tuple(column[theirs] for column in right), tuple(column[ours] for column in left))
+        answer[ours] = np.append(theirs, NONE)[found]
+    return answer
 
 
 def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """The next row of each row's group in order of time."""
-    answer = np.full(len(ts), NONE, np.int64)
-    by_time = np.argsort(ts, kind="stable")
-    order = by_time[stable_order(dense(group[by_time])[0])]
-    same = group[order[1:]] == group[order[:-1]]
-    answer[order[:-1][same]] = order[1:][same]
+    answer = np.empty(len(ts), np.int64)
+    if not _joins.successors(flat(group), flat(ts), answer):
+        order = np.argsort(ts, kind="stable")
+        answer[order] = np.append(order, NONE)[successors(group[order], ts[order])]
+    return answer
+
+
+def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """0, 1, 2 ... within each group, in order of time."""
+    answer = np.empty(len(ts), np.int64)
+    if not _joins.running_count(flat(group), flat(ts), answer):
+        order = np.argsort(ts, kind="stable")
+        answer[order] = running_count(group[order], ts[order])
     return answer
 
 

@@ -10,7 +10,7 @@ from analyzer.contents import EVER
 from analyzer.reading import BACKEND, UNKNOWN_U32, Rows, Source, Spans, chosen
 from analyzer.schema import Columns
 from analyzer.sessions import model_names
-from analyzer.spans import NONE, Nest, codes, first_of_runs, latest, order_in_groups, run_lengths, successors
+from analyzer.spans import NONE, Nest, latest, numbered, successors
 
 PHASES = np.array(["", "prefill", "decode"], object)
 PREFILL, DECODE = 1, 2
@@ -74,11 +74,15 @@ class Steps:
     def at(self, owners: dict[str, np.ndarray], ts: np.ndarray) -> np.ndarray:
         """The same for moments of threads; `owners` has the columns `tid` and `pid`, in order of preference."""
         answer = np.full(len(ts), NONE, np.int64)
+        until = np.append(self.until, -1)
         for field, owner in owners.items():
             left = np.flatnonzero(answer < 0)
-            token = latest(self.begin[field], self.begin["ts"], owner[left], ts[left])
-            inside = (token >= 0) & (ts[left] < self.until[token]) if len(self.until) else token >= 0
-            answer[left[inside]] = token[inside] + self.first
+            if len(left) == len(answer):
+                token = latest(self.begin[field], self.begin["ts"], owner, ts)
+                answer = np.where(ts < until[token], token + self.first, NONE)
+            else:
+                token = latest(self.begin[field], self.begin["ts"], owner[left], ts[left])
+                answer[left] = np.where(ts[left] < until[token], token + self.first, NONE)
         return answer
 
     def phases(self) -> np.ndarray:
@@ -86,7 +90,7 @@ class Steps:
         told, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
         first = position == 0
         if len(told):
-            _, opening = np.unique(codes(self.begin["pid"], self.begin["tid"]), return_index=True)
+            opening = numbered(self.begin["pid"], self.begin["tid"])[1]
             first[opening] |= position[opening] == UNKNOWN_U32
         guess = np.where((n_tokens > 1) | first, PREFILL, DECODE)
         return np.where((told == PREFILL) | (told == DECODE), told, guess)
@@ -174,12 +178,3 @@ def graphs(source: Source, first: int) -> Graphs:
     """The graphs of a stretch of time, numbered from `first`."""
     spans = source.spans("graph", ("handle",), unknown=0)
     return Graphs(source.rows("graph_begin"), source.rows("graph_end"), spans, first)
-
-
-def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """0, 1, 2 ... within each group, in order of time."""
-    order = order_in_groups(group, ts, np.arange(len(ts)))
-    starts = first_of_runs(group[order])
-    answer = np.empty(len(group), np.int64)
-    answer[order] = np.arange(len(group)) - np.repeat(starts, run_lengths(starts, len(group)))
-    return answer

@@ -11,6 +11,7 @@ process that does it alone. 1e8 records are 7 GB on disk, and as much again of t
 
 import argparse
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -112,15 +113,18 @@ def measured(run: Path, count: int, repeats: int) -> None:
 def summary_seconds(run: Path, repeats: int) -> None:
     """Time the verb as a user starts it, imports included."""
     for what, gone in (("made of raw records", "tables"), ("made of tables", "tables/summary.json"), ("kept", "nothing")):
-        spent = []
+        spent, cpu = [], []
         for _ in range(repeats):
             path = run / gone
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            start = time.perf_counter()
+            start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
             command = [sys.executable, "-m", "analyzer", "summary", str(run)]
             subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
             spent.append(time.perf_counter() - start)
-        print(f"summary {what}: median {np.median(spent):.2f} s ({min(spent):.2f} to {max(spent):.2f}, {repeats} runs)")
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        clock = f"median {np.median(spent):.2f} s ({min(spent):.2f} to {max(spent):.2f})"
+        print(f"summary {what}: {clock}, CPU {np.median(cpu):.2f} s ({min(cpu):.2f} to {max(cpu):.2f}), {repeats} runs")
 
 
 def main() -> None:

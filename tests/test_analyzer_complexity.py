@@ -7,7 +7,9 @@ import pytest
 from analyzer.ceilings import Ceilings
 from analyzer.complexity import BLOCKS, GGML_TYPES, Facts, Tensor, expected_distinct, work_of
 from analyzer.roofline import bounds, roofline
+from analyzer.subgraph_work import Asked, subgraphs
 from analyzer.tables import load
+from runtime.probes import Kind
 from tests.recordings import Writer
 from tests.tables_fixture import make
 
@@ -114,3 +116,67 @@ def test_ceilings_of_another_machine_are_not_used_for_a_recording():
     assert CEILINGS.fits(manifest["machine"])
     assert not CEILINGS.fits(manifest["machine"] | {"cpus": 8})
     assert CEILINGS.of(1) == (10e9, 50e9) and CEILINGS.of(2) == (20e9, 100e9) == CEILINGS.of(16)
+
+
+CONFIG = {
+    "model_type": "qwen2_moe",
+    **{"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 100},
+    **{"num_hidden_layers": 3, "mlp_only_layers": [0], "intermediate_size": 64, "max_position_embeddings": 512},
+    **{"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
+}
+PRECISIONS = {"attention": {"bits": 8, "block": 32}, "experts": {"bits": 4, "block": 16}, "head": {"bits": 32}}
+STORED = {"attention": (8 + 32 / 32) / 8, "experts": (4 + 32 / 16) / 8, "router": 4.0, "head": 4.0}
+"""Bytes of a weight: its bits and its part of a block's 32-bit scale."""
+FLOAT, INDEX = 4, 8
+
+
+def counted(products: list, arrays: dict, per_element: dict) -> tuple[float, float, float]:
+    """Work counted piece by piece: `products` (rows, inner, outer, part whose weights are read or None), `arrays` read and
+    written as lists of (numbers, bytes of each), `per_element` {operations: numbers}."""
+    flops = sum(2 * rows * inner * outer for rows, inner, outer, _ in products) + sum(k * n for k, n in per_element.items())
+    weights = sum(inner * outer * STORED[part] for _, inner, outer, part in products if part)
+    read, written = (sum(n * size for n, size in arrays[name]) for name in ("read", "written"))
+    return flops, weights + read, written
+
+
+def subgraph_by_hand(kind: str, r: int, c: int, layer: int) -> tuple[float, float, float]:
+    """Each subgraph of the runtime on r rows at a context of c tokens, from its definition and the numbers of CONFIG."""
+    row = [(r * 32, FLOAT)]
+    if kind in ("embed", "dispatch"):
+        return counted([], {"read": row, "written": row}, {})
+    if kind == "attention":
+        projections = [(r, 32, 32, "attention"), (r, 32, 16, "attention"), (r, 32, 16, "attention"), (r, 32, 32, "attention")]
+        per_head = [(r, 8, c, None), (r, c, 8, None)] * 4  # scores, values
+        old, new = [((c - r) * 16, FLOAT)] * 2, [(r * 16, FLOAT)] * 2  # keys and values
+        # the softmax's five for each score; the norm's four and the residual's one for each number
+        return counted(projections + per_head, {"read": row + old, "written": row + new}, {5: 4 * r * c + r * 32})
+    if kind == "router":
+        told = [(r * 2, FLOAT), (r * 2, INDEX)]
+        return counted([(r, 32, 6, "router")], {"read": row, "written": row + told}, {4: r * 32, 5: r * 6})
+    if kind in ("expert", "mlp"):
+        width = 16 if kind == "expert" else 64 if layer == 0 else 24
+        part = "experts" if kind == "expert" else "attention"
+        gated = [(r, 32, width, part), (r, 32, width, part), (r, width, 32, part)]
+        return counted(gated, {"read": row, "written": row}, {2: r * width})
+    if kind == "combine":
+        return counted([], {"read": row * 3, "written": row}, {2: 2 * r * 32, 1: r * 32})
+    if kind == "head":
+        return counted([(r, 32, 100, "head")], {"read": row, "written": [(r * 100, FLOAT)]}, {})
+    return counted([], {"read": [(r * 100, FLOAT)], "written": [(r, INDEX)]}, {1: r * 100})
+
+
+KINDS = ("embed", "dispatch", "attention", "router", "expert", "mlp", "combine", "head", "sample")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_work_of_the_runtimes_subgraphs_equals_what_their_definitions_add_up_to(kind):
+    rows, context, layer = np.array([1, 1, 5, 32]), np.array([1, 40, 5, 100]), np.array([0, 1, 2, 0])
+    known = subgraphs({"model": {"path": "m", "config": CONFIG, "package": {"precisions": PRECISIONS}}})
+    found = known.formulas[kind](Asked(rows, context.astype(np.float64), layer))
+    by_hand = [subgraph_by_hand(kind, *given) for given in zip(rows.tolist(), context.tolist(), layer.tolist(), strict=True)]
+    assert pytest.approx(np.array(by_hand)) == np.array(found).T
+
+
+def test_every_subgraph_of_the_runtime_has_a_formula():
+    known = subgraphs({"model": {"path": "m", "config": CONFIG, "package": {}}})
+    assert set(known.formulas) == set(KINDS) == {kind.name.lower() for kind in Kind}

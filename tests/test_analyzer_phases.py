@@ -115,6 +115,21 @@ def test_npu_windows_and_idle_times_close():
     assert {"host", "rpc"} <= set(gaps["cause"])
 
 
+def test_steps_and_npu_windows_are_printed_as_sums_with_their_residual(tmp_path, capsys):
+    _, tables = make()
+    npu, steps = phases.npu_sum(tables), phases.steps_sum(phases.per_token(tables))
+    assert npu["windows"] > 0 and npu["untold"] == 0
+    assert npu["before"] + npu["accelerator"] + npu["after"] + npu["residual"] == pytest.approx(npu["total"])
+    assert npu["residual_share"] == pytest.approx(npu["residual"] / npu["total"])
+    assert steps["operators"] + steps["gaps"] + steps["residual"] == pytest.approx(steps["total"])
+    tables["qnn_executes"]["accel_us"] = np.nan
+    assert phases.npu_sum(tables)["untold"] == npu["windows"] and phases.npu_sum(tables)["total"] == 0
+    step(tmp_path, 3)
+    assert main(["phases", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "3 steps" in printed and "NPU windows" not in printed
+
+
 def contended(folder):
     """An operator 100..500 on two threads; MAIN is done at 500 but had no CPU 200..350 (77 ran), WORKER waits from 300 on."""
     w = Writer().add("token_begin", engine=2, ts=50, seq=0, phase=2, n_tokens=1)

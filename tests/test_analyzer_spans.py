@@ -1,10 +1,30 @@
 """The joins against plain loops that anyone can check."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.spans import Marks, Nest, codes, distinct, first_rows, following, latest, pair, successors
+from analyzer.slots import by_kind, columns_of, firsts
+from analyzer.spans import (
+    GREATEST,
+    KNOWN_SUM,
+    SUM,
+    Marks,
+    Nest,
+    codes,
+    distinct,
+    first_rows,
+    fold,
+    following,
+    latest,
+    numbered,
+    order_in_groups,
+    pair,
+    running_count,
+    successors,
+)
+from tests.recordings import layouts, records
 
 TIMES = st.integers(0, 30)
 EVENT = st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 2))  # thread, is begin, identity
@@ -145,3 +165,75 @@ def test_distinct_values_and_numbers_by_first_appearance_equal_pandas(values):
     found, rows = first_rows(column)
     assert found.tolist() == sorted(set(values)) and rows.tolist() == [values.index(v) for v in sorted(set(values))]
     assert codes(column).tolist() == [list(dict.fromkeys(values)).index(v) for v in values]
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3), st.integers(0, 2)), max_size=40))
+def test_numbers_of_combinations_and_their_first_rows_equal_a_dictionary(rows):
+    one, other = np.array(rows, np.int64).reshape(-1, 2).T
+    code, first = numbered(one, other)
+    known = list(dict.fromkeys(rows))
+    assert code.tolist() == [known.index(row) for row in rows] and first.tolist() == [rows.index(row) for row in known]
+
+
+@given(st.integers(0, 5000), st.integers(1, 2**40))
+def test_numbers_are_right_however_many_values_there_are(n, spread):
+    column = np.random.default_rng(n).integers(0, spread, n)
+    code, first = numbered(column)
+    assert np.array_equal(column[first][code], column) and len(first) == len(np.unique(column))
+    assert np.array_equal(first, np.sort(np.unique(column, return_index=True)[1]))
+
+
+@given(ROWS)
+def test_running_counts_and_orders_by_group_equal_a_sort(rows):
+    group, ts = columns(rows)
+    ordered = sorted(range(len(rows)), key=lambda i: (rows[i][1], i))
+    expected = [sum(rows[j][0] == rows[i][0] for j in ordered[: ordered.index(i)]) for i in range(len(rows))]
+    assert running_count(group, ts).tolist() == expected
+    position = np.arange(len(rows))
+    assert order_in_groups(group, ts, position).tolist() == sorted(position.tolist(), key=lambda i: (*rows[i], i))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 9)), max_size=20))
+def test_folding_equals_a_loop_over_the_rows_of_each_group(rows):
+    group, value = columns(rows)
+    of = [[v for g, v in rows if g == wanted] for wanted in range(4)]
+    known = [[v for v in values if v >= 0] for values in of]
+    assert fold(GREATEST, group, value, np.full(4, -5)).tolist() == [max(values, default=-5) for values in of]
+    assert fold(SUM, group, value, np.zeros(4, np.int64)).tolist() == [sum(values) for values in of]
+    assert fold(KNOWN_SUM, group, value, np.full(4, -1)).tolist() == [sum(values) if values else -1 for values in known]
+
+
+@pytest.mark.parametrize("group", [-1, 4, 2**62])
+def test_a_group_or_slot_out_of_range_is_refused(group):
+    with pytest.raises(IndexError):
+        fold(SUM, np.array([group]), np.array([1]), np.zeros(4, np.int64))
+    slots = records("op_wait", 4).view("V64")[:, 0]
+    with pytest.raises(IndexError):
+        columns_of(slots, np.array([group]), layouts()["op_wait"][1], ("ts",))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["op_begin", "op_wait", "sched_switch"]), TIMES, st.integers(0, 3)), max_size=30))
+def test_slots_are_sorted_by_kind_and_read_as_numpy_reads_them(rows):
+    parts = [records(kind, ts=ts, tid=5 + who, prev_tid=who) if kind == "sched_switch" else records(kind, ts=ts, tid=5 + who)
+             for kind, ts, who in rows]  # fmt: skip
+    whole = np.concatenate([np.empty((0, 64), np.uint8), *parts])
+    whole[3::7, 3] |= 0x40  # discarded
+    slots = whole.view("V64")[:, 0]
+    found, within = by_kind(slots), by_kind(slots, 5, 20)
+    gone = [i % 7 == 3 for i in range(len(rows))]
+    assert found.discarded == sum(gone) and found.damaged == 0
+    for kind in ("op_begin", "op_wait", "sched_switch"):
+        number, dtype = layouts()[kind]
+        mine = [i for i, row in enumerate(rows) if row[0] == kind and not gone[i]]
+        assert found.rows.get(number, np.empty(0)).tolist() == mine
+        assert within.rows.get(number, np.empty(0)).tolist() == [i for i in mine if 5 <= rows[i][1] < 20]
+        at = np.array(mine, np.int64)
+        body = np.ascontiguousarray(whole[at, 8 : 8 + dtype.itemsize]).view(dtype).reshape(-1)
+        numbers = [name for name in dtype.names if dtype[name].kind in "iu"]
+        for name, column in columns_of(slots, at, dtype, numbers).items():
+            assert column.tolist() == body[name].tolist()
+        assert rows_by(firsts(slots, at, dtype, ("pid", "tid")), rows) == list(dict.fromkeys(rows[i][2] for i in mine))
+
+
+def rows_by(at: np.ndarray, rows: list) -> list[int]:
+    return [rows[i][2] for i in at.tolist()]

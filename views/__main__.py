@@ -37,12 +37,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run one verb: 0 good, 2 wrong use or an unreadable recording."""
     words = sys.argv[1:] if argv is None else argv
     verb = next((word for word in words if word in COMMANDS), None)
-    args = parser_for(verb).parse_args(words)
     from analyzer.errors import AnalysisError
     from tracer.recording import RecordingError
     from views.errors import ViewError
 
     try:
+        args = parser_for(verb).parse_args(words)
         return int(args.run(args))
     except (RecordingError, AnalysisError, ViewError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     tables = load(args.run_dir)
     rows = phases.per_token(tables)
     shares, whole = phases.phase_shares(tables, rows), phases.whole_run(tables, rows)
-    answer: dict[str, Any] = {"phases_ms": shares, "run": whole}
+    steps, npu = phases.steps_sum(rows), phases.npu_sum(tables)
+    answer: dict[str, Any] = {"phases_ms": shares, "run": whole, "steps_ms": steps, "npu_ms": npu}
     if args.tokens:
         answer["tokens"] = in_ms(rows)
     if args.gaps:
@@ -47,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     show(side_by_side(shares), "ms per step", 40)
     print(closing(whole))
+    print(f"{steps['steps']} steps {added(steps, ('operators', 'gaps'))}")
+    if npu:
+        untold = f"; {npu['untold']} more without profile events" if npu["untold"] else ""
+        print(f"{npu['windows']} NPU windows {added(npu, ('before', 'accelerator', 'after'))}{untold}")
     if args.tokens:
         show(in_ms(rows))
     if args.gaps:
@@ -74,6 +79,12 @@ def closing(whole: dict[str, Any]) -> str:
         f"run {whole['total_ms']:,.1f} ms = {parts}, between steps {whole['between_steps_ms']:,.1f} ms"
         f" (- {max(whole['concurrent_ms'], 0):,.1f} ms at the same time); residual {whole['residual_share']:.2%} of the steps"
     )
+
+
+def added(spent: dict[str, float], parts: tuple[str, ...]) -> str:
+    """A sum with its parts and its residual."""
+    told = " + ".join(f"{name} {spent[name]:,.2f}" for name in (*parts, phases.RESIDUAL))
+    return f"{spent['total']:,.2f} ms = {told} ms; residual {spent['residual_share']:.2%}"
 
 
 def in_ms(rows: pd.DataFrame) -> pd.DataFrame:
