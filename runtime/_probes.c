@@ -530,7 +530,6 @@ static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t co
 }
 
 static PyType_Slot call_slots[] = {
-	{Py_tp_new, PyType_GenericNew},
 	{Py_tp_init, call_init},
 	{Py_tp_dealloc, call_dealloc},
 	{Py_tp_doc, "A prepared run of a graph."},
@@ -545,7 +544,6 @@ static PyType_Spec call_spec = {
 };
 
 static PyType_Slot combine_slots[] = {
-	{Py_tp_new, PyType_GenericNew},
 	{Py_tp_init, combine_init},
 	{Py_tp_dealloc, combine_dealloc},
 	{Py_tp_doc, "A prepared sum of a layer's results."},

@@ -155,7 +155,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(os.environ[SHARED]))
         config.option.loadscopereorder = False  # xdist would begin with the files of many tests
     config.addinivalue_line("markers", f"needs(*features): skip where a feature is absent: {', '.join(FEATURES)}")
-    config.addinivalue_line("markers", "alone: compares durations: no other test may run meanwhile")
+    config.addinivalue_line("markers", "alone: no other test may run meanwhile")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

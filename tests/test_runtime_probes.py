@@ -1,8 +1,10 @@
 """The USDT probes: where they stand, what they cost, and that they tell what the engine's own log tells."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -139,25 +141,33 @@ def test_what_the_probes_tell_is_what_the_log_tells(tmp_path: Path) -> None:
 
 
 def traced(script: str, command: list[str]) -> dict[str, dict[str, int]]:
-    """Run a command while bpftrace watches; its maps by name."""
-    tracer = subprocess.Popen(
-        ["bpftrace", "-q", "-f", "json", "-e", 'BEGIN { printf("ready\\n"); } ' + script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert tracer.stdout
-        line = tracer.stdout.readline()
-        while line and "ready" not in line:
+    """Run a command while bpftrace watches it, and no other process of the same library; its maps by name."""
+    waiting = ["sh", "-c", 'read -r _; exec "$@"', "sh", *command]
+    with subprocess.Popen(waiting, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as target:
+        own = script.replace(" {", f" /pid == {target.pid}/ {{")
+        tracer = subprocess.Popen(
+            ["bpftrace", "-q", "-f", "json", "-e", 'BEGIN { printf("ready\\n"); } ' + own],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert tracer.stdout
             line = tracer.stdout.readline()
-        if not line:
-            pytest.skip(f"bpftrace cannot run here: {tracer.communicate()[1][-200:]}")
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=180)
-        tracer.send_signal(2)
-        out = tracer.communicate(timeout=120)[0]
-    finally:
-        tracer.kill()
+            while line and "ready" not in line:
+                line = tracer.stdout.readline()
+            if not line:
+                target.kill()
+                pytest.skip(f"bpftrace cannot run here: {tracer.communicate()[1][-200:]}")
+            target.communicate("go\n", timeout=180)
+            assert target.returncode == 0
+            out = None
+            while out is None:  # it may go to sleep just after it was told to end
+                tracer.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    out = tracer.communicate(timeout=10)[0]
+        finally:
+            tracer.kill()
     maps: dict[str, dict[str, int]] = {}
     for row in out.splitlines():
         record = json.loads(row) if row.startswith("{") else {}

@@ -16,6 +16,7 @@ pytestmark = [
 CYCLES = 3
 
 
+@pytest.mark.alone  # whoever records another process of the same library changes its sites in this one, too
 def test_cycles_on_a_living_target_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.attach_cycles.SETTLE_SECONDS", 60.0)
     program = start_steady(tmp_path)

@@ -101,7 +101,7 @@ def test_an_interrupted_tracer_detaches_and_completes_its_recording(traced: Trac
     traced.tracer.send_signal(signal.SIGINT)
     assert traced.tracer.wait(PATIENCE_S) == 0
     assert alive(pid)
-    assert changed_sites(pid, manifest) == 0
+    assert wait_until(lambda: changed_sites(pid, manifest) == 0)  # others may trace processes of the same library
     done = Recording(traced.folder).manifest
     assert done["state"] == "complete" and done["records"]["token_end"] >= 50
     assert "lives on" in traced.output.read_text()
