@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.host_time import HostTime
 from tests.conftest import ROOT, begin_trace, manifest_when
+from tests.truth import skip_where_stolen
 from tracer.attach import Attachments
 from tracer.engines import choose
 from tracer.libbpf import Kernel
@@ -188,7 +190,7 @@ def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_leve
 
 @pytest.mark.needs("probes")
 def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tmp_path: Path) -> None:
-    brake, end, folder = tmp_path / "brake", tmp_path / "end", tmp_path / "run"
+    brake, end, folder, host = tmp_path / "brake", tmp_path / "end", tmp_path / "run", HostTime()
     command = [sys.executable, STEPS, "100000", "0.01", "--slow-while", str(brake), "--slow", "0.1", "--operators", "20"]
     command += ["--until", str(end)]
     tracer = begin_trace("run", "--no-views", "--min-tps", "20", "-o", str(folder), "--", *command)
@@ -217,9 +219,11 @@ def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tm
     assert all(row["ts_ns"] < row["done_ns"] and row["why"] for row in rows)
     assert f"done {run.manifest['records']['token_end']}\n" in printed
     learnt = run.manifest["step_latency"]
-    assert learnt["steps"] > 100 and learnt["withheld"] == 0 and learnt["coefficients"]["seconds"] > 0
+    assert learnt["steps"] > 100 and learnt["coefficients"]["seconds"] > 0
     if "operator" in shed:
         off = next(r["done_ns"] for r in rows if r["level"] == "operator" and not r["on"])
         on = next(r["ts_ns"] for r in rows if r["level"] == "operator" and r["on"])
         ts = run.records("op_end")["ts"]
         assert not ((ts > off) & (ts < on)).any() and (ts > on).any()
+    skip_where_stolen(host.share())  # then context alone may seem to explain a slow token
+    assert learnt["withheld"] == 0

@@ -148,6 +148,7 @@ def test_routes_follow_the_programs_rule(traced: Traced) -> None:
 
 
 def test_a_sleeping_thread_is_seen_asleep_for_as_long_as_it_slept(traced: Traced) -> None:
+    skip_where_stolen(traced.stolen)
     states, sleeps = traced.tables["thread_states"], read_log(traced.log, "sleep")
     assert len(sleeps) == THREADS * STEPS // 10
     for row in sleeps.itertuples():
