@@ -5,8 +5,8 @@ python benchmarks/analyzer.py --run RUN [--repeats 3]      the same for a record
 python benchmarks/analyzer.py --summary RUN                seconds of `analyzer summary RUN`: made of raw records, of tables, kept
 
 The synthetic one: 300 operators a token with structure on two threads, a router's choice for each of 25 layers, scheduling.
-Speed is told by CPU time (all threads, so that other processes do not count), imports apart; memory is the greatest resident size of the
-process that does it alone. 1e8 records are 7 GB on disk, and as much again of tables.
+Speed is told by CPU time (all threads, so that other processes do not count), imports apart; memory is the greatest resident
+size of the process that does it alone. 1e8 records are 7 GB on disk, and as much again of tables.
 """
 
 import argparse
