@@ -29,6 +29,8 @@ class Ticket(Future[Any]):
             self.landed = True
         except BaseException as error:
             self.set_exception(error)
+        finally:
+            self.work = _nothing  # what was loaded goes when its last user does, not when cycles are looked for
 
 
 class Loader:

@@ -1,11 +1,15 @@
 """The expert cache against a plain model of what it promises."""
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.cache import ExpertCache, Form
 from runtime.errors import BudgetError
+from runtime.loader import Loader
 from runtime.probes import Cache, Reason
 from runtime.units import parse_budget
 
@@ -130,3 +134,29 @@ def test_budgets_are_read_in_binary_and_decimal_units(text: str, size: int | Non
 def test_a_budget_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(BudgetError, match="is not a size"):
         parse_budget(text)
+
+
+class Session:
+    """Something that weak references can follow."""
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_what_left_is_gone_at_once(threads: int) -> None:
+    loader = Loader(threads) if threads else None
+    cache = ExpertCache(10, lambda _: 10, lambda _: Session(), Account(), loader=loader)
+    gc.disable()  # a cycle would wait for it, with all its memory
+    try:
+        cache.begin_event()
+        first = weakref.ref(cache.acquire(Form(0, 0, 1, 0)))
+        cache.release(Form(0, 0, 1, 0))
+        cache.begin_event()
+        cache.prefetch(Form(0, 1, 1, 0), 0.0)
+        cache.acquire(Form(0, 1, 1, 0))
+        cache.release(Form(0, 1, 1, 0))
+        cache.begin_event()
+        cache.acquire(Form(0, 2, 1, 0))
+        assert first() is None and len(cache.forms()) == 1
+    finally:
+        gc.enable()
+        if loader:
+            loader.close()
