@@ -34,7 +34,7 @@ from benchmarks.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
 from benchmarks.seeded_moe import seeded_package
 
 MODES = ("resident", "prefetch", "demand")
-IN_FLIGHT = 7  # blocks that are being read or wait to be
+IN_FLIGHT = 4  # blocks that are being read or wait to be
 SLACK = 8 << 20  # of a process's own memory between two runs
 UNLIMITED = 1 << 40
 PROMPT = 32
@@ -235,8 +235,10 @@ def show(facts: dict[str, Any]) -> None:
     print(f"prefetch reaches {facts['prefetch_share_of_bound']:.0%} of it, demand {facts['demand_share_of_bound']:.0%}")
     if llama := facts.get("llama.cpp"):
         print(f"llama.cpp: {llama['tokens']} tokens in {llama['decoding_s']:.1f} s of decoding", end=" ")
-        print(f"({llama['whole_s']:.1f} s with loading), peak {llama['cgroup_peak_bytes'] / mib:.0f} MiB", end="; ")
-        most = max(llama["tokens"], 1) / max(llama["decoding_s"], POLL)
+        ended = "" if llama["status"] is None else f", then it ended by itself with {llama['status']}"
+        print(f"({llama['whole_s']:.1f} s with loading), peak {llama['cgroup_peak_bytes'] / mib:.0f} MiB{ended}", end="; ")
+        # Without a token: less than one in the whole time.
+        most = llama["tokens"] / llama["decoding_s"] if llama["tokens"] else 1 / llama["whole_s"]
         told = "at least " if not llama["tokens"] else ""
         print(f"prefetch is {told}{speed['prefetch'] * 1e9 / most:.1f} times as fast")
 
