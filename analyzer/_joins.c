@@ -1,4 +1,5 @@
-/* The loops of analyzer/spans.py and analyzer/contents.py: joins over columns of 64-bit integers, and passes over slots.
+/* The loops of analyzer/spans.py, analyzer/contents.py and analyzer/schema.py: joins over columns of 64-bit integers, passes
+ * over slots, and a search in texts.
  *
  * Columns are contiguous int64 buffers, given by the caller in matching lengths; answers are written into the last of them. A
  * function that wants rows in order of time answers False, and has done nothing of use, where they are not.
@@ -685,10 +686,164 @@ static PyObject *by_kind(PyObject *module, PyObject *const *arguments, Py_ssize_
 	return Py_BuildValue("NKKKK", list, found.first, found.last, found.damaged, found.discarded);
 }
 
+/* The states that a thread goes through, as in analyzer/sched.py; UNSEEN: nothing is known of it yet. */
+enum { RUNNING, RUNNABLE, SLEEPING, WAITING, STOPPED, OVER, UNSEEN = -1 };
+#define UNINTERRUPTIBLE 2
+#define HELD (0x4 | 0x8)	 /* by a signal, or by a tracer; ours holds the target while it places probes */
+#define GONE (0x10 | 0x20 | 0x80) /* dead and zombie bits of a task's state */
+#define REPORTED 0xFF		 /* sched_switch adds 0x100 to the state of a task that was preempted */
+
+/* The state of a thread that was switched out with these kernel state bits. */
+static int64_t state_after(int64_t bits)
+{
+	bits &= REPORTED;
+	if (!bits)
+		return RUNNABLE;
+	if (bits & GONE)
+		return OVER;
+	return bits & UNINTERRUPTIBLE ? WAITING : bits & HELD ? STOPPED : SLEEPING;
+}
+
+/* The threads' open states by thread, and the rows that are written when one ends. */
+struct states {
+	int64_t *begin, *state, *cpu, *last;		      /* of each thread */
+	int64_t *thread, *ended, *on, *from, *until;	      /* of each row */
+	Py_ssize_t rows;
+};
+
+static void write_state(struct states *of, int64_t thread, int64_t until)
+{
+	if (of->state[thread] == OVER || of->state[thread] == UNSEEN || until <= of->begin[thread])
+		return;
+	of->thread[of->rows] = thread;
+	of->ended[of->rows] = of->state[thread];
+	of->on[of->rows] = of->cpu[thread];
+	of->from[of->rows] = of->begin[thread];
+	of->until[of->rows++] = until;
+}
+
+static void enter(struct states *of, int64_t thread, int64_t ts, int64_t state, int64_t cpu)
+{
+	if (thread < 0)
+		return;
+	if (of->state[thread] != state || of->cpu[thread] != cpu) {
+		write_state(of, thread, ts);
+		of->begin[thread] = ts;
+		of->state[thread] = state;
+		of->cpu[thread] = cpu;
+	}
+	of->last[thread] = ts > of->last[thread] ? ts : of->last[thread];
+}
+
+/* Rows that ended at one time, by thread. */
+static void order_ties(struct states *of)
+{
+	int64_t *column[] = {of->thread, of->ended, of->on, of->from, of->until};
+
+	for (Py_ssize_t i = 1; i < of->rows; i++)
+		for (Py_ssize_t at = i; at && of->until[at] == of->until[at - 1] && of->thread[at] < of->thread[at - 1]; at--)
+			for (int c = 0; c < 5; c++) {
+				int64_t kept = column[c][at];
+
+				column[c][at] = column[c][at - 1];
+				column[c][at - 1] = kept;
+			}
+}
+
+/* states(final, threads, switches, wakings, open, answer): the states of some threads, one row for each, in order of their ends;
+ * with `final` those that are still open follow, until their threads' last events. Answers how many rows there are.
+ *
+ * threads: their numbers. switches: [time, position, previous, its state, next, cpu] and wakings: [time, position, thread], in
+ * order of time and position. open: [begin, state or -1, cpu, last event] of each thread, read and written. answer: [place in
+ * threads, state, cpu, begin, end], with room for two rows a switch, one a waking and one a thread. */
+static PyObject *states(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	struct map map = {0};
+	int memory, final = count == 6 ? PyObject_IsTrue(arguments[0]) : -1;
+	int64_t *found;
+
+	(void)module;
+	if (final < 0)
+		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "states wants six arguments");
+	if (!take(&given, arguments + 1, 5, 2))
+		return NULL;
+	Py_ssize_t known = LENGTH(0), n = LENGTH(1) / 6, m = LENGTH(2) / 3, room = LENGTH(4) / 5, w = 0;
+	const int64_t *tid = COLUMN(0), *s = COLUMN(1), *wake = COLUMN(2);
+	int64_t *open = COLUMN(3), *row = COLUMN(4);
+	struct states of = {open, open + known, open + 2 * known, open + 3 * known,
+			    row, row + room, row + 2 * room, row + 3 * room, row + 4 * room, 0};
+
+	if (LENGTH(3) != 4 * known || room < 2 * n + m + known) {
+		PyErr_SetString(PyExc_ValueError, "no room for the states");
+		return told(&given, 0, 1);
+	}
+	memory = map_open(&map, 64);
+	for (Py_ssize_t i = 0; memory && i < known; i++)
+		if (tid[i] > 0 && (memory = (found = place(&map, tid[i])) != NULL))
+			*found = i;
+	for (Py_ssize_t i = 0; memory && i <= n; i++) {
+		for (; memory && w < m && (i == n || wake[w] < s[i] || (wake[w] == s[i] && wake[m + w] < s[n + i])); w++)
+			if ((memory = (found = place(&map, wake[2 * m + w])) != NULL) && *found >= 0 && of.state[*found] != RUNNING)
+				enter(&of, *found, wake[w], RUNNABLE, -1);
+		if (i == n)
+			break;
+		if ((memory = memory && (found = place(&map, s[2 * n + i])) != NULL))
+			enter(&of, *found, s[i], state_after(s[3 * n + i]), -1);
+		if ((memory = memory && (found = place(&map, s[4 * n + i])) != NULL))
+			enter(&of, *found, s[i], RUNNING, s[5 * n + i]);
+	}
+	map_close(&map);
+	order_ties(&of);
+	for (Py_ssize_t i = 0; memory && final && i < known; i++)
+		write_state(&of, i, of.last[i]);
+	release(&given);
+	return memory ? PyLong_FromSsize_t(of.rows) : PyErr_NoMemory();
+}
+
+#define REMEMBERED 64
+
+/* reads(texts, word, answer): of each object of a column whether it equals `word`; a column has few objects, many times each. */
+static PyObject *reads(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	PyObject *word, *seen[REMEMBERED] = {0};
+	char same[REMEMBERED], *answer;
+	Py_ssize_t n;
+
+	(void)module;
+	if (count != 3)
+		return PyErr_Format(PyExc_TypeError, "reads wants texts, a word and an answer");
+	word = arguments[1];
+	PyObject *const columns[] = {arguments[0], arguments[2]};
+	if (!take(&given, columns, 2, 1))
+		return NULL;
+	PyObject **text = given.view[0].buf;
+	answer = given.view[1].buf;
+	n = given.view[0].len / (Py_ssize_t)sizeof(*text);
+	if (given.view[1].len != n)
+		PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+	for (Py_ssize_t i = 0; !PyErr_Occurred() && i < n; i++) {
+		uint64_t at = (uint64_t)(uintptr_t)text[i] / 16 % REMEMBERED;
+
+		if (seen[at] != text[i] || !text[i]) {
+			int equal = text[i] ? PyObject_RichCompareBool(text[i], word, Py_EQ) : 0;
+
+			if (equal < 0)
+				break;
+			seen[at] = text[i];
+			same[at] = (char)equal;
+		}
+		answer[i] = same[at];
+	}
+	return told(&given, 1, 1);
+}
+
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
 	METHOD(is_sorted), METHOD(latest), METHOD(following), METHOD(successors), METHOD(running_count), METHOD(pairs),
-	METHOD(codes),     METHOD(fold),   METHOD(gather),    METHOD(firsts),     METHOD(by_kind),       {NULL, NULL, 0, NULL},
+	METHOD(codes),     METHOD(fold),   METHOD(gather),    METHOD(firsts),     METHOD(by_kind),
+	METHOD(reads),     METHOD(states),    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {

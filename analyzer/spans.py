@@ -90,16 +90,6 @@ def first_rows(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return column[first], first
 
 
-def order_in_groups(group: np.ndarray, ts: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """The order by (group, ts, position); cheap where the file's order is already the order of time."""
-    by_position = np.argsort(position, kind="stable")
-    if not _joins.is_sorted(flat(ts[by_position])):
-        return np.lexsort((position, ts, group))
-    narrow = len(group) > 0 and int(group.min()) >= 0 and int(group.max()) < NARROW
-    ordered = group[by_position]
-    return by_position[np.argsort(ordered.astype(np.uint16) if narrow else ordered, kind="stable")]
-
-
 def first_of_runs(sorted_values: np.ndarray) -> np.ndarray:
     """Row numbers at which a new value starts."""
     if len(sorted_values) == 0:
