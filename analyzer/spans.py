@@ -156,6 +156,19 @@ def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndar
     return _joined(_joins.following, (right_group, right_ts), (left_group, left_ts))
 
 
+def within(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
+    """For each left row (group, time) without an answer (-1) yet: what `latest` tells of right, if that lasts beyond its time.
+
+    `right` are groups, times and until when each row lasts.
+    """
+    if not _joins.within(*map(flat, (*right, *left)), answer):
+        theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
+        found = answer[ours]
+        old = found >= 0
+        within((right[0][theirs], right[1][theirs], right[2][theirs]), (left[0][ours], left[1][ours]), found)
+        answer[ours] = np.where(old, found, np.append(theirs, NONE)[found])
+
+
 def _joined(join: Callable[..., bool], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:
     """The answer of a join of (group, time) that wants both sides in order of time."""
     answer = np.empty(len(left[0]), np.int64)
@@ -223,10 +236,10 @@ class Nest:
 
     def innermost(self, key: np.ndarray, ts: np.ndarray) -> np.ndarray:
         """The innermost span of `key` that contains `ts`."""
-        event = latest(self.thread, self.at, key, ts)
-        span = np.where(event >= 0, self.top[event] if len(self.top) else NONE, NONE)
-        inside = (span >= 0) & (self.begin[span] <= ts) & (ts < self.end[span]) if len(self.begin) else span >= 0
-        return np.where(inside, span, NONE)
+        event = np.full(len(ts), NONE, np.int64)
+        until = np.where(self.top >= 0, np.append(self.end, 0)[self.top], 0)
+        within((self.thread, self.at, until), (key, ts), event)
+        return np.append(self.top, NONE)[event]
 
     def segments(self) -> "Segments":
         """Each thread's time cut into pieces by its innermost span; time without a span is left out."""

@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer import fidelity
 from analyzer.tables import load
+from benchmarks.ggml_copies import LEARNING
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("attention", "router", "expert")
-WARM_GRAPHS = 20  # while the tracer learns where to look
 MODEL = ROOT / "build" / "demo-model"
 
 
@@ -79,14 +79,14 @@ def of_llamacpp(repeats: int, rounds: int, extra: int) -> None:
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
             untraced = copies(rounds, extra, base=False)
-            timed = copies(WARM_GRAPHS + rounds, 0, base=True, run=Path(folder) / "run")["base"][WARM_GRAPHS:]
+            timed = copies(LEARNING + rounds, 0, base=True, run=Path(folder) / "run")["base"][LEARNING:]
             tables = load(Path(folder) / "run")
         for name in untraced.keys() - {"base"}:
             grown = np.median(untraced[name] - untraced["base"])
             truths.setdefault(name, []).append(fidelity.duplication(0.0, float(grown), extra))
         operators = tables["operators"].assign(kernel=tables["operators"]["name"].str.partition(".")[0])
         for name, rows in operators.groupby("kernel"):
-            measured.setdefault(str(name), []).append(float(rows["duration_ns"].iloc[WARM_GRAPHS:].median()) / 1e6)
+            measured.setdefault(str(name), []).append(float(rows["duration_ns"].iloc[-rounds:].median()) / 1e6)
         graphs = tables["graphs"]["duration_ns"].to_numpy()[-len(timed) :] / 1e6
         steps.append(fidelity.accuracy(float(np.median(graphs)), float(np.median(timed))))
     true = {name: float(np.median(values)) for name, values in truths.items()}
