@@ -5,7 +5,8 @@ python benchmarks/fidelity.py --engine llamacpp [--repeats 5] [--rounds 40] [--e
 
 Untraced runs with and without duplicated kernels are interleaved; a kernel's truth is the median over rounds of the growth of the
 decode phase over EXTRA. The trace is of runs of its own, one for each round. CPU only: the HTP emulator is no timing model.
-For llama.cpp, ggml computes graphs of kernels of the sizes that a decoded token has (benchmarks/ggml_copies.py).
+For llama.cpp, ggml computes graphs of kernels of the sizes that a decoded token has (benchmarks/ggml_copies.py), and a model
+takes the steps that phases are told by (benchmarks/llama_phases.py).
 """
 
 import argparse
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +28,8 @@ from benchmarks.ggml_copies import LEARNING
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("attention", "router", "expert")
-MODEL = ROOT / "build" / "demo-model"
+MODEL, GGUF = ROOT / "build" / "demo-model", ROOT / "build" / "models" / "llama-1b.gguf"
+PROMPT = 128
 
 
 def arguments(log: Path, tokens: int) -> list[str]:
@@ -34,66 +37,86 @@ def arguments(log: Path, tokens: int) -> list[str]:
     return [str(MODEL), "--prompt", "The router looks at", *where, "--log", str(log)]
 
 
-def decode_ms(log: Path) -> float:
-    """Median ms of a decode step by the runtime's own timers, the first ones left out: they make sessions."""
-    steps = [s["duration_ns"] for s in json.loads(log.read_text())["steps"] if s["phase"] == "decode"]
-    return float(np.median(steps[8:])) / 1e6
+def own_ms(log: Path) -> tuple[float, float]:
+    """ms of the prefill and, but for the first, which make sessions, of a decode step (median), by the runtime's own timers."""
+    steps = json.loads(log.read_text())["steps"]
+    spent = {phase: [s["duration_ns"] / 1e6 for s in steps if s["phase"] == phase] for phase in ("prefill", "decode")}
+    return float(np.median(spent["prefill"])), float(np.median(spent["decode"][8:]))
 
 
 def untraced(folder: Path, kind: str, extra: int, tokens: int) -> float:
     log = folder / "run.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "duplicated.py"), kind, str(extra), *arguments(log, tokens)]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-    return decode_ms(log)
+    return own_ms(log)[1]
 
 
-def traced(folder: Path, tokens: int) -> tuple[dict[str, float], float, float]:
-    """(median ms of each kind of subgraph in a decode step, that of a step as recorded, and as the runtime's timers tell it)."""
+def traced(folder: Path, tokens: int) -> tuple[dict[str, float], list[float]]:
+    """(median ms of each kind of subgraph in a decode step, alpha of prefill and decode against the runtime's own timers)."""
     run, log = folder / "run", folder / "traced.json"
     command = [sys.executable, "-m", "tracer", "run", "--no-views", "-o", str(run), "--"]
     program = [sys.executable, "-m", "runtime", "generate", *arguments(log, tokens)]
     subprocess.run([*command, *program], check=True, capture_output=True, cwd=ROOT)
     tables = load(run)
-    steps = tables["tokens"].query("phase == 'decode' and complete").iloc[8:]
+    of_phase = dict(iter(tables["tokens"][tables["tokens"]["complete"]].groupby("phase")))
+    steps = of_phase["decode"].iloc[8:]
     graphs = tables["graphs"][tables["graphs"]["token_id"].isin(steps["token_id"])]
     spent = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns", aggfunc="sum", fill_value=0).median() / 1e6
-    return spent.to_dict(), float(steps["duration_ns"].median()) / 1e6, decode_ms(log)
+    recorded = (float(rows["duration_ns"].median()) / 1e6 for rows in (of_phase["prefill"], steps))
+    return spent.to_dict(), [fidelity.accuracy(*both) for both in zip(recorded, own_ms(log), strict=True)]
 
 
 def copies(rounds: int, extra: int, *, base: bool, run: Path | None = None) -> dict[str, np.ndarray]:
     """ms of each graph of ggml_copies.py in each round, by its own timer; recorded to `run`, where that is given."""
-    program = [sys.executable, str(ROOT / "benchmarks" / "ggml_copies.py"), str(rounds), str(extra), *(["base"] if base else [])]
+    told = answered(["ggml_copies.py", str(rounds), str(extra), *(["base"] if base else [])], run)
+    return {name: np.array(ms) for name, ms in told.items()}
+
+
+def answered(program: list[str], run: Path | None) -> Any:
+    """The JSON that one of our programs prints; recorded to `run`, where that is given."""
+    command = [sys.executable, str(ROOT / "benchmarks" / program[0]), *program[1:]]
     if run:
         levels = ["--levels", "token,graph,operator"]
-        program = [sys.executable, "-m", "tracer", "run", "--no-views", *levels, "-o", str(run), "--", *program]
-    told = subprocess.run(program, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    line = next(line for line in told.splitlines() if line.startswith('{"base"'))
-    return {name: np.array(ms) for name, ms in json.loads(line).items()}
+        command = [sys.executable, "-m", "tracer", "run", "--no-views", *levels, "-o", str(run), "--", *command]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    return json.loads(next(line for line in told.splitlines() if line.startswith(('{"base"', "[")) and line.endswith(("}", "]"))))
 
 
-def of_llamacpp(repeats: int, rounds: int, extra: int) -> None:
-    """Print kernels against duplication, and a graph against the program's own timer."""
+def llama_phases(folder: Path, tokens: int) -> list[float]:
+    """alpha of prefill and decode, as recorded, against the program's own clock."""
+    timed = answered(["llama_phases.py", str(GGUF), str(PROMPT), str(tokens)], folder / "steps")
+    recorded = load(folder / "steps")["tokens"]["duration_ns"].to_numpy() / 1e6
+    both = zip((recorded[0], np.median(recorded[1:])), (timed[0], np.median(timed[1:])), strict=True)
+    return [fidelity.accuracy(float(one), float(other)) for one, other in both]
+
+
+def of_llamacpp(repeats: int, rounds: int, extra: int, tokens: int) -> None:
+    """Print kernels against duplication, and a model's steps against the program's own timer."""
     truths: dict[str, list[float]] = {}
     measured: dict[str, list[float]] = {}
-    steps = []
+    phases = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
             untraced = copies(rounds, extra, base=False)
-            timed = copies(LEARNING + rounds, 0, base=True, run=Path(folder) / "run")["base"][LEARNING:]
+            copies(LEARNING + rounds, 0, base=True, run=Path(folder) / "run")
             tables = load(Path(folder) / "run")
+            phases.append(llama_phases(Path(folder), tokens))
         for name in untraced.keys() - {"base"}:
             grown = np.median(untraced[name] - untraced["base"])
             truths.setdefault(name, []).append(fidelity.duplication(0.0, float(grown), extra))
         operators = tables["operators"].assign(kernel=tables["operators"]["name"].str.partition(".")[0])
         for name, rows in operators.groupby("kernel"):
             measured.setdefault(str(name), []).append(float(rows["duration_ns"].iloc[-rounds:].median()) / 1e6)
-        graphs = tables["graphs"]["duration_ns"].to_numpy()[-len(timed) :] / 1e6
-        steps.append(fidelity.accuracy(float(np.median(graphs)), float(np.median(timed))))
     true = {name: float(np.median(values)) for name, values in truths.items()}
     rows = fidelity.compare({name: float(np.median(values)) for name, values in measured.items()}, true)
     show(rows, truths)
-    print(f"mean alpha of kernels above 100 µs: {rows[rows['truth_ms'] > 0.1]['accuracy_percent'].mean():.2f} %")
-    print(f"graph      alpha {np.median(steps):.3f} % ({min(steps):.3f} to {max(steps):.3f}, {len(steps)} runs)")
+    show_phases(phases)
+
+
+def show_phases(alphas: list[list[float]]) -> None:
+    """Print alpha of prefill and decode."""
+    for phase, values in zip(("prefill", "decode"), zip(*alphas, strict=True), strict=True):
+        print(f"{phase:<10} alpha {np.median(values):.3f} % ({min(values):.3f} to {max(values):.3f}, {len(values)} runs)")
 
 
 def show(rows: pd.DataFrame, truths: dict[str, list[float]]) -> None:
@@ -104,6 +127,8 @@ def show(rows: pd.DataFrame, truths: dict[str, list[float]]) -> None:
             f"{row.name:<10} measured {row.measured_ms:.4f} ms, truth {row.truth_ms:.4f} ms ({spread}): "
             f"alpha {row.accuracy_percent:.2f} %, ε* {row.scaled_error:.1f}"
         )
+    long = rows[rows["truth_ms"] > 0.1]
+    print(f"mean alpha of {len(long)} kernels above 100 µs: {long['accuracy_percent'].mean():.2f} %")
 
 
 def main() -> None:
@@ -116,7 +141,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the truth there, for: python -m analyzer fidelity RUN --truth FILE")
     args = parser.parse_args()
     if args.engine == "llamacpp":
-        of_llamacpp(args.repeats, args.rounds, args.extra or 4)
+        of_llamacpp(args.repeats, args.rounds, args.extra or 4, args.tokens)
         return
     args.extra = args.extra or 10
     truths: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -128,15 +153,14 @@ def main() -> None:
             for kind in KINDS:
                 base, more = (untraced(folder, kind, extra, args.tokens) for extra in (0, args.extra))
                 truths[kind].append(fidelity.duplication(base, more, args.extra))
-            spent, recorded, timed = traced(folder, args.tokens)
-            phases.append((recorded, timed))
+            spent, alphas = traced(folder, args.tokens)
+            phases.append(alphas)
             for kind in KINDS:
                 measured[kind].append(spent[kind])
     true = {kind: float(np.median(values)) for kind, values in truths.items()}
     rows = fidelity.compare({kind: float(np.median(values)) for kind, values in measured.items()}, true)
     show(rows, truths)
-    alphas = [fidelity.accuracy(recorded, timed) for recorded, timed in phases]
-    print(f"decode     alpha {np.median(alphas):.3f} % ({min(alphas):.3f} to {max(alphas):.3f}, {len(alphas)} runs)")
+    show_phases(phases)
     if args.out:
         args.out.write_text(json.dumps({"kernels": true}))
 
