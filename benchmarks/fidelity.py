@@ -14,8 +14,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from subprocess import DEVNULL, PIPE
 
 import numpy as np
 import pandas as pd
@@ -24,12 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer import fidelity
 from analyzer.tables import load
-from benchmarks.ggml_copies import LEARNING
+from benchmarks.ggml_copies import ALONE
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("attention", "router", "expert")
 MODEL, GGUF = ROOT / "build" / "demo-model", ROOT / "build" / "models" / "llama-1b.gguf"
-PROMPT = 128
+PROMPT, LEARNING, REST_S = 128, 20, 0.02
+"""Tokens of the prompt; rounds while the tracer learns where to look; by which a program's threads have gone to sleep."""
 
 
 def arguments(log: Path, tokens: int) -> list[str]:
@@ -66,27 +68,66 @@ def traced(folder: Path, tokens: int) -> tuple[dict[str, float], list[float]]:
     return spent.to_dict(), [fidelity.accuracy(*both) for both in zip(recorded, own_ms(log), strict=True)]
 
 
-def copies(rounds: int, extra: int, *, base: bool, run: Path | None = None) -> dict[str, np.ndarray]:
-    """ms of each graph of ggml_copies.py in each round, by its own timer; recorded to `run`, where that is given."""
-    told = answered(["ggml_copies.py", str(rounds), str(extra), *(["base"] if base else [])], run)
-    return {name: np.array(ms) for name, ms in told.items()}
+def recording(program: list[str], run: Path) -> list[str]:
+    """The command that records one of our programs."""
+    levels = ["--levels", "token,graph,operator"]
+    return [sys.executable, "-m", "tracer", "run", "--no-views", *levels, "-o", str(run), "--", *program]
 
 
-def answered(program: list[str], run: Path | None) -> Any:
-    """The JSON that one of our programs prints; recorded to `run`, where that is given."""
-    command = [sys.executable, str(ROOT / "benchmarks" / program[0]), *program[1:]]
-    if run:
-        levels = ["--levels", "token,graph,operator"]
-        command = [sys.executable, "-m", "tracer", "run", "--no-views", *levels, "-o", str(run), "--", *command]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    return json.loads(next(line for line in told.splitlines() if line.startswith(('{"base"', "[")) and line.endswith(("}", "]"))))
+def benchmark(name: str, *arguments: object) -> list[str]:
+    """The command that runs one of our programs."""
+    return [sys.executable, str(ROOT / "benchmarks" / name), *map(str, arguments)]
+
+
+class Paced:
+    """A process of ggml_copies.py that takes a round when it is told to."""
+
+    def __init__(self, command: list[str]):
+        self.process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, cwd=ROOT)
+
+    def round(self) -> dict[str, float]:
+        """ms of each graph, by the program's own clock."""
+        assert self.process.stdin and self.process.stdout
+        print(file=self.process.stdin, flush=True)
+        told = next(line for line in self.process.stdout if line.startswith('{"'))
+        time.sleep(REST_S)
+        return dict(json.loads(told))
+
+    def close(self) -> None:
+        """Let it end."""
+        self.process.communicate()
+        assert self.process.returncode == 0, f"{self.process.args} answered {self.process.returncode}"
+
+
+def llama_kernels(folder: Path, rounds: int, extra: int) -> tuple[dict[str, float], dict[str, float]]:
+    """({kernel: ms as recorded}, {kernel: ms by duplication}); the programs take rounds by turns: both see one machine."""
+    own = Paced(benchmark("ggml_copies.py", extra))
+    recorded = Paced(recording(benchmark("ggml_copies.py", 0), folder / "kernels"))
+    for _ in range(LEARNING):
+        recorded.round()
+    spent = []
+    for _ in range(rounds):
+        spent.append(own.round())
+        recorded.round()
+    own.close()
+    recorded.close()
+    table = pd.DataFrame(spent)
+    grown = table.drop(columns="base").sub(table["base"], axis=0).median()
+    operators = load(folder / "kernels")["operators"]
+    measured = {}
+    for name, rows in operators.groupby(operators["name"].str.partition(".")[0]):
+        each = rows["duration_ns"].to_numpy().reshape(-1, 1 + ALONE)[LEARNING:, 1:]
+        measured[str(name)] = float(np.median(each)) / 1e6
+    return measured, {str(name): fidelity.duplication(0.0, ms, extra) for name, ms in grown.items()}
 
 
 def llama_phases(folder: Path, tokens: int) -> list[float]:
     """alpha of prefill and decode, as recorded, against the program's own clock."""
-    timed = answered(["llama_phases.py", str(GGUF), str(PROMPT), str(tokens)], folder / "steps")
-    recorded = load(folder / "steps")["tokens"]["duration_ns"].to_numpy() / 1e6
-    both = zip((recorded[0], np.median(recorded[1:])), (timed[0], np.median(timed[1:])), strict=True)
+    command = recording(benchmark("llama_phases.py", GGUF, PROMPT, tokens), folder / "steps")
+    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    timed = json.loads(next(line for line in told.splitlines() if line.startswith("[") and line.endswith("]")))
+    steps = load(folder / "steps")["tokens"]["duration_ns"].to_numpy() / 1e6
+    both = zip((steps[0], np.median(steps[1:])), (timed[0], np.median(timed[1:])), strict=True)
     return [fidelity.accuracy(float(one), float(other)) for one, other in both]
 
 
@@ -97,19 +138,12 @@ def of_llamacpp(repeats: int, rounds: int, extra: int, tokens: int) -> None:
     phases = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
-            untraced = copies(rounds, extra, base=False)
-            copies(LEARNING + rounds, 0, base=True, run=Path(folder) / "run")
-            tables = load(Path(folder) / "run")
+            for found, all_found in zip(llama_kernels(Path(folder), rounds, extra), (measured, truths), strict=True):
+                for name, ms in found.items():
+                    all_found.setdefault(name, []).append(ms)
             phases.append(llama_phases(Path(folder), tokens))
-        for name in untraced.keys() - {"base"}:
-            grown = np.median(untraced[name] - untraced["base"])
-            truths.setdefault(name, []).append(fidelity.duplication(0.0, float(grown), extra))
-        operators = tables["operators"].assign(kernel=tables["operators"]["name"].str.partition(".")[0])
-        for name, rows in operators.groupby("kernel"):
-            measured.setdefault(str(name), []).append(float(rows["duration_ns"].iloc[-rounds:].median()) / 1e6)
-    true = {name: float(np.median(values)) for name, values in truths.items()}
-    rows = fidelity.compare({name: float(np.median(values)) for name, values in measured.items()}, true)
-    show(rows, truths)
+    medians = ({name: float(np.median(values)) for name, values in found.items()} for found in (measured, truths))
+    show(fidelity.compare(*medians), truths)
     show_phases(phases)
 
 

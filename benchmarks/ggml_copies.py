@@ -1,9 +1,9 @@
-"""A step of llama.cpp's kernels through ggml's own API: ggml_copies.py ROUNDS EXTRA [ONLY_BASE]. Prints JSON.
+"""A step of llama.cpp's kernels through ggml's own API: ggml_copies.py EXTRA. Takes one round for each line that it reads.
 
 The graph `base` runs each kernel of KERNELS once, on weights of their own; for each of them another graph has EXTRA more runs
 of it right behind its own, on further weights: they find the caches as the one run of a step does. A small product comes first
-in every graph: threads start within it. Graphs are computed by turns, ROUNDS times; the answer holds ms of each graph in each
-round, by the host's clock.
+in every graph: threads start within it. A round computes `base` to warm up and then every graph, where EXTRA is 0 `base` alone,
+ALONE times; it prints ms of each graph by the host's clock, as JSON.
 """
 
 import ctypes
@@ -19,9 +19,7 @@ from tests.programs.llama_steps import library
 Q4_0, F32 = 2, 0
 FILL = 0x3C
 """Every byte of the matrices: memory that was never written is one page of zeros."""
-THREADS, WARM = 2, 5
-LEARNING = 20
-"""Graphs behind which the program rests, with ONLY_BASE: a tracer learns from the first ones."""
+THREADS, ALONE = 2, 3
 START = (256, 256, 1)
 KERNELS = {
     "up": (2048, 8192, 1),
@@ -97,18 +95,12 @@ class Step:
 
 
 def main() -> None:
-    rounds, extra, only_base = int(sys.argv[1]), int(sys.argv[2]), len(sys.argv) > 3
-    step = Step(extra)
-    names = ["base"] if only_base else list(step.graphs)
-    answer: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(WARM + rounds):
-        for name in names if turn % 2 else reversed(names):
-            spent = step.compute(name)
-            if turn >= WARM:
-                answer[name].append(spent)
-        if only_base and turn < WARM + LEARNING:
-            time.sleep(0.002)
-    print(json.dumps(answer))
+    step = Step(int(sys.argv[1]))
+    names = list(step.graphs) if step.extra else ["base"] * ALONE
+    for turn, _ in enumerate(sys.stdin):
+        step.compute("base")
+        answer = [(name, step.compute(name)) for name in (names if turn % 2 else reversed(names))]
+        print(json.dumps(dict(answer)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """The joins against plain loops that anyone can check."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.schema import reads
 from analyzer.slots import by_kind, columns_of, firsts
 from analyzer.spans import (
     GREATEST,
@@ -22,7 +24,9 @@ from analyzer.spans import (
     pair,
     running_count,
     successors,
+    within,
 )
+from analyzer.time_sets import covered_by_each
 from tests.recordings import layouts, records
 
 TIMES = st.integers(0, 30)
@@ -111,6 +115,33 @@ def test_latest_and_following_equal_a_linear_search(right, left):
         later = [(t, j) for j, (g, t) in enumerate(right) if g == group and t > ts]
         assert before[i] == (max(earlier)[1] if earlier else -1)
         assert after[i] == (min(later)[1] if later else -1)
+
+
+@given(ROWS, ROWS, st.data())
+def test_what_lasts_long_enough_is_found_by_those_without_an_answer(right, left, data):
+    until = np.array(data.draw(st.lists(TIMES, min_size=len(right), max_size=len(right))), np.int64)
+    answer = np.array(data.draw(st.lists(st.sampled_from([-1, 7]), min_size=len(left), max_size=len(left))), np.int64)
+    found = latest(*columns(right), *columns(left))
+    lasts = (found >= 0) & (columns(left)[1] < np.append(until, -1)[found])
+    expected = np.where(answer >= 0, answer, np.where(lasts, found, -1))
+    within((*columns(right), until), columns(left), answer)
+    assert answer.tolist() == expected.tolist()
+
+
+SPANS = st.lists(st.tuples(TIMES, TIMES).map(sorted))
+
+
+@given(SPANS, SPANS)
+def test_time_covered_by_each_interval_equals_the_sum_of_what_they_share(spans, windows):
+    (opened, closed), (begin, end) = (np.array(each, np.int64).reshape(-1, 2).T for each in (spans, windows))
+    expected = [sum(max(0, min(b, y) - max(a, x)) for a, b in spans) for x, y in windows]
+    assert covered_by_each(opened, closed, begin, end).tolist() == expected
+
+
+@given(st.lists(st.sampled_from(["running", "waiting", "", "r" * 2, None])), st.sampled_from(["running", "", "rr"]))
+def test_reading_a_word_equals_comparing_every_row(rows, word):
+    texts = [None if text is None else "".join(list(text)) for text in rows]  # equal, but not the same objects
+    assert reads(pd.Series(texts, dtype=object), word).tolist() == [text == word for text in texts]
 
 
 @given(ROWS)
