@@ -255,6 +255,7 @@ struct ahead {
 	struct map map;
 	const int64_t *key, *ts;
 	Py_ssize_t row;
+	int64_t asked, answer; /* what was asked for last, while no row has come since: mostly it is asked again; -2: none */
 };
 
 static int ahead_open(struct ahead *ahead, const int64_t *key, const int64_t *ts, Py_ssize_t n)
@@ -262,6 +263,7 @@ static int ahead_open(struct ahead *ahead, const int64_t *key, const int64_t *ts
 	ahead->key = key;
 	ahead->ts = ts;
 	ahead->row = n - 1;
+	ahead->answer = -2;
 	return map_open(&ahead->map, 64);
 }
 
@@ -274,8 +276,13 @@ static int64_t first_from(struct ahead *ahead, int64_t key, int64_t from)
 		if (!(found = place(&ahead->map, ahead->key[ahead->row])))
 			return -2;
 		*found = ahead->row;
+		ahead->answer = -2;
 	}
-	return (found = place(&ahead->map, key)) ? *found : -2;
+	if (ahead->answer > -2 && ahead->asked == key)
+		return ahead->answer;
+	found = place(&ahead->map, key);
+	ahead->asked = key;
+	return ahead->answer = found ? *found : -2;
 }
 
 #define COUNTER 0xFFFFFFFF /* page faults are counted in 32 bits */

@@ -163,10 +163,9 @@ def within(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndar
     """
     if not _joins.within(*map(flat, (*right, *left)), answer):
         theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
-        found = answer[ours]
-        old = found >= 0
+        found, open_rows = answer[ours], answer[ours] < 0
         within((right[0][theirs], right[1][theirs], right[2][theirs]), (left[0][ours], left[1][ours]), found)
-        answer[ours] = np.where(old, found, np.append(theirs, NONE)[found])
+        answer[ours[open_rows]] = np.append(theirs, NONE)[found[open_rows]]
 
 
 def _joined(join: Callable[..., bool], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:

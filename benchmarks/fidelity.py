@@ -1,6 +1,7 @@
 """How true the recorded times are: phases against the engine's own timers, kernels against duplication.
 
-python benchmarks/fidelity.py [--repeats 5] [--extra 10] [--tokens 48] [--out truth.json]     our runtime (needs root)
+python benchmarks/fidelity.py [--repeats 5] [--extra 10] [--tokens 48] [--model M] [--kinds K ...] [--out truth.json]
+                                                                                                our runtime (needs root)
 python benchmarks/fidelity.py --engine llamacpp [--repeats 5] [--rounds 40] [--extra 4]        llama.cpp's kernels (needs root)
 
 Untraced runs with and without duplicated kernels are interleaved; a kernel's truth is the median over rounds of the growth of the
@@ -30,13 +31,15 @@ from benchmarks.ggml_copies import ALONE
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("attention", "router", "expert")
 MODEL, GGUF = ROOT / "build" / "demo-model", ROOT / "build" / "models" / "llama-1b.gguf"
+SENTENCE = "The router looks at the token and picks a few experts, and a cache keeps those that were used last. "
 PROMPT, LEARNING, REST_S = 128, 20, 0.02
 """Tokens of the prompt; rounds while the tracer learns where to look; by which a program's threads have gone to sleep."""
 
 
-def arguments(log: Path, tokens: int) -> list[str]:
-    where = ["--prefill-backend", "cpu", "--decode-backend", "cpu", "--ignore-end", "--max-new-tokens", str(tokens)]
-    return [str(MODEL), "--prompt", "The router looks at", *where, "--log", str(log)]
+def arguments(args: argparse.Namespace, log: Path) -> list[str]:
+    """Of `runtime generate`, for a prompt of some hundred tokens."""
+    where = ["--prefill-backend", "cpu", "--decode-backend", "cpu", "--ignore-end", "--max-new-tokens", str(args.tokens)]
+    return [str(args.model), "--prompt", SENTENCE * 12, *where, "--log", str(log)]
 
 
 def own_ms(log: Path) -> tuple[float, float]:
@@ -46,26 +49,27 @@ def own_ms(log: Path) -> tuple[float, float]:
     return float(np.median(spent["prefill"])), float(np.median(spent["decode"][8:]))
 
 
-def untraced(folder: Path, kind: str, extra: int, tokens: int) -> float:
+def untraced(args: argparse.Namespace, folder: Path, kind: str, extra: int) -> float:
     log = folder / "run.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "duplicated.py"), kind, str(extra), *arguments(log, tokens)]
+    command = benchmark("duplicated.py", kind, extra, *arguments(args, log))
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     return own_ms(log)[1]
 
 
-def traced(folder: Path, tokens: int) -> tuple[dict[str, float], list[float]]:
-    """(median ms of each kind of subgraph in a decode step, alpha of prefill and decode against the runtime's own timers)."""
+def traced(args: argparse.Namespace, folder: Path) -> tuple[dict[str, float], dict[str, float], list[float]]:
+    """(median ms and runs of each kind of subgraph in a decode step, alpha of prefill and decode against the runtime's own)."""
     run, log = folder / "run", folder / "traced.json"
     command = [sys.executable, "-m", "tracer", "run", "--no-views", "-o", str(run), "--"]
-    program = [sys.executable, "-m", "runtime", "generate", *arguments(log, tokens)]
+    program = [sys.executable, "-m", "runtime", "generate", *arguments(args, log)]
     subprocess.run([*command, *program], check=True, capture_output=True, cwd=ROOT)
     tables = load(run)
     of_phase = dict(iter(tables["tokens"][tables["tokens"]["complete"]].groupby("phase")))
     steps = of_phase["decode"].iloc[8:]
     graphs = tables["graphs"][tables["graphs"]["token_id"].isin(steps["token_id"])]
     spent = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns", aggfunc="sum", fill_value=0).median() / 1e6
+    runs = graphs.groupby("kind").size() / len(steps)
     recorded = (float(rows["duration_ns"].median()) / 1e6 for rows in (of_phase["prefill"], steps))
-    return spent.to_dict(), [fidelity.accuracy(*both) for both in zip(recorded, own_ms(log), strict=True)]
+    return spent.to_dict(), runs.to_dict(), [fidelity.accuracy(*both) for both in zip(recorded, own_ms(log), strict=True)]
 
 
 def recording(program: list[str], run: Path) -> list[str]:
@@ -162,7 +166,8 @@ def show(rows: pd.DataFrame, truths: dict[str, list[float]]) -> None:
             f"alpha {row.accuracy_percent:.2f} %, ε* {row.scaled_error:.1f}"
         )
     long = rows[rows["truth_ms"] > 0.1]
-    print(f"mean alpha of {len(long)} kernels above 100 µs: {long['accuracy_percent'].mean():.2f} %")
+    if len(long):
+        print(f"mean alpha of {len(long)} kernels above 100 µs: {long['accuracy_percent'].mean():.2f} %")
 
 
 def main() -> None:
@@ -172,31 +177,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40, help="of llama.cpp's graphs in each repeat")
     parser.add_argument("--extra", type=int, help="further runs of a kernel; default: 10, of llama.cpp's 4")
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--model", type=Path, default=MODEL, help="of our runtime")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, help="kernels of our runtime; none: only phases")
     parser.add_argument("--out", type=Path, help="write the truth there, for: python -m analyzer fidelity RUN --truth FILE")
     args = parser.parse_args()
     if args.engine == "llamacpp":
         of_llamacpp(args.repeats, args.rounds, args.extra or 4, args.tokens)
         return
     args.extra = args.extra or 10
-    truths: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    measured: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    truths: dict[str, list[float]] = {kind: [] for kind in args.kinds}
+    measured: dict[str, list[float]] = {kind: [] for kind in args.kinds}
     phases = []
     for _ in range(args.repeats):
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for kind in KINDS:
-                base, more = (untraced(folder, kind, extra, args.tokens) for extra in (0, args.extra))
-                truths[kind].append(fidelity.duplication(base, more, args.extra))
-            spent, alphas = traced(folder, args.tokens)
+            grown = {}
+            for kind in args.kinds:
+                base, more = (untraced(args, Path(name), kind, extra) for extra in (0, args.extra))
+                grown[kind] = fidelity.duplication(base, more, args.extra)
+            spent, runs, alphas = traced(args, Path(name))
             phases.append(alphas)
-            for kind in KINDS:
-                measured[kind].append(spent[kind])
+            for kind in args.kinds:
+                truths[kind].append(grown[kind] / runs[kind])
+                measured[kind].append(spent[kind] / runs[kind])
     true = {kind: float(np.median(values)) for kind, values in truths.items()}
     rows = fidelity.compare({kind: float(np.median(values)) for kind, values in measured.items()}, true)
     show(rows, truths)
     show_phases(phases)
     if args.out:
-        args.out.write_text(json.dumps({"kernels": true}))
+        args.out.write_text(json.dumps({"kernels": {kind: ms * runs[kind] for kind, ms in true.items()}}))
 
 
 if __name__ == "__main__":
