@@ -536,18 +536,30 @@ static const struct op block_matmul = {
 	.compute_2 = compute,
 };
 
+#define VISIBLE __attribute__((visibility("default")))
+
+/* Take the fastest way that this processor knows, or for comparison the plain one; says whether they differ. */
+VISIBLE int moescope_choose(int plain)
+{
+	columns = columns_plainly;
+#if defined(__x86_64__)
+	__builtin_cpu_init();
+	if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+		columns = plain ? columns_plainly : columns_vnni;
+		return 1;
+	}
+#endif
+	return 0;
+}
+
 /* What ONNX Runtime calls when it has loaded this library. */
-__attribute__((visibility("default"))) status RegisterCustomOps(void *options, const struct api_base *base)
+VISIBLE status RegisterCustomOps(void *options, const struct api_base *base)
 {
 	void *domain = NULL;
 	status failed;
 
 	ort = base->get(API_VERSION);
-#if defined(__x86_64__)
-	__builtin_cpu_init();
-	if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-		columns = columns_vnni;
-#endif
+	moescope_choose(0);
 	if ((failed = CALL(CREATE_DOMAIN, "moescope", &domain)) || (failed = CALL(DOMAIN_ADD, domain, &block_matmul)))
 		return failed;
 	return CALL(ADD_DOMAIN, options, domain);

@@ -101,7 +101,8 @@ class Experts:
         cpu, watcher = backends.get(CPU), LoadLog(log, package, backends)
         if budget is not None:
             return_freed_memory()
-        self.cpu = CpuExperts(cpu, log, mapped=budget is None) if isinstance(cpu, CpuBackend) else None
+        between = self.loader.give_way if self.loader else lambda: None
+        self.cpu = CpuExperts(cpu, log, budget is None, between) if isinstance(cpu, CpuBackend) else None
         self.cache: ExpertCache[Graph] = ExpertCache(
             budget, self.bytes_of, self._load, watcher, POLICIES[policy](), self.loader, self._unload
         )

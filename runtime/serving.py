@@ -5,6 +5,7 @@ of each expert, whose prepacking takes two to four times as long as a read; fed 
 BlockMatMul (_blocks.c). An expert is served in one form whatever the cache does, so that its bits are the same.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +51,12 @@ class CpuExperts:
     """Brings experts from the package and makes them runnable; any thread may load.
 
     `mapped`: all experts stay, and are used where the package's files are mapped; else each load is one read into a reused block.
+    `between` is called between the pieces of a read.
     """
 
-    def __init__(self, backend: CpuBackend, log: RunLog, mapped: bool):
+    def __init__(self, backend: CpuBackend, log: RunLog, mapped: bool, between: Callable[[], None] = lambda: None):
         self.backend, self.package, self.log, self.mapped = backend, backend.package, log, mapped
-        self.reader, self.pool = Reader(), BlockPool()
+        self.reader, self.pool = Reader(between=between), BlockPool()
         model, options = weights_as_inputs(onnx.load_model_from_string(self.package.graph("expert"))), session_options()
         if any(node.domain == DOMAIN for node in model.graph.node):
             if not LIBRARY.exists():
