@@ -1,6 +1,7 @@
 """python -m analyzer: what a recording says."""
 
 import argparse
+import gc
 import importlib
 import sys
 
@@ -71,4 +72,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # spares the last collections, which with pandas loaded take a fifth of a second
+    sys.exit(code)

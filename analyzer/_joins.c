@@ -1,4 +1,5 @@
-/* The loops of analyzer/spans.py and analyzer/contents.py: joins over columns of 64-bit integers, and passes over slots.
+/* The loops of analyzer/spans.py, analyzer/contents.py and analyzer/schema.py: joins over columns of 64-bit integers, passes
+ * over slots, and a search in texts.
  *
  * Columns are contiguous int64 buffers, given by the caller in matching lengths; answers are written into the last of them. A
  * function that wants rows in order of time answers False, and has done nothing of use, where they are not.
@@ -10,6 +11,7 @@
 #include <string.h>
 
 #define MOST_COLUMNS 8
+#define MOST_BUFFERS 24
 #define FLAGS 0xC0000000u /* a slot that was discarded or never finished: tracer/recording.py */
 #define TS 8
 #define KIND 24
@@ -83,7 +85,7 @@ static int64_t *place(struct map *map, int64_t key)
 
 /* The buffers of a call. */
 struct given {
-	Py_buffer view[MOST_COLUMNS + 2];
+	Py_buffer view[MOST_BUFFERS];
 	int count;
 };
 
@@ -97,7 +99,7 @@ static void release(struct given *given)
 static int take(struct given *given, PyObject *const *arguments, Py_ssize_t count, int answers)
 {
 	given->count = 0;
-	if (count < 1 || count > MOST_COLUMNS + 2) {
+	if (count < 1 || count > MOST_BUFFERS) {
 		PyErr_SetString(PyExc_TypeError, "wrong number of columns");
 		return 0;
 	}
@@ -224,6 +226,184 @@ static PyObject *following(PyObject *module, PyObject *const *arguments, Py_ssiz
 	return told(&given, ordered, memory);
 }
 
+/* within(right_group, right_ts, right_until, left_group, left_ts, answer): per left row without an answer (-1) the last right row
+ * of its group up to its time, if that reaches beyond it. */
+static PyObject *within(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	OPENING(6);
+	if (alike(&given, 0, 2) && alike(&given, 3, 5) && in_order(COLUMN(1), LENGTH(1)) && in_order(COLUMN(4), LENGTH(4))) {
+		const int64_t *theirs = COLUMN(0), *since = COLUMN(1), *until = COLUMN(2), *ours = COLUMN(3), *ts = COLUMN(4);
+		int64_t *answer = COLUMN(5), *found;
+		Py_ssize_t n = LENGTH(0), row = 0;
+
+		ordered = 1;
+		memory = map_open(&map, 64);
+		for (Py_ssize_t i = 0; memory && i < LENGTH(3); i++) {
+			for (; memory && row < n && since[row] <= ts[i]; row++)
+				if ((memory = (found = place(&map, theirs[row])) != NULL))
+					*found = row;
+			if (memory && answer[i] < 0 && (memory = (found = place(&map, ours[i])) != NULL))
+				answer[i] = *found >= 0 && ts[i] < until[*found] ? *found : -1;
+		}
+		map_close(&map);
+	}
+	return told(&given, ordered, memory);
+}
+
+/* For each key the last of the rows from the end up to one time, in passes from the end: see `ends`. */
+struct ahead {
+	struct map map;
+	const int64_t *key, *ts;
+	Py_ssize_t row;
+	int64_t asked, answer; /* what was asked for last, while no row has come since: mostly it is asked again; -2: none */
+};
+
+static int ahead_open(struct ahead *ahead, const int64_t *key, const int64_t *ts, Py_ssize_t n)
+{
+	ahead->key = key;
+	ahead->ts = ts;
+	ahead->row = n - 1;
+	ahead->answer = -2;
+	return map_open(&ahead->map, 64);
+}
+
+/* The first row of a key at `from` or later, -1 for none; -2 without memory. `from` must not grow from call to call. */
+static int64_t first_from(struct ahead *ahead, int64_t key, int64_t from)
+{
+	int64_t *found;
+
+	for (; ahead->row >= 0 && ahead->ts[ahead->row] >= from; ahead->row--) {
+		if (!(found = place(&ahead->map, ahead->key[ahead->row])))
+			return -2;
+		*found = ahead->row;
+		ahead->answer = -2;
+	}
+	if (ahead->answer > -2 && ahead->asked == key)
+		return ahead->answer;
+	found = place(&ahead->map, key);
+	ahead->asked = key;
+	return ahead->answer = found ? *found : -2;
+}
+
+#define COUNTER 0xFFFFFFFF /* page faults are counted in 32 bits */
+
+/* ends(last, tid, pid, ts, token, major, minor, graph_pid, graph_ts, token_pid, token_ts, reading_tid, reading_ts, reading_token,
+ * reading_major, reading_minor, steps, answer): how operators without ends end; answer: [end, whether it is known, major
+ * faults, minor faults]. All in order of time.
+ *
+ * The end: the thread's next operator, or the next graph's or token's end of the process. What none of the same step ends, ends
+ * with the step, or with the recording. Faults: up to the thread's next counts of them, its next operator's or, where that comes
+ * first, the reading's; -1 where there are none in the same token and step. */
+static PyObject *ends(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	struct ahead graph = {0}, token_end = {0}, reading = {0};
+	struct map map = {0};
+	long long last = count == 18 ? PyLong_AsLongLong(arguments[0]) : -1;
+	int ordered, memory = 1;
+
+	(void)module;
+	if (count != 18)
+		return PyErr_Format(PyExc_TypeError, "ends wants 18 arguments");
+	if (PyErr_Occurred() || !take(&given, arguments + 1, 17, 1))
+		return NULL;
+	const int64_t *tid = COLUMN(0), *pid = COLUMN(1), *ts = COLUMN(2), *token = COLUMN(3), *major = COLUMN(4), *minor = COLUMN(5);
+	const int64_t *read_ts = COLUMN(11), *owner = COLUMN(12), *read_major = COLUMN(13), *read_minor = COLUMN(14), *step = COLUMN(15);
+	Py_ssize_t n = LENGTH(0), at = LENGTH(15);
+	int64_t *answer = COLUMN(16);
+
+	if (LENGTH(16) != 4 * n || !alike(&given, 0, 5) || !alike(&given, 6, 7) || !alike(&given, 8, 9) || !alike(&given, 10, 14)) {
+		if (!PyErr_Occurred())
+			PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+		return told(&given, 0, 1);
+	}
+	ordered = in_order(ts, n) && in_order(COLUMN(7), LENGTH(7)) && in_order(COLUMN(9), LENGTH(9)) && in_order(read_ts, LENGTH(11));
+	memory = ahead_open(&graph, COLUMN(6), COLUMN(7), LENGTH(7)) && ahead_open(&token_end, COLUMN(8), COLUMN(9), LENGTH(9)) &&
+		 ahead_open(&reading, COLUMN(10), read_ts, LENGTH(10)) && map_open(&map, 64);
+	for (Py_ssize_t i = n - 1; ordered && memory && i >= 0; i--) {
+		int64_t *next = place(&map, tid[i]), after, end = INT64_MAX, next_step, row;
+		int64_t closes = first_from(&graph, pid[i], ts[i] + 1), stops = first_from(&token_end, pid[i], ts[i] + 1);
+		int64_t told_at = first_from(&reading, tid[i], ts[i]);
+
+		if (!(memory = next && closes > -2 && stops > -2 && told_at > -2))
+			break;
+		while (at && step[at - 1] > ts[i])
+			at--;
+		next_step = at < LENGTH(15) ? step[at] : INT64_MAX;
+		after = *next;
+		*next = i;
+		if (after >= 0)
+			end = ts[after];
+		row = told_at >= 0 && read_ts[told_at] < end ? told_at : -1;
+		answer[2 * n + i] = answer[3 * n + i] = -1;
+		if (row >= 0 ? owner[row] == token[i] && read_ts[row] < next_step : after >= 0 && token[after] == token[i] && end < next_step) {
+			answer[2 * n + i] = ((row >= 0 ? read_major[row] : major[after]) - major[i]) & COUNTER;
+			answer[3 * n + i] = ((row >= 0 ? read_minor[row] : minor[after]) - minor[i]) & COUNTER;
+		}
+		if (closes >= 0 && graph.ts[closes] < end)
+			end = graph.ts[closes];
+		if (stops >= 0 && token_end.ts[stops] < end)
+			end = token_end.ts[stops];
+		answer[n + i] = end < next_step;
+		answer[i] = end < next_step ? end : next_step < last ? next_step : last;
+	}
+	map_close(&graph.map);
+	map_close(&token_end.map);
+	map_close(&reading.map);
+	map_close(&map);
+	return told(&given, ordered, memory);
+}
+
+/* waits(mark_tid, mark_ts, tid, begin, end, answer): of each span the last mark of its thread behind its begin and before its end,
+ * else its end. Marks must be in order of time. */
+static PyObject *waits(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	int64_t *from = NULL, *marks = NULL, *at = NULL, *found, threads = 0;
+	OPENING(6);
+	Py_ssize_t n = LENGTH(2), m = LENGTH(0);
+
+	if (alike(&given, 0, 1) && alike(&given, 2, 5) && in_order(COLUMN(1), m)) {
+		const int64_t *mark = COLUMN(1), *tid = COLUMN(2), *begin = COLUMN(3), *end = COLUMN(4);
+		int64_t *answer = COLUMN(5);
+
+		ordered = 1;
+		from = calloc(m + 2, 8); /* [t + 1]: how many marks a thread has, then where they begin, thread by thread */
+		marks = malloc(m * 8 + 8);
+		at = malloc(m * 8 + 8);
+		memory = from && marks && at && map_open(&map, 64);
+		for (Py_ssize_t i = 0; memory && i < m; i++)
+			if ((memory = (found = place(&map, COLUMN(0)[i])) != NULL)) {
+				*found = *found < 0 ? threads++ : *found;
+				from[*found + 1]++;
+				at[i] = *found;
+			}
+		for (int64_t t = 0; memory && t < threads; t++)
+			from[t + 1] += from[t];
+		for (Py_ssize_t i = m - 1; memory && i >= 0; i--)
+			marks[--from[at[i] + 1]] = mark[i];
+		for (int64_t t = 0; memory && t < threads; t++)
+			at[t] = from[t + 1];
+		for (Py_ssize_t i = 0; memory && i < n; i++) {
+			answer[i] = end[i];
+			if (!(memory = (found = place(&map, tid[i])) != NULL) || *found < 0)
+				continue;
+			int64_t t = *found, low = from[t + 1], high = t + 1 < threads ? from[t + 2] : m;
+
+			while (at[t] < high && marks[at[t]] < end[i])
+				at[t]++;
+			while (at[t] > low && marks[at[t] - 1] >= end[i])
+				at[t]--;
+			if (at[t] > low && marks[at[t] - 1] > begin[i])
+				answer[i] = marks[at[t] - 1];
+		}
+		map_close(&map);
+	}
+	free(from);
+	free(marks);
+	free(at);
+	return told(&given, ordered, memory);
+}
+
 /* successors(group, ts, answer): the next row of each row's group. */
 static PyObject *successors(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
@@ -343,7 +523,7 @@ static PyObject *codes(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 	(void)module;
 	if (!take(&given, arguments, count, 2))
 		return NULL;
-	if (columns < 1 || !alike(&given, 0, (int)count - 1)) {
+	if (columns < 1 || columns > MOST_COLUMNS || !alike(&given, 0, (int)count - 1)) {
 		release(&given);
 		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "wrong number of columns");
 	}
@@ -518,20 +698,22 @@ static PyObject *gather(PyObject *module, PyObject *const *arguments, Py_ssize_t
 	return told(&given, 1, 1);
 }
 
-/* The hash of some fields of a slot, and whether they are the same in two. */
-static inline uint64_t hash_of(const char *slot, const int32_t *place, Py_ssize_t fields)
+/* Some fields of a slot into `value`; answers their hash. */
+static inline uint64_t fields_of(const char *slot, const int32_t *place, Py_ssize_t fields, int64_t *value)
 {
 	uint64_t hash = 0;
 
-	for (Py_ssize_t f = 0; f < fields; f++)
-		hash = mixed(hash ^ (uint64_t)field(slot + place[4 * f], place[4 * f + 1], 0));
+	for (Py_ssize_t f = 0; f < fields; f++) {
+		value[f] = field(slot + place[4 * f], place[4 * f + 1], 0);
+		hash = mixed(hash ^ (uint64_t)value[f]);
+	}
 	return hash;
 }
 
-static inline int same_fields(const char *one, const char *other, const int32_t *place, Py_ssize_t fields)
+static inline int same_values(const int64_t *one, const int64_t *other, Py_ssize_t n)
 {
-	for (Py_ssize_t f = 0; f < fields; f++)
-		if (memcmp(one + place[4 * f], other + place[4 * f], place[4 * f + 1]))
+	for (Py_ssize_t i = 0; i < n; i++)
+		if (one[i] != other[i])
 			return 0;
 	return 1;
 }
@@ -544,6 +726,7 @@ static PyObject *firsts(PyObject *module, PyObject *const *arguments, Py_ssize_t
 	long width = count == 5 ? PyLong_AsLong(arguments[0]) : 0;
 	uint64_t mask = 255, at;
 	uint32_t *seen, *wide, distinct = 0;
+	int64_t *values = NULL, *more, value[MOST_COLUMNS]; /* of each distinct row */
 	Py_ssize_t fields;
 	int good;
 
@@ -558,7 +741,7 @@ static PyObject *firsts(PyObject *module, PyObject *const *arguments, Py_ssize_t
 	int64_t *first = COLUMN(3);
 
 	fields = given.view[0].len / 16;
-	good = LENGTH(2) == LENGTH(3) && all_within(&given.view[1], &given.view[2], width);
+	good = fields <= MOST_COLUMNS && LENGTH(2) == LENGTH(3) && all_within(&given.view[1], &given.view[2], width);
 	for (Py_ssize_t f = 0; f < fields; f++)
 		good = good && is_place(width, place[4 * f], place[4 * f + 1]);
 	if (!good) {
@@ -566,14 +749,14 @@ static PyObject *firsts(PyObject *module, PyObject *const *arguments, Py_ssize_t
 		return told(&given, 0, 1);
 	}
 	seen = calloc(mask + 1, sizeof(*seen));
-	for (Py_ssize_t i = 0; seen && i < LENGTH(2); i++) {
-		const char *slot = slots + row[i] * width;
-
-		for (at = hash_of(slot, place, fields) & mask; seen[at]; at = (at + 1) & mask)
-			if (same_fields(slot, slots + row[first[seen[at] - 1]] * width, place, fields))
+	values = malloc((mask + 1) / 2 * MOST_COLUMNS * sizeof(*values));
+	for (Py_ssize_t i = 0; seen && values && i < LENGTH(2); i++) {
+		for (at = fields_of(slots + row[i] * width, place, fields, value) & mask; seen[at]; at = (at + 1) & mask)
+			if (same_values(value, values + (seen[at] - 1) * fields, fields))
 				break;
 		if (seen[at])
 			continue;
+		memcpy(values + distinct * fields, value, fields * sizeof(*value));
 		first[distinct] = i;
 		seen[at] = ++distinct;
 		if (distinct * 2 <= mask)
@@ -582,16 +765,22 @@ static PyObject *firsts(PyObject *module, PyObject *const *arguments, Py_ssize_t
 		wide = calloc(mask + 1, sizeof(*wide));
 		free(seen);
 		seen = wide;
-		for (uint32_t d = 0; seen && d < distinct; d++) {
-			for (at = hash_of(slots + row[first[d]] * width, place, fields) & mask; seen[at]; at = (at + 1) & mask)
+		more = realloc(values, (mask + 1) / 2 * MOST_COLUMNS * sizeof(*values));
+		if (!more)
+			free(values);
+		values = more;
+		for (uint32_t d = 0; seen && values && d < distinct; d++) {
+			for (at = fields_of(slots + row[first[d]] * width, place, fields, value) & mask; seen[at]; at = (at + 1) & mask)
 				;
 			seen[at] = d + 1;
 		}
 	}
 	release(&given);
-	if (!seen)
-		return PyErr_NoMemory();
+	good = seen && values;
 	free(seen);
+	free(values);
+	if (!good)
+		return PyErr_NoMemory();
 	return PyLong_FromUnsignedLong(distinct);
 }
 
@@ -685,10 +874,165 @@ static PyObject *by_kind(PyObject *module, PyObject *const *arguments, Py_ssize_
 	return Py_BuildValue("NKKKK", list, found.first, found.last, found.damaged, found.discarded);
 }
 
+/* The states that a thread goes through, as in analyzer/sched.py; UNSEEN: nothing is known of it yet. */
+enum { RUNNING, RUNNABLE, SLEEPING, WAITING, STOPPED, OVER, UNSEEN = -1 };
+#define UNINTERRUPTIBLE 2
+#define HELD (0x4 | 0x8)	 /* by a signal, or by a tracer; ours holds the target while it places probes */
+#define GONE (0x10 | 0x20 | 0x80) /* dead and zombie bits of a task's state */
+#define REPORTED 0xFF		 /* sched_switch adds 0x100 to the state of a task that was preempted */
+
+/* The state of a thread that was switched out with these kernel state bits. */
+static int64_t state_after(int64_t bits)
+{
+	bits &= REPORTED;
+	if (!bits)
+		return RUNNABLE;
+	if (bits & GONE)
+		return OVER;
+	return bits & UNINTERRUPTIBLE ? WAITING : bits & HELD ? STOPPED : SLEEPING;
+}
+
+/* The threads' open states by thread, and the rows that are written when one ends. */
+struct states {
+	int64_t *begin, *state, *cpu, *last;		      /* of each thread */
+	int64_t *thread, *ended, *on, *from, *until;	      /* of each row */
+	Py_ssize_t rows;
+};
+
+static void write_state(struct states *of, int64_t thread, int64_t until)
+{
+	if (of->state[thread] == OVER || of->state[thread] == UNSEEN || until <= of->begin[thread])
+		return;
+	of->thread[of->rows] = thread;
+	of->ended[of->rows] = of->state[thread];
+	of->on[of->rows] = of->cpu[thread];
+	of->from[of->rows] = of->begin[thread];
+	of->until[of->rows++] = until;
+}
+
+static void enter(struct states *of, int64_t thread, int64_t ts, int64_t state, int64_t cpu)
+{
+	if (thread < 0)
+		return;
+	if (of->state[thread] != state || of->cpu[thread] != cpu) {
+		write_state(of, thread, ts);
+		of->begin[thread] = ts;
+		of->state[thread] = state;
+		of->cpu[thread] = cpu;
+	}
+	of->last[thread] = ts > of->last[thread] ? ts : of->last[thread];
+}
+
+/* Rows that ended at one time, by thread. */
+static void order_ties(struct states *of)
+{
+	int64_t *column[] = {of->thread, of->ended, of->on, of->from, of->until};
+
+	for (Py_ssize_t i = 1; i < of->rows; i++)
+		for (Py_ssize_t at = i; at && of->until[at] == of->until[at - 1] && of->thread[at] < of->thread[at - 1]; at--)
+			for (int c = 0; c < 5; c++) {
+				int64_t kept = column[c][at];
+
+				column[c][at] = column[c][at - 1];
+				column[c][at - 1] = kept;
+			}
+}
+
+/* states(final, threads, switches, wakings, open, answer): the states of some threads, one row for each, in order of their ends;
+ * with `final` those that are still open follow, until their threads' last events. Answers how many rows there are.
+ *
+ * threads: their numbers. switches: [time, position, previous, its state, next, cpu] and wakings: [time, position, thread], in
+ * order of time and position. open: [begin, state or -1, cpu, last event] of each thread, read and written. answer: [place in
+ * threads, state, cpu, begin, end], with room for two rows a switch, one a waking and one a thread. */
+static PyObject *states(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	struct map map = {0};
+	int memory, final = count == 6 ? PyObject_IsTrue(arguments[0]) : -1;
+	int64_t *found;
+
+	(void)module;
+	if (final < 0)
+		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "states wants six arguments");
+	if (!take(&given, arguments + 1, 5, 2))
+		return NULL;
+	Py_ssize_t known = LENGTH(0), n = LENGTH(1) / 6, m = LENGTH(2) / 3, room = LENGTH(4) / 5, w = 0;
+	const int64_t *tid = COLUMN(0), *s = COLUMN(1), *wake = COLUMN(2);
+	int64_t *open = COLUMN(3), *row = COLUMN(4);
+	struct states of = {open, open + known, open + 2 * known, open + 3 * known,
+			    row, row + room, row + 2 * room, row + 3 * room, row + 4 * room, 0};
+
+	if (LENGTH(3) != 4 * known || room < 2 * n + m + known) {
+		PyErr_SetString(PyExc_ValueError, "no room for the states");
+		return told(&given, 0, 1);
+	}
+	memory = map_open(&map, 64);
+	for (Py_ssize_t i = 0; memory && i < known; i++)
+		if (tid[i] > 0 && (memory = (found = place(&map, tid[i])) != NULL))
+			*found = i;
+	for (Py_ssize_t i = 0; memory && i <= n; i++) {
+		for (; memory && w < m && (i == n || wake[w] < s[i] || (wake[w] == s[i] && wake[m + w] < s[n + i])); w++)
+			if ((memory = (found = place(&map, wake[2 * m + w])) != NULL) && *found >= 0 && of.state[*found] != RUNNING)
+				enter(&of, *found, wake[w], RUNNABLE, -1);
+		if (i == n)
+			break;
+		if ((memory = memory && (found = place(&map, s[2 * n + i])) != NULL))
+			enter(&of, *found, s[i], state_after(s[3 * n + i]), -1);
+		if ((memory = memory && (found = place(&map, s[4 * n + i])) != NULL))
+			enter(&of, *found, s[i], RUNNING, s[5 * n + i]);
+	}
+	map_close(&map);
+	order_ties(&of);
+	for (Py_ssize_t i = 0; memory && final && i < known; i++)
+		write_state(&of, i, of.last[i]);
+	release(&given);
+	return memory ? PyLong_FromSsize_t(of.rows) : PyErr_NoMemory();
+}
+
+#define REMEMBERED 64
+
+/* reads(texts, word, answer): of each object of a column whether it equals `word`; a column has few objects, many times each. */
+static PyObject *reads(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	PyObject *word, *seen[REMEMBERED] = {0};
+	char same[REMEMBERED], *answer;
+	Py_ssize_t n;
+
+	(void)module;
+	if (count != 3)
+		return PyErr_Format(PyExc_TypeError, "reads wants texts, a word and an answer");
+	word = arguments[1];
+	PyObject *const columns[] = {arguments[0], arguments[2]};
+	if (!take(&given, columns, 2, 1))
+		return NULL;
+	PyObject **text = given.view[0].buf;
+	answer = given.view[1].buf;
+	n = given.view[0].len / (Py_ssize_t)sizeof(*text);
+	if (given.view[1].len != n)
+		PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+	for (Py_ssize_t i = 0; !PyErr_Occurred() && i < n; i++) {
+		uint64_t at = (uint64_t)(uintptr_t)text[i] / 16 % REMEMBERED;
+
+		if (seen[at] != text[i] || !text[i]) {
+			int equal = text[i] ? PyObject_RichCompareBool(text[i], word, Py_EQ) : 0;
+
+			if (equal < 0)
+				break;
+			seen[at] = text[i];
+			same[at] = (char)equal;
+		}
+		answer[i] = same[at];
+	}
+	return told(&given, 1, 1);
+}
+
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
 	METHOD(is_sorted), METHOD(latest), METHOD(following), METHOD(successors), METHOD(running_count), METHOD(pairs),
-	METHOD(codes),     METHOD(fold),   METHOD(gather),    METHOD(firsts),     METHOD(by_kind),       {NULL, NULL, 0, NULL},
+	METHOD(codes),     METHOD(fold),   METHOD(gather),    METHOD(firsts),     METHOD(by_kind),
+	METHOD(reads),     METHOD(states),    METHOD(within),        METHOD(ends),
+	METHOD(waits),     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {

@@ -48,9 +48,9 @@ def summary(run_dir: Path) -> dict[str, Any]:
 def fresh(run_dir: Path) -> dict[str, Any]:
     """The summary made from the tables."""
     from analyzer.jsonable import plain
-    from analyzer.reading import open_recording
-    from analyzer.summary import summarize
+    from analyzer.reading import Source, open_recording
+    from analyzer.summary import NEEDED, summarize
     from analyzer.tables import load
 
-    recording = open_recording(run_dir)
-    return dict(plain(summarize(recording, load(run_dir))))
+    source = Source(open_recording(run_dir))
+    return dict(plain(summarize(source.recording, load(run_dir, NEEDED, source), source)))

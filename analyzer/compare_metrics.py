@@ -12,7 +12,7 @@ import pandas as pd
 
 from analyzer.compare_attribution import charge
 from analyzer.experts import activations, hit_rate
-from analyzer.groups import group_times
+from analyzer.groups import group_times, working
 from analyzer.schema import columns
 from analyzer.summary import sequences
 
@@ -138,7 +138,7 @@ def phases(facts: Facts) -> Iterator[Row]:
     steps = facts.steps
     if len(steps) == 0 or len(facts.tables["operators"]) == 0:
         return
-    spent = group_times(facts.tables).reindex(steps.index, fill_value=0.0) / MS
+    spent = group_times(facts.tables, working(facts.tables)).reindex(steps.index, fill_value=0.0) / MS
     for phase, rows in spent.groupby(steps["phase"]):
         rows = rows.iloc[1:] if len(rows) > 1 else rows
         total = float(steps.loc[rows.index, "duration_ns"].median()) / MS

@@ -62,7 +62,8 @@ def size(count: float) -> str:
 def expert_loads(facts: Facts) -> Iterator[Finding]:
     """Time in which steps wait for experts to be loaded, and the cache that would avoid most of it."""
     spent = float(facts.rows["expert load"].sum())
-    loads = facts.tables["loads"].query("action == 'load' and reason == 'demand' and token_id >= 0")
+    loads = facts.tables["loads"]
+    loads = loads[(loads["action"] == "load") & (loads["reason"] == "demand") & (loads["token_id"] >= 0)]
     if spent <= 0 or len(loads) == 0:
         return
     one = cache_curves.expert_bytes(facts.tables)
@@ -84,7 +85,8 @@ def expert_loads(facts: Facts) -> Iterator[Finding]:
 
 def disk(facts: Facts) -> Iterator[Finding]:
     """Major faults within operators: weights that are read while they are needed."""
-    faults = facts.tables["faults"].query("kind == 'major' and op_id >= 0 and token_id >= 0")
+    faults = facts.tables["faults"]
+    faults = faults[(faults["kind"] == "major") & (faults["op_id"] >= 0) & (faults["token_id"] >= 0)]
     if len(faults) == 0:
         return
     operators = facts.tables["operators"].set_index("op_id")
@@ -145,7 +147,8 @@ def displaced(facts: Facts) -> Iterator[Finding]:
 
 def imbalance(facts: Facts) -> Iterator[Finding]:
     """Threads that wait for each other behind operators."""
-    operators = facts.tables["operators"].query("token_id >= 0 and n_threads > 1")
+    operators = facts.tables["operators"]
+    operators = operators[(operators["token_id"] >= 0) & (operators["n_threads"] > 1)]
     if len(operators) == 0:
         return
     lost = float((operators["wait_ns"] / operators["n_threads"]).sum())
@@ -194,10 +197,10 @@ def slower_backend(facts: Facts) -> Iterator[Finding]:
 
 def across_tokens(facts: Facts) -> Iterator[Finding]:
     """Steps that slow down, jump or swing, and what grows with the context."""
-    found = trends.summary(facts.tables)
     steps = trends.decode_steps(facts.tables)
     if len(steps) < trends.LEAST:
         return
+    found = trends.summary(facts.tables, steps)
     query = "select token_id, position, duration_ns/1e6 ms from tokens where phase = 'decode' order by token_id"
     lost = float((steps["ms"] - steps["ms"].median()).clip(lower=0).sum()) * 1e6
     for jump in found["change_points"]:
@@ -208,7 +211,7 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
     if found["periodic"]:
         text = f"every {found['periodic']['period']:.1f} steps something slows a step down"
         yield facts.finding("periodic", text, lost * found["periodic"]["share"], found["periodic"], query)
-    grown = trends.growth(facts.tables)
+    grown = trends.growth(facts.tables, steps)
     for row in grown[(grown["ns_per_token"] > 3 * grown["error_ns"]) & (grown["r2"] > 0.5)].head(1).to_dict("records"):
         reach = float((steps["context"] - steps["context"].min()).sum())
         text = f"{row['type']} grows with the context by {row['ns_per_token'] / 1e3:.2f} µs a step for each token"

@@ -72,13 +72,12 @@ def working(tables: Tables) -> pd.DataFrame:
     return rows[rows["end"] > rows["begin"]].reset_index(drop=True)
 
 
-def group_times(tables: Tables) -> pd.DataFrame:
+def group_times(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
     """ns of each group in each token (rows: token_id, columns: GROUPS): every moment of a token is counted once.
 
-    What the token's own thread does counts; while it does nothing, what the others do for the token, shared evenly among
-    them. The rest of the token's time is nobody's: the residual.
+    `rows` are what `working` answers. What the token's own thread does counts; while it does nothing, what the others do for the
+    token, shared evenly among them. The rest of the token's time is nobody's: the residual.
     """
-    rows = working(tables)
     owner = tables["tokens"].set_index("token_id")["tid"].reindex(rows["token_id"], fill_value=-1).to_numpy()
     column = pd.Categorical(rows["group"], categories=GROUPS).codes + np.where(rows["tid"].to_numpy() == owner, 0, len(GROUPS))
     token = np.concatenate((rows["token_id"], rows["token_id"])).astype(np.int64)

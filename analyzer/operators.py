@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from analyzer.complexity import GGML_TYPES, Described, Works
-from analyzer.contents import EVER, identities
+from analyzer.contents import identities
 from analyzer.nodes import NEVER_RUN
-from analyzer.reading import UNKNOWN_U32, Rows, Source, texts
+from analyzer.reading import Rows, Source, texts
 from analyzer.schema import Columns, Text, conform, typed
 from analyzer.spans import (
     GREATEST,
@@ -18,15 +18,15 @@ from analyzer.spans import (
     NONE,
     SUM,
     Nest,
+    _joins,
     codes,
     distinct,
     first_of_runs,
+    flat,
     fold,
-    following,
     latest,
     numbered,
     running_count,
-    successors,
 )
 from analyzer.steps import Graphs, Steps, faults
 
@@ -70,10 +70,8 @@ def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
     major[paired], minor[paired] = (faults(own, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
     token = tokens.of(begin)
     if not paired.all():
-        loose = begin.where(~paired)
-        after = successors(loose["tid"], loose["ts"])
-        end[~paired], complete[~paired] = bounded(source, loose, after)
-        major[~paired], minor[~paired] = faults_until_next(source, loose, after, token[~paired], tokens)
+        loose = ~paired
+        end[loose], complete[loose], major[loose], minor[loose] = bounded(source, begin.where(loose), token[loose], tokens)
     if source.told_by_share is not None:
         shared = source.told_by_share
         major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
@@ -85,52 +83,27 @@ def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
     )
 
 
-def bounded(source: Source, begin: Rows, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(end, known) of operators without an end: the thread's next operator, or the next graph or token end of the process.
-
-    `after` is the thread's next operator, -1: none. What none of the same step ends, ends with the step, or with the recording.
-    """
-    ts = begin["ts"]
-    end = np.append(ts, EVER)[after]
-    for kind in ("graph_end", "token_end"):
-        closing = source.rows(kind)
-        at = following(closing["pid"], closing["ts"], begin["pid"], ts)
-        end = np.minimum(end, np.append(closing["ts"], EVER)[at])
-    step_end = source.next_step(ts)
-    known = end < step_end
-    return np.where(known, end, np.minimum(step_end, source.last_ns)), known
-
-
-def faults_until_next(
-    source: Source, begin: Rows, after: np.ndarray, token: np.ndarray, tokens: Steps
-) -> tuple[np.ndarray, np.ndarray]:
-    """Major and minor faults up to the thread's next reading in the same token; -1 where there is none.
-
-    A reading is the next operator's (`after`), or the token's end where that comes first.
-    """
-    closing = source.rows("token_end")
-    matched = tokens.spans.end
-    closing = closing.where(matched[matched >= 0])
-    owner = tokens.first + np.flatnonzero(matched >= 0)
-    at = following(closing["tid"], closing["ts"], begin["tid"], begin["ts"] - 1)
-    by_end = np.append(closing["ts"], EVER)[at] < np.append(begin["ts"], EVER)[after]
-    reading = np.where(by_end, len(begin) + at, after)  # -1: none, which is the last of what follows
-    ts, owners = np.concatenate((begin["ts"], closing["ts"], [EVER])), np.concatenate((token, owner, [NONE]))
-    next_ns = ts[reading]
-    good = (next_ns < EVER) & (owners[reading] == token) & (next_ns < source.next_step(begin["ts"]))
-    major, minor = (
-        np.where(good, (np.concatenate((begin[of], closing[of], [0]))[reading] - begin[of]) & UNKNOWN_U32, NONE)
-        for of in ("maj_flt", "min_flt")
-    )
-    return major, minor
+def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np.ndarray:
+    """Rows end, known, major and minor faults of operators without an end, as _joins.ends tells them."""
+    matched, closing = tokens.spans.end, source.rows("token_end")
+    own = np.flatnonzero(matched >= 0)
+    own = own[np.argsort(closing["ts"][matched[own]], kind="stable")]
+    reading = closing.where(matched[own])
+    graph, answer = source.rows("graph_end"), np.empty((4, len(begin)), np.int64)
+    columns = [begin["tid"], begin["pid"], begin["ts"], token, begin["maj_flt"], begin["min_flt"]]
+    columns += [graph["pid"], graph["ts"], closing["pid"], closing["ts"]]
+    columns += [reading["tid"], reading["ts"], tokens.first + own, reading["maj_flt"], reading["min_flt"]]
+    if not _joins.ends(source.last_ns, *map(flat, columns), flat(source.step_begins), answer):
+        raise ValueError("records out of order")
+    return answer
 
 
 def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
     """When the thread last began to wait within the operator (barriers inside an operator are part of it); else its end."""
-    mark = source.rows("op_wait")
-    at = latest(mark["tid"], mark["ts"], begin["tid"], end - 1)
-    told = np.append(mark["ts"], NONE)[at]
-    return np.where(told > begin["ts"], told, end)
+    mark, answer = source.rows("op_wait"), np.empty(len(begin), np.int64)
+    if not _joins.waits(*map(flat, (mark["tid"], mark["ts"], begin["tid"], begin["ts"], end)), answer):
+        raise ValueError("records out of order")
+    return answer
 
 
 def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from analyzer.groups import GROUPS, group_times, working
 from analyzer.intervals import Intervals, overlaps, uncovered
+from analyzer.schema import reads
 
 Tables = dict[str, pd.DataFrame]
 CAUSE_OF_STATE = {
@@ -33,11 +34,14 @@ def spans_of(table: pd.DataFrame, key: str = "token_id") -> Intervals:
 
 def gaps(tables: Tables) -> pd.DataFrame:
     """Every piece of a gap with one cause: token_id, begin_ns, end_ns, duration_ns, cause, and the operators around it."""
-    work = working(tables)
+    return neighbours(tables["operators"], idle(tables, working(tables)))[list(GAP_COLUMNS)]
+
+
+def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
+    """The gaps that groups.working leaves, without the operators around them."""
     covered = Intervals(*(work[name].to_numpy(np.int64) for name in ("token_id", "begin", "end")))
     left = uncovered(spans_of(tables["tokens"]), covered)
-    rows = explained(tables, left, (("npu", npu_spans(tables)), ("load", load_spans(tables))))
-    return neighbours(tables["operators"], rows)[list(GAP_COLUMNS)]
+    return explained(tables, left, (("npu", npu_spans(tables)), ("load", load_spans(tables))))
 
 
 def explained(tables: Tables, left: Intervals, known: tuple[tuple[str, Intervals], ...]) -> pd.DataFrame:
@@ -60,12 +64,14 @@ def explained(tables: Tables, left: Intervals, known: tuple[tuple[str, Intervals
 
 def npu_spans(tables: Tables) -> Intervals:
     """Executions on the NPU within tokens."""
-    return spans_of(tables["qnn_executes"].query("token_id >= 0"))
+    executes = tables["qnn_executes"]
+    return spans_of(executes[executes["token_id"] >= 0])
 
 
 def load_spans(tables: Tables) -> Intervals:
     """Loads of experts and the making of NPU contexts, by the token that runs meanwhile."""
-    loads = tables["loads"].query("action == 'load' and token_id >= 0")
+    loads = tables["loads"]
+    loads = loads[(loads["action"] == "load") & (loads["token_id"] >= 0)]
     calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(("contextCreate", "contextCreateFromBinary", "graphFinalize"))]
     tokens = tables["tokens"]
     made = overlaps(spans_of(tokens, "pid"), merged(spans_of(calls, "pid")))
@@ -96,8 +102,8 @@ def by_thread_state(tables: Tables, left: Intervals) -> tuple[Intervals, np.ndar
     """Gaps cut by the state of their token's own thread, each with its cause; where no state is known, the residual."""
     states = tables["thread_states"]
     owner = tables["tokens"].set_index("token_id")["tid"].reindex(left.key, fill_value=-1).to_numpy()
-    known = spans_of(states[states["tid"].isin(np.unique(owner))], "tid")
-    named = states.loc[states["tid"].isin(np.unique(owner)), "state"].map(CAUSE_OF_STATE).to_numpy()
+    mine = states[np.isin(states["tid"].to_numpy(), np.unique(owner))]
+    known, named = spans_of(mine, "tid"), mine["state"].map(CAUSE_OF_STATE).to_numpy()
     found = overlaps(Intervals(owner, left.begin, left.end), known)
     own = np.arange(len(left.key))
     rest = uncovered(Intervals(own, left.begin, left.end), Intervals(found.left, found.begin, found.end))
@@ -122,13 +128,21 @@ def neighbours(operators: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
+def by_cause(rows: pd.DataFrame, tokens: pd.Index) -> pd.DataFrame:
+    """ns of the gaps of each cause in each token."""
+    place, spent = tokens.get_indexer(rows["token_id"]), {}
+    for cause in CAUSES:
+        mine = reads(rows["cause"], cause) & (place >= 0)
+        spent[cause] = np.bincount(place[mine], rows["duration_ns"].to_numpy()[mine], len(tokens))
+    return pd.DataFrame(spent, index=tokens, dtype=np.float64)
+
+
 def per_token(tables: Tables) -> pd.DataFrame:
     """ns by token_id: a column per group and per cause, `residual`, and `total`, which is their sum; with phase and position."""
     tokens = tables["tokens"].set_index("token_id")
-    spent = group_times(tables).reindex(tokens.index, fill_value=0.0)
-    idle = gaps(tables).pivot_table(index="token_id", columns="cause", values="duration_ns", aggfunc="sum", fill_value=0)
-    idle = idle.reindex(index=tokens.index, columns=CAUSES, fill_value=0).astype(np.float64)
-    both = pd.concat([spent, idle], axis=1)
+    work = working(tables)
+    spent = group_times(tables, work).reindex(tokens.index, fill_value=0.0)
+    both = pd.concat([spent, by_cause(idle(tables, work), tokens.index)], axis=1)
     both[RESIDUAL] = tokens["duration_ns"] - both.sum(axis=1)
     both["total"] = tokens["duration_ns"].astype(np.float64)
     for name in ("phase", "position", "complete"):

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer import time_sets
-from analyzer.schema import conform, empty
+from analyzer.schema import conform, empty, reads
 from analyzer.spans import NONE, latest
 from analyzer.time_sets import TimeSet
 
@@ -43,14 +43,17 @@ def gaps_of(runs: pd.DataFrame, states: pd.DataFrame, operators: pd.DataFrame) -
     after = starts.iloc[np.searchsorted(starts["begin_ns"].to_numpy(), end)]
     frame = pd.DataFrame({"begin_ns": begin, "end_ns": end, "duration_ns": end - begin, "pid": after["pid"].to_numpy()})
     frame["tid"], frame["execute_id"] = after["tid"].to_numpy(), after["execute_id"].to_numpy()
-    for state in STATES:
-        frame[f"{state}_ns"] = 0
-        mine = states[states["state"] == state]
-        for tid, rows in frame.groupby("tid").groups.items():
-            spent = time_sets.covered(spans_of(mine[mine["tid"] == tid]), begin[rows], end[rows])
-            frame.loc[rows, f"{state}_ns"] = spent
-    running = states[(states["state"] == "running") & (states["pid"] == frame["pid"].iloc[0] if len(frame) else False)]
-    frame["cpu_ns"] = sum((time_sets.covered(spans_of(rows), begin, end) for _, rows in running.groupby("tid")), start=0 * begin)
+    tid, pid, opened, closed = (states[name].to_numpy() for name in ("tid", "pid", "begin_ns", "end_ns"))
+    in_state = {state: reads(states["state"], state) for state in STATES}
+    threads = frame.groupby("tid").indices
+    for state, those in in_state.items():
+        spent = np.zeros(len(frame), np.int64)
+        for thread, rows in threads.items():
+            mine = np.flatnonzero(those & (tid == thread))
+            spent[rows] = time_sets.covered_by_each(opened[mine], closed[mine], begin[rows], end[rows])
+        frame[f"{state}_ns"] = spent
+    mine = np.flatnonzero(in_state["running"] & (pid == int(runs["pid"].iloc[0])))
+    frame["cpu_ns"] = time_sets.covered_by_each(opened[mine], closed[mine], begin, end)
     frame["doing"] = doing(frame, operators)
     return frame
 
@@ -68,7 +71,8 @@ def cpu_busy(tables: Tables, pid: int) -> TimeSet:
     """When the program's own work ran on a CPU."""
     states, names = tables["thread_states"], tables["threads"]
     emulator = names[names["name"].str.match(EMULATOR_THREADS)]["tid"]
-    mine = states[(states["state"] == "running") & (states["pid"] == pid) & ~states["tid"].isin(emulator)]
+    running = reads(states["state"], "running") & (states["pid"] == pid).to_numpy()
+    mine = states[running & ~states["tid"].isin(emulator).to_numpy()]
     executes, parts = tables["qnn_executes"], []
     for tid, rows in mine.groupby("tid"):
         own = executes[(executes["tid"] == tid) & ~executes["asynchronous"]]

@@ -21,6 +21,7 @@ UNKNOWN_U32 = 2**32 - 1
 WITHIN_STEPS = ("graph", "op", "expert")
 """Kinds of spans that end before the next step begins, if it begins alone."""
 CACHE = np.array(["", "hit", "miss", "prefetched"], object)
+SELDOM = ("cpu",)
 REASON = np.array(["startup", "demand", "prefetch"], object)
 BACKEND_NAMES = " cpu htp cuda vulkan opencl blas metal sycl cann hexagon rpc webgpu meta"
 BACKEND = np.array(BACKEND_NAMES.split(" "), object)
@@ -84,8 +85,9 @@ class Rows:
             rows, keep = self._of
             return rows[field][keep]
         numbers = [name for name in self.dtype.names or () if self.dtype[name].kind in "iu" and name != "kind"]
-        if field in numbers:  # all in one go: each slot is fetched once
-            self._columns |= columns_of(self.held, self.at, self.dtype, numbers)
+        if field in numbers:  # all in one go, but for what is seldom asked for: each slot is fetched once
+            wanted = [name for name in numbers if name == field or (name not in SELDOM and name not in self._columns)]
+            self._columns |= columns_of(self.held, self.at, self.dtype, wanted)
             return self._columns[field]
         column = self.records[field]
         return column.astype(np.int64) if column.dtype.kind in "iu" else column.copy()

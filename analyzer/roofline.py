@@ -9,25 +9,23 @@ import pandas as pd
 
 from analyzer.ceilings import Ceilings
 from analyzer.intervals import Intervals, overlaps
-from analyzer.spans import Nest
+from analyzer.schema import reads
+from analyzer.spans import Nest, distinct
 
 Tables = dict[str, pd.DataFrame]
 DISK_SHARE = 0.5
 GROUPINGS = {"type": ["type"], "shape": ["type", "shape", "weights"], "name": ["type", "name"], "layer": ["type", "layer"]}
 
 
-def measured(tables: Tables) -> pd.DataFrame:
-    """Operators with what the roofline needs: phase, backend, weights' shape, bytes, disk_ns (summed over threads)."""
+def measured(tables: Tables, by: str = "type") -> pd.DataFrame:
+    """Operators with what the roofline needs: phase, backend, bytes, disk_ns (summed over threads); by shape, weights' too."""
     operators = tables["operators"]
     phase = tables["tokens"].set_index("token_id")["phase"].reindex(operators["token_id"]).fillna("").to_numpy()
     moved = (operators["read_bytes"] + operators["written_bytes"]).fillna(expert_bytes(tables))
-    return operators.assign(
-        backend=operator_backends(tables),
-        phase=phase,
-        weights=weight_shapes(operators, tables["tensors"]),
-        bytes=moved,
-        disk_ns=disk_time(tables),
-    )
+    told = {"backend": operator_backends(tables), "phase": phase, "bytes": moved, "disk_ns": disk_time(tables)}
+    if by == "shape":
+        told["weights"] = weight_shapes(operators, tables["tensors"])
+    return operators.assign(**told)
 
 
 def operator_backends(tables: Tables) -> np.ndarray:
@@ -37,7 +35,10 @@ def operator_backends(tables: Tables) -> np.ndarray:
     inner = Nest(*(operators[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
     within = inner.innermost(graphs["tid"].to_numpy(), graphs["begin_ns"].to_numpy())
     known = graphs.assign(row=within)[(within >= 0) & (graphs["backend"] != "").to_numpy()]
-    for row, names in known.groupby("row")["backend"].unique().items():
+    within_row: dict[int, set[str]] = {}
+    for row, name in zip(known["row"].tolist(), known["backend"].tolist(), strict=True):
+        within_row.setdefault(row, set()).add(name)
+    for row, names in within_row.items():
         told[row] = told[row] or "+".join(sorted(names))
     told[told == ""] = "cpu"
     return told
@@ -64,13 +65,14 @@ def weight_shapes(operators: pd.DataFrame, tensors: pd.DataFrame) -> np.ndarray:
 
 def disk_time(tables: Tables) -> np.ndarray:
     """ns that each operator's threads waited for the disk, by the scheduler's records and, where longer, by reads and faults."""
-    shares, states = tables["op_threads"], tables["thread_states"].query("state == 'waiting'")
+    shares, states = tables["op_threads"], tables["thread_states"]
     n = len(tables["operators"])
-    busy = Intervals(*(shares[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
-    away = Intervals(*(states[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
+    busy, away = (Intervals(*(part[name].to_numpy() for name in ("tid", "begin_ns", "end_ns"))) for part in (shares, states))
+    away = away.where(reads(states["state"], "waiting") & np.isin(away.key, distinct(busy.key)))
     found = overlaps(busy, away)
     waited = np.bincount(shares["op_id"].to_numpy()[found.left], found.length, minlength=n)[:n]
-    faults = tables["faults"].query("kind == 'major' and op_id >= 0")
+    faults = tables["faults"]
+    faults = faults[(faults["kind"] == "major") & (faults["op_id"] >= 0)]
     read = np.bincount(faults["op_id"], faults["duration_ns"].clip(lower=0), minlength=n)[:n]
     return np.maximum(waited, read)
 
@@ -81,7 +83,7 @@ def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase:
     count, ms, mean_us, flops and bytes (of one, on average), intensity (flop/byte), gflops, gbytes_per_s, threads,
     roof_us (attainable time of one), share_of_roof (roof / measured), above_ms (time of all beyond the attainable), bound.
     """
-    rows = measured(tables)
+    rows = measured(tables, by)
     rows = rows if phase is None else rows[rows["phase"] == phase]
     grouped = rows.groupby([*GROUPINGS[by], "backend"], as_index=False, sort=False)
     found = grouped.agg(

@@ -6,19 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analyzer.contents import EVER, STREAMED
+from analyzer.contents import STREAMED
 from analyzer.observed import Gaps, clipped, gaps_of
 from analyzer.reading import Rows, Source, texts
 from analyzer.schema import Columns, Text, conform, typed
-from analyzer.spans import NONE, distinct, first_rows, order_in_groups
+from analyzer.spans import NONE, _joins, distinct, first_rows, flat
 
-UNINTERRUPTIBLE = 2
-HELD = 0x4 | 0x8  # by a signal, or by a tracer; ours holds the target while it places probes
-GONE = 0x10 | 0x20 | 0x80  # dead and zombie bits of a task's state
-REPORTED = 0xFF  # sched_switch adds 0x100 to the state of a task that was preempted
-RUNNING, RUNNABLE, SLEEPING, WAITING, STOPPED, OVER = range(6)
 EVENTS = np.array(["switch", "waking", "wakeup"], object)
 STATES = np.array(["running", "runnable", "sleeping", "waiting", "stopped", ""], object)
+"""By their numbers in analyzer/_joins.c."""
 WORKING = (
     *("token_begin", "graph_begin", "op_begin", "op_shares", "expert_begin", "load_begin", "qnn_execute_begin"),
     "qnn_call_begin",
@@ -76,91 +72,44 @@ def members(rows: Rows) -> Iterable[tuple[int, int]]:
     return zip(tid.tolist(), rows["pid"][first].tolist(), strict=True)
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Scheduling events of single threads, sorted by thread and time; `state` is the state that each begins."""
-
-    tid: np.ndarray
-    ts: np.ndarray
-    state: np.ndarray
-    cpu: np.ndarray
-
-
-def state_after(prev_state: np.ndarray) -> np.ndarray:
-    """The state of a thread that was switched out with these kernel state bits."""
-    bits = prev_state & REPORTED
-    waiting = np.where(bits & UNINTERRUPTIBLE, WAITING, np.where(bits & HELD, STOPPED, SLEEPING))
-    return np.where(bits == 0, RUNNABLE, np.where(bits & GONE, OVER, waiting))
-
-
-@dataclass(frozen=True)
 class Open:
-    """The state that each thread was left in: since when, and the time of its last event. Sorted by thread."""
+    """The state that each of the target's threads was left in; rows begin_ns, state (NONE: not seen yet), cpu, last event."""
 
-    tid: np.ndarray
-    ts: np.ndarray
-    state: np.ndarray
-    cpu: np.ndarray
-    last: np.ndarray
+    def __init__(self, known: Target):
+        self.known = known
+        self.rows = np.full((4, len(known.tid)), NONE, np.int64)
 
+    def thread_states(self, switch: Rows, waking: Rows, fork: Rows, final: bool, gaps: list[Gaps]) -> Columns:
+        """The table `thread_states` of a stretch of time.
 
-NOBODY = Open(*(np.empty(0, np.int64) for _ in range(5)))
-
-
-def moments(switch: Rows, waking: Rows, fork: Rows, known: Target, before: Open) -> Moments:
-    """Every change of state of the target's threads, from `before` on; a waking changes nothing for a thread that still runs."""
-    n, kept = len(switch), len(before.tid)
-    none = np.full(n + len(waking) + len(fork), NONE, np.int64)
-    tid = np.concatenate((before.tid, switch["prev_tid"], switch["next_tid"], waking["woken_tid"], fork["child_tid"]))
-    ts = np.concatenate((before.ts, switch["ts"], switch["ts"], waking["ts"], fork["ts"]))
-    runnable = np.full(len(waking) + len(fork), RUNNABLE)
-    state = np.concatenate((before.state, state_after(switch["prev_state"]), np.full(n, RUNNING), runnable))
-    cpu = np.concatenate((before.cpu, none[:n], switch["cpu"], none[n:]))
-    first = np.full(kept, NONE)
-    position = np.concatenate((first, switch.position, switch.position, waking.position, fork.position))
-    hint = np.concatenate((before.state == RUNNING, np.ones(2 * n, bool), np.zeros(len(waking) + len(fork), bool)))
-    mine = np.flatnonzero(known.has(tid) & (tid > 0))
-    rows = mine[order_in_groups(np.searchsorted(known.tid, tid[mine]), ts[mine], position[mine])]
-    tid, ts, state, cpu, switched = tid[rows], ts[rows], state[rows], cpu[rows], hint[rows]
-    last = np.maximum.accumulate(np.where(switched, np.arange(len(rows)), NONE))
-    runs = ~switched & (last >= 0) & (tid[last] == tid) & (state[last] == RUNNING) if len(rows) else switched
-    return Moments(tid[~runs], ts[~runs], state[~runs], cpu[~runs])
-
-
-def thread_states(known: Target, events: Moments, before: Open, final: bool, gaps: list[Gaps]) -> tuple[Columns, Open]:
-    """(the table `thread_states` of a stretch of time, the states that it leaves open).
-
-    The states of each thread tile its time from its first to its last event, but for `gaps`. Rows come in order of the event
-    that ended them; those that only the thread's last event ends come at the very end.
-    """
-    tid, ts, state, cpu = events.tid, events.ts, events.state, events.cpu
-    changed = (tid[1:] != tid[:-1]) | (state[1:] != state[:-1]) | (cpu[1:] != cpu[:-1])
-    starts = np.flatnonzero(np.append(True, changed)) if len(tid) else np.empty(0, np.int64)
-    closing = np.flatnonzero(np.append(tid[1:] != tid[:-1], True)) if len(tid) else starts
-    tid, begin, state, cpu = (column[starts] for column in (tid, ts, state, cpu))
-    left = np.flatnonzero(np.append(tid[1:] != tid[:-1], True)) if len(tid) else starts
-    last = ts[closing]
-    held = np.searchsorted(tid[left], before.tid)
-    last[held] = np.maximum(last[held], before.last)
-    after = Open(tid[left], begin[left], state[left], cpu[left], last)
-    known_end = np.append(begin[1:], EVER)[: len(begin)]
-    known_end[left] = EVER
-    end = known_end.copy()
-    end[left] = last if final else begin[left]
-    rows = np.flatnonzero((state != OVER) & (end > begin))
-    rows = rows[np.argsort(known_end[rows], kind="stable")]
-    stop = clipped(begin[rows], end[rows], gaps)
-    rows, stop = rows[stop > begin[rows]], stop[stop > begin[rows]]
-    columns = {
-        "tid": tid[rows],
-        "pid": known.process(tid[rows]),
-        "state": Text(state[rows].astype(np.int32), STATES),
-        "cpu": cpu[rows],
-        "begin_ns": begin[rows],
-        "end_ns": stop,
-        "duration_ns": stop - begin[rows],
-    }
-    return typed("thread_states", columns), after
+        The states of each thread tile its time from its first to its last event, but for `gaps`. A waking changes nothing for a
+        thread that still runs. Rows come in order of the event that ended them; those that only the thread's last event ends
+        come at the very end, where `final` says that nothing follows.
+        """
+        told = ("prev_tid", "prev_state", "next_tid", "cpu")
+        switches = np.stack([switch["ts"], switch.position, *(switch[name] for name in told)])
+        woken = np.stack([waking["ts"], waking.position, waking["woken_tid"]])
+        if len(fork):
+            woken = np.concatenate((woken, np.stack([fork["ts"], fork.position, fork["child_tid"]])), axis=1)
+            woken = woken[:, np.lexsort(woken[1::-1])]
+        room = 2 * len(switch) + woken.shape[1] + len(self.known.tid)
+        rows = np.empty((5, room), np.int64)
+        count = _joins.states(final, flat(self.known.tid), switches, np.ascontiguousarray(woken), self.rows, rows)
+        thread, state, cpu, begin, end = rows[:, :count]
+        stop = clipped(begin, end, gaps)
+        if stop is not end:
+            kept = stop > begin
+            thread, state, cpu, begin, stop = (column[kept] for column in (thread, state, cpu, begin, stop))
+        columns = {
+            "tid": self.known.tid[thread],
+            "pid": self.known.pid[thread],
+            "state": Text(state.astype(np.int32), STATES),
+            "cpu": cpu,
+            "begin_ns": begin,
+            "end_ns": stop,
+            "duration_ns": stop - begin,
+        }
+        return typed("thread_states", columns)
 
 
 class Scheduling:
@@ -169,7 +118,7 @@ class Scheduling:
     def __init__(self, source: Source):
         self.source, self.known = source, target(source)
         self.gaps = gaps_of(source, "sched")
-        self.open = NOBODY
+        self.open = Open(self.known)
         self.names: dict[int, str] = {}
         self.processes: dict[int, int] = {}
         self.seen = self.known.tid
@@ -178,8 +127,7 @@ class Scheduling:
         """`thread_states` and `sched` of one stretch; `final`: none follows."""
         switch, waking, fork = (source.rows(kind) for kind in ("sched_switch", "sched_waking", "task_fork"))
         fork = fork.where((fork["ts"] >= source.begin_ns) & (fork["ts"] < source.end_ns))
-        changes = moments(switch, waking, fork, self.known, self.open)
-        states, self.open = thread_states(self.known, changes, self.open, final, self.gaps)
+        states = self.open.thread_states(switch, waking, fork, final, self.gaps)
         self._meet(switch, waking)
         return {"thread_states": states, "sched": events(source)}
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.spans import _joins
+
 pd.set_option("mode.string_storage", "python")  # column names are texts, too: Arrow's kind is a conversion for every small frame
 
 
@@ -469,6 +471,13 @@ class Text:
     def matches(self, *wanted: str) -> np.ndarray:
         """Which rows read one of these."""
         return np.isin(self.values, wanted)[self.codes] if len(self.values) else np.zeros(len(self.codes), bool)
+
+
+def reads(column: pd.Series, word: str) -> np.ndarray:
+    """Which rows of a column of texts read `word`: as ==, but each text is looked at once, not in every row."""
+    answer = np.empty(len(column), bool)
+    _joins.reads(np.ascontiguousarray(column, object), word, answer)
+    return answer
 
 
 Columns = dict[str, Any]

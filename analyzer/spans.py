@@ -90,16 +90,6 @@ def first_rows(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return column[first], first
 
 
-def order_in_groups(group: np.ndarray, ts: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """The order by (group, ts, position); cheap where the file's order is already the order of time."""
-    by_position = np.argsort(position, kind="stable")
-    if not _joins.is_sorted(flat(ts[by_position])):
-        return np.lexsort((position, ts, group))
-    narrow = len(group) > 0 and int(group.min()) >= 0 and int(group.max()) < NARROW
-    ordered = group[by_position]
-    return by_position[np.argsort(ordered.astype(np.uint16) if narrow else ordered, kind="stable")]
-
-
 def first_of_runs(sorted_values: np.ndarray) -> np.ndarray:
     """Row numbers at which a new value starts."""
     if len(sorted_values) == 0:
@@ -164,6 +154,18 @@ def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray
 def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row the right row of its group with the smallest time > its own; among equal times the first."""
     return _joined(_joins.following, (right_group, right_ts), (left_group, left_ts))
+
+
+def within(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
+    """For each left row (group, time) without an answer (-1) yet: what `latest` tells of right, if that lasts beyond its time.
+
+    `right` are groups, times and until when each row lasts.
+    """
+    if not _joins.within(*map(flat, (*right, *left)), answer):
+        theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
+        found, open_rows = answer[ours], answer[ours] < 0
+        within((right[0][theirs], right[1][theirs], right[2][theirs]), (left[0][ours], left[1][ours]), found)
+        answer[ours[open_rows]] = np.append(theirs, NONE)[found[open_rows]]
 
 
 def _joined(join: Callable[..., bool], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -233,10 +235,10 @@ class Nest:
 
     def innermost(self, key: np.ndarray, ts: np.ndarray) -> np.ndarray:
         """The innermost span of `key` that contains `ts`."""
-        event = latest(self.thread, self.at, key, ts)
-        span = np.where(event >= 0, self.top[event] if len(self.top) else NONE, NONE)
-        inside = (span >= 0) & (self.begin[span] <= ts) & (ts < self.end[span]) if len(self.begin) else span >= 0
-        return np.where(inside, span, NONE)
+        event = np.full(len(ts), NONE, np.int64)
+        until = np.where(self.top >= 0, np.append(self.end, 0)[self.top], 0)
+        within((self.thread, self.at, until), (key, ts), event)
+        return np.append(self.top, NONE)[event]
 
     def segments(self) -> "Segments":
         """Each thread's time cut into pieces by its innermost span; time without a span is left out."""

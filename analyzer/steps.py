@@ -10,7 +10,7 @@ from analyzer.contents import EVER
 from analyzer.reading import BACKEND, UNKNOWN_U32, Rows, Source, Spans, chosen
 from analyzer.schema import Columns
 from analyzer.sessions import model_names
-from analyzer.spans import NONE, Nest, latest, numbered, successors
+from analyzer.spans import NONE, Nest, numbered, successors, within
 
 PHASES = np.array(["", "prefill", "decode"], object)
 PREFILL, DECODE = 1, 2
@@ -73,17 +73,10 @@ class Steps:
 
     def at(self, owners: dict[str, np.ndarray], ts: np.ndarray) -> np.ndarray:
         """The same for moments of threads; `owners` has the columns `tid` and `pid`, in order of preference."""
-        answer = np.full(len(ts), NONE, np.int64)
-        until = np.append(self.until, -1)
+        row = np.full(len(ts), NONE, np.int64)
         for field, owner in owners.items():
-            left = np.flatnonzero(answer < 0)
-            if len(left) == len(answer):
-                token = latest(self.begin[field], self.begin["ts"], owner, ts)
-                answer = np.where(ts < until[token], token + self.first, NONE)
-            else:
-                token = latest(self.begin[field], self.begin["ts"], owner[left], ts[left])
-                answer[left] = np.where(ts[left] < until[token], token + self.first, NONE)
-        return answer
+            within((self.begin[field], self.begin["ts"], self.until), (owner, ts), row)
+        return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
     def phases(self) -> np.ndarray:
         """The engine's phase; where it tells none, prefill is a step of several tokens or the first of a sequence."""

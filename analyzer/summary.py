@@ -12,20 +12,29 @@ from analyzer.groups import operator_groups
 from analyzer.observed import known_changes
 from analyzer.phases import per_token, phase_shares
 from analyzer.reading import Source, section
+from analyzer.schema import reads
+from analyzer.spans import numbered
+from analyzer.threads import STATES
 from analyzer.trends import sequences
 from tracer.recording import Recording
 
 Tables = dict[str, pd.DataFrame]
+NEEDED = (
+    *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
+    *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired"),
+)
+"""The tables that a summary is made of."""
 TOP = 12
 WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
-def summarize(recording: Recording, tables: Tables) -> dict[str, Any]:
+def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
     """Sections recording, machine, tokens, phases, findings, operators, experts, npu, scheduling, io, records, cost.
 
-    In ms unless named. `missing` says what levels were not recorded, and what they would have told.
+    In ms unless named. `missing` says what levels were not recorded, and what they would have told. `source` is the recording's,
+    where it is at hand.
     """
-    rows, source = per_token(tables), Source(recording)
+    rows, source = per_token(tables), source or Source(recording)
     return {
         "recording": about(recording, tables),
         "machine": machine(recording.manifest),
@@ -202,17 +211,20 @@ def scheduling(tables: Tables) -> dict[str, Any]:
     states = tables["thread_states"]
     if len(states) == 0:
         return {}
-    wide = states.pivot_table(index="tid", columns="state", values="duration_ns", aggfunc="sum", fill_value=0) / 1e6
-    wide = wide.reindex(columns=["running", "runnable", "sleeping", "waiting", "stopped"], fill_value=0.0)
+    spent, (thread, first) = states["duration_ns"].to_numpy(), numbered(states["tid"].to_numpy())
+    tids = states["tid"].to_numpy()[first]
+    ns = {name: np.bincount(thread, spent * reads(states["state"], name), len(tids)) for name in STATES}
+    wide = pd.DataFrame(ns, index=tids).sort_index() / 1e6
     names = tables["threads"].set_index("tid")["name"]
     top = wide.sort_values("running", ascending=False).head(TOP)
     rows = [
         {"tid": int(str(tid)), "name": str(names.get(tid, "")), **{f"{k}_ms": float(v) for k, v in row.items()}}
         for tid, row in top.iterrows()
     ]
-    sched, own = tables["sched"], states["tid"].unique()
-    switches = (sched["event"] == "switch") & (sched["prev_tid"].isin(own) | sched["next_tid"].isin(own))
-    total = {f"{name}_ms": float(value) for name, value in wide.sum().items()}
+    sched = tables["sched"]
+    ours = np.isin(sched["prev_tid"].to_numpy(), tids) | np.isin(sched["next_tid"].to_numpy(), tids)
+    switches = reads(sched["event"], "switch") & ours
+    total = {f"{name}_ms": float(each.sum()) / 1e6 for name, each in ns.items()}
     return {"threads": len(wide), "switches": int(switches.sum()), **total, "top": rows}
 
 

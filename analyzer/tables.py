@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,15 @@ def fingerprint(folder: Path) -> dict[str, Any]:
     return {"version": TABLES_VERSION, "files": files, "schema": schema}
 
 
-def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
-    """The tables of a recording, or those named: from RUN/tables/ where up to date, else built and, if possible, kept there."""
+def load(
+    run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, source: Source | None = None
+) -> dict[str, pd.DataFrame]:
+    """The tables of a recording, or those named: from RUN/tables/ where up to date, else built and, if possible, kept there.
+
+    `source` is the recording's, where it is at hand.
+    """
     folder = Path(run_dir)
-    recording = open_recording(folder)
+    recording = source.recording if source else open_recording(folder)
     stamp, wanted = fingerprint(folder), tuple(TABLES if names is None else names)
     cached = _read(folder / "tables", stamp, wanted)
     if cached is not None:
@@ -71,7 +77,7 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None) ->
     tables = None
     try:
         with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
-            tables = keep(recording, folder / "tables", stamp)
+            tables = keep(source or Source(recording), folder / "tables", stamp)
             tables = _read(folder / "tables", stamp, wanted) if tables is None else tables
         tables = build(recording) if tables is None else tables
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -99,8 +105,20 @@ def _read(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> dict[str
 
 
 def _read_table(name: str, path: Path) -> pd.DataFrame:
-    """One table; texts come by way of categories, which share their strings."""
-    return conform(name, parquet.read_table(path).to_pandas(strings_to_categorical=True))
+    """One table."""
+    with parquet.ParquetFile(path) as file:
+        held = file.read()
+    return conform(name, {column.name: read_column(held.column(column.name)) for column in TABLES[name]})
+
+
+def read_column(column: pyarrow.ChunkedArray) -> np.ndarray | Text:
+    """A column as `conform` takes it; texts share their strings."""
+    whole = column.combine_chunks()
+    if pyarrow.types.is_list(whole.type):
+        return np.asarray(whole.to_pandas(), object)
+    if not pyarrow.types.is_dictionary(whole.type):
+        return whole.to_numpy(zero_copy_only=False)
+    return Text(whole.indices.to_numpy(), np.array([*whole.dictionary.to_pylist(), ""], object)[:-1])
 
 
 @contextlib.contextmanager
@@ -130,61 +148,78 @@ def write(tables: dict[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] |
             parquet.write_table(part, fresh / f"{name}.parquet", **options(part.schema))
 
 
-def keep(
-    recording: Recording, folder: Path, stamp: dict[str, Any], most: int = MOST, block: int = BLOCK
-) -> dict[str, pd.DataFrame] | None:
+def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) -> dict[str, pd.DataFrame] | None:
     """Make the tables of a recording and write them, with one stretch of it in memory at a time.
 
     Answers the tables where one stretch was all.
     """
-    builder = Builder(Source(recording, block))
-    with replaced(folder, stamp) as fresh:
-        with Files(fresh) as files:
-            count = 0
-            for piece in builder.pieces(most):
-                files.add(piece)
-                count += 1
-            alone = count == 1
-        tables = builder.rest()
+    builder = Builder(source)
+    with replaced(folder, stamp) as fresh, Files(fresh) as files:
+        count = 0
+        for piece in builder.pieces(most):
+            files.add(piece)
+            count += 1
+        alone, tables = count == 1, builder.rest()
+        files.add(tables)
         told = {name: conform(name, columns) for name, columns in piece.items()} if alone else {}
         wanted = GAPS_NEED if not alone and len(tables["qnn_executes"]) else {}
-        tables |= gap_table(tables | told | files.read(wanted))
-        for name, table in tables.items():
-            part = arrow(name, table)
-            parquet.write_table(part, fresh / f"{name}.parquet", **options(part.schema))
-    return told | tables if alone else None
+        gaps = gap_table(tables | told | files.read(wanted))
+        files.add(gaps)
+    return told | tables | gaps if alone else None
 
 
 class Files:
-    """Parquet files that grow by stretches."""
+    """Parquet files that grow by stretches, written by a thread while the next stretch is made."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.open = contextlib.ExitStack()
+        self.worker = ThreadPoolExecutor(1)
+        self.pending: Future[None] | None = None
         self.writers: dict[str, parquet.ParquetWriter] = {}
 
     def __enter__(self) -> "Files":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.open.close()
+        with self.worker:
+            self.close()
+
+    def close(self) -> None:
+        """Finish all files; raises what went wrong with the last ones."""
+        try:
+            self._wait()
+        finally:
+            for writer in self.writers.values():
+                writer.close()
+            self.writers = {}
+
+    def _wait(self) -> None:
+        """Wait for what was added last: no more than one stretch is held for writing."""
+        pending, self.pending = self.pending, None
+        if pending:
+            pending.result()
 
     def path(self, name: str) -> Path:
         """The file of a table."""
         return self.folder / f"{name}.parquet"
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Piece | dict[str, pd.DataFrame]) -> None:
         """Append rows to each table."""
+        self._wait()
+        self.pending = self.worker.submit(self._add, piece)
+
+    def _add(self, piece: Piece | dict[str, pd.DataFrame]) -> None:
         for name, columns in piece.items():
             part = arrow(name, columns)
             if name not in self.writers:
-                writer = parquet.ParquetWriter(self.path(name), part.schema, **options(part.schema))
-                self.writers[name] = self.open.enter_context(writer)
+                self.writers[name] = parquet.ParquetWriter(self.path(name), part.schema, **options(part.schema))
             if part.num_rows:
                 self.writers[name].write_table(part)
 
     def read(self, columns: dict[str, tuple[str, ...]]) -> dict[str, pd.DataFrame]:
-        """Some columns of some tables."""
+        """Some columns of some tables, which are complete."""
+        if columns:
+            self.close()
         return {name: parquet.read_table(self.path(name), columns=list(some)).to_pandas() for name, some in columns.items()}
 
 

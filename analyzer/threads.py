@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 
 from analyzer.intervals import Intervals, overlaps
+from analyzer.schema import reads
+from analyzer.spans import NONE, distinct, latest
 
 Tables = dict[str, pd.DataFrame]
 IDLE = "nobody, waking up"
@@ -67,8 +69,8 @@ def displacements(tables: Tables) -> pd.DataFrame:
     the thread was the last to be done.
     """
     shares, states = tables["op_threads"], tables["thread_states"]
-    ready = states[states["state"] == "runnable"].reset_index(drop=True)
-    found = overlaps(busy_spans(shares), state_spans(ready))
+    ready = reads(states["state"], "runnable") & np.isin(states["tid"].to_numpy(), distinct(shares["tid"].to_numpy()))
+    found = overlaps(busy_spans(shares), state_spans(states).where(ready))
     op = shares["op_id"].to_numpy()[found.left]
     last = (shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")).to_numpy()
     tid = shares["tid"].to_numpy()[found.left]
@@ -87,15 +89,10 @@ def displacements(tables: Tables) -> pd.DataFrame:
 
 def displacers(sched: pd.DataFrame, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """Who was running, at each time, on the CPU where a thread had last been switched out; -1 where that is not known."""
-    switch = sched[sched["event"] == "switch"].sort_values("ts_ns", kind="stable")
-    out = switch[["ts_ns", "prev_tid", "cpu"]].rename(columns={"prev_tid": "tid"})
-    asked = pd.DataFrame({"tid": tid, "ts_ns": ts, "row": np.arange(len(tid))}).sort_values("ts_ns", kind="stable")
-    left = pd.merge_asof(asked, out, on="ts_ns", by="tid").dropna(subset=["cpu"])
-    left = left.assign(cpu=left["cpu"].astype(np.int64))
-    found = pd.merge_asof(left, switch[["ts_ns", "cpu", "next_tid"]], on="ts_ns", by="cpu")
-    answer = np.full(len(tid), -1, np.int64)
-    answer[found["row"].to_numpy()] = found["next_tid"].fillna(-1).to_numpy(np.int64)
-    return answer
+    switch = reads(sched["event"], "switch")
+    since, left, came, cpu = (sched[name].to_numpy()[switch] for name in ("ts_ns", "prev_tid", "next_tid", "cpu"))
+    where = np.append(cpu, NONE)[latest(left, since, tid, ts)]
+    return np.append(came, NONE)[latest(cpu, since, where, ts)]
 
 
 def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFrame:

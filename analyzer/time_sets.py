@@ -48,6 +48,20 @@ def covered(a: TimeSet, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     return _until(a, end) - _until(a, begin) if len(a) else np.zeros(len(begin), np.int64)
 
 
+def covered_by_each(opened: np.ndarray, closed: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The same for intervals from `opened` to `closed` in any order, which may overlap: summed over the intervals."""
+    opened, closed = np.sort(opened, kind="stable"), np.sort(closed, kind="stable")
+    return _since(opened, end) - _since(closed, end) - _since(opened, begin) + _since(closed, begin)
+
+
+def _since(moments: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """Time that has passed since each of the moments (sorted) before ts, summed."""
+    if len(moments) == 0:
+        return np.zeros(len(ts), np.int64)
+    at, first = np.searchsorted(moments, ts), int(moments[0])
+    return at * (ts - first) - np.append(0, np.cumsum(moments - first))[at]
+
+
 def _until(a: TimeSet, ts: np.ndarray) -> np.ndarray:
     """Time covered before each moment."""
     row = np.searchsorted(a[:, 0], ts, "right") - 1

@@ -111,13 +111,13 @@ def periodic(values: np.ndarray) -> dict[str, float] | None:
     return {"period": n / (at + 1), "share": share} if chance < PERIOD_P and at > 0 else None
 
 
-def growth(tables: Tables) -> pd.DataFrame:
+def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
     """What grows with the context: per operator type, `ns_per_token` of a step's time per token of context, with its error.
 
     type, base_us (at no context), ns_per_token, error_ns (standard error of the slope), share (of the sum of all slopes), r2.
-    Only decode steps; the steps' slowest hundredth is left out.
+    Only decode steps (`decode_steps`, where they are at hand); the steps' slowest hundredth is left out.
     """
-    steps = decode_steps(tables)
+    steps = decode_steps(tables) if steps is None else steps
     columns = ["type", "base_us", "ns_per_token", "error_ns", "share", "r2"]
     if len(steps) < LEAST or steps["context"].nunique() < LEAST:
         return pd.DataFrame(columns=columns)
@@ -148,13 +148,12 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, float]:
     return start, slope, error, float(1 - rest @ rest / whole) if whole else 1.0
 
 
-def step_model(tables: Tables) -> dict[str, Any]:
+def step_model(steps: pd.DataFrame) -> dict[str, Any]:
     """Step latency as a function of context, ms = base + slope x context, robust; with its error on steps it has not seen.
 
     Fitted on every other step, judged on the rest: `mape` is the mean of |predicted - measured| / measured, `error_p90` its 90 %
-    quantile, and `mape_constant` that of the constant median: what knowing the context is worth. {} for too few steps.
+    quantile, and `mape_constant` that of the constant median: what knowing the context is worth. {} for too few `decode_steps`.
     """
-    steps = decode_steps(tables)
     if len(steps) < 2 * LEAST:
         return {}
     fit, held = steps.iloc[::2], steps.iloc[1::2]
@@ -175,11 +174,11 @@ def step_model(tables: Tables) -> dict[str, Any]:
     }
 
 
-def summary(tables: Tables) -> dict[str, Any]:
+def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]:
     """The above, JSON-able: ttft_ms, tpot_ms, step_ms, drift_per_100_steps (of the median), change_points, periodic, model."""
-    steps = decode_steps(tables)
+    steps = decode_steps(tables) if steps is None else steps
     tokens = tables["tokens"][tables["tokens"]["complete"]]
-    prefill = tokens.assign(generation=sequences(tokens)).query("phase == 'prefill'").groupby("generation")
+    prefill = tokens.assign(generation=sequences(tokens))[tokens["phase"] == "prefill"].groupby("generation")
     waited = (prefill["end_ns"].max() - prefill["begin_ns"].min()) / 1e6
     answer: dict[str, Any] = {
         "ttft_ms": distribution(waited),
@@ -200,5 +199,5 @@ def summary(tables: Tables) -> dict[str, Any]:
         "drift_per_100_steps": 100 * slope / middle if middle else 0.0,
         "change_points": jumps,
         "periodic": periodic(ms),
-        "model": step_model(tables),
+        "model": step_model(steps),
     }

@@ -1,8 +1,9 @@
-"""A step of llama.cpp's kernels through ggml's own API: ggml_copies.py ROUNDS EXTRA [ONLY_BASE]. Prints JSON.
+"""A step of llama.cpp's kernels through ggml's own API: ggml_copies.py EXTRA. Takes one round for each line that it reads.
 
 The graph `base` runs each kernel of KERNELS once, on weights of their own; for each of them another graph has EXTRA more runs
-of it right behind its own. Graphs are computed by turns, ROUNDS times; the answer holds ms of each graph in each round, by the
-host's clock.
+of it right behind its own, on further weights: they find the caches as the one run of a step does. A small product comes first
+in every graph: threads start within it. A round computes `base` to warm up and then every graph, where EXTRA is 0 `base` alone,
+ALONE times; it prints ms of each graph by the host's clock, as JSON.
 """
 
 import ctypes
@@ -16,7 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.programs.llama_steps import library
 
 Q4_0, F32 = 2, 0
-THREADS, WARM = 2, 5
+FILL = 0x3C
+"""Every byte of the matrices: memory that was never written is one page of zeros."""
+THREADS, ALONE = 2, 3
+START = (256, 256, 1)
 KERNELS = {
     "up": (2048, 8192, 1),
     "down": (8192, 2048, 1),
@@ -46,6 +50,7 @@ def declared() -> ctypes.CDLL:
     lib.ggml_backend_cpu_init.restype = pointer
     lib.ggml_backend_cpu_set_n_threads.argtypes = [pointer, ctypes.c_int]
     lib.ggml_backend_alloc_ctx_tensors.restype, lib.ggml_backend_alloc_ctx_tensors.argtypes = pointer, [pointer, pointer]
+    lib.ggml_backend_buffer_clear.argtypes = [pointer, ctypes.c_uint8]
     lib.ggml_backend_graph_compute.argtypes = [pointer, pointer]
     return lib
 
@@ -56,22 +61,26 @@ class Step:
     def __init__(self, extra: int):
         self.lib, self.extra = declared(), extra
         self.context = self.lib.ggml_init(Parameters(1 << 24, None, True))
-        make = self.lib.ggml_new_tensor_2d
-        self.operands = {
-            name: (make(self.context, Q4_0, inner, rows), make(self.context, F32, inner, columns))
-            for name, (inner, rows, columns) in KERNELS.items()
-        }
+        self.first = self.operands(*START, 1)
+        self.kernels = {name: self.operands(*shape, 1 + extra) for name, shape in KERNELS.items()}
         self.graphs = {name: self.graph(name) for name in ("base", *KERNELS)}
         self.backend = self.lib.ggml_backend_cpu_init()
         self.lib.ggml_backend_cpu_set_n_threads(self.backend, THREADS)
-        assert self.lib.ggml_backend_alloc_ctx_tensors(self.context, self.backend), "no memory for the tensors"
+        memory = self.lib.ggml_backend_alloc_ctx_tensors(self.context, self.backend)
+        assert memory, "no memory for the tensors"
+        self.lib.ggml_backend_buffer_clear(memory, FILL)
+
+    def operands(self, inner: int, rows: int, columns: int, copies: int) -> list[tuple[int, int]]:
+        """Matrices of a kernel, each with what it is multiplied with."""
+        make = self.lib.ggml_new_tensor_2d
+        return [(make(self.context, Q4_0, inner, rows), make(self.context, F32, inner, columns)) for _ in range(copies)]
 
     def graph(self, duplicated: str) -> int:
         """All kernels once, one of them `extra` times more."""
         graph = self.lib.ggml_new_graph_custom(self.context, 256, False)
-        for name, operands in self.operands.items():
-            for number in range(1 + (self.extra if name == duplicated else 0)):
-                result = self.lib.ggml_mul_mat(self.context, *operands)
+        for name, operands in {"start": self.first, **self.kernels}.items():
+            for number, pair in enumerate(operands if name == duplicated else operands[:1]):
+                result = self.lib.ggml_mul_mat(self.context, *pair)
                 self.lib.ggml_set_name(result, f"{name}.{number}".encode())
                 self.lib.ggml_build_forward_expand(graph, result)
         return int(graph)
@@ -86,18 +95,12 @@ class Step:
 
 
 def main() -> None:
-    rounds, extra, only_base = int(sys.argv[1]), int(sys.argv[2]), len(sys.argv) > 3
-    step = Step(extra)
-    names = ["base"] if only_base else list(step.graphs)
-    answer: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(WARM + rounds):
-        for name in names if turn % 2 else reversed(names):
-            spent = step.compute(name)
-            if turn >= WARM:
-                answer[name].append(spent)
-        if only_base:
-            time.sleep(0.002)  # a tracer learns from the first graphs
-    print(json.dumps(answer))
+    step = Step(int(sys.argv[1]))
+    names = list(step.graphs) if step.extra else ["base"] * ALONE
+    for turn, _ in enumerate(sys.stdin):
+        step.compute("base")
+        answer = [(name, step.compute(name)) for name in (names if turn % 2 else reversed(names))]
+        print(json.dumps(dict(answer)), flush=True)
 
 
 if __name__ == "__main__":

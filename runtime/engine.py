@@ -100,7 +100,8 @@ class Engine:
     def step(self, sequence: Sequence, ids: list[int], sampler: Sampler) -> tuple[Step, np.ndarray]:
         """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from."""
         phase = Phase.PREFILL if sequence.length == 0 else Phase.DECODE
-        step = Step(len(self.log.steps), phase, len(ids), sequence.length, monotonic_ns())
+        step = Step(len(self.log.steps), phase, len(ids), sequence.length)
+        step.begin_ns = monotonic_ns()
         probes.token_begin(step.seq, phase, step.n_tokens, step.position)
         logits = self.forward(sequence, ids, step)
         with Operator(self.log, Kind.SAMPLE, -1, 1, made_from(Kind.SAMPLE, -1)):

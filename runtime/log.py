@@ -24,7 +24,7 @@ class Step:
     phase: Phase
     n_tokens: int
     position: int
-    begin_ns: int
+    begin_ns: int = 0
     end_ns: int = 0
     sampled: int = -1
 

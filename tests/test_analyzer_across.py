@@ -153,7 +153,7 @@ def test_growth_and_the_model_give_back_the_law_that_made_the_steps():
     layers = int(operators["layer"].max()) + 1
     assert rows.loc["attention", "ns_per_token"] == pytest.approx(50 * layers) and rows.loc["attention", "r2"] == pytest.approx(1)
     assert rows.drop("attention")["ns_per_token"].abs().max() < 1e-6
-    model = trends.step_model(tables)
+    model = trends.step_model(trends.decode_steps(tables))
     assert model["us_per_token"] == pytest.approx(0.05 * layers, rel=1e-6) and model["mape"] < 1e-9 < model["mape_constant"]
 
 

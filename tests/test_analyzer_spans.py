@@ -1,10 +1,12 @@
 """The joins against plain loops that anyone can check."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.schema import reads
 from analyzer.slots import by_kind, columns_of, firsts
 from analyzer.spans import (
     GREATEST,
@@ -19,11 +21,12 @@ from analyzer.spans import (
     following,
     latest,
     numbered,
-    order_in_groups,
     pair,
     running_count,
     successors,
+    within,
 )
+from analyzer.time_sets import covered_by_each
 from tests.recordings import layouts, records
 
 TIMES = st.integers(0, 30)
@@ -114,6 +117,33 @@ def test_latest_and_following_equal_a_linear_search(right, left):
         assert after[i] == (min(later)[1] if later else -1)
 
 
+@given(ROWS, ROWS, st.data())
+def test_what_lasts_long_enough_is_found_by_those_without_an_answer(right, left, data):
+    until = np.array(data.draw(st.lists(TIMES, min_size=len(right), max_size=len(right))), np.int64)
+    answer = np.array(data.draw(st.lists(st.sampled_from([-1, 7]), min_size=len(left), max_size=len(left))), np.int64)
+    found = latest(*columns(right), *columns(left))
+    lasts = (found >= 0) & (columns(left)[1] < np.append(until, -1)[found])
+    expected = np.where(answer >= 0, answer, np.where(lasts, found, -1))
+    within((*columns(right), until), columns(left), answer)
+    assert answer.tolist() == expected.tolist()
+
+
+SPANS = st.lists(st.tuples(TIMES, TIMES).map(sorted))
+
+
+@given(SPANS, SPANS)
+def test_time_covered_by_each_interval_equals_the_sum_of_what_they_share(spans, windows):
+    (opened, closed), (begin, end) = (np.array(each, np.int64).reshape(-1, 2).T for each in (spans, windows))
+    expected = [sum(max(0, min(b, y) - max(a, x)) for a, b in spans) for x, y in windows]
+    assert covered_by_each(opened, closed, begin, end).tolist() == expected
+
+
+@given(st.lists(st.sampled_from(["running", "waiting", "", "r" * 2, None])), st.sampled_from(["running", "", "rr"]))
+def test_reading_a_word_equals_comparing_every_row(rows, word):
+    texts = [None if text is None else "".join(list(text)) for text in rows]  # equal, but not the same objects
+    assert reads(pd.Series(texts, dtype=object), word).tolist() == [text == word for text in texts]
+
+
 @given(ROWS)
 def test_successors_equal_the_next_of_the_group_in_order_of_time(rows):
     ordered = sorted(range(len(rows)), key=lambda i: rows[i][1])
@@ -184,13 +214,11 @@ def test_numbers_are_right_however_many_values_there_are(n, spread):
 
 
 @given(ROWS)
-def test_running_counts_and_orders_by_group_equal_a_sort(rows):
+def test_running_counts_by_group_equal_a_sort(rows):
     group, ts = columns(rows)
     ordered = sorted(range(len(rows)), key=lambda i: (rows[i][1], i))
     expected = [sum(rows[j][0] == rows[i][0] for j in ordered[: ordered.index(i)]) for i in range(len(rows))]
     assert running_count(group, ts).tolist() == expected
-    position = np.arange(len(rows))
-    assert order_in_groups(group, ts, position).tolist() == sorted(position.tolist(), key=lambda i: (*rows[i], i))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 9)), max_size=20))

@@ -86,7 +86,7 @@ def test_tables_do_not_depend_on_how_much_is_read_in_one_go(seed, steps, damage,
         source = open_recording(folder)
         whole = build(source)
         equal(build(source, most, block=4), whole)
-        keep(source, folder / "tables", fingerprint(folder), most, block=4)
+        keep(Source(source, block=4), folder / "tables", fingerprint(folder), most)
         equal(load(folder), whole)
 
 
