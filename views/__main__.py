@@ -15,6 +15,7 @@ COMMANDS = {
     "export": "Chrome JSON, CSV, Parquet or GraphML for other tools",
     "queries": "PerfettoSQL for the timeline: tokens, slow tokens, NPU idle time, expert loads",
     "top": "what a recording that is being made shows right now",
+    "summary": "what a finished recording shows, on one screen",
 }
 """Verb → help. The module views.commands.<verb> has prepare_parser(parser) and run(args) -> exit code."""
 

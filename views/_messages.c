@@ -1,18 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many protobuf messages at once, from columns; the order in which to write slices that nest; columns of texts as numbers.
+ * Many protobuf messages at once, from columns; the packets of slices that nest, and their order; columns of texts as numbers.
  *
- * A message's form is a list of steps, each a tuple of Python: (kind, bytes, column, map, absent). A message chooses a form and a
- * row of its columns; an EACH step's column has a number for every message instead. Everything is checked before it is read.
+ * A message's form is a list of steps, each a tuple of Python: (kind, bytes, column, map, absent). A message takes one row of its
+ * form's columns. Columns are read from begin to end, before their messages are written in the order of time: to read
+ * dozens of columns here and there, memory is too slow. Everything is checked before it is read.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { CONSTANT, VARINT, EACH, FIXED64, MEMBER, OPEN, CLOSE };
-enum { MOST_STEPS = 64, MOST_DEPTH = 8, VARINT_BYTES = 10, WORD = 8, MET = 4096 };
+enum kind { CONSTANT, VARINT, FIXED64, MEMBER, OPEN, CLOSE };
+enum { MOST_STEPS = 64, MOST_DEPTH = 8, MOST_PARTS = 2, MOST_LEVELS = 64 };
+enum { VARINT_BYTES = 10, WORD = 8, CHUNK = 16, USUAL_BYTES = 24, MET = 4096 };
+enum { KEPT_COLUMN = 32 << 20, KEPT_MEMORY = 256 << 20 };
+enum { PACKET = 0x0a, TRACK_EVENT = 0x5a }; /* tags of Trace.packet and TracePacket.track_event */
+
+/* Bytes that grow. */
+struct out {
+	PyObject *bytes;
+	Py_ssize_t used, room;
+};
+
+/* Where to write the next `more` bytes, or NULL and an error; `used` tells what was written. */
+static uint8_t *reserve(struct out *out, Py_ssize_t more)
+{
+	if (out->room < out->used + more) {
+		out->room = out->used + more + out->used / 2;
+		if (out->bytes)
+			_PyBytes_Resize(&out->bytes, out->room);
+		else
+			out->bytes = PyBytes_FromStringAndSize(NULL, out->room);
+		if (!out->bytes)
+			return NULL;
+	}
+	return (uint8_t *)PyBytes_AS_STRING(out->bytes) + out->used;
+}
+
+static void use(struct out *out, const uint8_t *end)
+{
+	out->used = end - (const uint8_t *)PyBytes_AS_STRING(out->bytes);
+}
+
+/* What was written, or NULL where there was an error. */
+static PyObject *finish(struct out *out)
+{
+	if (PyErr_Occurred() || !reserve(out, 1))
+		Py_CLEAR(out->bytes);
+	else
+		_PyBytes_Resize(&out->bytes, out->used);
+	return out->bytes;
+}
 
 /* What is read for every message, in one cache line: `word` holds bytes that are few. */
 struct step {
@@ -21,18 +62,18 @@ struct step {
 	Py_ssize_t mapped;
 	int64_t absent;
 	const char *bytes;
-	Py_ssize_t length;
+	uint32_t length;
 	uint8_t kind, optional;
 };
 
 struct form {
 	struct step steps[MOST_STEPS];
 	int count, holds;
-	Py_ssize_t rows, messages, bound;
+	Py_ssize_t rows, bound;
 	Py_buffer held[2 * MOST_STEPS];
 };
 
-/* Writes up to WORD bytes more than it returns as used, as all that follows here does: the last message has room for them. */
+/* Writes up to WORD bytes more than it returns as used, as all that follows here does: there is room for them. */
 static uint8_t *put_varint(uint8_t *to, uint64_t value)
 {
 	uint64_t spread = value;
@@ -81,29 +122,43 @@ static uint8_t *close_message(uint8_t *at, uint8_t *to)
 	return to + width - 1;
 }
 
-/* A step's number in a row; false where its map has none. */
-static int value_of(const struct step *step, int64_t row, int64_t *value)
+/* A short sub-message. Its bytes end before its number, and have the length that it takes where the number fits one byte. */
+static uint8_t *put_member(uint8_t *to, const struct step *step, uint64_t value)
 {
-	*value = step->column[row];
-	if (!step->map)
-		return 1;
-	if (*value < 0 || *value >= step->mapped)
-		return 0;
-	*value = step->map[*value];
-	return 1;
+	uint64_t word = step->word | value << 8 * (step->length % WORD);
+	uint8_t *length = to + 1;
+
+	if (value < 0x80 && step->length < WORD) {
+		memcpy(to, &word, WORD);
+		return to + step->length + 1;
+	}
+	to = put_varint(put_bytes(to, step), value);
+	*length = (uint8_t)(to - length - 1);
+	return to;
+}
+
+static uint8_t *put_fixed(uint8_t *to, const struct step *step, int64_t value)
+{
+	to = put_bytes(to, step);
+	memcpy(to, &value, sizeof value);
+	return to + sizeof value;
 }
 
 /* One message of a form; NULL where a map has no such number. */
-static uint8_t *put_message(const struct form *form, Py_ssize_t message, int64_t row, uint8_t *to)
+static uint8_t *put_message(const struct form *form, Py_ssize_t row, uint8_t *to)
 {
-	uint8_t *opened[MOST_DEPTH], *inner;
+	uint8_t *opened[MOST_DEPTH];
 	int64_t value = 0;
 	int depth = 0;
 
 	for (const struct step *step = form->steps, *end = step + form->count; step < end; step++) {
 		if (step->column) {
-			if (!value_of(step, step->kind == EACH ? message : row, &value))
-				return NULL;
+			value = step->column[row];
+			if (step->map) {
+				if ((uint64_t)value >= (uint64_t)step->mapped)
+					return NULL;
+				value = step->map[value];
+			}
 			if (step->optional && value == step->absent)
 				continue;
 		}
@@ -116,15 +171,11 @@ static uint8_t *put_message(const struct form *form, Py_ssize_t message, int64_t
 			to = put_bytes(to, step);
 			opened[depth++] = to++;
 			break;
-		case MEMBER: /* its bytes have a place for the length, which fits one byte */
-			inner = to + 1;
-			to = put_varint(put_bytes(to, step), (uint64_t)value);
-			*inner = (uint8_t)(to - inner - 1);
+		case MEMBER:
+			to = put_member(to, step, (uint64_t)value);
 			break;
 		case FIXED64:
-			to = put_bytes(to, step);
-			memcpy(to, &value, sizeof value);
-			to += sizeof value;
+			to = put_fixed(to, step, value);
 			break;
 		case CONSTANT:
 			to = put_bytes(to, step);
@@ -159,28 +210,28 @@ static int read_step(struct form *form, PyObject *told, int *depth)
 {
 	struct step *step = &form->steps[form->count++];
 	PyObject *column, *map, *absent;
-	Py_ssize_t rows = 0, *least;
+	Py_ssize_t rows = 0, length;
 	int kind;
 
 	memset(step, 0, sizeof *step);
-	if (!PyArg_ParseTuple(told, "iy#OOO", &kind, &step->bytes, &step->length, &column, &map, &absent))
+	if (!PyArg_ParseTuple(told, "iy#OOO", &kind, &step->bytes, &length, &column, &map, &absent))
 		return 0;
 	step->kind = (uint8_t)kind;
+	step->length = (uint32_t)length;
 	if (!hold(form, column, &step->column, &rows) || !hold(form, map, &step->map, &step->mapped))
 		return 0;
-	memcpy(&step->word, step->bytes, (size_t)(step->length < WORD ? step->length : WORD));
-	least = kind == EACH ? &form->messages : &form->rows;
-	if (step->column && rows < *least)
-		*least = rows;
+	memcpy(&step->word, step->bytes, (size_t)(length < WORD ? length : WORD));
+	if (step->column && rows < form->rows)
+		form->rows = rows;
 	step->optional = absent != Py_None;
 	if (step->optional)
 		step->absent = PyLong_AsLongLong(absent);
 	*depth += (kind == OPEN) - (kind == CLOSE);
-	if (kind < CONSTANT || kind > CLOSE || *depth < 0 || *depth >= MOST_DEPTH ||
-	    (kind == MEMBER && (step->length < 2 || step->length > 0x80 - VARINT_BYTES)) ||
-	    (kind >= VARINT && kind <= MEMBER) != (step->column != NULL))
+	if (kind < CONSTANT || kind > CLOSE || *depth < 0 || *depth >= MOST_DEPTH || length > UINT32_MAX ||
+	    (kind == MEMBER && (length < 2 || length > 0x80 - VARINT_BYTES)) ||
+	    (kind == VARINT || kind == FIXED64 || kind == MEMBER) != (step->column != NULL))
 		PyErr_SetString(PyExc_ValueError, "steps that make no message");
-	form->bound += step->length + VARINT_BYTES;
+	form->bound += length + VARINT_BYTES;
 	return !PyErr_Occurred();
 }
 
@@ -189,7 +240,8 @@ static int read_form(struct form *form, PyObject *steps)
 	Py_ssize_t count = PySequence_Size(steps);
 	int depth = 0;
 
-	form->rows = form->messages = PY_SSIZE_T_MAX;
+	form->rows = PY_SSIZE_T_MAX;
+	form->bound = WORD;
 	if (count > MOST_STEPS)
 		PyErr_SetString(PyExc_ValueError, "a message of too many steps");
 	for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
@@ -204,96 +256,259 @@ static int read_form(struct form *form, PyObject *steps)
 	return !PyErr_Occurred();
 }
 
-static void release(struct form *forms, Py_ssize_t count)
+static void put_rows(const struct form *form, int64_t *offsets, Py_ssize_t n, struct out *out)
 {
-	for (Py_ssize_t i = 0; i < count; i++)
-		for (int h = 0; h < forms[i].holds; h++)
-			PyBuffer_Release(&forms[i].held[h]);
-	free(forms);
-}
+	uint8_t *to;
 
-/* The messages, one after the other, or NULL: which of them has no form, no row, or a number that its map does not know. */
-static uint8_t *put_messages(const struct form *forms, Py_ssize_t count, const int64_t *form, const int64_t *row, Py_ssize_t n,
-			     uint8_t *to)
-{
-	for (Py_ssize_t i = 0; i < n && to; i++) {
-		if ((uint64_t)form[i] >= (uint64_t)count || (uint64_t)row[i] >= (uint64_t)forms[form[i]].rows ||
-		    i >= forms[form[i]].messages)
-			return NULL;
-		to = put_message(&forms[form[i]], i, row[i], to);
+	offsets[0] = 0;
+	for (Py_ssize_t i = 0; i < n; i++) {
+		to = i < form->rows ? reserve(out, form->bound) : NULL;
+		to = to ? put_message(form, i, to) : NULL;
+		if (!to) {
+			if (!PyErr_Occurred())
+				PyErr_SetString(PyExc_IndexError, "a message of no row, or a number that its map does not know");
+			return;
+		}
+		use(out, to);
+		offsets[i + 1] = out->used;
 	}
-	return to;
-}
-
-static PyObject *encoded(const struct form *forms, Py_ssize_t count, const Py_buffer *form, const Py_buffer *row)
-{
-	Py_ssize_t n = row->len / (Py_ssize_t)sizeof(int64_t), bound = 0;
-	PyObject *out;
-	uint8_t *begin, *end;
-
-	if (form->len != row->len || row->len % (Py_ssize_t)sizeof(int64_t)) {
-		PyErr_SetString(PyExc_ValueError, "as many forms as rows are wanted, of 8 bytes each");
-		return NULL;
-	}
-	for (Py_ssize_t i = 0; i < count; i++)
-		bound = forms[i].bound > bound ? forms[i].bound : bound;
-	out = PyBytes_FromStringAndSize(NULL, n * bound + WORD);
-	if (!out)
-		return NULL;
-	begin = (uint8_t *)PyBytes_AsString(out);
-	Py_BEGIN_ALLOW_THREADS
-	end = put_messages(forms, count, form->buf, row->buf, n, begin);
-	Py_END_ALLOW_THREADS
-	if (!end) {
-		Py_DECREF(out);
-		PyErr_SetString(PyExc_IndexError, "a message of no form, no row or no mapped number");
-		return NULL;
-	}
-	_PyBytes_Resize(&out, end - begin);
-	return out;
 }
 
 static PyObject *encode(PyObject *module, PyObject *arguments)
 {
-	PyObject *told, *out = NULL;
-	Py_buffer form, row;
-	struct form *forms;
-	Py_ssize_t count;
+	struct form *form = calloc(1, sizeof *form);
+	struct out out = {0};
+	Py_buffer offsets;
+	PyObject *steps;
 
 	(void)module;
-	if (!PyArg_ParseTuple(arguments, "O!y*y*", &PyList_Type, &told, &form, &row))
+	if (!form)
+		return PyErr_NoMemory();
+	if (PyArg_ParseTuple(arguments, "Ow*", &steps, &offsets)) {
+		if (offsets.len < WORD)
+			PyErr_SetString(PyExc_ValueError, "no offsets");
+		else if (read_form(form, steps))
+			put_rows(form, offsets.buf, offsets.len / WORD - 1, &out);
+		PyBuffer_Release(&offsets);
+	}
+	for (int h = 0; h < form->holds; h++)
+		PyBuffer_Release(&form->held[h]);
+	free(form);
+	return finish(&out);
+}
+
+static PyObject *varints(PyObject *module, PyObject *arguments)
+{
+	struct out out = {0};
+	Py_buffer column;
+	uint8_t *to;
+
+	(void)module;
+	if (!PyArg_ParseTuple(arguments, "y*", &column))
 		return NULL;
-	count = PyList_Size(told);
-	forms = calloc((size_t)count + 1, sizeof *forms);
-	if (!forms)
-		PyErr_NoMemory();
-	for (Py_ssize_t i = 0; forms && i < count && !PyErr_Occurred(); i++)
-		read_form(&forms[i], PyList_GetItem(told, i));
-	if (!PyErr_Occurred())
-		out = encoded(forms, count, &form, &row);
-	if (forms)
-		release(forms, count);
-	PyBuffer_Release(&form);
-	PyBuffer_Release(&row);
-	return out;
+	to = reserve(&out, column.len / WORD * VARINT_BYTES + WORD);
+	if (to) {
+		for (Py_ssize_t i = 0; i < column.len / WORD; i++)
+			to = put_varint(to, ((const uint64_t *)column.buf)[i]);
+		use(&out, to);
+	}
+	PyBuffer_Release(&column);
+	return finish(&out);
+}
+
+/* Bytes among others: `beyond` more may be read behind them. */
+struct said {
+	const uint8_t *bytes;
+	Py_ssize_t length, beyond;
+};
+
+/* A part of what a level's slices say: number r stands from offsets[r] to offsets[r + 1]; slice i says number row[i], or i. */
+struct part {
+	Py_buffer bytes, offsets, row;
+};
+
+struct level {
+	struct part parts[MOST_PARTS];
+	Py_ssize_t count;
+};
+
+/* The slices of one track as columns, and the order of their begins (i) and ends (~i). */
+struct track {
+	struct said head, ended;
+	Py_buffer order, rank, row, begin, end;
+	struct level levels[MOST_LEVELS];
+	Py_ssize_t count;
+};
+
+static void read_level(struct level *level, PyObject *parts)
+{
+	Py_ssize_t count = PySequence_Size(parts);
+
+	if (count > MOST_PARTS)
+		PyErr_SetString(PyExc_ValueError, "a level of too many parts");
+	for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
+		PyObject *told = PySequence_GetItem(parts, i);
+		struct part *part = &level->parts[i];
+
+		if (told && PyArg_ParseTuple(told, "y*y*z*", &part->bytes, &part->offsets, &part->row))
+			level->count++;
+		Py_XDECREF(told);
+	}
+}
+
+static void read_track(struct track *track, PyObject *arguments, long long *last)
+{
+	PyObject *levels;
+
+	if (!PyArg_ParseTuple(arguments, "y#y#O!y*y*y*y*y*L", &track->head.bytes, &track->head.length, &track->ended.bytes,
+			      &track->ended.length, &PyList_Type, &levels, &track->order, &track->rank, &track->row, &track->begin,
+			      &track->end, last))
+		return;
+	if (track->rank.len != track->row.len || track->begin.len != track->row.len || track->end.len != track->row.len)
+		PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+	if (PyList_Size(levels) > MOST_LEVELS)
+		PyErr_SetString(PyExc_ValueError, "too many levels");
+	while (!PyErr_Occurred() && track->count < PyList_Size(levels)) {
+		read_level(&track->levels[track->count], PyList_GetItem(levels, track->count));
+		track->count++;
+	}
+}
+
+static void release(struct track *track)
+{
+	Py_buffer *columns[] = {&track->order, &track->rank, &track->row, &track->begin, &track->end};
+
+	for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
+		PyBuffer_Release(columns[i]);
+	for (Py_ssize_t i = 0; i < track->count; i++)
+		for (Py_ssize_t p = 0; p < track->levels[i].count; p++) {
+			PyBuffer_Release(&track->levels[i].parts[p].bytes);
+			PyBuffer_Release(&track->levels[i].parts[p].offsets);
+			PyBuffer_Release(&track->levels[i].parts[p].row);
+		}
+	free(track);
+}
+
+/* Number i of a column that may not have so many; false then. */
+static int at(const Py_buffer *column, int64_t i, int64_t *number)
+{
+	if ((uint64_t)i >= (uint64_t)column->len / WORD)
+		return 0;
+	*number = ((const int64_t *)column->buf)[i];
+	return 1;
+}
+
+static int find(const struct part *part, int64_t row, struct said *said)
+{
+	int64_t from, to;
+
+	if (part->row.buf && !at(&part->row, row, &row))
+		return 0;
+	if (!at(&part->offsets, row, &from) || !at(&part->offsets, row + 1, &to) || from < 0 || to < from || to > part->bytes.len)
+		return 0;
+	*said = (struct said){(const uint8_t *)part->bytes.buf + from, to - from, part->bytes.len - to};
+	return 1;
+}
+
+/* What the begin of slice i says, in how many parts; -1 where there is no such slice. */
+static int begun(const struct track *track, int64_t i, struct said *said)
+{
+	const struct level *level;
+	int64_t rank, row;
+
+	if (!at(&track->rank, i, &rank) || !at(&track->row, i, &row) || (uint64_t)rank >= (uint64_t)track->count)
+		return -1;
+	level = &track->levels[rank];
+	for (Py_ssize_t p = 0; p < level->count; p++)
+		if (!find(&level->parts[p], row, &said[p]))
+			return -1;
+	return (int)level->count;
+}
+
+/* Most are shorter than what a call of memcpy is worth. Writes up to CHUNK bytes more. */
+static uint8_t *put_said(uint8_t *to, const struct said *said)
+{
+	if (said->beyond < CHUNK)
+		memcpy(to, said->bytes, (size_t)said->length);
+	else
+		for (Py_ssize_t done = 0; done < said->length; done += CHUNK)
+			memcpy(to + done, said->bytes + done, CHUNK);
+	return to + said->length;
+}
+
+static Py_ssize_t bytes_of(const struct said *said, int count)
+{
+	Py_ssize_t length = 0;
+
+	for (int p = 0; p < count; p++)
+		length += said[p].length;
+	return length;
+}
+
+static uint8_t *put_packet(uint8_t *to, const struct said *head, uint64_t since, const struct said *said, int count)
+{
+	uint8_t *opened;
+
+	*to++ = PACKET;
+	opened = to++;
+	to = put_varint(put_said(to, head), since);
+	*to++ = TRACK_EVENT;
+	to = put_varint(to, (uint64_t)bytes_of(said, count));
+	for (int p = 0; p < count; p++)
+		to = put_said(to, &said[p]);
+	return close_message(opened, to);
+}
+
+static void put_events(const struct track *track, int64_t last, struct out *out)
+{
+	struct said said[MOST_PARTS];
+	int64_t event, ts;
+	int count;
+	uint8_t *to;
+
+	for (Py_ssize_t k = 0; k < track->order.len / WORD; k++) {
+		event = ((const int64_t *)track->order.buf)[k];
+		count = event < 0 ? 1 : begun(track, event, said);
+		if (event < 0)
+			said[0] = track->ended;
+		if (count < 0 || !at(event < 0 ? &track->end : &track->begin, event < 0 ? ~event : event, &ts)) {
+			PyErr_SetString(PyExc_IndexError, "an event of no slice");
+			return;
+		}
+		to = reserve(out, track->head.length + bytes_of(said, count) + 4 * VARINT_BYTES + CHUNK);
+		if (!to)
+			return;
+		use(out, put_packet(to, &track->head, (uint64_t)ts - (uint64_t)last, said, count));
+		last = ts;
+	}
+}
+
+static PyObject *events(PyObject *module, PyObject *arguments)
+{
+	struct track *track = calloc(1, sizeof *track);
+	struct out out = {0};
+	long long last = 0;
+
+	(void)module;
+	if (!track)
+		return PyErr_NoMemory();
+	read_track(track, arguments, &last);
+	if (!PyErr_Occurred() && reserve(&out, track->order.len / WORD * USUAL_BYTES))
+		put_events(track, last, &out);
+	release(track);
+	return finish(&out);
 }
 
 /*
- * Begin (i) and end (~i) events of slices, from their order of beginning. A slice that outlasts the one around it has crossed it:
+ * Begin (i) and end (~i) events of slices that stand in the order of their begins. A slice that outlasts the one around it has crossed it:
  * that is marked, and from there to the next moment without a slice the order is of no use.
  */
-static Py_ssize_t nest(const int64_t *opening, Py_ssize_t n, const int64_t *begin, const int64_t *end, const uint8_t *instant,
-		       int64_t *stack, int64_t *events, uint8_t *crossed, int *bad)
+static Py_ssize_t nest(Py_ssize_t n, const int64_t *begin, const int64_t *end, const uint8_t *instant, int64_t *stack,
+		       int64_t *events, uint8_t *crossed)
 {
 	Py_ssize_t depth = 0, count = 0;
 
-	for (Py_ssize_t k = 0; k < n; k++) {
-		int64_t i = opening[k];
-
-		if ((uint64_t)i >= (uint64_t)n) {
-			*bad = 1;
-			return 0;
-		}
+	for (Py_ssize_t i = 0; i < n; i++) {
 		while (depth && end[stack[depth - 1]] <= begin[i])
 			events[count++] = ~stack[--depth];
 		events[count++] = i;
@@ -312,26 +527,22 @@ static Py_ssize_t nest(const int64_t *opening, Py_ssize_t n, const int64_t *begi
 
 static PyObject *nested(PyObject *module, PyObject *arguments)
 {
-	Py_buffer opening, begin, end, instant, events, crossed;
+	Py_buffer begin, end, instant, events, crossed;
 	Py_ssize_t n, count = 0;
 	int64_t *stack;
-	int bad = 0;
 
 	(void)module;
-	if (!PyArg_ParseTuple(arguments, "y*y*y*y*w*w*", &opening, &begin, &end, &instant, &events, &crossed))
+	if (!PyArg_ParseTuple(arguments, "y*y*y*w*w*", &begin, &end, &instant, &events, &crossed))
 		return NULL;
 	n = instant.len;
 	stack = malloc((size_t)(n + 1) * sizeof *stack);
 	if (!stack)
 		PyErr_NoMemory();
-	else if (opening.len != 8 * n || begin.len != 8 * n || end.len != 8 * n || events.len != 16 * n || crossed.len != n)
+	else if (begin.len != WORD * n || end.len != WORD * n || events.len != 2 * WORD * n || crossed.len != n)
 		PyErr_SetString(PyExc_ValueError, "columns of different lengths");
 	else
-		count = nest(opening.buf, n, begin.buf, end.buf, instant.buf, stack, events.buf, crossed.buf, &bad);
-	if (bad)
-		PyErr_SetString(PyExc_IndexError, "an order of slices that are not there");
+		count = nest(n, begin.buf, end.buf, instant.buf, stack, events.buf, crossed.buf);
 	free(stack);
-	PyBuffer_Release(&opening);
 	PyBuffer_Release(&begin);
 	PyBuffer_Release(&end);
 	PyBuffer_Release(&instant);
@@ -401,10 +612,25 @@ done:
 	return NULL;
 }
 
+/* Columns come and go by the dozen: given back each time, and asked for again, memory costs a fifth of what they take. */
+static PyObject *keep_memory(PyObject *module, PyObject *arguments)
+{
+	(void)module;
+	(void)arguments;
+#ifdef M_MMAP_THRESHOLD
+	mallopt(M_MMAP_THRESHOLD, KEPT_COLUMN);
+	mallopt(M_TRIM_THRESHOLD, KEPT_MEMORY);
+#endif
+	Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
 	{"codes", codes, METH_VARARGS, "codes(texts, codes) -> the distinct texts; codes[i] becomes the place of texts[i] among them"},
-	{"encode", encode, METH_VARARGS, "encode(forms, form, row) -> bytes: message i has form[i] and takes row[i] of its columns"},
-	{"nested", nested, METH_VARARGS, "nested(opening, begin, end, instant, events, crossed) -> number of events"},
+	{"encode", encode, METH_VARARGS, "encode(steps, offsets) -> bytes of len(offsets) - 1 messages, and where each begins and ends"},
+	{"events", events, METH_VARARGS, "events(head, ended, levels, order, rank, row, begin, end, last) -> packets"},
+	{"keep_memory", keep_memory, METH_NOARGS, "keep_memory() -> None: freed columns stay with the process"},
+	{"nested", nested, METH_VARARGS, "nested(begin, end, instant, events, crossed) -> number of events"},
+	{"varints", varints, METH_VARARGS, "varints(numbers) -> bytes"},
 	{NULL, NULL, 0, NULL},
 };
 

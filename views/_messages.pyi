@@ -2,10 +2,21 @@
 
 import numpy as np
 
-from views.protobuf import Step
+from views.protobuf import Part, Step
 
 def codes(texts: np.ndarray, codes: np.ndarray) -> list[str]: ...
-def encode(forms: list[list[Step]], form: np.ndarray, row: np.ndarray) -> bytes: ...
-def nested(
-    opening: np.ndarray, begin: np.ndarray, end: np.ndarray, instant: np.ndarray, events: np.ndarray, crossed: np.ndarray
-) -> int: ...
+def encode(steps: list[Step], offsets: np.ndarray) -> bytes: ...
+def events(
+    head: bytes,
+    ended: bytes,
+    levels: list[list[Part]],
+    order: np.ndarray,
+    rank: np.ndarray,
+    row: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    last: int,
+) -> bytes: ...
+def keep_memory() -> None: ...
+def nested(begin: np.ndarray, end: np.ndarray, instant: np.ndarray, events: np.ndarray, crossed: np.ndarray) -> int: ...
+def varints(numbers: np.ndarray) -> bytes: ...

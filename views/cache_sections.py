@@ -126,7 +126,8 @@ def counters(frame: pd.DataFrame) -> list[Block]:
         bins = binned(len(rows))
         x, y = ((rows[c].groupby(bins).last()).to_numpy() for c in ("ts_ns", "value"))
         mebibytes = str(name).endswith("bytes")
-        trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": np.round((x - origin) / 1e9, 6), "slot": number}
+        x, y = np.append((x - origin) / 1e9, span), np.append(y, y[-1])
+        trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": np.round(x, 6), "slot": number}
         trace |= {"y": y / 2**20 if mebibytes else y, "line": {"shape": "hv"}}
         axes = {
             "xaxis": axis("s", range=[0, span]),

@@ -31,6 +31,7 @@ def arguments(slices: Slices) -> list[dict[str, Any]]:
 
 def slice_events(slices: Slices, pids: dict[int, int], tid: int | None = None) -> Iterator[dict[str, Any]]:
     """Complete events ("X"), or instants ("i"); µs on CLOCK_MONOTONIC."""
+    slices = slices.alone()
     tids, begins, ends = slices.tid.tolist(), slices.begin.tolist(), slices.end.tolist()
     names, kind = slices.name, "i" if slices.instant else "X"
     for i, args in enumerate(arguments(slices)):

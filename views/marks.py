@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 
 from analyzer.observed import known_changes
-from views.slices import Slices, Tables, Text
+from views.slices import Slices, Tables, Text, says
 
 SLOW_DEVIATIONS, SLOW_TIMES = 5.0, 1.2
 Series = tuple[str, np.ndarray, np.ndarray]
 
 
-def in_flight(name: str, frame: pd.DataFrame) -> Series:
-    """How many spans of a table are open, at every moment at which that changes."""
-    ts = np.concatenate([frame["begin_ns"], frame["end_ns"]]).astype(np.int64)
-    step = np.repeat([1, -1], len(frame))
+def in_flight(name: str, frame: pd.DataFrame, which: np.ndarray) -> Series:
+    """How many of some spans of a table are open, at every moment at which that changes."""
+    ts = np.concatenate([frame[column].to_numpy(np.int64)[which] for column in ("begin_ns", "end_ns")])
+    step = np.repeat([1, -1], len(ts) // 2)
     order = np.lexsort((step, ts))
     last = np.append(ts[order][1:] != ts[order][:-1], True)[: len(order)]
     return name, ts[order][last], np.cumsum(step[order])[last].astype(np.float64)
@@ -24,23 +24,32 @@ def in_flight(name: str, frame: pd.DataFrame) -> Series:
 def speed(tables: Tables) -> Series:
     """Decode tokens per second: one over the time since the end of the step before on its thread, from that end on."""
     tokens = tables["tokens"]
-    done = tokens[tokens["complete"]].sort_values(["tid", "end_ns"])
-    before = done.groupby("tid")["end_ns"].shift()
-    mine = (done["phase"] == "decode") & before.notna()
-    pitch = (done["end_ns"] - before)[mine].clip(lower=1)
-    order = np.argsort(before[mine].to_numpy(), kind="stable")
-    return "decode tokens/s", before[mine].to_numpy(np.int64)[order], (1e9 / pitch).to_numpy()[order]
+    done = tokens[tokens["complete"]]
+    tid, end = (done[column].to_numpy(np.int64) for column in ("tid", "end_ns"))
+    order = np.lexsort((end, tid))
+    tid, end = tid[order], end[order]
+    mine = (tid[1:] == tid[:-1]) & says(done["phase"], "decode")[order][1:]
+    before, pitch = end[:-1][mine], np.maximum(np.diff(end)[mine], 1)
+    order = np.argsort(before, kind="stable")
+    return "decode tokens/s", before[order], 1e9 / pitch[order]
 
 
 def counters(tables: Tables) -> list[Series]:
     """Every counter, recorded or derived: name, times, values."""
     recorded = []
-    for name, rows in tables["counters"].groupby("name", sort=True):
-        rows = rows.sort_values("ts_ns", kind="stable")
-        recorded.append((str(name), rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)))
+    frame, names = tables["counters"], Text.of(tables["counters"]["name"])
+    ts, values = frame["ts_ns"].to_numpy(np.int64), frame["value"].to_numpy(np.float64)
+    for name, code in sorted((name, code) for code, name in enumerate(names.labels)):
+        rows = np.flatnonzero(names.codes == code)
+        rows = rows[np.argsort(ts[rows], kind="stable")]
+        recorded.append((name, ts[rows], values[rows]))
     loads, executes = tables["loads"], tables["qnn_executes"]
-    loads, executes = loads[(loads["action"] == "load") & loads["complete"]], executes[executes["complete"]]
-    derived = [speed(tables), in_flight("expert loads in flight", loads), in_flight("NPU executions in flight", executes)]
+    loaded, executed = says(loads["action"], "load") & loads["complete"].to_numpy(bool), executes["complete"].to_numpy(bool)
+    derived = [
+        speed(tables),
+        in_flight("expert loads in flight", loads, loaded),
+        in_flight("NPU executions in flight", executes, executed),
+    ]
     return [*recorded, *(series for series in derived if len(series[1]))]
 
 

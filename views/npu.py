@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from views.slices import Column, Slices, Tables, Text, execute_flow, ints, of_frame, place, positive, rows_of, texts
+from views.slices import Column, Slices, Tables, Text, execute_flow, ints, of_frame, place, positive, rows_of, says, texts
 
 NODE = 404
 STAGES, OPTRACE = "Host stages", "optrace "
@@ -85,13 +85,13 @@ def device(tables: Tables) -> Slices | None:
 def nodes(tables: Tables) -> Slices | None:
     """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
     frame, every = tables["qnn_executes"], tables["qnn_events"]
-    counted, kind = (every["unit"] == "cycles").to_numpy(), every["type"].to_numpy()
+    counted, kind = says(every["unit"], "cycles"), every["type"].to_numpy()
     of = rows_of(frame["execute_id"], every["execute_id"])
     place = np.flatnonzero(counted & (kind == NODE) & (of >= 0))
     if not len(place):
         return None
     place = place[np.argsort(of[place], kind="stable")]
-    events, row = every.iloc[place], of[place]
+    events, row = every[["name", "tid", "value", "host_ns"]].iloc[place], of[place]
     among = np.full(len(every) + 1, -1)
     among[place] = np.arange(len(place))
     parents = among[rows_of(every["event_id"], every["parent_id"])]
@@ -103,7 +103,8 @@ def nodes(tables: Tables) -> Slices | None:
     args: dict[str, Column] = {"estimated": np.where(stamped, -1, 1), "cycles": cycles.astype(np.int64)}
     args["by_time_stamp"] = np.where(stamped, 1, -1)
     said = np.flatnonzero(counted & (kind != NODE) & (parents >= 0))
-    args |= told_of(len(row), parents[said], every.iloc[said])
+    if len(said):
+        args |= told_of(len(row), parents[said], every.iloc[said])
     name = Text.joined(lambda text: text or "node", events["name"])
     return Slices("qnn", name, events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args)
 

@@ -21,10 +21,13 @@ CALLS_QUERY = (
     "select call, name, count(*) calls, max(bytes) bytes, sum(duration_ns)/1e6 ms from qnn_calls group by all order by ms desc"
 )
 
+PROVIDER = "QNNExecutionProvider_"
+"""What ONNX Runtime puts before the name of every graph, twice."""
+
 
 def graph_labels(executes: pd.DataFrame) -> pd.Series:
-    """The subgraph kind, where the engine tells one, before QNN's own name of the graph."""
-    kind, name = executes["kind"], executes["graph_name"]
+    """The subgraph kind, where the engine tells one, before QNN's own name of the graph, as far as that tells graphs apart."""
+    kind, name = executes["kind"], executes["graph_name"].str.replace(PROVIDER, "")
     return kind.where(kind == "", kind + " · ") + name
 
 

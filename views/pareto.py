@@ -9,6 +9,7 @@ from views.report import plotly
 from views.sections import Block, Section, axis, bytes_text, cards, chart, heads, note, pairs, table
 
 Document = dict[str, Any]
+MIB = 1 << 20
 NEAR = 1.05
 """As good as the best, where memory is to be saved."""
 
@@ -52,15 +53,15 @@ def front(document: Document, figure: str, title: str) -> Block | None:
     traces: list[dict[str, Any]] = []
     if figure == "tpot_ms":
         best = sorted((run for run in runs if run["pareto"]), key=lambda run: run["peak_cache_bytes"])
-        line = {"x": [run["peak_cache_bytes"] / 1e6 for run in best], "y": [run[figure] for run in best]}
+        line = {"x": [run["peak_cache_bytes"] / MIB for run in best], "y": [run[figure] for run in best]}
         shape = {"line": {"shape": "hv", "dash": "dot"}, "hoverinfo": "skip"}
         traces.append({"type": "scatter", "mode": "lines", "name": "Pareto front", "slot": 7, **line, **shape})
     for slot, kind in enumerate(dict.fromkeys(map(prefetching, runs))):
         mine = [run for run in runs if prefetching(run) == kind]
-        points = {"x": [run["peak_cache_bytes"] / 1e6 for run in mine], "y": [run[figure] for run in mine]}
-        hover = {"text": [told(run) for run in mine], "hovertemplate": "%{x:.2f} MB, %{y:.2f} ms<br>%{text}<extra></extra>"}
+        points = {"x": [run["peak_cache_bytes"] / MIB for run in mine], "y": [run[figure] for run in mine]}
+        hover = {"text": [told(run) for run in mine], "hovertemplate": "%{x:.2f} MiB, %{y:.2f} ms<br>%{text}<extra></extra>"}
         traces.append({"type": "scatter", "mode": "markers", "name": kind, "slot": slot, **points, **hover})
-    memory, time = (axis(name, rangemode="tozero") for name in ("MB held by the expert cache", "ms"))
+    memory, time = (axis(name, rangemode="tozero") for name in ("MiB held by the expert cache", "ms"))
     return chart(title, traces, "", 420, xaxis=memory, yaxis=time)
 
 
@@ -74,15 +75,15 @@ def charts(document: Document) -> Section | None:
 def settings(document: Document) -> Section:
     """Every simulated run."""
     columns = heads(
-        "text Pareto, text cache, text prefetch, number chunk, number cache MB, number TTFT ms, number TPOT ms, "
-        "number TPOT p90 ms, number hits %, number stall ms, number loaded MB"
+        "text Pareto, text cache, text prefetch, number chunk, number cache MiB, number TTFT ms, number TPOT ms, "
+        "number TPOT p90 ms, number hits %, number stall ms, number loaded MiB"
     )
     rows = []
     for run in document["runs"]:
         named = ["yes" if run["pareto"] else "", "everything" if run["cache_bytes"] is None else bytes_text(run["cache_bytes"])]
         hits = None if run["hit_rate"] is None else 100 * run["hit_rate"]
-        figures = [run["peak_cache_bytes"] / 1e6, run["ttft_ms"], run["tpot_ms"], run["tpot_p90_ms"], hits, run["stall_ms"]]
-        rows.append([*named, prefetching(run), run["chunk"], *figures, run["loaded_bytes"] / 1e6])
+        figures = [run["peak_cache_bytes"] / MIB, run["ttft_ms"], run["tpot_ms"], run["tpot_p90_ms"], hits, run["stall_ms"]]
+        rows.append([*named, prefetching(run), run["chunk"], *figures, run["loaded_bytes"] / MIB])
     return Section("settings", "Every setting", [table(columns, rows)])
 
 

@@ -23,9 +23,9 @@ import pandas as pd
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
 
 from views import marks, npu, sched
-from views.protobuf import field_bytes
+from views.protobuf import _messages, field_bytes
 from views.sequence import PACKET, Events, Level, Names, counter_packets, head, slice_packets, valid
-from views.slices import Tables, close_open, on_program, rows_of
+from views.slices import Tables, close_open, distinct, on_program, rows_of
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
@@ -208,9 +208,11 @@ class TraceWriter:
 
 def groups_by(tid: np.ndarray) -> dict[int, np.ndarray]:
     """tid → its rows, in order."""
-    code, tids = pd.factorize(tid)
+    code, tids = distinct(tid)
+    if len(tids) == 1:
+        return {int(tids[0]): np.arange(len(tid))}
     order = np.argsort(code.astype(np.min_scalar_type(len(tids))), kind="stable")
-    return dict(zip(tids.tolist(), np.split(order, np.cumsum(np.bincount(code))[:-1]), strict=True))
+    return dict(zip(map(int, tids), np.split(order, np.cumsum(np.bincount(code))[:-1]), strict=True))
 
 
 def owners(frame: pd.DataFrame) -> dict[int, int]:
@@ -225,10 +227,13 @@ def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
     pids: dict[int, int] = {}
     for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults", "calls"):
         pids |= owners(tables[table])
-    operators, threads = tables["operators"], tables["op_threads"].drop_duplicates("tid")
-    rows = rows_of(operators["op_id"], threads["op_id"])
+    operators, threads = tables["operators"], tables["op_threads"]
+    code, tids = distinct(threads["tid"].to_numpy(np.int64))
+    some = np.empty(len(tids), np.int64)
+    some[code] = np.arange(len(code))
+    rows = rows_of(operators["op_id"], threads["op_id"].iloc[some])
     owner = operators["pid"].to_numpy()[rows[rows >= 0]]
-    pids |= dict(zip(threads["tid"].to_numpy()[rows >= 0].tolist(), owner.tolist(), strict=True))
+    pids |= dict(zip(np.asarray(tids)[rows >= 0].tolist(), owner.tolist(), strict=True))
     target = tables["threads"][tables["threads"]["target"]]
     pids |= dict(zip(target["tid"].tolist(), target["pid"].tolist(), strict=True))
     pids |= {int(thread["tid"]): int(thread["pid"]) for thread in manifest.get("threads") or []}
@@ -241,8 +246,9 @@ def extent(tables: Tables) -> tuple[int, int]:
     for frame in tables.values():
         for column in ("begin_ns", "ts_ns", "end_ns"):
             if column in frame and len(frame):
-                lows.append(int(frame[column].min()))
-                highs.append(int(frame[column].max()))
+                times = frame[column].to_numpy()
+                lows.append(int(times.min()))
+                highs.append(int(times.max()))
     return (min(lows), max(highs)) if lows else (0, 0)
 
 
@@ -250,6 +256,7 @@ def write_trace(
     manifest: dict[str, Any], tables: Tables, path: Path, progress: Progress = lambda step: None, zipped: bool = False
 ) -> Written:
     """Write the trace of a recording to `path`, which is replaced only when the trace is whole; `zipped`: as gzip."""
+    _messages.keep_memory()
     partial = path.with_name(path.name + ".new")
     with partial.open("wb") as file, gzip.GzipFile("", "wb", GZIP_LEVEL, file) if zipped else nullcontext(file) as out:
         written = TraceWriter(manifest, tables, out).write(progress)  # type: ignore[arg-type]

@@ -10,8 +10,10 @@ except ImportError:
     raise ViewError("views/_messages.so is not built: run `make native`") from None
 
 VARINT, FIXED64, LENGTH = 0, 1, 2
-CONSTANT_STEP, VARINT_STEP, EACH_STEP, FIXED64_STEP, MEMBER_STEP, OPEN_STEP, CLOSE_STEP = range(7)
+CONSTANT_STEP, VARINT_STEP, FIXED64_STEP, MEMBER_STEP, OPEN_STEP, CLOSE_STEP = range(6)
 Step = tuple[int, bytes, np.ndarray | None, np.ndarray | None, int | None]
+Part = tuple[bytes, np.ndarray, np.ndarray | None]
+"""Messages one after the other, where each begins and the last ends, and which of them each slice says (None: its own number)."""
 
 
 def varint_bytes(value: int) -> bytes:
@@ -66,17 +68,14 @@ class Form:
             self.steps[-1] = (*self.steps[-1][:3], numbers(labels), None)
         return self
 
-    def each(self, field: int, column: np.ndarray) -> "Form":
-        """An integer field with a number for every message, whatever its row."""
-        return self.step(EACH_STEP, tag(field, VARINT), column)
-
     def fixed64(self, field: int, column: np.ndarray, absent: int | None = None) -> "Form":
         """A fixed64 or double field, by the dtype of `column`."""
         return self.step(FIXED64_STEP, tag(field, FIXED64), column, absent)
 
     def member(self, field: int, head: bytes, number: int, column: np.ndarray, labels: np.ndarray | None, absent: int) -> "Form":
         """A short sub-message: `head`, then one integer field. `field` is below 16, the sub-message below 128 bytes."""
-        data = tag(field, LENGTH) + bytes(1) + head + tag(number, VARINT)
+        inner = head + tag(number, VARINT)
+        data = tag(field, LENGTH) + bytes([(len(inner) + 1) & 0x7F]) + inner
         self.steps.append((MEMBER_STEP, data, numbers(column), None if labels is None else numbers(labels), absent))
         return self
 
@@ -95,16 +94,15 @@ class Form:
         return self
 
 
-def encode(forms: list[Form], form: np.ndarray, row: np.ndarray) -> bytes:
-    """Messages: number i is of form `form[i]` (int64) and takes row `row[i]` (int64) of that form's columns."""
-    return _messages.encode([each.steps for each in forms], numbers(form), numbers(row))
+def encode(form: Form, n: int) -> tuple[bytes, np.ndarray]:
+    """A message for each of the first `n` rows of the columns, where each begins, and where the last ends [n + 1].
 
-
-def encode_all(form: Form, n: int) -> bytes:
-    """A message for each of the `n` rows."""
-    return encode([form], np.zeros(n, np.int64), np.arange(n))
+    Raises IndexError where a column or a map is too short.
+    """
+    offsets = np.empty(n + 1, np.int64)
+    return _messages.encode(form.steps, offsets), offsets
 
 
 def packed_varints(values: np.ndarray) -> bytes:
     """The payload of a packed repeated varint field."""
-    return encode_all(Form().step(VARINT_STEP, b"", values), len(values))
+    return _messages.varints(numbers(values))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from views.protobuf import Form, encode_all, field_bytes, packed_varints, tag, varint_bytes
-from views.slices import Tables, Text
+from views.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
+from views.slices import Tables, distinct, says
 
 TRACE_PACKET, FTRACE_EVENTS = 1, 1
 CPU, EVENT, COMPACT = 1, 2, 4
@@ -51,7 +51,7 @@ class Running:
     @classmethod
     def of(cls, states: pd.DataFrame) -> "Running":
         """From `thread_states`."""
-        rows = np.flatnonzero(states["state"].to_numpy() == "running")
+        rows = np.flatnonzero(says(states["state"], "running"))
         tid, begin, end = (states[name].to_numpy(np.int64)[rows] for name in ("tid", "begin_ns", "end_ns"))
         order = np.argsort(begin, kind="stable")
         return cls(tid[order], begin[order], end[order])
@@ -86,8 +86,17 @@ def chained(switches: Switches, running: Running) -> Switches:
         state=np.where(known, EXITED, SLEEPING)[real],
         prio=np.full(len(real), UNKNOWN_PRIO),
     )
-    columns = (np.insert(getattr(switches, name), odd[real] + 1, getattr(filled, name)) for name in COLUMNS)
-    return Switches(*columns)
+    new = np.zeros(len(switches.ts) + len(real), bool)
+    new[odd[real] + 1 + np.arange(len(real))] = True
+    old = np.flatnonzero(~new)
+    return Switches(*(merged(new, old, getattr(filled, name), getattr(switches, name)) for name in COLUMNS))
+
+
+def merged(new: np.ndarray, old: np.ndarray, filled: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+    """One column of both: `new` marks the places of those filled in, `old` tells those of the recorded ones."""
+    out = np.empty(len(new), np.int64)
+    out[new], out[old] = filled, recorded
+    return out
 
 
 def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
@@ -104,7 +113,7 @@ def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
 
 def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
     """A batch of switches in packed columns."""
-    comm, known = pd.factorize(switches.next)
+    comm, known = distinct(switches.next)
     columns = (
         (SWITCH_TIMESTAMP, np.diff(switches.ts, prepend=-boot)),
         (SWITCH_STATE, np.maximum(switches.state, 0)),
@@ -112,7 +121,7 @@ def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
         (SWITCH_PRIO, np.maximum(switches.prio, 0)),
         (SWITCH_COMM, comm),
     )
-    table = b"".join(field_bytes(INTERN_TABLE, names.get(tid, "").encode(errors="replace")) for tid in known.tolist())
+    table = b"".join(field_bytes(INTERN_TABLE, names.get(int(tid), "").encode(errors="replace")) for tid in known)
     return field_bytes(COMPACT, b"".join(field_bytes(field, packed_varints(values)) for field, values in columns) + table)
 
 
@@ -121,7 +130,7 @@ def wakings(columns: dict[str, np.ndarray], rows: np.ndarray, boot: int) -> byte
     ts, by, woken, prio, cpu = (columns[name][rows] for name in ("ts_ns", "prev_tid", "next_tid", "next_prio", "target_cpu"))
     form = Form().open(EVENT).varint(1, ts + boot).varint(2, by).open(SCHED_WAKING)
     form.varint(2, woken).varint(3, np.maximum(prio, 0)).varint(5, np.maximum(cpu, 0)).close().close()
-    return encode_all(form, len(rows))
+    return encode(form, len(rows))[0]
 
 
 def bundle(cpu: int, body: bytes) -> bytes:
@@ -134,9 +143,9 @@ def packets(tables: Tables, boot: int) -> Iterator[tuple[int, bytes]]:
     names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
     events, running = tables["sched"], Running.of(tables["thread_states"])
     columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
-    cpus, ts, kind = columns["cpu"], columns["ts_ns"], Text.of(events["event"])
-    switched, woken = (np.array([label == what for label in kind.labels] or [False])[kind.codes] for what in ("switch", "waking"))
-    for cpu in sorted(pd.unique(cpus).tolist()):
+    cpus, ts = columns["cpu"], columns["ts_ns"]
+    switched, woken = (says(events["event"], what) for what in ("switch", "waking"))
+    for cpu in map(int, sorted(distinct(cpus)[1])):
         own = np.flatnonzero((cpus == cpu) & (switched | woken))
         own = own[np.argsort(ts[own], kind="stable")]
         recorded, wakes = own[switched[own]], own[woken[own]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
-from views.protobuf import VARINT, Form, encode, encode_all, field_bytes, tag, varint_bytes
+from views.protobuf import VARINT, VARINT_STEP, Form, Part, _messages, encode, field_bytes, tag, varint_bytes
 from views.slices import Column, Slices, Text, lanes, nested, preorder
 
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT = 1, 8, 10, 11
@@ -49,53 +49,82 @@ class Names:
 
 
 @dataclass
-class Level:
-    """Slices as TrackEvents: `form` begins each one (or is it, if an instant).
+class Said:
+    """A column of texts: the numbers of its labels in a table of InternedData, and which row each slice takes (None: its own)."""
 
-    `texts`: columns of texts, the numbers of their labels, and the table of these; `constant`: numbers that every slice uses.
+    text: Text
+    labels: np.ndarray
+    table: str
+    row: np.ndarray | None
+
+    def by(self, rows: np.ndarray) -> set[int]:
+        """The numbers of the texts that some slices say."""
+        rows = rows if self.row is None else self.row[rows]
+        return set(self.labels[np.flatnonzero(np.bincount(self.text.codes[rows]))].tolist()) - {0}
+
+
+@dataclass
+class Level:
+    """Slices as TrackEvents. `parts`: what each one's begin says (or what it says, if an instant), encoded.
+
+    `texts`: the columns of texts; `constant`: numbers of texts that every slice uses.
     """
 
     slices: Slices
-    form: Form
-    texts: list[tuple[Text, np.ndarray, str]]
-    constant: dict[str, set[int]]
+    parts: list[Part] = field(default_factory=list)
+    texts: list[Said] = field(default_factory=list)
+    constant: dict[str, set[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, slices: Slices, names: Names) -> "Level":
-        """Number the texts of `slices`."""
-        category, labels = names.of(CATEGORIES, slices.category), names.labels(NAMES, slices.name)
+        """Number the texts of `slices` and encode what they say."""
+        category, level = names.of(CATEGORIES, slices.category), cls(slices)
+        level.constant = {CATEGORIES: {category}, ARG_NAMES: set()}
         kind = TrackEvent.TYPE_INSTANT if slices.instant else TrackEvent.TYPE_SLICE_BEGIN
         form = Form().constant(tag(TYPE, VARINT) + varint_bytes(kind) + tag(CATEGORY, VARINT) + varint_bytes(category))
-        form.varint(NAME, slices.name.codes, labels)
-        texts = [(slices.name, labels, NAMES)]
-        args: dict[str, Column] = dict(slices.args)
+        form.varint(NAME, slices.name.codes, level.text(names, slices.name, NAMES, slices.row))
+        level.arguments(form, names, slices.args, slices.row)
+        own = form if slices.row is None else Form()
+        level.arguments(own, names, slices.own, None)
         if not slices.complete.all():
-            args["incomplete"] = np.where(slices.complete, -1, 1)
-        for label, values in args.items():
-            head = tag(ARG_NAME, VARINT) + varint_bytes(names.of(ARG_NAMES, label))
-            if isinstance(values, Text):
-                texts.append((values, names.labels(ARG_TEXTS, values), ARG_TEXTS))
-                form.member(ANNOTATION, head, ARG_TEXT, values.codes, texts[-1][1], absent=0)
-            else:
-                form.member(ANNOTATION, head, ARG_BOOL if label in BOOLEANS else ARG_INT, values, None, absent=-1)
+            level.arguments(own, names, {"incomplete": np.where(slices.complete, -1, 1)}, None)
         if slices.flow is not None:
             ends = np.zeros(len(slices), bool) if slices.ends_flow is None else slices.ends_flow
-            form.fixed64(FLOW, np.where(ends, 0, slices.flow), absent=0)
-            form.fixed64(TERMINATING_FLOW, np.where(ends, slices.flow, 0), absent=0)
-        constant = {CATEGORIES: {category}, ARG_NAMES: {names.of(ARG_NAMES, label) for label in args}}
-        return cls(slices, form, texts, constant)
+            own.fixed64(FLOW, np.where(ends, 0, slices.flow), absent=0)
+            own.fixed64(TERMINATING_FLOW, np.where(ends, slices.flow, 0), absent=0)
+        level.parts = [(*encode(form, len(slices.name.codes)), slices.row)]
+        if own is not form and own.steps:
+            level.parts.append((*encode(own, len(slices)), None))
+        return level
+
+    def text(self, names: Names, text: Text, table: str, row: np.ndarray | None) -> np.ndarray:
+        """The numbers of a column's labels, which is noted."""
+        self.texts.append(Said(text, names.labels(table, text), table, row))
+        return self.texts[-1].labels
+
+    def arguments(self, form: Form, names: Names, args: dict[str, Column], row: np.ndarray | None) -> None:
+        """Arguments as annotations."""
+        for label, values in args.items():
+            number = names.of(ARG_NAMES, label)
+            self.constant[ARG_NAMES].add(number)
+            head = tag(ARG_NAME, VARINT) + varint_bytes(number)
+            if isinstance(values, Text):
+                labels = self.text(names, values, ARG_TEXTS, row)
+                form.member(ANNOTATION, head, ARG_TEXT, values.codes, labels, absent=0)
+            else:
+                form.member(ANNOTATION, head, ARG_BOOL if label in BOOLEANS else ARG_INT, values, None, absent=-1)
 
     def used(self, rows: np.ndarray) -> dict[str, set[int]]:
-        """The numbers of the texts that some rows use, by table."""
+        """The numbers of the texts that some slices use, by table."""
         found = {NAMES: set[int](), ARG_TEXTS: set[int](), **self.constant}
-        for text, labels, table in self.texts:
-            found[table] |= set(labels[np.flatnonzero(np.bincount(text.codes[rows]))].tolist()) - {0}
+        for said in self.texts:
+            found[said.table] |= said.by(rows)
         return found
 
 
 @dataclass
 class Events:
-    """The slices of one track, in the order of their levels, and their begin (i) and end (~i) events in order of time.
+    """The slices of one track in their `preorder`, and their begin (i) and end (~i) events in the order of time.
 
     Slice i is row `row[i]` of `levels[rank[i]]`. An instant has no end. `crossed`: slices that do not nest, see `nested`.
     """
@@ -124,9 +153,10 @@ class Events:
     def arranged(
         cls, levels: list[Level], begin: np.ndarray, end: np.ndarray, row: np.ndarray, rank: np.ndarray, complete: np.ndarray
     ) -> "Events":
-        """Slices in their order."""
-        instant = np.array([level.slices.instant for level in levels])[rank]
-        order, crossed = nested(preorder(begin, end, rank), begin, end, instant)
+        """Slices of any order."""
+        by_begin = preorder(begin, end, rank)
+        begin, end, row, rank, complete = (column[by_begin] for column in (begin, end, row, rank, complete))
+        order, crossed = nested(begin, end, np.array([level.slices.instant for level in levels])[rank])
         return cls(levels, begin, end, row, rank, complete, order, crossed)
 
     def lanes(self) -> "list[Events]":
@@ -163,37 +193,27 @@ def head(number: int, track: int, texts: dict[str, set[int]], names: Names, star
     return field_bytes(PACKET, packet.SerializeToString())
 
 
-def packet(number: int, delta: np.ndarray) -> Form:
-    """The beginning of a packet; `delta`: time since the packet before."""
-    form = Form().open(PACKET).constant(tag(SEQUENCE_ID, VARINT) + varint_bytes(number))
-    return form.each(TIMESTAMP, delta)
+def packet(number: int) -> bytes:
+    """What every packet of a sequence says first, up to its time since the packet before."""
+    return tag(SEQUENCE_ID, VARINT) + varint_bytes(number) + tag(TIMESTAMP, VARINT)
 
 
 def slice_packets(number: int, events: Events, start: int) -> Iterator[bytes]:
     """The events of one track, batch by batch."""
-    last = start
-    ended_event = field_bytes(TRACK_EVENT, tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_SLICE_END))
+    ended, levels = tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_SLICE_END), [level.parts for level in events.levels]
     for at in range(0, len(events.order), BATCH):
         order = events.order[at : at + BATCH]
-        ended = order < 0
-        index = np.where(ended, ~order, order)
-        ts = np.where(ended, events.end[index], events.begin[index])
-        delta = np.diff(ts, prepend=last)
-        last = int(ts[-1])
-        begins = (packet(number, delta).open(TRACK_EVENT).then(level.form).close().close() for level in events.levels)
-        forms = [packet(number, delta).constant(ended_event).close(), *begins]
-        yield encode(forms, np.where(ended, 0, events.rank[index] + 1), np.where(ended, 0, events.row[index]))
+        yield _messages.events(packet(number), ended, levels, order, events.rank, events.row, events.begin, events.end, start)
+        last = int(order[-1])
+        start = int(events.begin[last] if last >= 0 else events.end[~last])
 
 
 def counter_packets(number: int, ts: np.ndarray, values: np.ndarray, start: int) -> bytes:
     """The values of one counter."""
-    form = (
-        packet(number, np.diff(ts, prepend=start))
-        .open(TRACK_EVENT)
-        .constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_COUNTER))
-    )
+    form = Form().open(PACKET).step(VARINT_STEP, packet(number), np.diff(ts, prepend=start))
+    form.open(TRACK_EVENT).constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_COUNTER))
     if np.array_equal(values, np.trunc(values)) and (np.abs(values) < 2**53).all():
         form.varint(COUNTER_VALUE, values.astype(np.int64))
     else:
         form.fixed64(DOUBLE_COUNTER_VALUE, values)
-    return encode_all(form.close().close(), len(ts))
+    return encode(form.close().close(), len(ts))[0]

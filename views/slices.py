@@ -34,10 +34,11 @@ class Text:
         """`make(a, b, ...)` of columns, called once per distinct row."""
         code, count = np.zeros(len(columns[0]), np.int64), 1
         for column in columns:
-            codes, n = small_numbers(np.asarray(column))
-            code, count = dense(code * n + codes, count * n)
+            codes, found = distinct(np.asarray(column))
+            code, among = dense(code * len(found) + codes, count * len(found))
+            count = len(among)
         first = np.empty(count if len(code) else 0, np.int64)
-        first[code[::-1]] = np.arange(len(code))[::-1]
+        first[code] = np.arange(len(code))
         return cls(code, [make(*row) for row in zip(*(np.asarray(column)[first].tolist() for column in columns), strict=True)])
 
     def take(self, rows: np.ndarray) -> "Text":
@@ -51,23 +52,28 @@ def numbered(values: np.ndarray) -> tuple[np.ndarray, list[str]]:
     return codes, _messages.codes(np.ascontiguousarray(values), codes)
 
 
-def small_numbers(values: np.ndarray) -> tuple[np.ndarray, int]:
-    """(numbers, n): one number below n for every distinct value."""
+def says(column: pd.Series, text: str) -> np.ndarray:
+    """Which rows of a column of texts say this one [bool]: few texts stand in many rows, and need not be compared in each."""
+    codes, labels = numbered(column.to_numpy(object))
+    return codes == (labels.index(text) if text in labels else -1)
+
+
+def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray | list[str]]:
+    """(codes, labels) of numbers or texts: `labels[codes[i]]` is `values[i]`."""
     if values.dtype == object:
-        codes, labels = numbered(values)
-        return codes, max(1, len(labels))
+        return numbered(values)
     low = int(values.min(initial=0))
-    return dense(values.astype(np.int64) - low, int(values.max(initial=0)) - low + 1)
+    codes, labels = dense(values.astype(np.int64) - low, int(values.max(initial=0)) - low + 1)
+    return codes, labels + low
 
 
-def dense(codes: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-    """The same for numbers of which few occur; `n`: what they are below."""
-    if n > max(SMALL, 4 * len(codes)):
-        found, labels = pd.factorize(codes)
-        return found, max(1, len(labels))
+def dense(values: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same for numbers from 0 to `n` - 1."""
+    if n > max(SMALL, 4 * len(values)):
+        return pd.factorize(values)
     seen = np.zeros(n, bool)
-    seen[codes] = True
-    return (np.cumsum(seen) - 1)[codes], max(1, int(np.count_nonzero(seen)))
+    seen[values] = True
+    return (np.cumsum(seen) - 1)[values], np.flatnonzero(seen)
 
 
 Column = np.ndarray | Text
@@ -75,7 +81,11 @@ Column = np.ndarray | Text
 
 @dataclass
 class Slices:
-    """Slices or instants of one category. An argument that is -1 or "" is not written."""
+    """Slices or instants of one category. An argument that is -1 or "" is not written.
+
+    `row`: where several say the same, as the threads of an operator do, which row of `name` and `args` each of them says; `own`:
+    arguments besides, of each slice.
+    """
 
     category: str
     name: Text
@@ -87,26 +97,33 @@ class Slices:
     flow: np.ndarray | None = None
     instant: bool = False
     ends_flow: np.ndarray | None = None
+    row: np.ndarray | None = None
+    own: dict[str, Column] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.begin)
 
     def take(self, rows: np.ndarray) -> "Slices":
-        """Some rows."""
-        args: dict[str, Column] = {k: v.take(rows) if isinstance(v, Text) else v[rows] for k, v in self.args.items()}
+        """Some of them."""
         flow, ends_flow = (None if column is None else column[rows] for column in (self.flow, self.ends_flow))
         tid, begin, end, complete = (column[rows] for column in (self.tid, self.begin, self.end, self.complete))
-        return replace(
-            self,
-            name=self.name.take(rows),
-            tid=tid,
-            begin=begin,
-            end=end,
-            complete=complete,
-            args=args,
-            flow=flow,
-            ends_flow=ends_flow,
-        )
+        some = replace(self, tid=tid, begin=begin, end=end, complete=complete, flow=flow, ends_flow=ends_flow)
+        some.own = {label: taken(column, rows) for label, column in self.own.items()}
+        if self.row is not None:
+            return replace(some, row=self.row[rows])
+        return replace(some, name=self.name.take(rows), args={label: taken(column, rows) for label, column in self.args.items()})
+
+    def alone(self) -> "Slices":
+        """The same, each with all that it says in a row of its own."""
+        if self.row is None:
+            return self
+        args = {label: taken(column, self.row) for label, column in self.args.items()}
+        return replace(self, name=self.name.take(self.row), args=args | self.own, row=None, own={})
+
+
+def taken(column: Column, rows: np.ndarray) -> Column:
+    """Some rows of a column."""
+    return column.take(rows) if isinstance(column, Text) else column[rows]
 
 
 def ints(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
@@ -121,12 +138,18 @@ def texts(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
 
 def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     """Integer columns as arguments where they are above zero: a count of nothing is not worth the bytes."""
-    return {name: np.where(frame[name] > 0, frame[name], -1).astype(np.int64) for name in names}
+    return above(frame, 0, names)
 
 
 def several(frame: pd.DataFrame, name: str) -> dict[str, Column]:
     """An integer column as argument where it is above one: most slices are of one row, and a reader keeps every argument."""
-    return {name: np.where(frame[name] > 1, frame[name], -1).astype(np.int64)}
+    return above(frame, 1, (name,))
+
+
+def above(frame: pd.DataFrame, least: int, names: tuple[str, ...]) -> dict[str, Column]:
+    """Integer columns as arguments where they are above a number."""
+    columns = {name: frame[name].to_numpy(np.int64) for name in names}
+    return {name: np.where(column > least, column, -1) for name, column in columns.items()}
 
 
 def of_frame(category: str, name: Text, frame: pd.DataFrame, args: dict[str, Column]) -> Slices:
@@ -189,19 +212,19 @@ def operators(tables: Tables) -> tuple[Slices, Slices]:
         args |= moved(frame)
     whole = of_frame("operator", Text.joined(operator_name, frame["type"], frame["name"]), frame, args)
     row = rows_of(frame["op_id"], threads["op_id"])
-    known, drawn = row >= 0, np.zeros(len(frame), bool)
+    known, drawn = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
     drawn[row[known]] = True
     alone = np.flatnonzero(~drawn)
-    slices = whole.take(np.concatenate([row[known], alone]))
     own = (threads[column].to_numpy(np.int64)[known] for column in ("tid", "begin_ns", "end_ns", "wait_ns"))
     rest = (column[alone] for column in (whole.tid, whole.begin, whole.end, whole.end))
     tid, begin, end, since = (np.concatenate(both) for both in zip(own, rest, strict=True))
-    wait = np.maximum(end - since, 0)
-    slices = replace(slices, tid=tid, begin=begin, end=end, args=slices.args | {"wait_ns": np.where(wait > 0, wait, -1)})
+    row, wait = np.concatenate([row[known], alone]), np.maximum(end - since, 0)
+    told: dict[str, Column] = {"wait_ns": np.where(wait > 0, wait, -1)}
+    slices = replace(whole, tid=tid, begin=begin, end=end, complete=whole.complete[row], row=row, own=told)
     waited = np.flatnonzero((wait > 0) & slices.complete)
     label = Text(np.zeros(len(waited), np.int64), ["wait for threads"])
-    waits = replace(slices, args={}).take(waited)
-    return slices, replace(waits, category="wait", name=label, begin=waits.end - wait[waited])
+    since, end = since[waited], end[waited]
+    return slices, Slices("wait", label, tid[waited], since, end, np.ones(len(waited), bool))
 
 
 def experts(tables: Tables, used: pd.DataFrame) -> Slices:
@@ -222,7 +245,7 @@ def loads(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
     name = Text.joined(place, frame["action"], frame["layer"], frame["expert"])
     both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
     both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
-    evicted = (frame["action"] == "evict").to_numpy()
+    evicted = says(frame["action"], "evict")
     return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
 
 
@@ -237,7 +260,7 @@ def calls(tables: Tables) -> tuple[Slices, Slices]:
     frame = tables["calls"]
     args = texts(frame, "args") | positive(frame, "depth")
     both = of_frame("call", Text.of(frame["function"]), frame, args)
-    lasting = (frame["at"] == "both").to_numpy()
+    lasting = says(frame["at"], "both")
     return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
 
 
@@ -316,7 +339,8 @@ def on_program(tables: Tables) -> list[Slices]:
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """Slices by begin; of one begin the longest first, then by rank. Cheap where the levels come sorted, as tables do."""
     order = np.argsort(begin, kind="stable")
-    same = begin[order][1:] == begin[order][:-1]
+    by_begin = begin[order]
+    same = by_begin[1:] == by_begin[:-1]
     if same.any():
         tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
         rows = order[tied]
@@ -324,15 +348,15 @@ def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray
     return order
 
 
-def nested(opening: np.ndarray, begin: np.ndarray, end: np.ndarray, instant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(events, crossed): begin (i) and end (~i) events of one thread's slices in the order to write them, from `preorder`.
+def nested(begin: np.ndarray, end: np.ndarray, instant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(events, crossed): begin (i) and end (~i) events, in the order to write them, of one thread's slices in their `preorder`.
 
     At one instant the ends come first, the innermost first, then the begins, the outermost first; an empty slice ends at once, an
     instant has no end. `crossed` [bool] marks slices that outlast what they began in: at least one of each stretch, from a moment
     without a slice to the next, in which slices do not nest; the order of its events is of no use then.
     """
     events, crossed = np.empty(2 * len(begin), np.int64), np.zeros(len(begin), bool)
-    count = _messages.nested(opening, begin, end, instant, events, crossed)
+    count = _messages.nested(begin, end, instant, events, crossed)
     return events[:count], crossed
 
 

@@ -6,7 +6,8 @@ from analyzer import threads as facts
 from views.sections import MS, Block, Run, Section, axis, chart, heads, label, note, table
 
 STATES = (("running", 0), ("runnable", 2), ("waiting", 3), ("sleeping", 7), ("stopped", 4))
-MOST = 24
+MOST, LEAST = 24, 0.01
+"""Threads drawn, and how long one must have been seen: of a thread that lived for a moment, shares say nothing."""
 STATES_QUERY = "select tid, state, count(*) times, sum(duration_ns)/1e6 ms from thread_states group by all order by ms desc"
 DISPLACED_QUERY = (
     "select by_tid, count(*) times, sum(end_ns - begin_ns)/1e6 ms, sum(cost_ns)/1e6 cost_ms "
@@ -31,7 +32,8 @@ def states(run: Run) -> list[Block]:
     ms = frame.pivot_table(index="tid", columns="state", values="duration_ns", aggfunc="sum", fill_value=0) / MS
     ms = ms.reindex(columns=[state for state, _ in STATES], fill_value=0).sort_values("running", ascending=False)
     switches = frame[frame["state"] == "running"].groupby("tid").size()
-    shown = ms.head(MOST).iloc[::-1]
+    known = ms.sum(axis=1)
+    shown = ms[known >= LEAST * known.max()].head(MOST).iloc[::-1]
     share = shown.div(shown.sum(axis=1).clip(lower=1e-9), axis=0) * 100
     y = [f"{label(names.get(tid, ''), 20)} {tid}" for tid in shown.index]
     bar = {"type": "bar", "orientation": "h", "y": y}

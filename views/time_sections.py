@@ -176,7 +176,8 @@ def told(run: Run, found: dict[str, Any]) -> list[tuple[Any, ...]]:
             text = f"median {spread['p50']:,.2f} ms, p05 {spread['p05']:,.2f}, p95 {spread['p95']:,.2f}, p99 {spread['p99']:,.2f}"
             items.append((name, f"{text}, n {spread['n']}"))
     if "drift_per_100_steps" in found:
-        items.append(("drift", f"{100 * found['drift_per_100_steps']:+.1f} % of the median step per 100 steps"))
+        steps = min(100, (found.get("step_ms") or {}).get("n", 100))
+        items.append(("drift", f"{found['drift_per_100_steps'] * steps:+.1f} % of the median step per {steps} steps"))
     tokens = run.tables["tokens"]
     for jump in found.get("change_points") or []:
         text = f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step"

@@ -28,6 +28,7 @@ from analyzer.predict.model import BITS, read_config, with_weights
 from analyzer.tables import load
 
 SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+MIB = 2**20
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -95,14 +96,14 @@ def cache_bytes(word: str, whole: int) -> int | None:
 def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, steps: int) -> None:
     """One line a run; a star marks what nothing beats in both memory and time per token."""
     table = Table(box=None, header_style="bold", padding=(0, 1))
-    for name in ("cache MB", "prefetch", "chunk", "TTFT ms", "TPOT ms", "p90", "hits", "stall ms", "loaded MB", "Pareto"):
+    for name in ("cache MiB", "prefetch", "chunk", "TTFT ms", "TPOT ms", "p90", "hits", "stall ms", "loaded MiB", "Pareto"):
         table.add_column(name, justify="right")
     for outcome, flag in zip(outcomes, best, strict=True):
         s = outcome.summary()
-        sizes = (f"{outcome.peak_bytes / 1e6:.2f}", str(s["prefetch"] or "off"), str(s["chunk"]))
+        sizes = (f"{outcome.peak_bytes / MIB:.2f}", str(s["prefetch"] or "off"), str(s["chunk"]))
         times = (_ms(s["ttft_ms"]), _ms(s["tpot_ms"]), _ms(s["tpot_p90_ms"]))
         hits = "-" if s["hit_rate"] is None else f"{s['hit_rate']:.1%}"
-        table.add_row(*sizes, *times, hits, _ms(s["stall_ms"]), f"{s['loaded_bytes'] / 1e6:.1f}", "*" if flag else "")
+        table.add_row(*sizes, *times, hits, _ms(s["stall_ms"]), f"{s['loaded_bytes'] / MIB:.1f}", "*" if flag else "")
     console = Console(highlight=False)
     console.print(table)
     console.print(f"\nsimulated, not measured: {steps} steps of the recorded routes; costs {cost.source}", soft_wrap=True)

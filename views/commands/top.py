@@ -19,7 +19,7 @@ from tracer.recording import RecordingError
 from views.errors import ViewError
 from views.live import Names, Snapshot, snapshot
 
-MOST_GROUPS = 8
+MOST_GROUPS, LEAST = 8, 0.005
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,10 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
     """Speed, hits, losses and cost in two lines."""
     steps = now.tokens
     speed, tpot = steps.get("decode_tokens_per_s"), (steps.get("tpot_ms") or {}).get("median")
-    parts = [f"{speed:,.1f} tok/s" if speed else "no decode steps", f"TPOT {tpot:,.2f} ms" if tpot else ""]
+    parts = [
+        f"{speed:,.1f} tok/s" if speed else "no decode steps yet" if now.state == "recording" else "no decode steps",
+        f"TPOT {tpot:,.2f} ms" if tpot else "",
+    ]
     if now.hits + now.misses:
         parts.append(f"expert hits {now.hits / (now.hits + now.misses):.1%} of {now.hits + now.misses:,}")
     base = before if before and now.duration_ns > before.duration_ns else None
@@ -63,7 +66,7 @@ def phases(now: Snapshot) -> Table:
     table = Table("phase", "ms a step", "where", box=None, header_style="bold")
     for phase, groups in now.phases.items():
         total = max(groups["total"], 1e-9)
-        ranked = sorted(((ms, name) for name, ms in groups.items() if name != "total" and ms > 0), reverse=True)
+        ranked = sorted(((ms, name) for name, ms in groups.items() if name != "total" and ms >= LEAST * total), reverse=True)
         told = ", ".join(f"{name} {ms / total:.0%}" for ms, name in ranked[:MOST_GROUPS])
         table.add_row(Text(phase or "unknown"), f"{total:,.2f}", Text(told))
     return table
@@ -86,7 +89,8 @@ def operators(now: Snapshot) -> Table:
 
 def picture(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Group:
     """All of it."""
-    return Group(heading(now, before, run_dir), Text(), phases(now), Text(), operators(now))
+    tables = [table for table in (phases(now), operators(now)) if table.row_count]
+    return Group(heading(now, before, run_dir), *(part for table in tables for part in (Text(), table)))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -162,8 +162,16 @@ function drawCard(g, card, ink) {
   g.fillText(cardTitle(card), card.x + 14, card.y + (view.scale < 0.8 ? -10 - 7 * Math.min(2, card.members.length - 1) : 21), Math.max(60, card.width - 20));
 }
 
+/* Down from operator to operator; to the right into a card that stands beside. */
 function curve(g, { from, to }) {
-  const [, h] = dag.size, y0 = from.ay + h / 2, y1 = to.ay - h / 2, bend = from.card === to.card ? Math.max(24, Math.abs(y1 - y0) / 2) : 40;
+  const [w, h] = dag.size, x0 = from.ax + w / 2, x1 = to.ax - w / 2, y0 = from.ay + h / 2, y1 = to.ay - h / 2, bend = from.card === to.card ? Math.max(24, Math.abs(y1 - y0) / 2) : 40;
+  if (from.card !== to.card && y1 < y0 && x0 < x1) {
+    const half = (x1 - x0) / 2;
+    g.moveTo(x0, from.ay);
+    if (view.scale < DETAIL) g.lineTo(x1, to.ay);
+    else g.bezierCurveTo(x0 + half, from.ay, x1 - half, to.ay, x1, to.ay);
+    return;
+  }
   g.moveTo(from.ax, y0);
   if (view.scale < DETAIL) g.lineTo(to.ax, y1);
   else g.bezierCurveTo(from.ax, y0 + bend, to.ax, y1 - bend, to.ax, y1);
