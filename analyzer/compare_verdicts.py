@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer import compare_pace as pace
 from analyzer import compare_statistics as statistics
 
 PRACTICAL = 0.02
-MINOR_SHARE = 0.003
 SLOWER, FASTER, SAME, UNKNOWN, MINOR = "slower", "faster", "same", "cannot tell", "minor"
 VANISHED, APPEARED = "vanished", "appeared"
 
@@ -26,22 +26,27 @@ class Rules:
 
 def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()) -> pd.DataFrame:
     """`dims` (a row per metric: family, better, offset, share ...) with the columns
-    base, cand (medians), ratio, low, high, p (adjusted in its family), threshold, verdict, more_runs, n_base, n_cand.
+    base, cand (medians), ratio, low, high, p (adjusted in its family), threshold, verdict, more_runs, n_base, n_cand, paced.
 
+    `paced`: ratio, interval and p are of what is left without the pace of the runs (see compare_pace), where `dims` have one.
     `verdict` is minor where a metric takes less than 0.3 % of a step on both sides together: it is not tested, and costs the
     others no power. That choice does not look at which side a run is on, so that the tests stay valid.
     """
     offset = dims["offset"].to_numpy(np.float64)
+    frame = dims.assign(base=_median(base), cand=_median(cand))
+    base, cand, frame["paced"] = pace.apart(dims, base, cand, rules.alpha, rules.practical)
     interval = statistics.bootstrap(base, cand, offset, rules.seed)
     aa = statistics.noise(base, cand, offset, rules.seed + 1)
     n_base, n_cand = (np.isfinite(x).sum(axis=0) for x in (base, cand))
-    minor = (dims["share"] < MINOR_SHARE).to_numpy()
+    minor = pace.minor(dims)
     tested = (n_base > 0) & (n_cand > 0) & ~minor
     raw = np.where(tested, statistics.mann_whitney(base, cand), np.nan)
-    frame = dims.assign(base=_median(base), cand=_median(cand), n_base=n_base, n_cand=n_cand)
+    frame = frame.assign(n_base=n_base, n_cand=n_cand)
     frame = frame.assign(estimate=interval.estimate, log_low=interval.low, log_high=interval.high)
     frame = frame.assign(ratio=np.exp(interval.estimate), low=np.exp(interval.low), high=np.exp(interval.high), p_alone=raw)
-    frame["p"] = adjusted(frame["family"].to_numpy(), raw, base, cand, offset, rules.alpha)
+    p = adjusted(frame["family"].to_numpy(), raw, base, cand, offset, rules.alpha)
+    shared = frame["paced"].groupby(frame["family"]).transform("any").to_numpy()
+    frame["p"] = np.where(shared, np.minimum(1.0, p / (1 - pace.ERROR_SHARE)), p)
     frame["threshold"] = np.maximum(rules.practical, np.expm1(np.nan_to_num(aa)))
     frame["verdict"] = verdicts(frame, rules.alpha)
     frame.loc[minor, "verdict"] = MINOR

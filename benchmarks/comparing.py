@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer.compare import compare, document
 from analyzer.compare_metrics import DEFAULTS, METRICS, keys
+from analyzer.compare_pace import with_paces
 from analyzer.compare_results import Result, matrices, read
 from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge
 from tracer.commands.compare import EARLY_ALPHA, LEAST_PAIRS
@@ -68,7 +69,7 @@ def alarms(args: argparse.Namespace) -> None:
     counts: dict[str, int] = {}
     for _ in range(args.pairs):
         order = rng.permutation(len(found))[: 2 * size]
-        judged = judge(dims, every[order[:size]], every[order[size:]])
+        judged = judge(*with_paces(dims, every[order[:size]], every[order[size:]]))
         for family, rows in judged.groupby("family"):
             counts[str(family)] = counts.get(str(family), 0) + bool(rows["verdict"].isin([SLOWER, FASTER]).any())
     print(f"{args.pairs} pairs of {size} + {size} from {len(found)} runs, {len(dims)} metrics")
