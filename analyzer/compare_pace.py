@@ -14,19 +14,23 @@ from analyzer import compare_statistics as statistics
 FAMILY = "pace"
 PACED = ("operator", "phase", "expert")
 LEAST_OPERATORS = 8
-MOST_MOVED = 1 / 3
+MOST_MOVED = 1 / 2
 MINOR_SHARE = 0.003
 ERROR_SHARE = 0.2
 """Of the error rate, spent on whether the pace itself changed; families that are judged against it have the rest."""
 
 
-def with_paces(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+def with_paces(
+    dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, without: np.ndarray | None = None
+) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """The metrics with one more per phase, the pace: the median over operators of time / median time of both sides' runs.
 
     Which side a run is on does not enter. `dims` as of compare_results.matrices; phases of few operators have no pace.
+    `without`: metrics that are known to have changed, and would drag the pace along.
     """
     rows, columns, both = [], [], np.concatenate((base, cand))
     known = (np.isfinite(both) & (np.nan_to_num(both) > 0)).all(axis=0) & (dims["family"] == "operator").to_numpy()
+    known &= True if without is None else ~without
     for phase in ("prefill", "decode"):
         mine = known & (dims["phase"] == phase).to_numpy() & ~minor(dims)
         if mine.sum() >= LEAST_OPERATORS:

@@ -123,8 +123,7 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray) -> np.ndarray:
     """p adjusted for the whole family by permuting runs (P. Westfall and S. Young, 1993): how often the greatest statistic of
-    all metrics is as great as this one's. It can tell a change among thousands of metrics with five runs per side. It is doubled:
-    half of the error rate is left for what permutations assume and machines do not keep, such as a drift from side to side.
+    all metrics is as great as this one's. It can tell a change among thousands of metrics with five runs per side.
 
     The statistic is the difference of mean logarithms over their spread within groups, plus the metrics' usual spread.
     For metrics that every run has; the others get NaN.
@@ -144,7 +143,7 @@ def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray) -> np
     )
     own = _apart(both[None, :n], both[None, n:], usual)[0]
     share = 1 - np.searchsorted(np.sort(greatest), own * (1 - 1e-9), "left") / len(greatest)
-    out[whole] = np.minimum(1.0, 2 * share)
+    out[whole] = share
     return out
 
 

@@ -26,10 +26,10 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer.compare_metrics import MS, extract
-from analyzer.compare_pace import MINOR_SHARE, with_paces
+from analyzer.compare_pace import MINOR_SHARE
 from analyzer.compare_results import Result, matrices
 from analyzer.compare_structure import changes
-from analyzer.compare_verdicts import FASTER, SLOWER, judge
+from analyzer.compare_verdicts import FASTER, SLOWER, judge_apart
 from analyzer.tables import load
 from tests import planting
 from tests.conftest import ROOT
@@ -79,7 +79,7 @@ def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Re
 
 
 def record(args: argparse.Namespace) -> None:
-    """Runs by turns, forwards and backwards, to DIR/<variant>/run-NNN, after those that are there; the first of each is a warm-up."""
+    """Runs by turns, forwards and backwards, to DIR/<variant>/run-NNN, after those that are there; the first of each warms up."""
     commands, there = list(ENGINES[args.engine].items()), len(list(Path(args.folder).glob("base/run-*")))
     for number in range(args.count + 1):
         for name, words in commands if number % 2 == 0 else commands[::-1]:
@@ -203,7 +203,7 @@ def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarr
     for _ in range(repeats):
         order = rng.permutation(len(base))
         left, right = order[:runs], rng.permutation(len(plant.runs))[:runs] if plant.apart else order[runs : 2 * runs]
-        judged = judge(*with_paces(dims, before[left], after[right]))
+        judged = judge_apart(dims, before[left], after[right])[0]
         verdict, family = judged["verdict"].to_numpy(), (judged["family"] == plant.family).to_numpy()
         named = np.ones(len(judged), bool)
         for column, value in plant.culprit.items():
