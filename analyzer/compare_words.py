@@ -48,7 +48,7 @@ def called(row: dict[str, Any]) -> str:
 
 
 def told(row: dict[str, Any]) -> str:
-    """A verdict with its figures: what, from, to, interval, runs; where the pace of the runs was taken out, that this was done."""
+    """A verdict with its figures: what, from, to, interval, runs; and whether the pace of the runs was taken out."""
     change = f"{figure(row['base'], row['unit'])} → {figure(row['cand'], row['unit'])}"
     against = " against the pace of its runs" if row.get("paced") else ""
     sure = f"{percent(row['ratio'])}{against}, 95 % interval {percent(row['low'])} to {percent(row['high'])}"
