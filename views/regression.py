@@ -51,7 +51,7 @@ def verdict(document: Document) -> Section:
             "The unit is the run. A change is called one where the Mann-Whitney test says so, corrected for all metrics of its "
             f"family (Holm, {100 * rules['alpha']:g} % family-wise), the bootstrap interval of the median ratio leaves out 0, "
             f"and the change is beyond {100 * rules['practical']:g} % and beyond this machine's own noise between unchanged runs."
-            " What all operators of a run have in common, its pace, is taken out of each of them as long as it is the same on both"
+            " What all operators of a run have in common, its pace, is taken out of each of them where it is the same on both"
             " sides: the table marks operators, groups and experts whose change, interval and p are of what is left."
         )
     )
