@@ -34,7 +34,7 @@ build: bpf native
 
 bpf: build/moescope.bpf.o build/maps.bpf.o build/moescope-perf.bpf.o build/maps-perf.bpf.o
 
-native: build/calibrate.so runtime/_probes.so views/_messages.so analyzer/_joins.so
+native: build/calibrate.so runtime/_probes.so runtime/_blocks.so views/_messages.so analyzer/_joins.so
 
 doctor: setup
 	$(SUDO) $(PY) -m tracer doctor
@@ -74,6 +74,9 @@ build/calibrate.so: tracer/calibrate.c build/.apt
 runtime/_probes.so: runtime/_probes.c build/.pip
 	$(CC) -O3 -ffp-contract=off -Wall -fPIC -shared -fcf-protection=none -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
 
+runtime/_blocks.so: runtime/_blocks.c build/.apt
+	$(CC) -O3 -Wall -fPIC -shared -fvisibility=hidden -fno-math-errno -o $@ $<
+
 views/_messages.so: views/_messages.c build/.pip
 	$(CC) -O2 -Wall -fPIC -shared -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
 
@@ -87,4 +90,4 @@ build/.headers-%: build/.apt
 	@touch $@
 
 clean:
-	rm -rf build runtime/_probes.so views/_messages.so analyzer/_joins.so
+	rm -rf build runtime/_probes.so runtime/_blocks.so views/_messages.so analyzer/_joins.so

@@ -34,7 +34,7 @@ from benchmarks.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
 from benchmarks.seeded_moe import seeded_package
 
 MODES = ("resident", "prefetch", "demand")
-IN_FLIGHT = 7  # blocks: one read on each of three threads and what the pool keeps
+IN_FLIGHT = 7  # blocks that are being read or wait to be
 SLACK = 8 << 20  # of a process's own memory between two runs
 UNLIMITED = 1 << 40
 PROMPT = 32

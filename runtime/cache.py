@@ -20,14 +20,13 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from runtime.errors import BudgetError
-from runtime.loader import Loader, Ticket
+from runtime.loader import URGENT, Loader, Ticket
 from runtime.policies import LRU, Form, Policy
 from runtime.probes import Cache, Reason
 from runtime.units import show_bytes
 
 __all__ = ["ExpertCache", "Form", "Watcher"]
 FRESH = 1 / 16  # share of a new measurement in the mean time of a load
-URGENT = -float("inf")
 EXTRA_SHARE = 0.4
 EXTRA_AT_FIRST = 8  # loads that may be in vain before anything was earned
 SAVED_AT_MOST = 128  # loads' worth of allowance that quiet times save up

@@ -55,12 +55,9 @@ class CpuBackend:
 
     @cached_property
     def expert_bytes(self) -> int:
-        """As it is kept: floats in 32 bits; scales of prepacked weights three times over, as they are, packed and summed up."""
-        total = 0
-        for tensor in self.package.manifest["experts"]["tensors"]:
-            name, dtype, size = tensor["name"], tensor["dtype"], int(tensor["bytes"])
-            total += size * (2 if dtype == "<f2" else 3 if name.endswith("_scales") else 1)
-        return total
+        """As it is kept: as it is stored, but floats in 32 bits."""
+        tensors = self.package.manifest["experts"]["tensors"]
+        return sum(int(tensor["bytes"]) * (2 if tensor["dtype"] == "<f2" else 1) for tensor in tensors)
 
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """The session of a subgraph that is no expert; its weights are read from the package now."""

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, local
 from typing import Any
+
+URGENT = -float("inf")
 
 
 def _nothing() -> None:
@@ -40,6 +42,7 @@ class Loader:
         self._waiting: list[Ticket] = []
         self._running = 0
         self._lock = Lock()
+        self._doing = local()  # `ticket`: what the calling thread loads
         # False for each submitted ticket, True to end a thread. It costs the engine's thread less than a condition does.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._threads = [Thread(target=self._serve, name=f"moescope-load-{i}", daemon=True) for i in range(threads)]
@@ -70,6 +73,16 @@ class Loader:
             self._waiting.remove(ticket)
             return True
 
+    def give_way(self) -> None:
+        """Between two pieces of a load, by whoever does it: a loading thread does first what has become urgent meanwhile."""
+        if self._waiting and getattr(self._doing, "ticket", None) and self._doing.ticket.urgency != URGENT:
+            with self._lock:
+                urgent = next((ticket for ticket in self._waiting if ticket.urgency == URGENT), None)
+                if urgent is None:
+                    return
+                self._waiting.remove(urgent)
+            self._run(urgent)
+
     def close(self) -> None:
         """Cancel what waits and stop after the loads that run."""
         with self._lock:
@@ -89,6 +102,11 @@ class Loader:
                     continue
                 self._waiting.remove(ticket)
                 self._running += 1
-            ticket.run()
+            self._run(ticket)
             with self._lock:
                 self._running -= 1
+
+    def _run(self, ticket: Ticket) -> None:
+        before, self._doing.ticket = getattr(self._doing, "ticket", None), ticket
+        ticket.run()
+        self._doing.ticket = before

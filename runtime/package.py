@@ -20,6 +20,7 @@ import json
 import mmap
 import os
 from contextlib import suppress
+from errno import EINVAL
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 VERIFIED = ".verified"
 PAGE = ALIGNMENT
+# Of madvise, since Linux 5.14; Python 3.11 does not name it.
+MADV_POPULATE_READ = 22
 EXPERTS = "experts"
 HASHED_AT_ONCE = 1 << 22
 
@@ -124,10 +127,15 @@ class Package:
         place = self.expert_place(layer, expert)
         return np.frombuffer(self._map(place.path), np.uint8, place.bytes, place.offset)
 
-    def forget_expert(self, layer: int, expert: int) -> None:
-        """Take the expert's mapped pages out of this process; they come back when touched."""
+    def read_mapped(self, layer: int, expert: int) -> np.ndarray:
+        """The same, read now as a whole."""
         place = self.expert_place(layer, expert)
-        self._map(place.path).madvise(mmap.MADV_DONTNEED, place.offset, self.expert_stride)
+        try:
+            self._map(place.path).madvise(MADV_POPULATE_READ, place.offset, place.bytes)
+        except OSError as error:
+            if error.errno != EINVAL:  # kernels before 5.14 do not know it
+                raise PackageError(f"{place.path} cannot be read ({error.strerror}): convert again") from None
+        return self.mapped_expert(layer, expert)
 
     def embedding(self) -> np.ndarray:
         """The embedding table [V, H], mapped."""

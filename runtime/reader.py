@@ -7,6 +7,7 @@ read through the page cache and its pages are dropped at once, so that memory ho
 import mmap
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -16,7 +17,11 @@ import numpy as np
 from runtime.errors import PackageError
 
 ALIGNMENT = 4096
+# Of one pread, between which others may come first; a disk reads as fast in such pieces.
+PIECE = 1 << 20
 OPEN_FILES = 128
+# Evicted blocks wait here for the loads that they made room for: to give them back and ask anew costs a millisecond each.
+SPARE_BLOCKS = 32
 REMEDY = "delete the package and convert again"
 
 
@@ -37,7 +42,7 @@ def aligned(count: int) -> int:
 class BlockPool:
     """Page-aligned memory blocks [bytes] uint8, reused. At most `spare` free ones are kept; others go back to the system."""
 
-    def __init__(self, spare: int = 4):
+    def __init__(self, spare: int = SPARE_BLOCKS):
         self.spare = spare
         self._free: dict[int, list[np.ndarray]] = {}
         self._lock = Lock()
@@ -59,9 +64,10 @@ class BlockPool:
 
 
 class Reader:
-    """Reads places into blocks, from any thread."""
+    """Reads places into blocks, from any thread; calls `between` after each piece."""
 
-    def __init__(self, direct: bool = True):
+    def __init__(self, direct: bool = True, between: Callable[[], None] = lambda: None):
+        self.between = between
         self.direct = direct and hasattr(os, "O_DIRECT")
         self._open: OrderedDict[Path, tuple[int, bool]] = OrderedDict()
         self._busy: dict[int, int] = {}
@@ -98,7 +104,7 @@ class Reader:
         done = 0
         while done < wanted:
             try:
-                count = os.preadv(descriptor, [view[done:]], first + done)
+                count = os.preadv(descriptor, [view[done : done + PIECE]], first + done)
             except OSError:
                 if not direct:
                     raise
@@ -107,6 +113,7 @@ class Reader:
             done += count
             if count == 0 or (direct and count % ALIGNMENT):
                 break
+            self.between()
         if not direct:
             os.posix_fadvise(descriptor, first, aligned(wanted), os.POSIX_FADV_DONTNEED)
         return done

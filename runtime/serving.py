@@ -1,30 +1,33 @@
-"""How the CPU keeps experts and runs them: which form is cheapest depends on the operators of their graph.
+"""How the CPU keeps experts and runs them: all share one session, which is fed with the weights as they lie in memory.
 
-Measured on two cores, one expert of hidden 2048 and inter 1408, ms to create, to run 1 row and 32 rows:
-
-    fp32, fp16  MatMul       own session, prepacked 36-60, 3.3, 18; one session fed with the weights 0, 3.4, 36, other bits
-    8 and 4 bit MatMulNBits  own session, prepacked 4-11, 0.2, 4-8; not prepacked or fed with the weights 0.4, 20 and more
-
-So float experts share one session whatever their number: a miss costs its read and nothing else, an eviction gives a buffer
-back. Quantized ones get a session each. An expert is served in one form whatever the cache does, so that its bits are the same.
+So a miss costs its read and nothing else, and an eviction gives a buffer back. ONNX Runtime's own MatMulNBits wants a session
+of each expert, whose prepacking takes two to four times as long as a read; fed with weights it is fifty times slower. Hence
+BlockMatMul (_blocks.c). An expert is served in one form whatever the cache does, so that its bits are the same.
 """
+
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
 from runtime.cpu import CpuBackend, session_options
+from runtime.errors import BackendError
 from runtime.graph import CPU, Binding, Graph, shared
 from runtime.log import RunLog
 from runtime.policies import Form
 from runtime.probes import Kind
 from runtime.reader import BlockPool, Reader
 
-PREPACKED = {"MatMulNBits"}
+QUANTIZED = "MatMulNBits"
+BIAS = 5
+DOMAIN = "moescope"
+LIBRARY = Path(__file__).with_name("_blocks.so")
 
 
 class CpuExpert(Graph):
-    """One expert in memory. `weights` are fed to a shared session; `block` is memory that must stay while it may run."""
+    """One expert in memory. `weights` are fed to a shared session; `block` is the memory that they lie in, if not mapped."""
 
     def __init__(
         self, session: ort.InferenceSession, log: RunLog, form: Form, weights: dict[str, np.ndarray], block: np.ndarray | None
@@ -48,32 +51,23 @@ class CpuExperts:
     """Brings experts from the package and makes them runnable; any thread may load.
 
     `mapped`: all experts stay, and are used where the package's files are mapped; else each load is one read into a reused block.
+    `between` is called between the pieces of a read.
     """
 
-    def __init__(self, backend: CpuBackend, log: RunLog, mapped: bool):
+    def __init__(self, backend: CpuBackend, log: RunLog, mapped: bool, between: Callable[[], None] = lambda: None):
         self.backend, self.package, self.log, self.mapped = backend, backend.package, log, mapped
-        self.reader, self.pool = Reader(), BlockPool()
-        model = onnx.load_model_from_string(self.package.graph("expert"))
-        self._prepacked = any(node.op_type in PREPACKED for node in model.graph.node)
-        self._graph = (model if self._prepacked else weights_as_inputs(model)).SerializeToString()
-        self._shared = None if self._prepacked else backend.create("an expert", self._graph, session_options())
-        self._keeps_blocks = not self._prepacked or not self._copies_weights()
+        self.reader, self.pool = Reader(between=between), BlockPool()
+        model, options = weights_as_inputs(onnx.load_model_from_string(self.package.graph("expert"))), session_options()
+        if any(node.domain == DOMAIN for node in model.graph.node):
+            if not LIBRARY.exists():
+                raise BackendError(f"{LIBRARY} is not built: run `make native`")
+            options.register_custom_ops_library(str(LIBRARY))
+        self._session = backend.create("an expert", model.SerializeToString(), options)
 
     def load(self, form: Form) -> CpuExpert:
         """The expert, ready to run."""
         memory, block = self._bring(form)
-        weights = self.package.expert_weights(memory)
-        if self._shared is not None:
-            return CpuExpert(self._shared, self.log, form, *self._widened(weights, block))
-        session = self._own_session(weights)
-        if block is None:
-            # What ONNX Runtime wanted in another layout it has copied by now; the rest comes back when touched.
-            self.package.forget_expert(form.layer, form.expert)
-            return CpuExpert(session, self.log, form, {}, memory)
-        if self._keeps_blocks:
-            return CpuExpert(session, self.log, form, {}, block)
-        self.pool.give(block)
-        return CpuExpert(session, self.log, form, {}, None)
+        return CpuExpert(self._session, self.log, form, *self._widened(self.package.expert_weights(memory), block))
 
     def give_back(self, expert: Graph) -> None:
         """The expert's block is needed no more."""
@@ -88,7 +82,7 @@ class CpuExperts:
     def _bring(self, form: Form) -> tuple[np.ndarray, np.ndarray | None]:
         """The expert's bytes, and the block they were read into, if any."""
         if self.mapped:
-            return self.package.mapped_expert(form.layer, form.expert), None
+            return self.package.read_mapped(form.layer, form.expert), None
         block = self.pool.take(self.package.expert_stride)
         return self.reader.read(self.package.expert_place(form.layer, form.expert), block), block
 
@@ -107,34 +101,34 @@ class CpuExperts:
             self.pool.give(block)
         return wider, wide
 
-    def _own_session(self, weights: dict[str, np.ndarray]) -> ort.InferenceSession:
-        options = session_options()
-        options.add_external_initializers(list(weights), [shared(value) for value in weights.values()])
-        return self.backend.create("an expert", self._graph, options)
-
-    def _copies_weights(self) -> bool:
-        """Does a prepacked session do without the memory that its weights came from? Tried out: nothing documents it."""
-        layer = min(set(range(self.package.family.layers)) - self.package.family.dense)
-        memory = self.package.mapped_expert(layer, 0).copy()
-        session = self._own_session(self.package.expert_weights(memory))
-        feeds = {"rows": np.ones((1, self.package.family.hidden), np.float32)}
-        before = session.run(None, feeds)[0]
-        memory[...] = 0
-        return np.array_equal(before, session.run(None, feeds)[0])
-
 
 def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its weights turned into inputs of float32, without the casts to it; integer constants stay."""
+    """The model with its weights turned into inputs, halves into floats without the casts to them; integer constants stay.
+
+    Products with quantized weights become BlockMatMul, and their biases nodes of their own.
+    """
     constants = [tensor for tensor in model.graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
     weights = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
     names = {tensor.name for tensor in weights}
     casts = [node for node in model.graph.node if node.op_type == "Cast" and node.input[0] in names]
     renamed = {node.output[0]: node.input[0] for node in casts}
-    for node in casts:
-        model.graph.node.remove(node)
+    nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-    model.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, onnx.TensorProto.FLOAT, t.dims) for t in weights)
-    del model.graph.initializer[:]
+        if node not in casts:
+            node.input[:] = [renamed.get(name, name) for name in node.input]
+            nodes += _block_product(node) if node.op_type == QUANTIZED else [node]
+    del model.graph.node[:], model.graph.initializer[:]
+    model.graph.node.extend(nodes)
+    types = [onnx.TensorProto.UINT8 if t.data_type == onnx.TensorProto.UINT8 else onnx.TensorProto.FLOAT for t in weights]
+    for tensor, dtype in zip(weights, types, strict=True):
+        model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, dtype, tensor.dims))
     model.graph.initializer.extend(constants)
+    model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     return model
+
+
+def _block_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
+    out, bias = node.output[0], node.input[BIAS] if len(node.input) > BIAS else ""
+    product = onnx.helper.make_node("BlockMatMul", node.input[:4], [f"{out}_product" if bias else out], domain=DOMAIN, bits=bits)
+    return [product, onnx.helper.make_node("Add", [product.output[0], bias], [out])] if bias else [product]

@@ -19,7 +19,7 @@ from runtime.cache import ExpertCache
 from runtime.convert import convert
 from runtime.demo_model import DemoSizes, write_demo_model
 from runtime.errors import PackageError
-from runtime.loader import Loader
+from runtime.loader import URGENT, Loader, Ticket
 from runtime.log import RunLog
 from runtime.package import Package
 from runtime.policies import LRU, Form
@@ -189,6 +189,35 @@ def test_a_load_that_has_not_begun_can_be_cancelled_or_taken_over_and_a_prefetch
     cache.name(forms[:1])
     assert cache.state(forms[0]) is Cache.PREFETCHED
     assert (cache.hits, cache.misses, cache.prefetched, account.loads) == (1, 1, 1, 2)
+    loader.close()
+
+
+def test_what_is_asked_for_comes_before_the_rest_of_a_prefetch_that_is_being_read() -> None:
+    loader, pieces, order = Loader(1), Event(), []
+    asked = Event()
+
+    def read(name: str) -> None:
+        if name == "prefetch":
+            pieces.set()
+            assert asked.wait(10)
+        loader.give_way()
+        order.append(name)
+
+    early, late, more = (
+        Ticket(1.0, lambda: read("prefetch")),
+        Ticket(URGENT, lambda: read("demand")),
+        Ticket(0.5, lambda: read("more")),
+    )
+    loader.submit(early)
+    assert pieces.wait(10)
+    loader.submit(more)
+    loader.submit(late)
+    loader.give_way()
+    assert not order, "it is the loading thread that gives way, nobody else"
+    asked.set()
+    for ticket in (early, late, more):
+        ticket.result(10)
+    assert order == ["demand", "prefetch", "more"]
     loader.close()
 
 

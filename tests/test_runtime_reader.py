@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import PackageError
-from runtime.reader import ALIGNMENT, BlockPool, Place, Reader, aligned
+from runtime.reader import ALIGNMENT, PIECE, BlockPool, Place, Reader, aligned
 
 SIZE = 3 * ALIGNMENT + 123
 
@@ -64,6 +64,16 @@ def test_a_missing_and_a_short_file_are_told_in_one_line(reader: Reader, tmp_pat
     (tmp_path / "short.bin").write_bytes(b"x" * 5000)
     with pytest.raises(PackageError, match="ends 3192 bytes early"):
         reader.read(Place(tmp_path / "short.bin", 0, 8192), BlockPool().take(8192))
+
+
+def test_others_may_come_between_the_pieces_of_a_read(tmp_path: Path) -> None:
+    path, content = tmp_path / "large.bin", os.urandom(2 * PIECE + ALIGNMENT + 5)
+    path.write_bytes(content)
+    block, between = BlockPool().take(len(content)), []
+    reader = Reader(between=lambda: between.append(len(between)))
+    assert bytes(reader.read(Place(path, 0, len(content)), block)) == content
+    assert len(between) >= 2
+    reader.close()
 
 
 def test_more_files_than_stay_open_can_be_read(reader: Reader, tmp_path: Path) -> None:
