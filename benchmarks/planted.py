@@ -80,7 +80,7 @@ def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Re
 
 def record(args: argparse.Namespace) -> None:
     """Runs by turns, forwards and backwards, to DIR/<variant>/run-NNN, after those that are there; the first of each warms up."""
-    os.environ.setdefault("LLAMA_THREADS", "1")  # on two CPUs, one is left to the tracer: two spinning threads wait for each other
+    os.environ.setdefault("LLAMA_THREADS", "1")  # on two CPUs, one is left to the tracer
     commands, there = list(ENGINES[args.engine].items()), len(list(Path(args.folder).glob("base/run-*")))
     for number in range(args.count + 1):
         for name, words in commands if number % 2 == 0 else commands[::-1]:
