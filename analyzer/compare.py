@@ -11,11 +11,12 @@ from analyzer import changepoints, compare_environment, compare_graph, compare_s
 from analyzer.compare_closure import Waterfall, waterfall
 from analyzer.compare_metrics import DIMS
 from analyzer.compare_results import Result, matrices
-from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge
+from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge_apart
 from analyzer.compare_words import conclude
 
 PHASES = ("prefill", "decode")
 FIGURES = ("base", "cand", "ratio", "low", "high", "p", "threshold", "share")
+SAID = ("unit", "better", "label", "verdict", "more_runs", "n_base", "n_cand", "paced")
 SHOWN_METRICS = 600
 VALUES_SHOWN = 200
 
@@ -43,8 +44,8 @@ def compare(
     rules = rules or Rules()
     dims, a, b, mean_a, mean_b = matrices(base, cand)
     step(f"{len(dims):,} metrics of {len(base)} + {len(cand)} runs")
-    judged = judge(dims, a, b, rules)
     falls = [fall for phase in PHASES if (fall := waterfall(dims, mean_a, mean_b, phase)) is not None]
+    judged, a, b = judge_apart(dims, a, b, rules)
     structure, drift = compare_structure.changes(base, cand), compare_structure.drift(base, cand)
     unlike = compare_environment.differences([r.environment for r in base], [r.environment for r in cand])
     words = conclude(judged, falls, structure, drift, unlike)
@@ -65,7 +66,7 @@ def document(result: Comparison) -> dict[str, Any]:
     where = result.judged.index.get_indexer(rows.index)
     metrics = [
         {
-            **{name: row[name] for name in (*DIMS, "unit", "better", "label", "verdict", "more_runs", "n_base", "n_cand")},
+            **{name: row[name] for name in (*DIMS, *SAID)},
             **{name: finite(row[name]) for name in FIGURES},
             "runs": [[finite(v) for v in side[:VALUES_SHOWN, i]] for side in result.values],
         }

@@ -9,7 +9,7 @@ from analyzer.compare_words import called, percent
 
 KINDS = {
     "slower": ("speed", "tail"),
-    "operator": ("operator", "expert", "npu", "memory", "scheduling", "phase"),
+    "operator": ("pace", "operator", "expert", "npu", "memory", "scheduling", "phase"),
     "structure": (),
     "unlike": (),
     "cannot-tell": (),

@@ -1,6 +1,6 @@
 """One recording's metrics as a flat table, the unit of every comparison: one row per metric, one value per run.
 
-A metric's `value` is what is tested: robust within the run (a median over executions or steps where there are many).
+A metric's `value` is what is tested: robust within the run (a median or trimmed mean over executions or steps).
 Its `mean` is what adds up: per phase, the means of all operators, loads, first executions and the residual make the step's mean.
 """
 
@@ -49,6 +49,8 @@ MS = 1e6
 NAMES_SHOWN = 3
 MIN_RUNNING_SHARE = 0.05
 NEGLIGIBLE_WAIT = 0.05
+UNDISTURBED = 0.8
+"""Of an operator's executions, the fastest so many tell how long it takes: the others waited for something, as a rule."""
 
 
 class Facts:
@@ -179,7 +181,8 @@ def operators(facts: Facts) -> pd.DataFrame:
     number = frame.groupby(OPERATOR, sort=False).ngroup()
     frame = frame.assign(number=number, first=~frame.duplicated([*OPERATOR, "name"]))
     counted = steps.groupby("phase")["duration_ns"].agg(["size", "sum"])
-    steady = frame[~frame["first"]].groupby("number")["charged"].agg(["median", "sum", "size"])
+    later = frame[~frame["first"]]
+    steady = later.groupby("number")["charged"].agg(["sum", "size"]).assign(usual=_usual(later))
     made = frame.drop_duplicates("number").set_index("number")[OPERATOR].join(steady, how="inner")
     made["label"] = _labels(frame).reindex(made.index)
     size, total = made["phase"].map(counted["size"]), made["phase"].map(counted["sum"])
@@ -187,13 +190,23 @@ def operators(facts: Facts) -> pd.DataFrame:
         family="operator",
         metric="time",
         unit="ms",
-        value=made["median"] * made["size"] / size / MS,
+        value=made["usual"] / size / MS,
         mean=made["sum"] / size / MS,
         n=made["size"],
         share=made["sum"] / total,
     )
     made = made[made["value"] + made["mean"] > 0]
     return pd.concat([made, pd.DataFrame(list(closure(facts, frame, charges.loads)))], ignore_index=True)
+
+
+def _usual(frame: pd.DataFrame) -> pd.Series:
+    """ns of all executions of each `number` as if none of them had been disturbed: the mean without the slowest fifth, for each
+    of the engine's names apart (their times differ; the median of a mixture would jump between them)."""
+    ordered = frame.sort_values(["number", "name", "charged"])
+    each = ordered.groupby(["number", "name"], sort=False)["charged"]
+    kept = ordered[each.cumcount() < np.ceil(UNDISTURBED * each.transform("size"))]
+    whole = kept.groupby(["number", "name"])["charged"].mean() * each.size()
+    return whole.groupby(level="number").sum()
 
 
 def _labels(frame: pd.DataFrame) -> pd.Series:

@@ -27,7 +27,7 @@ from tracer.recording import RecordingError
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
-RESULT_VERSION = 2
+RESULT_VERSION = 3
 SERIES_STEPS = 4000
 
 

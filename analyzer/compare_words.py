@@ -17,7 +17,7 @@ CULPRITS, LISTED = 3, 4
 FEASIBLE = 100
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
 PHASE_OF = {"TTFT": "prefill", "prefill speed": "prefill", "TPOT": "decode", "decode speed": "decode", "decode step": "decode"}
-CAUSES = ("operator", "expert", "npu", "memory", "scheduling", "closure")
+CAUSES = ("pace", "operator", "expert", "npu", "memory", "scheduling", "closure")
 
 
 def figure(value: float, unit: str) -> str:
@@ -48,9 +48,10 @@ def called(row: dict[str, Any]) -> str:
 
 
 def told(row: dict[str, Any]) -> str:
-    """A verdict with its figures: what, from, to, interval, runs."""
+    """A verdict with its figures: what, from, to, interval, runs; and whether the pace of the runs was taken out."""
     change = f"{figure(row['base'], row['unit'])} → {figure(row['cand'], row['unit'])}"
-    sure = f"{percent(row['ratio'])}, 95 % interval {percent(row['low'])} to {percent(row['high'])}"
+    against = " against the pace of its runs" if row.get("paced") else ""
+    sure = f"{percent(row['ratio'])}{against}, 95 % interval {percent(row['low'])} to {percent(row['high'])}"
     return f"{called(row)}: {change} ({sure}; {row['n_base']} + {row['n_cand']} runs)"
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from analyzer.compare import compare, document
 from analyzer.compare_metrics import DEFAULTS, METRICS, keys
 from analyzer.compare_results import Result, matrices, read
-from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge
+from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge, judge_apart
 from tracer.commands.compare import EARLY_ALPHA, LEAST_PAIRS
 
 METRICS_OF_SPEED, MOST_PAIRS, WIDTH = 5, 16, 0.03
@@ -68,7 +68,7 @@ def alarms(args: argparse.Namespace) -> None:
     counts: dict[str, int] = {}
     for _ in range(args.pairs):
         order = rng.permutation(len(found))[: 2 * size]
-        judged = judge(dims, every[order[:size]], every[order[size:]])
+        judged = judge_apart(dims, every[order[:size]], every[order[size:]])[0]
         for family, rows in judged.groupby("family"):
             counts[str(family)] = counts.get(str(family), 0) + bool(rows["verdict"].isin([SLOWER, FASTER]).any())
     print(f"{args.pairs} pairs of {size} + {size} from {len(found)} runs, {len(dims)} metrics")

@@ -26,9 +26,10 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer.compare_metrics import MS, extract
+from analyzer.compare_pace import MINOR_SHARE
 from analyzer.compare_results import Result, matrices
 from analyzer.compare_structure import changes
-from analyzer.compare_verdicts import FASTER, MINOR_SHARE, SLOWER, judge
+from analyzer.compare_verdicts import FASTER, SLOWER, judge_apart
 from analyzer.tables import load
 from tests import planting
 from tests.conftest import ROOT
@@ -36,9 +37,9 @@ from tests.truth import WITH_SITES, compiled
 
 SIZES = (0.03, 0.05, 0.10)
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
-GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "60", "--ignore-end"]
+GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "150", "--ignore-end"]
 ENGINES = {
-    "llama": {"base": ["tests/programs/llama_steps.py", "build/models/tiny-moe.gguf", "16", "60", "0.005"]},
+    "llama": {"base": ["tests/programs/llama_steps.py", "build/models/tiny-moe.gguf", "16", "150", "0.005"]},
     "runtime": {"base": [*GENERATE, "--expert-cache", "3MiB"], "halved": [*GENERATE, "--expert-cache", "1.5MiB"]},
 }
 PROGRAM = ("base", "again", "slow3", "slow5", "slow10", "cold", "displaced", "split", "halved")
@@ -78,11 +79,12 @@ def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Re
 
 
 def record(args: argparse.Namespace) -> None:
-    """Runs by turns, forwards and backwards, to DIR/<variant>/run-NNN."""
-    commands = list(ENGINES[args.engine].items())
+    """Runs by turns, forwards and backwards, to DIR/<variant>/run-NNN, after those that are there; the first of each warms up."""
+    os.environ.setdefault("LLAMA_THREADS", "1")  # on two CPUs, one is left to the tracer
+    commands, there = list(ENGINES[args.engine].items()), len(list(Path(args.folder).glob("base/run-*")))
     for number in range(args.count + 1):
         for name, words in commands if number % 2 == 0 else commands[::-1]:
-            folder = Path(args.folder) / (name if number else f"warmup/{name}") / f"run-{number:03}"
+            folder = Path(args.folder) / (name if number else f"warmup/{name}") / f"run-{number + there:03}"
             trace("--levels", "token,graph,operator,expert,sched", "-o", str(folder), "--", sys.executable, *words)
             print(f"{folder}", flush=True)
 
@@ -196,15 +198,17 @@ def show(made: list[Plant], base: list[Result], args: argparse.Namespace) -> Non
 def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarray:
     """Shares of repeats: culprit found, others accused, TPOT called slower."""
     dims, before, after, *_ = matrices(base, plant.runs)
+    needed = dims["family"].isin([plant.family, "operator", "speed"]).to_numpy()
+    dims, before, after = dims[needed], before[:, needed], after[:, needed]
     rng, counted = np.random.default_rng(runs), np.zeros(3)
-    named = np.ones(len(dims), bool)
-    for column, value in plant.culprit.items():
-        named &= (dims[column] == value).to_numpy() if column in dims else False
-    family = (dims["family"] == plant.family).to_numpy()
     for _ in range(repeats):
         order = rng.permutation(len(base))
         left, right = order[:runs], rng.permutation(len(plant.runs))[:runs] if plant.apart else order[runs : 2 * runs]
-        verdict = judge(dims, before[left], after[right])["verdict"].to_numpy()
+        judged = judge_apart(dims, before[left], after[right])[0]
+        verdict, family = judged["verdict"].to_numpy(), (judged["family"] == plant.family).to_numpy()
+        named = np.ones(len(judged), bool)
+        for column, value in plant.culprit.items():
+            named &= (judged[column] == value).to_numpy() if column in judged else False
         moved = np.isin(verdict, [SLOWER, FASTER])
         wanted = family & named
         if plant.family == "structure":
@@ -213,8 +217,8 @@ def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarr
             others = bool(new - {plant.culprit["what"], *plant.culprit["also"]})
         else:
             hit = bool((verdict[wanted] == SLOWER).any())
-            others = bool(moved[family & ~wanted & ~beside(dims, plant)].any())
-        tpot = verdict[(dims["metric"] == "TPOT").to_numpy()]
+            others = bool(moved[family & ~wanted & ~beside(judged, plant)].any())
+        tpot = verdict[(judged["metric"] == "TPOT").to_numpy()]
         counted += hit, others, bool((tpot == SLOWER).any())
     return counted / repeats
 

@@ -46,12 +46,13 @@ def displaced(tables: Tables, tid: int, share: float) -> Tables:
     """In every step the thread loses its CPU once, for that share of the step; whoever depends on it waits."""
     states, steps = tables["thread_states"], tables["tokens"]
     running = states[(states["tid"] == tid) & (states["state"] == "running")]
+    first, last = running["begin_ns"].to_numpy(), running["end_ns"].to_numpy()
     at, lost = [], []
     for step in steps[steps["complete"]].itertuples():
-        inside = running["end_ns"].clip(upper=step.end_ns) - running["begin_ns"].clip(lower=step.begin_ns)
+        inside = np.minimum(last, step.end_ns) - np.maximum(first, step.begin_ns)
         if len(inside) and inside.max() > 2:
-            row = running.loc[inside.idxmax()]
-            at.append((max(row["begin_ns"], step.begin_ns) + min(row["end_ns"], step.end_ns)) // 2)
+            row = int(inside.argmax())
+            at.append((max(first[row], step.begin_ns) + min(last[row], step.end_ns)) // 2)
             lost.append(share * step.duration_ns)
     begin, length = np.array(at, np.int64), np.array(lost)
     out = warped(tables, begin, begin + 1, 1 + length)
@@ -62,15 +63,17 @@ def displaced(tables: Tables, tid: int, share: float) -> Tables:
 
 
 def switched_out(states: pd.DataFrame, tid: int, begin: np.ndarray, length: np.ndarray) -> pd.DataFrame:
-    """Thread states with stretches of `running` turned into `runnable`."""
+    """Thread states with stretches of `running`, in order, turned into `runnable`; each lies within one of them."""
     chosen = (states["tid"] == tid) & (states["state"] == "running")
-    mine = states[chosen]
-    for at, ns in zip(begin.tolist(), length.tolist(), strict=True):
-        here = mine[(mine["state"] == "running") & (mine["begin_ns"] <= at) & (mine["end_ns"] > at)].head(1)
-        away = here.assign(state="runnable", cpu=-1, begin_ns=at, end_ns=at + ns)
-        rest = mine[~mine.index.isin(here.index)]
-        mine = pd.concat([rest, here.assign(end_ns=at), away, here.assign(begin_ns=at + ns)], ignore_index=True)
-    whole = pd.concat([states[~chosen], mine], ignore_index=True)
+    mine, end = states[chosen].sort_values("begin_ns"), begin + length
+    row = np.searchsorted(mine["begin_ns"].to_numpy(), begin, "right") - 1
+    hit = np.isin(np.arange(len(mine)), row)
+    away = mine.iloc[row].assign(state="runnable", cpu=-1, begin_ns=begin, end_ns=end)
+    # What is left of a stretch: up to the first loss within it, and from each loss to the next one or its end.
+    head = mine[hit].assign(end_ns=begin[np.unique(row, return_index=True)[1]])
+    following = np.append(begin[1:], np.iinfo(np.int64).max)
+    tail = mine.iloc[row].assign(begin_ns=end, end_ns=np.minimum(following, mine["end_ns"].to_numpy()[row]))
+    whole = pd.concat([states[~chosen], mine[~hit], head, away, tail], ignore_index=True)
     return whole.assign(duration_ns=whole["end_ns"] - whole["begin_ns"]) if "duration_ns" in whole else whole
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from analyzer import changepoints
 from analyzer import compare_statistics as statistics
 from analyzer.compare_structure import distance
-from analyzer.compare_verdicts import Rules, judge
+from analyzer.compare_verdicts import Rules, judge, judge_apart
 
 RNG = np.random.default_rng
 
@@ -116,6 +116,52 @@ def test_unchanged_runs_raise_family_wise_alarms_in_at_most_one_of_twenty_pairs(
         verdicts = judge(dims(metrics), values[:runs], values[runs:], Rules())["verdict"]
         alarms += bool(verdicts.isin(["slower", "faster"]).any())
     assert alarms <= 5
+
+
+def paced_dims(n: int) -> pd.DataFrame:
+    """Operators of decode, large enough to be tested."""
+    where = {"metric": "time", "phase": "decode", "graph": "", "layer": 0, "type": "", "shape": "", "backend": "", "expert": -1}
+    return dims(n, unit="ms", label="", **where).assign(share=1 / n)
+
+
+def varying(seed: int, runs: int, pace: float, metrics: int = 30) -> np.ndarray:
+    """Runs of an unchanged program on a machine whose speed varies by `pace`, its operators by 1 % more."""
+    rng = RNG(seed)
+    return np.exp(rng.normal(0, pace, (runs, 1)) + rng.normal(0, 0.01, (runs, metrics)))
+
+
+def test_an_operator_that_changed_stands_out_of_a_machine_whose_speed_varies() -> None:
+    values = varying(1, 20, 0.15)
+    values[10:, 7] *= 1.05
+    judged = judge_apart(paced_dims(30), values[:10], values[10:])[0]
+    accused = judged[judged["verdict"].isin(["slower", "faster"])]
+    assert accused.index.tolist() == ["metric 7"] and accused["paced"].all() and 1.03 < accused["ratio"].iloc[0] < 1.07
+    alone = judge(paced_dims(30), values[:10], values[10:])
+    assert not alone["verdict"].isin(["slower", "faster"]).any()
+
+
+def test_what_slows_all_operators_alike_is_told_of_the_pace_and_of_each_in_plain_times() -> None:
+    values = varying(2, 20, 0.005)
+    values[10:] *= 1.1
+    judged = judge_apart(paced_dims(30), values[:10], values[10:])[0]
+    assert set(judged["verdict"]) == {"slower"} and not judged["paced"].any() and (judged["family"] == "pace").sum() == 1
+
+
+def test_operators_that_stayed_are_not_accused_where_many_others_changed() -> None:
+    values = varying(3, 20, 0.02)
+    values[10:, :12] *= 1.1
+    judged = judge_apart(paced_dims(30), values[:10], values[10:])[0]
+    accused = judged[(judged["family"] == "operator") & judged["verdict"].isin(["slower", "faster"])]
+    assert set(accused.index) == {f"metric {i}" for i in range(12)} and set(accused["verdict"]) == {"slower"}
+
+
+def test_taking_out_the_pace_raises_no_more_alarms() -> None:
+    alarms = 0
+    for seed in range(60):
+        values = varying(seed, 10, 0.1)
+        judged = judge_apart(paced_dims(30), values[:5], values[5:])[0]
+        alarms += bool(judged.loc[judged["family"] == "operator", "verdict"].isin(["slower", "faster"]).any())
+    assert alarms <= 3
 
 
 def entropy(p: float) -> float:

@@ -51,6 +51,8 @@ def verdict(document: Document) -> Section:
             "The unit is the run. A change is called one where the Mann-Whitney test says so, corrected for all metrics of its "
             f"family (Holm, {100 * rules['alpha']:g} % family-wise), the bootstrap interval of the median ratio leaves out 0, "
             f"and the change is beyond {100 * rules['practical']:g} % and beyond this machine's own noise between unchanged runs."
+            " What all operators of a run have in common, its pace, is taken out of each of them where it is the same on both"
+            " sides: the table marks operators, groups and experts whose change, interval and p are of what is left."
         )
     )
     return Section("verdict", "Verdict", blocks)
@@ -176,13 +178,13 @@ def metrics(document: Document) -> Section:
     columns = heads(
         "text family, text metric, text names, text verdict, number base, number candidate, text unit, "
         "number change %, number low %, number high %, number p adjusted, number threshold %, number share of step %, "
-        "number base runs, number candidate runs, number more runs"
+        "number base runs, number candidate runs, number more runs, text against"
     )
     rows = []
     for m in document["metrics"]:
         figures = [m["base"], m["cand"], m["unit"], change(m["ratio"]), change(m["low"]), change(m["high"]), m["p"]]
         share = None if m["share"] is None else 100 * m["share"]
-        counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"]]
+        counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"], "pace" if m["paced"] else ""]
         rows.append([m["family"], name_of(m), m["label"], m["verdict"], *figures, *counts])
     left = document["metrics_total"] - len(rows)
     blocks = [table(columns, rows)]
