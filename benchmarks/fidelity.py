@@ -6,8 +6,7 @@ python benchmarks/fidelity.py --engine llamacpp [--repeats 5] [--rounds 40] [--e
 
 Untraced runs with and without duplicated kernels are interleaved; a kernel's truth is the median over rounds of the growth of the
 decode phase over EXTRA. The trace is of runs of its own, one for each round. CPU only: the HTP emulator is no timing model.
-Copies in our runtime share the weights of the kernel that they repeat and find them in the caches: where the one run of a step
-reads them from memory, that truth is too short.
+Copies have weights of their own: as cold as the one run of a step.
 
 For llama.cpp, ggml computes graphs of kernels of the sizes that a decoded token has (benchmarks/ggml_copies.py), and a model
 takes the steps that phases are told by (benchmarks/llama_phases.py).
