@@ -106,12 +106,6 @@ static size_t middle(const struct product *p)
 	return (size_t)1 << (p->bits - 1);
 }
 
-/* Where a chunk's code lies among the matrix's: four bits keep even ones in the low halves of 32 bytes, odd ones in the high. */
-static inline size_t place(const struct product *p, size_t i)
-{
-	return p->bits == 4 ? i / 2 + i % 2 * (CHUNK / 2) : i;
-}
-
 EVERY_CLONE static float quantize_block(const float *x, size_t count, int8_t *codes, int *sum)
 {
 	uint32_t largest = 0, bits;
@@ -138,25 +132,36 @@ EVERY_CLONE static float quantize_block(const float *x, size_t count, int8_t *co
 	return scale;
 }
 
-static void quantize_row(struct product *p, size_t row)
+EVERY_CLONE static void quantize_row(struct product *p, size_t row)
 {
+	const size_t block = p->block, bits = p->bits, in_chunk = block < CHUNK ? CHUNK / block : 1;
 	const float *x = p->rows + row * p->k;
 	int8_t *codes = p->codes + row * p->chunks * CHUNK, plain[MOST_BLOCK];
 	int32_t *offsets = p->offsets + row * p->chunks * LANES;
 	float *scales = p->lane_scales + row * p->chunks * LANES;
 
 	memset(codes, 0, p->chunks * CHUNK);
-	for (size_t b = 0; b < p->blocks; b++) {
-		size_t first = b * p->block, count = first >= p->k ? 0 : p->k - first < p->block ? p->k - first : p->block;
+	for (size_t b = 0, first = 0; b < p->blocks; b++, first += block) {
+		size_t count = first >= p->k ? 0 : p->k - first < block ? p->k - first : block, of_chunk = b % in_chunk;
 		int sum;
 		float scale = quantize_block(x + first, count, plain, &sum);
 		p->block_sums[row * p->blocks + b] = scale * (float)sum;
-		for (size_t i = 0; i < count; i++)
-			codes[(first + i) / CHUNK * CHUNK + place(p, (first + i) % CHUNK)] = plain[i];
-		for (size_t c = first / CHUNK; c * CHUNK < first + p->block; c++)
-			for (size_t lane = 0; lane < LANES; lane++)
-				if (p->block >= CHUNK || (size_t)p->lane_blocks[lane] == first % CHUNK / p->block)
-					scales[c * LANES + lane] = scale;
+		memset(plain + count, 0, block - count);
+		/* Four bits: even codes into the low halves of 32 bytes, odd ones into the high. */
+		for (size_t part = 0; part < block; part += CHUNK) {
+			int8_t *to = codes + (first + part) / CHUNK * CHUNK + first % CHUNK / (bits == 4 ? 2 : 1);
+			size_t length = block - part < CHUNK ? block - part : CHUNK;
+			if (bits == 8)
+				memcpy(to, plain + part, length);
+			for (size_t i = 0; bits == 4 && i < length / 2; i++) {
+				to[i] = plain[part + 2 * i];
+				to[CHUNK / 2 + i] = plain[part + 2 * i + 1];
+			}
+			for (size_t lane = 0; lane < LANES; lane++) {
+				float *of_lane = &scales[(first + part) / CHUNK * LANES + lane];
+				*of_lane = in_chunk == 1 || (size_t)p->lane_blocks[lane] == of_chunk ? scale : *of_lane;
+			}
+		}
 	}
 	for (size_t lane = 0; lane < p->chunks * LANES; lane++)
 		offsets[lane] = -(int)middle(p) * (codes[4 * lane] + codes[4 * lane + 1] + codes[4 * lane + 2] + codes[4 * lane + 3]);
@@ -176,7 +181,7 @@ static float beside_the_middle(const struct product *p, size_t row, size_t colum
 	return sum;
 }
 
-/* Codes of a chunk in the order of `place`, as bytes; beyond the matrix's row they meet zeros, and are not read. */
+/* Codes of a chunk in the order of the rows', as bytes; beyond the matrix's row they meet zeros, and are not read. */
 static inline void unpack(const struct product *p, const uint8_t *packed, size_t bytes, uint8_t *codes)
 {
 	if (p->bits == 8) {
