@@ -6,7 +6,8 @@ python benchmarks/fidelity.py --engine llamacpp [--repeats 5] [--rounds 40] [--e
 
 Untraced runs with and without duplicated kernels are interleaved; a kernel's truth is the median over rounds of the growth of the
 decode phase over EXTRA. The trace is of runs of its own, one for each round. CPU only: the HTP emulator is no timing model.
-Copies have weights of their own: as cold as the one run of a step.
+Copies of our runtime's attention and experts are other layers', so that their weights are as cold; they still take less time than
+the one run of a step, and why is not known: that truth is too short.
 
 For llama.cpp, ggml computes graphs of kernels of the sizes that a decoded token has (benchmarks/ggml_copies.py), and a model
 takes the steps that phases are told by (benchmarks/llama_phases.py).
