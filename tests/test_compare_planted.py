@@ -35,10 +35,12 @@ class Planted:
             self.made[variant] = compare(self.results["base"], self.results[variant])
         return self.made[variant]
 
-    def changed(self, variant: str) -> pd.DataFrame:
+    def changed(self, variant: str, **culprit: object) -> pd.DataFrame:
+        """What was called slower or faster: the culprit (columns, values) by the usual rules, others only where that is sure."""
         skip_where_stolen(self.stolen)
         judged = self.against_base(variant).judged
-        return judged[judged["verdict"].isin(["slower", "faster"]) & (judged["p"] < SURE)]
+        planted = (judged[list(culprit)] == pd.Series(culprit)).all(axis=1)
+        return judged[judged["verdict"].isin(["slower", "faster"]) & (planted | (judged["p"] < SURE))]
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +74,20 @@ def test_an_unchanged_program_raises_no_alarm(planted: Planted) -> None:
 
 
 def test_a_slowed_operator_is_the_culprit(planted: Planted) -> None:
-    found = planted.changed("slow20")
+    found = planted.changed("slow20", type="attention", layer=1, phase="decode")
     found = found[(found["family"] == "operator") & (found["phase"] == "decode")]
     assert found[["type", "layer", "verdict"]].to_numpy().tolist() == [["attention", 1, "slower"]]
     assert 1.1 < found["ratio"].iloc[0] < 1.3
 
 
 def test_a_cold_expert_is_the_culprit(planted: Planted) -> None:
-    found = planted.changed("cold")
+    found = planted.changed("cold", metric="load time per step", layer=2, expert=5)
     loads = found[found["metric"] == "load time per step"]
     assert loads[["layer", "expert", "verdict"]].to_numpy().tolist() == [[2, 5, "slower"]]
 
 
 def test_a_displaced_thread_is_the_culprit(planted: Planted) -> None:
-    found = planted.changed("displaced")
+    found = planted.changed("displaced", family="scheduling")
     waited = found[found["family"] == "scheduling"]
     assert len(waited) == 1 and waited["type"].iloc[0].endswith("(main)") and waited["verdict"].iloc[0] == "slower"
 
@@ -101,7 +103,7 @@ def test_a_split_operator_shows_as_structure(planted: Planted) -> None:
 
 
 def test_half_a_cache_shows_in_the_hit_rate(planted: Planted) -> None:
-    found = planted.changed("halved")
+    found = planted.changed("halved", metric="hit rate", phase="decode")
     rate = found[(found["metric"] == "hit rate") & (found["phase"] == "decode")]
     assert rate["verdict"].tolist() == ["slower"] and rate["ratio"].iloc[0] < 0.9
 
