@@ -22,7 +22,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from views import marks, npu, sched
 from views.protobuf import _messages, field_bytes
-from views.sequence import PACKET, Events, Level, Names, counter_packets, head, slice_packets, valid
+from views.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets, valid
 from views.slices import Slices, Tables, close_open, distinct, on_program, rows_of
 from views.trace_file import TraceFile, usable_cpus
 
@@ -53,6 +53,7 @@ class TraceWriter:
         target = manifest.get("target") or {}
         self.pid = int(target.get("pid") or next(iter(self.pids.values()), 1))
         self.start, self.end = extent(self.tables)
+        self.npu_tracks = out.begin(partial(npu.tracks, manifest, apart(tables)))
 
     def packet(self, packet: TracePacket) -> None:
         """Append one packet of the global sequence."""
@@ -118,7 +119,7 @@ class TraceWriter:
     def sequence_of(self, events: Events, track: int) -> None:
         """One sequence: its head, then its events."""
         self.sequence += 1
-        self.out.emit(head(self.sequence, track, events.texts(), self.names, self.start))
+        self.out.later(partial(opening, self.sequence, track, events, self.names, self.start))
         for job in slice_packets(self.sequence, events, self.start):
             self.out.later(job)
         self.written.slices += int((events.order < 0).sum())
@@ -143,7 +144,7 @@ class TraceWriter:
 
     def npu(self) -> None:
         """The NPU's group of tracks."""
-        tracks = npu.tracks(self.manifest, self.tables)
+        tracks = self.npu_tracks()
         if not tracks:
             return
         group = self.new_track(npu.group_name(self.manifest), child_ordering=TrackDescriptor.EXPLICIT)
@@ -178,7 +179,8 @@ class TraceWriter:
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""
-        switching = self.out.begin(partial(sched.Scheduling.of, apart(self.tables), boot))
+        tables = apart({name: self.tables[name] for name in sched.TABLES})
+        switching = self.out.begin(partial(sched.Scheduling.of, tables, boot))
         for cpu in sorted(distinct(self.tables["sched"]["cpu"].to_numpy(np.int64))[1].tolist()):
             self.out.later(lambda cpu=cpu: switching().packets(cpu))
 

@@ -23,6 +23,7 @@ SCHED_SWITCH, SCHED_WAKING = 4, 20
 UNKNOWN_PRIO, SLEEPING, EXITED = 120, 1, 0x10
 BATCH = 1 << 16
 FOREVER = np.iinfo(np.int64).max
+TABLES = ("threads", "sched", "thread_states")
 COLUMNS, RECORDED = ("ts", "prev", "next", "state", "prio"), ("ts_ns", "prev_tid", "next_tid", "prev_state", "next_prio")
 
 

@@ -92,7 +92,7 @@ class Level:
         level.arguments(own, names, slices.own, None)
         if not slices.complete.all():
             level.arguments(own, names, {"incomplete": np.where(slices.complete, -1, 1)}, None)
-        if slices.flow is not None:
+        if slices.flow is not None and slices.flow.any():
             ends = np.zeros(len(slices), bool) if slices.ends_flow is None else slices.ends_flow
             own.fixed64(FLOW, np.where(ends, 0, slices.flow), absent=0)
             own.fixed64(TERMINATING_FLOW, np.where(ends, slices.flow, 0), absent=0)
@@ -202,6 +202,11 @@ def head(number: int, track: int, texts: dict[str, set[int]], names: Names, star
             text = {"str": labels[iid].encode()} if table == ARG_TEXTS else {"name": labels[iid]}
             entries.add(iid=iid, **text)
     return field_bytes(PACKET, packet.SerializeToString())
+
+
+def opening(number: int, track: int, events: Events, names: Names, start: int) -> Packets:
+    """The packets that open a track's sequence."""
+    return 0, head(number, track, events.texts(), names, start)
 
 
 def packet(number: int) -> bytes:
