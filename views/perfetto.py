@@ -24,7 +24,7 @@ from views import marks, npu, sched
 from views.protobuf import _messages, field_bytes
 from views.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets, valid
 from views.slices import Slices, Tables, close_open, distinct, on_program, rows_of
-from views.trace_file import TraceFile, usable_cpus
+from views.trace_file import Packets, TraceFile, usable_cpus
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
@@ -47,13 +47,13 @@ class TraceWriter:
 
     def __init__(self, manifest: dict[str, Any], tables: Tables, out: TraceFile):
         self.manifest, self.out, self.tables = manifest, out, apart(tables)
+        self.npu_tracks = out.begin(partial(npu.tracks, manifest, apart(tables)))
         self.written, self.names = Written(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
         self.pids = thread_pids(manifest, self.tables)
         target = manifest.get("target") or {}
         self.pid = int(target.get("pid") or next(iter(self.pids.values()), 1))
         self.start, self.end = extent(self.tables)
-        self.npu_tracks = out.begin(partial(npu.tracks, manifest, apart(tables)))
 
     def packet(self, packet: TracePacket) -> None:
         """Append one packet of the global sequence."""
@@ -181,8 +181,12 @@ class TraceWriter:
         """The kernel's scheduling events."""
         tables = apart({name: self.tables[name] for name in sched.TABLES})
         switching = self.out.begin(partial(sched.Scheduling.of, tables, boot))
-        for cpu in sorted(distinct(self.tables["sched"]["cpu"].to_numpy(np.int64))[1].tolist()):
-            self.out.later(lambda cpu=cpu: switching().packets(cpu))
+
+        def packets(cpu: int) -> Packets:
+            return switching().packets(cpu)
+
+        for cpu in sorted(map(int, distinct(self.tables["sched"]["cpu"].to_numpy(np.int64))[1])):
+            self.out.later(partial(packets, cpu))
 
     def write(self, progress: Progress) -> Written:
         """Write everything."""
