@@ -287,7 +287,7 @@ def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, 
 
 
 def times(tokens: np.ndarray, *windows: Window) -> np.ndarray:
-    """Durations, ns, of the tokens that lie within one of the windows, without each window's first: there, structure is told anew."""
+    """Durations, ns, of the tokens that lie within one of the windows, without each window's first: it tells structure anew."""
     inside = [np.flatnonzero((tokens[:, 0] >= window.begin) & (tokens[:, 1] <= window.end))[1:] for window in windows]
     return (tokens[:, 1] - tokens[:, 0])[np.concatenate(inside)]
 
@@ -315,7 +315,7 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
         "high": high,
         "rounds": len(ratios),
         "left_out": len(found) - len(ratios),
-        "tracer_cpu": float(np.median(cpu)),
+        "tracer_cpu": float(np.mean(cpu)),
     }
     return {**row, **middle, "lost": lost}
 
