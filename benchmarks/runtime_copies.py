@@ -4,6 +4,7 @@ A kernel of 100 µs takes up to half as long again where the rest of a step has 
 kind, and longer still where nothing of the runtime's code is left in them. So copies stand where the step itself has them: before
 a kernel run EXTRA of those that follow it in a step, each with what lies behind it. For each kind there is a step with copies
 before every run of it, and one without: a kernel takes what its runs grow by, less the time of what lies between, over EXTRA.
+
 It prints ms of one run of each kind as JSON, by the host's clock. Where EXTRA is 0, a round is as many plain steps. When its
 input ends, it prints phase and ns of all steps by the runtime's own clock.
 """
