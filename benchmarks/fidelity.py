@@ -61,7 +61,8 @@ def benchmark(name: str, *arguments: object) -> list[str]:
 class Paced:
     """A process of one of the programs with copies, which takes a round when it is told to."""
 
-    def __init__(self, command: list[str]):
+    def __init__(self, command: list[str], rest_s: float = 0.0):
+        self.rest_s = rest_s
         self.process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, cwd=ROOT)
 
     def round(self) -> dict[str, float]:
@@ -69,7 +70,7 @@ class Paced:
         assert self.process.stdin and self.process.stdout
         print(file=self.process.stdin, flush=True)
         told = next(line for line in self.process.stdout if line.startswith("{"))
-        time.sleep(REST_S)
+        time.sleep(self.rest_s)
         return dict(json.loads(told))
 
     def close(self) -> str:
@@ -79,50 +80,48 @@ class Paced:
         return str(said)
 
 
+def by_turns(own: Paced, recorded: Paced, rounds: int, until: float) -> pd.DataFrame:
+    """ms that `own` told in each of as many rounds as there is time for, at most `rounds`."""
+    told: list[dict[str, float]] = []
+    while not told or (len(told) < rounds and time.monotonic() < until):
+        told.append(own.round())
+        recorded.round()
+        print(f"\r{len(told)} rounds", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    own.close()
+    return pd.DataFrame(told)
+
+
 def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Found:
-    """Our runtime's subgraphs and phases, in as many rounds as there is time for."""
+    """Our runtime's subgraphs and phases."""
     own = Paced(benchmark("runtime_copies.py", args.model, args.extra, *args.kinds))
     recorded = Paced(recording(benchmark("runtime_copies.py", args.model, 0, *args.kinds), folder / "run"))
-    spent: list[dict[str, float]] = []
-    while not spent or (len(spent) < args.rounds and time.monotonic() < until):
-        spent.append(own.round())
-        recorded.round()
-        print(f"\r{len(spent)} rounds", end="", file=sys.stderr)
-    own.close()
-    last = recorded.close().splitlines()[-1]
-    print(file=sys.stderr)
+    spent = by_turns(own, recorded, args.rounds, until)
+    timed = pd.DataFrame(json.loads(recorded.close().splitlines()[-1]), columns=["phase", "ns"])
     tables = load(folder / "run")
-    tokens, timed = tables["tokens"], pd.DataFrame(json.loads(last), columns=["phase", "ns"])
-    alphas = []
-    for phase, of_phase in timed.groupby("phase")["ns"]:
-        both = tokens["duration_ns"][tokens["phase"] == phase].median(), of_phase.median()
-        alphas.append((str(phase), fidelity.accuracy(*map(float, both))))
-    steps = tokens[tokens["phase"] == "decode"].iloc[WARM:]
-    graphs = tables["graphs"][tables["graphs"]["token_id"].isin(steps["token_id"])]
+    steps, own_steps = (
+        rows.median() for rows in (tables["tokens"].groupby("phase")["duration_ns"], timed.groupby("phase")["ns"])
+    )
+    alphas = {phase: fidelity.accuracy(float(steps[phase]), float(own_steps[phase])) for phase in ("prefill", "decode")}
+    tokens = tables["tokens"].query("phase == 'decode'")["token_id"].iloc[WARM:]
+    graphs = tables["graphs"][tables["graphs"]["token_id"].isin(tokens)]
     each = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns") / 1e6
-    at = np.arange(len(each))
-    steps_a_round = len(each) // len(spent)
-    # Neighbouring rounds run at one pace of the machine; the whole series may not. The first step of a round wakes up.
-    by_round = each[at % steps_a_round > 0].groupby(at[at % steps_a_round > 0] // steps_a_round).mean()
-    share, measured = (pd.DataFrame(spent) / by_round).median(), by_round.median()
-    truth = {kind: float(measured[kind] * share[kind]) for kind in spent[0]}
-    runs = graphs.groupby("kind").size() / len(steps)
-    return Found(measured.to_dict(), truth, dict(alphas), runs.to_dict())
+    at, a_round = np.arange(len(each)), len(each) // len(spent)
+    # The first step of a round wakes up. Neighbouring rounds run at one pace of the machine; the whole series may not.
+    by_round = each[at % a_round > 0].groupby(at[at % a_round > 0] // a_round).mean()
+    share, measured = (spent / by_round).median(), by_round.median()
+    truth = {kind: float(measured[kind] * share[kind]) for kind in spent}
+    return Found(measured.to_dict(), truth, alphas, (graphs.groupby("kind").size() / len(tokens)).to_dict())
 
 
 def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[dict[str, float], dict[str, float]]:
     """({kernel: ms as recorded}, {kernel: ms by duplication}); the programs take rounds by turns: both see one machine."""
-    own = Paced(benchmark("ggml_copies.py", extra))
-    recorded = Paced(recording(benchmark("ggml_copies.py", 0), folder / "kernels"))
+    own = Paced(benchmark("ggml_copies.py", extra), REST_S)
+    recorded = Paced(recording(benchmark("ggml_copies.py", 0), folder / "kernels"), REST_S)
     for _ in range(LEARNING):
         recorded.round()
-    spent: list[dict[str, float]] = []
-    while not spent or (len(spent) < rounds and time.monotonic() < until):
-        spent.append(own.round())
-        recorded.round()
-    own.close()
+    table = by_turns(own, recorded, rounds, until)
     recorded.close()
-    table = pd.DataFrame(spent)
     grown = table.drop(columns="base").sub(table["base"], axis=0).median()
     operators = load(folder / "kernels")["operators"]
     measured = {}
