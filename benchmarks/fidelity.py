@@ -1,16 +1,14 @@
 """How true the recorded times are: phases against the engine's own timers, kernels against duplication.
 
-python benchmarks/fidelity.py [--repeats 5] [--extra 10] [--tokens 48] [--model M] [--kinds K ...] [--out truth.json]
+python benchmarks/fidelity.py [--repeats 3] [--rounds 150] [--extra 3] [--seconds 150] [--model M] [--kinds K ...] [--out FILE]
                                                                                                 our runtime (needs root)
-python benchmarks/fidelity.py --engine llamacpp [--repeats 5] [--rounds 40] [--extra 4]        llama.cpp's kernels (needs root)
+python benchmarks/fidelity.py --engine llamacpp [--repeats 3] [--rounds 40] [--extra 4]        llama.cpp's kernels (needs root)
 
-Untraced runs with and without duplicated kernels are interleaved; a kernel's truth is the median over rounds of the growth of the
-decode phase over EXTRA. The trace is of runs of its own, one for each round. CPU only: the HTP emulator is no timing model.
-Copies of our runtime's attention and experts are other layers', so that their weights are as cold; they still take less time than
-the one run of a step, and why is not known: that truth is too short.
-
-For llama.cpp, ggml computes graphs of kernels of the sizes that a decoded token has (benchmarks/ggml_copies.py), and a model
-takes the steps that phases are told by (benchmarks/llama_phases.py).
+Two programs take rounds by turns, so that both see one machine: one runs kernels EXTRA times more, by its own clock, untraced;
+the other is recorded and runs nothing twice. A kernel's truth is the median over rounds of what its copies add, over EXTRA. CPU
+only: the HTP emulator is no timing model. A copy has to find the caches as the one run of a step does: runtime_copies.py (steps
+of our runtime) says how, and ggml_copies.py (llama.cpp: graphs of kernels of the sizes that a decoded token has). Steps by which
+llama.cpp's phases are told are those of llama_phases.py.
 """
 
 import argparse
@@ -19,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,49 +30,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from analyzer import fidelity
 from analyzer.tables import load
 from benchmarks.ggml_copies import ALONE
+from benchmarks.runtime_copies import KINDS, WARM
 
 ROOT = Path(__file__).resolve().parent.parent
-KINDS = ("attention", "router", "expert")
 MODEL, GGUF = ROOT / "build" / "demo-model", ROOT / "build" / "models" / "llama-1b.gguf"
-SENTENCE = "The router looks at the token and picks a few experts, and a cache keeps those that were used last. "
 PROMPT, LEARNING, REST_S = 128, 20, 0.02
 """Tokens of the prompt; rounds while the tracer learns where to look; by which a program's threads have gone to sleep."""
 
 
-def arguments(args: argparse.Namespace, log: Path) -> list[str]:
-    """Of `runtime generate`, for a prompt of some hundred tokens."""
-    where = ["--prefill-backend", "cpu", "--decode-backend", "cpu", "--ignore-end", "--max-new-tokens", str(args.tokens)]
-    return [str(args.model), "--prompt", SENTENCE * 12, *where, "--log", str(log)]
+class Found(NamedTuple):
+    """ms of one run of a kernel as recorded and by duplication; alpha by phase; runs of a kernel in a decode step."""
 
-
-def own_ms(log: Path) -> tuple[float, float]:
-    """ms of the prefill and, but for the first, which make sessions, of a decode step (median), by the runtime's own timers."""
-    steps = json.loads(log.read_text())["steps"]
-    spent = {phase: [s["duration_ns"] / 1e6 for s in steps if s["phase"] == phase] for phase in ("prefill", "decode")}
-    return float(np.median(spent["prefill"])), float(np.median(spent["decode"][8:]))
-
-
-def untraced(args: argparse.Namespace, folder: Path, kind: str, extra: int) -> float:
-    log = folder / "run.json"
-    command = benchmark("duplicated.py", kind, extra, *arguments(args, log))
-    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-    return own_ms(log)[1]
-
-
-def traced(args: argparse.Namespace, folder: Path) -> tuple[dict[str, float], dict[str, float], list[float]]:
-    """(median ms and runs of each kind of subgraph in a decode step, alpha of prefill and decode against the runtime's own)."""
-    run, log = folder / "run", folder / "traced.json"
-    command = [sys.executable, "-m", "tracer", "run", "--no-views", "-o", str(run), "--"]
-    program = [sys.executable, "-m", "runtime", "generate", *arguments(args, log)]
-    subprocess.run([*command, *program], check=True, capture_output=True, cwd=ROOT)
-    tables = load(run)
-    of_phase = dict(iter(tables["tokens"][tables["tokens"]["complete"]].groupby("phase")))
-    steps = of_phase["decode"].iloc[8:]
-    graphs = tables["graphs"][tables["graphs"]["token_id"].isin(steps["token_id"])]
-    spent = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns", aggfunc="sum", fill_value=0).median() / 1e6
-    runs = graphs.groupby("kind").size() / len(steps)
-    recorded = (float(rows["duration_ns"].median()) / 1e6 for rows in (of_phase["prefill"], steps))
-    return spent.to_dict(), runs.to_dict(), [fidelity.accuracy(*both) for both in zip(recorded, own_ms(log), strict=True)]
+    measured: dict[str, float]
+    truth: dict[str, float]
+    alphas: dict[str, float]
+    runs: dict[str, float]
 
 
 def recording(program: list[str], run: Path) -> list[str]:
@@ -87,38 +59,69 @@ def benchmark(name: str, *arguments: object) -> list[str]:
 
 
 class Paced:
-    """A process of ggml_copies.py that takes a round when it is told to."""
+    """A process of one of the programs with copies, which takes a round when it is told to."""
 
-    def __init__(self, command: list[str]):
+    def __init__(self, command: list[str], rest_s: float = 0.0):
+        self.rest_s = rest_s
         self.process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, cwd=ROOT)
 
     def round(self) -> dict[str, float]:
-        """ms of each graph, by the program's own clock."""
+        """ms by name, by the program's own clock."""
         assert self.process.stdin and self.process.stdout
         print(file=self.process.stdin, flush=True)
-        told = next(line for line in self.process.stdout if line.startswith('{"'))
-        time.sleep(REST_S)
+        told = next(line for line in self.process.stdout if line.startswith("{"))
+        time.sleep(self.rest_s)
         return dict(json.loads(told))
 
-    def close(self) -> None:
-        """Let it end."""
-        self.process.communicate()
+    def close(self) -> str:
+        """Let it end; its last words."""
+        said, _ = self.process.communicate()
         assert self.process.returncode == 0, f"{self.process.args} answered {self.process.returncode}"
+        return str(said)
 
 
-def llama_kernels(folder: Path, rounds: int, extra: int) -> tuple[dict[str, float], dict[str, float]]:
+def by_turns(own: Paced, recorded: Paced, rounds: int, until: float) -> pd.DataFrame:
+    """ms that `own` told in each of as many rounds as there is time for, at most `rounds`."""
+    told: list[dict[str, float]] = []
+    while not told or (len(told) < rounds and time.monotonic() < until):
+        told.append(own.round())
+        recorded.round()
+        print(f"\r{len(told)} rounds", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    own.close()
+    return pd.DataFrame(told)
+
+
+def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Found:
+    """Our runtime's subgraphs and phases."""
+    own = Paced(benchmark("runtime_copies.py", args.model, args.extra, *args.kinds))
+    recorded = Paced(recording(benchmark("runtime_copies.py", args.model, 0, *args.kinds), folder / "run"))
+    spent = by_turns(own, recorded, args.rounds, until)
+    timed = pd.DataFrame(json.loads(recorded.close().splitlines()[-1]), columns=["phase", "ns"])
+    tables = load(folder / "run")
+    steps, own_steps = (
+        rows.median() for rows in (tables["tokens"].groupby("phase")["duration_ns"], timed.groupby("phase")["ns"])
+    )
+    alphas = {phase: fidelity.accuracy(float(steps[phase]), float(own_steps[phase])) for phase in ("prefill", "decode")}
+    tokens = tables["tokens"].query("phase == 'decode'")["token_id"].iloc[WARM:]
+    graphs = tables["graphs"][tables["graphs"]["token_id"].isin(tokens)]
+    each = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns") / 1e6
+    at, a_round = np.arange(len(each)), len(each) // len(spent)
+    # The first step of a round wakes up. Neighbouring rounds run at one pace of the machine; the whole series may not.
+    by_round = each[at % a_round > 0].groupby(at[at % a_round > 0] // a_round).mean()
+    share, measured = (spent / by_round).median(), by_round.median()
+    truth = {kind: float(measured[kind] * share[kind]) for kind in spent}
+    return Found(measured.to_dict(), truth, alphas, (graphs.groupby("kind").size() / len(tokens)).to_dict())
+
+
+def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[dict[str, float], dict[str, float]]:
     """({kernel: ms as recorded}, {kernel: ms by duplication}); the programs take rounds by turns: both see one machine."""
-    own = Paced(benchmark("ggml_copies.py", extra))
-    recorded = Paced(recording(benchmark("ggml_copies.py", 0), folder / "kernels"))
+    own = Paced(benchmark("ggml_copies.py", extra), REST_S)
+    recorded = Paced(recording(benchmark("ggml_copies.py", 0), folder / "kernels"), REST_S)
     for _ in range(LEARNING):
         recorded.round()
-    spent = []
-    for _ in range(rounds):
-        spent.append(own.round())
-        recorded.round()
-    own.close()
+    table = by_turns(own, recorded, rounds, until)
     recorded.close()
-    table = pd.DataFrame(spent)
     grown = table.drop(columns="base").sub(table["base"], axis=0).median()
     operators = load(folder / "kernels")["operators"]
     measured = {}
@@ -128,39 +131,40 @@ def llama_kernels(folder: Path, rounds: int, extra: int) -> tuple[dict[str, floa
     return measured, {str(name): fidelity.duplication(0.0, ms, extra) for name, ms in grown.items()}
 
 
-def llama_phases(folder: Path, tokens: int) -> list[float]:
+def llama_phases(folder: Path, tokens: int) -> dict[str, float]:
     """alpha of prefill and decode, as recorded, against the program's own clock."""
     command = recording(benchmark("llama_phases.py", GGUF, PROMPT, tokens), folder / "steps")
     told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     timed = json.loads(next(line for line in told.splitlines() if line.startswith("[") and line.endswith("]")))
     steps = load(folder / "steps")["tokens"]["duration_ns"].to_numpy() / 1e6
-    both = zip((steps[0], np.median(steps[1:])), (timed[0], np.median(timed[1:])), strict=True)
-    return [fidelity.accuracy(float(one), float(other)) for one, other in both]
+    decode = fidelity.accuracy(float(np.median(steps[1:])), float(np.median(timed[1:])))
+    return {"prefill": fidelity.accuracy(float(steps[0]), timed[0]), "decode": decode}
 
 
-def of_llamacpp(repeats: int, rounds: int, extra: int, tokens: int) -> None:
-    """Print kernels against duplication, and a model's steps against the program's own timer."""
-    truths: dict[str, list[float]] = {}
-    measured: dict[str, list[float]] = {}
-    phases = []
-    for _ in range(repeats):
+def of_llamacpp(folder: Path, args: argparse.Namespace, until: float) -> Found:
+    """llama.cpp's kernels, and phases of a model."""
+    kernels = llama_kernels(folder, args.rounds, args.extra, until)
+    return Found(*kernels, llama_phases(folder, args.tokens), {})
+
+
+def repeated(once: Callable[[Path, argparse.Namespace, float], Found], args: argparse.Namespace) -> list[Found]:
+    """As often as asked for, each within its share of the time."""
+    found, began = [], time.monotonic()
+    for repeat in range(1, 1 + args.repeats):
+        print(f"repeat {repeat} of {args.repeats}", file=sys.stderr)
         with tempfile.TemporaryDirectory() as folder:
-            for found, all_found in zip(llama_kernels(Path(folder), rounds, extra), (measured, truths), strict=True):
-                for name, ms in found.items():
-                    all_found.setdefault(name, []).append(ms)
-            phases.append(llama_phases(Path(folder), tokens))
-    medians = ({name: float(np.median(values)) for name, values in found.items()} for found in (measured, truths))
-    show(fidelity.compare(*medians), truths)
-    show_phases(phases)
+            found.append(once(Path(folder), args, began + args.seconds * repeat / args.repeats))
+    return found
 
 
-def show_phases(alphas: list[list[float]]) -> None:
+def show_phases(alphas: list[dict[str, float]]) -> None:
     """Print alpha of prefill and decode."""
-    for phase, values in zip(("prefill", "decode"), zip(*alphas, strict=True), strict=True):
+    for phase in ("prefill", "decode"):
+        values = [of_run[phase] for of_run in alphas]
         print(f"{phase:<10} alpha {np.median(values):.3f} % ({min(values):.3f} to {max(values):.3f}, {len(values)} runs)")
 
 
-def show(rows: pd.DataFrame, truths: dict[str, list[float]]) -> None:
+def show(rows: pd.DataFrame, truths: pd.DataFrame) -> None:
     """Print each kernel."""
     for row in rows.itertuples():
         spread = f"spread {np.ptp(truths[row.name]) / row.truth_ms:.0%} of {len(truths[row.name])}"
@@ -175,39 +179,26 @@ def show(rows: pd.DataFrame, truths: dict[str, list[float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--engine", choices=("moescope", "llamacpp"), default="moescope")
-    parser.add_argument("--rounds", type=int, default=40, help="of llama.cpp's graphs in each repeat")
-    parser.add_argument("--extra", type=int, help="further runs of a kernel; default: 10, of llama.cpp's 4")
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="of each repeat, at most; default: 150, of llama.cpp's 40")
+    parser.add_argument("--seconds", type=float, default=150, help="after which no further round begins")
+    parser.add_argument("--extra", type=int, help="further runs of a kernel; default: 3, of llama.cpp's 4")
+    parser.add_argument("--tokens", type=int, default=48, help="that llama.cpp's phases are told by")
     parser.add_argument("--model", type=Path, default=MODEL, help="of our runtime")
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, help="kernels of our runtime; none: only phases")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kernels of our runtime")
     parser.add_argument("--out", type=Path, help="write the truth there, for: python -m analyzer fidelity RUN --truth FILE")
     args = parser.parse_args()
-    if args.engine == "llamacpp":
-        of_llamacpp(args.repeats, args.rounds, args.extra or 4, args.tokens)
-        return
-    args.extra = args.extra or 10
-    truths: dict[str, list[float]] = {kind: [] for kind in args.kinds}
-    measured: dict[str, list[float]] = {kind: [] for kind in args.kinds}
-    phases = []
-    for _ in range(args.repeats):
-        with tempfile.TemporaryDirectory() as name:
-            grown = {}
-            for kind in args.kinds:
-                base, more = (untraced(args, Path(name), kind, extra) for extra in (0, args.extra))
-                grown[kind] = fidelity.duplication(base, more, args.extra)
-            spent, runs, alphas = traced(args, Path(name))
-            phases.append(alphas)
-            for kind in args.kinds:
-                truths[kind].append(grown[kind] / runs[kind])
-                measured[kind].append(spent[kind] / runs[kind])
-    true = {kind: float(np.median(values)) for kind, values in truths.items()}
-    rows = fidelity.compare({kind: float(np.median(values)) for kind, values in measured.items()}, true)
+    extra, rounds = (4, 40) if args.engine == "llamacpp" else (3, 150)
+    args.extra, args.rounds = args.extra or extra, args.rounds or rounds
+    found = repeated(of_llamacpp if args.engine == "llamacpp" else runtime_kernels, args)
+    truths = pd.DataFrame([run.truth for run in found])
+    rows = fidelity.compare(pd.DataFrame([run.measured for run in found]).median().to_dict(), truths.median().to_dict())
     show(rows, truths)
-    show_phases(phases)
+    show_phases([run.alphas for run in found])
     if args.out:
-        args.out.write_text(json.dumps({"kernels": {kind: ms * runs[kind] for kind, ms in true.items()}}))
+        a_step = {name: ms * found[-1].runs.get(name, 1) for name, ms in truths.median().items()}
+        args.out.write_text(json.dumps({"kernels": a_step}))
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ class Engine:
         logits = self.forward(sequence, ids, step)
         with Operator(self.log, Kind.SAMPLE, -1, 1, made_from(Kind.SAMPLE, -1)):
             step.sampled = sampler.choose(logits)
-        probes.token_end(step.seq, step.sampled)
         step.end_ns = monotonic_ns()
+        probes.token_end(step.seq, step.sampled)
         self.log.steps.append(step)
         cache = self.experts.cache
         self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched
