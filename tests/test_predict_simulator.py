@@ -311,8 +311,8 @@ def test_between_the_pieces_of_a_read_ahead_comes_what_a_layer_waits_for() -> No
     trace = Trace((Step("decode", 0, (np.array([[0, 1]]),) * 2, {0: [(1, 5)]}),), 6)
     cost = replace(EVEN, load=Line(per_row=1e-3 / PIECE), expert_bytes={"cpu": size}, loads_at_once=2)
     found = simulate(trace, cost, Settings(4 * size, prefetch="recorded"))
-    by_loader = {span.expert: span for span in found.spans if span.unit == "storage"}
-    ahead, needed = by_loader[5], by_loader[1]
+    by_loader = {(span.layer, span.expert): span for span in found.spans if span.unit == "storage"}
+    ahead, needed = by_loader[1, 5], by_loader[0, 1]
     assert ahead.begin < needed.begin
     assert needed.end < ahead.end
     assert ahead.end - ahead.begin == pytest.approx(0.02)
