@@ -116,13 +116,17 @@ def measured(runtime: Runtime, reference: Setting, settings: list[Setting], roun
 
 
 def paced(rounds: list[Round], reference: str) -> dict[str, list[Run]]:
-    """Runs by setting with `pace`: the reference's time around them, over its median over all rounds."""
+    """Runs by setting with `pace`: the reference's time around them over its median over all rounds.
+
+    A single reference run has hiccups of its own: each counts as the median of itself and its neighbours.
+    """
     usual = np.median([run["total_ms"] for made in rounds for name, run in made if name == reference])
     found: dict[str, list[Run]] = {}
     for made in rounds:
         at, took = np.array([(run["at_s"], run["total_ms"]) for name, run in made if name == reference]).T
+        near = np.array([np.median(took[max(i - 1, 0) : i + 2]) for i in range(len(took))])
         for name, run in made:
-            pace = float(np.exp(np.interp(run["at_s"], at, np.log(took / usual))))
+            pace = float(np.exp(np.interp(run["at_s"], at, np.log(near / usual))))
             found.setdefault(name, []).append(run | {"pace": pace})
     return found
 

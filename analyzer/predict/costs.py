@@ -33,12 +33,16 @@ Tables = dict[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds = fixed + per_row·rows + per_pair·rows·context; `beside` times as long while the loader works."""
+    """Seconds = fixed + per_row·rows + per_pair·rows·context; `beside` times as long while the loader works.
+
+    per_load: besides, for each load that is asked for then: choosing it, making room, telling the loader.
+    """
 
     fixed: float = 0.0
     per_row: float = 0.0
     per_pair: float = 0.0
     beside: float = 1.0
+    per_load: float = 0.0
 
     def at(self, rows: float, context: float = 0.0) -> float:
         """Seconds."""
@@ -46,7 +50,8 @@ class Line:
 
     def times(self, factor: float) -> "Line":
         """The same, so many times longer."""
-        return Line(self.fixed * factor, self.per_row * factor, self.per_pair * factor, self.beside)
+        parts = (self.fixed * factor, self.per_row * factor, self.per_pair * factor)
+        return Line(*parts, self.beside, self.per_load * factor)
 
 
 @dataclass(frozen=True)
@@ -211,10 +216,11 @@ def _through(one: float, many: float) -> Line:
 class Seen:
     """What one recording shows. Times in seconds, of a piece of work from the end of the one before.
 
-    work: kind, phase, mode, rows, context, seconds, bare (without what lies between), beside (the loader worked meanwhile). runs:
-    backend, phase, mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert came, empty where
-    it had run before; after waiting for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on
-    a thread of the loader), tid. evicted: bytes that experts took in the cache.
+    work: kind, phase, mode, rows, context, seconds, bare (without what lies between), beside (the loader worked meanwhile), asked
+    (loads that the loader was asked for: ahead before attention, of the layer's choice in a dispatch). runs: backend, phase,
+    mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert came, empty where it had run
+    before; after waiting for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on a thread of
+    the loader), tid. evicted: bytes that experts took in the cache.
     """
 
     work: pd.DataFrame
@@ -298,6 +304,7 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
             "seconds": (part["duration_ns"] + part["lead_ns"]).to_numpy(float) / 1e9,
             "bare": part["duration_ns"].to_numpy(float) / 1e9,
             "beside": _overlap(part, behind),
+            "asked": _asked(part, behind),
         }
     )
     chunked = found["kind"].eq("attention") & (found["phase"] == "prefill")
@@ -305,7 +312,16 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
     found.loc[chunked, "context"] = found[chunked].groupby([found.loc[chunked, "token_id"], layer])["rows"].cumsum()
     outside = found[found["kind"] == "outside"]
     whole = outside.groupby("token_id", as_index=False).agg(
-        {"kind": "first", "phase": "first", "rows": "max", "context": "max", "seconds": "sum", "bare": "sum", "beside": "any"}
+        {
+            "kind": "first",
+            "phase": "first",
+            "rows": "max",
+            "context": "max",
+            "seconds": "sum",
+            "bare": "sum",
+            "beside": "any",
+            "asked": "sum",
+        }
     )
     whole["seconds"] += whole["token_id"].map(after).fillna(0) / 1e9
     return pd.concat([found[found["kind"] != "outside"], whole], ignore_index=True)
@@ -317,6 +333,21 @@ def _flushes(part: pd.DataFrame, phase: pd.Series) -> np.ndarray:
     last = ~part[dispatched].duplicated(["token_id", "layer"], keep="last")
     found = np.zeros(len(part), bool)
     found[dispatched] = last
+    return found
+
+
+def _asked(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
+    """Loads that began on the loader's thread from a layer's begin to its end: ahead → its attention, others → its dispatch."""
+    found = np.zeros(len(part))
+    begin = part["begin_ns"].to_numpy()
+    for kind, ahead in (("attention", True), ("dispatch", False)):
+        which = np.flatnonzero((part["type"] == kind).to_numpy())
+        loads = behind.loc[(behind["reason"] == "prefetch") == ahead, "begin_ns"].to_numpy()
+        if len(which) and len(loads):
+            early = begin[which] - (part["lead_ns"].to_numpy()[which] if ahead else 0)
+            order = np.argsort(early)
+            at = np.searchsorted(early[order], loads, "right") - 1
+            np.add.at(found, which[order[at[at >= 0]]], 1)
     return found
 
 
@@ -368,16 +399,34 @@ def _lines(work: pd.DataFrame) -> dict[tuple[str, ...], Line]:
 
 
 def _line(part: pd.DataFrame, by_context: bool = False) -> Line:
-    """Of what ran alone, where that is enough, with how much longer the rest took; else of everything."""
-    alone, beside = part[~part["beside"]], part[part["beside"]]
-    rows = alone if len(alone) >= FEW_RUNS or not len(beside) else part
-    context = rows["context"].to_numpy() if by_context else None
-    line = fit(rows["seconds"].to_numpy(), rows["rows"].to_numpy(), context)
-    if rows is part or len(beside) < FEW_RUNS:
-        return line
-    contexts = beside["context"] if by_context else np.zeros(len(beside))
-    expected = sum(line.at(r, c) for r, c in zip(beside["rows"], contexts, strict=True))
-    return replace(line, beside=max(float(beside["seconds"].sum()) / max(expected, 1e-12), 1.0))
+    """Of what ran alone and asked for no load, where that is enough, with what the rest took longer; else of everything."""
+    asked = part["asked"] if "asked" in part else pd.Series(0, part.index)
+    usual = part[~part["beside"] & (asked == 0)]
+    if len(usual) < FEW_RUNS:
+        return _fitted(part, by_context)
+    line = _fitted(usual, by_context)
+    slow = part[part["beside"] & (asked == 0)]
+    if len(slow) >= FEW_RUNS:
+        slower = float(slow[_bare(part)].sum()) / _expected(_fitted(usual, by_context, _bare(part)), slow, by_context).sum()
+        line = replace(line, beside=max(slower, 1.0))
+    if asked.sum() >= FEW_RUNS:
+        left = part["seconds"] - _expected(line, part, by_context) * np.where(part["beside"], line.beside, 1.0)
+        line = replace(line, per_load=max(float(left.sum() / asked.sum()), 0.0))
+    return line
+
+
+def _bare(part: pd.DataFrame) -> str:
+    return "bare" if "bare" in part else "seconds"
+
+
+def _fitted(part: pd.DataFrame, by_context: bool, column: str = "seconds") -> Line:
+    return fit(part[column].to_numpy(), part["rows"].to_numpy(), part["context"].to_numpy() if by_context else None)
+
+
+def _expected(line: Line, part: pd.DataFrame, by_context: bool) -> np.ndarray:
+    rows = part["rows"].to_numpy()
+    context = part["context"].to_numpy() if by_context else np.zeros(len(part))
+    return np.asarray(line.fixed + line.per_row * rows + line.per_pair * rows * context)
 
 
 def _overlap(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
@@ -409,8 +458,7 @@ def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
             which = which[which.groupby(["token_id", "layer"])["how"].transform("max") == FOUND]
         count = int((which["how"] == how).sum())
         if count >= FEW_RUNS:
-            slower = np.where(which["beside"], line.beside, 1.0)
-            expected = slower * (line.fixed + line.per_row * which["rows"])
+            expected = _expected(line, which, False) * np.where(which["beside"], line.beside, 1.0)
             longer[how] = float((which["seconds"] - expected).sum()) / count
     return line, longer
 

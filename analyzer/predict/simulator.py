@@ -226,14 +226,15 @@ class Machine:
 
     def _layer(self, step: Step, layer: int, chosen: np.ndarray, unit: str) -> Work:
         self.cache.begin()
-        self._recall(step, layer)
+        asked = self._recall(step, layer)
         buffers = Buffers(self.trace.experts, max(self._tiers(unit), default=None))
         pending: list[simpy.Process] = []
         size = self.settings.chunk if step.phase == "prefill" else 1
         for where in chunks(len(chosen), size, unit == "npu"):
             part = chosen[where]
             rows, context = len(part), step.position + where.stop
-            yield from self._use(unit, "attention", layer, -1, rows, context)
+            yield from self._use(unit, "attention", layer, -1, rows, context, asked=asked)
+            asked = 0
             yield from self._use("cpu", "router", layer, -1, rows)
             self._look_ahead(layer, part)
             yield from self._use("cpu", "dispatch", layer, -1, rows)
@@ -262,8 +263,11 @@ class Machine:
         """Experts that are there run first, so that no load evicts what is about to run, and what comes runs at once."""
         tiers = self._tiers(unit)
         forms = [Form(layer, expert, unit, min((t for t in tiers if t >= rows), default=0)) for expert, rows in batches]
-        for entry in self.cache.name(forms):
+        named = self.cache.name(forms)
+        for entry in named:
             self._submit(entry)
+        if named:
+            yield self.env.timeout(len(named) * self._per_load())
         waiting = list(range(len(forms)))
         while waiting:
             i = next((i for i in waiting if self.cache.ready(forms[i])), waiting[0])
@@ -320,11 +324,11 @@ class Machine:
         if entry in self._landing:
             self._landing.pop(entry).succeed()
 
-    def _recall(self, step: Step, layer: int) -> None:
-        """Fetch what the recorded run's predictor asked for when this layer began."""
-        if self.settings.background and self.settings.prefetch == RECORDED:
-            for target, expert in step.asked.get(layer, ()):
-                self._ask(target, expert, LAYER_AHEAD * (target - layer))
+    def _recall(self, step: Step, layer: int) -> int:
+        """Fetch what the recorded run's predictor asked for when this layer began; returns how much of it was not there."""
+        if not self.settings.background or self.settings.prefetch != RECORDED:
+            return 0
+        return sum(self._ask(target, expert, LAYER_AHEAD * (target - layer)) for target, expert in step.asked.get(layer, ()))
 
     def _look_ahead(self, layer: int, chosen: np.ndarray) -> None:
         """Learn from what was chosen, and fetch what will likely be chosen next."""
@@ -339,10 +343,11 @@ class Machine:
                 if likely[expert] >= self.settings.prefetch:
                     self._ask(layer + 1, expert, LAYER_AHEAD - float(likely[expert]))
 
-    def _ask(self, layer: int, expert: int, urgency: float) -> None:
+    def _ask(self, layer: int, expert: int, urgency: float) -> bool:
         entry = self.cache.prefetch(Form(layer, expert, self.settings.decode_unit, 0), urgency)
         if entry is not None:
             self._submit(entry)
+        return entry is not None
 
     def _use(
         self,
@@ -354,24 +359,34 @@ class Machine:
         context: float = 0,
         hit: bool = False,
         form: Form | None = None,
+        asked: int = 0,
     ) -> Work:
-        """Occupy a unit with one piece of work. `form`: the expert that runs."""
-        phase, mode = self._phase, self.settings.mode
-        if (kind, unit, phase) not in self._lines:
-            self._lines[kind, unit, phase] = self.costs.line(kind, unit, phase, mode)
-        line = self._lines[kind, unit, phase]
+        """Occupy a unit with one piece of work. `form`: the expert that runs; `asked`: loads asked for meanwhile."""
+        line = self._line(kind, unit)
         if line is None:
             return
         seconds = line.at(form.tier if form and form.tier else rows, context)
         with self.units[unit].request() as turn:
             yield turn
-            seconds *= line.beside if self._loading_behind else 1.0
+            seconds = seconds * (line.beside if self._loading_behind else 1.0) + asked * line.per_load
             if form and form in self._how:
-                seconds = max(seconds + self.costs.first.get((self._how.pop(form), phase, mode), 0.0), 0.0)
+                longer = self.costs.first.get((self._how.pop(form), self._phase, self.settings.mode), 0.0)
+                seconds = max(seconds + longer, 0.0)
             began = self.env.now
             yield self.env.timeout(seconds)
         shown = "dispatch" if kind == "flush" else kind
         self.outcome.spans.append(Span(shown, unit, self._step, layer, expert, rows, began, self.env.now, hit))
+
+    def _per_load(self) -> float:
+        """Seconds that a layer takes to ask the loader for an expert of its choice."""
+        line = self._line("dispatch" if self._phase == "decode" else "flush", "cpu")
+        return line.per_load if line else 0.0
+
+    def _line(self, kind: str, unit: str) -> Line | None:
+        key = kind, unit, self._phase
+        if key not in self._lines:
+            self._lines[key] = self.costs.line(*key, self.settings.mode)
+        return self._lines[key]
 
     def _tiers(self, unit: str) -> tuple[int, ...]:
         return self.settings.tiers if unit == "npu" else ()
