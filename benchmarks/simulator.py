@@ -2,7 +2,8 @@
 
     sudo .venv/bin/python -m benchmarks.simulator PACKAGE --text FILE --caches 25%,50%,100% --chunks 8,64 --rounds 4 --keep DIR
 
-Traced runs show the costs: a small cache, the same with prefetching, and everything resident, at chunks that are not under test.
+Traced runs show the costs: a cache of 35 %, the same with prefetching, and everything resident, at chunks that are not under
+test; one more, of 20 %, what the predictor asks for.
 Their untraced twins run in the same rounds as every setting under test; by them the traced costs are brought to an untraced
 run's: one factor for the work of each phase and mode, one for what a chunk costs whatever its rows, one for loads on the thread
 that needs them, one for those beside it.
@@ -36,7 +37,9 @@ from analyzer.tables import load
 
 FIGURES = ("ttft_ms", "tpot_ms")
 PHASES = {"ttft_ms": "prefill", "tpot_ms": "decode"}
-CALIBRATION_SHARE, CALIBRATION_CHUNKS = "20%", (12, 96)
+CALIBRATION_SHARE, CALIBRATION_CHUNKS = "35%", (12, 96)
+ASKING_SHARE = "20%"
+"""Of the cache whose recording says what is fetched ahead: what is there already is not asked for, so the smallest tells most."""
 BETWEEN_REFERENCES = 2
 APART = 0.1
 """Settings nearer to each other than this have no order: their runs lie further apart."""
@@ -220,27 +223,25 @@ def main() -> None:
     args = parser.parse_args()
     sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
     whole = sizes["all_experts_bytes"]
-    small = cache_bytes(CALIBRATION_SHARE, whole)
+    small, least = (cache_bytes(share, whole) for share in (CALIBRATION_SHARE, ASKING_SHARE))
     kinds = ((None, False), (small, False), (small, True))
     twins = [Setting(size, ahead, chunk) for (size, ahead), chunk in itertools.product(kinds, CALIBRATION_CHUNKS)]
-    reference, ahead = twins[1], twins[-1]
+    reference, asking = twins[1], Setting(least, True, CALIBRATION_CHUNKS[-1])
     tests = [
         Setting(cache_bytes(word, whole), prefetch, chunk)
         for word, prefetch, chunk in itertools.product(args.caches, (False, True), args.chunks)
     ]
     tests = [one for one in tests if one.cache is not None or not one.prefetch]
-    if set(tests) & set(twins):
-        parser.error(
-            f"chunks {CALIBRATION_CHUNKS} with a cache of {CALIBRATION_SHARE} or all are the calibration's: choose others"
-        )
+    if set(tests) & {*twins, asking}:
+        parser.error(f"chunks {CALIBRATION_CHUNKS} with {CALIBRATION_SHARE}, {ASKING_SHARE} or all are the calibration's")
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         runtime = Runtime(args, folder)
-        recordings = {(one, n): runtime.record(one, n) for n, one in itertools.product(range(args.recordings), twins)}
+        recordings = [runtime.record(one, n) for n, one in itertools.product(range(args.recordings), twins)]
+        routes = trace.from_tables(runtime.record(asking, 0))
         others = [one for one in [*twins, *tests] if one != reference]
         rounds = measured(runtime, reference, others, args.rounds, folder / "figures.json")
-    routes = trace.from_tables(recordings[ahead, 0])
     found = paced(rounds, str(reference))
     lasted = [made[-1][1]["at_s"] - made[0][1]["at_s"] for made in rounds]
     paces = [run["pace"] for made in found.values() for run in made]
@@ -248,7 +249,7 @@ def main() -> None:
         f"{len(tests)} settings, {len(rounds)} rounds of {np.mean(lasted):.0f} s; {routes.steps[0].rows} prompt tokens, "
         f"{len(routes.steps) - 1} decode steps; paces {min(paces):.2f} to {max(paces):.2f}"
     )
-    traced = costs.from_tables(*recordings.values())
+    traced = costs.from_tables(*recordings)
     for at_pace in (False, True):
         cost = untraced(traced, routes, {one: middle(found[str(one)], at_pace) for one in twins})
         show({one: found[str(one)] for one in tests}, cost, routes, at_pace)
