@@ -27,7 +27,7 @@ PRIOR = [(256, 512), (512, 256), (512, 1024), (1024, 512), (768, 768), (2048, 76
 UNSEEN = {"tinymoe": (256, 128), "granite-moe-1b": (1024, 512), "OLMoE": (2048, 1024), "Qwen1.5-MoE": (2048, 1408)}
 """Model → (hidden, width of an expert)."""
 ROWS = (1, 3, 8, 20, 64)
-LIMIT = 2304
+LIMIT, BATCH = 2304, 12
 
 
 def show_fusion(backend: Backend, shape: graphs.Shape) -> set[tuple[str, str]]:
@@ -46,7 +46,7 @@ def show_fusion(backend: Backend, shape: graphs.Shape) -> set[tuple[str, str]]:
 def times(backend: Backend, links: list[list[graphs.Link]]) -> np.ndarray:
     """Measured times of chains, in batches so that few sessions live at once."""
     models = [graphs.model(one) for one in links]
-    return np.array([t for i in range(0, len(models), 8) for t in backend.times(models[i : i + 8])])
+    return np.array([t for i in range(0, len(models), BATCH) for t in backend.times(models[i : i + BATCH])])
 
 
 def kernels_of(fused: set[tuple[str, str]]) -> list[str]:

@@ -45,7 +45,7 @@ APART = 0.1
 """Settings nearer to each other than this have no order: their runs lie further apart."""
 LEVELLING = 6
 """Times that simulated twins are brought nearer to the real ones: what waits for loads does not scale with the work."""
-CHUNKS_APART = (0.25, 4.0)
+CHUNKS_APART = (0.1, 10.0)
 """Bounds of the factor on what a chunk costs whatever its rows."""
 
 Run = dict[str, float]
