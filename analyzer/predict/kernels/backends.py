@@ -80,10 +80,10 @@ class Cpu:
         return [max(float(value - empty), 1e-9) / self._pace(typical[-2 - len(known) : -2]) for value in typical[: len(models)]]
 
     def _pace(self, references: np.ndarray) -> float:
-        """How many times as long as in the first batch the references took."""
+        """How many times as long as in the first batch the references took: the median, for one of them may be disturbed."""
         if self._usual is None:
             self._usual = references
-        return float(np.exp(np.mean(np.log(references / self._usual))))
+        return float(np.median(references / self._usual))
 
     def nodes(self, model: bytes) -> set[str]:
         """Nodes that are left, with their type, after ONNX Runtime has optimized the graph."""
