@@ -5,7 +5,8 @@
 
 Fusion: nn-Meter's verdict by time beside the backend's own account of its nodes. Accuracy: share within 10 % and RMSPE, each
 kernel on held-out shapes, then expert subgraphs of models from which no shape was taken. Beside it what measuring the same
-held-out shapes once more says of itself: no predictor can be nearer to a measurement than that.
+held-out shapes once more says of itself: no predictor can be nearer to a measurement than that. All is at the pace of the first
+batch, by reference kernels.
 """
 
 import argparse
@@ -27,7 +28,9 @@ PRIOR = [(256, 512), (512, 256), (512, 1024), (1024, 512), (768, 768), (2048, 76
 UNSEEN = {"tinymoe": (256, 128), "granite-moe-1b": (1024, 512), "OLMoE": (2048, 1024), "Qwen1.5-MoE": (2048, 1408)}
 """Model → (hidden, width of an expert)."""
 ROWS = (1, 3, 8, 20, 64)
-LIMIT = 2304
+LIMIT, BATCH = 2304, 12
+SHORTEST = {"s": 1e-6, "cycles": 1.0}
+"""By unit: what takes less drowns in what a run costs whatever it computes; such shapes are counted, not judged."""
 
 
 def show_fusion(backend: Backend, shape: graphs.Shape) -> set[tuple[str, str]]:
@@ -46,7 +49,7 @@ def show_fusion(backend: Backend, shape: graphs.Shape) -> set[tuple[str, str]]:
 def times(backend: Backend, links: list[list[graphs.Link]]) -> np.ndarray:
     """Measured times of chains, in batches so that few sessions live at once."""
     models = [graphs.model(one) for one in links]
-    return np.array([t for i in range(0, len(models), 8) for t in backend.times(models[i : i + 8])])
+    return np.array([t for i in range(0, len(models), BATCH) for t in backend.times(models[i : i + BATCH])])
 
 
 def kernels_of(fused: set[tuple[str, str]]) -> list[str]:
@@ -72,12 +75,16 @@ def train(backend: Backend, kernel: str, predictors: regressors.Predictors, args
 
     fit = regressors.quick_fit(kernel)
     shapes, seen = sampling.adaptive(PRIOR, measure, fit, args.start, args.rounds, args.extra, limit=LIMIT)
-    predictors.train(kernel, shapes, seen)
+    shortest = SHORTEST[backend.unit]
+    long_enough = np.flatnonzero(seen >= shortest)
+    predictors.train(kernel, [shapes[i] for i in long_enough], seen[long_enough])
     unseen = sampling.draw(PRIOR, args.held_out, np.random.default_rng(99), LIMIT)
     first, again = measure(unseen), measure(unseen)
     args.kept[kernel] = [[s.rows, s.k, s.n, float(t)] for s, t in zip([*shapes, *unseen], [*seen, *first], strict=True)]
-    figures = told(predictors.kernel(kernel, unseen), first, again)
-    return f"{kernel:12} {figures}  {len(shapes)} shapes, {predictors.chosen[kernel]}"
+    judged = first >= shortest
+    figures = told(predictors.kernel(kernel, unseen)[judged], first[judged], again[judged])
+    short = f", {(~judged).sum()} of {len(unseen)} too short" if not judged.all() else ""
+    return f"{kernel:12} {figures}  {len(long_enough)} shapes, {predictors.chosen[kernel]}{short}"
 
 
 def subgraphs() -> list[tuple[str, list[graphs.Link]]]:

@@ -1,12 +1,20 @@
 """The what-if simulator against the runtime: settings that were never recorded, simulated and then run for real.
 
-    sudo .venv/bin/python -m benchmarks.simulator PACKAGE --text FILE --caches 25%,50%,100% --chunks 8,64 --rounds 7
+    sudo .venv/bin/python -m benchmarks.simulator PACKAGE --text FILE --caches 25%,50%,100% --chunks 8,64 --rounds 4 --keep DIR
 
-Three traced runs show the costs: a small cache, the same with prefetching, and everything resident, at chunks that are not under
-test. Their untraced twins run by turns with every setting under test, so that a drift of the machine falls on all alike; by
-them the traced costs are brought to an untraced run's: one factor for the work of each phase, one for loads on the thread that
-needs them, one for those beside it. Medians over rounds. Prints the errors of TTFT, TPOT and hit rate (in points), whether
-settings rank alike, and how far the runs of one setting lie apart.
+Traced runs show the costs: a cache of 35 %, the same with prefetching, and everything resident, at chunks that are not under
+test; one more, of 20 %, what the predictor asks for.
+Their untraced twins run in the same rounds as every setting under test; by them the traced costs are brought to an untraced
+run's: one factor for the work of each phase and mode, one for what a chunk costs whatever its rows, one for loads on the thread
+that needs them, one for those beside it.
+
+A machine's pace drifts from minute to minute. The reference, everything resident at a chunk that is not under test, runs before
+and after every other two runs; a run's pace is the reference's then, over its median. Errors are told raw and at the pace; the
+pace comes from the reference alone, never from the setting that is judged. Where all experts are resident a decoded token is the
+reference's own work, so that its TPOT shows the noise and no prediction: figures are told without it, too.
+
+With --keep DIR a call adds its rounds to those that lie there. Prints the errors of TTFT, TPOT and hit rate (in points), median
+and quartiles over rounds, whether settings rank alike, and how far the runs of one setting lie apart.
 """
 
 import argparse
@@ -17,6 +25,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -27,7 +36,20 @@ from analyzer.predict import costs, simulator, trace
 from analyzer.tables import load
 
 FIGURES = ("ttft_ms", "tpot_ms")
-CALIBRATION_SHARE, CALIBRATION_CHUNKS = "20%", (12, 12, 96)
+PHASES = {"ttft_ms": "prefill", "tpot_ms": "decode"}
+CALIBRATION_SHARE, CALIBRATION_CHUNKS = "35%", (12, 96)
+ASKING_SHARE = "20%"
+"""Of the cache whose recording says what is fetched ahead: what is there already is not asked for, so the smallest tells most."""
+BETWEEN_REFERENCES = 2
+APART = 0.1
+"""Settings nearer to each other than this have no order: their runs lie further apart."""
+LEVELLING = 6
+"""Times that simulated twins are brought nearer to the real ones: what waits for loads does not scale with the work."""
+CHUNKS_APART = (0.1, 10.0)
+"""Bounds of the factor on what a chunk costs whatever its rows."""
+
+Run = dict[str, float]
+Round = list[tuple[str, Run]]
 
 
 @dataclass(frozen=True)
@@ -61,17 +83,19 @@ class Runtime:
         cache = "all" if one.cache is None else str(one.cache)
         return [*words, "--expert-cache", cache, "--prefetch", "on" if one.prefetch else "off"]
 
-    def run(self, one: Setting) -> dict[str, Any]:
-        """Statistics of an untraced run."""
+    def run(self, one: Setting) -> Run:
+        """Figures of an untraced run."""
+        began = monotonic()
         done = subprocess.run(self.words(one), check=True, capture_output=True, text=True)
         told: dict[str, Any] = json.loads(done.stdout)["statistics"]
         loads = sum(told["loads"].values())
         figures = {"ttft_ms": told["prefill_ns"] / 1e6, "tpot_ms": told["decode_ns_per_token"] / 1e6}
-        return figures | {"hit_rate": told["hit_rate"], "load_ms": told["load_ns"] / 1e6 / loads if loads else 0.0}
+        figures |= {"hit_rate": told["hit_rate"], "load_ms": told["load_ns"] / 1e6 / loads if loads else 0.0}
+        return figures | {"total_ms": told["total_ns"] / 1e6, "at_s": (began + monotonic()) / 2}
 
-    def record(self, one: Setting) -> costs.Tables:
+    def record(self, one: Setting, number: int) -> costs.Tables:
         """Tables of a traced run."""
-        folder = self.folder / "-".join(str(one).split())
+        folder = self.folder / "-".join([*str(one).split(), str(number)])
         if folder.exists():
             return load(folder)
         command = [sys.executable, "-m", "tracer", "run", "-o", str(folder), "--no-views", "--levels", "token,operator,expert"]
@@ -79,73 +103,108 @@ class Runtime:
         return load(folder)
 
 
-def measured(runtime: Runtime, settings: list[Setting], rounds: int, figures: Path) -> dict[Setting, list[dict[str, Any]]]:
-    """Runs of every setting, by turns."""
-    if figures.exists():
-        kept = json.loads(figures.read_text())
-        return {one: kept[str(one)] for one in settings}
-    real: dict[Setting, list[dict[str, Any]]] = {one: [] for one in settings}
-    for _, one in itertools.product(range(rounds), settings):
-        real[one].append(runtime.run(one))
-    figures.write_text(json.dumps({str(one): runs for one, runs in real.items()}))
-    return real
+def measured(runtime: Runtime, reference: Setting, settings: list[Setting], rounds: int, figures: Path) -> list[Round]:
+    """Rounds of every setting, with references between; those that were kept come first."""
+    kept: list[Round] = json.loads(figures.read_text()) if figures.exists() else []
+    for number in range(rounds):
+        turned = settings[number % len(settings) :] + settings[: number % len(settings)]
+        made: Round = [(str(reference), runtime.run(reference))]
+        for i, one in enumerate(turned, 1):
+            made.append((str(one), runtime.run(one)))
+            if i % BETWEEN_REFERENCES == 0 or i == len(turned):
+                made.append((str(reference), runtime.run(reference)))
+        kept.append(made)
+        figures.write_text(json.dumps(kept))
+    return kept
 
 
-def middle(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Median of each figure."""
-    return {name: float(np.median([run[name] for run in runs])) for name in runs[0]}
+def paced(rounds: list[Round], reference: str) -> dict[str, list[Run]]:
+    """Runs by setting with `pace`: the reference's time around them over its median over all rounds.
+
+    A single reference run has hiccups of its own: each counts as the median of itself and its neighbours.
+    """
+    usual = np.median([run["total_ms"] for made in rounds for name, run in made if name == reference])
+    found: dict[str, list[Run]] = {}
+    for made in rounds:
+        at, took = np.array([(run["at_s"], run["total_ms"]) for name, run in made if name == reference]).T
+        near = np.array([np.median(took[max(i - 1, 0) : i + 2]) for i in range(len(took))])
+        for name, run in made:
+            pace = float(np.exp(np.interp(run["at_s"], at, np.log(near / usual))))
+            found.setdefault(name, []).append(run | {"pace": pace})
+    return found
 
 
-def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, dict[str, float]]) -> costs.Costs:
-    """The traced costs as the untraced twins show them: loads by what they took, work by what is left of a step."""
-    demand, ahead, whole = twins
-    load = twins[demand]["load_ms"] / 1e3 / cost.load.at(cost.expert_bytes["cpu"])
-    behind = 1.0
+def middle(runs: list[Run], at_pace: bool) -> Run:
+    """Median of each figure; times divided by the pace they were taken at."""
+    return {
+        name: float(np.median([run[name] / (run["pace"] if at_pace and name.endswith("_ms") else 1) for run in runs]))
+        for name in runs[0]
+    }
+
+
+def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) -> costs.Costs:
+    """The traced costs as the untraced twins show them: loads by what they took, then work until simulated twins take as long."""
+    size = cost.expert_bytes["cpu"]
+    by_mode: dict[str, list[Setting]] = {}
+    for one in twins:
+        by_mode.setdefault(one.simulated().mode, []).append(one)
+    demand, ahead = (float(np.mean([twins[one]["load_ms"] for one in by_mode[m]])) / 1e3 for m in (costs.DEMAND, costs.AHEAD))
+    load, behind = demand / cost.load.at(size), 1.0
     if cost.behind:
-        seen = simulator.simulate(routes, cost, ahead.simulated()).spans
-        beside = np.array([span.unit.startswith(simulator.STORAGE) for span in seen if span.kind in ("load", "prefetch")])
-        inline = load * cost.load.at(cost.expert_bytes["cpu"])
-        mean, share = twins[ahead]["load_ms"] / 1e3, float(beside.mean())
-        behind = max((mean - (1 - share) * inline) / max(share, 1e-9), 1e-6) / cost.behind.at(cost.expert_bytes["cpu"])
-    loaded = cost.scaled({}, load, behind)
-    factors: dict[str, list[float]] = {"prefill": [], "decode": []}
-    for one in (demand, whole):
-        found = simulator.simulate(routes, loaded, one.simulated())
-        waited = {"prefill": 0.0, "decode": 0.0}
-        for span in found.spans:
-            if span.kind == "load":
-                waited[routes.steps[span.step].phase] += span.end - span.begin
-        for phase, figure in zip(factors, FIGURES, strict=True):
-            steps = len(found.durations(phase)) if phase == "decode" else 1
-            real, simulated = twins[one][figure] / 1e3 * steps, float(found.durations(phase).sum())
-            factors[phase].append(max(real - waited[phase], 0.05 * real) / (simulated - waited[phase]))
-    work = {phase: float(np.exp(np.mean(np.log(values)))) for phase, values in factors.items()}
-    shown = ", ".join(f"{phase} {' and '.join(f'{v:.2f}' for v in values)}" for phase, values in factors.items())
-    print(f"untraced over traced: loads {load:.2f}, beside {behind:.2f}; work of {shown}; slowed by the loader {cost.slowed:.2f}")
-    return cost.scaled(work, load, behind)
+        seen = [simulator.simulate(routes, cost, one.simulated()).spans for one in by_mode[costs.AHEAD]]
+        loads = [span.unit.startswith(simulator.STORAGE) for spans in seen for span in spans if span.kind in ("load", "prefetch")]
+        share = float(np.mean(loads))
+        behind = max((ahead - (1 - share) * demand) / max(share, 1e-9), 1e-6) / cost.behind.at(size)
+    work, chunk = {(phase, mode): 1.0 for phase in PHASES.values() for mode in by_mode}, dict.fromkeys(by_mode, 1.0)
+    for _, (mode, members) in itertools.product(range(LEVELLING), by_mode.items()):
+        now = cost.scaled(work, load, behind, chunk)
+        found = {one: simulator.simulate(routes, now, one.simulated()).summary() for one in members}
+        for name, phase in PHASES.items():
+            work[phase, mode] *= float(np.exp(np.mean([np.log(twins[one][name] / found[one][name]) for one in members])))
+        small, large = members
+        apart = [max(each[small]["ttft_ms"] - each[large]["ttft_ms"], 1e-3) for each in (twins, found)]
+        chunk[mode] = float(np.clip(chunk[mode] * apart[0] / apart[1], *CHUNKS_APART))
+    shown = ", ".join(f"{phase} {mode} {factor:.2f}" for (phase, mode), factor in work.items())
+    chunks = ", ".join(f"{mode} {factor:.2f}" for mode, factor in chunk.items())
+    print(f"untraced over traced: loads {load:.2f}, beside {behind:.2f}; work of {shown}; each chunk {chunks}")
+    return cost.scaled(work, load, behind, chunk)
 
 
-def show(real: dict[Setting, list[dict[str, Any]]], cost: costs.Costs, routes: trace.Trace) -> None:
+def show(real: dict[Setting, list[Run]], cost: costs.Costs, routes: trace.Trace, at_pace: bool) -> None:
     """One line a setting, then what all of them say."""
-    print(f"{'cache':>9} {'':8} chunk   TTFT ms (runs) simulated error     TPOT ms (runs) simulated error     hits simulated")
+    print("\n" + ("at the reference's pace" if at_pace else "raw: as the clock showed it"))
+    print(f"{'cache':>9} {'':8} chunk  " + 2 * " {:>8} {:>9} {:>24}".format("ms", "simulated", "error (quartiles)") + "   hits")
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in FIGURES}
     points = []
     for one, runs in real.items():
-        seen, found = middle(runs), simulator.simulate(routes, cost, one.simulated()).summary()
+        seen, found = middle(runs, at_pace), simulator.simulate(routes, cost, one.simulated()).summary()
         cells = []
         for name in FIGURES:
-            spread = np.quantile([run[name] for run in runs], (0.25, 0.75)) / seen[name] - 1
+            each = np.array([run[name] / (run["pace"] if at_pace else 1) for run in runs])
+            low, mid, high = np.quantile(found[name] / each - 1, (0.25, 0.5, 0.75))
             pairs[name].append((seen[name], found[name]))
-            error = found[name] / seen[name] - 1
-            cells.append(f"{seen[name]:8.2f} ({spread[0]:+4.0%}..{spread[1]:+4.0%}) {found[name]:8.2f} {error:+6.1%}")
+            cells.append(f"{seen[name]:8.2f} {found[name]:9.2f} {mid:+7.1%} ({low:+6.1%}..{high:+6.1%})")
         points.append(100 * (found["hit_rate"] - seen["hit_rate"]))
-        print(f"{one}  {cells[0]}  {cells[1]}  {seen['hit_rate']:6.1%} {points[-1]:+5.1f} points")
+        print(f"{one}   {cells[0]}  {cells[1]}  {seen['hit_rate']:6.1%} {points[-1]:+5.1f} points")
+    limited = np.array([one.cache is not None for one in real])
     for name, rows in pairs.items():
         told = np.array(rows)
-        error = np.abs(told[:, 1] / told[:, 0] - 1)
-        rank = spearmanr(told[:, 0], told[:, 1]).statistic
-        print(f"{name}: {int((error <= 0.15).sum())} of {len(error)} within 15 %, largest {error.max():.1%}; ranks {rank:.2f}")
+        tell(name, told)
+        if name == "tpot_ms":
+            tell("  without resident ones", told[limited])
     print(f"hit rate: largest difference {np.abs(points).max():.1f} points")
+
+
+def tell(name: str, told: np.ndarray) -> None:
+    """Accuracy of [settings, (real, simulated)]."""
+    error = np.abs(told[:, 1] / told[:, 0] - 1)
+    rank = spearmanr(told[:, 0], told[:, 1]).statistic
+    pairs = [(a, b) for a, b in itertools.permutations(told, 2) if a[0] > b[0] * (1 + APART)]
+    right = sum(a[1] > b[1] for a, b in pairs)
+    print(
+        f"{name}: {int((error <= 0.15).sum())} of {len(error)} within 15 %, largest {error.max():.1%}; ranks {rank:.2f}; "
+        f"of {len(pairs)} pairs more than {APART:.0%} apart {right} in the right order"
+    )
 
 
 def main() -> None:
@@ -155,32 +214,45 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=600)
     parser.add_argument("--caches", default="25%,50%,100%", type=lambda text: text.split(","))
     parser.add_argument("--chunks", default="8,64", type=lambda text: [int(word) for word in text.split(",")])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=4, help="to add")
+    parser.add_argument("--recordings", type=int, default=1, help="of each calibration setting")
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep recordings and figures; where they lie already, use them")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep recordings and figures, and go on with those that lie there"
+    )
     args = parser.parse_args()
     sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
     whole = sizes["all_experts_bytes"]
-    small = cache_bytes(CALIBRATION_SHARE, whole)
-    kinds = ((small, False), (small, True), (None, False))
-    twins = [Setting(size, ahead, chunk) for (size, ahead), chunk in zip(kinds, CALIBRATION_CHUNKS, strict=True)]
+    small, least = (cache_bytes(share, whole) for share in (CALIBRATION_SHARE, ASKING_SHARE))
+    kinds = ((None, False), (small, False), (small, True))
+    twins = [Setting(size, ahead, chunk) for (size, ahead), chunk in itertools.product(kinds, CALIBRATION_CHUNKS)]
+    reference, asking = twins[1], Setting(least, True, CALIBRATION_CHUNKS[-1])
     tests = [
         Setting(cache_bytes(word, whole), prefetch, chunk)
         for word, prefetch, chunk in itertools.product(args.caches, (False, True), args.chunks)
     ]
     tests = [one for one in tests if one.cache is not None or not one.prefetch]
+    if set(tests) & {*twins, asking}:
+        parser.error(f"chunks {CALIBRATION_CHUNKS} with {CALIBRATION_SHARE}, {ASKING_SHARE} or all are the calibration's")
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        runtime, figures = Runtime(args, folder), folder / "figures.json"
-        recordings = [runtime.record(one) for one in twins]
-        real = measured(runtime, [*twins, *tests], args.rounds, figures)
-    routes = trace.from_tables(recordings[1])
+        runtime = Runtime(args, folder)
+        recordings = [runtime.record(one, n) for n, one in itertools.product(range(args.recordings), twins)]
+        routes = trace.from_tables(runtime.record(asking, 0))
+        others = [one for one in [*twins, *tests] if one != reference]
+        rounds = measured(runtime, reference, others, args.rounds, folder / "figures.json")
+    found = paced(rounds, str(reference))
+    lasted = [made[-1][1]["at_s"] - made[0][1]["at_s"] for made in rounds]
+    paces = [run["pace"] for made in found.values() for run in made]
     print(
-        f"{len(tests)} settings, {args.rounds} rounds; {routes.steps[0].rows} prompt tokens, {len(routes.steps) - 1} decode steps"
+        f"{len(tests)} settings, {len(rounds)} rounds of {np.mean(lasted):.0f} s; {routes.steps[0].rows} prompt tokens, "
+        f"{len(routes.steps) - 1} decode steps; paces {min(paces):.2f} to {max(paces):.2f}"
     )
-    cost = untraced(costs.from_tables(*recordings), routes, {one: middle(real[one]) for one in twins})
-    show({one: real[one] for one in tests}, cost, routes)
+    traced = costs.from_tables(*recordings)
+    for at_pace in (False, True):
+        cost = untraced(traced, routes, {one: middle(found[str(one)], at_pace) for one in twins})
+        show({one: found[str(one)] for one in tests}, cost, routes, at_pace)
 
 
 if __name__ == "__main__":

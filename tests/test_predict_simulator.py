@@ -17,7 +17,7 @@ from analyzer.predict import costs, devices, timeline
 from analyzer.predict.costs import Costs, Line
 from analyzer.predict.errors import PredictError
 from analyzer.predict.model import read_config
-from analyzer.predict.simulator import Outcome, Settings, pareto, simulate
+from analyzer.predict.simulator import PIECE, Outcome, Settings, pareto, simulate
 from analyzer.predict.trace import Step, Trace, from_tables
 from analyzer.schema import empty
 from analyzer.tables import load
@@ -257,33 +257,65 @@ def test_cache_sizes_are_bytes_or_shares() -> None:
         cache_bytes("two", 1000)
 
 
-def test_costs_come_out_of_a_recording_as_they_went_in() -> None:
-    random = np.random.default_rng(0)
-    kinds = {"attention": Line(3e-4, 2e-5), "router": Line(1e-4, 4e-6), "combine": Line(4e-5, 1e-6)}
-    rows = random.integers(1, 64, 200)
-    begin = np.arange(200) * 10**8
-    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens", "routes")}
+WORK = {"attention": Line(3e-4, 2e-5), "router": Line(1e-4, 4e-6), "combine": Line(4e-5, 1e-6)}
+RUN, LOAD_S, FIRST_S, LEAD_S = Line(1.5e-4, 3e-5), 2e-3, 7e-4, 2e-5
+
+
+def recording(pace: float = 1.0, phase: str = "prefill", limited: bool = True) -> dict[str, pd.DataFrame]:
+    """One step whose pieces of work follow each other as WORK says; of a limited cache every other expert is missed."""
+    rows = np.random.default_rng(0).integers(1, 64, 200)
+    missed = (np.arange(200) % 2 == 0) & limited
+    lasted = {kind: np.array([line.at(r) for r in rows]) for kind, line in WORK.items()}
+    lasted["expert"] = np.array([RUN.at(r) for r in rows]) + missed * (LOAD_S + FIRST_S)
+    lengths = np.round(np.stack(list(lasted.values()), 1).ravel() * pace * 1e9).astype(np.int64)
+    lead = round(LEAD_S * pace * 1e9)
+    begin = (np.cumsum(lengths + lead) - lengths).reshape(200, -1)
+    lengths = lengths.reshape(200, -1)
     faults = {"token_id": 0, "maj_flt": 0, "min_flt": 0}
-    made = []
-    for kind, line in kinds.items():
-        length = np.array([round(line.at(r) * 1e9) for r in rows])
-        made.append(frame("operators", op_id=np.arange(200), type=kind, n_tokens=rows, **faults, **spans(begin, length)))
-    tables["operators"] = pd.concat(made, ignore_index=True)
-    missed = np.arange(200) % 2 == 0
-    run_ns = np.array([round((1.5e-4 + 3e-5 * r) * 1e9) for r in rows]) + missed * (2_000_000 + 700_000)
+    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens", "routes")}
+    operators = [
+        frame("operators", op_id=np.arange(200), type=kind, n_tokens=rows, **faults, **spans(begin[:, i], lengths[:, i]))
+        for i, kind in enumerate(WORK)
+    ]
+    tables["operators"] = pd.concat(operators, ignore_index=True)
     state = {"cache": list(np.where(missed, "miss", "hit")), "n_tokens": rows, "tier": 0, "backend": "cpu"}
-    tables["experts"] = frame("experts", run_id=np.arange(200), **state, **faults, **spans(begin, run_ns))
-    load = {"action": "load", "backend": "cpu", "bytes": 5000, "load_id": np.arange(100)}
-    tables["loads"] = frame("loads", **load, **spans(begin[missed] + 1000, np.full(100, 2_000_000)))
-    tables["tokens"] = frame(
-        "tokens", token_id=np.array([0]), phase="prefill", position=0, n_tokens=64, **spans(np.array([0]), 1)
-    )
-    found = costs.from_tables(tables)
-    for kind, line in [*kinds.items(), ("expert", Line(1.5e-4, 3e-5))]:
-        assert found.of(kind, "cpu", 32, phase="prefill") == pytest.approx(line.at(32), rel=1e-3)
-    assert found.load.at(5000) == pytest.approx(2e-3, rel=1e-3)
-    assert found.fresh["prefill"] == pytest.approx(7e-4, rel=1e-3)
+    tables["experts"] = frame("experts", run_id=np.arange(200), **state, **faults, **spans(begin[:, 3], lengths[:, 3]))
+    # Loads at startup lie outside of the step.
+    reason, which = ("demand", missed) if limited else ("startup", np.ones(200, bool))
+    load = {"action": "load", "reason": reason, "backend": "cpu", "bytes": 5000, "load_id": np.arange(which.sum())}
+    taken = np.full(which.sum(), round(LOAD_S * pace * 1e9))
+    tables["loads"] = frame("loads", **load, **spans(begin[which, 3] + (1000 if limited else 10**12), taken))
+    step = spans(np.array([0]), int(begin[-1, 3] + lengths[-1, 3]))
+    tables["tokens"] = frame("tokens", token_id=np.array([0]), phase=phase, position=0, n_tokens=64, **step)
+    return tables
+
+
+def test_costs_come_out_of_a_recording_as_they_went_in_with_what_lies_before_them() -> None:
+    found = costs.from_tables(recording())
+    for kind, line in [*WORK.items(), ("expert", RUN)]:
+        assert found.of(kind, "cpu", 32, phase="prefill") == pytest.approx(line.at(32) + LEAD_S, rel=1e-3)
+    assert found.load.at(5000) == pytest.approx(LOAD_S, rel=1e-3)
+    assert found.first[costs.LOADED, "prefill", costs.DEMAND] == pytest.approx(FIRST_S, rel=1e-3)
     assert found.expert_bytes == {"cpu": 5000}
+
+
+def test_recordings_taken_while_the_machine_was_slower_are_brought_to_the_pace_of_the_first() -> None:
+    found = costs.from_tables(recording(phase="decode"), recording(2.5, "decode", limited=False))
+    for mode in (costs.DEMAND, costs.RESIDENT):
+        for kind, line in [*WORK.items(), ("expert", RUN)]:
+            assert found.of(kind, "cpu", 32, phase="decode", mode=mode) == pytest.approx(line.at(32) + LEAD_S, rel=1e-2)
+
+
+def test_between_the_pieces_of_a_read_ahead_comes_what_a_layer_waits_for() -> None:
+    size = 10 * PIECE
+    trace = Trace((Step("decode", 0, (np.array([[0, 1]]),) * 2, {0: [(1, 5)]}),), 6)
+    cost = replace(EVEN, load=Line(per_row=1e-3 / PIECE), expert_bytes={"cpu": size}, loads_at_once=2)
+    found = simulate(trace, cost, Settings(4 * size, prefetch="recorded"))
+    by_loader = {(span.layer, span.expert): span for span in found.spans if span.unit == "storage"}
+    ahead, needed = by_loader[1, 5], by_loader[0, 1]
+    assert ahead.begin < needed.begin
+    assert needed.end < ahead.end
+    assert ahead.end - ahead.begin == pytest.approx(0.02)
 
 
 def test_perfetto_reads_two_loaders_of_a_simulated_run_on_threads_of_their_own(tmp_path: Path) -> None:

@@ -14,23 +14,35 @@ from analyzer.predict.model import Model
 from analyzer.predict.setup import Setup
 
 UNITS = ("cpu", "npu")
+RESIDENT, DEMAND, AHEAD = "resident", "demand", "ahead"
+"""Modes: everything stays; what is missing is loaded by whoever needs it; a loader works beside the layers."""
+LOADED, AWAITED, FOUND = "loaded", "awaited", "found"
+"""How an expert came before its first run: on the thread that ran it, by the loader while that waited, by the loader before."""
 FEW_RUNS = 8
-"""Runs of hits and of misses that are needed to tell their costs apart."""
+"""Runs of a kind that are needed to tell its costs from those of others."""
 BACKENDS = {"cpu": "cpu", "htp": "npu"}
 """Backend names of recordings → units here."""
 LAYER_KINDS = ("attention", "router", "dispatch", "mlp", "combine")
-OTHER_FORM = {"expert": "resident", "resident": "expert"}
+CHUNKED = ("attention", "router", "dispatch")
+"""Work that a prompt's chunks cost one by one."""
+SAME_EVERYWHERE = ("attention", "router", "combine")
+"""Decoded work that no setting changes: by it recordings are brought to one pace."""
 
 Tables = dict[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds = fixed + per_row·rows + per_pair·rows·context."""
+    """Seconds = fixed + per_row·rows + per_pair·rows·context; `beside` times as long while the loader works.
+
+    per_load: besides, for each load that is asked for then: choosing it, making room, telling the loader.
+    """
 
     fixed: float = 0.0
     per_row: float = 0.0
     per_pair: float = 0.0
+    beside: float = 1.0
+    per_load: float = 0.0
 
     def at(self, rows: float, context: float = 0.0) -> float:
         """Seconds."""
@@ -38,19 +50,19 @@ class Line:
 
     def times(self, factor: float) -> "Line":
         """The same, so many times longer."""
-        return Line(self.fixed * factor, self.per_row * factor, self.per_pair * factor)
+        parts = (self.fixed * factor, self.per_row * factor, self.per_pair * factor)
+        return Line(*parts, self.beside, self.per_load * factor)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each kind of work, by (kind, unit) or (kind, unit, phase); bytes of an expert by unit.
+    """Seconds of each kind of work, by (kind, unit) or (kind, unit, phase, mode); bytes of an expert by unit.
 
-    Kinds: attention (of a chunk at a context), router, mlp (shared expert), expert (rows of a batch, in a limited cache),
-    resident (the same where everything stays), combine, dispatch, and `outside`, once a step. load, behind: of bytes, on the
-    thread that needs the expert and on the loader's (None: alike). fresh: what an expert's first run after its load takes
-    longer, by phase; woken: one that waited for the loader, from the load's end on. slowed: factor on the CPU's work while the
-    loader works. gaps: between two pieces of work, by (phase, prefetching). loaders: threads of the loader. loads_at_once: more
-    than these wait for each other.
+    Kinds: attention (of a chunk at a context), router, mlp (shared expert), expert (rows of a batch), combine, dispatch (of a
+    chunk), flush (of what waits, at a layer's end), and `outside`, once a step. A piece of work lasts from the end of the one
+    before. load, behind: of bytes, on the thread that needs the expert and on the loader's (None: alike). first: what an expert's
+    first run takes longer than others, by (how it came, phase, mode). loaders: threads of the loader. loads_at_once: more than
+    these wait for each other.
     """
 
     work: dict[tuple[str, ...], Line]
@@ -59,42 +71,51 @@ class Costs:
     source: str
     warnings: tuple[str, ...] = ()
     behind: Line | None = None
-    fresh: dict[str, float] = field(default_factory=dict)
-    woken: dict[str, float] = field(default_factory=dict)
-    slowed: float = 1.0
-    gaps: dict[tuple[str, bool], float] = field(default_factory=dict)
+    first: dict[tuple[str, str, str], float] = field(default_factory=dict)
     loaders: int = 1
     loads_at_once: int = 1
 
     def knows(self, kind: str, unit: str) -> bool:
         """Was such work seen in any phase?"""
-        kinds = {kind, OTHER_FORM.get(kind, kind)}
-        return any(key[0] in kinds and key[1] == unit for key in self.work)
+        return any(key[:2] == (kind, unit) for key in self.work)
 
-    def of(self, kind: str, unit: str, rows: float, context: float = 0.0, phase: str = "") -> float:
-        """Seconds of one piece of work; where its phase, form or unit was not seen, of the nearest that was."""
-        for one in (kind, OTHER_FORM.get(kind, kind)):
-            for key in ((one, unit, phase), (one, unit), (one, "cpu", phase), (one, "cpu")):
-                if key in self.work:
-                    return self.work[key].at(rows, context)
-        seen = next((line for key, line in self.work.items() if key[:2] == (kind, unit)), None)
-        return seen.at(rows, context) if seen else 0.0
+    def line(self, kind: str, unit: str, phase: str = "", mode: str = "") -> Line | None:
+        """Of one kind of work, in the nearest unit, phase and mode that were seen; None where there is no such work."""
 
-    def between(self, phase: str, prefetching: bool) -> float:
-        """Seconds between two pieces of work."""
-        return self.gaps.get((phase, prefetching), self.gaps.get((phase, not prefetching), 0.0))
+        def nearness(key: tuple[str, ...]) -> tuple[bool, ...]:
+            _, its_unit, its_phase, its_mode = (*key, "", "")[:4]
+            return its_unit == unit, its_phase == phase, not its_phase, its_mode == mode, its_mode != RESIDENT
 
-    def scaled(self, work: dict[str, float], load: float = 1.0, behind: float = 1.0) -> "Costs":
-        """Work and gaps times a factor by phase, loads times theirs: from a traced run to an untraced one."""
-        lines = {key: line.times(work.get(key[2], 1.0) if len(key) > 2 else 1.0) for key, line in self.work.items()}
+        seen = [key for key in self.work if key[0] == kind and key[1] in (unit, "cpu")]
+        if not seen and kind == "flush":
+            return self.line("dispatch", unit, phase, mode)
+        return self.work[max(seen, key=nearness)] if seen else None
+
+    def of(self, kind: str, unit: str, rows: float, context: float = 0.0, phase: str = "", mode: str = "") -> float:
+        """Seconds of one piece of work."""
+        line = self.line(kind, unit, phase, mode)
+        return line.at(rows, context) if line else 0.0
+
+    def scaled(
+        self, work: dict[tuple[str, str], float], load: float = 1.0, behind: float = 1.0, chunk: dict[str, float] | None = None
+    ) -> "Costs":
+        """From traced runs to untraced ones: work times a factor by (phase, mode), loads times theirs.
+
+        `chunk`, by mode: for what a chunk of the prompt costs whatever its rows, besides.
+        """
+
+        def scale(key: tuple[str, ...], line: Line) -> Line:
+            _, _, phase, mode = (*key, "", "")[:4]
+            if key[0] in CHUNKED and phase == "prefill":
+                line = replace(line, fixed=line.fixed * (chunk or {}).get(mode, 1.0))
+            return line.times(work.get((phase, mode), 1.0))
+
         return replace(
             self,
-            work=lines,
+            work={key: scale(key, line) for key, line in self.work.items()},
             load=self.load.times(load),
             behind=self.behind.times(behind) if self.behind else None,
-            fresh={phase: seconds * work.get(phase, 1.0) for phase, seconds in self.fresh.items()},
-            woken={phase: seconds * work.get(phase, 1.0) for phase, seconds in self.woken.items()},
-            gaps={key: seconds * work.get(key[0], 1.0) for key, seconds in self.gaps.items()},
+            first={key: seconds * work.get(key[1:], 1.0) for key, seconds in self.first.items()},
         )
 
 
@@ -112,12 +133,13 @@ def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray | None = None
 
 
 def from_tables(*recordings: Tables) -> Costs:
-    """Costs of the engine and machine that recordings show; what they hold together is pooled.
+    """Costs of the engine and machine that recordings show, at the pace of the first; those of one mode are pooled.
 
-    Settings differ in what they show: a cache that misses shows loads, one that holds everything shows resident experts, a run
-    that prefetches shows the loader and how much it slows the rest.
+    Modes differ in what they show: a cache that misses shows loads, one that holds everything shows resident experts, a run
+    that prefetches shows the loader and how much it slows the rest. Chunks of several sizes show what a chunk costs whatever its
+    rows.
     """
-    seen = [Seen.of(tables) for tables in recordings]
+    seen = at_one_pace([Seen.of(tables) for tables in recordings])
     behind = _pooled(seen, lambda one: one.loads[one.loads["behind"]])
     inline = _pooled(seen, lambda one: one.loads[~one.loads["behind"]])
     if len(behind) + len(inline) == 0:
@@ -125,12 +147,12 @@ def from_tables(*recordings: Tables) -> Costs:
     runs = _pooled(seen, lambda one: one.runs)
     if len(runs) == 0:
         raise PredictError("the recordings hold no expert runs: record the runtime at levels operator,expert")
-    work, slowed = _lines(_pooled(seen, lambda one: one.work))
-    fresh: dict[str, float] = {}
-    woken: dict[str, float] = {}
-    for (kind, backend, phase), part in runs.groupby(["kind", "backend", "phase"]):
-        work[kind, BACKENDS.get(backend, "cpu"), phase], first, after = _expert_runs(part)
-        fresh[phase], woken[phase] = max(fresh.get(phase, 0.0), first), max(woken.get(phase, 0.0), after)
+    work = _lines(_pooled(seen, lambda one: one.work))
+    first: dict[tuple[str, str, str], float] = {}
+    for (backend, phase, mode), part in runs.groupby(["backend", "phase", "mode"]):
+        line, longer = _expert_runs(part)
+        work["expert", BACKENDS.get(backend, "cpu"), phase, mode] = line
+        first |= {(how, phase, mode): seconds for how, seconds in longer.items()}
     loaders = max(1, *(one.loads.loc[one.loads["behind"], "tid"].nunique() for one in seen))
     return Costs(
         work,
@@ -138,10 +160,7 @@ def from_tables(*recordings: Tables) -> Costs:
         _sizes(seen),
         f"fitted to the operators, expert runs and loads of {len(seen)} recording{'s' if len(seen) > 1 else ''}",
         behind=_load_line(behind) if len(behind) else None,
-        fresh=fresh,
-        woken=woken,
-        slowed=slowed,
-        gaps=_gaps(seen),
+        first=first,
         loaders=loaders,
         loads_at_once=loaders + 1,
     )
@@ -195,20 +214,19 @@ def _through(one: float, many: float) -> Line:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one recording shows. Times in seconds.
+    """What one recording shows. Times in seconds, of a piece of work from the end of the one before.
 
-    work: kind, phase, rows, context, seconds, beside (the loader worked meanwhile). runs: kind, backend, phase, rows, seconds
-    without the load on its thread, missed, waited (for the loader; then from the load's end). loads: backend, bytes, seconds,
-    behind (on a thread of the loader), tid. evicted: bytes that experts took in the cache. gaps: phase, seconds (mean between
-    two pieces of work of a step). prefetching: were loads made ahead?
+    work: kind, phase, mode, rows, context, seconds, bare (without what lies between), beside (the loader worked meanwhile), asked
+    (loads that the loader was asked for: ahead before attention, of the layer's choice in a dispatch). runs: backend, phase,
+    mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert came, empty where it had run
+    before; after waiting for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on a thread of
+    the loader), tid. evicted: bytes that experts took in the cache.
     """
 
     work: pd.DataFrame
     runs: pd.DataFrame
     loads: pd.DataFrame
     evicted: pd.Series
-    gaps: pd.DataFrame
-    prefetching: bool
 
     @classmethod
     def of(cls, tables: Tables) -> "Seen":
@@ -228,35 +246,65 @@ class Seen:
                 "tid": counted["tid"],
             }
         )
-        operators = tables["operators"][tables["operators"]["token_id"].isin(tokens.index)]
-        work = _work(operators, tokens, behind, set(tables["routes"]["layer"]))
-        runs = _runs(tables["experts"], tokens, made, behind, "expert" if limited else "resident")
+        mode = (AHEAD if len(behind) else DEMAND) if limited else RESIDENT
+        pieces, after = _pieces(tables, tokens)
+        other = pieces[pieces["type"] != "expert"]
+        work = _work(other, after, tokens, behind, set(tables["routes"]["layer"]))
+        runs = _runs(pieces[pieces["type"] == "expert"], tokens, made, behind)
         evicted = loads.loc[(loads["action"] == "evict") & (loads["bytes"] > 0), "bytes"]
-        return cls(
-            work,
-            runs,
-            told,
-            evicted,
-            _step_gaps(operators, tables["experts"], tokens),
-            bool((made["reason"] == "prefetch").any()),
-        )
+        return cls(work.assign(mode=mode), runs.assign(mode=mode), told, evicted)
+
+    def paced(self, factor: float) -> "Seen":
+        """The same at another pace."""
+
+        def slower(frame: pd.DataFrame) -> pd.DataFrame:
+            return frame.assign(**{name: frame[name] * factor for name in ("seconds", "bare") if name in frame})
+
+        return replace(self, work=slower(self.work), runs=slower(self.runs), loads=slower(self.loads))
 
 
-def _work(operators: pd.DataFrame, tokens: pd.DataFrame, behind: pd.DataFrame, routed: set[int]) -> pd.DataFrame:
+def at_one_pace(seen: list[Seen]) -> list[Seen]:
+    """All recordings at the pace of the first, by the work that no setting changes: a machine's clock drifts between runs."""
+    if len(seen) < 2:
+        return seen
+    usual = [
+        one.work[one.work["kind"].isin(SAME_EVERYWHERE) & (one.work["phase"] == "decode") & ~one.work["beside"]] for one in seen
+    ]
+    middles = [part.groupby("kind")["bare"].median() for part in usual]
+    ratios = [np.log(middles[0] / one).dropna() for one in middles]
+    return [one.paced(float(np.exp(ratio.mean())) if len(ratio) else 1.0) for one, ratio in zip(seen, ratios, strict=True)]
+
+
+def _pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+    """(operators and expert runs of all steps with `lead_ns`, ns after the last one of each step).
+
+    lead_ns: since everything that began before has ended, in the step.
+    """
+    operators, experts = (tables[name][tables[name]["token_id"].isin(tokens.index)] for name in ("operators", "experts"))
+    joined = pd.concat([operators[operators["type"] != "expert"], experts.assign(type="expert")], ignore_index=True)
+    pieces = joined.sort_values(["token_id", "begin_ns"], ignore_index=True)
+    ended = pieces.groupby("token_id")["end_ns"].cummax()
+    before = ended.groupby(pieces["token_id"]).shift().fillna(pieces["token_id"].map(tokens["begin_ns"]))
+    pieces["lead_ns"] = (pieces["begin_ns"] - before).clip(lower=0)
+    return pieces, (tokens["end_ns"] - ended.groupby(pieces["token_id"]).max()).clip(lower=0)
+
+
+def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd.DataFrame, routed: set[int]) -> pd.DataFrame:
     """Operators but for experts; what is neither in a layer with experts nor of their kinds is `outside`, summed by step."""
-    part = operators[operators["type"] != "expert"]
     step = tokens.reindex(part["token_id"])
     rows = part["n_tokens"].to_numpy(float)
     inside = part["type"].isin(LAYER_KINDS) & (part["layer"].isin(routed) if routed else True)
     found = pd.DataFrame(
         {
             "token_id": part["token_id"].to_numpy(),
-            "kind": np.where(inside, part["type"], "outside"),
+            "kind": np.where(inside, np.where(_flushes(part, step["phase"]), "flush", part["type"]), "outside"),
             "phase": step["phase"].to_numpy(),
             "rows": rows,
             "context": step["position"].to_numpy(float) + rows,
-            "seconds": part["duration_ns"].to_numpy(float) / 1e9,
+            "seconds": (part["duration_ns"] + part["lead_ns"]).to_numpy(float) / 1e9,
+            "bare": part["duration_ns"].to_numpy(float) / 1e9,
             "beside": _overlap(part, behind),
+            "asked": _asked(part, behind),
         }
     )
     chunked = found["kind"].eq("attention") & (found["phase"] == "prefill")
@@ -264,14 +312,47 @@ def _work(operators: pd.DataFrame, tokens: pd.DataFrame, behind: pd.DataFrame, r
     found.loc[chunked, "context"] = found[chunked].groupby([found.loc[chunked, "token_id"], layer])["rows"].cumsum()
     outside = found[found["kind"] == "outside"]
     whole = outside.groupby("token_id", as_index=False).agg(
-        {"kind": "first", "phase": "first", "rows": "max", "context": "max", "seconds": "sum", "beside": "any"}
+        {
+            "kind": "first",
+            "phase": "first",
+            "rows": "max",
+            "context": "max",
+            "seconds": "sum",
+            "bare": "sum",
+            "beside": "any",
+            "asked": "sum",
+        }
     )
+    whole["seconds"] += whole["token_id"].map(after).fillna(0) / 1e9
     return pd.concat([found[found["kind"] != "outside"], whole], ignore_index=True)
 
 
-def _runs(experts: pd.DataFrame, tokens: pd.DataFrame, made: pd.DataFrame, behind: pd.DataFrame, kind: str) -> pd.DataFrame:
+def _flushes(part: pd.DataFrame, phase: pd.Series) -> np.ndarray:
+    """Which dispatches run what is left of a prefill's layer: the last of it."""
+    dispatched = (part["type"] == "dispatch").to_numpy() & (phase == "prefill").to_numpy()
+    last = ~part[dispatched].duplicated(["token_id", "layer"], keep="last")
+    found = np.zeros(len(part), bool)
+    found[dispatched] = last
+    return found
+
+
+def _asked(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
+    """Loads that began on the loader's thread from a layer's begin to its end: ahead → its attention, others → its dispatch."""
+    found = np.zeros(len(part))
+    begin = part["begin_ns"].to_numpy()
+    for kind, ahead in (("attention", True), ("dispatch", False)):
+        which = np.flatnonzero((part["type"] == kind).to_numpy())
+        loads = behind.loc[(behind["reason"] == "prefetch") == ahead, "begin_ns"].to_numpy()
+        if len(which) and len(loads):
+            early = begin[which] - (part["lead_ns"].to_numpy()[which] if ahead else 0)
+            order = np.argsort(early)
+            at = np.searchsorted(early[order], loads, "right") - 1
+            np.add.at(found, which[order[at[at >= 0]]], 1)
+    return found
+
+
+def _runs(part: pd.DataFrame, tokens: pd.DataFrame, made: pd.DataFrame, behind: pd.DataFrame) -> pd.DataFrame:
     """Expert runs; of those that waited for the loader's load of their own expert, only what came after it counts."""
-    part = experts[experts["token_id"].isin(tokens.index)]
     own = behind[["layer", "expert", "begin_ns", "end_ns"]].merge(
         part[["run_id", "layer", "expert", "begin_ns", "end_ns"]], on=["layer", "expert"], suffixes=("", "_run")
     )
@@ -279,34 +360,21 @@ def _runs(experts: pd.DataFrame, tokens: pd.DataFrame, made: pd.DataFrame, behin
     landed = own.groupby("run_id")["end_ns"].max().reindex(part["run_id"]).to_numpy()
     waited = ~np.isnan(landed)
     rest = np.maximum(part["end_ns"].to_numpy(float) - landed, 1.0) / 1e9
+    inline = _loads_within(part, made[~made.index.isin(behind.index)])
+    whole = np.maximum((part["duration_ns"] + part["lead_ns"]).to_numpy(float) - inline, 1.0) / 1e9
+    new = part["cache"].isin(("miss", "prefetched")).to_numpy()
     return pd.DataFrame(
         {
-            "kind": kind,
             "backend": part["backend"].to_numpy(),
             "phase": tokens.reindex(part["token_id"])["phase"].to_numpy(),
+            "token_id": part["token_id"].to_numpy(),
+            "layer": part["layer"].to_numpy(),
             "rows": np.where(part["tier"] > 0, part["tier"], part["n_tokens"]).astype(float),
-            "seconds": np.where(waited, rest, _without_loads(part, made[~made.index.isin(behind.index)])),
-            "missed": (part["cache"] == "miss").to_numpy() & ~waited,
-            "waited": waited,
+            "seconds": np.where(waited, rest, whole),
+            "beside": _overlap(part, behind),
+            "how": np.select([waited, inline > 0, new], [AWAITED, LOADED, FOUND], ""),
         }
     )
-
-
-def _step_gaps(operators: pd.DataFrame, experts: pd.DataFrame, tokens: pd.DataFrame) -> pd.DataFrame:
-    """Mean seconds between two pieces of work, for each step."""
-    other = operators[operators["type"] != "expert"].groupby("token_id")["duration_ns"].agg(["sum", "size"])
-    runs = experts[experts["token_id"].isin(tokens.index)].groupby("token_id")["duration_ns"].agg(["sum", "size"])
-    told = other.add(runs, fill_value=0).reindex(tokens.index).dropna()
-    steps = tokens.loc[told.index]
-    return pd.DataFrame(
-        {"phase": steps["phase"], "seconds": ((steps["duration_ns"] - told["sum"]).clip(lower=0) / told["size"]) / 1e9}
-    )
-
-
-def _gaps(seen: list[Seen]) -> dict[tuple[str, bool], float]:
-    found = pd.concat([one.gaps.assign(prefetching=one.prefetching) for one in seen])
-    means = found.groupby(["phase", "prefetching"])["seconds"].mean()
-    return {(str(phase), bool(flag)): float(value) for (phase, flag), value in means.items()}
 
 
 def _sizes(seen: list[Seen]) -> dict[str, int]:
@@ -322,25 +390,47 @@ def _pooled(seen: list[Seen], part: Callable[[Seen], pd.DataFrame]) -> pd.DataFr
     return pd.concat([part(one) for one in seen], ignore_index=True)
 
 
-def _lines(work: pd.DataFrame) -> tuple[dict[tuple[str, ...], Line], float]:
-    """(line of each kind and phase, factor on what ran beside the loader): lines are of what did not, where that is enough."""
+def _lines(work: pd.DataFrame) -> dict[tuple[str, ...], Line]:
+    """The line of each kind, phase and mode."""
     lines: dict[tuple[str, ...], Line] = {}
-    beside = expected = 0.0
-    for (kind, phase), part in work.groupby(["kind", "phase"]):
-        alone = part[~part["beside"]]
-        both = min(len(alone), len(part) - len(alone)) >= FEW_RUNS
-        rows = alone if len(alone) >= FEW_RUNS or len(alone) == len(part) else part
-        context = rows["context"].to_numpy() if kind == "attention" else None
-        line = lines[kind, "cpu", phase] = fit(rows["seconds"].to_numpy(), rows["rows"].to_numpy(), context)
-        if both:
-            slow = part[part["beside"]]
-            beside += float(slow["seconds"].sum())
-            expected += sum(line.at(r, c) for r, c in zip(slow["rows"], slow["context"], strict=True))
-    return lines, max(beside / expected, 1.0) if expected else 1.0
+    for (kind, phase, mode), part in work.groupby(["kind", "phase", "mode"]):
+        lines[kind, "cpu", phase, mode] = _line(part, kind == "attention")
+    return lines
+
+
+def _line(part: pd.DataFrame, by_context: bool = False) -> Line:
+    """Of what ran alone and asked for no load, where that is enough, with what the rest took longer; else of everything."""
+    asked = part["asked"] if "asked" in part else pd.Series(0, part.index)
+    usual = part[~part["beside"] & (asked == 0)]
+    if len(usual) < FEW_RUNS:
+        return _fitted(part, by_context)
+    line = _fitted(usual, by_context)
+    slow = part[part["beside"] & (asked == 0)]
+    if len(slow) >= FEW_RUNS:
+        slower = float(slow[_bare(part)].sum()) / _expected(_fitted(usual, by_context, _bare(part)), slow, by_context).sum()
+        line = replace(line, beside=max(slower, 1.0))
+    if asked.sum() >= FEW_RUNS:
+        left = part["seconds"] - _expected(line, part, by_context) * np.where(part["beside"], line.beside, 1.0)
+        line = replace(line, per_load=max(float(left.sum() / asked.sum()), 0.0))
+    return line
+
+
+def _bare(part: pd.DataFrame) -> str:
+    return "bare" if "bare" in part else "seconds"
+
+
+def _fitted(part: pd.DataFrame, by_context: bool, column: str = "seconds") -> Line:
+    return fit(part[column].to_numpy(), part["rows"].to_numpy(), part["context"].to_numpy() if by_context else None)
+
+
+def _expected(line: Line, part: pd.DataFrame, by_context: bool) -> np.ndarray:
+    rows = part["rows"].to_numpy()
+    context = part["context"].to_numpy() if by_context else np.zeros(len(part))
+    return np.asarray(line.fixed + line.per_row * rows + line.per_pair * rows * context)
 
 
 def _overlap(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
-    """Which operators had begun while a load on another thread was under way."""
+    """Which pieces of work had begun while a load on another thread was under way."""
     held = behind.sort_values("begin_ns")
     begin = held["begin_ns"].to_numpy()
     at = np.searchsorted(begin, part["begin_ns"].to_numpy(), "right") - 1
@@ -348,32 +438,39 @@ def _overlap(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
     return (at >= 0) & (ends[at] > part["begin_ns"].to_numpy())
 
 
-def _expert_runs(part: pd.DataFrame) -> tuple[Line, float, float]:
-    """(line of a run over rows, seconds that the first run after a load takes longer, the same after waiting for the loader).
+def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
+    """(line of a run over rows, seconds that an expert's first run takes longer, by how it came).
 
-    A first run touches its weights and makes its buffers, so that runs of misses are not runs of hits.
+    A first run binds its weights and touches them. Runs of one layer that need no load are called together, so that what one of
+    them takes longer may show before another: it is taken from layers' sums.
     """
-    rows, seconds, missed, waited = (part[name].to_numpy() for name in ("rows", "seconds", "missed", "waited"))
-    usual = ~(missed | waited)
-    apart = usual.sum() >= FEW_RUNS
-    line = fit(seconds[usual], rows[usual]) if apart else fit(seconds, rows)
+    usual = next((how for how in ("", FOUND, LOADED) if (part["how"] == how).sum() >= FEW_RUNS), None)
+    if usual is None:
+        return _line(part), {}
+    together = part[part["how"].isin(("", FOUND))]
+    mixed = together.groupby(["token_id", "layer"])["how"].transform("nunique").to_numpy() > 1
+    clean = together[~mixed & (together["how"] == usual).to_numpy()]
+    line = _line(clean if len(clean) >= FEW_RUNS else part[part["how"] == usual])
+    longer = {}
+    for how in {FOUND, LOADED, AWAITED} - {usual}:
+        which = together if how == FOUND else part[part["how"] == how]
+        if how == FOUND:
+            which = which[which.groupby(["token_id", "layer"])["how"].transform("max") == FOUND]
+        count = int((which["how"] == how).sum())
+        if count >= FEW_RUNS:
+            expected = _expected(line, which, False) * np.where(which["beside"], line.beside, 1.0)
+            longer[how] = float((which["seconds"] - expected).sum()) / count
+    return line, longer
 
-    def longer(which: np.ndarray) -> float:
-        if not apart or which.sum() < FEW_RUNS:
-            return 0.0
-        return max(float(np.mean(seconds[which] - np.array([line.at(r) for r in rows[which]]))), 0.0)
 
-    return line, longer(missed), longer(waited)
-
-
-def _without_loads(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:
-    """Seconds of expert runs without the loads that lie within them on their thread."""
+def _loads_within(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:
+    """ns of the loads that lie within expert runs on their thread."""
     held = loads.sort_values("begin_ns")
     times = held["begin_ns"].to_numpy()
     summed = np.concatenate([[0], held["duration_ns"].cumsum().to_numpy()])
     first = np.searchsorted(times, part["begin_ns"].to_numpy())
     last = np.searchsorted(times, part["end_ns"].to_numpy())
-    return np.maximum(part["duration_ns"].to_numpy(float) - (summed[last] - summed[first]), 1.0) / 1e9
+    return np.asarray(summed[last] - summed[first])
 
 
 def _load_line(loads: pd.DataFrame) -> Line:

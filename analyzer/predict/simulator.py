@@ -3,8 +3,8 @@
 The engine runs layer by layer as the runtime does: attention and router chunk by chunk, experts as their buffers fill, those that
 are there first, the rest at the end of the layer. Experts on the NPU run in one worker beside the CPU. What is missing is loaded
 by whoever needs it; with prefetching also by a loader beside it, the most urgent first, and the layer takes back what the
-loader has not begun. While the loader works, the CPU's work takes as much longer as was measured; memory bandwidth is not shared
-otherwise.
+loader has not begun. A load by the loader is made in pieces, between which one that a layer waits for comes first. While the
+loader works, the CPU's work takes as much longer as was measured; memory bandwidth is not shared otherwise.
 """
 
 from collections.abc import Callable, Generator
@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import simpy
 
-from analyzer.predict.costs import Costs, Line
+from analyzer.predict.costs import AHEAD, AWAITED, DEMAND, FOUND, LOADED, RESIDENT, Costs, Line
 from analyzer.predict.errors import PredictError
-from analyzer.predict.policy import Buffers, Cache, Entry, Form, Predictor, chunks
+from analyzer.predict.policy import URGENT, Buffers, Cache, Entry, Form, Predictor, chunks
 from analyzer.predict.trace import Step, Trace
 
 Work = Generator[Any, Any, None]
 RECORDED, STORAGE = "recorded", "storage"
+PIECE = 1 << 20
+"""Bytes of a read by the loader, after which an urgent one may come first."""
 LAYER_AHEAD = 100.0
 """Urgency of a load a layer further away."""
 
@@ -52,6 +54,11 @@ class Settings:
     def background(self) -> bool:
         """Does a loader work beside the layers? As in the runtime: to prefetch into a limited cache for experts on the CPU."""
         return self.prefetch is not None and self.cache_bytes is not None and self.decode_unit == "cpu"
+
+    @property
+    def mode(self) -> str:
+        """How experts come, as costs tell it apart."""
+        return RESIDENT if self.cache_bytes is None else AHEAD if self.background else DEMAND
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,13 @@ class Loader:
         self.waiting.remove(entry)
         return True
 
+    def urgent(self) -> Entry | None:
+        """Takes out one that a layer waits for, if there is any."""
+        found = next((entry for entry in self.waiting if entry.urgency == URGENT), None)
+        if found:
+            self.waiting.remove(found)
+        return found
+
     def _serve(self, name: str) -> Work:
         while True:
             if not self.waiting:
@@ -157,7 +171,8 @@ class Machine:
         self.predictor = Predictor(trace.layers, trace.experts)
         self.outcome = Outcome(settings)
         self._landing: dict[Entry, simpy.Event] = {}
-        self._fresh: dict[Form, float] = {}
+        self._how: dict[Form, str] = {}
+        self._lines: dict[tuple[str, str, str], Line | None] = {}
         self._before: tuple[int, np.ndarray] | None = None
         self._step, self._loading_behind = 0, 0
 
@@ -211,21 +226,22 @@ class Machine:
 
     def _layer(self, step: Step, layer: int, chosen: np.ndarray, unit: str) -> Work:
         self.cache.begin()
-        self._recall(step, layer)
+        asked = self._recall(step, layer)
         buffers = Buffers(self.trace.experts, max(self._tiers(unit), default=None))
         pending: list[simpy.Process] = []
         size = self.settings.chunk if step.phase == "prefill" else 1
         for where in chunks(len(chosen), size, unit == "npu"):
             part = chosen[where]
             rows, context = len(part), step.position + where.stop
-            yield from self._use(unit, "attention", layer, -1, rows, context)
+            yield from self._use(unit, "attention", layer, -1, rows, context, asked=asked)
+            asked = 0
             yield from self._use("cpu", "router", layer, -1, rows)
             self._look_ahead(layer, part)
             yield from self._use("cpu", "dispatch", layer, -1, rows)
             yield from self._start(layer, buffers.add(part), unit, pending)
         if step.phase != "decode" or unit == "npu":
             # One decoded token on the CPU waits in no buffer.
-            yield from self._use("cpu", "dispatch", layer, -1, len(chosen))
+            yield from self._use("cpu", "flush", layer, -1, len(chosen))
         yield from self._use("cpu", "mlp", layer, -1, len(chosen))
         yield from self._start(layer, buffers.flush(), unit, pending)
         yield self.env.all_of(pending)
@@ -247,10 +263,12 @@ class Machine:
         """Experts that are there run first, so that no load evicts what is about to run, and what comes runs at once."""
         tiers = self._tiers(unit)
         forms = [Form(layer, expert, unit, min((t for t in tiers if t >= rows), default=0)) for expert, rows in batches]
-        for entry in self.cache.name(forms):
+        named = self.cache.name(forms)
+        for entry in named:
             self._submit(entry)
+        if named:
+            yield self.env.timeout(len(named) * self._per_load())
         waiting = list(range(len(forms)))
-        kind = "resident" if self.settings.cache_bytes is None else "expert"
         while waiting:
             i = next((i for i in waiting if self.cache.ready(forms[i])), waiting[0])
             waiting.remove(i)
@@ -258,7 +276,7 @@ class Machine:
             entry = self.cache.acquire(forms[i])
             yield from self._arrived(entry)
             self.cache.use(entry)
-            yield from self._use(unit, kind, layer, forms[i].expert, batches[i][1], 0, hit, forms[i])
+            yield from self._use(unit, "expert", layer, forms[i].expert, batches[i][1], 0, hit, forms[i])
             self.cache.release(forms[i])
 
     def _submit(self, entry: Entry) -> None:
@@ -272,35 +290,45 @@ class Machine:
         began = self.env.now
         if entry in self._landing and not self.loader.withdraw(entry):
             yield self._landing[entry]
-            self._fresh[entry.form] = self.costs.woken.get(self._phase, 0.0)
+            self._how[entry.form] = AWAITED
         else:
-            yield from self._load(entry, "cpu" if entry.form.unit == "cpu" else "worker", self.costs.load)
+            thread = "cpu" if entry.form.unit == "cpu" else "worker"
+            yield from self._load(entry, thread, self.costs.load)
+            self._how[entry.form] = LOADED
         self.outcome.stall_s += self.env.now - began
 
     def _behind(self, entry: Entry, thread: str) -> Work:
         """A load on a thread of the loader."""
         self._loading_behind += 1
-        yield from self._load(entry, thread, self.costs.behind or self.costs.load)
+        yield from self._load(entry, thread, self.costs.behind or self.costs.load, -(-entry.size // PIECE))
         self._loading_behind -= 1
 
-    def _load(self, entry: Entry, thread: str, line: Line) -> Work:
+    def _load(self, entry: Entry, thread: str, line: Line, pieces: int = 1) -> Work:
         with self.storage.request(priority=int(entry.speculative)) as turn:
             yield turn
-            began = self.env.now
-            yield self.env.timeout(line.at(entry.size))
+            yield from self._read(entry, thread, line, pieces)
+
+    def _read(self, entry: Entry, thread: str, line: Line, pieces: int = 1) -> Work:
+        """Piece by piece; between two of them the thread reads first what has become urgent meanwhile."""
+        began = self.env.now
+        for piece in range(pieces):
+            urgent = self.loader.urgent() if piece and entry.urgency != URGENT else None
+            if urgent:
+                yield from self._read(urgent, thread, line)
+            yield self.env.timeout(line.at(entry.size) / pieces)
         self.outcome.loaded_bytes += entry.size
         kind, form = "prefetch" if entry.speculative else "load", entry.form
         self.outcome.spans.append(Span(kind, thread, self._step, form.layer, form.expert, 0, began, self.env.now))
         self.cache.landed(entry)
-        self._fresh[form] = self.costs.fresh.get(self._phase, 0.0)
+        self._how[form] = FOUND
         if entry in self._landing:
             self._landing.pop(entry).succeed()
 
-    def _recall(self, step: Step, layer: int) -> None:
-        """Fetch what the recorded run's predictor asked for when this layer began."""
-        if self.settings.background and self.settings.prefetch == RECORDED:
-            for target, expert in step.asked.get(layer, ()):
-                self._ask(target, expert, LAYER_AHEAD * (target - layer))
+    def _recall(self, step: Step, layer: int) -> int:
+        """Fetch what the recorded run's predictor asked for when this layer began; returns how much of it was not there."""
+        if not self.settings.background or self.settings.prefetch != RECORDED:
+            return 0
+        return sum(self._ask(target, expert, LAYER_AHEAD * (target - layer)) for target, expert in step.asked.get(layer, ()))
 
     def _look_ahead(self, layer: int, chosen: np.ndarray) -> None:
         """Learn from what was chosen, and fetch what will likely be chosen next."""
@@ -315,10 +343,11 @@ class Machine:
                 if likely[expert] >= self.settings.prefetch:
                     self._ask(layer + 1, expert, LAYER_AHEAD - float(likely[expert]))
 
-    def _ask(self, layer: int, expert: int, urgency: float) -> None:
+    def _ask(self, layer: int, expert: int, urgency: float) -> bool:
         entry = self.cache.prefetch(Form(layer, expert, self.settings.decode_unit, 0), urgency)
         if entry is not None:
             self._submit(entry)
+        return entry is not None
 
     def _use(
         self,
@@ -330,23 +359,34 @@ class Machine:
         context: float = 0,
         hit: bool = False,
         form: Form | None = None,
+        asked: int = 0,
     ) -> Work:
-        """Occupy a unit with one piece of work, then pass the time between two of them. `form`: the expert that runs."""
-        padded = form.tier if form and form.tier else rows
-        seconds = self.costs.of(kind, unit, padded, context, self._phase)
-        if not seconds:
+        """Occupy a unit with one piece of work. `form`: the expert that runs; `asked`: loads asked for meanwhile."""
+        line = self._line(kind, unit)
+        if line is None:
             return
-        if form:
-            seconds += self._fresh.pop(form, 0.0)
+        seconds = line.at(form.tier if form and form.tier else rows, context)
         with self.units[unit].request() as turn:
             yield turn
+            seconds = seconds * (line.beside if self._loading_behind else 1.0) + asked * line.per_load
+            if form and form in self._how:
+                longer = self.costs.first.get((self._how.pop(form), self._phase, self.settings.mode), 0.0)
+                seconds = max(seconds + longer, 0.0)
             began = self.env.now
-            yield self.env.timeout(seconds * (self.costs.slowed if self._loading_behind else 1.0))
-        shown = "expert" if form else kind
+            yield self.env.timeout(seconds)
+        shown = "dispatch" if kind == "flush" else kind
         self.outcome.spans.append(Span(shown, unit, self._step, layer, expert, rows, began, self.env.now, hit))
-        between = self.costs.between(self._phase, self.settings.background)
-        if between:
-            yield self.env.timeout(between)
+
+    def _per_load(self) -> float:
+        """Seconds that a layer takes to ask the loader for an expert of its choice."""
+        line = self._line("dispatch" if self._phase == "decode" else "flush", "cpu")
+        return line.per_load if line else 0.0
+
+    def _line(self, kind: str, unit: str) -> Line | None:
+        key = kind, unit, self._phase
+        if key not in self._lines:
+            self._lines[key] = self.costs.line(*key, self.settings.mode)
+        return self._lines[key]
 
     def _tiers(self, unit: str) -> tuple[int, ...]:
         return self.settings.tiers if unit == "npu" else ()

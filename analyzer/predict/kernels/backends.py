@@ -19,6 +19,12 @@ RUNS, WARM = 15, 3
 LOW = 0.1
 """Quantile of a model's bursts that counts."""
 BURST_S, LONGEST_BURST = 3e-4, 32
+REFERENCES = (
+    ("Gemm", graphs.Shape(32, 512, 512)),
+    ("MatMul", graphs.Shape(1, 1024, 1024)),
+    ("Sigmoid", graphs.Shape(64, 512, 512)),
+)
+"""Measured with every batch of models: arithmetic, weights that come from afar, and elements. They tell a batch's pace."""
 
 
 class Backend(Protocol):
@@ -44,17 +50,20 @@ class Cpu:
     """CPU time of the one thread that runs, less what a run costs whatever it computes.
 
     CPU time, not wall time: other programs take the core, but not from this clock. They do take caches, and of a core with two
-    threads a part of its units: hence many short bursts in turns, and of each model a low quantile, not the mean.
+    threads a part of its units: hence many short bursts in turns, and of each model a low quantile, not the mean. The clock
+    drifts from minute to minute: all batches are brought to the pace of the first one, by reference kernels that are in each.
     """
 
     name, unit = "onnxruntime cpu", "s"
 
     def __init__(self, runs: int = RUNS):
         self.runs = runs
+        self._usual: np.ndarray | None = None
 
     def times(self, models: list[bytes]) -> list[float]:
-        """Seconds of each model; bursts are interleaved, so that a slow moment hits all."""
-        sessions = [self._session(one) for one in [*models, *map(_tiny, (1, 2))]]
+        """Seconds of each model at the first batch's pace; bursts are interleaved, so that a slow moment hits all."""
+        known = [graphs.model([link]) for link in REFERENCES]
+        sessions = [self._session(one) for one in [*models, *known, *map(_tiny, (1, 2))]]
         inputs = [feeds(session) for session in sessions]
         bursts = [_burst(session, given) for session, given in zip(sessions, inputs, strict=True)]
         seen = np.empty((self.runs, len(sessions)))
@@ -68,7 +77,13 @@ class Cpu:
         typical = np.quantile(seen, LOW, axis=0)
         # Two operators on a single number less one are an operator's fixed cost; the rest is the run's.
         empty = 2 * typical[-2] - typical[-1]
-        return [max(float(value - empty), 1e-9) for value in typical[:-2]]
+        return [max(float(value - empty), 1e-9) / self._pace(typical[-2 - len(known) : -2]) for value in typical[: len(models)]]
+
+    def _pace(self, references: np.ndarray) -> float:
+        """How many times as long as in the first batch the references took: the median, for one of them may be disturbed."""
+        if self._usual is None:
+            self._usual = references
+        return float(np.median(references / self._usual))
 
     def nodes(self, model: bytes) -> set[str]:
         """Nodes that are left, with their type, after ONNX Runtime has optimized the graph."""
