@@ -5,9 +5,10 @@
 
 One process decodes without end and notes the begin and end of every token itself. For each variant one tracing session follows
 it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A round's
-slowdown is the ratio of the median token with probes to that of the windows without before and behind it; the table gives the
-median over the rounds and its 95 % bootstrap interval. Rounds in which the host took more than 2 % of the CPUs' time are left
-out as long as others remain. "nothing" changes nothing: what the noise alone makes of a comparison.
+slowdown is the ratio of the median token with probes to that of the windows without before and behind it, the first token of
+each window left out (probes that return tell structure anew); the table gives the median over the rounds and its 95 %
+bootstrap interval. Rounds in which the host took more than 2 % of the CPUs' time are left out as long as others remain.
+"nothing" changes nothing: what the noise alone makes of a comparison.
 
 Beside it stands the accounting, which compares nothing: hits of each probe times the calibrated cost of a hit (warm and cold
 caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
@@ -62,7 +63,7 @@ VARIANTS = {
 }
 COUNT_S = 3  # how long the naive way's hits are counted
 BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it goes to sleep just after it was told, and must be told again
-LIMITED_WINDOWS = 20  # a limited recording switches its probes itself: its windows are so many times longer
+LIMITED_S = 10.0  # a window of a limited recording, which switches its probes itself
 
 
 @dataclass
@@ -192,7 +193,7 @@ def limited(engine: Engine, words: str, rounds: int, seconds: float, folder: Pat
         with recording(engine, words, folder) as session:
             while len(session.switch.changes) < 2 * len(session.sampling.costly):
                 time.sleep(0.1)
-            found.append(window(LIMITED_WINDOWS * seconds))
+            found.append(window(LIMITED_S))
         manifest = json.loads((folder / "manifest.json").read_text())
         steps, lost = steps + manifest["records"].get("token_end", 0), lost + sum(manifest["lost"].values())
         written += sum(path.stat().st_size for path in folder.glob("*.bin"))
@@ -286,9 +287,9 @@ def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, 
 
 
 def times(tokens: np.ndarray, *windows: Window) -> np.ndarray:
-    """Durations, ns, of the tokens that lie within one of the windows."""
-    inside = [(tokens[:, 0] >= window.begin) & (tokens[:, 1] <= window.end) for window in windows]
-    return (tokens[:, 1] - tokens[:, 0])[np.any(inside, axis=0)]
+    """Durations, ns, of the tokens that lie within one of the windows, without each window's first: it tells structure anew."""
+    inside = [np.flatnonzero((tokens[:, 0] >= window.begin) & (tokens[:, 1] <= window.end))[1:] for window in windows]
+    return (tokens[:, 1] - tokens[:, 0])[np.concatenate(inside)]
 
 
 def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, Any]:
@@ -314,7 +315,7 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
         "high": high,
         "rounds": len(ratios),
         "left_out": len(found) - len(ratios),
-        "tracer_cpu": float(np.median(cpu)),
+        "tracer_cpu": float(np.mean(cpu)),
     }
     return {**row, **middle, "lost": lost}
 
@@ -342,7 +343,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=60, help="pairs per variant")
     parser.add_argument(
-        "--seconds", type=float, default=0.5, help="length of each window: short ones compare before the machine drifts"
+        "--seconds", type=float, default=0.3, help="length of each window: short ones compare before the machine drifts"
     )
     parser.add_argument("--library", help="file that exports llama.h's functions (default: the package xllamacpp)")
     parser.add_argument("--variants", default="", help=f"a choice of: {'; '.join(VARIANTS)} (separated by semicolons)")

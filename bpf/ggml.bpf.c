@@ -140,25 +140,36 @@ static INLINE bool describe_operator(void *ctx, struct traced *t, struct setting
 #define SAMPLED_NODES 16
 #define SAMPLE_ROUNDS 16
 
+/* The signature of a graph's size and of a sample of its nodes: those of round `at`. */
+static INLINE u64 sample_signature(struct traced *t, struct ggml_graph_view *head, u64 round, u32 at)
+{
+	u64 signature = round + head->nodes + 31ULL * head->n_nodes;
+
+	for (u32 i = 0; i < SAMPLED_NODES; i++) {
+		u32 spread = (at + SAMPLE_ROUNDS * i) * 0x9E3779B1U;
+		u64 node = read_u64(head->nodes + 8 * (((u64)spread * (u32)head->n_nodes) >> 32));
+
+		signature = signature * 31 + node + tensor_signature(t, node);
+	}
+	return signature;
+}
+
 /*
  * Whether a graph may have changed since it was last seen: its size, and the shapes of a sample of its nodes. Samples
  * differ from round to round, so that what one misses another sees; a change makes every operator's own signature count.
+ * What was told of a changed graph holds for all samples: else the next rounds would find their own to be news.
  */
 static INLINE u32 graph_is_news(struct traced *t, u64 graph, u64 round)
 {
 	struct ggml_graph_view head = {};
-	u64 signature;
 	u32 at = t->rounds++ % SAMPLE_ROUNDS;
 
 	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
-	signature = round + head.nodes + 31ULL * head.n_nodes;
-	for (u32 i = 0; i < SAMPLED_NODES; i++) {
-		u32 spread = (at + SAMPLE_ROUNDS * i) * 0x9E3779B1U;
-		u64 node = read_u64(head.nodes + 8 * (((u64)spread * (u32)head.n_nodes) >> 32));
-
-		signature = signature * 31 + node + tensor_signature(t, node);
-	}
-	return is_news(graph + at, signature);
+	if (!is_news(graph + at, sample_signature(t, &head, round, at)))
+		return 0;
+	for (u32 i = 0; i < SAMPLE_ROUNDS; i++)
+		is_news(graph + i, sample_signature(t, &head, round, i));
+	return 1;
 }
 
 #define MOST_SITES 2048 /* enough to learn from; user space looks at each */

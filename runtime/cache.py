@@ -186,15 +186,20 @@ class ExpertCache(Generic[Session]):
         self._used(form)
         return session
 
-    def all_there(self, forms: list[Form]) -> list[Session] | None:
-        """Their sessions, counted as hits, where nothing ever leaves and all of them were there when the event began."""
-        if self.budget is not None:
+    def all_there(self, forms: list[Form]) -> list[tuple[Session, Cache]] | None:
+        """Their sessions, and what each was found as, where all were there when the event named them.
+
+        They count as used and need no `acquire`: until another event names its own, nothing takes the room of what is named.
+        """
+        if not (self._early.issuperset(forms) and all(map(self.ready, forms))):
             return None
-        held = [self._held.get(form) for form in forms]
-        if not all(entry and entry.used and entry.found(self._event) for entry in held):
-            return None
-        self.hits += len(forms)
-        return [entry.ticket.value for entry in held if entry]
+        if self.budget is None and all(self._held[form].used for form in forms):
+            self.hits += len(forms)
+            return [(self._held[form].ticket.value, Cache.HIT) for form in forms]
+        states = [self.state(form) for form in forms]
+        for form in forms:
+            self._used(form)
+        return [(self._held[form].ticket.value, state) for form, state in zip(forms, states, strict=True)]
 
     def release(self, form: Form) -> None:
         """The form has run: it may be evicted again."""

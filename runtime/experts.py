@@ -165,8 +165,8 @@ class Experts:
             token.put(common.item)
         there = self.cache.all_there(forms)
         if there is not None:
-            for graph in there:
-                token.put(graph.item or self._prepared(graph, row, outputs), Cache.HIT)
+            for graph, state in there:
+                token.put(graph.item or self._prepared(graph, row, outputs), state)
             return
         if not all(map(self.cache.ready, forms)):
             token.flush()

@@ -22,7 +22,7 @@ from runtime.routing import History
 
 # Chances from which on an expert is loaded: while a loading thread has nothing to do, and while all of them are busy. Then a
 # load in vain holds up those that the router will ask for. Below the third, a load that waits is cancelled.
-SPARE, SCARCE, NEEDLESS = 0.5, 0.7, 0.1
+SPARE, SCARCE, NEEDLESS = 0.45, 0.6, 0.1
 # Share of a new measurement in the mean time that a look takes.
 FRESH = 1 / 16
 # What is left of it by a layer that was not looked at, so that one slow look is not believed for ever.

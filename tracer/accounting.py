@@ -12,7 +12,8 @@ import numpy as np
 from tracer.libbpf import Kernel
 from tracer.loaders import LibbpfLoader, program_numbers
 
-FIRST_WINDOW_S, WINDOW_S, EVERY_S = 0.3, 0.05, 2.0
+FIRST_WINDOW_S, WINDOW_S = 0.3, 0.05
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 16.0  # between windows: each wakes the tracer twice, and the first tell the most
 
 
 def possible_cpus() -> int:
@@ -27,7 +28,7 @@ class Accounting:
     def __init__(self, kernel: Kernel, loader: LibbpfLoader):
         self.kernel, self.loader = kernel, loader
         self.numbers, self.cpus = program_numbers(), possible_cpus()
-        self._window = kernel.enable_stats()
+        self._window, self._pause = kernel.enable_stats(), FIRST_PAUSE_S
         self._closes = time.monotonic() + FIRST_WINDOW_S
 
     def due(self) -> float:
@@ -39,7 +40,7 @@ class Accounting:
         now = time.monotonic()
         if self._window >= 0 and now >= self._closes:
             self.close()
-            self._closes = now + EVERY_S
+            self._closes, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
         elif self._window < 0 and now >= self._closes:
             self._window, self._closes = self.kernel.enable_stats(), now + WINDOW_S
 

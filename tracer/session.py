@@ -34,7 +34,8 @@ from tracer.target import Followed, Guard, Target, children, tasks
 from tracer.tokens import Misses
 from tracer.watch import Watcher
 
-PROGRESS_SECONDS, MANIFEST_SECONDS = 1.0, 5.0
+PROGRESS_SECONDS = 1.0
+FIRST_MANIFEST_S, RAREST_MANIFEST_S = 5.0, 60.0  # for a recording that is cut short; each costs milliseconds of a CPU
 GRACE_SECONDS = 1.0  # Ctrl-C reaches the target too: see how it ends
 
 
@@ -159,7 +160,7 @@ class Session:
         """Record until the target ends, a limit is reached, or someone asks us to stop."""
         began = time.monotonic()
         deadline = began + self.options.duration_s if self.options.duration_s else float("inf")
-        next_progress, next_manifest = began + PROGRESS_SECONDS, began + MANIFEST_SECONDS
+        next_progress, next_manifest = began + PROGRESS_SECONDS, began + FIRST_MANIFEST_S
         alive, limit_reached, looked = True, False, False
         while alive and not limit_reached:
             if self.stop_requested and self.target.started_here:
@@ -177,8 +178,9 @@ class Session:
                 self.sampling.turn(self.drain.tokens.finished, self.watcher.is_learning())
             if alive and not self.model_files and not looked and self.drain.tokens.steps:
                 self.model_files, looked = models.largest_in_use(self.target.pid), True
-            if time.monotonic() >= next_manifest:
-                next_manifest += MANIFEST_SECONDS
+            now = time.monotonic()
+            if now >= next_manifest:
+                next_manifest = now + min(now - began, RAREST_MANIFEST_S)
                 self.watcher.name_living_threads()
                 self.save_manifest("recording")
             if time.monotonic() >= next_progress:
