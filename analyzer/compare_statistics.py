@@ -15,6 +15,8 @@ CONFIDENCE = 0.95
 CHUNK = 512
 DEALS_AT_ONCE = 32
 MOST_DEALS = 4000
+SAMPLED_DEALS = 1000
+"""Of more ways to deal runs out than MOST_DEALS, so many are drawn."""
 MANY = 1000
 """More runs than that are not worth a number."""
 SUCCESSIVE = 2**0.5
@@ -168,11 +170,11 @@ def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wande
 
 
 def _deals(n: int, of: int) -> np.ndarray:
-    """Ways to deal runs out to the base, [deals, runs] of 0 and 1, the actual one first: all, or as many as are needed."""
+    """Ways to deal runs out to the base, [deals, runs] of 0 and 1, the actual one first: all, or SAMPLED_DEALS of very many."""
     if comb(of, n) <= MOST_DEALS:
         chosen = np.array(list(combinations(range(of), n)))
     else:
-        order = np.argsort(np.random.default_rng(0).random((MOST_DEALS, of)), axis=1)
+        order = np.argsort(np.random.default_rng(0).random((SAMPLED_DEALS, of)), axis=1)
         chosen = np.concatenate((np.arange(n)[None], order[1:, :n]))
     out = np.zeros((len(chosen), of))
     np.put_along_axis(out, chosen, 1.0, axis=1)
