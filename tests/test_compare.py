@@ -141,8 +141,7 @@ def test_medians_are_shown_on_the_footing_of_their_ratio(capsys, tmp_path: Path)
     assert row["candidate is"] == "at the base's pace"
     assert row["candidate"] / row["base"] - 1 == pytest.approx(row["change %"] / 100)
     main(words)
-    printed = capsys.readouterr().out
-    assert figure(slower[0]["at_pace"], "ms") + "*" in printed and "* at the base's pace" in printed
+    assert "* at the base's pace" in capsys.readouterr().out
 
 
 def test_wrong_use_is_one_line_and_two(sides, capsys, tmp_path: Path) -> None:

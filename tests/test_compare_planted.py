@@ -100,7 +100,9 @@ def test_a_split_operator_shows_as_structure(planted: Planted) -> None:
     fall = next(f for f in result.waterfalls if f.phase == "decode")
     parts = {part.name: part for part in fall.parts}
     assert parts["dispatch"].base == 0 and parts["dispatch"].delta > 0
-    shorter = planted.changed("split", type="combine", phase="decode", family="operator").query("type == 'combine'")
+    shorter = planted.changed("split", type="combine", phase="decode", family="operator").query(
+        "family == 'operator' and type == 'combine'"
+    )
     assert set(shorter["layer"]) == {0, 1, 2} and set(shorter["verdict"]) == {"faster"}
 
 

@@ -176,14 +176,14 @@ def steps(document: Document) -> Section | None:
 def metrics(document: Document) -> Section:
     """Every metric with its verdict."""
     columns = heads(
-        "text family, text metric, text names, text verdict, number base, number candidate, text unit, "
-        "number change %, number low %, number high %, text candidate is, number candidate plainly, number p adjusted, "
+        "text family, text metric, text names, text verdict, number base, number candidate, text candidate is, text unit, "
+        "number change %, number low %, number high %, number candidate plainly, number p adjusted, "
         "number threshold %, number share of step %, number base runs, number candidate runs, number more runs"
     )
     rows = []
     for m in document["metrics"]:
         value, footing = (m["at_pace"], "at the base's pace") if m["paced"] else (m["cand"], "")
-        figures = [m["base"], value, m["unit"], change(m["ratio"]), change(m["low"]), change(m["high"]), footing]
+        figures = [m["base"], value, footing, m["unit"], change(m["ratio"]), change(m["low"]), change(m["high"])]
         figures += [m["cand"] if m["paced"] else None, m["p"]]
         share = None if m["share"] is None else 100 * m["share"]
         counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"]]
