@@ -1,7 +1,8 @@
 """How fast and how small the Perfetto writer is, on synthetic tables: `python -m benchmarks.perfetto_writer [--events N]`.
 
-Rates are per second of the process's own CPU time, all of it: from the tables to the file. `--open` reads the last trace with
-Perfetto's trace processor and counts; `--ui` opens it in the offline copy of the Perfetto UI, in headless Chromium.
+Rates are from the tables to the file, per second of the wall clock and of the process's own CPU time (all its threads), with one
+thread and with all CPUs by turns. `--open` reads the last trace with Perfetto's trace processor and counts; `--ui` opens it in
+the offline copy of the Perfetto UI, in headless Chromium.
 """
 
 import argparse
@@ -12,11 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tests.tables_fixture import Tables, make
 from views import perfetto
 from views.slices import Slices, on_program
+from views.trace_file import usable_cpus
 
 EVENTS_PER_TOKEN_AND_LAYER = 30
 MIB = 1 << 20
@@ -41,19 +44,38 @@ def forget() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def write(manifest: dict[str, Any], tables: Tables, path: Path, what: str, zipped: bool) -> perfetto.Written:
-    """Write the trace once and say how that went."""
+def write(manifest: dict[str, Any], tables: Tables, path: Path, what: str, zipped: bool, threads: int) -> tuple[float, float]:
+    """Write the trace once and say how that went; M events per second by the clock and of CPU time."""
     forget()
+    path.unlink(missing_ok=True)
     before, wall, cpu = held(), time.perf_counter(), time.process_time()
-    written = perfetto.write_trace(manifest, tables, path, zipped=zipped)
+    written = perfetto.write_trace(manifest, tables, path, zipped=zipped, threads=threads)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    rate, size = written.events / cpu / 1e6, written.bytes / written.events
     print(
-        f"{what}: {written.events:,} events ({written.slices:,} slices that last), "
-        f"{rate:.2f} M events/s of CPU time ({cpu:.2f} s, wall {wall:.2f} s), "
-        f"{size:.1f} bytes/event, {held('VmHWM') - before:,.0f} MiB more at the peak"
+        f"{what}, {threads} thread{'s' * (threads > 1)}: {written.events:,} events ({written.slices:,} slices that last), "
+        f"{written.events / wall / 1e6:.2f} M events/s by the clock ({wall:.2f} s), "
+        f"{written.events / cpu / 1e6:.2f} M per second of CPU ({cpu:.2f} s), "
+        f"{written.bytes / written.events:.1f} bytes/event, {held('VmHWM') - before:,.0f} MiB more at the peak"
     )
-    return written
+    return written.events / wall / 1e6, written.events / cpu / 1e6
+
+
+def repeated(manifest: dict[str, Any], tables: Tables, path: Path, runs: int) -> None:
+    """Write every kind of trace with one thread and with all CPUs by turns, and say the medians."""
+    rates: dict[str, list[tuple[float, float]]] = {}
+    kinds = (("without arguments", bare, False), ("gzip", on_program, True), ("with arguments", on_program, False))
+    for _ in range(runs):
+        for what, drawn, zipped in kinds:
+            perfetto.on_program = drawn
+            for threads in sorted({1, usable_cpus()}):
+                rate = write(manifest, tables, path, what, zipped, threads)
+                rates.setdefault(f"{what}, {threads} thread{'s' * (threads > 1)}", []).append(rate)
+    for what, seen in rates.items():
+        clock, cpu = (sorted(column) for column in zip(*seen, strict=True))
+        print(
+            f"median of {runs}, {what}: {median(clock):.2f} M events/s by the clock ({clock[0]:.2f}..{clock[-1]:.2f}), "
+            f"{median(cpu):.2f} M per second of CPU ({cpu[0]:.2f}..{cpu[-1]:.2f})"
+        )
 
 
 def opened(path: Path) -> None:
@@ -112,12 +134,7 @@ def main() -> None:
     print(f"{tokens} tokens, {options.layers} layers; {held():,.0f} MiB held with the tables")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.pftrace"
-        for _ in range(options.runs):
-            perfetto.on_program = bare
-            write(manifest, tables, path, "without arguments", False)
-            perfetto.on_program = on_program
-            write(manifest, tables, path, "gzip", True)
-            write(manifest, tables, path, "with arguments", False)
+        repeated(manifest, tables, path, options.runs)
         del tables
         if options.open:
             opened(path)

@@ -21,7 +21,7 @@ from runtime.log import RunLog
 from runtime.operators import Operator, made_from
 from runtime.package import Package, expert_name
 from runtime.policies import POLICIES, Form
-from runtime.probes import Cache, Kind, Reason
+from runtime.probes import Kind, Reason
 from runtime.serving import CpuExperts
 from runtime.units import show_bytes
 

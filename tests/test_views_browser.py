@@ -134,6 +134,22 @@ def test_the_report_prints_as_wide_as_paper_and_is_then_as_before(browser: Any, 
     wait(lambda: run(sizes) == before)
 
 
+def test_the_whole_graph_is_printed_on_one_light_page_and_is_then_as_before(browser: Any, tmp_path: Path) -> None:
+    manifest, tables = fixture.make(layers=4)
+    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    run = opened(browser, tmp_path / "profdag.html")
+    run("setTheme('dark'); foldAll(false); zoom(4, 0, 0)")
+    state = "[document.documentElement.dataset.theme, view.x, view.y, view.scale, board.clientWidth]"
+    right = "Math.max(...shown.cards.map(c => c.x + c.width)) * view.scale + view.x"
+    before = run(f"return {state}")
+    run(f"addEventListener('beforeprint', () => {{ document.printed = [...{state}, {right}] }})")
+    paper = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    assert base64.b64decode(paper["data"]).count(b"/Type /Page\n") == 1 and before[0] == "dark"
+    theme, left, _, _, width, last = run("return document.printed")
+    assert theme == "light" and width == 950 and 0 <= left < last <= width
+    wait(lambda: run(f"return {state}") == before)
+
+
 def test_hostile_names_stay_text_in_the_browser(browser: Any, tmp_path: Path) -> None:
     manifest, tables = hostile()
     write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")

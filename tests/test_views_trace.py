@@ -1,16 +1,21 @@
 """The program's tracks in traces, judged by Perfetto's own trace processor."""
 
 import contextlib
+import io
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests import tables_fixture as fixture
 from tests.judge import Judge, judged
+from views import sched, sequence
 from views.commands.queries import shipped
 from views.perfetto import extent, write_trace
+from views.trace_file import AHEAD, TraceFile
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +228,53 @@ def test_a_failed_writer_leaves_the_old_trace(tmp_path: Path) -> None:
     del tables["counters"]
     with contextlib.suppress(KeyError):
         write_trace(manifest, tables, path)
+    assert path.read_bytes() == b"old"
+
+
+def shaken(tables: fixture.Tables, seed: int) -> fixture.Tables:
+    """Threads of operators that begin too early: some cross what is around them and need tracks of their own."""
+    threads = tables["op_threads"]
+    early = np.random.default_rng(seed).choice([0, 0, 0, 900], len(threads))
+    return {**tables, "op_threads": threads.assign(begin_ns=threads.begin_ns - early)}
+
+
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 99), st.integers(1, 40), st.booleans())
+@settings(max_examples=10, deadline=None)
+def test_the_bytes_are_the_same_with_any_number_of_threads(
+    tmp_path_factory: pytest.TempPathFactory, tokens: int, layers: int, seed: int, batch: int, zipped: bool
+) -> None:
+    manifest, tables = fixture.make(tokens, layers)
+    folder, tables = tmp_path_factory.mktemp("threads"), shaken(tables, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (sequence, sched):
+            patch.setattr(module, "BATCH", batch)
+        written = [write_trace(manifest, tables, folder / f"{n}", zipped=zipped, threads=n) for n in (1, 2, 5)]
+    assert written[0] == written[1] == written[2] and written[0].events > 0
+    assert len({(folder / f"{n}").read_bytes() for n in (1, 2, 5)}) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_trace_is_written_while_it_is_made(threads: int) -> None:
+    """In the order asked for, and no more stays in memory than was begun ahead."""
+    out, kept = io.BytesIO(), []
+    with TraceFile(out, threads, zipped=False) as file:
+        for i in range(200):
+            file.emit(b"<%d " % i)
+            file.later(lambda i=i: (i, b"%d>" % i))
+            kept.append(len(file.begun))
+        file.finish()
+    assert out.getvalue() == b"".join(b"<%d %d>" % (i, i) for i in range(200)) and file.events == sum(range(200))
+    assert max(kept) == AHEAD * threads
+
+
+def test_an_error_of_another_thread_stops_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest, tables = fixture.make(tokens=1, layers=1)
+    path = tmp_path / "trace.pftrace"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(sequence, "batch", lambda *told: 1 // 0)
+    for threads in (1, 2):
+        with pytest.raises(ZeroDivisionError):
+            write_trace(manifest, tables, path, threads=threads)
     assert path.read_bytes() == b"old"
 
 

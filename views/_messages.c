@@ -19,25 +19,45 @@ enum { VARINT_BYTES = 10, WORD = 8, CHUNK = 16, USUAL_BYTES = 24, MET = 4096 };
 enum { KEPT_COLUMN = 32 << 20, KEPT_MEMORY = 256 << 20 };
 enum { PACKET = 0x0a, TRACK_EVENT = 0x5a }; /* tags of Trace.packet and TracePacket.track_event */
 
-/* Bytes that grow. */
+/* Bytes that grow. `aside`: this thread's state while it works without Python's lock, beside others. */
 struct out {
 	PyObject *bytes;
 	Py_ssize_t used, room;
+	PyThreadState *aside;
 };
+
+static void leave(struct out *out)
+{
+	out->aside = PyEval_SaveThread();
+}
+
+static void enter(struct out *out)
+{
+	PyEval_RestoreThread(out->aside);
+	out->aside = NULL;
+}
+
+static void grow(struct out *out, Py_ssize_t more)
+{
+	int alone = out->aside == NULL;
+
+	if (!alone)
+		enter(out);
+	out->room = out->used + more + out->used / 2;
+	if (out->bytes)
+		_PyBytes_Resize(&out->bytes, out->room);
+	else
+		out->bytes = PyBytes_FromStringAndSize(NULL, out->room);
+	if (!alone)
+		leave(out);
+}
 
 /* Where to write the next `more` bytes, or NULL and an error; `used` tells what was written. */
 static uint8_t *reserve(struct out *out, Py_ssize_t more)
 {
-	if (out->room < out->used + more) {
-		out->room = out->used + more + out->used / 2;
-		if (out->bytes)
-			_PyBytes_Resize(&out->bytes, out->room);
-		else
-			out->bytes = PyBytes_FromStringAndSize(NULL, out->room);
-		if (!out->bytes)
-			return NULL;
-	}
-	return (uint8_t *)PyBytes_AS_STRING(out->bytes) + out->used;
+	if (out->room < out->used + more)
+		grow(out, more);
+	return out->bytes ? (uint8_t *)PyBytes_AS_STRING(out->bytes) + out->used : NULL;
 }
 
 static void use(struct out *out, const uint8_t *end)
@@ -45,9 +65,11 @@ static void use(struct out *out, const uint8_t *end)
 	out->used = end - (const uint8_t *)PyBytes_AS_STRING(out->bytes);
 }
 
-/* What was written, or NULL where there was an error. */
-static PyObject *finish(struct out *out)
+/* What was written, or NULL where there was an error; `wrong` says which, if nothing has. */
+static PyObject *finish(struct out *out, const char *wrong)
 {
+	if (wrong && !PyErr_Occurred())
+		PyErr_SetString(PyExc_IndexError, wrong);
 	if (PyErr_Occurred() || !reserve(out, 1))
 		Py_CLEAR(out->bytes);
 	else
@@ -256,7 +278,8 @@ static int read_form(struct form *form, PyObject *steps)
 	return !PyErr_Occurred();
 }
 
-static void put_rows(const struct form *form, int64_t *offsets, Py_ssize_t n, struct out *out)
+/* What is wrong, or NULL. */
+static const char *put_rows(const struct form *form, int64_t *offsets, Py_ssize_t n, struct out *out)
 {
 	uint8_t *to;
 
@@ -264,19 +287,18 @@ static void put_rows(const struct form *form, int64_t *offsets, Py_ssize_t n, st
 	for (Py_ssize_t i = 0; i < n; i++) {
 		to = i < form->rows ? reserve(out, form->bound) : NULL;
 		to = to ? put_message(form, i, to) : NULL;
-		if (!to) {
-			if (!PyErr_Occurred())
-				PyErr_SetString(PyExc_IndexError, "a message of no row, or a number that its map does not know");
-			return;
-		}
+		if (!to)
+			return "a message of no row, or a number that its map does not know";
 		use(out, to);
 		offsets[i + 1] = out->used;
 	}
+	return NULL;
 }
 
 static PyObject *encode(PyObject *module, PyObject *arguments)
 {
 	struct form *form = calloc(1, sizeof *form);
+	const char *wrong = NULL;
 	struct out out = {0};
 	Py_buffer offsets;
 	PyObject *steps;
@@ -287,14 +309,17 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
 	if (PyArg_ParseTuple(arguments, "Ow*", &steps, &offsets)) {
 		if (offsets.len < WORD)
 			PyErr_SetString(PyExc_ValueError, "no offsets");
-		else if (read_form(form, steps))
-			put_rows(form, offsets.buf, offsets.len / WORD - 1, &out);
+		else if (read_form(form, steps)) {
+			leave(&out);
+			wrong = put_rows(form, offsets.buf, offsets.len / WORD - 1, &out);
+			enter(&out);
+		}
 		PyBuffer_Release(&offsets);
 	}
 	for (int h = 0; h < form->holds; h++)
 		PyBuffer_Release(&form->held[h]);
 	free(form);
-	return finish(&out);
+	return finish(&out, wrong);
 }
 
 static PyObject *varints(PyObject *module, PyObject *arguments)
@@ -308,12 +333,14 @@ static PyObject *varints(PyObject *module, PyObject *arguments)
 		return NULL;
 	to = reserve(&out, column.len / WORD * VARINT_BYTES + WORD);
 	if (to) {
+		leave(&out);
 		for (Py_ssize_t i = 0; i < column.len / WORD; i++)
 			to = put_varint(to, ((const uint64_t *)column.buf)[i]);
 		use(&out, to);
+		enter(&out);
 	}
 	PyBuffer_Release(&column);
-	return finish(&out);
+	return finish(&out, NULL);
 }
 
 /* Bytes among others: `beyond` more may be read behind them. */
@@ -459,7 +486,8 @@ static uint8_t *put_packet(uint8_t *to, const struct said *head, uint64_t since,
 	return close_message(opened, to);
 }
 
-static void put_events(const struct track *track, int64_t last, struct out *out)
+/* What is wrong, or NULL. */
+static const char *put_events(const struct track *track, int64_t last, struct out *out)
 {
 	struct said said[MOST_PARTS];
 	int64_t event, ts;
@@ -471,21 +499,21 @@ static void put_events(const struct track *track, int64_t last, struct out *out)
 		count = event < 0 ? 1 : begun(track, event, said);
 		if (event < 0)
 			said[0] = track->ended;
-		if (count < 0 || !at(event < 0 ? &track->end : &track->begin, event < 0 ? ~event : event, &ts)) {
-			PyErr_SetString(PyExc_IndexError, "an event of no slice");
-			return;
-		}
+		if (count < 0 || !at(event < 0 ? &track->end : &track->begin, event < 0 ? ~event : event, &ts))
+			return "an event of no slice";
 		to = reserve(out, track->head.length + bytes_of(said, count) + 4 * VARINT_BYTES + CHUNK);
 		if (!to)
-			return;
+			return "too many bytes";
 		use(out, put_packet(to, &track->head, (uint64_t)ts - (uint64_t)last, said, count));
 		last = ts;
 	}
+	return NULL;
 }
 
 static PyObject *events(PyObject *module, PyObject *arguments)
 {
 	struct track *track = calloc(1, sizeof *track);
+	const char *wrong = NULL;
 	struct out out = {0};
 	long long last = 0;
 
@@ -493,10 +521,13 @@ static PyObject *events(PyObject *module, PyObject *arguments)
 	if (!track)
 		return PyErr_NoMemory();
 	read_track(track, arguments, &last);
-	if (!PyErr_Occurred() && reserve(&out, track->order.len / WORD * USUAL_BYTES))
-		put_events(track, last, &out);
+	if (!PyErr_Occurred() && reserve(&out, track->order.len / WORD * USUAL_BYTES)) {
+		leave(&out);
+		wrong = put_events(track, last, &out);
+		enter(&out);
+	}
 	release(track);
-	return finish(&out);
+	return finish(&out, wrong);
 }
 
 /*
@@ -540,8 +571,11 @@ static PyObject *nested(PyObject *module, PyObject *arguments)
 		PyErr_NoMemory();
 	else if (begin.len != WORD * n || end.len != WORD * n || events.len != 2 * WORD * n || crossed.len != n)
 		PyErr_SetString(PyExc_ValueError, "columns of different lengths");
-	else
+	else {
+		Py_BEGIN_ALLOW_THREADS
 		count = nest(n, begin.buf, end.buf, instant.buf, stack, events.buf, crossed.buf);
+		Py_END_ALLOW_THREADS
+	}
 	free(stack);
 	PyBuffer_Release(&begin);
 	PyBuffer_Release(&end);

@@ -10,13 +10,11 @@
 Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, which Perfetto demands, at the offset read when recording began.
 """
 
-import gzip
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,14 +22,14 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from views import marks, npu, sched
 from views.protobuf import _messages, field_bytes
-from views.sequence import PACKET, Events, Level, Names, counter_packets, head, slice_packets, valid
-from views.slices import Tables, close_open, distinct, on_program, rows_of
+from views.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets, valid
+from views.slices import Slices, Tables, close_open, distinct, on_program, rows_of
+from views.trace_file import Packets, TraceFile, usable_cpus
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
 PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
 INT32 = 1 << 31
-GZIP_LEVEL = 3
 Progress = Callable[[str], None]
 
 
@@ -47,10 +45,9 @@ class Written:
 class TraceWriter:
     """Writes one trace; `write_trace` is the way in."""
 
-    def __init__(self, manifest: dict[str, Any], tables: Tables, out: BinaryIO):
-        self.manifest, self.out = manifest, out
-        # columns are looked up hundreds of times, at five times the price where their names are Arrow's strings
-        self.tables = {name: frame.set_axis(frame.columns.astype(object), axis=1) for name, frame in tables.items()}
+    def __init__(self, manifest: dict[str, Any], tables: Tables, out: TraceFile):
+        self.manifest, self.out, self.tables = manifest, out, apart(tables)
+        self.npu_tracks = out.begin(partial(npu.tracks, manifest, apart(tables)))
         self.written, self.names = Written(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
         self.pids = thread_pids(manifest, self.tables)
@@ -58,15 +55,10 @@ class TraceWriter:
         self.pid = int(target.get("pid") or next(iter(self.pids.values()), 1))
         self.start, self.end = extent(self.tables)
 
-    def emit(self, data: bytes) -> None:
-        """Append bytes to the trace."""
-        self.out.write(data)
-        self.written.bytes += len(data)
-
     def packet(self, packet: TracePacket) -> None:
         """Append one packet of the global sequence."""
         packet.trusted_packet_sequence_id = GLOBAL_SEQUENCE
-        self.emit(field_bytes(PACKET, packet.SerializeToString()))
+        self.out.emit(field_bytes(PACKET, packet.SerializeToString()))
 
     def header(self) -> int:
         """Clocks and machine; returns CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
@@ -127,19 +119,20 @@ class TraceWriter:
     def sequence_of(self, events: Events, track: int) -> None:
         """One sequence: its head, then its events."""
         self.sequence += 1
-        texts: dict[str, set[int]] = {}
-        for level, rows in events.of_level():
-            for table, numbers in level.used(rows).items():
-                texts.setdefault(table, set()).update(numbers)
-        self.emit(head(self.sequence, track, texts, self.names, self.start))
-        for data in slice_packets(self.sequence, events, self.start):
-            self.emit(data)
-        self.written.events += len(events.order)
+        self.out.later(partial(opening, self.sequence, track, events, self.names, self.start))
+        for job in slice_packets(self.sequence, events, self.start):
+            self.out.later(job)
         self.written.slices += int((events.order < 0).sum())
+
+    def level(self, slices: Slices) -> Level:
+        """Slices as TrackEvents, which other threads may encode meanwhile."""
+        level = Level.of(close_open(slices, self.end), self.names)
+        level.parts = self.out.begin(level.encoded)
+        return level
 
     def threads(self) -> None:
         """Every slice of the program, thread by thread."""
-        levels = [Level.of(close_open(slices, self.end), self.names) for slices in on_program(self.tables)]
+        levels = [self.level(slices) for slices in on_program(self.tables)]
         by_tid = [groups_by(level.slices.tid) for level in levels]
         for tid in sorted({tid for groups in by_tid for tid in groups}):
             rows = [groups.get(tid, np.empty(0, np.int64)) for groups in by_tid]
@@ -151,15 +144,14 @@ class TraceWriter:
 
     def npu(self) -> None:
         """The NPU's group of tracks."""
-        tracks = npu.tracks(self.manifest, self.tables)
+        tracks = self.npu_tracks()
         if not tracks:
             return
         group = self.new_track(npu.group_name(self.manifest), child_ordering=TrackDescriptor.EXPLICIT)
         for rank, (name, slices) in enumerate(tracks):
             fields = {"sibling_order_rank": rank}
-            level = Level.of(close_open(slices, self.end), self.names)
             make = lambda lane, name=name, fields=fields: self.new_track(name, group, **fields)  # noqa: E731
-            self.draw([level], [np.arange(len(slices))], make(0), make)
+            self.draw([self.level(slices)], [np.arange(len(slices))], make(0), make)
 
     def counters(self) -> None:
         """The counters, as tracks of the process."""
@@ -168,9 +160,8 @@ class TraceWriter:
             track.counter.unit = 3 if name.endswith("bytes") else 2
             uuid = self.new_track(name, PROCESS | self.pid, counter=track.counter)
             self.sequence += 1
-            self.emit(head(self.sequence, uuid, {}, self.names, self.start))
-            self.emit(counter_packets(self.sequence, ts, values, self.start))
-            self.written.events += len(ts)
+            self.out.emit(head(self.sequence, uuid, {}, self.names, self.start))
+            self.out.later(partial(counter_packets, self.sequence, ts, values, self.start))
 
     def marks(self) -> None:
         """Tracks of marks: slow tokens, and where the recording lacks something."""
@@ -180,9 +171,7 @@ class TraceWriter:
         )
         for name, slices in tracks:
             if slices is not None:
-                self.draw(
-                    [Level.of(slices, self.names)], [np.arange(len(slices))], self.new_track(name), partial(self.marked, name)
-                )
+                self.draw([self.level(slices)], [np.arange(len(slices))], self.new_track(name), partial(self.marked, name))
 
     def marked(self, name: str, lane: int) -> int:
         """One more track of marks; those of one name look like one."""
@@ -190,20 +179,35 @@ class TraceWriter:
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""
-        for events, data in sched.packets(self.tables, boot):
-            self.written.events += events
-            self.emit(data)
+        tables = apart({name: self.tables[name] for name in sched.TABLES})
+        switching = self.out.begin(partial(sched.Scheduling.of, tables, boot))
+
+        def packets(cpu: int) -> Packets:
+            return switching().packets(cpu)
+
+        for cpu in sorted(map(int, distinct(self.tables["sched"]["cpu"].to_numpy(np.int64))[1])):
+            self.out.later(partial(packets, cpu))
 
     def write(self, progress: Progress) -> Written:
         """Write everything."""
         boot = self.header()
         self.processes()
+        progress("scheduling")
+        self.scheduling(boot)
         for name, step in (("threads", self.threads), ("NPU", self.npu), ("counters", self.counters), ("marks", self.marks)):
             progress(name)
             step()
-        progress("scheduling")
-        self.scheduling(boot)
+        self.out.finish()
+        self.written.events = self.out.events
         return self.written
+
+
+def apart(tables: Tables) -> Tables:
+    """The same rows in frames of one thread's own, as pandas demands.
+
+    Columns are looked up hundreds of times, at five times the price where their names are Arrow's strings.
+    """
+    return {name: frame.set_axis(frame.columns.astype(object), axis=1) for name, frame in tables.items()}
 
 
 def groups_by(tid: np.ndarray) -> dict[int, np.ndarray]:
@@ -253,13 +257,21 @@ def extent(tables: Tables) -> tuple[int, int]:
 
 
 def write_trace(
-    manifest: dict[str, Any], tables: Tables, path: Path, progress: Progress = lambda step: None, zipped: bool = False
+    manifest: dict[str, Any],
+    tables: Tables,
+    path: Path,
+    progress: Progress = lambda step: None,
+    zipped: bool = False,
+    threads: int | None = None,
 ) -> Written:
-    """Write the trace of a recording to `path`, which is replaced only when the trace is whole; `zipped`: as gzip."""
+    """Write the trace of a recording to `path`, which is replaced only when the trace is whole; `zipped`: as gzip.
+
+    `threads` share the work (None: as many as there are CPUs to run on); the bytes are the same with any number of them.
+    """
     _messages.keep_memory()
     partial = path.with_name(path.name + ".new")
-    with partial.open("wb") as file, gzip.GzipFile("", "wb", GZIP_LEVEL, file) if zipped else nullcontext(file) as out:
-        written = TraceWriter(manifest, tables, out).write(progress)  # type: ignore[arg-type]
+    with partial.open("wb") as file, TraceFile(file, threads or usable_cpus(), zipped) as out:
+        written = TraceWriter(manifest, tables, out).write(progress)
     written.bytes = partial.stat().st_size
     partial.replace(path)
     return written

@@ -14,6 +14,7 @@ import pandas as pd
 
 from views.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
 from views.slices import Tables, distinct, says
+from views.trace_file import Packets
 
 TRACE_PACKET, FTRACE_EVENTS = 1, 1
 CPU, EVENT, COMPACT = 1, 2, 4
@@ -22,6 +23,7 @@ SCHED_SWITCH, SCHED_WAKING = 4, 20
 UNKNOWN_PRIO, SLEEPING, EXITED = 120, 1, 0x10
 BATCH = 1 << 16
 FOREVER = np.iinfo(np.int64).max
+TABLES = ("threads", "sched", "thread_states")
 COLUMNS, RECORDED = ("ts", "prev", "next", "state", "prio"), ("ts_ns", "prev_tid", "next_tid", "prev_state", "next_prio")
 
 
@@ -138,24 +140,44 @@ def bundle(cpu: int, body: bytes) -> bytes:
     return field_bytes(TRACE_PACKET, field_bytes(FTRACE_EVENTS, tag(CPU, 0) + varint_bytes(cpu) + body))
 
 
-def packets(tables: Tables, boot: int) -> Iterator[tuple[int, bytes]]:
-    """(events, bytes) per cpu and batch; `boot` is CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
-    names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
-    events, running = tables["sched"], Running.of(tables["thread_states"])
-    columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
-    cpus, ts = columns["cpu"], columns["ts_ns"]
-    switched, woken = (says(events["event"], what) for what in ("switch", "waking"))
-    for cpu in map(int, sorted(distinct(cpus)[1])):
-        own = np.flatnonzero((cpus == cpu) & (switched | woken))
-        own = own[np.argsort(ts[own], kind="stable")]
-        recorded, wakes = own[switched[own]], own[woken[own]]
+@dataclass
+class Scheduling:
+    """The scheduling events of all cpus as columns; `boot` is CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
+
+    events: pd.DataFrame
+    columns: dict[str, np.ndarray]
+    switched: np.ndarray
+    woken: np.ndarray
+    running: Running
+    names: dict[int, str]
+    boot: int
+
+    @classmethod
+    def of(cls, tables: Tables, boot: int) -> "Scheduling":
+        """From the tables."""
+        names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
+        events, running = tables["sched"], Running.of(tables["thread_states"])
+        columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
+        switched, woken = (says(events["event"], what) for what in ("switch", "waking"))
+        return cls(events, columns, switched, woken, running, names, boot)
+
+    def packets(self, cpu: int) -> Packets:
+        """Everything of one cpu."""
+        counts, parts = zip((0, b""), *self.batches(cpu), strict=True)
+        return sum(counts), b"".join(parts)
+
+    def batches(self, cpu: int) -> Iterator[Packets]:
+        """The events of one cpu, batch by batch."""
+        own = np.flatnonzero((self.columns["cpu"] == cpu) & (self.switched | self.woken))
+        own = own[np.argsort(self.columns["ts_ns"][own], kind="stable")]
+        recorded, wakes = own[self.switched[own]], own[self.woken[own]]
         if len(recorded):
-            first = events.iloc[recorded[0]]
-            yield 1, bundle(cpu, first_switch(first, boot, names.get(int(first.next_tid), "")))
-        switches = chained(Switches(*(columns[name][recorded] for name in RECORDED)), running)
+            first = self.events.iloc[recorded[0]]
+            yield 1, bundle(cpu, first_switch(first, self.boot, self.names.get(int(first.next_tid), "")))
+        switches = chained(Switches(*(self.columns[name][recorded] for name in RECORDED)), self.running)
         for start in range(1, len(switches.ts), BATCH):
             part = switches.take(slice(start, start + BATCH))
-            yield len(part.ts), bundle(cpu, compact(part, boot, names))
+            yield len(part.ts), bundle(cpu, compact(part, self.boot, self.names))
         for start in range(0, len(wakes), BATCH):
             some = wakes[start : start + BATCH]
-            yield len(some), bundle(cpu, wakings(columns, some, boot))
+            yield len(some), bundle(cpu, wakings(self.columns, some, self.boot))

@@ -1,13 +1,15 @@
 """One packet sequence of a native Perfetto trace: one track's events with incremental time, encoded in batches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from views.protobuf import VARINT, VARINT_STEP, Form, Part, _messages, encode, field_bytes, tag, varint_bytes
 from views.slices import Column, Slices, Text, lanes, nested, preorder
+from views.trace_file import Packets
 
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT = 1, 8, 10, 11
 CATEGORY, ANNOTATION, TYPE, NAME = 3, 4, 9, 10
@@ -65,19 +67,21 @@ class Said:
 
 @dataclass
 class Level:
-    """Slices as TrackEvents. `parts`: what each one's begin says (or what it says, if an instant), encoded.
+    """Slices as TrackEvents. `texts`: their columns of texts; `constant`: numbers of texts that every slice uses.
 
-    `texts`: the columns of texts; `constant`: numbers of texts that every slice uses.
+    `forms`: what their begins say, or the instants; of how many rows, and which row each slice takes (None: its own). `parts`
+    waits until these are encoded.
     """
 
     slices: Slices
-    parts: list[Part] = field(default_factory=list)
+    forms: list[tuple[Form, int, np.ndarray | None]] = field(default_factory=list)
+    parts: Callable[[], list[Part]] = list
     texts: list[Said] = field(default_factory=list)
     constant: dict[str, set[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, slices: Slices, names: Names) -> "Level":
-        """Number the texts of `slices` and encode what they say."""
+        """Number the texts of `slices`."""
         category, level = names.of(CATEGORIES, slices.category), cls(slices)
         level.constant = {CATEGORIES: {category}, ARG_NAMES: set()}
         kind = TrackEvent.TYPE_INSTANT if slices.instant else TrackEvent.TYPE_SLICE_BEGIN
@@ -88,14 +92,18 @@ class Level:
         level.arguments(own, names, slices.own, None)
         if not slices.complete.all():
             level.arguments(own, names, {"incomplete": np.where(slices.complete, -1, 1)}, None)
-        if slices.flow is not None:
+        if slices.flow is not None and slices.flow.any():
             ends = np.zeros(len(slices), bool) if slices.ends_flow is None else slices.ends_flow
             own.fixed64(FLOW, np.where(ends, 0, slices.flow), absent=0)
             own.fixed64(TERMINATING_FLOW, np.where(ends, slices.flow, 0), absent=0)
-        level.parts = [(*encode(form, len(slices.name.codes)), slices.row)]
+        level.forms = [(form, len(slices.name.codes), slices.row)]
         if own is not form and own.steps:
-            level.parts.append((*encode(own, len(slices)), None))
+            level.forms.append((own, len(slices), None))
         return level
+
+    def encoded(self) -> list[Part]:
+        """What the slices say, as bytes."""
+        return [(*encode(form, n), row) for form, n, row in self.forms]
 
     def text(self, names: Names, text: Text, table: str, row: np.ndarray | None) -> np.ndarray:
         """The numbers of a column's labels, which is noted."""
@@ -171,11 +179,14 @@ class Events:
         begin, row, rank, complete = (column[some] for column in (self.begin, self.row, self.rank, self.complete))
         return self.arranged(self.levels, begin, end[some], row, rank, complete)
 
-    def of_level(self) -> Iterator[tuple[Level, np.ndarray]]:
-        """Each level that is drawn, with its rows."""
+    def texts(self) -> dict[str, set[int]]:
+        """The numbers of the texts that the slices use, by table."""
+        found: dict[str, set[int]] = {}
         for rank, level in enumerate(self.levels):
             if len(rows := self.row[self.rank == rank]):
-                yield level, rows
+                for table, numbers in level.used(rows).items():
+                    found.setdefault(table, set()).update(numbers)
+        return found
 
 
 def head(number: int, track: int, texts: dict[str, set[int]], names: Names, start: int) -> bytes:
@@ -193,22 +204,33 @@ def head(number: int, track: int, texts: dict[str, set[int]], names: Names, star
     return field_bytes(PACKET, packet.SerializeToString())
 
 
+def opening(number: int, track: int, events: Events, names: Names, start: int) -> Packets:
+    """The packets that open a track's sequence."""
+    return 0, head(number, track, events.texts(), names, start)
+
+
 def packet(number: int) -> bytes:
     """What every packet of a sequence says first, up to its time since the packet before."""
     return tag(SEQUENCE_ID, VARINT) + varint_bytes(number) + tag(TIMESTAMP, VARINT)
 
 
-def slice_packets(number: int, events: Events, start: int) -> Iterator[bytes]:
-    """The events of one track, batch by batch."""
-    ended, levels = tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_SLICE_END), [level.parts for level in events.levels]
+def slice_packets(number: int, events: Events, start: int) -> Iterator[Callable[[], Packets]]:
+    """The events of one track, a job for each batch."""
     for at in range(0, len(events.order), BATCH):
         order = events.order[at : at + BATCH]
-        yield _messages.events(packet(number), ended, levels, order, events.rank, events.row, events.begin, events.end, start)
+        yield partial(batch, number, events, order, start)
         last = int(order[-1])
         start = int(events.begin[last] if last >= 0 else events.end[~last])
 
 
-def counter_packets(number: int, ts: np.ndarray, values: np.ndarray, start: int) -> bytes:
+def batch(number: int, events: Events, order: np.ndarray, start: int) -> Packets:
+    """Some events in the order of time."""
+    ended, levels = tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_SLICE_END), [level.parts() for level in events.levels]
+    columns = (events.rank, events.row, events.begin, events.end)
+    return len(order), _messages.events(packet(number), ended, levels, order, *columns, start)
+
+
+def counter_packets(number: int, ts: np.ndarray, values: np.ndarray, start: int) -> Packets:
     """The values of one counter."""
     form = Form().open(PACKET).step(VARINT_STEP, packet(number), np.diff(ts, prepend=start))
     form.open(TRACK_EVENT).constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_COUNTER))
@@ -216,4 +238,4 @@ def counter_packets(number: int, ts: np.ndarray, values: np.ndarray, start: int)
         form.varint(COUNTER_VALUE, values.astype(np.int64))
     else:
         form.fixed64(DOUBLE_COUNTER_VALUE, values)
-    return encode(form.close().close(), len(ts))[0]
+    return len(ts), encode(form.close().close(), len(ts))[0]

@@ -3,7 +3,7 @@
 Slices of one thread must nest. `lanes` proves it, or moves those that do not nest to lanes of their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -314,26 +314,26 @@ def close_open(slices: Slices, end: int) -> Slices:
     return replace(slices, end=np.where(opened, np.maximum(after, slices.begin), slices.end))
 
 
-def on_program(tables: Tables) -> list[Slices]:
+def on_program(tables: Tables) -> Iterator[Slices]:
     """Everything drawn on threads, outermost level first."""
-    used = prefetched_runs(tables)
+    return (level for level in levels(tables) if len(level))
+
+
+def levels(tables: Tables) -> Iterator[Slices]:
+    """The levels of slices on threads, outermost first; some are empty."""
     operator, wait = operators(tables)
-    load, evict = loads(tables, used)
-    levels = [
-        tokens(tables),
-        graphs(tables),
-        operator,
-        experts(tables, used),
-        load,
-        evict,
-        qnn_calls(tables),
-        lone_executes(tables),
-        *calls(tables),
-        wait,
-        reads(tables),
-        *major_faults(tables),
-    ]
-    return [level for level in levels if len(level)]
+    yield tokens(tables)
+    yield graphs(tables)
+    yield operator
+    used = prefetched_runs(tables)
+    yield experts(tables, used)
+    yield from loads(tables, used)
+    yield qnn_calls(tables)
+    yield lone_executes(tables)
+    yield from calls(tables)
+    yield wait
+    yield reads(tables)
+    yield from major_faults(tables)
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:

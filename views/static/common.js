@@ -49,6 +49,20 @@ function setTheme(theme) {
   for (const listener of themeListeners) listener(theme);
 }
 
+/* Paper is white and as large as it is: what was drawn does not follow by itself. `fit` draws for it, `back` for the window. */
+function printing(fit, back) {
+  let before;
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    setTheme("light");
+    fit();
+  });
+  addEventListener("afterprint", () => {
+    setTheme(before);
+    back();
+  });
+}
+
 function themeButton() {
   const flip = () => {
     const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";

@@ -262,9 +262,10 @@ function inWindow() {
   return { left: -view.x / view.scale, top: -view.y / view.scale, right: (width - view.x) / view.scale, bottom: (height - view.y) / view.scale };
 }
 
+let sharper = 1, onScreen;
 /* A canvas of so many CSS pixels, ready to draw in the graph's own units; `left` and `top` are where it begins. */
 function drawingOn(node, width, height, left, top) {
-  const ratio = devicePixelRatio || 1, w = Math.round(width * ratio), h = Math.round(height * ratio), zoom = view.scale * ratio;
+  const ratio = sharper * (devicePixelRatio || 1), w = Math.round(width * ratio), h = Math.round(height * ratio), zoom = view.scale * ratio;
   if (node.width !== w || node.height !== h) Object.assign(node, { width: w, height: h });
   Object.assign(node.style, { width: w / ratio + "px", height: h / ratio + "px" });
   const g = node.getContext("2d", { alpha: node !== picture.canvas, willReadFrequently: true });
@@ -438,6 +439,24 @@ function fit() {
   redraw();
 }
 
+/* The whole graph on one page, within the margins of A4 and Letter alike; what is drawn is finer than a screen shows it. */
+const PAPER = { width: "950px", height: "680px" }, FINER = 3;
+function toPaper() {
+  onScreen = { x: view.x, y: view.y, scale: view.scale };
+  sharper = FINER;
+  Object.assign(document.body.style, PAPER);
+  fit();
+  draw();
+}
+
+function toScreen() {
+  sharper = 1;
+  Object.assign(document.body.style, { width: "", height: "" });
+  Object.assign(view, onScreen);
+  picture.stale = true;
+  redraw();
+}
+
 function pointers() {
   const down = new Map();
   let spread = 0, moved = 0;
@@ -502,6 +521,7 @@ async function start() {
   pointers();
   addEventListener("resize", redraw);
   themeListeners.push(restyle);
+  printing(toPaper, toScreen);
   requestAnimationFrame(() => requestAnimationFrame(() => { document.body.dataset.ready = "yes"; document.body.dataset.painted = performance.now().toFixed(0); }));
 }
 

@@ -213,19 +213,9 @@ function page(report) {
   document.body.append(el("header", {}, el("b", {}, "MoEScope"), el("nav", {}, ...links), themeButton()), el("main", {}, ...sections));
 }
 
-/* Paper is white and as wide as it is: charts do not follow by themselves. */
 const PAPER_WIDTH = 676;
-function printing() {
-  let before;
-  addEventListener("beforeprint", () => {
-    before = document.documentElement.dataset.theme;
-    setTheme("light");
-    charts.forEach((item) => Plotly.relayout(item.node, { width: PAPER_WIDTH }));
-  });
-  addEventListener("afterprint", () => {
-    setTheme(before);
-    charts.forEach((item) => Plotly.relayout(item.node, { width: null, autosize: true }));
-  });
+function resized(size) {
+  charts.forEach((item) => Plotly.relayout(item.node, size));
 }
 
 async function start() {
@@ -234,8 +224,8 @@ async function start() {
     document.head.append(Object.assign(document.createElement("script"), { textContent: await unpack("plotly") }));
     charts.forEach(draw);
     themeListeners.push(() => charts.forEach(draw));
-    printing();
   }
+  printing(() => resized({ width: PAPER_WIDTH }), () => resized({ width: null, autosize: true }));
   document.body.dataset.ready = "yes";
 }
 
