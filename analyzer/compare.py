@@ -1,21 +1,21 @@
 """Two groups of runs → one document: what changed, where, how sure that is. JSON-able, and all that the views read."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analyzer import changepoints, compare_environment, compare_graph, compare_structure
+from analyzer import changepoints, compare_environment, compare_graph, compare_statistics, compare_structure
 from analyzer.compare_closure import Waterfall, waterfall
 from analyzer.compare_metrics import DIMS
 from analyzer.compare_results import Result, matrices
 from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge_apart
-from analyzer.compare_words import conclude
+from analyzer.compare_words import conclude, in_turns
 
 PHASES = ("prefill", "decode")
-FIGURES = ("base", "cand", "ratio", "low", "high", "p", "threshold", "share")
+FIGURES = ("base", "cand", "at_pace", "ratio", "low", "high", "p", "threshold", "share")
 SAID = ("unit", "better", "label", "verdict", "more_runs", "n_base", "n_cand", "paced")
 SHOWN_METRICS = 600
 VALUES_SHOWN = 200
@@ -40,15 +40,16 @@ class Comparison:
 def compare(
     base: list[Result], cand: list[Result], rules: Rules | None = None, step: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Compare two groups of runs."""
-    rules = rules or Rules()
+    """Compare two groups of runs. Whether they took turns is found out here, whatever the rules say."""
+    times = [np.array([run.began for run in side]) for side in (base, cand)]
+    rules = replace(rules or Rules(), wander=compare_statistics.wander(*times))
     dims, a, b, mean_a, mean_b = matrices(base, cand)
     step(f"{len(dims):,} metrics of {len(base)} + {len(cand)} runs")
     falls = [fall for phase in PHASES if (fall := waterfall(dims, mean_a, mean_b, phase)) is not None]
     judged, a, b = judge_apart(dims, a, b, rules)
     structure, drift = compare_structure.changes(base, cand), compare_structure.drift(base, cand)
     unlike = compare_environment.differences([r.environment for r in base], [r.environment for r in cand])
-    words = conclude(judged, falls, structure, drift, unlike)
+    words = conclude(judged, falls, structure, drift, unlike) + in_turns(*times)
     return Comparison(base, cand, rules, judged, falls, structure, drift, unlike, (a, b), words)
 
 

@@ -1,6 +1,7 @@
 """On what a run was measured, and whether two sides were measured alike."""
 
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -44,6 +45,15 @@ def environment(manifest: dict[str, Any]) -> dict[str, str]:
     command = manifest.get("command")
     found["command"] = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
     return found
+
+
+def began(manifest: dict[str, Any]) -> float:
+    """When a recording began, in s; NaN where it does not say so."""
+    clocks = manifest.get("clocks")
+    try:
+        return float(clocks[0]["realtime_ns"]) / 1e9  # type: ignore[index]
+    except (TypeError, KeyError, IndexError, ValueError):
+        return math.nan
 
 
 def model(manifest: dict[str, Any]) -> dict[str, str]:

@@ -62,7 +62,8 @@ def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, An
     """Both sides as one graph, JSON-able: `nodes` in order of execution and `edges` [from, to]; None without operators.
 
     A node has type, name, layer, shape, backend, verdict (of compare_verdicts, or changed: other dims or another backend),
-    `base` and `cand` (ms per step, null where unknown) and `alike` (operators of its layer, type and shape: they share figures).
+    `base` and `cand` (ms per step, null where unknown; `paced`: cand is at the base's pace) and `alike` (operators of its layer,
+    type and shape: they share figures).
     """
     if not base.nodes or not cand.nodes:
         return None
@@ -95,13 +96,15 @@ def aligned(base: Skeleton, cand: Skeleton) -> Iterator[tuple[int | None, int | 
 
 
 def known(judged: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """IDENTITY → base and cand (ms per step, all experts together) and the verdict of the row that changed most."""
+    """IDENTITY → base and cand (ms per step, all experts together, cand at the base's pace where it is known) and the verdict of
+    the row that changed most."""
     rows = judged[(judged["family"] == "operator") & (judged["phase"] == PHASE)]
+    rows = rows.assign(cand=rows["at_pace"].fillna(rows["cand"]))
     moved = (rows["cand"].fillna(0) - rows["base"].fillna(0)).abs()
     rows = rows.assign(weight=moved + 1e9 * rows["verdict"].isin([SLOWER, FASTER]))
     rows = rows.sort_values("weight", ascending=False, kind="stable")
     pooled = rows.groupby(list(IDENTITY), sort=False).agg(
-        base=("base", "sum"), cand=("cand", "sum"), verdict=("verdict", "first")
+        base=("base", "sum"), cand=("cand", "sum"), verdict=("verdict", "first"), paced=("paced", "any")
     )
     return {tuple(key): row for key, row in zip(pooled.index.tolist(), pooled.to_dict("records"), strict=True)}
 
@@ -111,7 +114,7 @@ def became(
 ) -> dict[str, Any]:
     """verdict, base, cand, and `was` (dims and backend in the base, where they changed) of an operator."""
     was, now = (figures.get(node[: len(IDENTITY)], {}) if node else {} for node in (old, new))
-    found = {"base": was.get("base"), "cand": now.get("cand"), "was": ""}
+    found = {"base": was.get("base"), "cand": now.get("cand"), "paced": bool(now.get("paced")), "was": ""}
     if old is None or new is None:
         return found | {"verdict": APPEARED if old is None else VANISHED}
     if old[: len(IDENTITY)] != new[: len(IDENTITY)]:

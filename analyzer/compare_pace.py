@@ -52,7 +52,7 @@ def minor(dims: pd.DataFrame) -> np.ndarray:
 
 
 def apart(
-    dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, alpha: float, practical: float
+    dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, alpha: float, practical: float, wander: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(base, cand) with the pace divided out of every operator's time, and which metrics that is true of.
 
@@ -61,11 +61,11 @@ def apart(
     """
     out, paced = (base.copy(), cand.copy()), np.zeros(len(dims), bool)
     for column, mine in _members(dims):
-        if statistics.mann_whitney(base[:, [column]], cand[:, [column]])[0] <= ERROR_SHARE * alpha:
+        if _differs(base[:, [column]], cand[:, [column]], wander) <= ERROR_SHARE * alpha:
             continue
         own = [side[:, mine] / side[:, [column]] for side in (base, cand)]
         judging = ((dims["family"] == "operator").to_numpy() & ~minor(dims))[mine]
-        if _moved(own[0][:, judging], own[1][:, judging], practical) <= MOST_MOVED:
+        if _moved(own[0][:, judging], own[1][:, judging], practical, wander) <= MOST_MOVED:
             for side, values in zip(out, own, strict=True):
                 side[:, mine] = values
             paced[mine] = True
@@ -79,9 +79,16 @@ def _members(dims: pd.DataFrame) -> Iterator[tuple[int, np.ndarray]]:
         yield int(column), np.flatnonzero(times.to_numpy() & dims["share"].notna().to_numpy())
 
 
-def _moved(base: np.ndarray, cand: np.ndarray, practical: float) -> float:
+def _differs(base: np.ndarray, cand: np.ndarray, wander: float) -> float:
+    """p of one pace."""
+    return float(
+        statistics.mann_whitney(base, cand)[0] if wander == 1 else statistics.largest_of_all(base, cand, np.zeros(1), wander)[0]
+    )
+
+
+def _moved(base: np.ndarray, cand: np.ndarray, practical: float, wander: float) -> float:
     """Share of metrics that differ between the sides by more than what is practical, and than unchanged runs do."""
     offset = np.zeros(base.shape[1])
-    usual = np.nan_to_num(statistics.noise(base, cand, offset))
+    usual = wander * np.nan_to_num(statistics.noise(base, cand, offset))
     estimate = np.abs(statistics.bootstrap(base, cand, offset).estimate)
     return float(np.mean(estimate > np.maximum(np.log1p(practical), usual)))

@@ -5,6 +5,7 @@ A result is one Parquet file: the metrics are its rows, everything else JSON in 
 
 import contextlib
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
-from analyzer.compare_environment import environment
+from analyzer.compare_environment import began, environment
 from analyzer.compare_graph import Skeleton, skeleton, unpacked
 from analyzer.compare_metrics import DIMS, METRICS, Facts, extract, keys, routing
 from analyzer.errors import AnalysisError
@@ -27,7 +28,7 @@ from tracer.recording import RecordingError
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
-RESULT_VERSION = 3
+RESULT_VERSION = 4
 SERIES_STEPS = 4000
 
 
@@ -39,7 +40,7 @@ class CompareError(AnalysisError):
 class Result:
     """What a comparison needs of a run. `metrics`: columns METRICS, indexed by key. `series`: ms of each decode step.
 
-    `routes`: (layer, expert, rows). `graph`: the operators of one decode step.
+    `routes`: (layer, expert, rows). `graph`: the operators of one decode step. `began`: when the run began (s), NaN if unknown.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Result:
     series: list[float] = field(default_factory=list)
     routes: list[tuple[int, int, int]] = field(default_factory=list)
     graph: Skeleton = field(default_factory=Skeleton)
+    began: float = math.nan
 
 
 def of_recording(folder: Path) -> Result:
@@ -64,7 +66,7 @@ def of_recording(folder: Path) -> Result:
     facts = Facts(tables)
     series = np.round(facts.gaps[:SERIES_STEPS], 5).tolist()
     about = environment(recording.manifest)
-    made = Result(folder.name, extract(tables), about, series, routes, skeleton(facts))
+    made = Result(folder.name, extract(tables), about, series, routes, skeleton(facts), began(recording.manifest))
     with contextlib.suppress(OSError):  # a read-only recording is analysed every time
         save(made, kept, stamp)
     return made
@@ -77,6 +79,7 @@ def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> Non
         "environment": result.environment,
         "series": result.series,
         "routes": result.routes,
+        "began": None if math.isnan(result.began) else result.began,
         "stamp": stamp,
     }
     table = pyarrow.Table.from_pandas(result.metrics.reset_index(drop=True), preserve_index=False)
@@ -96,7 +99,9 @@ def _read(path: Path) -> tuple[Result, dict[str, Any]]:
         metrics.index = pd.Index(keys(metrics), name="key")
         routes = [(int(a), int(b), int(c)) for a, b, c in about["routes"]]
         graph = unpacked(table.schema.metadata.get(GRAPH))
-        return Result(str(about["name"]), metrics, about["environment"], about["series"], routes, graph), about
+        when = about.get("began")
+        when = math.nan if when is None else float(when)
+        return Result(str(about["name"]), metrics, about["environment"], about["series"], routes, graph, when), about
     except (OSError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise CompareError(f"{path} is no stored result ({error!r}); give a recording, or make one with --save") from None
 

@@ -15,8 +15,14 @@ CONFIDENCE = 0.95
 CHUNK = 512
 DEALS_AT_ONCE = 32
 MOST_DEALS = 4000
+SAMPLED_DEALS = 1000
+"""Of more ways to deal runs out than MOST_DEALS, so many are drawn."""
 MANY = 1000
 """More runs than that are not worth a number."""
+SUCCESSIVE = 2**0.5
+"""Runs that follow each other resemble each other, for a machine wanders: of a side recorded in one go they count for half."""
+ENOUGH_TURNS = 2 / 3
+"""Of the turns that A B B A takes, for the runs of the shorter side: some may have failed."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,23 @@ class Interval:
     estimate: np.ndarray
     low: np.ndarray
     high: np.ndarray
+
+    def widened(self, factor: float) -> "Interval":
+        """Both ends so many times as far from the estimate."""
+        middle = np.where(np.isfinite(self.estimate), self.estimate, 0.0)
+        low, high = (middle + factor * (end - middle) for end in (self.low, self.high))
+        return Interval(self.estimate, low, high)
+
+
+def wander(base: np.ndarray, cand: np.ndarray) -> float:
+    """How many times as much two sides differ by chance as runs dealt at random do, from when their runs began (s).
+
+    1 where the sides took turns; SUCCESSIVE where one was recorded after the other, or where some run's time is not known (NaN).
+    """
+    both = np.concatenate((base, cand))
+    side = (np.arange(len(both)) >= len(base))[np.argsort(both, kind="stable")]
+    turns = 1 + np.count_nonzero(side[1:] != side[:-1])
+    return 1.0 if np.isfinite(both).all() and turns >= ENOUGH_TURNS * min(len(base), len(cand)) else SUCCESSIVE
 
 
 def patterns(base: np.ndarray, cand: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -121,40 +144,50 @@ def holm(p: np.ndarray) -> np.ndarray:
     return out
 
 
-def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray) -> np.ndarray:
+def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wander: float = 1.0) -> np.ndarray:
     """p adjusted for the whole family by permuting runs (P. Westfall and S. Young, 1993): how often the greatest statistic of
     all metrics is as great as this one's. It can tell a change among thousands of metrics with five runs per side.
 
-    The statistic is the difference of mean logarithms over their spread within groups, plus the metrics' usual spread.
+    The statistic is the difference of mean logarithms over their spread within groups, plus the metrics' usual spread; `wander`
+    says how many times as great it is between the sides as between groups dealt at random, though nothing changed.
     For metrics that every run has; the others get NaN.
     """
-    out, n = np.full(base.shape[1], np.nan), len(base)
+    out = np.full(base.shape[1], np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         both = np.log(np.concatenate((base, cand)) + offset)
     whole = np.flatnonzero(np.isfinite(both).all(axis=0))
     if not len(whole):
         return out
-    both = both[:, whole]
+    both = both[:, whole] - both[:, whole].mean(axis=0)
     usual = np.median(np.abs(both - np.median(both, axis=0))) or 1e-9
-    dealt = np.array(list(combinations(range(len(both)), n)))
-    rest = np.array([np.setdiff1d(np.arange(len(both)), one) for one in dealt])
-    greatest = np.concatenate(
-        [_apart(both[a], both[b], usual).max(axis=1) for a, b in zip(*map(_batches, (dealt, rest)), strict=True)]
-    )
-    own = _apart(both[None, :n], both[None, n:], usual)[0]
-    share = 1 - np.searchsorted(np.sort(greatest), own * (1 - 1e-9), "left") / len(greatest)
-    out[whole] = share
+    dealt = _deals(len(base), len(both))
+    batches = np.array_split(dealt, -(-len(dealt) // DEALS_AT_ONCE))
+    greatest = np.sort(np.concatenate([_apart(part, both, usual).max(axis=1) for part in batches]))
+    own = _apart(dealt[:1], both, usual)[0] / wander
+    share = 1 - np.searchsorted(greatest, own * (1 - 1e-9), "left") / len(greatest)
+    out[whole] = np.maximum(share, smallest_p(len(base), len(cand)))
     return out
 
 
-def _batches(deals: np.ndarray) -> list[np.ndarray]:
-    return np.array_split(deals, -(-len(deals) // DEALS_AT_ONCE))
+def _deals(n: int, of: int) -> np.ndarray:
+    """Ways to deal runs out to the base, [deals, runs] of 0 and 1, the actual one first: all, or SAMPLED_DEALS of very many."""
+    if comb(of, n) <= MOST_DEALS:
+        chosen = np.array(list(combinations(range(of), n)))
+    else:
+        order = np.argsort(np.random.default_rng(0).random((SAMPLED_DEALS, of)), axis=1)
+        chosen = np.concatenate((np.arange(n)[None], order[1:, :n]))
+    out = np.zeros((len(chosen), of))
+    np.put_along_axis(out, chosen, 1.0, axis=1)
+    return out
 
 
-def _apart(a: np.ndarray, b: np.ndarray, usual: float) -> np.ndarray:
-    """|difference of means| over spread, of groups [deals, runs, metrics]; [deals, metrics]."""
-    spread = np.sqrt((a.var(axis=1) + b.var(axis=1)) / 2)
-    return np.abs(b.mean(axis=1) - a.mean(axis=1)) / (spread + usual)
+def _apart(dealt: np.ndarray, both: np.ndarray, usual: float) -> np.ndarray:
+    """|difference of means| over spread of groups dealt [deals, runs], of values [runs, metrics] whose means are 0."""
+    n, square = dealt[0].sum(), both**2
+    m = len(both) - n
+    sums, squares = dealt @ both, dealt @ square
+    variance = squares / n - (sums / n) ** 2 + (square.sum(axis=0) - squares) / m - (sums / m) ** 2
+    return np.abs(sums) * (1 / n + 1 / m) / (np.sqrt(np.maximum(variance, 0.0) / 2) + usual)
 
 
 def runs_for_p(alpha: float) -> int:

@@ -17,11 +17,13 @@ VANISHED, APPEARED = "vanished", "appeared"
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as a change: family-wise error rate, and the least relative change that matters to anyone."""
+    """What counts as a change: family-wise error rate, the least relative change that matters to anyone, and how many times as
+    much unchanged sides differ as runs dealt at random do (see compare_statistics.wander)."""
 
     alpha: float = 0.05
     practical: float = PRACTICAL
     seed: int = 0
+    wander: float = 1.0
 
 
 def judge_apart(
@@ -43,7 +45,8 @@ def judge_apart(
 
 def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()) -> pd.DataFrame:
     """`dims` (a row per metric: family, better, offset, share ...) with the columns
-    base, cand (medians), ratio, low, high, p (adjusted in its family), threshold, verdict, more_runs, n_base, n_cand, paced.
+    base, cand (medians), at_pace (cand at the base's pace, NaN where not paced), ratio, low, high, p (adjusted in its family),
+    threshold, verdict, more_runs, n_base, n_cand, paced.
 
     `paced`: ratio, interval and p are of what is left without the pace of the runs (see compare_pace), where `dims` have one.
     `verdict` is minor where a metric takes less than 0.3 % of a step on both sides together: it is not tested, and costs the
@@ -51,17 +54,18 @@ def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules =
     """
     offset = dims["offset"].to_numpy(np.float64)
     frame = dims.assign(base=_median(base), cand=_median(cand))
-    base, cand, frame["paced"] = pace.apart(dims, base, cand, rules.alpha, rules.practical)
-    interval = statistics.bootstrap(base, cand, offset, rules.seed)
-    aa = statistics.noise(base, cand, offset, rules.seed + 1)
+    base, cand, frame["paced"] = pace.apart(dims, base, cand, rules.alpha, rules.practical, rules.wander)
+    interval = statistics.bootstrap(base, cand, offset, rules.seed).widened(rules.wander)
+    aa = rules.wander * statistics.noise(base, cand, offset, rules.seed + 1)
     n_base, n_cand = (np.isfinite(x).sum(axis=0) for x in (base, cand))
     minor = pace.minor(dims)
     tested = (n_base > 0) & (n_cand > 0) & ~minor
     raw = np.where(tested, statistics.mann_whitney(base, cand), np.nan)
     frame = frame.assign(n_base=n_base, n_cand=n_cand)
     frame = frame.assign(estimate=interval.estimate, log_low=interval.low, log_high=interval.high)
-    frame = frame.assign(ratio=np.exp(interval.estimate), low=np.exp(interval.low), high=np.exp(interval.high), p_alone=raw)
-    frame["p"] = adjusted(frame, raw, base, cand, rules.alpha)
+    frame = frame.assign(ratio=np.exp(interval.estimate), low=np.exp(interval.low), high=np.exp(interval.high))
+    frame["at_pace"] = (frame["base"] * frame["ratio"]).where(frame["paced"])
+    frame["p"] = adjusted(frame, raw, base, cand, rules)
     frame["threshold"] = np.maximum(rules.practical, np.expm1(np.nan_to_num(aa)))
     frame["verdict"] = verdicts(frame, rules.alpha)
     frame.loc[minor, "verdict"] = MINOR
@@ -71,22 +75,23 @@ def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules =
     return frame
 
 
-def adjusted(frame: pd.DataFrame, raw: np.ndarray, base: np.ndarray, cand: np.ndarray, alpha: float) -> np.ndarray:
+def adjusted(frame: pd.DataFrame, raw: np.ndarray, base: np.ndarray, cand: np.ndarray, rules: Rules) -> np.ndarray:
     """p corrected within each family: by Holm, or, where so few runs could then never tell anything, by permuting them.
 
-    Which of the two is settled by the numbers of runs and metrics, never by the values. Permutations assume what machines do
-    not keep: that nothing drifts from side to side. Half of the error rate is left for that, but not where the pace, which
-    is what drifts, is taken out; there the part of the error rate that the pace was tested with is not spent twice.
+    Which of the two is settled by the numbers of runs and metrics, never by the values. Sides that did not take turns are
+    permuted always: ranks do not tell how far apart they are, and so not whether a machine that wanders explains it.
+    Where the pace is taken out, the part of the error rate that it was tested with is not spent twice; of permuted plain times,
+    in which the machine's pace still is, half of the error rate is left for how it varies.
     """
     least, out = statistics.smallest_p(len(base), len(cand)), np.full(len(raw), np.nan)
-    few = 2 * least <= alpha and comb(len(base) + len(cand), len(base)) <= statistics.MOST_DEALS
+    able, few = 2 * least <= rules.alpha, comb(len(base) + len(cand), len(base)) <= statistics.MOST_DEALS
     offset = frame["offset"].to_numpy(np.float64)
     for _, rows in frame.reset_index(drop=True).groupby("family"):
         mine = rows.index[np.isfinite(raw[rows.index])].to_numpy()
         paced = bool(rows["paced"].any())
         spent = 1 / (1 - pace.ERROR_SHARE) if paced else 1.0
-        if few and least * len(mine) > alpha:
-            p = statistics.largest_of_all(base[:, mine], cand[:, mine], offset[mine])
+        if able and (rules.wander > 1 or (few and least * len(mine) > rules.alpha)):
+            p = statistics.largest_of_all(base[:, mine], cand[:, mine], offset[mine], rules.wander)
             out[mine] = np.where(np.isfinite(p), p, 1.0) * (spent if paced else 2.0)
         else:
             out[mine] = statistics.holm(raw[mine]) * spent

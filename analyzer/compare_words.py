@@ -4,10 +4,12 @@ import html
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 
 from analyzer.compare_closure import Waterfall
 from analyzer.compare_environment import Difference
+from analyzer.compare_statistics import wander
 from analyzer.compare_structure import Change, Drift
 from analyzer.compare_verdicts import FASTER, SLOWER, UNKNOWN
 
@@ -48,11 +50,16 @@ def called(row: dict[str, Any]) -> str:
 
 
 def told(row: dict[str, Any]) -> str:
-    """A verdict with its figures: what, from, to, interval, runs; and whether the pace of the runs was taken out."""
-    change = f"{figure(row['base'], row['unit'])} → {figure(row['cand'], row['unit'])}"
-    against = " against the pace of its runs" if row.get("paced") else ""
-    sure = f"{percent(row['ratio'])}{against}, 95 % interval {percent(row['low'])} to {percent(row['high'])}"
+    """A verdict with its figures: what, from, to, interval, runs; both medians at one pace where the pace was taken out."""
+    sure = f"{percent(row['ratio'])}, 95 % interval {percent(row['low'])} to {percent(row['high'])}"
+    change = f"{figure(row['base'], row['unit'])} → {candidate(row)}"
     return f"{called(row)}: {change} ({sure}; {row['n_base']} + {row['n_cand']} runs)"
+
+
+def candidate(row: dict[str, Any]) -> str:
+    """The candidate's median, on the base's footing: what the ratio is of."""
+    plain = figure(row["cand"], row["unit"])
+    return f"{figure(row['at_pace'], row['unit'])} at the base's pace (plain: {plain})" if row.get("paced") else plain
 
 
 def conclude(
@@ -113,6 +120,16 @@ def causes(judged: pd.DataFrame) -> Words:
     return [*out, ("info", f"{left} more metrics changed; see the tables.")] if left else out
 
 
+def in_turns(base: np.ndarray, cand: np.ndarray) -> Words:
+    """What it means that the sides did not take turns, from when their runs began (s)."""
+    if wander(base, cand) == 1:
+        return []
+    known = np.isfinite(base).all() and np.isfinite(cand).all()
+    how = "One side was recorded after the other" if known else "It is not known when every run was recorded"
+    why = "so a drift of the machine may look like a change: intervals are wider and only larger changes are called ones"
+    return [("warn", f"{how}, {why}. Record them by turns, as tracer compare does, to tell smaller ones.")]
+
+
 def structural(changes: list[Change]) -> Words:
     """Operators, backends and dims that vanished or appeared."""
     out: Words = []
@@ -152,11 +169,7 @@ def markdown(document: dict[str, Any]) -> str:
     out += ["| metric | base | candidate | change | 95 % interval | verdict |", "|---|--:|--:|--:|--:|---|"]
     rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
     for row in rows[:40]:
-        figures = (
-            [figure(row["base"], row["unit"]), figure(row["cand"], row["unit"]), percent(row["ratio"])]
-            if row["ratio"]
-            else ["-"] * 3
-        )
+        figures = [figure(row["base"], row["unit"]), candidate(row), percent(row["ratio"])] if row["ratio"] else ["-"] * 3
         interval = (
             f"{percent(row['low'])} … {percent(row['high'])}" if row["low"] is not None and row["high"] is not None else "-"
         )

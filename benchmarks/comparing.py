@@ -2,11 +2,14 @@
 
 python benchmarks/comparing.py power [--runs 5,10,20] [--repeats 200] [--noise 1.0]
 python benchmarks/comparing.py alarms --recordings DIR [--pairs 200] [--runs 5]     DIR: unchanged runs
+python benchmarks/comparing.py windows --recordings DIR [DIR...] [--runs 5,10]    runs that followed each other
 python benchmarks/comparing.py stopping [--repeats 200] [--noise 3]               stopping as `tracer compare` does
 python benchmarks/comparing.py speed [--runs 100] [--operators 5000]
 
 `power`: one of 60 operators is slowed; runs vary by a drift they share, by noise of their own, and by rare disturbances.
 `alarms`: pairs of groups drawn without replacement from real runs; an alarm is any change called in a family of metrics.
+`windows`: the same with the drift from run to run left in: of successive runs, the sides by turns (A B B A ...), one after the
+other, and one after the other with as many runs as a side has between them.
 `stopping`: alarms of unchanged programs where one looks after every pair and stops at a verdict of that alpha.
 Changes planted in recordings of real runs: benchmarks/planted.py.
 """
@@ -14,6 +17,7 @@ Changes planted in recordings of real runs: benchmarks/planted.py.
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from analyzer.compare import compare, document
 from analyzer.compare_metrics import DEFAULTS, METRICS, keys
 from analyzer.compare_results import Result, matrices, read
+from analyzer.compare_statistics import wander
 from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge, judge_apart
 from tracer.commands.compare import EARLY_ALPHA, LEAST_PAIRS
 
@@ -60,7 +65,7 @@ def power(args: argparse.Namespace) -> None:
 
 def alarms(args: argparse.Namespace) -> None:
     """Share of pairs with an alarm, by family of metrics."""
-    found = read(Path(args.recordings))
+    found = [run for folder in args.recordings for run in read(Path(folder))]
     rng, size = np.random.default_rng(0), int(args.runs.split(",")[0])
     if len(found) < 2 * size:
         sys.exit(f"{len(found)} runs are too few for pairs of {size} + {size}")
@@ -68,12 +73,45 @@ def alarms(args: argparse.Namespace) -> None:
     counts: dict[str, int] = {}
     for _ in range(args.pairs):
         order = rng.permutation(len(found))[: 2 * size]
-        judged = judge_apart(dims, every[order[:size]], every[order[size:]])[0]
-        for family, rows in judged.groupby("family"):
-            counts[str(family)] = counts.get(str(family), 0) + bool(rows["verdict"].isin([SLOWER, FASTER]).any())
+        count(counts, judge_apart(dims, every[order[:size]], every[order[size:]])[0])
     print(f"{args.pairs} pairs of {size} + {size} from {len(found)} runs, {len(dims)} metrics")
-    for family, count in counts.items():
-        print(f"{family:>12} {count / args.pairs:.1%}")
+    for family, n in counts.items():
+        print(f"{family:>12} {n / args.pairs:.1%}")
+
+
+def count(counts: dict[str, int], judged: pd.DataFrame) -> None:
+    """Add a comparison to the number of those with an alarm, by family."""
+    for family, rows in judged.groupby("family"):
+        counts[str(family)] = counts.get(str(family), 0) + bool(rows["verdict"].isin([SLOWER, FASTER]).any())
+
+
+def windows(args: argparse.Namespace) -> None:
+    """Share of windows of successive runs with an alarm, by family and by the order in which the sides were recorded."""
+    print("runs per side | sides | windows | alarms by family")
+    for size in map(int, args.runs.split(",")):
+        turns = np.resize([0, 1, 1, 0], 2 * size)
+        one, gap = np.zeros(size, int), np.full(size, -1)
+        orders = {"by turns": turns, "one after the other": np.r_[one, one + 1], "with a gap": np.r_[one, gap, one + 1]}
+        for name, order in orders.items():
+            counts: dict[str, int] = {}
+            seen: dict[str, int] = {}
+            for folder in args.recordings:
+                for judged in judged_windows(sorted(read(Path(folder)), key=lambda run: run.began), order):
+                    count(counts, judged)
+                    for family in judged["family"].unique():
+                        seen[family] = seen.get(family, 0) + 1
+            shares = ", ".join(f"{family} {n / seen[family]:.1%}" for family, n in sorted(counts.items()))
+            print(f"{size:>13} | {name} | {seen.get('speed', 0)} | {shares}", flush=True)
+
+
+def judged_windows(found: list[Result], order: np.ndarray) -> Iterator[pd.DataFrame]:
+    """Comparisons of the runs whose place in a window is 0 with those whose place is 1, for every window."""
+    dims, every, *_ = matrices(found, found[:1])
+    began = np.array([run.began for run in found])
+    for first in range(len(found) - len(order) + 1):
+        sides = [first + np.flatnonzero(order == side) for side in (0, 1)]
+        rules = Rules(wander=wander(*(began[side] for side in sides)))
+        yield judge_apart(dims, *(every[side] for side in sides), rules)[0]
 
 
 def stopping(args: argparse.Namespace) -> None:
@@ -119,16 +157,16 @@ def speed(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("power", "alarms", "stopping", "speed"))
+    parser.add_argument("what", choices=("power", "alarms", "windows", "stopping", "speed"))
     parser.add_argument("--runs", default="")
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--noise", type=float, default=1.0, help="percent")
-    parser.add_argument("--recordings", default="")
+    parser.add_argument("--recordings", nargs="*", default=[])
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--operators", type=int, default=5000)
     args = parser.parse_args()
-    args.runs = args.runs or {"power": "5,10,20", "alarms": "5", "stopping": "", "speed": "100"}[args.what]
-    {"power": power, "alarms": alarms, "stopping": stopping, "speed": speed}[args.what](args)
+    args.runs = args.runs or {"power": "5,10,20", "alarms": "5", "windows": "5,10", "stopping": "", "speed": "100"}[args.what]
+    {"power": power, "alarms": alarms, "windows": windows, "stopping": stopping, "speed": speed}[args.what](args)
 
 
 if __name__ == "__main__":

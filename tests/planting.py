@@ -131,5 +131,7 @@ def by_variant(tables: Tables, printed: str) -> dict[str, list[Result]]:
     for line in printed.splitlines():
         pid, _, variant = line.partition(" ")
         if pid.isdigit() and variant:
-            found.setdefault(variant, []).append(Result(pid, extract(of_process(tables, int(pid)))))
+            mine = of_process(tables, int(pid))
+            run = Result(pid, extract(mine), began=float(mine["tokens"]["begin_ns"].min()) / 1e9)
+            found.setdefault(variant, []).append(run)
     return found

@@ -3,6 +3,7 @@
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,16 @@ from analyzer.compare_history import ENGINES, add, changes, read
 from analyzer.compare_metrics import Facts, extract, routing
 from analyzer.compare_results import CompareError, Result, save
 from analyzer.compare_results import read as read_results
+from analyzer.compare_words import figure
 from tests import tables_fixture as fixture
 from tests.planting import Tables, cold, displaced, slowed, split, warped
+from views.regression import metrics as regression_table
 from views.regression import write_regression
 
 HOSTILE = '</script><img src=x onerror="document.pwned=1">|\u0001`'
 
 
-def result(name: str, seed: int, slow: str = "", factor: float = 1.0, swap: str = "") -> Result:
+def result(name: str, seed: int, slow: str = "", factor: float = 1.0, swap: str = "", began: float = np.nan) -> Result:
     """A run of the fixture's model, its operators' times jittered by 0.5 %; those of type `slow` take `factor` as long."""
     manifest, tables = fixture.make(tokens=12, layers=3)
     rng, op = np.random.default_rng(seed), tables["operators"]
@@ -37,17 +40,18 @@ def result(name: str, seed: int, slow: str = "", factor: float = 1.0, swap: str 
     series = rng.normal(10, 0.1, 60)
     series[30:] += 2 * (factor - 1)
     routes = [tuple(row) for row in routing(tables).to_numpy().tolist()]
-    return Result(name, extract(tables), environment(manifest), series.tolist(), routes, skeleton(facts))
+    return Result(name, extract(tables), environment(manifest), series.tolist(), routes, skeleton(facts), began)
 
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Folders of stored results: six runs each; the candidate's attention takes 30 % longer."""
+    """Folders of stored results: six runs each, by turns; the candidate's attention takes 30 % longer."""
     folder = tmp_path_factory.mktemp("sides")
     for side, factor in (("base", 1.0), ("cand", 1.3)):
         (folder / side).mkdir()
         for i in range(6):
-            save(result(f"{side}-{i}", i + 100 * (factor > 1), "attention", factor), folder / side / f"{i}.parquet")
+            made = result(f"{side}-{i}", i + 100 * (factor > 1), "attention", factor, began=2.0 * i + (side == "cand"))
+            save(made, folder / side / f"{i}.parquet")
     return folder / "base", folder / "cand"
 
 
@@ -88,6 +92,56 @@ def test_the_slower_operator_is_named_and_the_exit_code_follows_the_limit(sides,
     assert main(["compare", *map(str, sides), "--fail-on", "slower:90%"]) == 0
     assert main(["compare", *map(str, sides), "--fail-on", "operator:10%"]) == 1
     assert main(["compare", str(sides[1]), str(sides[0])]) == 0
+
+
+def test_sides_that_did_not_take_turns_are_judged_with_care_and_that_is_said(sides) -> None:
+    base, cand = (read_results(side) for side in sides)
+    assert [run.began for run in (*base, *cand)] == [*range(0, 12, 2), *range(1, 13, 2)]
+    turns = compare(base, cand)
+    after = compare(base, [replace(run, began=run.began + 100) for run in cand])
+    unknown = compare(base, [replace(run, began=np.nan) for run in cand])
+    said = [" ".join(text for _, text in made.words) for made in (turns, after, unknown)]
+    assert "by turns" not in said[0] and "One side was recorded after the other" in said[1] and "It is not known when" in said[2]
+    ends = [made.judged["log_high"] - made.judged["estimate"] for made in (turns, after)]
+    assert turns.judged["paced"].equals(after.judged["paced"])
+    assert ends[1].to_numpy() == pytest.approx(2**0.5 * ends[0].to_numpy(), nan_ok=True)
+    for made in (turns, after, unknown):
+        slower = made.judged[(made.judged["family"] == "operator") & (made.judged["verdict"] == "slower")]
+        assert set(slower["type"]) == {"attention"}
+
+
+def test_medians_are_shown_on_the_footing_of_their_ratio(capsys, tmp_path: Path) -> None:
+    for side, factor in (("base", 1.0), ("cand", 1.1)):
+        (tmp_path / side).mkdir()
+        for i in range(8):
+            run = result(f"{side}-{i}", i + 50 * (side == "cand"), "router", factor, began=2.0 * i + (side == "cand"))
+            pace = np.exp(np.random.default_rng([i, side == "cand"]).normal(0, 0.3))
+            run.metrics["value"] *= np.where(run.metrics["unit"] == "ms", pace, 1.0)
+            save(run, tmp_path / side / f"{i}.parquet")
+    files = ["--markdown", str(tmp_path / "s.md"), "--junit", str(tmp_path / "j.xml")]
+    words = ["compare", str(tmp_path / "base"), str(tmp_path / "cand"), "--fail-on", "operator", *files]
+    assert main([*words, "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    slower = [m for m in shown["metrics"] if m["family"] == "operator" and m["verdict"] == "slower"]
+    assert {m["type"] for m in slower} == {"router"} and all(m["paced"] for m in slower)
+    for metric in shown["metrics"]:
+        if metric["paced"]:
+            assert metric["at_pace"] / metric["base"] == pytest.approx(metric["ratio"])
+        else:
+            assert metric["at_pace"] is None
+    fair = f"{figure(slower[0]['at_pace'], 'ms')} at the base's pace (plain: {figure(slower[0]['cand'], 'ms')})"
+    for text in (" ".join(one["text"] for one in shown["words"]), (tmp_path / "s.md").read_text()):
+        assert fair in text
+    failed = [case.get("message") or "" for case in ElementTree.parse(tmp_path / "j.xml").getroot().iter("failure")]
+    assert any(fair in message for message in failed)
+    table = regression_table(shown).blocks[0]
+    names = [column["name"] for column in table["columns"]]
+    rows = [dict(zip(names, row, strict=True)) for row in table["rows"]]
+    row = next(row for row in rows if row["family"] == "operator" and row["verdict"] == "slower")
+    assert row["candidate is"] == "at the base's pace"
+    assert row["candidate"] / row["base"] - 1 == pytest.approx(row["change %"] / 100)
+    main(words)
+    assert "* at the base's pace" in capsys.readouterr().out
 
 
 def test_wrong_use_is_one_line_and_two(sides, capsys, tmp_path: Path) -> None:
@@ -175,7 +229,7 @@ def jittered() -> list[Tables]:
 @pytest.fixture(scope="module")
 def unchanged(jittered: list[Tables]) -> list[Result]:
     """The first five of them."""
-    return [Result(f"b{i}", extract(tables)) for i, tables in enumerate(jittered[:5])]
+    return [Result(f"b{i}", extract(tables), began=2.0 * i) for i, tables in enumerate(jittered[:5])]
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -183,7 +237,8 @@ def test_a_change_planted_in_recorded_times_is_found_with_its_culprit_and_no_oth
     unchanged: list[Result], jittered: list[Tables], name: str
 ) -> None:
     plant, family, culprit = PLANTS[name]
-    made = compare(unchanged, [Result(f"c{i}", extract(plant(tables))) for i, tables in enumerate(jittered[5:])])
+    cand = [Result(f"c{i}", extract(plant(tables)), began=2.0 * i + 1) for i, tables in enumerate(jittered[5:])]
+    made = compare(unchanged, cand)
     accused = made.judged[(made.judged["family"] == family) & made.judged["verdict"].isin(["slower", "faster"])]
     assert accused[list(culprit)].drop_duplicates().to_dict("records") == [culprit]
     assert set(accused["verdict"]) == {"slower"}

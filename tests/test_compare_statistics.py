@@ -83,6 +83,69 @@ def test_five_runs_tell_one_slower_operator_of_thousands() -> None:
     assert judged.index[judged["verdict"].isin(["slower", "faster"])].tolist() == ["metric 7"]
 
 
+@settings(max_examples=15)
+@given(st.integers(3, 5), st.integers(3, 5), st.integers(0, 10**6))
+def test_permutations_say_how_often_the_greatest_statistic_of_any_deal_is_as_great(n: int, m: int, seed: int) -> None:
+    values = RNG(seed).normal(size=(n + m, 4))
+    usual = np.median(np.abs(values - np.median(values, axis=0)))
+
+    def apart(chosen: list[int]) -> np.ndarray:
+        a, b = values[chosen], np.delete(values, chosen, axis=0)
+        return np.abs(b.mean(axis=0) - a.mean(axis=0)) / (np.sqrt((a.var(axis=0) + b.var(axis=0)) / 2) + usual)
+
+    greatest = np.array([apart(list(chosen)).max() for chosen in combinations(range(n + m), n)])
+    for factor in (1.0, 1.5):
+        share = [(greatest >= own / factor * (1 - 1e-9)).mean() for own in apart(list(range(n)))]
+        expected = np.maximum(share, statistics.smallest_p(n, m))
+        found = statistics.largest_of_all(np.exp(values[:n]), np.exp(values[n:]), np.zeros(4), factor)
+        assert found == pytest.approx(expected)
+
+
+def test_permutations_of_many_runs_are_sampled() -> None:
+    values = np.exp(RNG(4).normal(0, 0.03, (40, 300)))
+    values[20:, 7] *= 1.1
+    p = statistics.largest_of_all(values[:20], values[20:], np.zeros(300), statistics.SUCCESSIVE)
+    assert p.argmin() == 7 and p[7] <= 0.001 and (np.delete(p, 7) > 0.05).all()
+
+
+@pytest.mark.parametrize(
+    "base, cand, turns",
+    [
+        ([0, 3, 4, 7, 8], [1, 2, 5, 6, 9], True),
+        ([0, 2, 4, 6, 8], [1, 3, 5, 7, 9], True),
+        ([0, 3, 4, 7, 8], [1, 2, 6, 9], True),
+        ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9], False),
+        ([0, 1, 2, 8, 9], [3, 4, 5, 6, 7], False),
+        ([0, 3, 4, 7, 8], [1, 2, 5, 6, np.nan], False),
+    ],
+    ids=["A B B A", "A B A B", "one failed", "one after the other", "in the middle", "one not known"],
+)
+def test_sides_that_took_turns_are_known_by_when_runs_began(base: list[float], cand: list[float], turns: bool) -> None:
+    factor = statistics.wander(np.array(base, float), np.array(cand, float))
+    assert factor == (1.0 if turns else statistics.SUCCESSIVE)
+
+
+def wandering(seed: int, runs: int, metrics: int = 30) -> np.ndarray:
+    """Runs in order of an unchanged program on a machine that wanders: each metric follows itself (AR(1), a third)."""
+    rng = RNG(seed)
+    values = rng.normal(0, 0.03, (runs, metrics))
+    for i in range(1, runs):
+        values[i] += values[i - 1] / 3
+    return np.exp(values)
+
+
+@pytest.mark.parametrize("runs", [5, 10])
+def test_a_machine_that_wanders_raises_no_more_alarms_where_one_side_came_after_the_other(runs: int) -> None:
+    alarms, rules = 0, Rules(wander=statistics.SUCCESSIVE)
+    for seed in range(60):
+        values = wandering(seed, 2 * runs)
+        alarms += bool(judge(dims(30), values[:runs], values[runs:], rules)["verdict"].isin(["slower", "faster"]).any())
+    assert alarms <= 3
+    values[runs:, 7] *= 1.3
+    judged = judge(dims(30), values[:runs], values[runs:], rules)
+    assert judged.index[judged["verdict"].isin(["slower", "faster"])].tolist() == ["metric 7"]
+
+
 def test_a_change_too_small_to_matter_is_the_same() -> None:
     noise = RNG(5).normal(0, 0.0005, (20, 2))
     cand = np.exp(noise[10:] + np.array([0.008, 0.1]))

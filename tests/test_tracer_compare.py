@@ -95,7 +95,7 @@ def runs(folder: Path, side: str, number: int, noise: float, factor: float = 1.0
     for i in range(number):
         one = metrics.copy()
         one["value"] *= factor * np.exp(np.random.default_rng([i, side == "cand"]).normal(0, noise))
-        save(Result(f"run-{i}", one), folder / side / f"{i}.parquet")
+        save(Result(f"run-{i}", one, began=2.0 * i + (side == "cand")), folder / side / f"{i}.parquet")
 
 
 @pytest.mark.parametrize(

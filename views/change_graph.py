@@ -108,6 +108,7 @@ def operator(same: list[Node], most: float) -> Node:
         strength = round(LEAST_STRENGTH + (MOST_STRENGTH - LEAST_STRENGTH) * math.sqrt(min(1.0, abs(moved) / most)))
     change = f"{100 * (cand / base - 1):+.1f} %" if base and cand is not None else verdict
     times = " → ".join("-" if ms is None else f"{ms:.4f}" for ms in (base, cand)) + " ms per step"
+    times += ", at the base's pace" if first["paced"] else ""
     about = [("operator", first["type"]), ("name", first["name"]), ("verdict", first["verdict"] or "not compared")]
     about += [("base → candidate", times), ("change", change), ("was", first["was"]), ("dims", first["shape"])]
     about += [("backend", first["backend"]), ("layers", str(len(same)) if len(same) > 1 else "")]

@@ -52,7 +52,7 @@ def verdict(document: Document) -> Section:
             f"family (Holm, {100 * rules['alpha']:g} % family-wise), the bootstrap interval of the median ratio leaves out 0, "
             f"and the change is beyond {100 * rules['practical']:g} % and beyond this machine's own noise between unchanged runs."
             " What all operators of a run have in common, its pace, is taken out of each of them where it is the same on both"
-            " sides: the table marks operators, groups and experts whose change, interval and p are of what is left."
+            " sides: change, interval and p are then of the candidate's median at the base's pace, which the table says."
         )
     )
     return Section("verdict", "Verdict", blocks)
@@ -176,15 +176,17 @@ def steps(document: Document) -> Section | None:
 def metrics(document: Document) -> Section:
     """Every metric with its verdict."""
     columns = heads(
-        "text family, text metric, text names, text verdict, number base, number candidate, text unit, "
-        "number change %, number low %, number high %, number p adjusted, number threshold %, number share of step %, "
-        "number base runs, number candidate runs, number more runs, text against"
+        "text family, text metric, text names, text verdict, number base, number candidate, text candidate is, text unit, "
+        "number change %, number low %, number high %, number candidate plainly, number p adjusted, "
+        "number threshold %, number share of step %, number base runs, number candidate runs, number more runs"
     )
     rows = []
     for m in document["metrics"]:
-        figures = [m["base"], m["cand"], m["unit"], change(m["ratio"]), change(m["low"]), change(m["high"]), m["p"]]
+        value, footing = (m["at_pace"], "at the base's pace") if m["paced"] else (m["cand"], "")
+        figures = [m["base"], value, footing, m["unit"], change(m["ratio"]), change(m["low"]), change(m["high"])]
+        figures += [m["cand"] if m["paced"] else None, m["p"]]
         share = None if m["share"] is None else 100 * m["share"]
-        counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"], "pace" if m["paced"] else ""]
+        counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"]]
         rows.append([m["family"], name_of(m), m["label"], m["verdict"], *figures, *counts])
     left = document["metrics_total"] - len(rows)
     blocks = [table(columns, rows)]

@@ -121,12 +121,15 @@ def show(shown: dict[str, Any]) -> None:
     for m in rows:
         if m["ratio"] is None or m["low"] is None:
             continue
-        figures = figure(m["base"], m["unit"]), figure(m["cand"], m["unit"]), percent(m["ratio"])
+        value = m["cand"] if m["at_pace"] is None else m["at_pace"]
+        figures = figure(m["base"], m["unit"]), figure(value, m["unit"]) + "*" * m["paced"], percent(m["ratio"])
         more = f" +{m['more_runs']} runs" if m["more_runs"] else ""
         table.add_row(
             escape(called(m)), *figures, f"{100 * (m['low'] - 1):+.1f} … {100 * (m['high'] - 1):+.1f}", m["verdict"] + more
         )
     console.print(table)
+    if any(m["paced"] for m in rows):
+        console.print("* at the base's pace: without what made all operators of a run faster or slower alike")
     counts = ", ".join(f"{n:,} {name}" for name, n in shown["verdicts"].items())
     console.print(f"{shown['metrics_total']:,} metrics: {counts}")
     for failure in shown["failures"]:
