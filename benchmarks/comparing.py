@@ -8,8 +8,8 @@ python benchmarks/comparing.py speed [--runs 100] [--operators 5000]
 
 `power`: one of 60 operators is slowed; runs vary by a drift they share, by noise of their own, and by rare disturbances.
 `alarms`: pairs of groups drawn without replacement from real runs; an alarm is any change called in a family of metrics.
-`windows`: the same with the drift from run to run left in: of successive runs, the sides by turns (A B B A ...), one after the
-other, and one after the other with as many runs as a side has between them.
+`windows`: the same with the drift from run to run left in: of successive runs, the sides by turns (A B B A ..., and in pairs
+whose order is drawn), one after the other, and one after the other with as many runs as a side has between them.
 `stopping`: alarms of unchanged programs where one looks after every pair and stops at a verdict of that alpha.
 Changes planted in recordings of real runs: benchmarks/planted.py.
 """
@@ -91,12 +91,13 @@ def windows(args: argparse.Namespace) -> None:
     for size in map(int, args.runs.split(",")):
         turns = np.resize([0, 1, 1, 0], 2 * size)
         one, gap = np.zeros(size, int), np.full(size, -1)
-        orders = {"by turns": turns, "one after the other": np.r_[one, one + 1], "with a gap": np.r_[one, gap, one + 1]}
+        orders = {"by turns": turns, "in drawn pairs": None, "one after the other": np.r_[one, one + 1]}
+        orders["with a gap"] = np.r_[one, gap, one + 1]
         for name, order in orders.items():
             counts: dict[str, int] = {}
             seen: dict[str, int] = {}
             for folder in args.recordings:
-                for judged in judged_windows(sorted(read(Path(folder)), key=lambda run: run.began), order):
+                for judged in judged_windows(sorted(read(Path(folder)), key=lambda run: run.began), size, order):
                     count(counts, judged)
                     for family in judged["family"].unique():
                         seen[family] = seen.get(family, 0) + 1
@@ -104,12 +105,13 @@ def windows(args: argparse.Namespace) -> None:
             print(f"{size:>13} | {name} | {seen.get('speed', 0)} | {shares}", flush=True)
 
 
-def judged_windows(found: list[Result], order: np.ndarray) -> Iterator[pd.DataFrame]:
-    """Comparisons of the runs whose place in a window is 0 with those whose place is 1, for every window."""
+def judged_windows(found: list[Result], size: int, order: np.ndarray | None) -> Iterator[pd.DataFrame]:
+    """Comparisons of the runs at places 0 of `order` (None: drawn by pairs) with those at places 1, for every window."""
     dims, every, *_ = matrices(found, found[:1])
-    began = np.array([run.began for run in found])
-    for first in range(len(found) - len(order) + 1):
-        sides = [first + np.flatnonzero(order == side) for side in (0, 1)]
+    began, rng = np.array([run.began for run in found]), np.random.default_rng(0)
+    for first in range(len(found) - (2 * size if order is None else len(order)) + 1):
+        places = rng.permuted(np.tile([0, 1], (size, 1)), axis=1).ravel() if order is None else order
+        sides = [first + np.flatnonzero(places == side) for side in (0, 1)]
         rules = Rules(wander=wander(*(began[side] for side in sides)))
         yield judge_apart(dims, *(every[side] for side in sides), rules)[0]
 

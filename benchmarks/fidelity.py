@@ -4,11 +4,12 @@ python benchmarks/fidelity.py [--repeats 3] [--rounds 150] [--extra 3] [--second
                                                                                                 our runtime (needs root)
 python benchmarks/fidelity.py --engine llamacpp [--repeats 3] [--rounds 40] [--extra 4]        llama.cpp's kernels (needs root)
 
-Two programs take rounds by turns, so that both see one machine: one runs kernels EXTRA times more, by its own clock, untraced;
-the other is recorded and runs nothing twice. A kernel's truth is the median over rounds of what its copies add, over EXTRA. CPU
-only: the HTP emulator is no timing model. A copy has to find the caches as the one run of a step does: runtime_copies.py (steps
-of our runtime) says how, and ggml_copies.py (llama.cpp: graphs of kernels of the sizes that a decoded token has). Steps by which
-llama.cpp's phases are told are those of llama_phases.py.
+A kernel's truth is the median over rounds of what EXTRA copies of it add, by the program's own clock, over EXTRA. CPU only: the
+HTP emulator is no timing model. A copy has to find the caches as the one run of a step does: runtime_copies.py (steps of our
+runtime) says how, and ggml_copies.py (llama.cpp: graphs of kernels of the sizes that a decoded token has). Our runtime's copies
+run in the recorded process, unseen by the tracer, in steps beside those whose records count: in two processes, where their memory
+lies made kernels differ by a tenth. llama.cpp's run in a process of their own that takes turns with the recorded one. Steps by
+which llama.cpp's phases are told are those of llama_phases.py.
 """
 
 import argparse
@@ -80,38 +81,43 @@ class Paced:
         return str(said)
 
 
-def by_turns(own: Paced, recorded: Paced, rounds: int, until: float) -> pd.DataFrame:
-    """ms that `own` told in each of as many rounds as there is time for, at most `rounds`."""
+def rounds_of(own: Paced, rounds: int, until: float, recorded: Paced | None = None) -> pd.DataFrame:
+    """ms that `own` told in each of as many rounds as there is time for, at most `rounds`, by turns with `recorded`."""
     told: list[dict[str, float]] = []
     while not told or (len(told) < rounds and time.monotonic() < until):
         told.append(own.round())
-        recorded.round()
+        if recorded:
+            recorded.round()
         print(f"\r{len(told)} rounds", end="", file=sys.stderr)
     print(file=sys.stderr)
-    own.close()
     return pd.DataFrame(told)
 
 
 def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Found:
     """Our runtime's subgraphs and phases."""
-    own = Paced(benchmark("runtime_copies.py", args.model, args.extra, *args.kinds))
-    recorded = Paced(recording(benchmark("runtime_copies.py", args.model, 0, *args.kinds), folder / "run"))
-    spent = by_turns(own, recorded, args.rounds, until)
-    timed = pd.DataFrame(json.loads(recorded.close().splitlines()[-1]), columns=["phase", "ns"])
+    program = Paced(recording(benchmark("runtime_copies.py", args.model, args.extra, *args.kinds), folder / "run"))
+    spent = rounds_of(program, args.rounds, until)
+    timed = pd.DataFrame(json.loads(program.close().splitlines()[-1]), columns=["phase", "ns"])
     tables = load(folder / "run")
     steps, own_steps = (
         rows.median() for rows in (tables["tokens"].groupby("phase")["duration_ns"], timed.groupby("phase")["ns"])
     )
     alphas = {phase: fidelity.accuracy(float(steps[phase]), float(own_steps[phase])) for phase in ("prefill", "decode")}
-    tokens = tables["tokens"].query("phase == 'decode'")["token_id"].iloc[WARM:]
+    tokens = tables["tokens"].query("phase == 'decode'")["token_id"].iloc[WARM:].to_numpy()
     graphs = tables["graphs"][tables["graphs"]["token_id"].isin(tokens)]
     each = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns") / 1e6
-    at, a_round = np.arange(len(each)), len(each) // len(spent)
-    # The first step of a round wakes up. Neighbouring rounds run at one pace of the machine; the whole series may not.
-    by_round = each[at % a_round > 0].groupby(at[at % a_round > 0] // a_round).mean()
-    share, measured = (spent / by_round).median(), by_round.median()
-    truth = {kind: float(measured[kind] * share[kind]) for kind in spent}
-    return Found(measured.to_dict(), truth, alphas, (graphs.groupby("kind").size() / len(tokens)).to_dict())
+    plain = plain_steps(tokens.reshape(len(spent), -1), list(spent))
+    recorded = pd.DataFrame({kind: each[kind].loc[ids].to_numpy() for kind, ids in plain.items()})
+    # By rounds: neighbouring steps run at one pace of the machine; the whole series may not.
+    share, measured = (spent / recorded).median(), recorded.median()
+    runs = graphs[graphs["token_id"].isin(tokens)].groupby("kind").size() / len(tokens)
+    return Found(measured.to_dict(), (measured * share).to_dict(), alphas, runs.to_dict())
+
+
+def plain_steps(tokens: np.ndarray, kinds: list[str]) -> dict[str, np.ndarray]:
+    """For each kind, of the steps [rounds, 1 + 2 * kinds] of runtime_copies.py those beside its copies, [rounds]."""
+    turns = np.arange(len(tokens))
+    return {kind: tokens[turns, 1 + 2 * at + (turns % 2 == 0)] for at, kind in enumerate(kinds)}
 
 
 def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[dict[str, float], dict[str, float]]:
@@ -120,7 +126,8 @@ def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[
     recorded = Paced(recording(benchmark("ggml_copies.py", 0), folder / "kernels"), REST_S)
     for _ in range(LEARNING):
         recorded.round()
-    table = by_turns(own, recorded, rounds, until)
+    table = rounds_of(own, rounds, until, recorded)
+    own.close()
     recorded.close()
     grown = table.drop(columns="base").sub(table["base"], axis=0).median()
     operators = load(folder / "kernels")["operators"]

@@ -5,12 +5,12 @@ kind, and longer still where nothing of the runtime's code is left in them. So c
 a kernel run EXTRA of those that follow it in a step, each with what lies behind it. For each kind there is a step with copies
 before every run of it, and one without: a kernel takes what its runs grow by, less the time of what lies between, over EXTRA.
 
-It prints ms of one run of each kind as JSON, by the host's clock. Where EXTRA is 0, a round is as many plain steps. When its
-input ends, it prints phase and ns of all steps by the runtime's own clock.
+It prints ms of one run of each kind as JSON, by the host's clock. A round is one step that wakes up, then for each kind a step
+with copies and one without; in the first round with copies first, then by turns. Copies pass no probe. When its input ends, it
+prints phase and ns of all steps by the runtime's own clock.
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -107,7 +107,7 @@ class Stepper:
     """A model behind its prompt; every step stands at the same place of the sequence, with another token."""
 
     def __init__(self, model: Path, extra: int, asked: list[str]):
-        self.copies = Copies(extra) if extra else None
+        self.copies = Copies(extra)
         self.model = MoE.load(model, "all", prefill_backend="cpu", decode_backend="cpu", prefetch="off")
         self.ids, self.sampler, self.taken = self.model.encode(PROMPT), Sampler(Sampling(0.0, 0, 1.0, 0)), 0
         self.sequence = self.model.engine.begin_sequence(len(self.ids) + 1)
@@ -121,21 +121,17 @@ class Stepper:
         """Decode one token."""
         self.sequence.length = len(self.ids)
         self.taken += 1
-        if self.copies:
-            self.copies.begin()
+        self.copies.begin()
         self.model.engine.step(self.sequence, [self.ids[self.taken % len(self.ids)]], self.sampler)
 
     def round(self, turn: int) -> dict[str, float]:
-        """ms of a run by kind, behind a step that wakes up; nothing without copies."""
+        """ms of a run by kind, behind a step that wakes up."""
         self.step()
-        if self.copies:
-            return {kind: self._kernel(self.copies, kind, turn % 2 == 0) for kind in self.kinds}
-        for _ in range(2 * len(self.kinds)):
-            self.step()
-        return {}
+        return {kind: self._kernel(kind, turn % 2 == 0) for kind in self.kinds}
 
-    def _kernel(self, copies: Copies, kind: str, copies_first: bool) -> float:
-        spent, copies.kind = {}, kind
+    def _kernel(self, kind: str, copies_first: bool) -> float:
+        copies, spent = self.copies, {}
+        copies.kind = kind
         for copies.copying in (copies_first, not copies_first):
             self.step()
             spent[copies.copying] = float(np.mean(copies.slots))
@@ -144,8 +140,6 @@ class Stepper:
 
 
 def main() -> None:
-    # On the CPU of the program that it takes turns with: one that was idle is slower for a while.
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     stepper = Stepper(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
     for turn, _ in enumerate(sys.stdin):
         print(json.dumps(stepper.round(turn)), flush=True)
