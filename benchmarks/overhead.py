@@ -316,6 +316,7 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
         "rounds": len(ratios),
         "left_out": len(found) - len(ratios),
         "tracer_cpu": float(np.mean(cpu)),
+        "ratios": ratios,  # of every round that counts: series can be pooled
     }
     return {**row, **middle, "lost": lost}
 
