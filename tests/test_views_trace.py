@@ -368,3 +368,18 @@ def test_the_shipped_queries_answer_what_the_tables_say(ahead: tuple[Judge, fixt
     mine = tables["loads"].query("action == 'load'")
     assert set(loads) == set(mine.begin_ns) and {row[2] for row in loads.values()} == {"prefetch"}
     assert [at for at, row in loads.items() if row[6] < 0] == [mine.begin_ns.iloc[0]]
+
+
+def test_a_flow_leads_from_a_step_through_its_graphs_on_other_threads(tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    graphs = tables["graphs"].copy()
+    graphs["token_id"] = -1
+    moved, step = graphs.index[:3], tables["tokens"].iloc[0]
+    graphs.loc[moved, ["token_id", "tid"]] = step["token_id"], step["tid"] + 1
+    tables |= {"graphs": graphs, "qnn_executes": tables["qnn_executes"].iloc[:0]}
+    judge = judged(tmp_path, manifest, tables)
+    pairs = judge.rows(
+        "select a.category as a, b.category as b from flow join slice a on slice_out = a.id "
+        "join slice b on slice_in = b.id order by a.ts"
+    )
+    assert pairs == [("token", "graph"), ("graph", "graph"), ("graph", "graph")]

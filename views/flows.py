@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 Tables = dict[str, pd.DataFrame]
-PREFETCH = 1 << 41
+PREFETCH, STEP = 1 << 41, 1 << 42  # added to a load's and a step's number, so that their arrows are not those of graphs
 KEYS = ["layer", "expert"]
 
 

@@ -96,6 +96,8 @@ class Level:
             ends = np.zeros(len(slices), bool) if slices.ends_flow is None else slices.ends_flow
             own.fixed64(FLOW, np.where(ends, 0, slices.flow), absent=0)
             own.fixed64(TERMINATING_FLOW, np.where(ends, slices.flow, 0), absent=0)
+        if slices.step_flow is not None and slices.step_flow.any():
+            own.fixed64(FLOW, slices.step_flow, absent=0)
         level.forms = [(form, len(slices.name.codes), slices.row)]
         if own is not form and own.steps:
             level.forms.append((own, len(slices), None))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from views.flows import PREFETCH, flow_of, prefetched_runs
+from views.flows import PREFETCH, STEP, flow_of, prefetched_runs
 from views.protobuf import _messages
 
 Tables = dict[str, pd.DataFrame]
@@ -83,6 +83,7 @@ Column = np.ndarray | Text
 class Slices:
     """Slices or instants of one category. An argument that is -1 or "" is not written.
 
+    `flow`: the arrow that each is on, `step_flow`: the one from a step to its graphs on other threads; 0: none.
     `row`: where several say the same, as the threads of an operator do, which row of `name` and `args` each of them says; `own`:
     arguments besides, of each slice.
     """
@@ -97,6 +98,7 @@ class Slices:
     flow: np.ndarray | None = None
     instant: bool = False
     ends_flow: np.ndarray | None = None
+    step_flow: np.ndarray | None = None
     row: np.ndarray | None = None
     own: dict[str, Column] = field(default_factory=dict)
 
@@ -105,9 +107,12 @@ class Slices:
 
     def take(self, rows: np.ndarray) -> "Slices":
         """Some of them."""
-        flow, ends_flow = (None if column is None else column[rows] for column in (self.flow, self.ends_flow))
+        flows = (self.flow, self.ends_flow, self.step_flow)
+        flow, ends_flow, step_flow = (None if column is None else column[rows] for column in flows)
         tid, begin, end, complete = (column[rows] for column in (self.tid, self.begin, self.end, self.complete))
-        some = replace(self, tid=tid, begin=begin, end=end, complete=complete, flow=flow, ends_flow=ends_flow)
+        some = replace(
+            self, tid=tid, begin=begin, end=end, complete=complete, flow=flow, ends_flow=ends_flow, step_flow=step_flow
+        )
         some.own = {label: taken(column, rows) for label, column in self.own.items()}
         if self.row is not None:
             return replace(some, row=self.row[rows])
@@ -167,17 +172,29 @@ def tokens(tables: Tables) -> Slices:
     """One slice per step of the model."""
     frame = tables["tokens"]
     args = ints(frame, "seq", "n_tokens", "position", "result") | positive(frame, "maj_flt", "min_flt")
-    return of_frame("token", Text.joined(lambda p: p or "step", frame["phase"]), frame, args)
+    slices = of_frame("token", Text.joined(lambda p: p or "step", frame["phase"]), frame, args)
+    slices.step_flow = np.where(np.isin(frame["token_id"], graph_steps(tables)), frame["token_id"] + STEP, 0)
+    return slices
+
+
+def graph_steps(tables: Tables) -> np.ndarray:
+    """For each graph that ran on another thread than its step, the step's token_id; else -1."""
+    frame, steps = tables["graphs"], tables["tokens"]
+    step_tid = frame["token_id"].map(dict(zip(steps["token_id"], steps["tid"], strict=True))).fillna(-1)
+    elsewhere = (step_tid >= 0) & (step_tid != frame["tid"])
+    return np.where(elsewhere, frame["token_id"], -1).astype(np.int64)
 
 
 def graphs(tables: Tables) -> Slices:
-    """One slice per graph run; those that submit to the NPU start a flow."""
+    """One slice per graph run; those that submit to the NPU start a flow, those on other threads join their step's."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
     args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     slices = of_frame("graph", Text.joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
     slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
+    step = graph_steps(tables)
+    slices.step_flow = np.where(step >= 0, step + STEP, 0)
     return slices
 
 
