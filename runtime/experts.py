@@ -159,7 +159,7 @@ class Experts:
     ) -> None:
         """The shared expert, then the experts of `send_for` on the CPU, each into its own of outputs [E].
 
-        `row` and `outputs` are the same memory for every token. Where no expert can leave, they are only put to what waits.
+        `row` and `outputs` are the same memory for every token. Where all are there, they are only put to what waits.
         """
         if common:
             token.put(common.item)
