@@ -1,15 +1,16 @@
 """How true the recorded times are: phases against the engine's own timers, kernels against duplication.
 
-python benchmarks/fidelity.py [--repeats 3] [--rounds 150] [--extra 3] [--seconds 150] [--model M] [--kinds K ...] [--out FILE]
+python benchmarks/fidelity.py [--repeats 3] [--rounds 150] [--extra 3] [--seconds 150] [--model M] [--out FILE]
                                                                                                 our runtime (needs root)
 python benchmarks/fidelity.py --engine llamacpp [--repeats 3] [--rounds 40] [--extra 4]        llama.cpp's kernels (needs root)
 
 A kernel's truth is the median over rounds of what EXTRA copies of it add, by the program's own clock, over EXTRA. CPU only: the
 HTP emulator is no timing model. A copy has to find the caches as the one run of a step does: runtime_copies.py (steps of our
 runtime) says how, and ggml_copies.py (llama.cpp: graphs of kernels of the sizes that a decoded token has). Our runtime's copies
-run in the recorded process, unseen by the tracer, in steps beside those whose records count: in two processes, where their memory
-lies made kernels differ by a tenth. llama.cpp's run in a process of their own that takes turns with the recorded one. Steps by
-which llama.cpp's phases are told are those of llama_phases.py.
+run in the recorded process, unseen by the tracer, beside the steps whose records count: in two processes, where their memory
+lies made kernels differ by a tenth. So alpha holds both what the recording counts too much and what the probes slow a kernel down
+by. llama.cpp's copies run in a process of their own that takes turns with the recorded one. Steps by which llama.cpp's phases
+are told are those of llama_phases.py.
 """
 
 import argparse
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from analyzer import fidelity
 from analyzer.tables import load
 from benchmarks.ggml_copies import ALONE
-from benchmarks.runtime_copies import KINDS, WARM
+from benchmarks.runtime_copies import WARM
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL, GGUF = ROOT / "build" / "demo-model", ROOT / "build" / "models" / "llama-1b.gguf"
@@ -40,12 +41,14 @@ PROMPT, LEARNING, REST_S = 128, 20, 0.02
 
 
 class Found(NamedTuple):
-    """ms of one run of a kernel as recorded and by duplication; alpha by phase; runs of a kernel in a decode step."""
+    """ms of one run of a kernel as recorded and by duplication; alpha by phase; runs of a kernel in a decode step; how much
+    longer than an unseen kernel a seen one takes by the program's own clock, as a share."""
 
     measured: dict[str, float]
     truth: dict[str, float]
     alphas: dict[str, float]
     runs: dict[str, float]
+    slowed: dict[str, float]
 
 
 def recording(program: list[str], run: Path) -> list[str]:
@@ -95,8 +98,10 @@ def rounds_of(own: Paced, rounds: int, until: float, recorded: Paced | None = No
 
 def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Found:
     """Our runtime's subgraphs and phases."""
-    program = Paced(recording(benchmark("runtime_copies.py", args.model, args.extra, *args.kinds), folder / "run"))
-    spent = rounds_of(program, args.rounds, until)
+    program = Paced(recording(benchmark("runtime_copies.py", args.model, args.extra), folder / "run"))
+    told = rounds_of(program, args.rounds, until)
+    spent = told[[name for name in told if not name.startswith("seen ")]]
+    slowed = {kind: float((told[f"seen {kind}"] / told[kind]).median()) - 1 for kind in spent}
     timed = pd.DataFrame(json.loads(program.close().splitlines()[-1]), columns=["phase", "ns"])
     tables = load(folder / "run")
     steps, own_steps = (
@@ -104,20 +109,14 @@ def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Fou
     )
     alphas = {phase: fidelity.accuracy(float(steps[phase]), float(own_steps[phase])) for phase in ("prefill", "decode")}
     tokens = tables["tokens"].query("phase == 'decode'")["token_id"].iloc[WARM:].to_numpy()
-    graphs = tables["graphs"][tables["graphs"]["token_id"].isin(tokens)]
-    each = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns") / 1e6
-    plain = plain_steps(tokens.reshape(len(spent), -1), list(spent))
-    recorded = pd.DataFrame({kind: each[kind].loc[ids].to_numpy() for kind, ids in plain.items()})
+    counted = tokens.reshape(len(spent), 1 + args.extra)[:, 1:].ravel()
+    graphs = tables["graphs"][tables["graphs"]["token_id"].isin(counted)]
+    each = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns").loc[counted] / 1e6
+    recorded = each.groupby(np.arange(len(counted)) // args.extra).mean()[list(spent)]
     # By rounds: neighbouring steps run at one pace of the machine; the whole series may not.
     share, measured = (spent / recorded).median(), recorded.median()
-    runs = graphs[graphs["token_id"].isin(tokens)].groupby("kind").size() / len(tokens)
-    return Found(measured.to_dict(), (measured * share).to_dict(), alphas, runs.to_dict())
-
-
-def plain_steps(tokens: np.ndarray, kinds: list[str]) -> dict[str, np.ndarray]:
-    """For each kind, of the steps [rounds, 1 + 2 * kinds] of runtime_copies.py those beside its copies, [rounds]."""
-    turns = np.arange(len(tokens))
-    return {kind: tokens[turns, 1 + 2 * at + (turns % 2 == 0)] for at, kind in enumerate(kinds)}
+    runs = graphs.groupby("kind").size() / len(counted)
+    return Found(measured.to_dict(), (measured * share).to_dict(), alphas, runs.to_dict(), slowed)
 
 
 def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[dict[str, float], dict[str, float]]:
@@ -156,7 +155,7 @@ def llama_phases(folder: Path, tokens: int) -> dict[str, float]:
 def of_llamacpp(folder: Path, args: argparse.Namespace, until: float) -> Found:
     """llama.cpp's kernels, and phases of a model."""
     kernels = llama_kernels(folder, args.rounds, args.extra, until)
-    return Found(*kernels, llama_phases(folder, args.tokens), {})
+    return Found(*kernels, llama_phases(folder, args.tokens), {}, {})
 
 
 def repeated(once: Callable[[Path, argparse.Namespace, float], Found], args: argparse.Namespace) -> list[Found]:
@@ -176,13 +175,14 @@ def show_phases(alphas: list[dict[str, float]]) -> None:
         print(f"{phase:<10} alpha {np.median(values):.3f} % ({min(values):.3f} to {max(values):.3f}, {len(values)} runs)")
 
 
-def show(rows: pd.DataFrame, truths: pd.DataFrame) -> None:
-    """Print each kernel."""
+def show(rows: pd.DataFrame, truths: pd.DataFrame, slowed: dict[str, float]) -> None:
+    """Print each kernel, and what of its error is that the probes slow it down."""
     for row in rows.itertuples():
         spread = f"spread {np.ptp(truths[row.name]) / row.truth_ms:.0%} of {len(truths[row.name])}"
         print(
             f"{row.name:<10} measured {row.measured_ms:.4f} ms, truth {row.truth_ms:.4f} ms ({spread}): "
             f"alpha {row.accuracy_percent:.2f} %, ε* {row.scaled_error:.1f}"
+            + (f", slowed by {slowed[row.name]:.1%}" if row.name in slowed else "")
         )
     long = rows[rows["truth_ms"] > 0.1]
     if len(long):
@@ -198,7 +198,6 @@ def main() -> None:
     parser.add_argument("--extra", type=int, help="further runs of a kernel; default: 3, of llama.cpp's 4")
     parser.add_argument("--tokens", type=int, default=48, help="that llama.cpp's phases are told by")
     parser.add_argument("--model", type=Path, default=MODEL, help="of our runtime")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kernels of our runtime")
     parser.add_argument("--out", type=Path, help="write the truth there, for: python -m analyzer fidelity RUN --truth FILE")
     args = parser.parse_args()
     extra, rounds = (4, 40) if args.engine == "llamacpp" else (3, 150)
@@ -206,7 +205,7 @@ def main() -> None:
     found = repeated(of_llamacpp if args.engine == "llamacpp" else runtime_kernels, args)
     truths = pd.DataFrame([run.truth for run in found])
     rows = fidelity.compare(pd.DataFrame([run.measured for run in found]).median().to_dict(), truths.median().to_dict())
-    show(rows, truths)
+    show(rows, truths, pd.DataFrame([run.slowed for run in found]).median().to_dict())
     show_phases([run.alphas for run in found])
     if args.out:
         a_step = {name: ms * found[-1].runs.get(name, 1) for name, ms in truths.median().items()}

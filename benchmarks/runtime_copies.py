@@ -1,150 +1,132 @@
-"""Steps of our runtime with copies of its kernels: runtime_copies.py MODEL EXTRA [KIND ...]. A round for each line that it reads.
+"""Steps of our runtime, half of which no tracer sees: runtime_copies.py MODEL EXTRA. A round for each line that it reads.
 
-A kernel of 100 µs takes up to half as long again where the rest of a step has swept the caches as right behind a run of its own
-kind, and longer still where nothing of the runtime's code is left in them. So copies stand where the step itself has them: before
-a kernel run EXTRA of those that follow it in a step, each with what lies behind it. For each kind there is a step with copies
-before every run of it, and one without: a kernel takes what its runs grow by, less the time of what lies between, over EXTRA.
+How long a kernel of 100 µs takes is decided by what ran before it. Right behind a run of its own kind it takes two thirds of its
+time, and with only the other kernels in between still a fifth less: the interpreter between two kernels sweeps the caches, too.
+So a copy of a kernel is a run of it within a copy of the whole step: the same calls in the same order on the same memory, through
+a second copy of the probes' extension (the same code, from a file of which the tracer knows nothing).
 
-It prints ms of one run of each kind as JSON, by the host's clock. A round is one step that wakes up, then for each kind a step
-with copies and one without; in the first round with copies first, then by turns. Copies pass no probe. When its input ends, it
-prints phase and ns of all steps by the runtime's own clock.
+A round is, for the steps that are seen and for those that are not, by turns first, one step that finds the caches as the others
+left them and then EXTRA that count. It prints ms of one run of each kind of kernel in unseen and (`seen KIND`) in seen ones as
+JSON, by the runtime's own account: its clock right around each run. When its input ends, it prints phase and ns of all seen steps
+by the runtime's own clock.
 """
 
 import json
 import sys
-from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from time import perf_counter_ns as clock
-from typing import Any, NamedTuple
+from shutil import copyfile
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from runtime import calls
-from runtime.graph import Graph
+from runtime import _probes, calls, probes, token_path  # type: ignore[attr-defined]
+from runtime.log import Step
 from runtime.moe import MoE
 from runtime.probes import Phase
 from runtime.sampling import Sampler, Sampling
 
-KINDS = ("attention", "router", "mlp", "expert", "head")
 PROMPT = "The router looks at the token and picks a few experts, and a cache keeps those that were used last. " * 12
-WARM = 12
-"""Steps that make what a step needs, before the first round."""
+PREFILLS, WARM = 3, 12
+"""Several prefills, for the first hit of a probe takes 40 µs; decode steps that make what a step needs, before the first round."""
+SITES = {f"{name}_{at}": f"{name}__{at}" for name in ("token", "op", "expert") for at in ("begin", "end")}
+"""Function of runtime.probes → its name in the extension."""
 
 
-class Ran(NamedTuple):
-    """A run of a subgraph."""
+def unseen_extension() -> ModuleType:
+    """The probes' extension once more; a tracer goes by files, and by their names."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "unseen.so"
+        copyfile(_probes.__file__, path)
+        loader = ExtensionFileLoader("_probes", str(path))
+        spec = spec_from_loader("_probes", loader)
+        assert spec
+        module = module_from_spec(spec)
+        loader.exec_module(module)
+        return module
 
-    kind: str
-    run: Callable[[Any, Any], Any]
-    first: Any
-    second: Any
 
+class Twice:
+    """Patches the runtime: what it prepares for a token is prepared for both extensions, and `use` says which one works."""
 
-class Copies:
-    """Patches the runtime: copies of one kind of subgraph before each run of it in a decoded token. The text may differ."""
+    def __init__(self) -> None:
+        self.extensions = unseen_extension(), _probes
+        self.seen = True
+        self._prepared: dict[int, tuple[Any, Any]] = {}
+        calls.Call = self._of_both("Call")
+        token_path.Combine = self._of_both("Combine")
+        calls.run = self._run
 
-    def __init__(self, extra: int):
-        self.extra, self.kind, self.copying = extra, "", False
-        self.slots: list[int] = []
-        """ns of a step's runs of the kind, with their copies."""
-        self._before: list[Ran] = []
-        self._now: list[Ran] = []
-        self._patch()
+    def use(self, seen: bool) -> None:
+        """From now on the runtime passes sites that the tracer sees, or others."""
+        self.seen, extension = seen, self.extensions[seen]
+        for name, theirs in ({"graph": "graph", "route": "route"} | SITES).items():
+            setattr(probes, name, getattr(extension, theirs))
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._before, self._now = self._now, []
-        self.slots.clear()
+    def _of_both(self, kind: str) -> Any:
+        def prepare(*arguments: Any) -> Any:
+            both = tuple(getattr(extension, kind)(*arguments) for extension in self.extensions)
+            self._prepared[id(both[True])] = both
+            return both[True]
 
-    def _patch(self) -> None:
-        """The two places where sessions run: one by one, and as prepared for a token."""
-        once, prepared = Graph._probed, calls.Call
+        return prepare
 
-        def probed(graph: Graph, run: Any, first: Any, second: Any, n_tokens: int) -> Any:
-            return once(graph, self._with_copies(run, graph.kind.name.lower()), first, second, n_tokens)
-
-        def call(run: Any, binding: Any, handle: int, of: Any, *told: Any) -> Any:
-            return prepared(self._with_copies(run, of.name.lower()), binding, handle, of, *told)
-
-        Graph._probed = probed  # type: ignore[method-assign]
-        calls.Call = call
-
-    def _with_copies(self, run: Callable[[Any, Any], Any], kind: str) -> Callable[[Any, Any], Any]:
-        def more(first: Any, second: Any) -> Any:
-            chosen = self._following() if self.copying and kind == self.kind else []
-            between, began = 0, clock()
-            for copy, rest in chosen:
-                copy.run(copy.first, copy.second)
-                before = clock()
-                for other in rest:
-                    other.run(other.first, other.second)
-                between += clock() - before
-            result = run(first, second)
-            if kind == self.kind:
-                self.slots.append(clock() - began - between)
-            self._now.append(Ran(kind, run, first, second))
-            return result
-
-        return more
-
-    def _following(self) -> list[tuple[Ran, list[Ran]]]:
-        """The next runs of the kind, as the step before had them, each with those of other kinds behind it."""
-        at, found = len(self._now) + 1, list[tuple[Ran, list[Ran]]]()
-        order = self._before[at:] + self._before[:at]
-        for ran in order * (1 + self.extra):
-            if ran.kind == self.kind:
-                if len(found) == self.extra:
-                    break
-                found.append((ran, []))
-            elif found:
-                found[-1][1].append(ran)
-        return found
+    def _run(self, items: list[Any], caches: list[int], times: np.ndarray, first: int) -> int:
+        chosen = [self._prepared[id(item)][self.seen] for item in items]
+        return int(self.extensions[self.seen].run(chosen, caches, times, first))
 
 
 class Stepper:
     """A model behind its prompt; every step stands at the same place of the sequence, with another token."""
 
-    def __init__(self, model: Path, extra: int, asked: list[str]):
-        self.copies = Copies(extra)
+    def __init__(self, model: Path, extra: int):
+        self.twice, self.extra, self.taken = Twice(), extra, 0
         self.model = MoE.load(model, "all", prefill_backend="cpu", decode_backend="cpu", prefetch="off")
-        self.ids, self.sampler, self.taken = self.model.encode(PROMPT), Sampler(Sampling(0.0, 0, 1.0, 0)), 0
+        self.ids, self.sampler = self.model.encode(PROMPT), Sampler(Sampling(0.0, 0, 1.0, 0))
         self.sequence = self.model.engine.begin_sequence(len(self.ids) + 1)
-        self.model.engine.step(self.sequence, self.ids, self.sampler)
+        self.told: list[Step] = []
+        for _ in range(PREFILLS):
+            self._take(0, self.ids)
         for _ in range(WARM):
             self.step()
-        found = {kind.name.lower() for kind, _ in self.model.log.graphs}
-        self.kinds = [kind for kind in asked or KINDS if kind in found]
 
     def step(self) -> None:
         """Decode one token."""
-        self.sequence.length = len(self.ids)
         self.taken += 1
-        self.copies.begin()
-        self.model.engine.step(self.sequence, [self.ids[self.taken % len(self.ids)]], self.sampler)
+        self._take(len(self.ids), [self.ids[self.taken % len(self.ids)]])
 
     def round(self, turn: int) -> dict[str, float]:
-        """ms of a run by kind, behind a step that wakes up."""
-        self.step()
-        return {kind: self._kernel(kind, turn % 2 == 0) for kind in self.kinds}
-
-    def _kernel(self, kind: str, copies_first: bool) -> float:
-        copies, spent = self.copies, {}
-        copies.kind = kind
-        for copies.copying in (copies_first, not copies_first):
+        """ms of a run by kind, in unseen steps, and in seen ones."""
+        log, spent = self.model.log, dict[str, float]()
+        for seen in (turn % 2 == 0, turn % 2 != 0):
+            self.twice.use(seen)
             self.step()
-            spent[copies.copying] = float(np.mean(copies.slots))
-        copies.kind, copies.copying = "", False
-        return (spent[True] - spent[False]) / copies.extra / 1e6
+            ns, runs = log.graph_ns.copy(), log.graphs.copy()
+            for _ in range(self.extra):
+                self.step()
+            for (kind, _), n in (log.graphs - runs).items():
+                name = kind.name.lower()
+                spent[f"seen {name}" if seen else name] = (log.graph_ns[kind] - ns[kind]) / n / 1e6
+        return spent
+
+    def _take(self, behind: int, ids: list[int]) -> None:
+        self.sequence.length = behind
+        step, _ = self.model.engine.step(self.sequence, ids, self.sampler)
+        if self.twice.seen:
+            self.told.append(step)
 
 
 def main() -> None:
-    stepper = Stepper(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    stepper = Stepper(Path(sys.argv[1]), int(sys.argv[2]))
     for turn, _ in enumerate(sys.stdin):
         print(json.dumps(stepper.round(turn)), flush=True)
-    print(json.dumps([(Phase(step.phase).name.lower(), step.duration_ns) for step in stepper.model.log.steps]), flush=True)
     stepper.model.close()
+    print(json.dumps([(Phase(step.phase).name.lower(), step.duration_ns) for step in stepper.told]), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ CASES: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
     "empty function": (lambda *a: None, (1, 2, 3, 4)),
     "token__begin": (_probes.token__begin, (1, 2, 1, 40)),
     "op__begin": (_probes.op__begin, (1, 2, 1, 7, SOURCES)),
-    "graph__begin": (_probes.graph__begin, (1, 2, 3, 4, 1, 8 << 32)),
+    "graph": (_probes.graph, (max, 1, 2, 1, 2, 3, 4, 1, 8 << 32)),
     "expert__begin": (_probes.expert__begin, (1, 2, 3, 1, 1, 8)),
     "route": (_probes.route, (1, 8, 2, EXPERTS, WEIGHTS)),
     "load__end": (_probes.load__end, (1, 2, 3, 4)),

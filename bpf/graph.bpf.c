@@ -16,17 +16,23 @@ static INLINE int graph_begin(void *ctx, u8 engine, u64 handle, u32 type, u32 ba
 	return 0;
 }
 
-static INLINE int graph_end(void *ctx, u8 engine, u64 handle, s64 status)
+static INLINE int graph_end_at(void *ctx, u8 engine, u64 handle, s64 status, u64 ended)
 {
 	RECORD(rec_graph_end, r);
 
 	if (!reserve(r, KIND_GRAPH_END, engine))
 		return 0;
+	ended_at(&r->h, ended);
 	r->handle = handle;
 	r->status = status;
 	r->pad[0] = r->pad[1] = 0;
 	submit(ctx, r);
 	return 0;
+}
+
+static INLINE int graph_end(void *ctx, u8 engine, u64 handle, s64 status)
+{
+	return graph_end_at(ctx, engine, handle, status, UNTOLD);
 }
 
 /* moescope:graph__begin(handle, kind, layer, expert, backend, tier << 32 | n_tokens) */
@@ -47,8 +53,8 @@ UPROBE(moescope_graph_begin)
 	return 0;
 }
 
-/* moescope:graph__end(handle, status) */
+/* moescope:graph__end(handle, status, ended_ns) */
 UPROBE(moescope_graph_end)
 {
-	return graph_end(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx));
+	return graph_end_at(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx));
 }

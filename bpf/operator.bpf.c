@@ -80,7 +80,7 @@ UPROBE(moescope_op_begin)
 	return 0;
 }
 
-/* moescope:op__end(result) */
+/* moescope:op__end(result, ended_ns) */
 UPROBE(moescope_op_end)
 {
 	RECORD(rec_op_end, r);
@@ -88,6 +88,7 @@ UPROBE(moescope_op_end)
 
 	if (!reserve(r, KIND_OP_END, ENGINE_MOESCOPE))
 		return 0;
+	ended_at(&r->h, ARG2(ctx));
 	r->tensor = ARG1(ctx);
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);

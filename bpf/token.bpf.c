@@ -18,12 +18,13 @@ static INLINE int token_begin(void *ctx, u8 engine, u64 seq, u32 phase, u32 n_to
 	return 0;
 }
 
-static INLINE int token_end(void *ctx, u8 engine, u64 seq, s64 result)
+static INLINE int token_end_at(void *ctx, u8 engine, u64 seq, s64 result, u64 ended)
 {
 	RECORD(rec_token_end, r);
 
 	if (!reserve(r, KIND_TOKEN_END, engine))
 		return 0;
+	ended_at(&r->h, ended);
 	r->seq = seq;
 	r->result = result;
 	r->maj_flt = task_counter(maj_flt);
@@ -33,16 +34,21 @@ static INLINE int token_end(void *ctx, u8 engine, u64 seq, s64 result)
 	return 0;
 }
 
+static INLINE int token_end(void *ctx, u8 engine, u64 seq, s64 result)
+{
+	return token_end_at(ctx, engine, seq, result, UNTOLD);
+}
+
 /* moescope:token__begin(seq, phase, n_tokens, position) */
 UPROBE(moescope_token_begin)
 {
 	return token_begin(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx));
 }
 
-/* moescope:token__end(seq, sampled token) */
+/* moescope:token__end(seq, sampled token, ended_ns) */
 UPROBE(moescope_token_end)
 {
-	return token_end(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx));
+	return token_end_at(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx));
 }
 
 /* The head of struct llama_batch, which llama_decode takes by value. */

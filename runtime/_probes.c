@@ -6,8 +6,11 @@
  * and no single step, and every argument still lies in the register the calling convention put it in. The notes that tracers read
  * (.note.stapsdt, described in SystemTap's wiki under UserSpaceProbeImplementation) are written here.
  *
+ * An end carries the time at which its span ended: until a tracer's program reads its own clock, the trap has taken some µs more
+ * where the work has swept the kernel's code out of the caches.
+ *
  * `run` calls prepared graphs one behind the other, with their probes around them: an expert's weights sweep the caches, and what the
- * interpreter touches between two graphs has to come from memory each time.
+ * interpreter touches between two graphs has to come from memory each time. `graph` is the same for a single one.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -98,11 +101,11 @@ __asm__(".pushsection .stapsdt.base, \"aG\", %progbits, .stapsdt.base, comdat\n"
 	".popsection\n");
 
 PROBE(token__begin, U64_1 " " U32_2 " " U32_3 " " U32_4);
-PROBE(token__end, U64_1 " " I64_2);
+PROBE(token__end, U64_1 " " I64_2 " " U64_3);
 PROBE(op__begin, U32_1 " " I32_2 " " U32_3 " " U64_4 " " U64_5 " " U32_6);
-PROBE(op__end, U64_1);
+PROBE(op__end, U64_1 " " U64_2);
 PROBE(graph__begin, U64_1 " " U32_2 " " I32_3 " " I32_4 " " U32_5 " " U64_6);
-PROBE(graph__end, U64_1 " " I64_2);
+PROBE(graph__end, U64_1 " " I64_2 " " U64_3);
 PROBE(expert__begin, I32_1 " " I32_2 " " U32_3 " " U32_4 " " U32_5 " " U32_6);
 PROBE(expert__end, I32_1 " " I32_2);
 PROBE(route, I32_1 " " U32_2 " " U32_3 " " U64_4 " " U64_5);
@@ -112,17 +115,25 @@ PROBE(evict, I32_1 " " I32_2 " " U64_3 " " U64_4);
 
 #define SITE __attribute__((visibility("protected"))) extern void
 SITE moescope_token__begin(uint64_t seq, uint32_t phase, uint32_t n_tokens, uint32_t position);
-SITE moescope_token__end(uint64_t seq, int64_t sampled);
+SITE moescope_token__end(uint64_t seq, int64_t sampled, uint64_t ended_ns);
 SITE moescope_op__begin(uint32_t type, int32_t layer, uint32_t n_tokens, uint64_t result, const uint64_t *sources, uint32_t n_sources);
-SITE moescope_op__end(uint64_t result);
+SITE moescope_op__end(uint64_t result, uint64_t ended_ns);
 SITE moescope_graph__begin(uint64_t handle, uint32_t kind, int32_t layer, int32_t expert, uint32_t backend, uint64_t tier_tokens);
-SITE moescope_graph__end(uint64_t handle, int64_t status);
+SITE moescope_graph__end(uint64_t handle, int64_t status, uint64_t ended_ns);
 SITE moescope_expert__begin(int32_t layer, int32_t expert, uint32_t n_tokens, uint32_t cache, uint32_t backend, uint32_t tier);
 SITE moescope_expert__end(int32_t layer, int32_t expert);
 SITE moescope_route(int32_t layer, uint32_t n_tokens, uint32_t k, const uint16_t *experts, const float *weights);
 SITE moescope_load__begin(int32_t layer, int32_t expert, uint64_t bytes, uint32_t reason, uint32_t backend);
 SITE moescope_load__end(int32_t layer, int32_t expert, uint64_t bytes, uint64_t resident_bytes);
 SITE moescope_evict(int32_t layer, int32_t expert, uint64_t bytes, uint64_t resident_bytes);
+
+static uint64_t now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
 
 static int arity(Py_ssize_t given, Py_ssize_t wanted)
 {
@@ -152,10 +163,8 @@ static int arity(Py_ssize_t given, Py_ssize_t wanted)
 	}
 
 FUNCTION(token__begin, 4, U64(0), U32(1), U32(2), U32(3))
-FUNCTION(token__end, 2, U64(0), I64(1))
-FUNCTION(op__end, 1, U64(0))
-FUNCTION(graph__begin, 6, U64(0), U32(1), I32(2), I32(3), U32(4), U64(5))
-FUNCTION(graph__end, 2, U64(0), I64(1))
+FUNCTION(token__end, 3, U64(0), I64(1), U64(2))
+FUNCTION(op__end, 1, U64(0), now())
 FUNCTION(expert__begin, 6, I32(0), I32(1), U32(2), U32(3), U32(4), U32(5))
 FUNCTION(expert__end, 2, I32(0), I32(1))
 FUNCTION(load__begin, 5, I32(0), I32(1), U64(2), U32(3), U32(4))
@@ -202,6 +211,29 @@ static PyObject *route(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 	if (PyErr_Occurred())
 		return NULL;
 	Py_RETURN_NONE;
+}
+
+/* graph(run, first, second, handle, kind, layer, expert, backend, tier << 32 | n_tokens): (run(first, second), ns that it took). */
+static PyObject *graph(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	PyObject *result, *answer = NULL;
+	uint64_t began, ended, handle;
+
+	(void)module;
+	if (!arity(count, 9))
+		return NULL;
+	handle = U64(3);
+	moescope_graph__begin(handle, U32(4), I32(5), I32(6), U32(7), U64(8));
+	if (PyErr_Occurred())
+		return NULL;
+	began = now();
+	result = PyObject_CallFunctionObjArgs(arguments[0], arguments[1], arguments[2], NULL);
+	ended = now();
+	moescope_graph__end(handle, result ? 0 : -1, ended);
+	if (result)
+		answer = Py_BuildValue("OK", result, (unsigned long long)(ended - began));
+	Py_XDECREF(result);
+	return answer;
 }
 
 static void on_bus_error(int signal)
@@ -287,14 +319,6 @@ static void call_dealloc(struct call *self)
 	Py_DECREF(type);
 }
 
-static int64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static void tell_choice(const struct call *call)
 {
 	uint16_t experts[MOST_CHOSEN];
@@ -316,17 +340,17 @@ static int run_one(const struct call *call, uint32_t cache, int64_t *times)
 		moescope_expert__begin(call->layer, call->expert, 1, cache, call->backend, 0);
 	moescope_graph__begin(call->handle, call->kind, call->layer, call->expert, call->backend, 1);
 	times[1] = 0;
-	times[0] = now();
+	times[0] = (int64_t)now();
 	done = PyObject_CallFunctionObjArgs(call->run, call->binding, Py_None, NULL);
 	if (done)
-		times[1] = now();
-	moescope_graph__end(call->handle, done ? 0 : -1);
+		times[1] = (int64_t)now();
+	moescope_graph__end(call->handle, done ? 0 : -1, (uint64_t)times[1]);
 	Py_XDECREF(done);
 	if (call->kind == EXPERT && done)
 		moescope_expert__end(call->layer, call->expert);
 	if (call->weights.len && done)
 		tell_choice(call);
-	moescope_op__end(call->result);
+	moescope_op__end(call->result, now());
 	return done ? 0 : -1;
 }
 
@@ -471,11 +495,11 @@ static int sum_one(const struct combine *self, int64_t *times)
 		sources[at] = results[chosen[i]];
 	}
 	moescope_op__begin(COMBINE, (int32_t)((self->result >> 16) & 0xffff) - 1, 1, self->result, sources, n);
-	times[0] = now();
+	times[0] = (int64_t)now();
 	sum_up(self->out.buf, self->weights.buf, k, self->rows.buf, chosen, self->common.buf, self->multiplier, self->attended.buf,
 	       self->hidden);
-	times[1] = now();
-	moescope_op__end(self->result);
+	times[1] = (int64_t)now();
+	moescope_op__end(self->result, (uint64_t)times[1]);
 	return 0;
 }
 
@@ -571,8 +595,8 @@ static int add_types(PyObject *module)
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-	METHOD(token__begin), METHOD(token__end),   METHOD(op__begin), METHOD(op__end),     METHOD(graph__begin),
-	METHOD(graph__end),   METHOD(expert__begin), METHOD(expert__end), METHOD(route), METHOD(load__begin),
+	METHOD(token__begin), METHOD(token__end),   METHOD(op__begin), METHOD(op__end),     METHOD(graph),
+	METHOD(expert__begin), METHOD(expert__end), METHOD(route), METHOD(load__begin),
 	METHOD(load__end),    METHOD(evict),        METHOD(guard_mapped_files), METHOD(run),
 	METHOD(combine),
 	{NULL, NULL, 0, NULL},

@@ -101,13 +101,14 @@ class Engine:
         """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from."""
         phase = Phase.PREFILL if sequence.length == 0 else Phase.DECODE
         step = Step(len(self.log.steps), phase, len(ids), sequence.length)
-        step.begin_ns = monotonic_ns()
+        # Between the probes: what a tracer's trap takes is no part of the step.
         probes.token_begin(step.seq, phase, step.n_tokens, step.position)
+        step.begin_ns = monotonic_ns()
         logits = self.forward(sequence, ids, step)
         with Operator(self.log, Kind.SAMPLE, -1, 1, made_from(Kind.SAMPLE, -1)):
             step.sampled = sampler.choose(logits)
         step.end_ns = monotonic_ns()
-        probes.token_end(step.seq, step.sampled)
+        probes.token_end(step.seq, step.sampled, step.end_ns)
         self.log.steps.append(step)
         cache = self.experts.cache
         self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched

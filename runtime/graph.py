@@ -1,7 +1,6 @@
 """A graph that a backend can run: one ONNX Runtime session and what the probes say of it."""
 
 from itertools import count
-from time import monotonic_ns
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,16 +59,12 @@ class Graph:
         return self._token
 
     def _probed(self, run: Any, first: Any, second: Any, n_tokens: int) -> Any:
-        probes.graph_begin(self.handle, self.kind, self.layer, self.expert, self.backend, self.tier << 32 | n_tokens)
-        status, began = -1, monotonic_ns()
+        told = self.handle, self.kind, self.layer, self.expert, self.backend, self.tier << 32 | n_tokens
         try:
-            result = run(first, second)
-            status = 0
+            result, spent_ns = probes.graph(run, first, second, *told)
         except Exception as error:
             raise failure(self.kind, self.layer, error) from None
-        finally:
-            probes.graph_end(self.handle, status)
-        self.log.graph(self.kind, self.backend, n_tokens, self.tier, monotonic_ns() - began)
+        self.log.graph(self.kind, self.backend, n_tokens, self.tier, spent_ns)
         return result
 
 

@@ -22,11 +22,11 @@ LIBRARY = ROOT / "runtime" / "_probes.so"
 built = pytest.mark.skipif(not probes.built, reason="runtime/_probes.so is not built: run make")
 ARGUMENTS = {
     "token__begin": 4,
-    "token__end": 2,
+    "token__end": 3,
     "op__begin": 6,
-    "op__end": 1,
+    "op__end": 2,
     "graph__begin": 6,
-    "graph__end": 2,
+    "graph__end": 3,
     "expert__begin": 6,
     "expert__end": 2,
     "route": 5,
@@ -73,7 +73,7 @@ def test_a_probe_that_nobody_watches_costs_less_than_a_microsecond() -> None:
     experts, weights = np.zeros((1, 8), np.uint16), np.zeros((1, 8), np.float32)
     calls = [
         (probes.op_begin, (1, 2, 3, 1 << 48, probes.sources(1, 2, 3))),
-        (probes.graph_begin, (1, 4, 2, -1, 1, 8 << 32 | 1)),
+        (probes.graph, (max, 1, 2, 1, 4, 2, -1, 1, 8 << 32 | 1)),
         (probes.route, (1, 1, 8, experts, weights)),
     ]
     for call, arguments in calls:
@@ -94,7 +94,7 @@ def _time(call: object, arguments: tuple[object, ...], repeats: int = 20000) -> 
     [
         ("token_begin", (1, 2, 3)),
         ("op_begin", (1, 2, 3, 4, [5])),
-        ("graph_begin", ("a", 1, 2, 3, 4, 5)),
+        ("graph", (max, 1, 2, "a", 1, 2, 3, 4, 5)),
         ("route", (0, 2, 2, b"12", b"1234")),
     ],
 )

@@ -94,6 +94,14 @@ def test_every_begin_and_end_lies_between_the_programs_own_readings(traced: Trac
     assert (table["end_ns"] <= log["after_end"] + CLOCK_NS).all()
 
 
+def test_a_span_ends_where_its_program_says_and_else_when_the_probe_was_passed(traced: Traced) -> None:
+    for what in ("token", "op"):
+        log, table = traced.both(what)
+        assert table["end_ns"].tolist() == log["before_end"].tolist()
+    log, table = traced.both("graph")  # says 0, which is no time of this clock
+    assert (table["end_ns"] > log["before_end"]).all()
+
+
 @pytest.mark.parametrize("what", TABLE_OF)
 def test_times_are_off_by_no_more_than_the_probes_cost(traced: Traced, what: str) -> None:
     skip_where_stolen(traced.stolen)

@@ -71,7 +71,7 @@ def main() -> None:
         after = usage()
         probes.op__end(100 + number)
         used.append([b - a for a, b in zip(before, after, strict=True)])
-    probes.token__end(0, 0)
+    probes.token__end(0, 0, 0)
 
     def operator_of_its_own() -> None:
         time.sleep(0.2)

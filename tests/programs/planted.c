@@ -55,7 +55,7 @@ static void op(int type, int layer, int microseconds, int percent_more)
 {
 	op_begin(type, layer);
 	turns((long)microseconds * MICROSECOND * (100 + percent_more) / 100);
-	moescope_op__end(result);
+	moescope_op__end(result, 0);
 }
 
 /* 1: the expert is in the layer's cache; else the least recently used one leaves it. */
@@ -93,7 +93,7 @@ static void experts(int layer, int step)
 		moescope_expert__begin(layer, expert, 1, hit ? 1 : 2, 1, 0);
 		work(60);
 		moescope_expert__end(layer, expert);
-		moescope_op__end(result);
+		moescope_op__end(result, 0);
 	}
 }
 
@@ -153,7 +153,7 @@ static void run(const char *variant, int steps)
 		moescope_token__begin(number, number ? 2 : 1, number ? 1 : 4, number ? number + 3 : 0);
 		result = 0x7000;
 		step(number);
-		moescope_token__end(number, 7);
+		moescope_token__end(number, 7, 0);
 	}
 	_exit(0);
 }

@@ -36,9 +36,9 @@ __attribute__((noinline)) static u64 work(int with_sites)
 			moescope_load__end(0, 1, a, b);
 			moescope_evict(0, 1, c, d);
 			moescope_expert__end(0, 1);
-			moescope_op__end(7);
-			moescope_graph__end(i, 0);
-			moescope_token__end(i, i);
+			moescope_op__end(7, 0);
+			moescope_graph__end(i, 0, 0);
+			moescope_token__end(i, i, 0);
 		}
 		a = a * 6364136223846793005ULL + b;
 		b ^= a >> 17;

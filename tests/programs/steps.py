@@ -28,7 +28,7 @@ def emit(args: argparse.Namespace) -> int:
             probes.op__end(number + 1)
         if pause:
             time.sleep(pause)
-        probes.token__end(step, step + 7)
+        probes.token__end(step, step + 7, 0)
     return int(args.count)
 
 

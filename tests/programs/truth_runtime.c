@@ -83,8 +83,8 @@ static void layer_run(struct thread *t, s64 seq, int layer)
 	BEGIN(op, moescope_op__begin(4, layer, 1, RESULT + layer, sources, 1));
 	for (int k = 0; k < TOP_K; k++)
 		expert_run(t, seq, layer, experts[k]);
-	END(op, moescope_op__end(RESULT + layer));
-	END(graph, moescope_graph__end(layer + 1, 0));
+	END(op, moescope_op__end(RESULT + layer, op->before_end));
+	END(graph, moescope_graph__end(layer + 1, 0, 0)); /* does not say when */
 	move_expert(t, seq, layer, experts[0]);
 }
 
@@ -114,7 +114,7 @@ static void *run(void *argument)
 			layer_run(t, seq, layer);
 		if (step % 10 == 9)
 			rest(t, seq, step);
-		END(row, moescope_token__end(seq, seq + 7));
+		END(row, moescope_token__end(seq, seq + 7, row->before_end));
 	}
 	return NULL;
 }
