@@ -59,7 +59,7 @@ def measured_kernels(tables: Tables, phase: str = "decode") -> dict[str, float]:
 
 
 def log_truth(path: Path) -> dict[str, float]:
-    """Mean ms of a step by phase, from the log that the runtime wrote of itself (its own timers, around the probes)."""
+    """Mean ms of a step by phase, from the log that the runtime wrote of itself (its own timers, between the probes)."""
     try:
         steps = pd.DataFrame(json.loads(path.read_text())["steps"])
         return {str(phase): float(ns) / 1e6 for phase, ns in steps.groupby("phase")["duration_ns"].mean().items()}

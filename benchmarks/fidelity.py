@@ -1,6 +1,6 @@
 """How true the recorded times are: phases against the engine's own timers, kernels against duplication.
 
-python benchmarks/fidelity.py [--repeats 3] [--rounds 150] [--extra 3] [--seconds 150] [--model M] [--out FILE]
+python benchmarks/fidelity.py [--repeats 3] [--rounds 150] [--extra 3] [--seconds 150] [--model M] [--levels L] [--out FILE]
                                                                                                 our runtime (needs root)
 python benchmarks/fidelity.py --engine llamacpp [--repeats 3] [--rounds 40] [--extra 4]        llama.cpp's kernels (needs root)
 
@@ -9,8 +9,9 @@ HTP emulator is no timing model. A copy has to find the caches as the one run of
 runtime) says how, and ggml_copies.py (llama.cpp: graphs of kernels of the sizes that a decoded token has). Our runtime's copies
 run in the recorded process, unseen by the tracer, beside the steps whose records count: in two processes, where their memory
 lies made kernels differ by a tenth. So alpha holds both what the recording counts too much and what the probes slow a kernel down
-by. llama.cpp's copies run in a process of their own that takes turns with the recorded one. Steps by which llama.cpp's phases
-are told are those of llama_phases.py.
+by; beside it stands how true it is to what the kernel took among the probes, by the program's own clock. llama.cpp's copies run in
+a process of their own that takes turns with the recorded one. Steps by which llama.cpp's phases are told are those of
+llama_phases.py.
 """
 
 import argparse
@@ -36,25 +37,25 @@ from benchmarks.runtime_copies import WARM
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL, GGUF = ROOT / "build" / "demo-model", ROOT / "build" / "models" / "llama-1b.gguf"
+LEVELS = "token,graph,operator"
 PROMPT, LEARNING, REST_S = 128, 20, 0.02
 """Tokens of the prompt; rounds while the tracer learns where to look; by which a program's threads have gone to sleep."""
 
 
 class Found(NamedTuple):
-    """ms of one run of a kernel as recorded and by duplication; alpha by phase; runs of a kernel in a decode step; how much
-    longer than an unseen kernel a seen one takes by the program's own clock, as a share."""
+    """ms of one run of a kernel as recorded, by duplication, and in the recorded steps by the program's own clock; alpha by phase;
+    runs of a kernel in a decode step."""
 
     measured: dict[str, float]
     truth: dict[str, float]
+    among_probes: dict[str, float]
     alphas: dict[str, float]
     runs: dict[str, float]
-    slowed: dict[str, float]
 
 
-def recording(program: list[str], run: Path) -> list[str]:
+def recording(program: list[str], run: Path, levels: str = LEVELS) -> list[str]:
     """The command that records one of our programs."""
-    levels = ["--levels", "token,graph,operator"]
-    return [sys.executable, "-m", "tracer", "run", "--no-views", *levels, "-o", str(run), "--", *program]
+    return [sys.executable, "-m", "tracer", "run", "--no-views", "--levels", levels, "-o", str(run), "--", *program]
 
 
 def benchmark(name: str, *arguments: object) -> list[str]:
@@ -98,10 +99,10 @@ def rounds_of(own: Paced, rounds: int, until: float, recorded: Paced | None = No
 
 def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Found:
     """Our runtime's subgraphs and phases."""
-    program = Paced(recording(benchmark("runtime_copies.py", args.model, args.extra), folder / "run"))
+    program = Paced(recording(benchmark("runtime_copies.py", args.model, args.extra), folder / "run", args.levels))
     told = rounds_of(program, args.rounds, until)
-    spent = told[[name for name in told if not name.startswith("seen ")]]
-    slowed = {kind: float((told[f"seen {kind}"] / told[kind]).median()) - 1 for kind in spent}
+    seen = told.filter(like="seen ").rename(columns=lambda name: name.removeprefix("seen "))
+    spent = told[list(seen)]
     timed = pd.DataFrame(json.loads(program.close().splitlines()[-1]), columns=["phase", "ns"])
     tables = load(folder / "run")
     steps, own_steps = (
@@ -114,9 +115,10 @@ def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Fou
     each = graphs.pivot_table(index="token_id", columns="kind", values="duration_ns").loc[counted] / 1e6
     recorded = each.groupby(np.arange(len(counted)) // args.extra).mean()[list(spent)]
     # By rounds: neighbouring steps run at one pace of the machine; the whole series may not.
-    share, measured = (spent / recorded).median(), recorded.median()
+    measured = recorded.median()
+    truth, among_probes = ((measured * (own / recorded).median()).to_dict() for own in (spent, seen))
     runs = graphs.groupby("kind").size() / len(counted)
-    return Found(measured.to_dict(), (measured * share).to_dict(), alphas, runs.to_dict(), slowed)
+    return Found(measured.to_dict(), truth, among_probes, alphas, runs.to_dict())
 
 
 def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[dict[str, float], dict[str, float]]:
@@ -155,7 +157,7 @@ def llama_phases(folder: Path, tokens: int) -> dict[str, float]:
 def of_llamacpp(folder: Path, args: argparse.Namespace, until: float) -> Found:
     """llama.cpp's kernels, and phases of a model."""
     kernels = llama_kernels(folder, args.rounds, args.extra, until)
-    return Found(*kernels, llama_phases(folder, args.tokens), {}, {})
+    return Found(*kernels, {}, llama_phases(folder, args.tokens), {})
 
 
 def repeated(once: Callable[[Path, argparse.Namespace, float], Found], args: argparse.Namespace) -> list[Found]:
@@ -175,18 +177,28 @@ def show_phases(alphas: list[dict[str, float]]) -> None:
         print(f"{phase:<10} alpha {np.median(values):.3f} % ({min(values):.3f} to {max(values):.3f}, {len(values)} runs)")
 
 
-def show(rows: pd.DataFrame, truths: pd.DataFrame, slowed: dict[str, float]) -> None:
-    """Print each kernel, and what of its error is that the probes slow it down."""
+def compared(found: list[Found], of: Callable[[Found], dict[str, float]]) -> pd.DataFrame:
+    """By kernel the medians over all repeats, each of which went at a pace of its own; `spread` of the truth, as a share."""
+    rows = pd.concat([fidelity.compare(run.measured, of(run)) for run in found]).groupby("name", sort=False)
+    truths = rows["truth_ms"]
+    return rows.median().assign(spread=(truths.max() - truths.min()) / truths.median())
+
+
+def show(found: list[Found]) -> None:
+    """Print each kernel."""
+    rows = compared(found, lambda run: run.truth)
+    among_probes = compared(found, lambda run: run.among_probes)["accuracy_percent"]
     for row in rows.itertuples():
-        spread = f"spread {np.ptp(truths[row.name]) / row.truth_ms:.0%} of {len(truths[row.name])}"
+        spread = f"spread {row.spread:.0%} of {len(found)}"
         print(
-            f"{row.name:<10} measured {row.measured_ms:.4f} ms, truth {row.truth_ms:.4f} ms ({spread}): "
+            f"{row.Index:<10} measured {row.measured_ms:.4f} ms, truth {row.truth_ms:.4f} ms ({spread}): "
             f"alpha {row.accuracy_percent:.2f} %, ε* {row.scaled_error:.1f}"
-            + (f", slowed by {slowed[row.name]:.1%}" if row.name in slowed else "")
+            + (f"; as it ran among probes {among_probes[row.Index]:.2f} %" if row.Index in among_probes else "")
         )
     long = rows[rows["truth_ms"] > 0.1]
     if len(long):
-        print(f"mean alpha of {len(long)} kernels above 100 µs: {long['accuracy_percent'].mean():.2f} %")
+        mean = f"mean alpha of {len(long)} kernels above 100 µs: {long['accuracy_percent'].mean():.2f} %"
+        print(mean + (f"; among probes {among_probes[long.index].mean():.2f} %" if len(among_probes) else ""))
 
 
 def main() -> None:
@@ -196,6 +208,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="of each repeat, at most; default: 150, of llama.cpp's 40")
     parser.add_argument("--seconds", type=float, default=150, help="after which no further round begins")
     parser.add_argument("--extra", type=int, help="further runs of a kernel; default: 3, of llama.cpp's 4")
+    parser.add_argument("--levels", default=LEVELS, help="to record of our runtime")
     parser.add_argument("--tokens", type=int, default=48, help="that llama.cpp's phases are told by")
     parser.add_argument("--model", type=Path, default=MODEL, help="of our runtime")
     parser.add_argument("--out", type=Path, help="write the truth there, for: python -m analyzer fidelity RUN --truth FILE")
@@ -203,12 +216,11 @@ def main() -> None:
     extra, rounds = (4, 40) if args.engine == "llamacpp" else (3, 150)
     args.extra, args.rounds = args.extra or extra, args.rounds or rounds
     found = repeated(of_llamacpp if args.engine == "llamacpp" else runtime_kernels, args)
-    truths = pd.DataFrame([run.truth for run in found])
-    rows = fidelity.compare(pd.DataFrame([run.measured for run in found]).median().to_dict(), truths.median().to_dict())
-    show(rows, truths, pd.DataFrame([run.slowed for run in found]).median().to_dict())
+    show(found)
     show_phases([run.alphas for run in found])
     if args.out:
-        a_step = {name: ms * found[-1].runs.get(name, 1) for name, ms in truths.median().items()}
+        truths = pd.DataFrame([run.truth for run in found]).median()
+        a_step = {name: ms * found[-1].runs.get(name, 1) for name, ms in truths.items()}
         args.out.write_text(json.dumps({"kernels": a_step}))
 
 

@@ -33,7 +33,7 @@ from runtime.sampling import Sampler, Sampling
 
 PROMPT = "The router looks at the token and picks a few experts, and a cache keeps those that were used last. " * 12
 PREFILLS, WARM = 3, 12
-"""Several prefills, for the first hit of a probe takes 40 µs; decode steps that make what a step needs, before the first round."""
+"""Prefills (several, for the first hit of a probe takes 40 µs), and decode steps that make what a step needs."""
 SITES = {f"{name}_{at}": f"{name}__{at}" for name in ("token", "op", "expert") for at in ("begin", "end")}
 """Function of runtime.probes → its name in the extension."""
 
