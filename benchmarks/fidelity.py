@@ -9,8 +9,8 @@ HTP emulator is no timing model. A copy has to find the caches as the one run of
 runtime) says how, and ggml_copies.py (llama.cpp: graphs of kernels of the sizes that a decoded token has). Our runtime's copies
 run in the recorded process, unseen by the tracer, beside the steps whose records count: in two processes, where their memory
 lies made kernels differ by a tenth. So alpha holds both what the recording counts too much and what the probes slow a kernel down
-by; beside it stands how true it is to what the kernel took among the probes, by the program's own clock. llama.cpp's copies run in
-a process of their own that takes turns with the recorded one. Steps by which llama.cpp's phases are told are those of
+by; beside it stands how true it is to what the kernel took among the probes, by the program's own clock. llama.cpp's copies run
+in a process of their own that takes turns with the recorded one. Steps by which llama.cpp's phases are told are those of
 llama_phases.py.
 """
 
@@ -43,8 +43,8 @@ PROMPT, LEARNING, REST_S = 128, 20, 0.02
 
 
 class Found(NamedTuple):
-    """ms of one run of a kernel as recorded, by duplication, and in the recorded steps by the program's own clock; alpha by phase;
-    runs of a kernel in a decode step."""
+    """ms of one run of a kernel as recorded, by duplication, and in the recorded steps by the program's own clock; alpha by
+    phase; runs of a kernel in a decode step."""
 
     measured: dict[str, float]
     truth: dict[str, float]
