@@ -15,8 +15,9 @@ caches) plus the measured time in its BPF program, per thread and time with prob
 as a share of one core.
 
 "limited" records operators for part of the time only, by --max-overhead 10; its rounds compare mean tokens.
-`bpftrace` is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs; its hits
-are counted in a run of its own, and cost at least what an empty program's do.
+"bpftrace" is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs; its hits
+are counted in a run of its own, and cost at least what an empty program's do. It takes seconds to come and go, so few of its
+rounds fit between two moods of the machine: "naive" puts a program of BCC's at the same places, which comes and goes in a moment.
 """
 
 import argparse
@@ -42,9 +43,12 @@ from benchmarks.host_time import MOST_STOLEN, HostTime
 from tests.gguf_model import SHAPES, write
 from tracer.commands.options import add_options, session_options
 from tracer.elf import read_binary
+from tracer.loaders import import_bcc
 from tracer.paths import BUILD
+from tracer.perf_events import connect
 from tracer.session import Session
 from tracer.target import Followed
+from tracer.uprobes import detach, perf_event
 
 THREADS = {"runtime": 1}  # of the engine; llama.cpp has two
 WARM_UP_S, LEARN_S = 3.0, 20.0
@@ -59,8 +63,17 @@ VARIANTS = {
     "operator, bcc": f"{OPERATOR} --loader bcc",
     "operator, perf buffer": f"{OPERATOR} --buffer perf",
     "operator, limited": f"{OPERATOR} --max-overhead 10",
+    "naive": "naive",
     "bpftrace": "bpftrace",
 }
+NAIVE_PROGRAM = """
+BPF_HASH(at, u32, u64);
+int seen(struct pt_regs *ctx) {
+    u32 tid = bpf_get_current_pid_tgid();
+    u64 now = bpf_ktime_get_ns();
+    at.update(&tid, &now);
+    return 0;
+}"""
 COUNT_S = 3  # how long the naive way's hits are counted
 BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it goes to sleep just after it was told, and must be told again
 LIMITED_S = 10.0  # a window of a limited recording, which switches its probes itself
@@ -213,12 +226,14 @@ class Naive:
     """Entry and return probes at the symbol, and by how much they slow the engine's threads down by accounting."""
 
     command: list[str]
+    library: str
+    offsets: list[int]
     warm: float
     cold: float
 
 
 def naive_way(engine: Engine, folder: Path) -> Naive:
-    """bpftrace on every function that computes one of the model's operators: entry, and return."""
+    """Probes on every function that computes one of the model's operators: entry, and return."""
     library, functions, per_hit = forward_functions(engine, folder)
     command = ["bpftrace", "-B", "none", "-f", "json", "-p", str(engine.process.pid), "-e"]
     counting = [f'uprobe:{library}:{name} {{ @["{name}"] = count(); }}' for name in functions]
@@ -230,11 +245,27 @@ def naive_way(engine: Engine, folder: Path) -> Naive:
     slowdowns = [cost / (COUNT_S * 1e9 * engine.threads - cost) for cost in costs_ns]
     probes = [f"{kind}:{library}:{name} {{ @[tid] = nsecs; }}" for name in functions for kind in ("uprobe", "uretprobe")]
     ready = 'BEGIN { printf("ready\\n"); }'
-    return Naive([*command, f"{ready} {' '.join(probes)}"], *slowdowns)
+    binary = read_binary(library)
+    offsets = [offset for name in functions if (offset := binary.symbol(name)) is not None]
+    return Naive([*command, f"{ready} {' '.join(probes)}"], library, offsets, *slowdowns)
 
 
 def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
-    """Rounds of the naive way."""
+    """Rounds of the naive way, with a program by BCC."""
+    bcc = import_bcc()
+    module, places = bcc.BPF(text=NAIVE_PROGRAM), [(offset, at_return) for offset in way.offsets for at_return in (False, True)]
+    program, found = module.load_func(b"seen", bcc.BPF.KPROBE).fd, [window(seconds)]
+    for _ in range(rounds):
+        probes = [connect(perf_event(way.library, *place), program, way.library) for place in places]
+        found.append(window(seconds))
+        detach(probes)
+        found.append(window(seconds))
+    module.cleanup()
+    return Block(found, warm=way.warm, cold=way.cold)
+
+
+def bpftrace(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
+    """Rounds of the naive way, by bpftrace."""
     found = [window(seconds)]
     for _ in range(rounds):
         with subprocess.Popen(way.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as peer:
@@ -250,6 +281,9 @@ def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
                     ended = True
         found.append(window(seconds))
     return Block(found, warm=way.warm, cold=way.cold)
+
+
+NAIVE_WAYS = {"naive": naive, "bpftrace": bpftrace}
 
 
 def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str], dict[str, float]]:
@@ -268,15 +302,15 @@ def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str], dic
 def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, folder: Path) -> dict[str, list[Block]]:
     """The blocks of every variant."""
     found: dict[str, list[Block]] = {name: [] for name in variants}
-    peer = naive_way(engine, folder / "run") if "bpftrace" in variants else None
+    peer = naive_way(engine, folder / "run") if NAIVE_WAYS.keys() & variants.keys() else None
     rounds = -(-args.rounds // BLOCKS)
     for number in range(BLOCKS):
         names = list(variants)
         for name in names if number % 2 == 0 else reversed(names):
             if name == "nothing":
                 block = Block([window(args.seconds) for _ in range(2 * rounds + 1)])
-            elif name == "bpftrace" and peer:
-                block = naive(engine, peer, rounds, args.seconds)
+            elif peer and name in NAIVE_WAYS:
+                block = NAIVE_WAYS[name](engine, peer, rounds, args.seconds)
             elif "--max-overhead" in variants[name]:
                 block = limited(engine, variants[name], rounds, args.seconds, folder / "run")
             else:
@@ -351,7 +385,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     names = [name.strip() for name in args.variants.split(";") if name.strip()] or list(VARIANTS)
-    variants = {name: VARIANTS[name] for name in names if not (args.engine == "runtime" and name == "bpftrace")}
+    variants = {name: VARIANTS[name] for name in names if not (args.engine == "runtime" and name in NAIVE_WAYS)}
     with tempfile.TemporaryDirectory() as text, contextlib.closing(start(args, Path(text))) as engine:
         engine.wait_for_tokens(2)
         time.sleep(WARM_UP_S)
