@@ -4,11 +4,12 @@
     sudo python -m benchmarks.overhead runtime
 
 One process decodes without end and notes the begin and end of every token itself. For each variant one tracing session follows
-it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A round's
-slowdown is the ratio of the median token with probes to that of the windows without before and behind it, the first token of
-each window left out (probes that return tell structure anew); the table gives the median over the rounds and its 95 %
-bootstrap interval. Rounds in which the host took more than 2 % of the CPUs' time are left out as long as others remain.
-"nothing" changes nothing: what the noise alone makes of a comparison.
+it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A window's
+speed is its median token, the first left out (probes that return tell structure anew); a round gives two ratios, of the window
+with probes to that without before it and to that behind it. The table gives the median of all ratios and its 95 % bootstrap
+interval over rounds. (Were with and without to change places, each ratio would turn over: unlike one ratio to both windows
+together, which hold twice as many tokens, this has no leaning of its own.) Rounds in which the host took more than 2 % of the
+CPUs' time are left out as long as others remain. "nothing" changes nothing: what the noise alone makes of a comparison.
 
 Beside it stands the accounting, which compares nothing: hits of each probe times the calibrated cost of a hit (warm and cold
 caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
@@ -330,13 +331,13 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
     """One row of the table."""
     found, cpu = [], []
     for block in blocks:
-        for before, during, behind in zip(block.windows[:-2:2], block.windows[1::2], block.windows[2::2], strict=True):
-            with_probes, without = times(tokens, during), times(tokens, before, behind)
-            if len(with_probes) and len(without):
-                ratio = block.middle(with_probes) / block.middle(without)
-                found.append((ratio, max(window.stolen for window in (before, during, behind))))
-            cpu.append(during.cpu_ns / (during.end - during.begin))
-    ratios = [ratio for ratio, stolen in found if stolen <= MOST_STOLEN] or [ratio for ratio, _ in found]
+        for around in zip(block.windows[:-2:2], block.windows[1::2], block.windows[2::2], strict=True):
+            inside = [times(tokens, window) for window in around]
+            if all(map(len, inside)):
+                before, during, behind = (float(block.middle(each)) for each in inside)
+                found.append(((during / before, during / behind), max(window.stolen for window in around)))
+            cpu.append(around[1].cpu_ns / (around[1].end - around[1].begin))
+    ratios = [pair for pair, stolen in found if stolen <= MOST_STOLEN] or [pair for pair, _ in found]
     median, low, high = interval(np.array(ratios) - 1)
     middle = {
         field: float(np.median([getattr(block, field) for block in blocks])) for field in ("warm", "cold", "bytes_per_token")
@@ -350,7 +351,7 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
         "rounds": len(ratios),
         "left_out": len(found) - len(ratios),
         "tracer_cpu": float(np.mean(cpu)),
-        "ratios": ratios,  # of every round that counts: series can be pooled
+        "ratios": ratios,  # [rounds that count, 2]: series can be pooled
     }
     return {**row, **middle, "lost": lost}
 
