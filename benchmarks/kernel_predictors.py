@@ -39,8 +39,8 @@ SHORTEST = {"s": 1e-6, "us": 1.0, "cycles": 1.0}
 def show_fusion(backend: Backend, shape: graphs.Shape) -> set[tuple[str, str]]:
     """Print every verdict; returns the pairs that fuse."""
     print(f"fusion on {backend.name}, {shape.rows} x {shape.k} x {shape.n}")
-    a_run = fusion.fixed(backend, shape)
-    verdicts = [fusion.detect(backend, *pair, shape, many, a_run) for pair, many in itertools.product(PAIRS, (False, True))]
+    a_run = {many: fusion.fixed(backend, shape, many) for many in (False, True)}
+    verdicts = [fusion.detect(backend, *pair, shape, many, a_run[many]) for pair, many in itertools.product(PAIRS, (False, True))]
     for v in verdicts:
         agree = "" if v.by_time == v.by_nodes else "  <- disagree"
         told = f"{v.first}+{v.second:8} outputs {v.outputs:4} saved {v.saved:6.2f}"
@@ -143,8 +143,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="FILE", help="write as JSON what was measured and predicted")
     args = parser.parse_args()
     args.kept = {}
-    backend: Backend = Cpu(args.runs) if args.backend == "cpu" else Htp(args.runs)
-    size = graphs.Shape(512, 16, 512) if args.backend == "cpu" else graphs.Shape(64, 256, 256)
+    backend: Backend = Cpu(args.runs) if args.backend == "cpu" else Htp(max(args.runs, 20))
+    size = graphs.Shape(64, 16, 64) if args.backend == "cpu" else graphs.Shape(64, 256, 256)
     predictors = regressors.Predictors(backend.unit, show_fusion(backend, size))
     if not args.fusion_only:
         train_all(backend, predictors, args)

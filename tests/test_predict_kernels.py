@@ -20,7 +20,7 @@ CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"
 class Made:
     """A backend whose times are a law of the model's shapes, and that fuses Gemm with Relu."""
 
-    name, unit, whole, epoch = "made", "s", False, 0
+    name, unit, epoch = "made", "s", 0
 
     def times(self, models: list[bytes]) -> list[float]:
         single = [1.0, 0.3, 1.05]
@@ -31,10 +31,11 @@ class Made:
 
 
 def law(kernel: str, shapes: list[Shape], held: float = 0) -> np.ndarray:
-    """Seconds: operations at 20 G/s and bytes at 8 GB/s, in turn; where a model holds 2 MiB of weights or more, they come at 4."""
+    """Seconds: operations at 20 G/s and bytes at 8 GB/s, in turn; weights at 4 the more a model holds of them."""
     first = kernel.split("+")[0]
     own = [s.of(first) for s in shapes]
-    afar = [s.weights(first) * ((held or s.weights(first) * s.copies) >= 2 << 20) for s in own]
+    around = [held or s.weights(first) * s.copies for s in own]
+    afar = [s.weights(first) * b / (b + (2 << 20)) for s, b in zip(own, around, strict=True)]
     return np.array([s.flops(first) / 20e9 + (s.bytes(first) + a) / 8e9 for s, a in zip(own, afar, strict=True)])
 
 
@@ -47,7 +48,6 @@ def test_what_vanishes_of_the_lesser_operator_decides() -> None:
 
 def test_what_a_run_costs_is_no_fusion() -> None:
     backend = Made()
-    backend.whole = True
     a_run = fusion.fixed(backend, Shape(4, 8, 8))
     verdict = fusion.detect(backend, "Gemm", "Relu", Shape(4, 8, 8), a_run=a_run)
     assert a_run == pytest.approx(0.25)
@@ -155,7 +155,7 @@ def test_weights_that_leave_the_cache_between_two_runs_cost_more(trained: regres
         found = trained.kernel("Gemm", shapes, np.array([held]))
         np.testing.assert_allclose(found, law("Gemm", shapes, held), rtol=0.1)
     one, many = (trained.chain(graphs.chain(["Gemm"] * count, Shape(1, 512, 512)))[0] / count for count in (1, 8))
-    assert many > 1.3 * one
+    assert many > 1.2 * one
 
 
 def test_predictors_are_kept_with_where_they_were_measured(trained: regressors.Predictors, tmp_path: Path) -> None:

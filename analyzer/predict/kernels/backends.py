@@ -35,8 +35,6 @@ class Backend(Protocol):
 
     name: str
     unit: str
-    whole: bool
-    """Whether times hold what a run costs whatever it computes."""
     epoch: int
     """How often the machine turned out faster than thought: times of another epoch cannot be compared."""
 
@@ -79,7 +77,7 @@ class Cpu:
     Before a burst a model runs until the caches hold what they can hold of it.
     """
 
-    name, unit, whole = "onnxruntime cpu", "s", False
+    name, unit = "onnxruntime cpu", "s"
 
     def __init__(self, runs: int = RUNS, settle: float = SETTLE_S):
         self.runs, self.settle, self.epoch = runs, settle, 0
@@ -166,34 +164,34 @@ class _Loop:
 class Htp:
     """QNN's own account: cycles of its node events, or the time of whole executions.
 
-    On x86-64 this is Qualcomm's emulator. Cycles and times are the host's there, no NPU's, and a node's cycles hold what it waited:
+    On x86-64 this is Qualcomm's emulator. Cycles and times are the host's there, no NPU's, and cycles hold what a node waited:
     hence whole executions, the quickest.
     """
 
     def __init__(self, runs: int = 5):
         self.runs, self.epoch = runs, 0
-        self.whole = platform.machine() == "x86_64"
-        self.name, self.unit = ("QNN HTP (emulator)", "us") if self.whole else ("QNN HTP", "cycles")
+        self._whole = platform.machine() == "x86_64"
+        self.name, self.unit = ("QNN HTP (emulator)", "us") if self._whole else ("QNN HTP", "cycles")
 
     def times(self, models: list[bytes]) -> list[float]:
         """Median cycles of each model's nodes, without moving its input and output; the emulator's microseconds with them."""
-        return [max(self._time(*self._profile(one)), 1.0) for one in models]
+        return [max(self._time(*self._profile(one, self.runs)), 1.0) for one in models]
 
     def nodes(self, model: bytes) -> set[str]:
         """Nodes that the profile names with any cycles."""
-        runs, _ = self._profile(model)
+        runs, _ = self._profile(model, 2)
         return {name for run in runs for name, cycles in run.items() if cycles}
 
     def _time(self, runs: list[dict[str, int]], executions: list[int]) -> float:
-        return float(min(executions) if self.whole else np.median([sum(run.values()) for run in runs]))
+        return float(min(executions) if self._whole else np.median([sum(run.values()) for run in runs]))
 
-    def _profile(self, model: bytes) -> tuple[list[dict[str, int]], list[int]]:
+    def _profile(self, model: bytes, count: int) -> tuple[list[dict[str, int]], list[int]]:
         """(node → cycles, microseconds of the execution), one of each for every run but the first."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "profile.csv"
             session = self._session(model, file)
             given = feeds(session)
-            for _ in range(self.runs + 1):
+            for _ in range(count + 1):
                 session.run(None, given)
             del session
             return _node_cycles(file)[1:], _executions(file)[1:]

@@ -40,18 +40,14 @@ class Verdict:
         return self.saved > SHARE
 
 
-def fixed(backend: Backend, shape: graphs.Shape) -> float:
-    """What a run costs on a backend whose times hold it, else 0."""
-    if not backend.whole:
-        return 0.0
+def fixed(backend: Backend, shape: graphs.Shape, many: bool = False) -> float:
+    """What a pair takes less than its parts because it is one run: its input comes once."""
     links = graphs.chain(list(APART), shape)
-    first, second, pair = backend.times([graphs.model(part) for part in (links[:1], links[1:], links)])
+    first, second, pair = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), graphs.model(links, many)])
     return first + second - pair
 
 
-def detect(
-    backend: Backend, first: str, second: str, shape: graphs.Shape, many: bool = False, a_run: float = 0.0
-) -> Verdict:
+def detect(backend: Backend, first: str, second: str, shape: graphs.Shape, many: bool = False, a_run: float = 0.0) -> Verdict:
     """Run a, b and ab; `a_run`: what `fixed` told."""
     links = graphs.chain([first, second], shape)
     pair = graphs.model(links, many)

@@ -139,7 +139,7 @@ class Predictors:
     def train(self, kernel: str, shapes: list[Shape], times: np.ndarray) -> None:
         """Learn one kernel from measured shapes."""
         self.chosen[kernel], self.models[kernel] = fit(kernel, shapes, times, self.candidates)
-        given = np.array([[s.rows, s.k, s.n] for s in (shape.of(kernel.split('+')[0]) for shape in shapes)])
+        given = np.array([[s.rows, s.k, s.n] for s in (shape.of(kernel.split("+")[0]) for shape in shapes)])
         self.ranges[kernel] = (given.min(0), given.max(0))
 
     def kernel(self, kernel: str, shapes: list[Shape], held: np.ndarray | None = None) -> np.ndarray:
