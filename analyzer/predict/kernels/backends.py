@@ -25,7 +25,7 @@ REFERENCES = (
     ("Sigmoid", graphs.Shape(64, 512, 512)),
 )
 """Measured with every batch of models: arithmetic, weights that come from afar, and elements. They tell a batch's pace."""
-SETTLE_S, ATTEMPTS, SLOWER, FASTER = 5.0, 5, 0.05, 0.1
+SETTLE_S, ATTEMPTS, SLOWER, FASTER = 5.0, 3, 0.05, 0.1
 """How long references run to tell the usual pace; how often a batch is measured until no reference is slower by more; by how
 much they have to be faster for another usual pace."""
 
@@ -110,7 +110,8 @@ class Cpu:
 
     def _settled(self) -> np.ndarray:
         """Times of the references when nobody disturbs them, in `settle` seconds."""
-        seen, until = [], monotonic() + self.settle
+        seen: list[np.ndarray] = []
+        until = monotonic() + self.settle
         while not seen or monotonic() < until:
             seen.append(self._typical(self._known)[: len(REFERENCES)])
         return np.asarray(np.quantile(seen, LOW, axis=0))
