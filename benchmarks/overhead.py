@@ -4,19 +4,21 @@
     sudo python -m benchmarks.overhead runtime
 
 One process decodes without end and notes the begin and end of every token itself. For each variant one tracing session follows
-it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A round's
-slowdown is the ratio of the median token with probes to that of the windows without before and behind it, the first token of
-each window left out (probes that return tell structure anew); the table gives the median over the rounds and its 95 %
-bootstrap interval. Rounds in which the host took more than 2 % of the CPUs' time are left out as long as others remain.
-"nothing" changes nothing: what the noise alone makes of a comparison.
+it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A window's
+speed is its median token, the first left out (probes that return tell structure anew); a round gives two ratios, of the window
+with probes to that without before it and to that behind it. The table gives the median of all ratios and its 95 % bootstrap
+interval over rounds. (Were with and without to change places, each ratio would turn over: unlike one ratio to both windows
+together, which hold twice as many tokens, this has no leaning of its own.) Rounds in which the host took more than 2 % of the
+CPUs' time are left out as long as others remain. "nothing" changes nothing: what the noise alone makes of a comparison.
 
 Beside it stands the accounting, which compares nothing: hits of each probe times the calibrated cost of a hit (warm and cold
 caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
 as a share of one core.
 
 "limited" records operators for part of the time only, by --max-overhead 10; its rounds compare mean tokens.
-`bpftrace` is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs; its hits
-are counted in a run of its own, and cost at least what an empty program's do.
+"bpftrace" is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs; its hits
+are counted in a run of its own, and cost at least what an empty program's do. It takes seconds to come and go, so few of its
+rounds fit between two moods of the machine: "naive" puts a program of BCC's at the same places, which comes and goes in a moment.
 """
 
 import argparse
@@ -42,9 +44,12 @@ from benchmarks.host_time import MOST_STOLEN, HostTime
 from tests.gguf_model import SHAPES, write
 from tracer.commands.options import add_options, session_options
 from tracer.elf import read_binary
+from tracer.loaders import import_bcc
 from tracer.paths import BUILD
+from tracer.perf_events import connect
 from tracer.session import Session
 from tracer.target import Followed
+from tracer.uprobes import detach, perf_event
 
 THREADS = {"runtime": 1}  # of the engine; llama.cpp has two
 WARM_UP_S, LEARN_S = 3.0, 20.0
@@ -59,8 +64,17 @@ VARIANTS = {
     "operator, bcc": f"{OPERATOR} --loader bcc",
     "operator, perf buffer": f"{OPERATOR} --buffer perf",
     "operator, limited": f"{OPERATOR} --max-overhead 10",
+    "naive": "naive",
     "bpftrace": "bpftrace",
 }
+NAIVE_PROGRAM = """
+BPF_HASH(at, u32, u64);
+int seen(struct pt_regs *ctx) {
+    u32 tid = bpf_get_current_pid_tgid();
+    u64 now = bpf_ktime_get_ns();
+    at.update(&tid, &now);
+    return 0;
+}"""
 COUNT_S = 3  # how long the naive way's hits are counted
 BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it goes to sleep just after it was told, and must be told again
 LIMITED_S = 10.0  # a window of a limited recording, which switches its probes itself
@@ -213,12 +227,14 @@ class Naive:
     """Entry and return probes at the symbol, and by how much they slow the engine's threads down by accounting."""
 
     command: list[str]
+    library: str
+    offsets: list[int]
     warm: float
     cold: float
 
 
 def naive_way(engine: Engine, folder: Path) -> Naive:
-    """bpftrace on every function that computes one of the model's operators: entry, and return."""
+    """Probes on every function that computes one of the model's operators: entry, and return."""
     library, functions, per_hit = forward_functions(engine, folder)
     command = ["bpftrace", "-B", "none", "-f", "json", "-p", str(engine.process.pid), "-e"]
     counting = [f'uprobe:{library}:{name} {{ @["{name}"] = count(); }}' for name in functions]
@@ -230,11 +246,27 @@ def naive_way(engine: Engine, folder: Path) -> Naive:
     slowdowns = [cost / (COUNT_S * 1e9 * engine.threads - cost) for cost in costs_ns]
     probes = [f"{kind}:{library}:{name} {{ @[tid] = nsecs; }}" for name in functions for kind in ("uprobe", "uretprobe")]
     ready = 'BEGIN { printf("ready\\n"); }'
-    return Naive([*command, f"{ready} {' '.join(probes)}"], *slowdowns)
+    binary = read_binary(library)
+    offsets = [offset for name in functions if (offset := binary.symbol(name)) is not None]
+    return Naive([*command, f"{ready} {' '.join(probes)}"], library, offsets, *slowdowns)
 
 
 def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
-    """Rounds of the naive way."""
+    """Rounds of the naive way, with a program by BCC."""
+    bcc = import_bcc()
+    module, places = bcc.BPF(text=NAIVE_PROGRAM), [(offset, at_return) for offset in way.offsets for at_return in (False, True)]
+    program, found = module.load_func(b"seen", bcc.BPF.KPROBE).fd, [window(seconds)]
+    for _ in range(rounds):
+        probes = [connect(perf_event(way.library, *place), program, way.library) for place in places]
+        found.append(window(seconds))
+        detach(probes)
+        found.append(window(seconds))
+    module.cleanup()
+    return Block(found, warm=way.warm, cold=way.cold)
+
+
+def bpftrace(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
+    """Rounds of the naive way, by bpftrace."""
     found = [window(seconds)]
     for _ in range(rounds):
         with subprocess.Popen(way.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as peer:
@@ -250,6 +282,9 @@ def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
                     ended = True
         found.append(window(seconds))
     return Block(found, warm=way.warm, cold=way.cold)
+
+
+NAIVE_WAYS = {"naive": naive, "bpftrace": bpftrace}
 
 
 def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str], dict[str, float]]:
@@ -268,15 +303,15 @@ def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str], dic
 def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, folder: Path) -> dict[str, list[Block]]:
     """The blocks of every variant."""
     found: dict[str, list[Block]] = {name: [] for name in variants}
-    peer = naive_way(engine, folder / "run") if "bpftrace" in variants else None
+    peer = naive_way(engine, folder / "run") if NAIVE_WAYS.keys() & variants.keys() else None
     rounds = -(-args.rounds // BLOCKS)
     for number in range(BLOCKS):
         names = list(variants)
         for name in names if number % 2 == 0 else reversed(names):
             if name == "nothing":
                 block = Block([window(args.seconds) for _ in range(2 * rounds + 1)])
-            elif name == "bpftrace" and peer:
-                block = naive(engine, peer, rounds, args.seconds)
+            elif peer and name in NAIVE_WAYS:
+                block = NAIVE_WAYS[name](engine, peer, rounds, args.seconds)
             elif "--max-overhead" in variants[name]:
                 block = limited(engine, variants[name], rounds, args.seconds, folder / "run")
             else:
@@ -296,13 +331,13 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
     """One row of the table."""
     found, cpu = [], []
     for block in blocks:
-        for before, during, behind in zip(block.windows[:-2:2], block.windows[1::2], block.windows[2::2], strict=True):
-            with_probes, without = times(tokens, during), times(tokens, before, behind)
-            if len(with_probes) and len(without):
-                ratio = block.middle(with_probes) / block.middle(without)
-                found.append((ratio, max(window.stolen for window in (before, during, behind))))
-            cpu.append(during.cpu_ns / (during.end - during.begin))
-    ratios = [ratio for ratio, stolen in found if stolen <= MOST_STOLEN] or [ratio for ratio, _ in found]
+        for around in zip(block.windows[:-2:2], block.windows[1::2], block.windows[2::2], strict=True):
+            inside = [times(tokens, window) for window in around]
+            if all(map(len, inside)):
+                before, during, behind = (float(block.middle(each)) for each in inside)
+                found.append(((during / before, during / behind), max(window.stolen for window in around)))
+            cpu.append(around[1].cpu_ns / (around[1].end - around[1].begin))
+    ratios = [pair for pair, stolen in found if stolen <= MOST_STOLEN] or [pair for pair, _ in found]
     median, low, high = interval(np.array(ratios) - 1)
     middle = {
         field: float(np.median([getattr(block, field) for block in blocks])) for field in ("warm", "cold", "bytes_per_token")
@@ -316,7 +351,7 @@ def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, A
         "rounds": len(ratios),
         "left_out": len(found) - len(ratios),
         "tracer_cpu": float(np.mean(cpu)),
-        "ratios": ratios,  # of every round that counts: series can be pooled
+        "ratios": ratios,  # [rounds that count, 2]: series can be pooled
     }
     return {**row, **middle, "lost": lost}
 
@@ -351,7 +386,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     names = [name.strip() for name in args.variants.split(";") if name.strip()] or list(VARIANTS)
-    variants = {name: VARIANTS[name] for name in names if not (args.engine == "runtime" and name == "bpftrace")}
+    variants = {name: VARIANTS[name] for name in names if not (args.engine == "runtime" and name in NAIVE_WAYS)}
     with tempfile.TemporaryDirectory() as text, contextlib.closing(start(args, Path(text))) as engine:
         engine.wait_for_tokens(2)
         time.sleep(WARM_UP_S)
