@@ -6,7 +6,7 @@
 Fusion: nn-Meter's verdict by time beside the backend's own account of its nodes. Accuracy: share within 10 % and RMSPE, each
 kernel on held-out shapes, then expert subgraphs of models from which no shape was taken. Beside it what measuring the same
 held-out shapes once more says of itself: no predictor can be nearer to a measurement than that. All is at the usual pace,
-by reference kernels. A host that is loud while kernels are trained shows in the first figures, not in those of the subgraphs.
+by reference kernels. A loud host shows in what measuring again says of the kernels.
 """
 
 import argparse
