@@ -32,8 +32,8 @@ def build(folder: Path, *flags: str) -> Path:
     return path
 
 
-def traced(folder: Path, program: Path) -> tuple[dict, dict[str, pd.DataFrame]]:
-    options = ("--no-views", "--levels", "token,graph,operator", "-o", str(folder / "run"))
+def traced(folder: Path, program: Path, levels: str = "token,graph,operator") -> tuple[dict, dict[str, pd.DataFrame]]:
+    options = ("--no-views", "--levels", levels, "-o", str(folder / "run"))
     done = trace("run", *options, "--", str(program), str(STEPS), str(GRAPHS))
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "run" / "manifest.json").read_text()), tables_module.load(folder / "run")
@@ -48,6 +48,14 @@ def test_a_graph_that_passes_several_probed_functions_is_one_row_with_its_backen
     sites = {row["symbol"] for row in manifest["probes"] if row["program"] == "ggml_graph_begin"}
     assert sites == {"ggml_backend_graph_compute_async"}  # what all others are called by, or call
     assert manifest["engines"]["llamacpp"]["operators"] == ["NONE", "DUP", "ADD", "MUL_MAT", "GLU"]
+
+
+@pytest.mark.needs("probes")
+def test_without_operators_nothing_is_recorded_to_learn_where_they_end(tmp_path: Path) -> None:
+    manifest, tables = traced(tmp_path, build(tmp_path, "-fopenmp"), "token,graph")
+    assert len(tables["tokens"]) == STEPS and len(tables["graphs"]) == 3 * GRAPHS * STEPS
+    assert {"token_begin", "token_end", "graph_begin", "graph_end"} <= manifest["records"].keys()
+    assert "site" not in manifest["records"]
 
 
 @pytest.mark.needs("probes")

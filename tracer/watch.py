@@ -62,7 +62,8 @@ class Watcher:
         self.held_ns = 0  # time that the target stood still for us
         self.learning: dict[int, Learning] = {}
         self.loop: Loop | None = None
-        self.learns, self.stands_since, self.graphs_since = LEARN_PLACES, 0, 0
+        teaches = any(probe.teaches and probe.wanted(probes.levels) for engine in probes.engines for probe in engine.probes)
+        self.learns, self.stands_since, self.graphs_since = LEARN_PLACES if teaches else LEARN_NOTHING, 0, 0
         self._rounds = 0
         self.backends = enumeration("backend_id")
         self._watch_for_libraries()
