@@ -5,13 +5,16 @@
 
 Fusion: nn-Meter's verdict by time beside the backend's own account of its nodes. Accuracy: share within 10 % and RMSPE, each
 kernel on held-out shapes, then expert subgraphs of models from which no shape was taken. Beside it what measuring the same
-held-out shapes once more says of itself: no predictor can be nearer to a measurement than that. All is at the pace of the first
-batch, by reference kernels.
+held-out shapes once more says of itself: no predictor can be nearer to a measurement than that. All is at the usual pace,
+by reference kernels. A loud host shows in what measuring again says of the kernels.
 """
 
 import argparse
 import itertools
 import json
+from collections.abc import Callable
+from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +32,15 @@ UNSEEN = {"tinymoe": (256, 128), "granite-moe-1b": (1024, 512), "OLMoE": (2048, 
 """Model → (hidden, width of an expert)."""
 ROWS = (1, 3, 8, 20, 64)
 LIMIT, BATCH = 2304, 12
-SHORTEST = {"s": 1e-6, "cycles": 1.0}
+SHORTEST = {"s": 1e-6, "us": 1.0, "cycles": 1.0}
 """By unit: what takes less drowns in what a run costs whatever it computes; such shapes are counted, not judged."""
 
 
 def show_fusion(backend: Backend, shape: graphs.Shape) -> set[tuple[str, str]]:
     """Print every verdict; returns the pairs that fuse."""
     print(f"fusion on {backend.name}, {shape.rows} x {shape.k} x {shape.n}")
-    verdicts = [fusion.detect(backend, *pair, shape, many) for pair, many in itertools.product(PAIRS, (False, True))]
+    a_run = {many: fusion.fixed(backend, shape, many) for many in (False, True)}
+    verdicts = [fusion.detect(backend, *pair, shape, many, a_run[many]) for pair, many in itertools.product(PAIRS, (False, True))]
     for v in verdicts:
         agree = "" if v.by_time == v.by_nodes else "  <- disagree"
         told = f"{v.first}+{v.second:8} outputs {v.outputs:4} saved {v.saved:6.2f}"
@@ -46,10 +50,10 @@ def show_fusion(backend: Backend, shape: graphs.Shape) -> set[tuple[str, str]]:
     return fusion.rules(verdicts)
 
 
-def times(backend: Backend, links: list[list[graphs.Link]]) -> np.ndarray:
-    """Measured times of chains, in batches so that few sessions live at once."""
-    models = [graphs.model(one) for one in links]
-    return np.array([t for i in range(0, len(models), BATCH) for t in backend.times(models[i : i + BATCH])])
+def times(backend: Backend, made: list[Callable[[], bytes]]) -> np.ndarray:
+    """Measured times of models, made in batches so that few live at once."""
+    batches = (made[i : i + BATCH] for i in range(0, len(made), BATCH))
+    return np.array([t for batch in batches for t in backend.times([one() for one in batch])])
 
 
 def kernels_of(fused: set[tuple[str, str]]) -> list[str]:
@@ -71,7 +75,8 @@ def train(backend: Backend, kernel: str, predictors: regressors.Predictors, args
     operators = kernel.split("+")
 
     def measure(shapes: list[graphs.Shape]) -> np.ndarray:
-        return times(backend, [graphs.chain(operators, shape) for shape in shapes])
+        found = times(backend, [partial(graphs.repeated, operators, shape) for shape in shapes])
+        return np.asarray(found / [graphs.often(operators, shape) for shape in shapes])
 
     fit = regressors.quick_fit(kernel)
     shapes, seen = sampling.adaptive(PRIOR, measure, fit, args.start, args.rounds, args.extra, limit=LIMIT)
@@ -80,55 +85,70 @@ def train(backend: Backend, kernel: str, predictors: regressors.Predictors, args
     predictors.train(kernel, [shapes[i] for i in long_enough], seen[long_enough])
     unseen = sampling.draw(PRIOR, args.held_out, np.random.default_rng(99), LIMIT)
     first, again = measure(unseen), measure(unseen)
-    args.kept[kernel] = [[s.rows, s.k, s.n, float(t)] for s, t in zip([*shapes, *unseen], [*seen, *first], strict=True)]
+    found = predictors.kernel(kernel, unseen)
+    args.kept[kernel] = {"trained": kept(shapes, seen), "held out": kept(unseen, first, again, found)}
     judged = first >= shortest
-    figures = told(predictors.kernel(kernel, unseen)[judged], first[judged], again[judged])
+    figures = told(found[judged], first[judged], again[judged])
     short = f", {(~judged).sum()} of {len(unseen)} too short" if not judged.all() else ""
     return f"{kernel:12} {figures}  {len(long_enough)} shapes, {predictors.chosen[kernel]}{short}"
 
 
-def subgraphs() -> list[tuple[str, list[graphs.Link]]]:
-    """(chain, its links) for every unseen model and number of rows."""
+def train_all(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace) -> None:
+    """Train every kernel, and once more those that were measured before the machine came to its pace."""
+    epochs: dict[str, int] = {}
+    for note in ("", "  (again: the machine was slower before)"):
+        for kernel in kernels_of(predictors.fused):
+            if not note or epochs[kernel] != backend.epoch:
+                epochs[kernel] = backend.epoch
+                print(train(backend, kernel, predictors, args) + note, flush=True)
+
+
+def kept(shapes: list[graphs.Shape], *columns: np.ndarray) -> list[list[float]]:
+    """Shapes beside columns of times, as JSON keeps them."""
+    return [[*astuple(shape), *map(float, row)] for shape, *row in zip(shapes, *columns, strict=True)]
+
+
+def subgraphs() -> list[tuple[tuple[str, str, int], list[graphs.Link]]]:
+    """((chain, model, rows), its links) for every unseen model."""
     return [
-        ("-".join(chain), graphs.chain(chain, graphs.Shape(rows, hidden, width), (hidden,)))
-        for chain, (hidden, width), rows in itertools.product(CHAINS, UNSEEN.values(), ROWS)
+        (("-".join(chain), name, rows), graphs.chain(chain, graphs.Shape(rows, hidden, width), (hidden,)))
+        for chain, (name, (hidden, width)), rows in itertools.product(CHAINS, UNSEEN.items(), ROWS)
     ]
 
 
-def show_accuracy(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace) -> None:
-    """Train every kernel, then print figures on shapes and models not seen."""
-    for kernel in kernels_of(predictors.fused):
-        print(train(backend, kernel, predictors, args), flush=True)
-    found = subgraphs()
-    links = [one for _, one in found]
+def show_subgraphs(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace) -> None:
+    """Figures of whole subgraphs: by chain, by model, by rows, and of all."""
+    names, links = zip(*subgraphs(), strict=True)
     predicted = np.array([predictors.chain(one)[0] for one in links])
-    first, again = times(backend, links), times(backend, links)
-    names = np.array([name for name, _ in found])
-    for name in [*dict.fromkeys(names), ""]:
-        mine = names == name if name else np.ones(len(names), bool)
-        print(
-            f"{name or 'all subgraphs':24} {told(predicted[mine], first[mine], again[mine])}  {mine.sum()} of {', '.join(UNSEEN)}"
-        )
+    first, again = (times(backend, [partial(graphs.model, one) for one in links]) for _ in range(2))
+    args.kept["subgraphs"] = [[*name, *map(float, row)] for name, *row in zip(names, first, again, predicted, strict=True)]
+    for part in range(3):
+        for value in dict.fromkeys(name[part] for name in names):
+            mine = np.array([name[part] == value for name in names])
+            rows = "rows " if part == 2 else ""
+            print(f"{f'{rows}{value}':24} {told(predicted[mine], first[mine], again[mine])}")
+    print(f"{'all subgraphs':24} {told(predicted, first, again)}  {len(links)} of models not seen", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("cpu", "htp"), default="cpu")
     parser.add_argument("--fusion-only", action="store_true")
-    parser.add_argument("--runs", type=int, default=15, help="bursts of each model")
+    parser.add_argument("--runs", type=int, default=9, help="bursts of each model")
     parser.add_argument("--start", type=int, default=60, help="shapes from the prior")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--extra", type=int, default=20, help="shapes of each round")
     parser.add_argument("--held-out", type=int, default=30)
     parser.add_argument("--save", type=Path, metavar="FILE")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="write what was measured as JSON: rows, k, n, time")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="write as JSON what was measured and predicted")
     args = parser.parse_args()
     args.kept = {}
-    backend: Backend = Cpu(args.runs) if args.backend == "cpu" else Htp(min(args.runs, 5))
-    size = graphs.Shape(512, 16, 512) if args.backend == "cpu" else graphs.Shape(32, 64, 64)
+    backend: Backend = Cpu(args.runs) if args.backend == "cpu" else Htp(max(args.runs, 20))
+    size = graphs.Shape(64, 16, 64) if args.backend == "cpu" else graphs.Shape(64, 256, 256)
     predictors = regressors.Predictors(backend.unit, show_fusion(backend, size))
     if not args.fusion_only:
-        show_accuracy(backend, predictors, args)
+        train_all(backend, predictors, args)
+        show_subgraphs(backend, predictors, args)
     if args.keep:
         args.keep.write_text(json.dumps(args.kept))
     if args.save:

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from analyzer.predict.errors import PredictError
 from analyzer.predict.kernels import fusion, graphs, regressors, sampling
 from analyzer.predict.kernels.backends import Cpu, Htp
 from analyzer.predict.kernels.graphs import Shape
+from analyzer.predict.kernels.law import passes
 from analyzer.predict.model import read_config
 
 PRIOR = [(64, 256), (256, 64), (512, 512)]
@@ -18,7 +20,7 @@ CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"
 class Made:
     """A backend whose times are a law of the model's shapes, and that fuses Gemm with Relu."""
 
-    name, unit = "made", "s"
+    name, unit, epoch = "made", "s", 0
 
     def times(self, models: list[bytes]) -> list[float]:
         single = [1.0, 0.3, 1.05]
@@ -28,10 +30,13 @@ class Made:
         return {"n0_Gemm"}
 
 
-def law(kernel: str, shapes: list[Shape]) -> np.ndarray:
-    """Seconds: operations at 20 G/s and bytes at 8 GB/s, in turn."""
+def law(kernel: str, shapes: list[Shape], held: float = 0) -> np.ndarray:
+    """Seconds: operations at 20 G/s and bytes at 8 GB/s, in turn; weights at 4 the more a model holds of them."""
     first = kernel.split("+")[0]
-    return np.array([s.flops(first) / 20e9 + s.bytes(first) / 8e9 for s in shapes])
+    own = [s.of(first) for s in shapes]
+    around = [held or s.weights(first) * s.copies for s in own]
+    afar = [s.weights(first) * b / (b + (2 << 20)) for s, b in zip(own, around, strict=True)]
+    return np.array([s.flops(first) / 20e9 + (s.bytes(first) + a) / 8e9 for s, a in zip(own, afar, strict=True)])
 
 
 def test_what_vanishes_of_the_lesser_operator_decides() -> None:
@@ -41,8 +46,17 @@ def test_what_vanishes_of_the_lesser_operator_decides() -> None:
     assert verdict.by_nodes
 
 
+def test_what_a_run_costs_is_no_fusion() -> None:
+    backend = Made()
+    a_run = fusion.fixed(backend, Shape(4, 8, 8))
+    verdict = fusion.detect(backend, "Gemm", "Relu", Shape(4, 8, 8), a_run=a_run)
+    assert a_run == pytest.approx(0.25)
+    assert verdict.saved == pytest.approx(0.0)
+    assert not verdict.by_time
+
+
 def test_onnx_runtime_fuses_an_activation_into_gemm_but_not_where_its_input_is_asked_for() -> None:
-    cpu, shape = Cpu(runs=3), Shape(16, 8, 16)
+    cpu, shape = Cpu(runs=3, settle=0), Shape(16, 8, 16)
     found = {
         (first, second, many): fusion.detect(cpu, first, second, shape, many)
         for first, second in (("Gemm", "Relu"), ("MatMul", "Add"), ("MatMul", "Relu"), ("Add", "Relu"))
@@ -70,9 +84,43 @@ def test_chains_split_into_kernels_by_the_rules() -> None:
     assert kernels[2][0][1] == Shape(8, 32, 32)
 
 
+def test_copies_of_a_kernel_keep_weights_of_their_own() -> None:
+    shape = Shape(4, 16, 8, copies=3)
+    session = ort.InferenceSession(graphs.repeated(["Gemm", "Relu"], shape), providers=["CPUExecutionProvider"])
+    given = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    results = session.run(None, {"x": given})
+    assert [graphs.link_of(output.name) for output in session.get_outputs()] == [1, 1, 1]
+    assert len({result.tobytes() for result in results}) == 3
+
+
+def test_operators_without_a_matrix_follow_each_other() -> None:
+    session = ort.InferenceSession(graphs.repeated(["Sigmoid"], Shape(2, 8, 99)), providers=["CPUExecutionProvider"])
+    wanted = given = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+    for _ in range(graphs.IN_A_ROW):
+        wanted = 1 / (1 + np.exp(-wanted))
+    (found,) = session.run(None, {"x": given})
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_times_are_told_for_models_with_many_outputs() -> None:
+    cpu, shape = Cpu(runs=2, settle=0), Shape(4, 16, 8, copies=5)
+    models = [graphs.repeated(["MatMul"], shape), graphs.model(graphs.chain(["Gemm", "Relu"], shape), all_outputs=True)]
+    assert all(0 < seconds < 60 for seconds in cpu.times(models))
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(1, 1), (6, 1), (7, 2), (12, 1), (13, 2), (18, 2), (19, 3), (64, 6)])
+def test_rows_left_over_take_another_pass(rows: int, wanted: int) -> None:
+    assert passes(rows, (12, 6)) == wanted
+
+
+def test_a_width_that_an_operator_does_not_have_says_nothing() -> None:
+    one, other = regressors.features("Softmax", [Shape(4, 64, 8), Shape(4, 64, 2048)])
+    np.testing.assert_array_equal(one, other)
+
+
 @pytest.fixture(scope="module")
 def trained() -> regressors.Predictors:
-    made = regressors.Predictors("s", {("Gemm", "Relu")}, ("surface", "forest"))
+    made = regressors.Predictors("s", {("Gemm", "Relu")}, ("law", "law and forest"))
     for kernel in ("Gemm+Relu", "Gemm", "Softmax"):
         shapes, times = sampling.adaptive(PRIOR, lambda s, k=kernel: law(k, s), regressors.quick_fit(kernel), 60, 2, 20)
         made.train(kernel, shapes, times)
@@ -99,6 +147,15 @@ def test_a_chain_is_the_sum_of_its_kernels_and_says_what_is_out_of_range(trained
     )
     with pytest.raises(PredictError, match="Tanh"):
         trained.chain(graphs.chain(["Tanh"], Shape(4, 8, 8)))
+
+
+def test_weights_that_leave_the_cache_between_two_runs_cost_more(trained: regressors.Predictors) -> None:
+    shapes, near, afar = [Shape(1, 256, 512)], 1 << 19, 16 << 20
+    for held in (near, afar):
+        found = trained.kernel("Gemm", shapes, np.array([held]))
+        np.testing.assert_allclose(found, law("Gemm", shapes, held), rtol=0.1)
+    one, many = (trained.chain(graphs.chain(["Gemm"] * count, Shape(1, 512, 512)))[0] / count for count in (1, 8))
+    assert many > 1.2 * one
 
 
 def test_predictors_are_kept_with_where_they_were_measured(trained: regressors.Predictors, tmp_path: Path) -> None:

@@ -8,11 +8,16 @@ from analyzer.predict.kernels.backends import Backend
 
 SHARE = 0.5
 """nn-Meter's threshold: how much of the lesser operator's time has to vanish."""
+APART = ("Sigmoid", "Tanh")
+"""Operators that nothing fuses: what they take less as a pair than apart is what a run costs whatever it computes."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One test case. `outputs`: one (the pair's last) | many (the first operator's result is asked for as well)."""
+    """One test case. `outputs`: one (the pair's last) | many (the first operator's result is asked for as well).
+
+    `fixed`: what each of the three times holds whatever was computed.
+    """
 
     first: str
     second: str
@@ -21,11 +26,13 @@ class Verdict:
     second_time: float
     pair_time: float
     by_nodes: bool
+    fixed: float = 0.0
 
     @property
     def saved(self) -> float:
         """Share of the lesser operator's time that vanished."""
-        return (self.first_time + self.second_time - self.pair_time) / min(self.first_time, self.second_time)
+        vanished = self.first_time + self.second_time - self.pair_time - self.fixed
+        return vanished / max(min(self.first_time, self.second_time) - self.fixed, self.pair_time * 1e-3)
 
     @property
     def by_time(self) -> bool:
@@ -33,14 +40,21 @@ class Verdict:
         return self.saved > SHARE
 
 
-def detect(backend: Backend, first: str, second: str, shape: graphs.Shape, many: bool = False) -> Verdict:
-    """Run a, b and ab."""
+def fixed(backend: Backend, shape: graphs.Shape, many: bool = False) -> float:
+    """What a pair takes less than its parts because it is one run: its input comes once."""
+    links = graphs.chain(list(APART), shape)
+    first, second, pair = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), graphs.model(links, many)])
+    return first + second - pair
+
+
+def detect(backend: Backend, first: str, second: str, shape: graphs.Shape, many: bool = False, a_run: float = 0.0) -> Verdict:
+    """Run a, b and ab; `a_run`: what `fixed` told."""
     links = graphs.chain([first, second], shape)
     pair = graphs.model(links, many)
     alone, following, together = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), pair])
     own = backend.nodes(pair)
     names = {graphs.node_name(i, name) for i, name in enumerate((first, second))}
-    return Verdict(first, second, "many" if many else "one", alone, following, together, not names <= own)
+    return Verdict(first, second, "many" if many else "one", alone, following, together, not names <= own, a_run)
 
 
 def rules(verdicts: Iterable[Verdict]) -> set[tuple[str, str]]:

@@ -1,11 +1,13 @@
 """Chains of operators as ONNX models: the test cases of fusion detection and the kernels that are measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 OPSET, IR = 17, 9
+IN_A_ROW = 8
+"""Operators without a matrix are measured one behind the other, as often: one alone is less than what a run costs."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +35,29 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """rows x k in, rows x n out; k = n where the operator keeps its width."""
+    """rows x k in, rows x n out; k = n where the operator keeps its width. `copies`: as many kernels of it are in the model."""
 
     rows: int
     k: int
     n: int
+    copies: int = 1
+
+    def of(self, operator: str) -> "Shape":
+        """The shape with the width that the operator keeps."""
+        return self if OPERATORS[operator].weight == "matrix" else replace(self, n=self.k)
 
     def flops(self, operator: str) -> float:
         """Multiply-adds count two, elements one."""
         matrix = OPERATORS[operator].weight == "matrix"
         return (2.0 * self.k if matrix else 1.0) * self.rows * self.n
 
+    def weights(self, operator: str) -> float:
+        """fp32 bytes of one kernel's weight."""
+        return 4.0 * {"matrix": self.k * self.n, "row": self.n, "none": 0}[OPERATORS[operator].weight]
+
     def bytes(self, operator: str) -> float:
         """fp32 bytes of input, weight and output."""
-        weight = {"matrix": self.k * self.n, "row": self.n, "none": 0}[OPERATORS[operator].weight]
-        return 4.0 * (self.rows * self.k + weight + self.rows * self.n)
+        return 4.0 * self.rows * (self.k + self.n) + self.weights(operator)
 
 
 Link = tuple[str, Shape]
@@ -64,29 +74,67 @@ def chain(operators: list[str], shape: Shape, widths: tuple[int, ...] = ()) -> l
     return links
 
 
-def model(links: list[Link], all_outputs: bool = False) -> bytes:
-    """A chain as a serialized model, input `x`, output `y`; with `all_outputs` the results between are outputs as well."""
-    random = np.random.default_rng(0)
-    nodes, weights, outputs, current = [], [], [], "x"
-    for i, (name, shape) in enumerate(links):
-        result = "y" if i == len(links) - 1 else f"t{i}"
-        inputs = [current]
-        dims = {"matrix": (shape.k, shape.n), "row": (shape.n,), "none": None}[OPERATORS[name].weight]
-        if dims:
-            values = (random.standard_normal(dims) / np.sqrt(dims[0])).astype(np.float32)
-            weights.append(numpy_helper.from_array(values, f"w{i}"))
-            inputs.append(f"w{i}")
-        nodes.append(helper.make_node(name, inputs, [result], name=node_name(i, name)))
-        if all_outputs or result == "y":
-            outputs.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, [shape.rows, shape.n]))
-        current = result
+def model(links: list[Link], all_outputs: bool = False, copies: int = 1) -> bytes:
+    """A chain as a serialized model with input `x`; with `all_outputs` the results between are outputs as well.
+
+    Copies have weights of their own. They stand side by side, all from `x`; without a matrix, one behind the other.
+    """
+    in_a_row = not any(_matrix(name) for name, _ in links)
+    nodes: list[NodeProto] = []
+    weights: list[TensorProto] = []
+    outputs: list[ValueInfoProto] = []
+    begin = "x"
+    for copy in range(copies):
+        _add(links, begin, copy, nodes, weights)
+        results = [nodes[i - len(links)].output[0] for i in range(len(links))]
+        if in_a_row:
+            begin = results[-1]
+        kept = range(0 if all_outputs else len(links) - 1, 0 if in_a_row and copy < copies - 1 else len(links))
+        outputs += [_tensor(results[i], links[i][1].rows, links[i][1].n) for i in kept]
     first = links[0][1]
-    begin = helper.make_tensor_value_info("x", TensorProto.FLOAT, [first.rows, first.k])
-    graph = helper.make_graph(nodes, "chain", [begin], outputs, weights)
+    graph = helper.make_graph(nodes, "chain", [_tensor("x", first.rows, first.k)], outputs, weights)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
     return bytes(made.SerializeToString())
 
 
-def node_name(index: int, operator: str) -> str:
+def often(operators: list[str], shape: Shape) -> int:
+    """How often `repeated` holds a kernel: `shape.copies` times, IN_A_ROW where it has no matrix."""
+    return shape.copies if any(map(_matrix, operators)) else IN_A_ROW
+
+
+def repeated(operators: list[str], shape: Shape) -> bytes:
+    """A model that holds a kernel several times."""
+    return model(chain(operators, shape), copies=often(operators, shape))
+
+
+def node_name(index: int, operator: str, copy: int = 0) -> str:
     """The name of a chain's node, as profiles show it."""
-    return f"n{index}_{operator}"
+    return f"n{index}_{operator}" + (f"_{copy}" if copy else "")
+
+
+def link_of(result: str) -> int:
+    """Index in the chain of a result's operator, the same in every copy."""
+    return int(result.split("_")[1])
+
+
+def _add(links: list[Link], begin: str, copy: int, nodes: list[NodeProto], weights: list[TensorProto]) -> None:
+    random = np.random.default_rng(0)
+    current = begin
+    for i, (name, shape) in enumerate(links):
+        inputs, result = [current], f"t{copy}_{i}"
+        dims = {"matrix": (shape.k, shape.n), "row": (shape.n,), "none": None}[OPERATORS[name].weight]
+        if dims:
+            # Copies are scaled: equal weights could be made one.
+            values = random.standard_normal(dims, np.float32) * np.float32((1 + copy / 64) / np.sqrt(dims[0]))
+            weights.append(numpy_helper.from_array(values, f"w{copy}_{i}"))
+            inputs.append(f"w{copy}_{i}")
+        nodes.append(helper.make_node(name, inputs, [result], name=node_name(i, name, copy)))
+        current = result
+
+
+def _tensor(name: str, rows: int, columns: int) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, columns])
+
+
+def _matrix(operator: str) -> bool:
+    return OPERATORS[operator].weight == "matrix"

@@ -1,4 +1,4 @@
-"""One regressor for each kernel, log time from sizes and tiles: the best of several by cross-validation, with its environment."""
+"""One regressor for each kernel, log time from a law and sizes: of several the best by cross-validation, with its environment."""
 
 import platform
 import warnings
@@ -13,73 +13,89 @@ import numpy as np
 import onnxruntime
 import sklearn
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.ensemble import ExtraTreesRegressor, GradientBoostingRegressor
+from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from analyzer.predict.errors import PredictError
 from analyzer.predict.kernels.fusion import kernel_name, split
-from analyzer.predict.kernels.graphs import Link, Shape
+from analyzer.predict.kernels.graphs import OPERATORS, Link, Shape
+from analyzer.predict.kernels.law import Law, passes, terms
 
-FEATURES = 11
-TILES = {"rows": (4, 6), "n": (16,)}
-"""Rows and columns that matrix kernels work on at once; what is left over costs as much as a whole tile."""
+SIZES = 6
+"""Columns of `features` before the law's terms."""
 
 
-def features(kernel: str, shapes: list[Shape]) -> np.ndarray:
-    """[shapes, FEATURES] of the kernel's first operator.
+def features(kernel: str, shapes: list[Shape], held: np.ndarray | None = None) -> np.ndarray:
+    """[shapes, SIZES + terms] of the kernel's first operator; `held`: bytes of weights in the whole model, else in the copies.
 
-    Logarithms of rows, k, n, operations, bytes, operations per byte and operations on whole tiles; shares of tiles that are left
-    over; whether there is a single row.
+    Logarithms of rows, k, n, of the bytes that are used between two uses of the same byte and of the passes over the weights
+    (tiles of six rows), whether there is a single row; then the terms of the law.
     """
     first = kernel.split("+")[0]
-    return np.array([_features(first, s) for s in shapes])
+    own = [s.of(first) for s in shapes]
+    around = [s.weights(first) * s.copies for s in own] if held is None else held
+    return np.array([_features(first, s, float(b)) for s, b in zip(own, around, strict=True)])
 
 
-def _features(operator: str, s: Shape) -> list[float]:
-    flops, moved = s.flops(operator), s.bytes(operator)
-    rows, columns = (-(-size // tiles[-1]) * tiles[-1] for size, tiles in ((s.rows, TILES["rows"]), (s.n, TILES["n"])))
-    sizes = np.log([s.rows, s.k, s.n, flops, moved, flops / moved, flops / (s.rows * s.n) * rows * columns])
-    over = [-s.rows % tile / s.rows for tile in TILES["rows"]] + [-s.n % tile / s.n for tile in TILES["n"]]
-    return [*sizes.tolist(), *over, float(s.rows == 1)]
+def _features(operator: str, s: Shape, held: float) -> list[float]:
+    used = held if OPERATORS[operator].weight == "matrix" else s.bytes(operator)
+    sizes = np.log([s.rows, s.k, s.n, used, passes(s.rows, (6,))])
+    return [*sizes.tolist(), float(s.rows == 1), *terms(operator, s, used)]
 
 
-def smooth(degree: int = 2) -> Any:
-    """A polynomial surface."""
-    return make_pipeline(StandardScaler(), PolynomialFeatures(degree), RidgeCV(np.logspace(-4, 3, 8)))
+def _sizes(given: np.ndarray) -> np.ndarray:
+    return given[:, :SIZES]
+
+
+def _terms(given: np.ndarray) -> np.ndarray:
+    return given[:, SIZES:]
+
+
+def law() -> Any:
+    """The sum of terms."""
+    return make_pipeline(FunctionTransformer(_terms), Law())
+
+
+def forest() -> Any:
+    """Trees on the sizes."""
+    return make_pipeline(FunctionTransformer(_sizes), ExtraTreesRegressor(200, min_samples_leaf=2, random_state=0))
+
+
+def process() -> Any:
+    """A Gaussian process on the sizes: smooth where shapes lie near each other, with the noise of a measurement."""
+    kernel = ConstantKernel(1.0) * RBF(np.ones(SIZES), (0.05, 1e3)) + WhiteKernel(1e-3, (1e-6, 1.0))
+    return make_pipeline(
+        FunctionTransformer(_sizes), StandardScaler(), GaussianProcessRegressor(kernel, normalize_y=True, random_state=0)
+    )
 
 
 class Corrected(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """A polynomial surface, and a forest of what it leaves: the law by the one, its steps by the other."""
+    """The law, and what it leaves by another regressor."""
+
+    def __init__(self, rest: Callable[[], Any] = forest):
+        self.rest = rest
 
     def fit(self, given: np.ndarray, wanted: np.ndarray) -> "Corrected":
         """Learn."""
-        self.surface_ = smooth().fit(given, wanted)
-        self.steps_ = ExtraTreesRegressor(200, min_samples_leaf=2, random_state=0)
-        self.steps_.fit(given, wanted - self.surface_.predict(given))
+        self.law_ = law().fit(given, wanted)
+        self.rest_ = self.rest().fit(given, wanted - self.law_.predict(given))
         return self
 
     def predict(self, given: np.ndarray) -> np.ndarray:
         """Log times."""
-        return np.asarray(self.surface_.predict(given) + self.steps_.predict(given))
-
-
-def process() -> Any:
-    """A Gaussian process: smooth where shapes lie near each other, with the noise of a measurement."""
-    law = ConstantKernel(1.0) * RBF(np.ones(FEATURES), (0.05, 1e3)) + WhiteKernel(1e-3, (1e-6, 1.0))
-    return make_pipeline(StandardScaler(), GaussianProcessRegressor(law, normalize_y=True, random_state=0))
+        return np.asarray(self.law_.predict(given) + self.rest_.predict(given))
 
 
 CANDIDATES: dict[str, Callable[[], Any]] = {
-    "surface": smooth,
-    "forest": lambda: ExtraTreesRegressor(200, min_samples_leaf=2, random_state=0),
-    "surface and forest": Corrected,
-    "boosting": lambda: GradientBoostingRegressor(n_estimators=300, learning_rate=0.05, subsample=0.7, random_state=0),
+    "law": law,
+    "law and forest": lambda: Corrected(forest),
+    "law and process": lambda: Corrected(process),
+    "forest": forest,
     "process": process,
 }
 
@@ -99,10 +115,10 @@ def fit(kernel: str, shapes: list[Shape], times: np.ndarray, candidates: tuple[s
 
 
 def quick_fit(kernel: str) -> Callable[[list[Shape], np.ndarray], Callable[[list[Shape]], np.ndarray]]:
-    """The surface alone, as sampling wants it: shapes and times → a function of shapes."""
+    """The law alone, as sampling wants it: shapes and times → a function of shapes."""
 
     def fitted(shapes: list[Shape], times: np.ndarray) -> Callable[[list[Shape]], np.ndarray]:
-        made = smooth().fit(features(kernel, shapes), np.log(times))
+        made = law().fit(features(kernel, shapes), np.log(times))
         return lambda asked: np.exp(made.predict(features(kernel, asked)))
 
     return fitted
@@ -123,21 +139,22 @@ class Predictors:
     def train(self, kernel: str, shapes: list[Shape], times: np.ndarray) -> None:
         """Learn one kernel from measured shapes."""
         self.chosen[kernel], self.models[kernel] = fit(kernel, shapes, times, self.candidates)
-        given = np.array([[s.rows, s.k, s.n] for s in shapes])
+        given = np.array([[s.rows, s.k, s.n] for s in (shape.of(kernel.split("+")[0]) for shape in shapes)])
         self.ranges[kernel] = (given.min(0), given.max(0))
 
-    def kernel(self, kernel: str, shapes: list[Shape]) -> np.ndarray:
-        """Predicted times."""
+    def kernel(self, kernel: str, shapes: list[Shape], held: np.ndarray | None = None) -> np.ndarray:
+        """Predicted times; `held`: bytes of weights in the whole model."""
         if kernel not in self.models:
             raise PredictError(f"kernel {kernel} was never measured: train it, known are {', '.join(sorted(self.models))}")
-        return np.asarray(np.exp(self.models[kernel].predict(features(kernel, shapes))))
+        return np.asarray(np.exp(self.models[kernel].predict(features(kernel, shapes, held))))
 
     def chain(self, links: list[Link]) -> tuple[float, list[str]]:
         """(time of a chain as the sum over its kernels, warnings of shapes beyond what was measured)."""
         total, told = 0.0, []
+        held = sum(shape.weights(name) for name, shape in links)
         for part in split(links, self.fused):
             name, shape = kernel_name(part), part[0][1]
-            total += float(self.kernel(name, [shape])[0])
+            total += float(self.kernel(name, [shape], np.array([held]))[0])
             low, high = self.ranges[name]
             given = np.array([shape.rows, shape.k, shape.n])
             if (given < low).any() or (given > high).any():

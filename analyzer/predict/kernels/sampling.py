@@ -1,6 +1,7 @@
 """Shapes to measure: first those that models have, then more of them where the predictor errs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,11 @@ from analyzer.predict.model import Model
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 SPREAD = 0.35
 """Standard deviation, in natural logarithm, of a new shape around a shape of the prior or one with a large error."""
+
+COPIES = (1, 2, 4, 8, 16)
+"""Kernels in a measured model: weights that a run meets again in a cache, and others that have left it meanwhile."""
+MOST = 48 << 20
+"""fp32 bytes of weights in a measured model, unless a single kernel has more."""
 
 Measure = Callable[[list[Shape]], np.ndarray]
 Fit = Callable[[list[Shape], np.ndarray], Callable[[list[Shape]], np.ndarray]]
@@ -27,10 +33,11 @@ def widths_of(models: list[Model]) -> list[tuple[int, int]]:
 
 
 def draw(prior: list[tuple[int, int]], count: int, random: np.random.Generator, limit: int = 4096) -> list[Shape]:
-    """Shapes near the prior's."""
+    """Shapes near the prior's, alone and among copies."""
     picked = random.integers(len(prior), size=count)
     rows = random.choice(ROWS, count)
-    return [_near(Shape(int(r), *prior[i]), random, limit) for r, i in zip(rows, picked, strict=True)]
+    shapes = [_near(Shape(int(r), *prior[i]), random, limit) for r, i in zip(rows, picked, strict=True)]
+    return [_among(shape, int(copies)) for shape, copies in zip(shapes, random.choice(COPIES, count), strict=True)]
 
 
 def adaptive(
@@ -68,4 +75,8 @@ def held_out_errors(shapes: list[Shape], times: np.ndarray, fit: Fit, random: np
 def _near(shape: Shape, random: np.random.Generator, limit: int) -> Shape:
     k, n = (int(np.clip(round(v * np.exp(random.normal(0, SPREAD)) / 8) * 8, 8, limit)) for v in (shape.k, shape.n))
     rows = int(np.clip(round(shape.rows * np.exp(random.normal(0, SPREAD))), 1, limit))
-    return Shape(rows, k, n)
+    return _among(Shape(rows, k, n), shape.copies)
+
+
+def _among(shape: Shape, copies: int) -> Shape:
+    return replace(shape, copies=max(min(copies, MOST // (4 * shape.k * shape.n)), 1))

@@ -1,0 +1,48 @@
+"""What a kernel's time is a sum of: whole tiles, weights by how far away they lie, rows in and out, and a call."""
+
+import numpy as np
+from scipy.optimize import nnls
+from sklearn.base import BaseEstimator, RegressorMixin
+
+from analyzer.predict.kernels.graphs import OPERATORS, Shape
+
+TILE_ROWS = ((4,), (6,), (12, 6))
+"""How libraries cut rows into tiles, from the largest on; what is left over takes one more pass over the weights."""
+COLUMNS, DEPTH = 16, 256
+"""Columns are padded to whole tiles; sums over more than DEPTH values are taken up again from the output."""
+LEVELS = tuple(1 << power for power in range(14, 26))
+"""Bytes that a cache may hold: beyond, every doubling makes weights (without weights: elements) dearer up to the next level."""
+
+
+def passes(rows: int, tiles: tuple[int, ...]) -> int:
+    """How often rows that are cut into tiles go over the weights."""
+    count = 0
+    for tile in tiles:
+        count, rows = count + rows // tile, rows % tile
+    return count + (rows > 0)
+
+
+def terms(operator: str, s: Shape, held: float) -> list[float]:
+    """What a kernel's time may be proportional to, with `held` bytes used between two uses of the same byte."""
+    beyond = [float(np.clip(np.log2(held / level), 0, 1)) for level in LEVELS]
+    if OPERATORS[operator].weight != "matrix":
+        return [1.0, s.rows, s.rows * s.n, *(s.rows * s.n * share for share in beyond)]
+    n = -(-s.n // COLUMNS) * COLUMNS
+    tiles = [passes(s.rows, tiles) * s.k * n for tiles in TILE_ROWS]
+    sums = s.rows * s.n * -(-s.k // DEPTH)
+    return [1.0, s.rows * s.k, s.rows * s.n, sums, s.rows * s.k * n, *tiles, s.k * n, *(s.k * n * share for share in beyond)]
+
+
+class Law(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Log time as the logarithm of a sum of terms, none of them negative, by the least relative errors."""
+
+    def fit(self, given: np.ndarray, wanted: np.ndarray) -> "Law":
+        """Learn. given: [n, terms]; wanted: [n] log times."""
+        relative = given / np.exp(wanted)[:, None]
+        scale = np.maximum(np.abs(relative).max(0), 1e-300)
+        self.weights_ = nnls(relative / scale, np.ones(len(given)))[0] / scale
+        return self
+
+    def predict(self, given: np.ndarray) -> np.ndarray:
+        """[n] log times."""
+        return np.log(np.maximum(given @ self.weights_, 1e-12))
