@@ -15,7 +15,7 @@ Beside it stands the accounting, which compares nothing: hits of each probe time
 caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
 as a share of one core.
 
-"limited" records operators for part of the time only, by --max-overhead 10; its rounds compare mean tokens.
+"limited" records operators for part of the time only, by --max-overhead 10; its rounds compare mean tokens of windows of 10 s.
 "bpftrace" is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs; its hits
 are counted in a run of its own, and cost at least what an empty program's do. It takes seconds to come and go, so few of its
 rounds fit between two moods of the machine: "naive" puts a program of BCC's at the same places, which comes and goes in a moment.
@@ -77,7 +77,7 @@ int seen(struct pt_regs *ctx) {
 }"""
 COUNT_S = 3  # how long the naive way's hits are counted
 BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it goes to sleep just after it was told, and must be told again
-LIMITED_S = 10.0  # a window of a limited recording, which switches its probes itself
+LIMITED_S = 10.0  # a window with or without a limited recording, which switches its probes itself
 
 
 @dataclass
@@ -200,9 +200,9 @@ def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path
     return Block(found, np.median, *slowdowns, written / steps, sum(manifest["lost"].values()))
 
 
-def limited(engine: Engine, words: str, rounds: int, seconds: float, folder: Path) -> Block:
+def limited(engine: Engine, words: str, rounds: int, folder: Path) -> Block:
     """Rounds of a recording that switches its probes itself."""
-    found, steps, written, lost = [window(seconds)], 1, 0, 0
+    found, steps, written, lost = [window(LIMITED_S)], 1, 0, 0
     for _ in range(rounds):
         with recording(engine, words, folder) as session:
             while len(session.switch.changes) < 2 * len(session.sampling.costly):
@@ -212,7 +212,7 @@ def limited(engine: Engine, words: str, rounds: int, seconds: float, folder: Pat
         steps, lost = steps + manifest["records"].get("token_end", 0), lost + sum(manifest["lost"].values())
         written += sum(path.stat().st_size for path in folder.glob("*.bin"))
         shutil.rmtree(folder)
-        found.append(window(seconds))
+        found.append(window(LIMITED_S))
     return Block(found, np.mean, bytes_per_token=written / steps, lost=lost)
 
 
@@ -313,7 +313,7 @@ def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, 
             elif peer and name in NAIVE_WAYS:
                 block = NAIVE_WAYS[name](engine, peer, rounds, args.seconds)
             elif "--max-overhead" in variants[name]:
-                block = limited(engine, variants[name], rounds, args.seconds, folder / "run")
+                block = limited(engine, variants[name], rounds, folder / "run")
             else:
                 block = traced(engine, variants[name], rounds, args.seconds, folder / "run")
             found[name].append(block)
