@@ -108,6 +108,15 @@ def test_times_are_told_for_models_with_many_outputs() -> None:
     assert all(0 < seconds < 60 for seconds in cpu.times(models))
 
 
+def test_a_machine_that_turns_out_faster_begins_a_new_epoch() -> None:
+    cpu, model = Cpu(runs=2, settle=0), graphs.repeated(["MatMul"], Shape(4, 16, 8))
+    cpu.times([model])
+    began = cpu.epoch
+    cpu._usual = 100 * cpu._usual  # as if it had been slow until now
+    cpu.times([model])
+    assert cpu.epoch == began + 1
+
+
 @pytest.mark.parametrize(("rows", "wanted"), [(1, 1), (6, 1), (7, 2), (12, 1), (13, 2), (18, 2), (19, 3), (64, 6)])
 def test_rows_left_over_take_another_pass(rows: int, wanted: int) -> None:
     assert passes(rows, (12, 6)) == wanted
