@@ -34,7 +34,7 @@ build: bpf native
 
 bpf: build/moescope.bpf.o build/maps.bpf.o build/moescope-perf.bpf.o build/maps-perf.bpf.o
 
-native: build/calibrate.so runtime/_probes.so runtime/_blocks.so views/_messages.so analyzer/_joins.so
+native: build/calibrate.so runtime/telemetry/_probes.so runtime/backends/_blocks.so views/timeline/_messages.so analyzer/records/_joins.so
 
 doctor: setup
 	$(SUDO) $(PY) -m tracer doctor
@@ -67,20 +67,20 @@ build/%.bpf.o: bpf/%.bpf.c $(BPF_SOURCES) build/.apt
 	@mkdir -p build
 	$(BPF_CC) -c $< -o $@
 
-build/calibrate.so: tracer/calibrate.c build/.apt
+build/calibrate.so: tracer/probes/calibrate.c build/.apt
 	@mkdir -p build
 	$(CC) -O2 -Wall -shared -fPIC -o $@ $<
 
-runtime/_probes.so: runtime/_probes.c build/.pip
+runtime/telemetry/_probes.so: runtime/telemetry/_probes.c build/.pip
 	$(CC) -O3 -ffp-contract=off -Wall -fPIC -shared -fcf-protection=none -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
 
-runtime/_blocks.so: runtime/_blocks.c build/.apt
+runtime/backends/_blocks.so: runtime/backends/_blocks.c build/.apt
 	$(CC) -O3 -Wall -fPIC -shared -fvisibility=hidden -fno-math-errno -o $@ $<
 
-views/_messages.so: views/_messages.c build/.pip
+views/timeline/_messages.so: views/timeline/_messages.c build/.pip
 	$(CC) -O2 -Wall -fPIC -shared -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
 
-analyzer/_joins.so: analyzer/_joins.c build/.pip
+analyzer/records/_joins.so: analyzer/records/_joins.c build/.pip
 	$(CC) -O3 -Wall -fPIC -shared -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
 
 headers: build/.headers-$(shell uname -r)
@@ -90,4 +90,4 @@ build/.headers-%: build/.apt
 	@touch $@
 
 clean:
-	rm -rf build runtime/_probes.so runtime/_blocks.so views/_messages.so analyzer/_joins.so
+	rm -rf build runtime/telemetry/_probes.so runtime/backends/_blocks.so views/timeline/_messages.so analyzer/records/_joins.so

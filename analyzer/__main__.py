@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     verb = next((word for word in words if word in COMMANDS), None)
     from analyzer.errors import AnalysisError
-    from tracer.recording import RecordingError
+    from tracer.recording.format import RecordingError
 
     try:
         args = parser_for(verb).parse_args(words)

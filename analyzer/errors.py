@@ -3,3 +3,7 @@
 
 class AnalysisError(Exception):
     """A question that this recording cannot answer; the message says why and what to do."""
+
+
+class PredictError(AnalysisError):
+    """The input cannot be predicted from: unreadable model config, unknown device, trace without routes."""

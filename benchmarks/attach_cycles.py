@@ -24,12 +24,12 @@ from typing import Any
 
 from tests.truth import WITH_SITES, changed_sites, compiled
 from tracer import session as session_module
-from tracer.calibration import measure
 from tracer.engines import choose
-from tracer.libbpf import ProgramInfo
-from tracer.recording import Recording
+from tracer.kernel.libbpf import ProgramInfo
+from tracer.probes.calibration import measure
+from tracer.recording.format import Recording
 from tracer.session import Options, Session
-from tracer.target import Followed
+from tracer.target.process import Followed
 
 SETTLE_SECONDS = 5.0  # the kernel frees programs and maps after a grace period
 MOMENT = 0.05

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from runtime.cache_rules import LFRU, LRU, Policy, Static
+from runtime.experts.predictor import Predictor, log_odds
+from runtime.experts.prefetch import SPARE, Prefetcher
+from runtime.experts.routing import History
+from runtime.experts.simulation import CPU, Event, Outcome, Replay, belady, replay
 from runtime.moe import MoE
-from runtime.policies import LFRU, LRU, Policy, Static
-from runtime.predictor import Predictor, log_odds
-from runtime.prefetch import SPARE, Prefetcher
-from runtime.routing import History
-from runtime.simulation import CPU, Event, Outcome, Replay, belady, replay
-from runtime.training import Routed, collect
+from runtime.prepare.training import Routed, collect
 
 SHARES = (0.125, 0.25, 0.5)
 SEGMENT = 512

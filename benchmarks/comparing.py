@@ -25,11 +25,11 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analyzer.compare import compare, document
-from analyzer.compare_metrics import DEFAULTS, METRICS, keys
-from analyzer.compare_results import Result, matrices, read
-from analyzer.compare_statistics import wander
-from analyzer.compare_verdicts import FASTER, SLOWER, Rules, judge, judge_apart
+from analyzer.compare.document import compare, document
+from analyzer.compare.metrics import DEFAULTS, METRICS, keys
+from analyzer.compare.results import Result, matrices, read
+from analyzer.compare.statistics import wander
+from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge, judge_apart
 from tracer.commands.compare import EARLY_ALPHA, LEAST_PAIRS
 
 METRICS_OF_SPEED, MOST_PAIRS, WIDTH = 5, 16, 0.03

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
-from tracer.elf import read_binary
-from tracer.libbpf import BpfObject, Kernel
-from tracer.paths import BPF_OBJECT
-from tracer.perf_events import connect
-from tracer.uprobes import detach, has_multi_links, multi_link, perf_event
+from tracer.kernel.libbpf import BpfObject, Kernel
+from tracer.probes.elf import read_binary
+from tracer.probes.perf_events import connect
+from tracer.probes.uprobes import detach, has_multi_links, multi_link, perf_event
+from tracer.recording.paths import BPF_OBJECT
 
-LIBRARY = str(Path(__file__).resolve().parent.parent / "runtime" / "_probes.so")
+LIBRARY = str(Path(__file__).resolve().parent.parent / "runtime" / "telemetry" / "_probes.so")
 Site = tuple[int, str, int]
 
 

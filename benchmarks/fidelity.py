@@ -30,8 +30,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analyzer import fidelity
-from analyzer.tables import load
+from analyzer.questions import fidelity
+from analyzer.tables.store import load
 from benchmarks.ggml_copies import ALONE
 from benchmarks.runtime_copies import WARM
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.cpu import return_freed_memory
-from runtime.htp import LABEL, HtpBackend
-from runtime.package import Package, expert_name
+from runtime.backends.cpu import return_freed_memory
+from runtime.backends.htp import LABEL, HtpBackend
+from runtime.package.layout import Package, expert_name
 
 WARM = 20
 DIMS = {"T": 1}

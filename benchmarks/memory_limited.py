@@ -73,7 +73,7 @@ def drop_pages(package: Path) -> None:
 def child(args: argparse.Namespace) -> None:
     """One run, its figures as JSON on standard output."""
     from runtime.moe import MoE
-    from runtime.sampling import Sampler, Sampling
+    from runtime.step.sampling import Sampler, Sampling
 
     options = {"prefetch": "on" if args.child == "prefetch" else "off", "threads": args.threads, "cache_policy": args.policy}
     model = MoE.load(args.package, args.budget or None, **options)
@@ -105,7 +105,7 @@ def child(args: argparse.Namespace) -> None:
 
 def disk_speed(package: Any) -> float:
     """Bytes per second of random direct reads of whole experts, the best of several depths."""
-    from runtime.reader import BlockPool, Reader
+    from runtime.package.reader import BlockPool, Reader
 
     family, reader, pool = package.family, Reader(), BlockPool(max(DEPTHS))
     experts = [(layer, e) for layer in range(family.layers) if layer not in family.dense for e in range(family.experts)]
@@ -170,8 +170,8 @@ def run_child(args: argparse.Namespace, mode: str, budget: int, limit: int | Non
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    from runtime.cpu import CpuBackend
-    from runtime.package import Package
+    from runtime.backends.cpu import CpuBackend
+    from runtime.package.layout import Package
 
     package = Package(args.package)
     family = package.family

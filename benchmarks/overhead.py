@@ -38,18 +38,18 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.tables import load
+from analyzer.tables.store import load
 from benchmarks.bootstrap import interval
 from benchmarks.host_time import MOST_STOLEN, HostTime
 from tests.gguf_model import SHAPES, write
 from tracer.commands.options import add_options, session_options
-from tracer.elf import read_binary
-from tracer.loaders import import_bcc
-from tracer.paths import BUILD
-from tracer.perf_events import connect
+from tracer.kernel.loaders import import_bcc
+from tracer.probes.elf import read_binary
+from tracer.probes.perf_events import connect
+from tracer.probes.uprobes import detach, perf_event
+from tracer.recording.paths import BUILD
 from tracer.session import Session
-from tracer.target import Followed
-from tracer.uprobes import detach, perf_event
+from tracer.target.process import Followed
 
 THREADS = {"runtime": 1}  # of the engine; llama.cpp has two
 WARM_UP_S, LEARN_S = 3.0, 20.0

@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 from tests.tables_fixture import Tables, make
-from views import perfetto
-from views.slices import Slices, on_program
-from views.trace_file import usable_cpus
+from views.timeline import perfetto
+from views.timeline.slices import Slices, on_program
+from views.timeline.trace_file import usable_cpus
 
 EVENTS_PER_TOKEN_AND_LAYER = 30
 MIB = 1 << 20

@@ -25,12 +25,12 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from analyzer.compare_metrics import MS, extract
-from analyzer.compare_pace import MINOR_SHARE
-from analyzer.compare_results import Result, matrices
-from analyzer.compare_structure import changes
-from analyzer.compare_verdicts import FASTER, SLOWER, judge_apart
-from analyzer.tables import load
+from analyzer.compare.metrics import MS, extract
+from analyzer.compare.pace import MINOR_SHARE
+from analyzer.compare.results import Result, matrices
+from analyzer.compare.structure import changes
+from analyzer.compare.verdicts import FASTER, SLOWER, judge_apart
+from analyzer.tables.store import load
 from tests import planting
 from tests.conftest import ROOT
 from tests.truth import WITH_SITES, compiled

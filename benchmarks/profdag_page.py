@@ -16,7 +16,7 @@ from typing import Any
 import networkx as nx
 
 from tests.tables_fixture import make
-from views.profdag_page import write_profdag
+from views.profdag.page import write_profdag
 
 FLAGS = "--headless=new --no-sandbox --disable-gpu --no-first-run --window-size=1400,900"
 PAN = """

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.tables import load
+from analyzer.tables.store import load
 from benchmarks.overhead import Block, Engine, Window, recording, summarize, times, window
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.convert import Target, convert
-from runtime.log import Step
 from runtime.moe import MoE
-from runtime.probes import Phase
+from runtime.package.convert import Target, convert
+from runtime.telemetry.log import Step
+from runtime.telemetry.probes import Phase
 
 PRECISIONS = ("32", "16", "8", "8/64", "4", "4/64", "4a", "4/16", "4+4", "4a+4")
 

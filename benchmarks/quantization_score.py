@@ -14,7 +14,7 @@ import numpy as np
 
 from analyzer.predict.quantization import from_perplexity, harmonic_score
 from runtime import MoE
-from runtime.sampling import Sampler, Sampling
+from runtime.step.sampling import Sampler, Sampling
 
 
 def read(model: MoE, ids: list[int], prompt: int) -> tuple[float, float, float]:

@@ -50,9 +50,9 @@ class Ours:
 
     def __init__(self, package: Path, threads: int, layers: int):
         from runtime.moe import MoE
-        from runtime.options import Options
-        from runtime.package import Package
-        from runtime.sampling import Sampler, Sampling
+        from runtime.package.layout import Package
+        from runtime.placement.options import Options
+        from runtime.step.sampling import Sampler, Sampling
 
         opened = Package(package, verify=False)
         opened.family = replace(opened.family, layers=layers)

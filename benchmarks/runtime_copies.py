@@ -25,11 +25,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from runtime import _probes, calls, probes, token_path  # type: ignore[attr-defined]
-from runtime.log import Step
+from runtime.backends import calls
 from runtime.moe import MoE
-from runtime.probes import Phase
-from runtime.sampling import Sampler, Sampling
+from runtime.step import token_path  # type: ignore[attr-defined]
+from runtime.step.sampling import Sampler, Sampling
+from runtime.telemetry import _probes, probes
+from runtime.telemetry.log import Step
+from runtime.telemetry.probes import Phase
 
 PROMPT = "The router looks at the token and picks a few experts, and a cache keeps those that were used last. " * 12
 PREFILLS, WARM = 3, 12

@@ -15,13 +15,14 @@ from zlib import crc32
 import numpy as np
 from safetensors.numpy import save_file
 
-from runtime import predictor, training
-from runtime.convert import Conversion, Target
-from runtime.demo_model import train_tokenizer
+from runtime.experts import predictor
+from runtime.graphs.quantize import Precision, Quantized
 from runtime.models import Family, read_family
 from runtime.moe import MoE
-from runtime.package import Package, is_package
-from runtime.quantize import Precision, Quantized
+from runtime.package.convert import Conversion, Target
+from runtime.package.demo_model import train_tokenizer
+from runtime.package.layout import Package, is_package
+from runtime.prepare import training
 from tests.gguf_model import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,7 +107,7 @@ def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
     family = read_family(config(SHAPES[name]), donor)
     conversion = Conversion(working, donor, family, Target("cpu", 4, block), show)
     conversion.checkpoint = SeededWeights()
-    with patch("runtime.graph_builder.quantize", conversion.checkpoint.drawn):
+    with patch("runtime.package.layout.graph_builder.quantize", conversion.checkpoint.drawn):
         conversion.run()
     print()
     working.rename(folder)

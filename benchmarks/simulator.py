@@ -33,7 +33,7 @@ from scipy.stats import spearmanr
 
 from analyzer.commands.simulate import cache_bytes
 from analyzer.predict import costs, simulator, trace
-from analyzer.tables import load
+from analyzer.tables.store import load
 
 FIGURES = ("ttft_ms", "tpot_ms")
 PHASES = {"ttft_ms": "prefill", "tpot_ms": "decode"}

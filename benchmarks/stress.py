@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.truth import WITH_SITES, compiled
-from tracer.recording import STREAMS, Recording
+from tracer.recording.format import STREAMS, Recording
 
 KIND = "evict"
 HEAD = "threads ring MiB  seconds         hits    records/s       lost  tracer CPU %  BPF ns/hit  B/record"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtime import _probes  # type: ignore[attr-defined]
+from runtime.telemetry import _probes  # type: ignore[attr-defined]
 
 CALLS, REPEATS = 200_000, 9
 EXPERTS, WEIGHTS = np.zeros(16, np.uint16), np.zeros(16, np.float32)

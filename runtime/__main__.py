@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
             command.prepare_parser(sub)
     parsed = parser.parse_args(arguments)
     from runtime.errors import MoEError
-    from runtime.probes import guard_mapped_files
+    from runtime.telemetry.probes import guard_mapped_files
 
     guard_mapped_files()
     try:

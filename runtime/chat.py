@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from runtime.checkpoint import read_json
 from runtime.errors import ModelError, RequestError
+from runtime.graphs.checkpoint import read_json
 
 NAMES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
 

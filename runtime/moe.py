@@ -7,20 +7,20 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from runtime import probes, profile
-from runtime.convert import Progress, open_or_convert
-from runtime.demo_model import TEXT
-from runtime.engine import Engine
+from runtime.backends.graph import HTP
+from runtime.backends.kv_cache import Scales
 from runtime.errors import ModelError, RequestError
-from runtime.graph import HTP
-from runtime.kv_cache import Scales
-from runtime.log import RunLog, Step
-from runtime.options import Options
-from runtime.package import Package, read_tokenizer
-from runtime.placement import resolve
-from runtime.probes import Phase
-from runtime.profile import Timers
-from runtime.sampling import Sampler, Sampling
+from runtime.package.convert import Progress, open_or_convert
+from runtime.package.demo_model import TEXT
+from runtime.package.layout import Package, read_tokenizer
+from runtime.placement.options import Options
+from runtime.placement.table import resolve
+from runtime.step.engine import Engine
+from runtime.step.sampling import Sampler, Sampling
+from runtime.telemetry import probes, profile
+from runtime.telemetry.log import RunLog, Step
+from runtime.telemetry.probes import Phase
+from runtime.telemetry.profile import Timers
 from runtime.units import parse_budget
 
 CALIBRATED_ON = 256

@@ -48,10 +48,10 @@ LONG_FILES = (
 @cache
 def can_probe() -> str:
     """Empty where BPF programs can be loaded and uprobes attached, else why not."""
-    from tracer.calibration import measure
     from tracer.errors import TracerError
-    from tracer.libbpf import Kernel
-    from tracer.loaders import LibbpfLoader
+    from tracer.kernel.libbpf import Kernel
+    from tracer.kernel.loaders import LibbpfLoader
+    from tracer.probes.calibration import measure
 
     if os.geteuid() != 0:
         return "not root"
@@ -68,7 +68,7 @@ def can_probe() -> str:
 def can_use_bcc() -> str:
     """Empty where BCC can compile against this kernel's headers and load, else why not. Our own sources must work, then."""
     from tracer.errors import TracerError
-    from tracer.loaders import headers, import_bcc
+    from tracer.kernel.loaders import headers, import_bcc
 
     if can_probe():
         return can_probe()

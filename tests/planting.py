@@ -6,8 +6,8 @@ What is derived by the analyzer from threads' spans (an operator's busy_ns and w
 import numpy as np
 import pandas as pd
 
-from analyzer.compare_metrics import extract
-from analyzer.compare_results import Result
+from analyzer.compare.metrics import extract
+from analyzer.compare.results import Result
 
 Tables = dict[str, pd.DataFrame]
 TIMES = ("begin_ns", "end_ns", "ts_ns", "since_ns", "until_ns", "returned_ns", "host_ns")

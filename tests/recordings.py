@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracer.btf import ENUM, STRUCT, Btf
-from tracer.recording import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, dtype_from_json, dtype_to_json, write_manifest
+from tracer.kernel.btf import ENUM, STRUCT, Btf
+from tracer.recording.format import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, dtype_from_json, dtype_to_json, write_manifest
 
 OBJECT = Path(__file__).parent.parent / "build" / "moescope.bpf.o"
 PID, MAIN, WORKER = 400, 400, 401

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from runtime.convert import Target, convert
-from runtime.demo_model import write_demo_model
+from runtime.package.convert import Target, convert
+from runtime.package.demo_model import write_demo_model
 from tests.conftest import made_once
 
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.schema import TABLES, conform, empty
+from analyzer.records.schema import TABLES, conform, empty
 
 PID, MAIN, WORKER, STRANGER = 4000, 4000, 4001, 77
 START = 5_000_000_000_000

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer import cache_curves, fidelity, structure, trends
-from analyzer.cache_curves import Group, belady, lfu, lru
+from analyzer.questions import cache_curves, fidelity, structure, trends
+from analyzer.questions.cache_curves import Group, belady, lfu, lru
 from tests.tables_fixture import make
 
 TOY = [Group(keys) for keys in (("a", "b"), ("c", "a"), ("b", "c"), ("a", "d"), ("a", "b"))]

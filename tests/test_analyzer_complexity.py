@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analyzer.ceilings import Ceilings
-from analyzer.complexity import BLOCKS, GGML_TYPES, Facts, Tensor, expected_distinct, work_of
-from analyzer.roofline import bounds, roofline
-from analyzer.subgraph_work import Asked, subgraphs
-from analyzer.tables import load
-from runtime.probes import Kind
+from analyzer.questions.ceilings import Ceilings
+from analyzer.questions.roofline import bounds, roofline
+from analyzer.tables.complexity import BLOCKS, GGML_TYPES, Facts, Tensor, expected_distinct, work_of
+from analyzer.tables.store import load
+from analyzer.tables.subgraph_work import Asked, subgraphs
+from runtime.telemetry.probes import Kind
 from tests.recordings import Writer
 from tests.tables_fixture import make
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer import io
-from analyzer.reading import open_recording
-from analyzer.summary import summarize
-from analyzer.tables import build
+from analyzer.questions.summary import summarize
+from analyzer.records.reading import open_recording
+from analyzer.tables import io
+from analyzer.tables.store import build
 from tests.recordings import MAIN, WORKER, Writer
-from tracer.recording import Recording
+from tracer.recording.format import Recording
 
 DISK, MODEL = 8 << 20 | 1, 4711
 FILES = {"page_bytes": 4096, "files": [{"dev": DISK, "ino": MODEL, "path": "/models/moe.gguf"}]}

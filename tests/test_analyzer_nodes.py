@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer import tables
+from analyzer.tables import store
 from tests.recordings import LLAMA_OPERATORS, MAIN, WORKER, Writer
-from tracer.recording import Recording
+from tracer.recording.format import Recording
 
 SHARES = 17
 GRAPH, TENSORS = 0x1000, 0x2000
@@ -55,7 +55,7 @@ def run_graph(w: Writer, at: int, work: list[tuple[int, int]]) -> tuple[list[tup
 
 
 def built(w: Writer, folder: Path) -> dict[str, pd.DataFrame]:
-    return tables.build(Recording(w.write(folder)))
+    return store.build(Recording(w.write(folder)))
 
 
 @settings(max_examples=25)

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer import tables as tables_module
-from analyzer.observed import EVER, clipped, level_gaps
+from analyzer.records.observed import EVER, clipped, level_gaps
+from analyzer.tables import store as tables_module
 from tests.recordings import MAIN, WORKER, Writer
-from tracer.recording import Recording
+from tracer.recording.format import Recording
 
 CHANGES = [
     {"ts_ns": 100, "done_ns": 110, "level": "sched", "on": False, "tps": 1.0, "why": "slow"},

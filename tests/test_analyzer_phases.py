@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer import cached, phases, threads
 from analyzer.__main__ import main
-from analyzer.findings import findings
-from analyzer.intervals import Intervals, overlaps, uncovered
-from analyzer.reading import Source, open_recording
-from analyzer.summary import incomplete, summarize
-from analyzer.tables import load
+from analyzer.questions import cached, phases, threads
+from analyzer.questions.findings import findings
+from analyzer.questions.summary import incomplete, summarize
+from analyzer.records.intervals import Intervals, overlaps, uncovered
+from analyzer.records.reading import Source, open_recording
+from analyzer.tables.store import load
 from tests.recordings import MAIN, WORKER, Writer
 from tests.tables_fixture import make
 

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analyzer.qnn_enums import EVENT_TYPES, WORK_OF_HUNDRED, WORK_OF_THOUSAND, Work, work_of
-from analyzer.reading import open_recording
-from analyzer.tables import build
+from analyzer.records.reading import open_recording
+from analyzer.tables.qnn.enums import EVENT_TYPES, WORK_OF_HUNDRED, WORK_OF_THOUSAND, Work, work_of
+from analyzer.tables.store import build
 from tests.recordings import MAIN, WORKER, Writer, layouts
 
 SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main
-from analyzer.qnn_csv import join, read_csv
-from analyzer.qnn_opmap import read_op_map
-from analyzer.qnn_optrace import critical_path, read_optrace, utilization
-from tracer.recording import RecordingError
+from analyzer.imports.csv import join, read_csv
+from analyzer.imports.opmap import read_op_map
+from analyzer.imports.optrace import critical_path, read_optrace, utilization
+from tracer.recording.format import RecordingError
 
 DATA = Path(__file__).parent / "data" / "qnn"
 

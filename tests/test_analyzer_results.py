@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analyzer import experts
-from analyzer import tables as tables_module
 from analyzer.__main__ import COMMANDS, main
-from analyzer.groups import group_of
-from analyzer.phases import phase_shares
-from analyzer.profdag import DagError, build, decode_tokens, export, to_json
-from analyzer.reading import open_recording
-from analyzer.summary import summarize
-from analyzer.tables import load
+from analyzer.questions import experts
+from analyzer.questions.groups import group_of
+from analyzer.questions.phases import phase_shares
+from analyzer.questions.profdag import DagError, build, decode_tokens, export, to_json
+from analyzer.questions.summary import summarize
+from analyzer.records.reading import open_recording
+from analyzer.tables import store as tables_module
+from analyzer.tables.store import load
 from tests.recordings import MAIN, PID, WORKER, Writer
 from tests.test_analyzer_qnn import EXECUTE, Program
 from tests.test_analyzer_tables import NO_SEQ, llama, runtime

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.schema import reads
-from analyzer.slots import by_kind, columns_of, firsts
-from analyzer.spans import (
+from analyzer.records.schema import reads
+from analyzer.records.slot_columns import by_kind, columns_of, firsts
+from analyzer.records.spans import (
     GREATEST,
     KNOWN_SUM,
     SUM,
@@ -26,7 +26,7 @@ from analyzer.spans import (
     successors,
     within,
 )
-from analyzer.time_sets import covered_by_each
+from analyzer.records.time_sets import covered_by_each
 from tests.recordings import layouts, records
 
 TIMES = st.integers(0, 30)

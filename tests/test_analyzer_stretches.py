@@ -10,12 +10,12 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.reading import Source, open_recording
-from analyzer.summary import summarize
-from analyzer.tables import build, fingerprint, keep, load
+from analyzer.questions.summary import summarize
+from analyzer.records.reading import Source, open_recording
+from analyzer.tables.store import build, fingerprint, keep, load
 from tests.recordings import MAIN, WORKER, Writer
 from tests.test_analyzer_tables import runtime_step
-from tracer.recording import RecordingError
+from tracer.recording.format import RecordingError
 
 
 def llama_step(w: Writer, at: int, operators: int, shares: bool) -> None:

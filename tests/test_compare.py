@@ -11,15 +11,15 @@ import pandas as pd
 import pytest
 
 from analyzer.__main__ import main
-from analyzer.compare import compare, document
-from analyzer.compare_attribution import charge
-from analyzer.compare_environment import differences, environment
-from analyzer.compare_graph import Skeleton, skeleton
-from analyzer.compare_history import ENGINES, add, changes, read
-from analyzer.compare_metrics import Facts, extract, routing
-from analyzer.compare_results import CompareError, Result, save
-from analyzer.compare_results import read as read_results
-from analyzer.compare_words import figure
+from analyzer.compare.attribution import charge
+from analyzer.compare.document import compare, document
+from analyzer.compare.environment import differences, environment
+from analyzer.compare.graph import Skeleton, skeleton
+from analyzer.compare.history import ENGINES, add, changes, read
+from analyzer.compare.metrics import Facts, extract, routing
+from analyzer.compare.results import CompareError, Result, save
+from analyzer.compare.results import read as read_results
+from analyzer.compare.verdict_text import figure
 from tests import tables_fixture as fixture
 from tests.planting import Tables, cold, displaced, slowed, split, warped
 from views.regression import metrics as regression_table
@@ -273,7 +273,7 @@ def test_a_broken_limit_that_no_metric_stands_for_fails_in_junit_too(tmp_path: P
 
 
 def test_only_the_metric_that_broke_its_limit_fails_in_junit(sides, tmp_path: Path) -> None:
-    from analyzer.compare_words import junit
+    from analyzer.compare.verdict_text import junit
 
     shown = document(compare(read_results(sides[0]), read_results(sides[1])))
     text = junit(shown, ["TPOT, p90: +30.0 %"]).split("\n", 1)[1]
@@ -282,7 +282,7 @@ def test_only_the_metric_that_broke_its_limit_fails_in_junit(sides, tmp_path: Pa
 
 
 def test_hostile_names_stay_text_in_every_form(tmp_path: Path, sides) -> None:
-    from analyzer.compare_words import junit, markdown
+    from analyzer.compare.verdict_text import junit, markdown
 
     shown = document(compare([result("b", 0)], [result(HOSTILE, 1, swap="router")]))
     write_regression(shown, tmp_path / "r.html")

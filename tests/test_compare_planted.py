@@ -6,15 +6,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analyzer.compare import Comparison, compare
-from analyzer.compare_results import Result
-from analyzer.compare_verdicts import Rules
-from analyzer.tables import load
+from analyzer.compare.document import Comparison, compare
+from analyzer.compare.results import Result
+from analyzer.compare.verdicts import Rules
+from analyzer.tables.store import load
 from benchmarks.host_time import HostTime
 from tests.conftest import trace
 from tests.planting import by_variant
 from tests.truth import WITH_SITES, compiled, skip_where_stolen
-from tracer.recording import Recording
+from tracer.recording.format import Recording
 
 VARIANTS = ("base", "again", "slow20", "cold", "displaced", "split", "halved")
 ROUNDS, STEPS = 9, 20

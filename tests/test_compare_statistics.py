@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer import changepoints
-from analyzer import compare_statistics as statistics
-from analyzer.compare_structure import distance
-from analyzer.compare_verdicts import Rules, judge, judge_apart
+from analyzer.compare import statistics as statistics
+from analyzer.compare.structure import distance
+from analyzer.compare.verdicts import Rules, judge, judge_apart
+from analyzer.questions import changepoints
 
 RNG = np.random.default_rng
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime import MoE
-from runtime.demo_model import write_demo_model
+from runtime.package.demo_model import write_demo_model
 
 
 def content(folder: Path) -> dict[str, bytes]:

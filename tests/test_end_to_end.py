@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from analyzer import fidelity, phases
-from analyzer import tables as tables_module
+from analyzer.questions import fidelity, phases
+from analyzer.tables import store as tables_module
 from tests.conftest import DemoRun, trace
 from tests.judge import Judge
 from tests.test_views_browser import browser, complaints, opened, wait  # noqa: F401

@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analyzer import profdag, structure
-from analyzer import tables as tables_module
+from analyzer.questions import profdag, structure
+from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
 from tests.gguf_model import DENSE, SMALL, Shape, write
-from tracer.recording import Recording
+from tracer.recording.format import Recording
 
 pytestmark = [
     pytest.mark.needs("probes"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.placement import NOP5, arm64_class, place_entry, place_tail, place_usdt
+from tracer.probes.placement import NOP5, arm64_class, place_entry, place_tail, place_usdt
 
 NEW_KERNEL = {"nop5": 200.0, "emulated": 450.0, "stepped": 16_000.0}
 OLD_KERNEL = {"nop5": 15_000.0, "emulated": 450.0, "stepped": 16_000.0}

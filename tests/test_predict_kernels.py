@@ -6,12 +6,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
+from analyzer.model import read_config
 from analyzer.predict.kernels import fusion, graphs, regressors, sampling
 from analyzer.predict.kernels.backends import Cpu, Htp
 from analyzer.predict.kernels.graphs import Shape
 from analyzer.predict.kernels.law import passes
-from analyzer.predict.model import read_config
 
 PRIOR = [(64, 256), (256, 64), (512, 512)]
 CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"

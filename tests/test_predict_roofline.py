@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main
+from analyzer.errors import PredictError
+from analyzer.model import Model, read_config, with_weights
 from analyzer.predict import devices, links, roofline
 from analyzer.predict.beside import beside, mismatch
-from analyzer.predict.errors import PredictError
-from analyzer.predict.model import Model, read_config, with_weights
 from analyzer.predict.prediction import predict, weight_bytes
 from analyzer.predict.setup import Setup
 from tests import tables_fixture

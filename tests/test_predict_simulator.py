@@ -13,19 +13,20 @@ from hypothesis import strategies as st
 
 from analyzer.__main__ import main
 from analyzer.commands.simulate import cache_bytes
+from analyzer.errors import PredictError
+from analyzer.model import read_config
 from analyzer.predict import costs, devices, timeline
 from analyzer.predict.costs import Costs, Line
-from analyzer.predict.errors import PredictError
-from analyzer.predict.model import read_config
 from analyzer.predict.simulator import PIECE, Outcome, Settings, pareto, simulate
 from analyzer.predict.trace import Step, Trace, from_tables
-from analyzer.schema import empty
-from analyzer.tables import load
-from runtime.buffers import TokenBuffers, smallest_tier
-from runtime.cache import ExpertCache, Form
-from runtime.demo_model import write_demo_model
-from runtime.loader import Loader
-from runtime.probes import Reason
+from analyzer.records.schema import empty
+from analyzer.tables.store import load
+from runtime.experts.buffers import TokenBuffers
+from runtime.experts.cache import ExpertCache, Form
+from runtime.experts.loader import Loader
+from runtime.package.demo_model import write_demo_model
+from runtime.placement.options import smallest_tier
+from runtime.telemetry.probes import Reason
 from tests import tables_fixture
 from tests.tables_fixture import frame, spans
 

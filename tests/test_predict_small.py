@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
 from analyzer.predict.prompts import divergence, matched_subset
 from analyzer.predict.quantization import Measured, from_perplexity, harmonic_score
 from analyzer.predict.steps import replay
 from tests import tables_fixture
-from tracer.step_latency import CONTEXT_SCALE, SLOPE, WIDE, StepLatency
+from tracer.control.step_latency import CONTEXT_SCALE, SLOPE, WIDE, StepLatency
 
 
 def steps(n: int, seed: int, noise: float = 0.0) -> list[tuple[int, int, float]]:

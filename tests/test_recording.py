@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT
-from tracer.btf import UNION, Btf, BtfError
-from tracer.drain import SlotFile
-from tracer.loaders import layouts
-from tracer.paths import BPF_OBJECT
-from tracer.recording import (
+from tracer.kernel.btf import UNION, Btf, BtfError
+from tracer.kernel.loaders import layouts
+from tracer.kernel.ring import Ring
+from tracer.recording.drain import SlotFile
+from tracer.recording.format import (
     BUSY,
     DISCARD,
     FIRST_DETAIL,
@@ -31,7 +31,7 @@ from tracer.recording import (
     text,
     write_manifest,
 )
-from tracer.ring import Ring
+from tracer.recording.paths import BPF_OBJECT
 
 SLOT = STREAMS["events"]
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from runtime.quantize import BLOCKS, Precision, Quantized, _unpack, quantize
-from runtime.serving import DOMAIN, LIBRARY
+from runtime.backends.serving import DOMAIN, LIBRARY
+from runtime.graphs.quantize import BLOCKS, Precision, Quantized, _unpack, quantize
 
 TYPES = {"rows": TensorProto.FLOAT, "values": TensorProto.UINT8, "scales": TensorProto.FLOAT, "zeros": TensorProto.UINT8}
 precisions = st.builds(Precision, st.sampled_from([4, 8]), st.sampled_from(BLOCKS), st.booleans())

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.buffers import TokenBuffers, smallest_tier
+from runtime.experts.buffers import TokenBuffers
+from runtime.placement.options import smallest_tier
 
 EXPERTS = 6
 

@@ -10,19 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import MoE, calls, probes
-from runtime.calls import Item, PlainCombine, TokenRun, Told, combine
-from runtime.demo_model import write_demo_model
+from runtime import MoE
+from runtime.backends import calls
+from runtime.backends.calls import Item, PlainCombine, TokenRun, Told, combine
 from runtime.errors import BackendError
-from runtime.log import RunLog
-from runtime.probes import Kind, result_id
+from runtime.package.demo_model import write_demo_model
+from runtime.telemetry import probes
+from runtime.telemetry.log import RunLog
+from runtime.telemetry.probes import Kind, result_id
 from tests.runtime_models import PROMPT
 
 ROOT = Path(__file__).resolve().parents[1]
-built = pytest.mark.skipif(not probes.built, reason="runtime/_probes.so is not built: run make")
+built = pytest.mark.skipif(not probes.built, reason="runtime/telemetry/_probes.so is not built: run make")
 DIGEST = """
 import sys
-if {plain}: sys.modules["runtime._probes"] = None
+if {plain}: sys.modules["runtime.telemetry._probes"] = None
 from runtime import MoE
 model = MoE.load({folder!r}, {cache!r})
 ids = [token.id for token in model.generate({prompt!r}, 8)]

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from runtime import MoE
 from runtime.__main__ import main
 from runtime.chat import prompt_of
-from runtime.convert import Target, convert
-from runtime.demo_model import write_demo_model
-from runtime.package import sha256
+from runtime.package.convert import Target, convert
+from runtime.package.demo_model import write_demo_model
+from runtime.package.layout import sha256
 from tests.runtime_models import PROMPT, shard
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime import MoE, htp
+from runtime import MoE
 from runtime.__main__ import main
-from runtime.demo_model import DemoSizes, write_demo_model
-from runtime.htp import HtpBackend
-from runtime.package import Package
+from runtime.backends import htp
+from runtime.backends.htp import HtpBackend
+from runtime.package.demo_model import DemoSizes, write_demo_model
+from runtime.package.layout import Package
 from tests.runtime_models import PROMPT
 
 htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")

@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import MoE, htp
-from runtime.attention import Sequence, make_attention
-from runtime.convert import Target, convert, open_or_convert
-from runtime.demo_model import DemoSizes, write_demo_model
-from runtime.engine import make_backends
+from runtime import MoE
+from runtime.backends import htp
+from runtime.backends.graph import CPU, HTP
+from runtime.backends.qnn_profiling import Profiling, SwitchingSession
 from runtime.errors import BackendError, RequestError
-from runtime.graph import CPU, HTP
-from runtime.log import RunLog
-from runtime.options import Options
-from runtime.probes import Kind
-from runtime.qnn_profiling import Profiling, SwitchingSession
-from runtime.sampling import Sampler, Sampling
+from runtime.package.convert import Target, convert, open_or_convert
+from runtime.package.demo_model import DemoSizes, write_demo_model
+from runtime.placement.options import Options
+from runtime.step.attention import Sequence, make_attention
+from runtime.step.engine import make_backends
+from runtime.step.sampling import Sampler, Sampling
+from runtime.telemetry.log import RunLog
+from runtime.telemetry.probes import Kind
 from tests.runtime_models import PROMPT, random_model
 
 htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from runtime.convert import Target, convert
-from runtime.cpu import CpuBackend
-from runtime.demo_model import train_tokenizer
+from runtime.backends.cpu import CpuBackend
 from runtime.moe import MoE
-from runtime.package import Package
-from runtime.sampling import Sampler, Sampling
+from runtime.package.convert import Target, convert
+from runtime.package.demo_model import train_tokenizer
+from runtime.package.layout import Package
+from runtime.step.sampling import Sampler, Sampling
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

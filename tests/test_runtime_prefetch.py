@@ -15,19 +15,19 @@ import pytest
 
 from runtime import MoE
 from runtime.__main__ import main
-from runtime.cache import ExpertCache
-from runtime.convert import convert
-from runtime.demo_model import DemoSizes, write_demo_model
+from runtime.cache_rules import LRU, Form
 from runtime.errors import PackageError
-from runtime.loader import URGENT, Loader, Ticket
-from runtime.log import RunLog
-from runtime.package import Package
-from runtime.policies import LRU, Form
-from runtime.predictor import Predictor, chance, log_odds
-from runtime.prefetch import SCARCE, SPARE, Prefetcher, log_odds_of
-from runtime.probes import Cache, Reason
-from runtime.routing import History
-from runtime.training import logistic
+from runtime.experts.cache import ExpertCache
+from runtime.experts.loader import URGENT, Loader, Ticket
+from runtime.experts.predictor import Predictor, chance, log_odds
+from runtime.experts.prefetch import SCARCE, SPARE, Prefetcher, log_odds_of
+from runtime.experts.routing import History
+from runtime.package.convert import convert
+from runtime.package.demo_model import DemoSizes, write_demo_model
+from runtime.package.layout import Package
+from runtime.prepare.training import logistic
+from runtime.telemetry.log import RunLog
+from runtime.telemetry.probes import Cache, Reason
 from tests.runtime_models import PROMPT
 from tests.test_runtime_cache import Account
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import probes
-from runtime.demo_model import write_demo_model
+from runtime.package.demo_model import write_demo_model
+from runtime.telemetry import probes
 from tests.runtime_models import PROMPT
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "runtime" / "_probes.so"
-built = pytest.mark.skipif(not probes.built, reason="runtime/_probes.so is not built: run make")
+built = pytest.mark.skipif(not probes.built, reason="runtime/telemetry/_probes.so is not built: run make")
 ARGUMENTS = {
     "token__begin": 4,
     "token__end": 3,

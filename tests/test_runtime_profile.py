@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime import MoE, htp
+from runtime import MoE
 from runtime.__main__ import main
-from runtime.demo_model import DemoSizes, write_demo_model
-from runtime.graph import HTP
-from runtime.profile import executions
+from runtime.backends import htp
+from runtime.backends.graph import HTP
+from runtime.package.demo_model import DemoSizes, write_demo_model
+from runtime.telemetry.profile import executions
 from tests.runtime_models import PROMPT
 
 htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")

@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.quality import negative_log_likelihoods, windows
 from runtime import MoE
-from runtime.attention import Sequence
-from runtime.convert import Target, convert
-from runtime.kv_cache import TYPES
-from runtime.package import Package
+from runtime.backends.kv_cache import TYPES
+from runtime.package.convert import Target, convert
+from runtime.package.layout import Package
+from runtime.step.attention import Sequence
 from tests.runtime_models import trained_model, trained_package
 
 TOKENS, WINDOW = 256, 256

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import RequestError
-from runtime.graph_builder import GraphBuilder
-from runtime.quantize import Precision, dequantize, quantize
+from runtime.graphs.builder import GraphBuilder
+from runtime.graphs.quantize import Precision, dequantize, quantize
 
 precisions = st.builds(Precision, st.sampled_from([4, 8]), st.sampled_from([16, 32, 64]), st.booleans())
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import PackageError
-from runtime.reader import ALIGNMENT, PIECE, BlockPool, Place, Reader, aligned
+from runtime.package.reader import ALIGNMENT, PIECE, BlockPool, Place, Reader, aligned
 
 SIZE = 3 * ALIGNMENT + 123
 

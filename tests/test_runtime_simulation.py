@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.policies import LFRU, LRU, Form, Static
-from runtime.simulation import CPU, Event, Replay, belady, replay
+from runtime.cache_rules import LFRU, LRU, Form, Static
+from runtime.experts.simulation import CPU, Event, Replay, belady, replay
 
 events = st.lists(
     st.tuples(st.integers(0, 1), st.lists(st.integers(0, 2), min_size=1, max_size=2, unique=True).map(tuple)),

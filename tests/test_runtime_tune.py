@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import MoE, htp
+from runtime import MoE
 from runtime.__main__ import main
-from runtime.convert import Target, convert
-from runtime.costs import Cost, CostTable, FlushByCost
-from runtime.demo_model import DemoSizes, write_demo_model
+from runtime.backends import htp
+from runtime.backends.graph import CPU, HTP
 from runtime.errors import RequestError
-from runtime.graph import CPU, HTP
-from runtime.log import BACKENDS
-from runtime.options import Options
-from runtime.package import Package
-from runtime.probes import Kind
+from runtime.package.convert import Target, convert
+from runtime.package.demo_model import DemoSizes, write_demo_model
+from runtime.package.layout import Package
+from runtime.placement.costs import Cost, CostTable, FlushByCost
+from runtime.placement.options import Options
+from runtime.telemetry.log import BACKENDS
+from runtime.telemetry.probes import Kind
 from tests.runtime_models import PROMPT
 
 htp_only = pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")

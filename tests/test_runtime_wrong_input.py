@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime import MoE, htp, probes
+from runtime import MoE
 from runtime.__main__ import main
-from runtime.convert import Target, convert
-from runtime.demo_model import DemoSizes, write_demo_model
+from runtime.backends import htp
 from runtime.errors import ModelError, PackageError
 from runtime.models import FAMILIES, read_family
-from runtime.package import Package, sha256
+from runtime.package.convert import Target, convert
+from runtime.package.demo_model import DemoSizes, write_demo_model
+from runtime.package.layout import Package, sha256
+from runtime.telemetry import probes
 from tests.runtime_models import PROMPT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +81,7 @@ def test_layers_that_no_family_builds_are_refused_by_all(family: str) -> None:
 @pytest.mark.parametrize(("bits", "cache"), [(4, "100KiB"), (4, "all"), (32, "400KiB"), (32, "all")])
 def test_a_disk_that_goes_away_while_experts_load_ends_in_one_line(tmp_path: Path, bits: int, cache: str) -> None:
     if not probes.built:
-        pytest.skip("runtime/_probes.so is not built: mapped files are not guarded")
+        pytest.skip("runtime/telemetry/_probes.so is not built: mapped files are not guarded")
     model = write_demo_model(tmp_path / "model", sizes=SIZES)
     with failing_disk(tmp_path) as (disk, fail):
         convert(model, disk / "package", None, Target(backend="cpu", bits=bits))

@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analyzer import tables as tables_module
+from analyzer.tables import store as tables_module
 from tests import test_tracer_io as io_steps
 from tests import test_tracer_onnxruntime as onnxruntime
 from tests import test_truth_runtime as truth
@@ -26,7 +26,7 @@ from tests.conftest import ROOT, lacking, trace
 from tests.gguf_model import write_moe
 from tests.test_tracer_custom import COUNT, DECLARED, DEPTH
 from tests.truth import WITH_SITES, compiled
-from tracer.recording import Recording
+from tracer.recording.format import Recording
 
 pytestmark = [
     pytest.mark.needs("probes", "bcc", "dropping pages"),

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT, begin_trace, manifest_when
-from tracer.budget import AIM, LEAST_SHARE, Budget
-from tracer.recording import Recording
+from tracer.control.budget import AIM, LEAST_SHARE, Budget
+from tracer.recording.format import Recording
 
 STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 REMOVAL_NS, TURN_NS = 100_000_000, 50_000_000

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer import tables as tables_module
+from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, DemoRun, trace
-from tracer.drain import BUSY_SHARE, IDLE_SHARE, QUICK_S, SLOW_S, WATCHFUL_S, Pace
-from tracer.perf_buffer import DATA_HEAD, DATA_TAIL, PAGE, RAW_OFFSET, RECORD_LOST, RECORD_SAMPLE, CpuBuffer, stride_of
-from tracer.recording import RING_HEADER_BYTES, STREAMS, Recording
+from tracer.kernel.perf_buffer import DATA_HEAD, DATA_TAIL, PAGE, RAW_OFFSET, RECORD_LOST, RECORD_SAMPLE, CpuBuffer, stride_of
+from tracer.recording.drain import BUSY_SHARE, IDLE_SHARE, QUICK_S, SLOW_S, WATCHFUL_S, Pace
+from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
 
 STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 THROTTLE = 5

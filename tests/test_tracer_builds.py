@@ -11,14 +11,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analyzer import tables as tables_module
-from analyzer.reading import BACKEND
+from analyzer.records.reading import BACKEND
+from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tracer import anchors, name_tables
-from tracer.elf import read_binary
 from tracer.engines import all_engines, parse_engine
 from tracer.errors import EngineError
-from tracer.loaders import enumeration
+from tracer.kernel.loaders import enumeration
+from tracer.probes import anchors, name_tables
+from tracer.probes.elf import read_binary
 
 STEPS, GRAPHS = 7, 3
 ENGINE = all_engines()["llamacpp"]

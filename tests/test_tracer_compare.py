@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzer.compare_results import Result, save
+from analyzer.compare.results import Result, save
 from tests.conftest import ROOT, trace
 from tests.test_compare import result
 from tests.truth import WITH_SITES, compiled
-from tracer import models
 from tracer.commands.compare import enough
-from tracer.paths import invoking_user
+from tracer.recording.paths import invoking_user
+from tracer.target import models
 
 
 def begun(folder: Path) -> int:

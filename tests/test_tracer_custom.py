@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer import tables as tables_module
+from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
 from tests.trace_processor import TraceProcessorWasm
 from tracer.engines import all_engines, choose
 from tracer.errors import EngineError
-from tracer.functions import SIZES, SPEC, parse_argument, read_probe_files
-from tracer.recording import Recording
+from tracer.probes.functions import SIZES, SPEC, parse_argument, read_probe_files
+from tracer.recording.format import Recording
 
 COUNT, DEPTH, KERNELS_RETURN_LIMIT = 200, 80, 64
 DECLARED = """
@@ -121,7 +121,7 @@ def test_recursion_pairs_each_return_with_its_own_call(recorded: Path) -> None:
 
 @pytest.mark.needs("probes")
 def test_calls_are_slices_of_their_thread(recorded: Path) -> None:
-    from views.perfetto import write_trace
+    from views.timeline.perfetto import write_trace
 
     manifest = Recording(recorded).manifest
     write_trace(manifest, tables_module.load(recorded), recorded / "trace.pftrace")

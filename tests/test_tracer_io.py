@@ -13,14 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analyzer import tables as tables_module
+from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
 from tests.programs.io_steps import ANONYMOUS_PAGES, PAGE, READS, SLEEPS, TOUCHED
-from tracer import pmc
 from tracer.errors import TracerError
-from tracer.libbpf import Kernel
-from tracer.loaders import LibbpfLoader
-from tracer.recording import Recording
+from tracer.kernel import pmc
+from tracer.kernel.libbpf import Kernel
+from tracer.kernel.loaders import LibbpfLoader
+from tracer.recording.format import Recording
 
 pytestmark = pytest.mark.needs("probes", "dropping pages")
 PROGRAM = str(ROOT / "tests" / "programs" / "io_steps.py")

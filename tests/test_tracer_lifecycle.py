@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from analyzer import tables as tables_module
+from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
 from tests.truth import changed_sites
-from tracer.recording import Recording
+from tracer.recording.format import Recording
 
 pytestmark = pytest.mark.needs("probes")
 STEPS_LONG = 100_000  # of 10 ms: until the test has seen what it wants, however busy the machine

@@ -14,13 +14,13 @@ import pandas as pd
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from analyzer import phases, profdag
-from analyzer import tables as tables_module
+from analyzer.questions import phases, profdag
+from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
 from tests.gguf_model import EXPERTS, LAYERS, TOP_K, write_moe
 from tests.programs import llama_steps
-from tracer.elf import read_binary
-from tracer.recording import Recording
+from tracer.probes.elf import read_binary
+from tracer.recording.format import Recording
 
 pytestmark = [
     pytest.mark.needs("probes"),

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from analyzer import tables as tables_module
+from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
 
 RUNS = 12

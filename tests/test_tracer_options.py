@@ -18,8 +18,8 @@ from tracer.command_line import dispatch
 from tracer.commands import run as run_verb
 from tracer.commands.options import seconds
 from tracer.config import options
-from tracer.recording import Recording
-from tracer.status import Reading, describe
+from tracer.control.status import Reading, describe
+from tracer.recording.format import Recording
 
 STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 ENV = {"PYTHONPATH": str(ROOT)}

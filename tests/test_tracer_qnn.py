@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from analyzer.tables import load
+from analyzer.tables.store import load
 from benchmarks.host_time import HostTime
 from tests.conftest import ROOT, trace
 from tests.truth import skip_where_stolen
-from tracer.attach import unknown_slots
 from tracer.engines import all_engines
-from tracer.qnn_logs import SerializedLogs
+from tracer.probes.attach import unknown_slots
+from tracer.target.qnn_logs import SerializedLogs
 
 pytestmark = pytest.mark.needs("probes")
 PROGRAMS = ROOT / "tests" / "programs"

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from benchmarks.host_time import HostTime
 from tests.conftest import ROOT, begin_trace, manifest_when
 from tests.truth import skip_where_stolen
-from tracer.attach import Attachments
+from tracer.control.qos import HOLD_NS, LONGEST_HOLD_NS, Controller, Explanation
+from tracer.control.switching import Change
 from tracer.engines import choose
-from tracer.libbpf import Kernel
-from tracer.loaders import LibbpfLoader
-from tracer.loaders import layouts as tracer_layouts
-from tracer.paths import invoking_user
-from tracer.qos import HOLD_NS, LONGEST_HOLD_NS, Controller, Explanation
-from tracer.recording import KIND_OFFSET, RING_HEADER_BYTES, Recording, dtype_from_json
-from tracer.switching import Change
-from tracer.tokens import STEP, Misses
+from tracer.kernel.libbpf import Kernel
+from tracer.kernel.loaders import LibbpfLoader
+from tracer.kernel.loaders import layouts as tracer_layouts
+from tracer.probes.attach import Attachments
+from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, Recording, dtype_from_json
+from tracer.recording.paths import invoking_user
+from tracer.recording.tokens import STEP, Misses
 
 STEPS = str(ROOT / "tests" / "programs" / "steps.py")
 MIN_TPS = 10.0

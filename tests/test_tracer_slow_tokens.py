@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.conftest import ROOT, trace
 from tests.recordings import layouts, records
-from tracer.recording import STREAMS, Recording, dtype_to_json
-from tracer.slow_tokens import OWN, STRUCTURAL, SlowTokens
-from tracer.tokens import Tokens
+from tracer.recording.format import STREAMS, Recording, dtype_to_json
+from tracer.recording.slow_tokens import OWN, STRUCTURAL, SlowTokens
+from tracer.recording.tokens import Tokens
 
 LIMIT, LAG = 50, 20
 STEPS = str(ROOT / "tests" / "programs" / "steps.py")

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzer import tables as tables_module
+from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, DemoRun, trace
 from tests.truth import skip_where_stolen
-from tracer.recording import Recording, text
+from tracer.recording.format import Recording, text
 
 pytestmark = pytest.mark.needs("probes")
 STEPS = str(ROOT / "tests" / "programs" / "steps.py")

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analyzer import tables as tables_module
+from analyzer.tables import store as tables_module
 from benchmarks.host_time import HostTime
 from tests.conftest import trace
 from tests.truth import DISTURBED_NS, always_running, compiled, in_log_order, read_log, skip_where_stolen
-from tracer.recording import Recording
+from tracer.recording.format import Recording
 
 pytestmark = [
     pytest.mark.needs("probes"),

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analyzer import tables as tables_module
+from analyzer.tables import store as tables_module
 from benchmarks.host_time import HostTime
 from tests.conftest import trace
 from tests.truth import (
@@ -22,7 +22,7 @@ from tests.truth import (
     skip_where_stolen,
     time_asleep,
 )
-from tracer.recording import Recording
+from tracer.recording.format import Recording
 
 pytestmark = [
     pytest.mark.needs("probes"),

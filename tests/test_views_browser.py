@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from analyzer.compare import compare, document
+from analyzer.compare.document import compare, document
 from analyzer.predict.simulator import Settings, pareto, simulate
-from analyzer.profdag import build
+from analyzer.questions.profdag import build
 from tests import tables_fixture as fixture
 from tests.test_compare import HOSTILE, result
 from tests.test_predict_simulator import EVEN, SIZE, random_trace
 from tests.test_views_pages import hostile, report
 from views.__main__ import main as views
-from views.perfetto import write_trace
-from views.profdag_page import write_profdag
+from views.profdag.page import write_profdag
 from views.regression import write_regression
 from views.serving import address, offline_ui, server
+from views.timeline.perfetto import write_trace
 
 webdriver = pytest.importorskip("selenium.webdriver")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

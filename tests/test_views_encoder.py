@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, Trace, TrackEvent
 
-from views.protobuf import Form, _messages, encode, field_bytes, packed_varints, tag, varint_bytes
-from views.slices import Text, lanes, nested, preorder
+from views.timeline.protobuf import Form, _messages, encode, field_bytes, packed_varints, tag, varint_bytes
+from views.timeline.slices import Text, lanes, nested, preorder
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "é"]), st.sampled_from([-1, 0, 7, 1 << 40]), st.integers(0, 3))))

@@ -17,23 +17,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer import ceilings
 from analyzer.commands.query import execute
-from analyzer.findings import findings as analyzer_findings
-from analyzer.profdag import as_text, build
-from analyzer.summary import summarize
-from analyzer.tables import fingerprint, load
-from analyzer.tables import write as write_tables
+from analyzer.questions import ceilings
+from analyzer.questions.critical_path import critical_path
+from analyzer.questions.findings import findings as analyzer_findings
+from analyzer.questions.profdag import as_text, build
+from analyzer.questions.summary import summarize
+from analyzer.tables.store import fingerprint, load
+from analyzer.tables.store import write as write_tables
 from tests import tables_fixture as fixture
-from tracer.recording import Recording, dtype_from_json
+from tracer.recording.format import Recording, dtype_from_json
 from views.__main__ import main
-from views.critical_path import critical_path
 from views.errors import ViewError
-from views.layout import HEIGHT, WIDTH, document, lay_out
 from views.live import Names, snapshot
-from views.page import plain, write_page
-from views.profdag_page import write_profdag
-from views.report import write_report
+from views.profdag.layout import HEIGHT, WIDTH, document, lay_out
+from views.profdag.page import write_profdag
+from views.report.page import plain, write_page
+from views.report.report import write_report
 from views.serving import server
 
 HOSTILE = "</script><img src=x onerror='document.pwned=1'>"

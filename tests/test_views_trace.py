@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests import tables_fixture as fixture
 from tests.judge import Judge, judged
-from views import sched, sequence
 from views.commands.queries import shipped
-from views.perfetto import extent, write_trace
-from views.trace_file import AHEAD, TraceFile
+from views.timeline import sched, sequence
+from views.timeline.perfetto import extent, write_trace
+from views.timeline.trace_file import AHEAD, TraceFile
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analyzer.qnn_optrace import read_optrace
+from analyzer.imports.optrace import read_optrace
 from tests import tables_fixture as fixture
 from tests.judge import Judge, judged
 from views.errors import ViewError
-from views.making import optrace_of
+from views.write_outputs import optrace_of
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracer.errors import TracerError
-from tracer.recording import RecordingError
+from tracer.recording.format import RecordingError
 
 
 def dispatch(program: str, verbs: dict[str, str], load: Callable[[str], Any], argv: Sequence[str] | None = None) -> int:

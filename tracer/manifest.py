@@ -7,10 +7,10 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tracer import machine
-from tracer.attach import Row
-from tracer.recording import SCHEMA_VERSION
-from tracer.watch import Watcher
+from tracer.probes.attach import Row
+from tracer.recording import machine
+from tracer.recording.format import SCHEMA_VERSION
+from tracer.target.watch import Watcher
 
 
 def account(rows: list[Row], costs: dict[str, float], stats: Callable[[str], tuple[int, int, int]]) -> dict[str, Any]:

@@ -10,29 +10,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracer import machine, model_config, models
-from tracer.accounting import Accounting
-from tracer.attach import Attachments
-from tracer.budget import CHEAP, Sampling
-from tracer.calibration import measure
-from tracer.drain import SLOW_S, WATCHFUL_S, Drain
+from tracer.control.budget import CHEAP, Sampling
+from tracer.control.qos import Quality
+from tracer.control.status import Reading
+from tracer.control.switching import Switch
 from tracer.engines import Engine
-from tracer.functions import Function
-from tracer.libbpf import Kernel
-from tracer.loaders import LOADERS, check_architecture, layouts, struct_bytes
+from tracer.kernel.accounting import Accounting
+from tracer.kernel.libbpf import Kernel
+from tracer.kernel.loaders import LOADERS, check_architecture, layouts, struct_bytes
+from tracer.kernel.perf_buffer import Doorbell, PerfBuffer
+from tracer.kernel.pmc import Event
+from tracer.kernel.ring import Ring
 from tracer.manifest import account, compose
-from tracer.paths import Owner
-from tracer.perf_buffer import Doorbell, PerfBuffer
-from tracer.perf_events import mount_tracefs
-from tracer.pmc import Event
-from tracer.qos import Quality
-from tracer.recording import STREAMS, write_manifest
-from tracer.ring import Ring
-from tracer.status import Reading
-from tracer.switching import Switch
-from tracer.target import Followed, Guard, Target, children, tasks
-from tracer.tokens import Misses
-from tracer.watch import Watcher
+from tracer.probes.attach import Attachments
+from tracer.probes.calibration import measure
+from tracer.probes.functions import Function
+from tracer.probes.perf_events import mount_tracefs
+from tracer.recording import machine
+from tracer.recording.drain import SLOW_S, WATCHFUL_S, Drain
+from tracer.recording.format import STREAMS, write_manifest
+from tracer.recording.paths import Owner
+from tracer.recording.tokens import Misses
+from tracer.target import model_config, models
+from tracer.target.process import Followed, Guard, Target, children, tasks
+from tracer.target.watch import Watcher
 
 PROGRESS_SECONDS = 1.0
 FIRST_MANIFEST_S, RAREST_MANIFEST_S = 5.0, 60.0  # for a recording that is cut short; each costs milliseconds of a CPU

@@ -7,11 +7,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from views import npu
-from views.making import Tables, default_token
-from views.marks import counters
-from views.perfetto import extent, thread_pids
-from views.slices import Slices, Text, close_open, on_program
+from views.timeline import npu
+from views.timeline.marks import counters
+from views.timeline.perfetto import extent, thread_pids
+from views.timeline.slices import Slices, Text, close_open, on_program
+from views.write_outputs import Tables, default_token
 
 FORMULA = r"^\s*[=+\-@\t\r]"
 NPU_TID = 1 << 30
@@ -71,8 +71,8 @@ def write_events(out: TextIO, events: Iterator[dict[str, Any]]) -> int:
 
 def chrome_json(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
     """The timeline in Chrome's JSON format."""
-    from analyzer.tables import load
-    from tracer.recording import Recording
+    from analyzer.tables.store import load
+    from tracer.recording.format import Recording
 
     path = out or run_dir / "trace.json"
     with path.open("w") as file:
@@ -85,7 +85,7 @@ def table_files(run_dir: Path, folder: Path, form: str) -> dict[str, Any]:
     import pyarrow
     from pyarrow import csv, parquet
 
-    from analyzer.tables import load
+    from analyzer.tables.store import load
 
     folder.mkdir(parents=True, exist_ok=True)
     size = rows = 0
@@ -132,8 +132,8 @@ def parquet_files(run_dir: Path, out: Path | None, token: int | None) -> dict[st
 
 def graphml(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
     """One token's ProfDAG."""
-    from analyzer.profdag import build, export
-    from analyzer.tables import load
+    from analyzer.questions.profdag import build, export
+    from analyzer.tables.store import load
 
     path, tables = out or run_dir / "profdag.graphml", load(run_dir)
     chosen = default_token(tables) if token is None else token

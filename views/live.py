@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer import experts
-from analyzer.phases import phase_shares
-from analyzer.reading import section
-from analyzer.summary import operators, tokens
-from analyzer.tables import build
-from tracer.recording import FIRST_DETAIL, STREAMS, Recording
+from analyzer.questions import experts
+from analyzer.questions.phases import phase_shares
+from analyzer.questions.summary import operators, tokens
+from analyzer.records.reading import section
+from analyzer.tables.store import build
+from tracer.recording.format import FIRST_DETAIL, STREAMS, Recording
 
 TAIL_SLOTS = {"events": 200_000, "details": 50_000}
 FREQUENT = ("op_shares", "route", "qnn_event", "qnn_sub_events", "call_text")

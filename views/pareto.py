@@ -4,9 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from views.page import write_page
-from views.report import plotly
-from views.sections import Block, Section, axis, bytes_text, cards, chart, heads, note, pairs, table
+from views.report.page import write_page
+from views.report.report import plotly
+from views.report.sections import Block, Section, axis, bytes_text, cards, chart, heads, note, pairs, table
 
 Document = dict[str, Any]
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""`regression.html`: two groups of runs compared, one self-contained file. The document is that of analyzer/compare.py."""
+"""`regression.html`: two groups of runs compared, one self-contained file. Its document: analyzer/compare/document.py."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from views.change_graph import change_graph
-from views.page import write_page
-from views.report import plotly
-from views.sections import Block, Section, axis, cards, chart, heads, labels, note, pairs, table
+from views.profdag.change_graph import change_graph
+from views.report.page import write_page
+from views.report.report import plotly
+from views.report.sections import Block, Section, axis, cards, chart, heads, labels, note, pairs, table
 
 Document = dict[str, Any]
 FOREST, MOST_RUNS = 24, 12

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from analyzer import ceilings
+from analyzer.questions import ceilings
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analyzer.compare import compare, document
-from analyzer.compare_limits import broken, parse_limit
-from analyzer.compare_results import CompareError, read_all, save
-from analyzer.compare_verdicts import FASTER, SLOWER, Rules
-from analyzer.compare_words import called, figure, junit, markdown, percent
+from analyzer.compare.document import compare, document
+from analyzer.compare.limits import broken, parse_limit
+from analyzer.compare.results import CompareError, read_all, save
+from analyzer.compare.verdict_text import called, figure, junit, markdown, percent
+from analyzer.compare.verdicts import FASTER, SLOWER, Rules
 
 SHOWN, METRIC_WIDTH = 16, 16
 STYLE = {"bad": "bold red", "good": "bold green", "warn": "yellow", "info": ""}

@@ -16,11 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer import structure
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
-from analyzer.profdag import Tables, as_text, build, decode_tokens, export
-from analyzer.tables import load
+from analyzer.questions import structure
+from analyzer.questions.profdag import Tables, as_text, build, decode_tokens, export
+from analyzer.tables.store import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -15,10 +15,10 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from analyzer import cache_curves, experts
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
-from analyzer.tables import load
+from analyzer.questions import cache_curves, experts
+from analyzer.tables.store import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

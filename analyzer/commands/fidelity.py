@@ -11,10 +11,10 @@ examples:
 import argparse
 from pathlib import Path
 
-from analyzer import fidelity
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
-from analyzer.tables import load
+from analyzer.questions import fidelity
+from analyzer.tables.store import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

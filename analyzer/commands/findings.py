@@ -10,11 +10,11 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from analyzer import ceilings
-from analyzer.findings import findings
 from analyzer.jsonable import as_json
-from analyzer.reading import open_recording, section
-from analyzer.tables import load
+from analyzer.questions import ceilings
+from analyzer.questions.findings import findings
+from analyzer.records.reading import open_recording, section
+from analyzer.tables.store import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

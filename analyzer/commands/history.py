@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analyzer.compare_history import ENGINES, add, changes, medians, read
-from analyzer.compare_results import CompareError, read_all
+from analyzer.compare.history import ENGINES, add, changes, medians, read
+from analyzer.compare.results import CompareError, read_all
 
 SHOWN = 40
 

@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 
 from analyzer.commands.summary import grid
-from analyzer.qnn_csv import join, read_csv
-from analyzer.qnn_optrace import critical_path, read_optrace, utilization
-from analyzer.tables import load
-from tracer.recording import RecordingError
+from analyzer.imports.csv import join, read_csv
+from analyzer.imports.optrace import critical_path, read_optrace, utilization
+from analyzer.tables.store import load
+from tracer.recording.format import RecordingError
 
 MOST = 8
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from analyzer.commands.summary import grid, number, short
-from analyzer.qnn_opmap import read_op_map
-from analyzer.qnn_statistics import statistics
-from analyzer.reading import open_recording
-from analyzer.summary import machine
-from analyzer.tables import load
+from analyzer.imports.opmap import read_op_map
+from analyzer.questions.npu import statistics
+from analyzer.questions.summary import machine
+from analyzer.records.reading import open_recording
+from analyzer.tables.store import load
 
 Facts = dict[str, Any]
 MOST, LEAST_WIDTH = 12, 110

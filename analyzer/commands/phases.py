@@ -15,10 +15,10 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer import phases
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
-from analyzer.tables import load
+from analyzer.questions import phases
+from analyzer.tables.store import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -17,12 +17,12 @@ from rich.table import Table
 
 from analyzer.commands._show import show as show_frame
 from analyzer.jsonable import as_json
+from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import devices
 from analyzer.predict.beside import beside, mismatch
-from analyzer.predict.model import BITS, read_config, with_weights
 from analyzer.predict.prediction import Prediction, predict
 from analyzer.predict.setup import KV_BYTES, OVERLAPS, Setup
-from analyzer.tables import load
+from analyzer.tables.store import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

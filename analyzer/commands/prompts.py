@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
 from analyzer.predict.prompts import matched_subset
 
 

@@ -1,7 +1,7 @@
-"""Run SQL over the tables of a recording (DuckDB). `python -m analyzer tables RUN` lists them, analyzer/schema.py explains them.
+"""Run SQL over the tables of a recording (DuckDB). `tables RUN` lists them, analyzer/records/schema.py explains them.
 
 Besides, these are made when asked for: phases, gaps, npu_gaps, npu_windows, displacements, operator_states, decode_steps, growth,
-density, reuse, cache_curves (analyzer/derived.py explains them).
+density, reuse, cache_curves (analyzer/questions/derived.py explains them).
 
 examples:
   python -m analyzer query RUN "select type, count(*) n, sum(duration_ns)/1e6 ms from operators group by type order by ms desc"
@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from analyzer.commands._show import PLAIN_WIDTH
-from analyzer.derived import DERIVED
 from analyzer.errors import AnalysisError
-from analyzer.schema import TABLES
-from analyzer.tables import load
+from analyzer.questions.derived import DERIVED
+from analyzer.records.schema import TABLES
+from analyzer.tables.store import load
 
 SHOWN = 200
 

@@ -11,11 +11,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from analyzer import ceilings, roofline
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
-from analyzer.reading import open_recording, section
-from analyzer.tables import load
+from analyzer.questions import ceilings, roofline
+from analyzer.records.reading import open_recording, section
+from analyzer.tables.store import load
 
 SHOWN = ("count", "ms", "median_us", "intensity", "gflops", "gbytes_per_s", "roof_us", "share_of_roof", "above_ms", "bound")
 

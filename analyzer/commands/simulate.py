@@ -22,10 +22,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from analyzer.errors import PredictError
+from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import costs, devices, simulator, timeline, trace
-from analyzer.predict.errors import PredictError
-from analyzer.predict.model import BITS, read_config, with_weights
-from analyzer.tables import load
+from analyzer.tables.store import load
 
 SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 MIB = 2**20

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from analyzer.predict.steps import replay
-from analyzer.tables import load
+from analyzer.tables.store import load
 
 FEW = 20
 

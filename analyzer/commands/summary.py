@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analyzer.cached import summary
+from analyzer.questions.cached import summary
 
 WIDTH, OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 80, 5, 9, 2, 2, 3
 Section = dict[str, Any]

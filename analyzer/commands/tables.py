@@ -1,4 +1,4 @@
-"""Write the tables of a recording as Parquet files (analyzer/schema.py documents their columns).
+"""Write the tables of a recording as Parquet files (analyzer/records/schema.py documents their columns).
 
 examples:
   python -m analyzer tables recordings/run-1
@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
-from analyzer.derived import DERIVED
-from analyzer.tables import load, row_counts, write
+from analyzer.questions.derived import DERIVED
+from analyzer.tables.store import load, row_counts, write
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

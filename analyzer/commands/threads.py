@@ -8,10 +8,10 @@ examples:
 import argparse
 from pathlib import Path
 
-from analyzer import threads
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
-from analyzer.tables import load
+from analyzer.questions import threads
+from analyzer.tables.store import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

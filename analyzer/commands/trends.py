@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from analyzer import trends
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
-from analyzer.tables import load
+from analyzer.questions import trends
+from analyzer.tables.store import load
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
 from analyzer.predict.prediction import Prediction
 
 TYPES = {"attention": "attention", "router": "router", "experts": "expert", "shared": "mlp", "dense": "mlp", "head": "head"}

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
+from analyzer.errors import PredictError
+from analyzer.model import Model
 from analyzer.predict import roofline
 from analyzer.predict.devices import Device
-from analyzer.predict.errors import PredictError
-from analyzer.predict.model import Model
 from analyzer.predict.setup import Setup
 
 UNITS = ("cpu", "npu")

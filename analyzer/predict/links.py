@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from analyzer.errors import PredictError
+from analyzer.model import Mixture
 from analyzer.predict.devices import Device
-from analyzer.predict.errors import PredictError
-from analyzer.predict.model import Mixture
 from analyzer.predict.setup import Setup
 
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from analyzer.model import Model
 from analyzer.predict import links, roofline
 from analyzer.predict.devices import Device
-from analyzer.predict.model import Model
 from analyzer.predict.setup import KV_BYTES, Setup
 
 NOTABLE = 0.02

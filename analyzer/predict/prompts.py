@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
 
 BINS = 16
 CANDIDATES = 200

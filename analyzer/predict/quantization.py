@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
 
 PHASES = ("prefill", "decode")
 

@@ -8,11 +8,11 @@ from the device profile; each part says which.
 
 from dataclasses import dataclass
 
+from analyzer.errors import PredictError
+from analyzer.model import Attention, Mixture, Model
 from analyzer.predict import mfu
 from analyzer.predict.curves import Answer
 from analyzer.predict.devices import Device, Unit
-from analyzer.predict.errors import PredictError
-from analyzer.predict.model import Attention, Mixture, Model
 from analyzer.predict.setup import KV_BYTES, Setup
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import simpy
 
+from analyzer.errors import PredictError
 from analyzer.predict.costs import AHEAD, AWAITED, DEMAND, FOUND, LOADED, RESIDENT, Costs, Line
-from analyzer.predict.errors import PredictError
 from analyzer.predict.policy import URGENT, Buffers, Cache, Entry, Form, Predictor, chunks
 from analyzer.predict.trace import Step, Trace
 

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from analyzer.experts import hit_rate
-from analyzer.predict.errors import PredictError
-from tracer.step_latency import StepLatency
+from analyzer.errors import PredictError
+from analyzer.questions.experts import hit_rate
+from tracer.control.step_latency import StepLatency
 
 
 def replay(tables: dict[str, pd.DataFrame]) -> tuple[pd.DataFrame, StepLatency]:

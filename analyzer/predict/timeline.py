@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 
 from analyzer.predict.simulator import Outcome, Span
-from analyzer.schema import TABLES, conform, empty
-from analyzer.tables import INPUTS, fingerprint, write
-from tracer.recording import write_manifest
+from analyzer.records.schema import TABLES, conform, empty
+from analyzer.tables.store import INPUTS, fingerprint, write
+from tracer.recording.format import write_manifest
 
 ENGINE, PID = "simulation", 1
 UNITS = ("cpu", "npu", "storage")
 UNKNOWN: dict[str, Any] = {"object": "", "float64": np.nan, "bool": False, "uint64": 0}
-"""By dtype, as analyzer/schema.py says; -1 for the others."""
+"""By dtype, as analyzer/records/schema.py says; -1 for the others."""
 
 RECORDING_BACKEND = {"cpu": "cpu", "npu": "htp"}
 

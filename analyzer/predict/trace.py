@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
 
 
 @dataclass(frozen=True)

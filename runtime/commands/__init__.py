@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.convert import Progress
+    from runtime.package.convert import Progress
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from runtime.commands.generate import add_placement
 
 if TYPE_CHECKING:
     from runtime.moe import MoE
-    from runtime.probes import Reason
+    from runtime.telemetry.probes import Reason
 
 EXAMPLES = """examples:
   python -m runtime bench /models/qwen3-moe.package --threads 2
@@ -80,7 +80,7 @@ def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: i
     """One test: seeded token ids, a repetition to warm up, then the counted ones."""
     import numpy as np
 
-    from runtime.probes import Phase, Reason
+    from runtime.telemetry.probes import Phase, Reason
 
     decoding, speeds = bool(generated), []
     run_once(model, prompt or 1, min(generated, 4) if decoding else 1)

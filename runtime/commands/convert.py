@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.convert import Target
-    from runtime.precompile import Shapes
+    from runtime.package.convert import Target
+    from runtime.prepare.precompile import Shapes
 
 EXAMPLES = """examples:
   python -m runtime convert /models/qwen3-moe /models/qwen3-moe.package --backend cpu --bits 4
@@ -51,7 +51,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, compile where asked to, and say what came out. A package that is up to date is kept."""
     from runtime.commands import show_progress
-    from runtime.convert import Target, convert, up_to_date
+    from runtime.package.convert import Target, convert, up_to_date
     from runtime.units import show_bytes
 
     target = Target(args.backend, args.bits, args.block, not args.asymmetric, args.attention_bits, args.head_bits)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     each = show_bytes(package.expert_bytes)
     print(f"{args.package}: {len(package.manifest['files'])} files, {show_bytes(size)}; an expert is {each} in one aligned read")
     if shapes:
-        from runtime.precompile import precompile
+        from runtime.prepare.precompile import precompile
 
         with show_progress("compiling") as progress:
             count = precompile(package, shapes, progress)
@@ -77,10 +77,10 @@ def _shapes(args: argparse.Namespace, target: "Target") -> "Shapes | None":
     given = {"chunk": args.chunk, "soc": args.soc, "layout": args.layout, "tiers": args.tiers, "contexts": args.context}
     if all(value is None for value in given.values()):
         return None
+    from runtime.backends.htp import available
     from runtime.commands import parse_tiers
     from runtime.errors import BackendError, RequestError
-    from runtime.htp import available
-    from runtime.precompile import Shapes
+    from runtime.prepare.precompile import Shapes
 
     if not target.portable:
         raise RequestError(

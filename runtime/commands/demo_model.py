@@ -16,8 +16,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the model and say where it is."""
-    from runtime.demo_model import write_demo_model
     from runtime.errors import ModelError
+    from runtime.package.demo_model import write_demo_model
     from runtime.units import show_bytes
 
     try:

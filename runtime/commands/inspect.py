@@ -30,10 +30,10 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(path: Path) -> dict[str, Any]:
     """Sizes of the model, and the state of its package."""
-    from runtime.checkpoint import Checkpoint, read_config
-    from runtime.costs import COSTS
+    from runtime.graphs.checkpoint import Checkpoint, read_config
     from runtime.models import read_family
-    from runtime.package import Package, default_target, is_package
+    from runtime.package.layout import Package, default_target, is_package
+    from runtime.placement.costs import COSTS
 
     family = read_family(read_config(path), path)
     facts: dict[str, Any] = {"model": str(path), "family": type(family).__name__, **asdict(family)}  # type: ignore[call-overload]

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, judge, save, report."""
     from runtime.errors import RequestError
     from runtime.moe import MoE
-    from runtime.package import is_package
+    from runtime.package.layout import is_package
 
     if not is_package(args.package):
         raise RequestError(f"{args.package} is no package: make one with `python -m runtime convert`")
@@ -49,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
 def train(model: "MoE", args: argparse.Namespace) -> dict[str, Any]:
     """Fit on nine tenths of the learning segments, calibrate on the tenth, judge on text that neither has seen."""
-    from runtime import predictor, training
     from runtime.commands import show_progress
+    from runtime.experts import predictor
+    from runtime.prepare import training
 
     family = model.package.family
     learn, test = _segments(model, args)

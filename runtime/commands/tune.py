@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.costs import Cost, CostTable
-    from runtime.package import Package
+    from runtime.package.layout import Package
+    from runtime.placement.costs import Cost, CostTable
 
 EXAMPLES = """examples:
   python -m runtime tune /models/qwen3-moe.package --threads 2
@@ -32,11 +32,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, keep, show."""
     from runtime.commands import parse_tiers, show_progress
-    from runtime.costs import CostTable
     from runtime.errors import RequestError
-    from runtime.options import Options
-    from runtime.package import Package, is_package
-    from runtime.placement import npu_missing
+    from runtime.package.layout import Package, is_package
+    from runtime.placement.costs import CostTable
+    from runtime.placement.options import Options
+    from runtime.placement.table import npu_missing
 
     if not is_package(args.package):
         raise RequestError(f"{args.package} is no package: make one with `python -m runtime convert`")
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         if table is None:
             raise RequestError(f"{args.package} has no table yet: run `python -m runtime tune {args.package}`")
     else:
-        from runtime.tuning import Tuning
+        from runtime.prepare.tuning import Tuning
 
         with show_progress("measuring") as progress:
             table = Tuning(package, options, npu=not missing).measure(args.runs, progress)
@@ -86,8 +86,8 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
 
 def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
     """What placement `auto` makes of the table, a line each."""
-    from runtime.costs import FlushByCost
-    from runtime.graph import CPU, HTP
+    from runtime.backends.graph import CPU, HTP
+    from runtime.placement.costs import FlushByCost
 
     if not table.measured("expert", HTP):
         return ["all of it runs on the CPU"]

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from runtime.checkpoint import Checkpoint
 from runtime.errors import ModelError
-from runtime.graph_builder import MICROSOFT, GraphBuilder, Store
+from runtime.graphs.builder import MICROSOFT, GraphBuilder, Store
+from runtime.graphs.checkpoint import Checkpoint
+from runtime.graphs.quantize import FLOAT32, Precision
 from runtime.models.rope import Rope
 from runtime.models.routers import KINDS, Router
-from runtime.quantize import FLOAT32, Precision
 
 ACTIVATIONS = ("silu", "swish")
 LAYER_TYPES = ("full_attention", "sliding_attention")

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from runtime.checkpoint import Checkpoint
-from runtime.graph_builder import GraphBuilder, Store
+from runtime.graphs.builder import GraphBuilder, Store
+from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder, common, expert_count
 from runtime.models.rope import read_rope, yarn_scale
 from runtime.models.routers import Router

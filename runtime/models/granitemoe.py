@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from runtime.checkpoint import Checkpoint
+from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder, ExpertWeights, common, expert_count
 from runtime.models.rope import read_rope
 from runtime.models.routers import Router

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from runtime.checkpoint import Checkpoint
 from runtime.errors import ModelError
-from runtime.graph_builder import GraphBuilder
+from runtime.graphs.builder import GraphBuilder
+from runtime.graphs.checkpoint import Checkpoint
 from runtime.models.decoder import Decoder, common, expert_count
 from runtime.models.rope import read_rope
 from runtime.models.routers import Router

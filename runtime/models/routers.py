@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from runtime.graph_builder import GraphBuilder
+from runtime.graphs.builder import GraphBuilder
 
 OUT = ["weights", "experts"]
 # Predictors look for the scores [T, E] by which experts compete; where a graph has none of this name, the logits are.

@@ -25,7 +25,7 @@ def usage() -> list[int]:
 
 
 def main() -> None:
-    probes = import_module("runtime._probes")
+    probes = import_module("runtime.telemetry._probes")
     fd = os.open(sys.argv[1], os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)

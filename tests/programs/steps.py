@@ -16,7 +16,7 @@ from importlib import import_module
 
 
 def emit(args: argparse.Namespace) -> int:
-    probes = import_module("runtime._probes")
+    probes = import_module("runtime.telemetry._probes")
     for step in range(args.count):
         if args.until and os.path.exists(args.until):
             return step

@@ -4,7 +4,7 @@ import argparse
 
 from tracer.commands.options import add_options, session_options
 from tracer.commands.run import record
-from tracer.target import Followed
+from tracer.target.process import Followed
 
 EXAMPLES = """examples:
   sudo python -m tracer attach --pid 1234 --duration 10

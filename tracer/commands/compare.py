@@ -13,7 +13,7 @@ from typing import Any
 from tracer.commands.options import need_root, seconds, share
 from tracer.commands.run import python, say
 from tracer.errors import TargetError, TracerError
-from tracer.paths import ROOT, Owner, invoking_user
+from tracer.recording.paths import ROOT, Owner, invoking_user
 
 EXAMPLES = """examples:
   sudo python -m tracer compare -- ./llama-bench-old -m m.gguf --vs ./llama-bench-new -m m.gguf

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from tracer.btf import VMLINUX
-from tracer.calibration import measure
 from tracer.errors import TracerError
-from tracer.libbpf import Kernel
-from tracer.loaders import BccLoader, LibbpfLoader, import_bcc
-from tracer.paths import BPF_OBJECTS, BUILD, CALIBRATION, ROOT
-from tracer.perf_events import SYSCALL, TRACEFS, mount_tracefs
-from tracer.uprobes import UPROBE
+from tracer.kernel.btf import VMLINUX
+from tracer.kernel.libbpf import Kernel
+from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
+from tracer.probes.calibration import measure
+from tracer.probes.perf_events import SYSCALL, TRACEFS, mount_tracefs
+from tracer.probes.uprobes import UPROBE
+from tracer.recording.paths import BPF_OBJECTS, BUILD, CALIBRATION, ROOT
 
 EXAMPLES = """examples:
   sudo python -m tracer doctor

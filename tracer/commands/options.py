@@ -9,10 +9,10 @@ from pathlib import Path
 from tracer.config import add_config, effective
 from tracer.engines import LEVELS, choose
 from tracer.errors import RequirementError, TracerError
-from tracer.functions import read_probe_files
-from tracer.loaders import LOADERS
-from tracer.paths import Owner, invoking_user
-from tracer.pmc import MAX_EVENTS, parse
+from tracer.kernel.loaders import LOADERS
+from tracer.kernel.pmc import MAX_EVENTS, parse
+from tracer.probes.functions import read_probe_files
+from tracer.recording.paths import Owner, invoking_user
 from tracer.session import Options
 
 RING_MIB = 32

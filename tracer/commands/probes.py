@@ -7,19 +7,19 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from tracer.attach import Attachments, Row
-from tracer.calibration import measure
 from tracer.commands.options import add_probe_files, chosen_levels, need_root
 from tracer.engines import choose
 from tracer.errors import TracerError
-from tracer.functions import read_probe_files
-from tracer.libbpf import Kernel
-from tracer.loaders import LibbpfLoader
-from tracer.paths import invoking_user
+from tracer.kernel.libbpf import Kernel
+from tracer.kernel.loaders import LibbpfLoader
+from tracer.probes.attach import Attachments, Row
+from tracer.probes.calibration import measure
+from tracer.probes.functions import read_probe_files
+from tracer.recording.paths import invoking_user
 
 EXAMPLES = """examples:
   sudo python -m tracer probes /usr/lib/libllama.so /usr/lib/libggml-cpu.so
-  sudo python -m tracer probes --json runtime/_probes.so
+  sudo python -m tracer probes --json runtime/telemetry/_probes.so
   sudo python -m tracer probes --probes my.toml ./my_engine
 """
 

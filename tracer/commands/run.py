@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tracer.commands.options import add_options, session_options
+from tracer.control.status import Status
 from tracer.errors import TargetError, TracerError
-from tracer.paths import BUILD, VENV_PYTHON, Owner
+from tracer.recording.paths import BUILD, VENV_PYTHON, Owner
 from tracer.session import Options, Session
-from tracer.status import Status
-from tracer.target import Followed, Target
+from tracer.target.process import Followed, Target
 
 EXAMPLES = """examples:
   sudo python -m tracer run                                  the bundled demo: prefill on NPU (emulated on x86-64), decode on CPU

@@ -44,7 +44,7 @@ class Probe:
     unless: tuple[str, ...] = ()  # not in a file that has one of these symbols
     once: bool = False  # not where the program stands already in another library of the folder: they call each other
     spared_by: tuple[str, ...] = ()  # not while all these programs stand, in the same files, and no other way of calling was seen
-    anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/anchors.py)
+    anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/probes/anchors.py)
 
     def wanted(self, levels: set[str]) -> bool:
         """Whether it stands at these levels."""

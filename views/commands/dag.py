@@ -7,7 +7,7 @@ examples:
 
 import argparse
 
-from views.making import add_arguments, announce, make_dag, progress
+from views.write_outputs import add_arguments, announce, make_dag, progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from views.exporting import FORMATS
-from views.making import announce, progress
+from views.write_outputs import announce, progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,8 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from views.making import TRACE, make_trace, progress
 from views.serving import UI_PORT, address, server
+from views.write_outputs import TRACE, make_trace, progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

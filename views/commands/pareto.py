@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from views.errors import ViewError
-from views.making import announce
+from views.write_outputs import announce
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

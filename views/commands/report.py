@@ -7,7 +7,7 @@ examples:
 
 import argparse
 
-from views.making import add_arguments, announce, make_report, progress
+from views.write_outputs import add_arguments, announce, make_report, progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

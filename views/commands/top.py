@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tracer.recording import RecordingError
+from tracer.recording.format import RecordingError
 from views.errors import ViewError
 from views.live import Names, Snapshot, snapshot
 

@@ -12,7 +12,7 @@ An optrace does not say which execution it is of; without --execute it is drawn 
 import argparse
 from pathlib import Path
 
-from views.making import add_arguments, announce, make_trace, progress
+from views.write_outputs import add_arguments, announce, make_trace, progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

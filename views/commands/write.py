@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from analyzer.profdag import DagError
-from views.making import announce, make_dag, make_report, make_trace, progress
+from analyzer.questions.profdag import DagError
+from views.write_outputs import announce, make_dag, make_report, make_trace, progress
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-/* Draws the graph that views/layout.py placed, on a canvas: equal layers folded into cards, pan, zoom, find, colours, details.
+/* Draws the graph that views/profdag/layout.py placed, on a canvas: equal layers folded into cards, pan, zoom, find, colours, details.
 
    What stands still is drawn once into a picture larger than the window; moving shifts or scales that picture as a whole, which
    draws nothing. What the pointer is on is drawn into a second canvas above it, there only while there is such a thing. */

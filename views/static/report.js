@@ -1,4 +1,4 @@
-/* Draws the document that views/report.py made: sections of blocks. */
+/* Draws the document that views/report/report.py made: sections of blocks. */
 
 const charts = [], NARROW = matchMedia("(max-width: 640px)");
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
 
 HERE = Path(__file__).parent
 

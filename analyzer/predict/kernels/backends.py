@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
 from analyzer.predict.kernels import graphs
 
 RUNS, WARM = 9, 3

@@ -21,7 +21,7 @@ from sklearn.model_selection import KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-from analyzer.predict.errors import PredictError
+from analyzer.errors import PredictError
 from analyzer.predict.kernels.fusion import kernel_name, split
 from analyzer.predict.kernels.graphs import OPERATORS, Link, Shape
 from analyzer.predict.kernels.law import Law, passes, terms

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from analyzer.model import Model
 from analyzer.predict.kernels.graphs import Shape
-from analyzer.predict.model import Model
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 SPREAD = 0.35

@@ -1,0 +1,1 @@
+"""What changed between groups of runs, and how sure that is."""

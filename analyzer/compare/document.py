@@ -1,0 +1,132 @@
+"""Two groups of runs → one document: what changed, where, how sure that is. JSON-able, and all that the views read."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.compare import environment, graph, statistics
+from analyzer.compare import structure as structures
+from analyzer.compare.closure import Waterfall, waterfall
+from analyzer.compare.metrics import DIMS
+from analyzer.compare.results import Result, matrices
+from analyzer.compare.verdict_text import conclude, in_turns
+from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
+from analyzer.questions import changepoints
+
+PHASES = ("prefill", "decode")
+FIGURES = ("base", "cand", "at_pace", "ratio", "low", "high", "p", "threshold", "share")
+SAID = ("unit", "better", "label", "verdict", "more_runs", "n_base", "n_cand", "paced")
+SHOWN_METRICS = 600
+VALUES_SHOWN = 200
+
+
+@dataclass
+class Comparison:
+    """`judged`: a row per metric (see compare_verdicts.judge); the rest as its modules define it. `words`: cause in sentences."""
+
+    base: list[Result]
+    cand: list[Result]
+    rules: Rules
+    judged: pd.DataFrame
+    waterfalls: list[Waterfall]
+    structure: list[structures.Change]
+    drift: list[structures.Drift]
+    differences: list[environment.Difference]
+    values: tuple[np.ndarray, np.ndarray]
+    words: list[tuple[str, str]]
+
+
+def compare(
+    base: list[Result], cand: list[Result], rules: Rules | None = None, step: Callable[[str], None] = lambda _: None
+) -> Comparison:
+    """Compare two groups of runs. Whether they took turns is found out here, whatever the rules say."""
+    times = [np.array([run.began for run in side]) for side in (base, cand)]
+    rules = replace(rules or Rules(), wander=statistics.wander(*times))
+    dims, a, b, mean_a, mean_b = matrices(base, cand)
+    step(f"{len(dims):,} metrics of {len(base)} + {len(cand)} runs")
+    falls = [fall for phase in PHASES if (fall := waterfall(dims, mean_a, mean_b, phase)) is not None]
+    judged, a, b = judge_apart(dims, a, b, rules)
+    structure, drift = structures.changes(base, cand), structures.drift(base, cand)
+    unlike = environment.differences([r.environment for r in base], [r.environment for r in cand])
+    words = conclude(judged, falls, structure, drift, unlike) + in_turns(*times)
+    return Comparison(base, cand, rules, judged, falls, structure, drift, unlike, (a, b), words)
+
+
+def ranked(judged: pd.DataFrame) -> pd.DataFrame:
+    """Metrics in the order people want them: speed first, then changes by how much of a step they are, then the rest."""
+    changed = judged["verdict"].isin([SLOWER, FASTER])
+    weight = (judged["estimate"].abs() * judged["share"].fillna(1.0)).replace(np.inf, 1e9).fillna(0.0)
+    order = np.lexsort((-weight, ~changed, judged["family"] != "speed"))
+    return judged.iloc[order]
+
+
+def document(result: Comparison) -> dict[str, Any]:
+    """Everything, JSON-able (NaN as null); the views read nothing else."""
+    rows = ranked(result.judged).head(SHOWN_METRICS)
+    where = result.judged.index.get_indexer(rows.index)
+    metrics = [
+        {
+            **{name: row[name] for name in (*DIMS, *SAID)},
+            **{name: finite(row[name]) for name in FIGURES},
+            "runs": [[finite(v) for v in side[:VALUES_SHOWN, i]] for side in result.values],
+        }
+        for row, i in zip(rows.to_dict("records"), where.tolist(), strict=True)
+    ]
+    return {
+        "words": [{"level": level, "text": text} for level, text in result.words],
+        "rules": asdict(result.rules),
+        "runs": {side: [run.name for run in runs] for side, runs in sides(result)},
+        "metrics": metrics,
+        "metrics_total": len(result.judged),
+        "verdicts": {str(name): int(n) for name, n in result.judged["verdict"].value_counts().items()},
+        "waterfalls": [
+            {
+                "phase": fall.phase,
+                "step": asdict(fall.step),
+                "parts": [asdict(part) | {"delta": part.delta} for part in fall.parts],
+            }
+            for fall in result.waterfalls
+        ],
+        "series": {side: series(runs) for side, runs in sides(result)},
+        "graph": graph.merged(first_graph(result.base), first_graph(result.cand), result.judged),
+        "structure": [asdict(change) for change in result.structure],
+        "drift": [asdict(one) | {"usual": finite(one.usual)} for one in result.drift],
+        "environment": [asdict(one) for one in result.differences],
+        "conditions": result.cand[0].environment,
+    }
+
+
+def sides(result: Comparison) -> tuple[tuple[str, list[Result]], tuple[str, list[Result]]]:
+    """The two groups by name."""
+    return ("base", result.base), ("cand", result.cand)
+
+
+def first_graph(runs: list[Result]) -> graph.Skeleton:
+    """The operators of a decode step of the first run that has any."""
+    return next((run.graph for run in runs if run.graph.nodes), graph.Skeleton())
+
+
+def finite(value: Any) -> float | None:
+    """A number, or null where there is none."""
+    return float(value) if value is not None and np.isfinite(value) else None
+
+
+def series(runs: list[Result]) -> dict[str, Any]:
+    """ms of each decode step, the median over runs, with where its level changes and what disturbs it periodically."""
+    told = [np.asarray(run.series, np.float64) for run in runs if len(run.series)]
+    if not told:
+        return {"ms": [], "shifts": [], "period": None}
+    length = int(np.median([len(one) for one in told]))
+    padded = np.full((len(told), length), np.nan)
+    for row, one in zip(padded, told, strict=True):
+        row[: min(length, len(one))] = one[:length]
+    ms = np.nanmedian(padded, axis=0)
+    found = changepoints.period(ms)
+    return {
+        "ms": np.round(ms, 4).tolist(),
+        "shifts": [asdict(shift) for shift in changepoints.shifts(ms)],
+        "period": asdict(found) if found else None,
+    }

@@ -1,0 +1,82 @@
+"""On what a run was measured, and whether two sides were measured alike."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from analyzer.records.reading import section
+
+MACHINE = ("arch", "cpu_model", "cpus", "memory_bytes", "kernel", "os", "governor")
+MUST_MATCH = {"arch", "cpu_model", "cpus", "kernel", "governor", "memory_bytes", "NPU", "model"}
+MAYBE_UNKNOWN = {"model", "model file"}
+"""Told by some recordings only: nothing is said where one side tells nothing."""
+TRACING = ("loader", "buffer", "levels", "program")
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs: what it was on either side, and whether it makes the comparison unfair."""
+
+    what: str
+    base: str
+    cand: str
+    unfair: bool
+
+
+def environment(manifest: dict[str, Any]) -> dict[str, str]:
+    """Machine, tracing, engine libraries by build id, NPU, model, command: name → text. Unknown things are absent."""
+    machine = section(manifest, "machine")
+    found = {name: str(machine[name]) for name in MACHINE if machine.get(name) not in (None, "")}
+    for name in TRACING:
+        value = manifest.get(name)
+        if value:
+            found[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    for engine in section(manifest, "engines").values():
+        for library in (engine.get("libraries") or []) if isinstance(engine, dict) else []:
+            found[f"library {str(library.get('path', '')).rsplit('/', 1)[-1]}"] = str(library.get("build_id") or "no build id")
+    qnn = section(manifest, "qnn")
+    if qnn:
+        found["NPU"] = "HTP emulator" if qnn.get("emulator") else f"QNN backend {qnn.get('backend')}"
+        found["QNN API"] = str(qnn.get("api", ""))
+    found |= model(manifest)
+    command = manifest.get("command")
+    found["command"] = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
+    return found
+
+
+def began(manifest: dict[str, Any]) -> float:
+    """When a recording began, in s; NaN where it does not say so."""
+    clocks = manifest.get("clocks")
+    try:
+        return float(clocks[0]["realtime_ns"]) / 1e9  # type: ignore[index]
+    except (TypeError, KeyError, IndexError, ValueError):
+        return math.nan
+
+
+def model(manifest: dict[str, Any]) -> dict[str, str]:
+    """What the model is, whatever its files are called, and what they are called."""
+    files = manifest.get("models") or []
+    if not files:
+        return {}
+    prints = sorted(str(one["fingerprint"]) for one in files)
+    one = prints[0] if len(prints) == 1 else hashlib.sha256(" ".join(prints).encode()).hexdigest()
+    size = sum(int(file["bytes"]) for file in files)
+    return {"model": f"{one[:12]}, {size:,} bytes", "model file": ", ".join(sorted(PurePath(f["path"]).name for f in files))}
+
+
+def differences(base: list[dict[str, str]], cand: list[dict[str, str]]) -> list[Difference]:
+    """What differs between the sides, or within one; unfair ones first."""
+    names = dict.fromkeys(name for one in (*base, *cand) for name in one)
+    found = []
+    for name in names:
+        sides = [list(dict.fromkeys(one.get(name, "") for one in side)) for side in (base, cand)]
+        if name in MAYBE_UNKNOWN and [""] in sides:
+            continue
+        if len(sides[0]) > 1 or len(sides[1]) > 1 or sides[0] != sides[1]:
+            left, right = (" | ".join(text or "-" for text in side[:SHOWN]) for side in sides)
+            unfair = name in MUST_MATCH or name in TRACING
+            found.append(Difference(name, left, right, unfair))
+    return sorted(found, key=lambda d: not d.unfair)

@@ -1,0 +1,131 @@
+"""Results of many builds, devices and runs: a partitioned Parquet dataset in a folder or an object store, and its change points.
+
+    DATASET/build=<name>/device=<name>/<time>-<digest>.parquet     one file per run, a row per metric
+
+Any tool that reads hive-partitioned Parquet reads it: DuckDB, Dask, Spark, pandas. Files are only ever added.
+"""
+
+import hashlib
+import time
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet as parquet
+
+from analyzer.compare.metrics import METRICS
+from analyzer.compare.results import CompareError, Result
+from analyzer.questions.changepoints import shifts
+
+RUN = {"key": "string", "run": "string", "recorded": "float64"}
+PARTITION = (("build", "string"), ("device", "string"))
+ENGINES = ("duckdb", "dask")
+COLUMNS = ("key", "build", "recorded", "run", "value")
+
+
+def store(url: str) -> tuple[Any, str]:
+    """(fsspec file system, path) of a dataset: a folder, s3://..., gs://..., memory://..."""
+    from fsspec.core import url_to_fs
+
+    try:
+        filesystem, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise CompareError(f"{url} cannot be opened: {error}") from None
+    return filesystem, str(path)
+
+
+def add(url: str, results: list[Result], build: str, device: str = "", recorded: float | None = None) -> list[str]:
+    """Add runs of a build; the device defaults to the machine's CPU. Answers the files written; a run is kept once."""
+    filesystem, root = store(url)
+    written = []
+    for number, result in enumerate(results):
+        name = device or result.environment.get("cpu_model") or result.environment.get("arch") or "unknown"
+        when = (time.time() if recorded is None else recorded) + number * 1e-3
+        frame = result.metrics.reset_index().assign(run=result.name, recorded=when)
+        table = pyarrow.Table.from_pandas(frame, schema=_schema(), preserve_index=False)
+        values = repr(sorted(zip(frame["key"], frame["value"], strict=True)))
+        digest = hashlib.sha256(f"{result.name}{values}".encode()).hexdigest()[:16]
+        folder = f"{root}/build={quote(build, safe='')}/device={quote(name, safe='')}"
+        filesystem.makedirs(folder, exist_ok=True)
+        if not any(path.endswith(f"-{digest}.parquet") for path in filesystem.ls(folder, detail=False)):
+            path = f"{folder}/{int(when * 1e3)}-{digest}.parquet"
+            parquet.write_table(table, path, filesystem=filesystem)
+            written.append(path)
+    return written
+
+
+def _schema() -> pyarrow.Schema:
+    kinds = {"object": pyarrow.string(), "int64": pyarrow.int64(), "float64": pyarrow.float64()}
+    columns = [(name, pyarrow.string() if kind == "string" else pyarrow.float64()) for name, kind in RUN.items()]
+    return pyarrow.schema([*columns, *((c.name, kinds[c.dtype]) for c in METRICS)])
+
+
+def read(url: str, family: str, engine: str = "duckdb", device: str = "") -> pd.DataFrame:
+    """Runs of a family of metrics: columns COLUMNS and label columns of the metric, in order of time."""
+    wanted = [*COLUMNS, "device", "metric", "phase", "type", "layer", "unit", "better"]
+    frame = READERS[engine](url, wanted, family, device)
+    if not len(frame):
+        raise CompareError(f"{url} holds no metric of the family {family!r}; add runs with --add")
+    return frame.sort_values(["device", "key", "recorded"], kind="stable").reset_index(drop=True)
+
+
+def _duckdb(url: str, wanted: list[str], family: str, device: str) -> pd.DataFrame:
+    import duckdb
+    from pyarrow import dataset
+
+    filesystem, root = store(url)
+    if not filesystem.exists(root):
+        raise CompareError(f"{url} does not exist; add runs with --add")
+    parts = dataset.partitioning(pyarrow.schema([(name, pyarrow.string()) for name, _ in PARTITION]), flavor="hive")
+    found = dataset.dataset(root, filesystem=filesystem, partitioning=parts, format="parquet")
+    with duckdb.connect() as database:
+        database.register("history", found)
+        columns = ", ".join(f'"{name}"' for name in wanted)
+        text = f"select {columns} from history where family = ? and (? = '' or device = ?)"
+        return database.execute(text, [family, device, device]).df()
+
+
+def _dask(url: str, wanted: list[str], family: str, device: str) -> pd.DataFrame:
+    try:
+        import dask.dataframe as dd
+    except ImportError:
+        raise CompareError("--engine dask needs Dask: pip install 'dask[dataframe]'") from None
+    frame = dd.read_parquet(url, columns=[*wanted, "family"], filters=[("family", "==", family)])
+    frame = frame[frame["family"] == family]
+    frame = frame[frame["device"].astype(str) == device] if device else frame
+    whole = frame[wanted].compute()
+    return whole.assign(build=whole["build"].astype(str), device=whole["device"].astype(str))
+
+
+READERS = {"duckdb": _duckdb, "dask": _dask}
+
+
+def changes(frame: pd.DataFrame) -> pd.DataFrame:
+    """Where a metric's level changed from build to build: columns device, key, metric, build (the first of the new level),
+    before (the build ahead of it), ratio, better, runs (behind it). The unit is the run; drift is no change.
+    """
+    found = []
+    for (device, key), rows in frame.groupby(["device", "key"], sort=False):
+        values = rows["value"].to_numpy()
+        if (values <= 0).any():
+            continue
+        builds = rows["build"].to_numpy()
+        first = np.flatnonzero(np.append(True, builds[1:] != builds[:-1]))
+        for shift in shifts(np.log(values)):
+            at = first[1:][np.argmin(np.abs(first[1:] - shift.at))] if len(first) > 1 else -1
+            if at > 0:
+                row = rows.iloc[at]
+                known = {"device": device, "key": key, "build": builds[at], "before": builds[at - 1], "runs": len(values)}
+                found.append({**known, "metric": row["metric"], "better": row["better"], "ratio": float(np.exp(shift.change))})
+    return pd.DataFrame(found, columns=["device", "key", "metric", "before", "build", "ratio", "better", "runs"])
+
+
+def medians(frame: pd.DataFrame) -> pd.DataFrame:
+    """Per device, metric and build, in order of time: median, least, greatest value and runs."""
+    grouped = frame.groupby(["device", "key", "metric", "unit", "build"], sort=False)
+    table = grouped.agg(
+        median=("value", "median"), low=("value", "min"), high=("value", "max"), runs=("value", "size"), since=("recorded", "min")
+    )
+    return table.reset_index().sort_values(["device", "key", "since"]).drop(columns="since")

@@ -1,0 +1,59 @@
+"""What a user's continuous integration does not accept: limits such as slower:5%, and what breaks them."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from analyzer.compare.verdict_text import called, percent
+from analyzer.compare.verdicts import SLOWER, UNKNOWN
+
+KINDS = {
+    "slower": ("speed", "tail"),
+    "operator": ("pace", "operator", "expert", "npu", "memory", "scheduling", "phase"),
+    "structure": (),
+    "unlike": (),
+    "cannot-tell": (),
+    "nothing": (),
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`kind` of KINDS; `least`: the smallest relative change that counts, beyond the one that is practical anyway."""
+
+    kind: str
+    least: float = 0.0
+
+
+def parse_limit(text: str) -> Limit:
+    """slower, slower:5%, structure ..."""
+    kind, _, share = text.partition(":")
+    try:
+        least = float(share.removesuffix("%")) / 100 if share else 0.0
+    except ValueError:
+        least = -1.0
+    if kind not in KINDS or least < 0 or (share and not KINDS[kind]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no limit; write one of {', '.join(KINDS)}, the first two as slower:5%")
+    return Limit(kind, least)
+
+
+def broken(document: dict[str, Any], limits: list[Limit]) -> list[str]:
+    """A sentence for everything in a comparison that breaks a limit."""
+    return [sentence for limit in limits for sentence in _broken_by(document, limit)]
+
+
+def _broken_by(document: dict[str, Any], limit: Limit) -> list[str]:
+    if limit.kind == "structure":
+        return [f"{c['what']} {'appeared' if c['appeared'] else 'vanished'} in {c['phase']}" for c in document["structure"]]
+    if limit.kind == "unlike":
+        return [f"{one['what']} differs: {one['base']} → {one['cand']}" for one in document["environment"] if one["unfair"]]
+    if limit.kind == "cannot-tell":
+        return [f"{called(m)}: cannot tell" for m in document["metrics"] if m["family"] == "speed" and m["verdict"] == UNKNOWN]
+    found = [m for m in document["metrics"] if m["family"] in KINDS[limit.kind] and m["verdict"] == SLOWER]
+    return [f"{called(m)}: {percent(m['ratio'])}" for m in found if cost(m) > limit.least]
+
+
+def cost(metric: dict[str, Any]) -> float:
+    """How much worse a metric is, as a share: 0.05 for 5 % more of what should be low, or 5 % less of what should be high."""
+    ratio = metric["ratio"] if metric["ratio"] is not None else 1.0
+    return float(ratio - 1 if metric["better"] == "lower" else 1 - ratio)

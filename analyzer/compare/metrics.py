@@ -1,0 +1,325 @@
+"""One recording's metrics as a flat table, the unit of every comparison: one row per metric, one value per run.
+
+A metric's `value` is what is tested: robust within the run (a median or trimmed mean over executions or steps).
+Its `mean` is what adds up: per phase, the means of all operators, loads, first executions and the residual make the step's mean.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.compare.attribution import charge
+from analyzer.questions.experts import activations, hit_rate
+from analyzer.questions.groups import group_times, working
+from analyzer.questions.summary import sequences
+from analyzer.records.schema import columns
+
+Tables = dict[str, pd.DataFrame]
+Row = dict[str, Any]
+
+METRICS = columns(
+    """
+    family   object  what is tested together: speed | tail | phase | operator | closure | expert | npu | memory | scheduling
+    metric   object  what is measured
+    phase    object  prefill | decode | ""
+    graph    object  kind of the subgraph, "" where there is none
+    layer    int64   -1 where it has none
+    type     object  operator type, group of operators, thread
+    shape    object  dims of the result, "" where not known
+    backend  object  cpu | htp | ... | ""
+    expert   int64   -1 where it has none
+    unit     object  ms | tok/s | us | cycles | bytes | count | share
+    better   object  lower | higher
+    offset   float64 added to both sides of a ratio: what is negligible of a figure that may be 0
+    value    float64 the figure that is tested
+    mean     float64 the figure that adds up, NaN where it is not part of a sum
+    n        float64 samples of this run behind it
+    share    float64 of the phase's step, NaN where that has no meaning
+    label    object  the engine's names of it, for people
+    """
+)
+DIMS = ("family", "metric", "phase", "graph", "layer", "type", "shape", "backend", "expert")
+DEFAULTS: Row = {
+    **{c.name: {"object": "", "int64": -1, "float64": np.nan}[c.dtype] for c in METRICS},
+    **{"better": "lower", "offset": 0.0},
+}
+MS = 1e6
+NAMES_SHOWN = 3
+MIN_RUNNING_SHARE = 0.05
+NEGLIGIBLE_WAIT = 0.05
+UNDISTURBED = 0.8
+"""Of an operator's executions, the fastest so many tell how long it takes: the others waited for something, as a rule."""
+
+
+class Facts:
+    """A recording's tables, and what several metrics are made from, found once."""
+
+    def __init__(self, tables: Tables):
+        self.tables = tables
+        tokens = tables["tokens"]
+        self.done = tokens[tokens["complete"]].assign(sequence=sequences(tokens[tokens["complete"]]))
+        self.steps = self.done[self.done["phase"] != ""].set_index("token_id")
+        self.gaps = decode_gaps(self.done)["gap"].to_numpy()
+        self.ttfts = ttfts(self.done)
+
+
+def extract(tables: Tables) -> pd.DataFrame:
+    """The metrics of a recording, indexed by `key`, columns METRICS. What was not recorded has no row."""
+    facts = Facts(tables)
+    rows = [row for make in (speed, tails, phases, experts, npu, memory, scheduling) for row in make(facts)]
+    parts = [pd.DataFrame(rows), operators(facts), expert_times(facts)]
+    frame = pd.concat([pd.DataFrame([DEFAULTS]).iloc[:0], *(part for part in parts if len(part))], ignore_index=True)
+    frame = frame.reindex(columns=[c.name for c in METRICS])
+    for column in METRICS:
+        frame[column.name] = frame[column.name].astype(object).where(frame[column.name].notna(), DEFAULTS[column.name])
+        frame[column.name] = frame[column.name].astype(column.dtype)
+    frame = frame[np.isfinite(frame["value"])]
+    frame.index = pd.Index(keys(frame), name="key")
+    return frame[~frame.index.duplicated()]
+
+
+def keys(frame: pd.DataFrame) -> np.ndarray:
+    """The identity of each row: its dimensions, joined."""
+    joined = frame[DIMS[0]].astype(str)
+    for name in DIMS[1:]:
+        joined = joined + "|" + frame[name].astype(str)
+    return joined.to_numpy(object)
+
+
+def decode_gaps(done: pd.DataFrame) -> pd.DataFrame:
+    """Complete decode steps with `gap` (ms between the ends of successive steps of a generation) in order of time."""
+    done = done.sort_values(["sequence", "end_ns"])
+    gap = done.groupby("sequence")["end_ns"].diff() / MS
+    chosen = (done["phase"] == "decode") & gap.notna()
+    return done[chosen].assign(gap=gap[chosen]).sort_values("end_ns")
+
+
+def ttfts(done: pd.DataFrame) -> np.ndarray:
+    """ms from each generation's first begin to its last prefill's end, in order."""
+    prefill = done[done["phase"] == "prefill"]
+    waited = prefill.groupby("sequence").agg({"begin_ns": "min", "end_ns": "max"}).sort_values("begin_ns")
+    return ((waited["end_ns"] - waited["begin_ns"]) / MS).to_numpy()
+
+
+def speed(facts: Facts) -> Iterator[Row]:
+    """TTFT, TPOT, prefill and decode speed. First executions stand apart, in `tails`, wherever there are later ones."""
+    tokens, gap, waited = facts.done, facts.gaps, facts.ttfts
+    steady, later = gap[1:] if len(gap) > 1 else gap, waited[1:] if len(waited) > 1 else waited
+    if len(later):
+        yield {"family": "speed", "metric": "TTFT", "unit": "ms", "value": np.median(later), "n": len(later)}
+    if len(steady):
+        yield {"family": "speed", "metric": "TPOT", "unit": "ms", "value": np.median(steady), "n": len(steady)}
+        rate = {"value": 1e3 / np.mean(steady), "n": len(steady), "better": "higher"}
+        yield {"family": "speed", "metric": "decode speed", "unit": "tok/s", **rate}
+    inside = tokens.loc[tokens["phase"] == "decode", "duration_ns"].iloc[1:] / MS
+    if len(inside):
+        yield {"family": "speed", "metric": "decode step", "unit": "ms", "value": inside.median(), "n": len(inside)}
+    prefill = tokens[tokens["phase"] == "prefill"].sort_values("begin_ns")
+    prefill = prefill.iloc[1:] if len(prefill) > 1 else prefill
+    spent, fed = prefill["duration_ns"].sum() / 1e9, prefill["n_tokens"].clip(lower=0).sum()
+    if spent > 0 and fed > 0:
+        rate = {"value": fed / spent, "n": len(prefill), "better": "higher"}
+        yield {"family": "speed", "metric": "prefill speed", "unit": "tok/s", **rate}
+
+
+def tails(facts: Facts) -> Iterator[Row]:
+    """What the middle does not show: first executions and slow steps."""
+    gap, waited = facts.gaps, facts.ttfts
+    if len(waited) > 1:
+        yield {"family": "tail", "metric": "TTFT, first generation", "unit": "ms", "value": waited[0], "n": 1}
+    if len(gap) > 1:
+        yield {"family": "tail", "metric": "TPOT, first step", "unit": "ms", "value": gap[0], "n": 1}
+    if len(gap) > 10:
+        yield {"family": "tail", "metric": "TPOT, p90", "unit": "ms", "value": np.quantile(gap[1:], 0.9), "n": len(gap) - 1}
+
+
+def phases(facts: Facts) -> Iterator[Row]:
+    """Median ms per step of every group of operators, by phase."""
+    steps = facts.steps
+    if len(steps) == 0 or len(facts.tables["operators"]) == 0:
+        return
+    spent = group_times(facts.tables, working(facts.tables)).reindex(steps.index, fill_value=0.0) / MS
+    for phase, rows in spent.groupby(steps["phase"]):
+        rows = rows.iloc[1:] if len(rows) > 1 else rows
+        total = float(steps.loc[rows.index, "duration_ns"].median()) / MS
+        for group, value in rows.median().items():
+            if value > 0:
+                share = value / total if total else np.nan
+                figure = {"value": value, "n": len(rows), "share": share}
+                yield {"family": "phase", "metric": "time in group", "unit": "ms", "phase": phase, "type": group, **figure}
+
+
+def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
+    """Operators with their phase, their graph's kind and backend, and `charged`, the ns of their token's time that they took."""
+    runs = facts.tables["graphs"].set_index("graph_id")
+    frame = facts.tables["operators"]
+    backend = frame["graph_id"].map(runs["backend"]).fillna("") if len(runs) else ""
+    kind = frame["graph_id"].map(runs["kind"]).fillna("") if len(runs) else ""
+    frame = frame.assign(graph=kind, backend=backend, charged=charged)
+    inner = facts.tables["experts"].drop_duplicates("op_id").set_index("op_id")["backend"]
+    if len(inner):
+        frame["backend"] = frame["backend"].where(frame["backend"] != "", frame["op_id"].map(inner).fillna(""))
+    return frame.assign(phase=frame["token_id"].map(facts.steps["phase"]).fillna(""))
+
+
+OPERATOR = ["phase", "graph", "layer", "type", "shape", "backend", "expert"]
+
+
+def operators(facts: Facts) -> pd.DataFrame:
+    """Families `operator` and `closure`: ms per step of each (graph, layer, type, shape, backend), by phase.
+
+    The first execution of each stands apart: compiling, page faults and empty caches make it another thing.
+    """
+    steps, charges = facts.steps, charge(facts.tables)
+    frame = described(facts, charges.operators)
+    frame = frame[frame["phase"] != ""]
+    if len(frame) == 0:
+        return pd.DataFrame()
+    frame = frame.sort_values("begin_ns", kind="stable")
+    number = frame.groupby(OPERATOR, sort=False).ngroup()
+    frame = frame.assign(number=number, first=~frame.duplicated([*OPERATOR, "name"]))
+    counted = steps.groupby("phase")["duration_ns"].agg(["size", "sum"])
+    later = frame[~frame["first"]]
+    steady = later.groupby("number")["charged"].agg(["sum", "size"]).assign(usual=_usual(later))
+    made = frame.drop_duplicates("number").set_index("number")[OPERATOR].join(steady, how="inner")
+    made["label"] = _labels(frame).reindex(made.index)
+    size, total = made["phase"].map(counted["size"]), made["phase"].map(counted["sum"])
+    made = made.assign(
+        family="operator",
+        metric="time",
+        unit="ms",
+        value=made["usual"] / size / MS,
+        mean=made["sum"] / size / MS,
+        n=made["size"],
+        share=made["sum"] / total,
+    )
+    made = made[made["value"] + made["mean"] > 0]
+    return pd.concat([made, pd.DataFrame(list(closure(facts, frame, charges.loads)))], ignore_index=True)
+
+
+def _usual(frame: pd.DataFrame) -> pd.Series:
+    """ns of all executions of each `number` as if none of them had been disturbed: the mean without the slowest fifth, for each
+    of the engine's names apart (their times differ; the median of a mixture would jump between them)."""
+    ordered = frame.sort_values(["number", "name", "charged"])
+    each = ordered.groupby(["number", "name"], sort=False)["charged"]
+    kept = ordered[each.cumcount() < np.ceil(UNDISTURBED * each.transform("size"))]
+    whole = kept.groupby(["number", "name"])["charged"].mean() * each.size()
+    return whole.groupby(level="number").sum()
+
+
+def _labels(frame: pd.DataFrame) -> pd.Series:
+    """The engine's names behind each operator, the first few."""
+    names = frame[["number", "name"]].drop_duplicates()
+    names = names[names.groupby("number").cumcount() <= NAMES_SHOWN]
+    return names.groupby("number")["name"].agg(lambda n: ", ".join(n[:NAMES_SHOWN]) + (" …" if len(n) > NAMES_SHOWN else ""))
+
+
+def closure(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[Row]:
+    """Per phase: the mean step, and what of it is first executions, loads and nobody's."""
+    steps = facts.steps
+    loaded = facts.tables["loads"].assign(charged=charged)
+    loaded["phase"] = loaded["token_id"].map(steps["phase"]).fillna("")
+    for phase, rows in steps.groupby("phase"):
+        size, total = len(rows), float(rows["duration_ns"].sum())
+        mine = frame[frame["phase"] == phase]
+        first = float(mine.loc[mine["first"], "charged"].sum())
+        loads = float(loaded.loc[loaded["phase"] == phase, "charged"].sum())
+        rest = total - float(mine["charged"].sum()) - loads
+        parts = {"step": total, "first executions": first, "expert loads": loads, "residual": rest}
+        for name, ns in parts.items():
+            if ns or name == "step":
+                value = ns / size / MS
+                figure = {"value": value, "mean": value, "n": size, "share": ns / total, "offset": 0.05 * total / size / MS}
+                yield {"family": "closure", "metric": name, "unit": "ms", "phase": phase, **figure}
+
+
+def experts(facts: Facts) -> Iterator[Row]:
+    """Hit rate of the expert cache, by phase."""
+    steps = facts.steps
+    if len(steps) == 0:
+        return
+    for phase in ("prefill", "decode"):
+        rates = hit_rate(facts.tables, phase)
+        asked = rates["hits"].sum() + rates["misses"].sum()
+        if asked:
+            rate = {"value": rates["hits"].sum() / asked, "n": asked, "better": "higher", "offset": 0.01}
+            yield {"family": "expert", "metric": "hit rate", "unit": "share", "phase": phase, **rate}
+
+
+def expert_times(facts: Facts) -> pd.DataFrame:
+    """Of every expert: ms per step that its loads took, and ms of its runs without the first, by phase and backend."""
+    steps = facts.steps
+    if len(steps) == 0:
+        return pd.DataFrame()
+    loads = facts.tables["loads"][
+        (facts.tables["loads"]["action"] == "load") & facts.tables["loads"]["token_id"].isin(steps.index)
+    ]
+    loaded = loads.groupby(["layer", "expert"])["duration_ns"].agg(["sum", "size"]).reset_index()
+    loaded = loaded.assign(value=loaded["sum"] / len(steps) / MS, n=loaded["size"], metric="load time per step")
+    loaded["offset"] = 0.01 * steps["duration_ns"].median() / MS
+    runs = facts.tables["experts"][facts.tables["experts"]["complete"]].sort_values("begin_ns", kind="stable")
+    runs = runs.assign(phase=runs["token_id"].map(steps["phase"]).fillna(""))
+    runs = runs[(runs["phase"] != "") & runs.duplicated(["phase", "layer", "expert", "backend"])]
+    spent = runs.groupby(["phase", "layer", "expert", "backend"])["duration_ns"].agg(["mean", "sum", "size"]).reset_index()
+    total = spent["phase"].map(steps.groupby("phase")["duration_ns"].sum()).astype(np.float64)  # where there are no rows, too
+    spent = spent.assign(value=spent["mean"] / MS, n=spent["size"], share=spent["sum"] / total, metric="run time")
+    wanted = [*DIMS[2:], "metric", "value", "n", "share", "offset"]
+    parts = [part.reindex(columns=[c for c in wanted if c in part]) for part in (loaded, spent) if len(part)]
+    return pd.concat(parts, ignore_index=True).assign(family="expert", unit="ms") if parts else pd.DataFrame()
+
+
+def npu(facts: Facts) -> Iterator[Row]:
+    """Per execute, by subgraph kind and tier, without the first one: duration, RPC, accelerator time and cycles (medians)."""
+    executes = facts.tables["qnn_executes"].sort_values("begin_ns")
+    executes = executes.assign(duration_us=executes["duration_ns"] / 1e3)
+    units = {"duration_us": "us", "host_rpc_us": "us", "htp_rpc_us": "us", "accel_us": "us", "accel_cycles": "cycles"}
+    for (kind, tier), rows in executes[executes["complete"]].groupby(["kind", "tier"]):
+        rows = rows[rows.groupby(["pid", "graph"]).cumcount() > 0]
+        for name, unit in units.items():
+            told = rows[name].dropna()
+            if len(told):
+                figure = {"value": told.median(), "n": len(told), "shape": f"tier {tier}" if tier > 0 else ""}
+                yield {"family": "npu", "metric": name.rsplit("_", 1)[0], "unit": unit, "graph": kind, **figure}
+
+
+def memory(facts: Facts) -> Iterator[Row]:
+    """Faults and bytes read per step, and the greatest value of every counter of bytes."""
+    steps = facts.steps
+    for name, title in (("maj_flt", "major faults per step"), ("min_flt", "minor faults per step")):
+        if len(steps) and (steps[name] >= 0).all():
+            figure = {"value": steps[name].mean(), "n": len(steps), "offset": 1.0}
+            yield {"family": "memory", "metric": title, "unit": "count", **figure}
+    reads = facts.tables["reads"]
+    if len(reads) and len(steps):
+        size = reads.loc[reads["token_id"].isin(steps.index), "bytes"].sum() / len(steps)
+        figure = {"value": size, "n": len(steps), "offset": 4096.0}
+        yield {"family": "memory", "metric": "bytes read per step", "unit": "bytes", **figure}
+    counters = facts.tables["counters"]
+    for name, rows in counters[counters["name"].str.contains("bytes")].groupby("name"):
+        yield {"family": "memory", "metric": f"peak {name}", "unit": "bytes", "value": rows["value"].max(), "n": len(rows)}
+
+
+def scheduling(facts: Facts) -> Iterator[Row]:
+    """Per busy thread of the target: ms per step that it was ready and waited for a cpu, between first and last step."""
+    steps, states = facts.steps, facts.tables["thread_states"]
+    if len(steps) == 0 or len(states) == 0:
+        return
+    first, last, owner = steps["begin_ns"].min(), steps["end_ns"].max(), steps["tid"].iloc[0]
+    spent = (states["end_ns"].clip(upper=last) - states["begin_ns"].clip(lower=first)).clip(lower=0)
+    wide = spent.groupby([states["tid"], states["state"]]).sum().unstack(fill_value=0)
+    wide = wide.reindex(columns=["running", "runnable"], fill_value=0)
+    busy = wide[wide["running"] + wide["runnable"] > MIN_RUNNING_SHARE * (last - first)].sort_index()
+    names = facts.tables["threads"].drop_duplicates("tid").set_index("tid")["name"].reindex(busy.index, fill_value="")
+    number = names.groupby(names).cumcount() + 1
+    step = (last - first) / len(steps) / MS
+    for tid, row in busy.iterrows():
+        role = f"{names[tid]} (main)" if tid == owner else f"{names[tid]} {number[tid]}"
+        figure = {"value": row["runnable"] / len(steps) / MS, "n": len(steps), "offset": NEGLIGIBLE_WAIT * step}
+        yield {"family": "scheduling", "metric": "ready, without a cpu", "unit": "ms", "type": role, **figure}
+
+
+def routing(tables: Tables) -> pd.DataFrame:
+    """Rows routed to every (layer, expert): columns layer, expert, n_tokens."""
+    return activations(tables).groupby(["layer", "expert"], as_index=False)["n_tokens"].sum()

@@ -1,0 +1,153 @@
+"""One run's stored result: its metrics, environment, token series and routing, small enough to keep for every build.
+
+A result is one Parquet file: the metrics are its rows, everything else JSON in its metadata. A recording gives the same result.
+"""
+
+import contextlib
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet as parquet
+
+from analyzer.compare.environment import began, environment
+from analyzer.compare.graph import Skeleton, skeleton, unpacked
+from analyzer.compare.metrics import DIMS, METRICS, Facts, extract, keys, routing
+from analyzer.errors import AnalysisError
+from analyzer.records.reading import open_recording
+from analyzer.tables.store import TABLES_VERSION, fingerprint, load
+from tracer.recording.format import RecordingError
+
+RESULT = "result.parquet"
+ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
+RESULT_VERSION = 4
+SERIES_STEPS = 4000
+
+
+class CompareError(AnalysisError):
+    """A comparison cannot be made; the message says why and what to do."""
+
+
+@dataclass
+class Result:
+    """What a comparison needs of a run. `metrics`: columns METRICS, indexed by key. `series`: ms of each decode step.
+
+    `routes`: (layer, expert, rows). `graph`: the operators of one decode step. `began`: when the run began (s), NaN if unknown.
+    """
+
+    name: str
+    metrics: pd.DataFrame
+    environment: dict[str, Any] = field(default_factory=dict)
+    series: list[float] = field(default_factory=list)
+    routes: list[tuple[int, int, int]] = field(default_factory=list)
+    graph: Skeleton = field(default_factory=Skeleton)
+    began: float = math.nan
+
+
+def of_recording(folder: Path) -> Result:
+    """The result of a recording; kept beside it, and made again when the recording or the way to read it changes."""
+    recording = open_recording(folder)
+    stamp = {"result": RESULT_VERSION, "tables": TABLES_VERSION, "files": fingerprint(folder)["files"]}
+    kept = folder / RESULT
+    with contextlib.suppress(CompareError):
+        found, about = _read(kept)
+        if about.get("stamp") == stamp:
+            return found
+    tables = load(folder)
+    routes = [(int(a), int(b), int(c)) for a, b, c in routing(tables).to_numpy().tolist()]
+    facts = Facts(tables)
+    series = np.round(facts.gaps[:SERIES_STEPS], 5).tolist()
+    about = environment(recording.manifest)
+    made = Result(folder.name, extract(tables), about, series, routes, skeleton(facts), began(recording.manifest))
+    with contextlib.suppress(OSError):  # a read-only recording is analysed every time
+        save(made, kept, stamp)
+    return made
+
+
+def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> None:
+    """Write a result, by rename."""
+    about = {
+        "name": result.name,
+        "environment": result.environment,
+        "series": result.series,
+        "routes": result.routes,
+        "began": None if math.isnan(result.began) else result.began,
+        "stamp": stamp,
+    }
+    table = pyarrow.Table.from_pandas(result.metrics.reset_index(drop=True), preserve_index=False)
+    table = table.replace_schema_metadata({ABOUT: json.dumps(about).encode(), GRAPH: result.graph.packed()})
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    parquet.write_table(table, fresh)
+    fresh.replace(path)
+
+
+def _read(path: Path) -> tuple[Result, dict[str, Any]]:
+    try:
+        table = parquet.read_table(path)
+        about = json.loads((table.schema.metadata or {})[ABOUT])
+        metrics = table.to_pandas()[[c.name for c in METRICS]]
+        for column in METRICS:
+            metrics[column.name] = metrics[column.name].astype(column.dtype)
+        metrics.index = pd.Index(keys(metrics), name="key")
+        routes = [(int(a), int(b), int(c)) for a, b, c in about["routes"]]
+        graph = unpacked(table.schema.metadata.get(GRAPH))
+        when = about.get("began")
+        when = math.nan if when is None else float(when)
+        return Result(str(about["name"]), metrics, about["environment"], about["series"], routes, graph, when), about
+    except (OSError, ValueError, KeyError, TypeError, zlib.error) as error:
+        raise CompareError(f"{path} is no stored result ({error!r}); give a recording, or make one with --save") from None
+
+
+def read(path: Path) -> list[Result]:
+    """Every run that a path names: a recording, a stored result, or a folder of either, in order of name."""
+    if path.is_file():
+        return [_read(path)[0]]
+    if (path / "manifest.json").exists():
+        return [of_recording(path)]
+    if not path.is_dir():
+        raise CompareError(f"{path} does not exist; give recordings, stored results or folders of them")
+    inside = sorted(p for p in path.iterdir() if (p / "manifest.json").exists() or p.suffix == ".parquet")
+    if not inside:
+        raise CompareError(f"{path} holds no recording and no stored result")
+    return [result for one in inside for result in read(one)]
+
+
+def read_all(paths: list[Path], step: Callable[[str], None] = lambda _: None) -> list[Result]:
+    """The runs of one side, in the order given."""
+    found = []
+    for path in paths:
+        step(f"reading {path}")
+        try:
+            found += read(path)
+        except RecordingError as error:
+            raise CompareError(str(error)) from None
+    if not any(len(result.metrics) for result in found):
+        raise CompareError(f"{', '.join(map(str, paths))}: no run has any metric; record with at least the level token")
+    return found
+
+
+def matrices(base: list[Result], cand: list[Result]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(dims per metric, base values, candidate values, base means, candidate means), arrays [runs, metrics], NaN for absent.
+
+    dims: DIMS, unit, better, offset (greatest), share (mean over all runs), label.
+    """
+    runs = [*base, *cand]
+    frame = pd.concat([result.metrics for result in runs])
+    number, known = pd.factorize(frame.index)
+    run = np.repeat(np.arange(len(runs)), [len(result.metrics) for result in runs])
+    out = np.full((2, len(runs), len(known)), np.nan)
+    out[0, run, number] = frame["value"]
+    out[1, run, number] = frame["mean"]
+    dims = frame[~frame.index.duplicated()][[*DIMS, "unit", "better", "label"]].copy()
+    dims["offset"] = frame["offset"].groupby(number).max().to_numpy()
+    dims["share"] = frame["share"].groupby(number).mean().to_numpy()
+    n = len(base)
+    return dims, out[0, :n], out[0, n:], out[1, :n], out[1, n:]

@@ -1,0 +1,208 @@
+"""Verdict and cause in words, and as Markdown and JUnit XML for continuous integration."""
+
+import html
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+
+from analyzer.compare.closure import Waterfall
+from analyzer.compare.environment import Difference
+from analyzer.compare.statistics import wander
+from analyzer.compare.structure import Change, Drift
+from analyzer.compare.verdicts import FASTER, SLOWER, UNKNOWN
+
+Words = list[tuple[str, str]]
+LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
+CULPRITS, LISTED = 3, 4
+FEASIBLE = 100
+ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
+PHASE_OF = {"TTFT": "prefill", "prefill speed": "prefill", "TPOT": "decode", "decode speed": "decode", "decode step": "decode"}
+CAUSES = ("pace", "operator", "expert", "npu", "memory", "scheduling", "closure")
+
+
+def figure(value: float, unit: str) -> str:
+    """A figure with its unit, three or four digits of it."""
+    scale = {"share": 100.0}.get(unit, 1.0)
+    shown = {"share": " %", "count": "", "": ""}.get(unit, f" {unit}")
+    size = abs(value * scale)
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 4
+    return f"{value * scale:,.{digits}f}{shown}"
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a change."""
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def called(row: dict[str, Any]) -> str:
+    """A metric's name for people."""
+    where = [str(row["type"])] if row["type"] else []
+    where += [f"layer {row['layer']}"] if row["layer"] >= 0 else []
+    where += [f"expert {row['expert']}"] if row["expert"] >= 0 else []
+    where += [str(row[name]) for name in ("shape", "graph") if row[name]]
+    where += [f"on {row['backend']}"] if row["backend"] else []
+    name = "" if row["family"] == "operator" else str(row["metric"])
+    names = f" ({row['label']})" if row["label"] else ""
+    phase = f" in {row['phase']}" if row["phase"] else ""
+    return " ".join([*([name] if name else []), *where]) + names + phase
+
+
+def told(row: dict[str, Any]) -> str:
+    """A verdict with its figures: what, from, to, interval, runs; both medians at one pace where the pace was taken out."""
+    sure = f"{percent(row['ratio'])}, 95 % interval {percent(row['low'])} to {percent(row['high'])}"
+    change = f"{figure(row['base'], row['unit'])} → {candidate(row)}"
+    return f"{called(row)}: {change} ({sure}; {row['n_base']} + {row['n_cand']} runs)"
+
+
+def candidate(row: dict[str, Any]) -> str:
+    """The candidate's median, on the base's footing: what the ratio is of."""
+    plain = figure(row["cand"], row["unit"])
+    return f"{figure(row['at_pace'], row['unit'])} at the base's pace (plain: {plain})" if row.get("paced") else plain
+
+
+def conclude(
+    judged: pd.DataFrame, falls: list[Waterfall], structure: list[Change], drift: list[Drift], unlike: list[Difference]
+) -> Words:
+    """Sentences with a level (bad | good | warn | info), the most important first."""
+    speed = judged[judged["family"] == "speed"].to_dict("records")
+    out = [(LEVEL.get(row["verdict"], "info"), headline(row)) for row in speed]
+    if not speed:
+        out.append(("warn", "No run has tokens, so nothing is said about speed."))
+    out.sort(key=lambda pair: ("bad", "good", "warn", "info").index(pair[0]))
+    changed = {PHASE_OF.get(str(row["metric"]), "") for row in speed if row["verdict"] in (SLOWER, FASTER)}
+    out += [sentence for fall in falls if fall.phase in changed for sentence in explained(fall, judged)]
+    out += causes(judged)
+    out += structural(structure)
+    out += drifted(drift)
+    unfair = [one for one in unlike if one.unfair]
+    if unfair:
+        text = "; ".join(f"{one.what}: {one.base} → {one.cand}" for one in unfair[:LISTED])
+        out.append(("warn", f"Not like for like: {text}."))
+    return out
+
+
+def headline(row: dict[str, Any]) -> str:
+    """One metric of speed in a sentence."""
+    words = {SLOWER: "is slower", FASTER: "is faster", UNKNOWN: "cannot be told"}.get(row["verdict"])
+    more = f"; {needed(row)}" if row["verdict"] == UNKNOWN else ""
+    same = f"is the same within {100 * row['threshold']:.1f} %" if words is None else words
+    return f"{row['metric']} {same}: {told(row).split(': ', 1)[1]}{more}."
+
+
+def needed(row: dict[str, Any]) -> str:
+    """How many more runs would tell."""
+    if row["more_runs"] > FEASIBLE:
+        return "it is too near the least change that matters for any feasible number of runs"
+    return f"about {row['more_runs']} more runs per side would tell"
+
+
+def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
+    """What makes up a phase's difference."""
+    total = fall.step.delta
+    if not total or not fall.step.base:
+        return []
+    shares = [(part, part.delta / total) for part in fall.parts if abs(part.delta / total) > 0.1]
+    shares.sort(key=lambda pair: -abs(pair[1]))
+    text = ", ".join(f"{part.name} {part.delta:+.3f} ms ({share:.0%})" for part, share in shares[:CULPRITS])
+    change = f"The mean {fall.phase} step went from {fall.step.base:.3f} to {fall.step.cand:.3f} ms"
+    return [("info", f"{change}; of the {total:+.3f} ms: {text}.")] if text else []
+
+
+def causes(judged: pd.DataFrame) -> Words:
+    """The metrics below speed that changed for certain, the largest share of a step first."""
+    found = judged[judged["family"].isin(CAUSES) & judged["verdict"].isin([SLOWER, FASTER])]
+    weight = found["estimate"].abs() * found["share"].fillna(0.05)
+    rows = found.iloc[(-weight).argsort()[:LISTED]].to_dict("records")
+    out = [(LEVEL[row["verdict"]], f"{'Slower' if row['verdict'] == SLOWER else 'Faster'}: {told(row)}.") for row in rows]
+    left = len(found) - len(rows)
+    return [*out, ("info", f"{left} more metrics changed; see the tables.")] if left else out
+
+
+def in_turns(base: np.ndarray, cand: np.ndarray) -> Words:
+    """What it means that the sides did not take turns, from when their runs began (s)."""
+    if wander(base, cand) == 1:
+        return []
+    known = np.isfinite(base).all() and np.isfinite(cand).all()
+    how = "One side was recorded after the other" if known else "It is not known when every run was recorded"
+    why = "so a drift of the machine may look like a change: intervals are wider and only larger changes are called ones"
+    return [("warn", f"{how}, {why}. Record them by turns, as tracer compare does, to tell smaller ones.")]
+
+
+def structural(changes: list[Change]) -> Words:
+    """Operators, backends and dims that vanished or appeared."""
+    out: Words = []
+    for phase in dict.fromkeys(change.phase for change in changes):
+        for appeared, word in ((False, "vanished"), (True, "appeared")):
+            names = [f"{c.what} ({c.aspect})" for c in changes if c.phase == phase and c.appeared == appeared]
+            if names:
+                rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+                out.append(("warn", f"In {phase} {word}: {', '.join(names[:LISTED])}{rest}."))
+    return out
+
+
+def drifted(drift: list[Drift]) -> Words:
+    """Layers whose routing moved by more than it does between runs of the base."""
+    odd = [d for d in drift if d.distance > max(LEAST_DRIFT, ODD_DRIFT * (d.usual if d.usual == d.usual else 0.0))]
+    if not odd:
+        return []
+    worst = max(odd, key=lambda d: d.distance)
+    return [
+        (
+            "warn",
+            f"Routing moved in {len(odd)} layers, most in layer {worst.layer} (Jensen-Shannon distance {worst.distance:.2f}).",
+        )
+    ]
+
+
+def line(text: object) -> str:
+    """A text for one cell of a Markdown table: no markup of its own, neither Markdown nor HTML, and no line breaks."""
+    plain = "".join("\\" + c if c in "\\`*_{}[]#|!" else c for c in " ".join(str(text).split()))
+    return html.escape(plain, quote=False)
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """A summary for a merge request's comment."""
+    mark = {"bad": "🔴", "good": "🟢", "warn": "🟡", "info": "⚪"}
+    out = ["## MoEScope comparison", "", *(f"- {mark[one['level']]} {line(one['text'])}" for one in document["words"]), ""]
+    out += ["| metric | base | candidate | change | 95 % interval | verdict |", "|---|--:|--:|--:|--:|---|"]
+    rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
+    for row in rows[:40]:
+        figures = [figure(row["base"], row["unit"]), candidate(row), percent(row["ratio"])] if row["ratio"] else ["-"] * 3
+        interval = (
+            f"{percent(row['low'])} … {percent(row['high'])}" if row["low"] is not None and row["high"] is not None else "-"
+        )
+        more = f" (+{row['more_runs']} runs)" if row["more_runs"] else ""
+        out.append(f"| {line(called(row))} | {' | '.join(figures)} | {interval} | {row['verdict']}{more} |")
+    return "\n".join(out) + "\n"
+
+
+def junit(document: dict[str, Any], failures: list[str]) -> str:
+    """JUnit XML: a test per metric of speed and per changed metric, and one per broken limit that is about no such metric.
+
+    Those that break a limit fail; "cannot tell" is skipped.
+    """
+    rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
+    suite = ElementTree.Element("testsuite", name="moescope compare", errors="0")
+    left = list(failures)
+    for row in rows:
+        name = called(row)
+        case = ElementTree.SubElement(suite, "testcase", classname=f"compare.{row['family']}", name=printable(name))
+        mine = [failure for failure in left if failure.startswith(f"{name}: ")]
+        if mine:
+            ElementTree.SubElement(case, "failure", message=printable(told(row)))
+            left = [failure for failure in left if failure not in mine]
+        elif row["verdict"] == UNKNOWN:
+            ElementTree.SubElement(case, "skipped", message=needed(row))
+    for failure in left:
+        case = ElementTree.SubElement(suite, "testcase", classname="compare.limit", name=printable(failure))
+        ElementTree.SubElement(case, "failure", message=printable(failure))
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
+        suite.set(name, str(sum(1 for _ in suite.iter(tag))))
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def printable(text: str) -> str:
+    """A text without the control characters that XML has no way to write."""
+    return "".join(c if c >= " " and not 0xD800 <= ord(c) <= 0xDFFF and ord(c) < 0xFFFE else "\ufffd" for c in text)

@@ -1,0 +1,137 @@
+"""From statistics to a word per metric: slower, faster, same, or cannot tell and how many more runs would."""
+
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.compare import pace as pace
+from analyzer.compare import statistics as statistics
+
+PRACTICAL = 0.02
+SLOWER, FASTER, SAME, UNKNOWN, MINOR = "slower", "faster", "same", "cannot tell", "minor"
+VANISHED, APPEARED = "vanished", "appeared"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts as a change: family-wise error rate, the least relative change that matters to anyone, and how many times as
+    much unchanged sides differ as runs dealt at random do (see compare_statistics.wander)."""
+
+    alpha: float = 0.05
+    practical: float = PRACTICAL
+    seed: int = 0
+    wander: float = 1.0
+
+
+def judge_apart(
+    dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()
+) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+    """(`judge`'s frame, base, cand), with the paces of the runs among the metrics, and operators judged against them.
+
+    What was found to have changed is no part of the pace against which the others are judged in the end. Where nothing was
+    found it is not looked at a second time, so that the error rate stays.
+    """
+    known = pace.with_paces(dims, base, cand)
+    found = judge(*known, rules)
+    changed = (found["paced"] & found["verdict"].isin([SLOWER, FASTER])).to_numpy()[: len(dims)]
+    if not changed.any():
+        return found, *known[1:]
+    known = pace.with_paces(dims, base, cand, changed)
+    return judge(*known, rules), *known[1:]
+
+
+def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()) -> pd.DataFrame:
+    """`dims` (a row per metric: family, better, offset, share ...) with the columns
+    base, cand (medians), at_pace (cand at the base's pace, NaN where not paced), ratio, low, high, p (adjusted in its family),
+    threshold, verdict, more_runs, n_base, n_cand, paced.
+
+    `paced`: ratio, interval and p are of what is left without the pace of the runs (see compare_pace), where `dims` have one.
+    `verdict` is minor where a metric takes less than 0.3 % of a step on both sides together: it is not tested, and costs the
+    others no power. That choice does not look at which side a run is on, so that the tests stay valid.
+    """
+    offset = dims["offset"].to_numpy(np.float64)
+    frame = dims.assign(base=_median(base), cand=_median(cand))
+    base, cand, frame["paced"] = pace.apart(dims, base, cand, rules.alpha, rules.practical, rules.wander)
+    interval = statistics.bootstrap(base, cand, offset, rules.seed).widened(rules.wander)
+    aa = rules.wander * statistics.noise(base, cand, offset, rules.seed + 1)
+    n_base, n_cand = (np.isfinite(x).sum(axis=0) for x in (base, cand))
+    minor = pace.minor(dims)
+    tested = (n_base > 0) & (n_cand > 0) & ~minor
+    raw = np.where(tested, statistics.mann_whitney(base, cand), np.nan)
+    frame = frame.assign(n_base=n_base, n_cand=n_cand)
+    frame = frame.assign(estimate=interval.estimate, log_low=interval.low, log_high=interval.high)
+    frame = frame.assign(ratio=np.exp(interval.estimate), low=np.exp(interval.low), high=np.exp(interval.high))
+    frame["at_pace"] = (frame["base"] * frame["ratio"]).where(frame["paced"])
+    frame["p"] = adjusted(frame, raw, base, cand, rules)
+    frame["threshold"] = np.maximum(rules.practical, np.expm1(np.nan_to_num(aa)))
+    frame["verdict"] = verdicts(frame, rules.alpha)
+    frame.loc[minor, "verdict"] = MINOR
+    frame.loc[(n_cand == 0) & (n_base == len(base)) & ~minor, "verdict"] = VANISHED
+    frame.loc[(n_base == 0) & (n_cand == len(cand)) & ~minor, "verdict"] = APPEARED
+    frame["more_runs"] = [more_runs(row, rules.alpha) for row in frame.to_dict("records")]
+    return frame
+
+
+def adjusted(frame: pd.DataFrame, raw: np.ndarray, base: np.ndarray, cand: np.ndarray, rules: Rules) -> np.ndarray:
+    """p corrected within each family: by Holm, or, where so few runs could then never tell anything, by permuting them.
+
+    Which of the two is settled by the numbers of runs and metrics, never by the values. Sides that did not take turns are
+    permuted always: ranks do not tell how far apart they are, and so not whether a machine that wanders explains it.
+    Where the pace is taken out, the part of the error rate that it was tested with is not spent twice; of permuted plain times,
+    in which the machine's pace still is, half of the error rate is left for how it varies.
+    """
+    least, out = statistics.smallest_p(len(base), len(cand)), np.full(len(raw), np.nan)
+    able, few = 2 * least <= rules.alpha, comb(len(base) + len(cand), len(base)) <= statistics.MOST_DEALS
+    offset = frame["offset"].to_numpy(np.float64)
+    for _, rows in frame.reset_index(drop=True).groupby("family"):
+        mine = rows.index[np.isfinite(raw[rows.index])].to_numpy()
+        paced = bool(rows["paced"].any())
+        spent = 1 / (1 - pace.ERROR_SHARE) if paced else 1.0
+        if able and (rules.wander > 1 or (few and least * len(mine) > rules.alpha)):
+            p = statistics.largest_of_all(base[:, mine], cand[:, mine], offset[mine], rules.wander)
+            out[mine] = np.where(np.isfinite(p), p, 1.0) * (spent if paced else 2.0)
+        else:
+            out[mine] = statistics.holm(raw[mine]) * spent
+    return np.minimum(out, 1.0)
+
+
+def _median(values: np.ndarray) -> np.ndarray:
+    """Medians of columns, NaN for empty ones, without warnings."""
+    out = np.full(values.shape[1], np.nan)
+    some = np.isfinite(values).any(axis=0)
+    out[some] = np.nanmedian(values[:, some], axis=0)
+    return out
+
+
+def verdicts(frame: pd.DataFrame, alpha: float) -> np.ndarray:
+    """A change needs all three: p below alpha in its family, an interval without 1, and an estimate beyond the threshold.
+
+    "Same" needs as much: an interval, of enough runs for any verdict, that lies within the threshold; or a change so small.
+    """
+    limit = np.log1p(frame["threshold"].to_numpy())
+    estimate, low, high = (frame[c].to_numpy() for c in ("estimate", "log_low", "log_high"))
+    significant = (frame["p"].to_numpy() <= alpha) & ((low > 0) | (high < 0))
+    enough = np.array([statistics.smallest_p(a, b) <= alpha for a, b in zip(frame["n_base"], frame["n_cand"], strict=True)], bool)
+    changed = significant & (np.abs(estimate) > limit)
+    equal = enough & (low >= -limit) & (high <= limit)
+    up = (estimate > 0) == (frame["better"] == "lower").to_numpy()
+    return np.select([changed & up, changed & ~up, equal], [SLOWER, FASTER, SAME], UNKNOWN)
+
+
+def more_runs(row: dict[str, Any], alpha: float) -> int:
+    """Runs per side to add before "cannot tell" is likely to become a verdict; 0 for other verdicts."""
+    if row["verdict"] != UNKNOWN:
+        return 0
+    estimate, low, high, threshold = (float(row[c]) for c in ("estimate", "log_low", "log_high", "threshold"))
+    n = min(int(row["n_base"]), int(row["n_cand"]))
+    if n == 0:
+        return 0
+    least = statistics.runs_for_p(alpha / 2)
+    if n < 3:
+        return max(least - n, 1)
+    limit, effect = np.log1p(threshold), abs(estimate)
+    needed = effect if effect > limit else limit - effect
+    return max(max(least, statistics.runs_for_width(n, max(high - estimate, estimate - low), needed)) - n, 1)

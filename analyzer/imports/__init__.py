@@ -1,0 +1,1 @@
+"""QNN profiles written by other programs, as tables."""

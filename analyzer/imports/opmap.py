@@ -1,0 +1,32 @@
+"""The op map: which operator of the model each QNN operator came from, as ONNX Runtime's framework op trace tells it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracer.recording.format import RecordingError
+
+REMEDY = "give the JSON that ONNX Runtime writes with enable_framework_op_trace"
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A QNN operator's type, and the operators of the model that it came from."""
+
+    type: str
+    sources: tuple[str, ...]
+
+
+def read_op_map(path: Path) -> dict[str, Mapped]:
+    """QNN operator's name → what it is. Raises RecordingError where the file is none."""
+    try:
+        data = json.loads(path.read_text(errors="replace"))
+        mappings = [row for graph in data["subgraph_traces"] for row in graph["op_mappings"]]
+        return {
+            str(row["dst_name"]): Mapped(
+                str(row["dst_qnn_op_type"]), tuple(str(one["name"]) for one in row["sources"] if one.get("type") == "OP")
+            )
+            for row in mappings
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordingError(f"{path} is no op map ({error!r}): {REMEDY}") from None

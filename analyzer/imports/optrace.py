@@ -1,0 +1,172 @@
+"""An optrace as Qualcomm's profile viewer writes it for Chrome: what each unit of the HTP did, in cycles.
+
+Thread numbers mean different things on different chips (256 is HMX on one, DMA on another), so a thread is told by its name and
+an event's unit by its flags. The viewer lists every event in an overview of its core and again in a process of its QNN
+operation; one of the two is kept. What it lists as not executed is left out.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records import time_sets
+from analyzer.records.schema import conform
+from tracer.recording.format import RecordingError
+
+UNITS = (("HMX", re.compile(r"hmx", re.I)), ("HVX", re.compile(r"hvx", re.I)), ("DMA", re.compile(r"dma", re.I)))
+OVERVIEW, NOT_RUN = re.compile(r"overview", re.I), re.compile(r"non executed", re.I)
+REMEDY = "give the JSON that qnn-profile-viewer writes with the optrace reader"
+ARTIFACT = "OP_TRACE"
+COLUMNS = ["name", "begin_cycles", "cycles", "pid", "tid", "flags", "qnn_op"]
+
+
+@dataclass
+class Optrace:
+    """The events (schema `qnn_optrace`), what was wrong with the file, and how many were listed twice."""
+
+    events: pd.DataFrame
+    complaints: list[str]
+    duplicates: int
+
+
+def salvaged(text: str) -> list[Any]:
+    """The whole events at the beginning of a file that was cut off."""
+    begin, decoder, found = text.find("["), json.JSONDecoder(), []
+    at = text.find("{", begin + 1) if begin >= 0 else -1
+    while at >= 0:
+        try:
+            event, end = decoder.raw_decode(text, at)
+        except ValueError:
+            break
+        found.append(event)
+        at = text.find("{", end)
+    return found
+
+
+def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """(events, complaints) of a Chrome trace. Raises RecordingError where the file is none."""
+    text = path.read_text(errors="replace")
+    complaints = []
+    try:
+        data = json.loads(text)
+        refuse_others(path, data)
+        rows = data["traceEvents"] if isinstance(data, dict) else data
+    except (ValueError, KeyError):
+        rows = salvaged(text)
+        complaints.append(f"{path}: the file is cut off or damaged; its first {len(rows)} events are read")
+    rows = [row for row in rows if is_event(row)] if isinstance(rows, list) else []
+    if not rows:
+        raise RecordingError(f"{path} holds no trace events: {REMEDY}")
+    return rows, complaints
+
+
+def refuse_others(path: Path, data: Any) -> None:
+    """Raise RecordingError for the viewer's other files: a run trace's times are no cycles, a summary has no events."""
+    header = data.get("header") if isinstance(data, dict) else None
+    kind = header.get("artifact_type", ARTIFACT) if isinstance(header, dict) else ARTIFACT
+    if kind != ARTIFACT:
+        raise RecordingError(f"{path} is a {kind}, not an {ARTIFACT}: {REMEDY} (the one without a suffix to its name)")
+
+
+def is_event(row: Any) -> bool:
+    """Whether it has the form of a trace event."""
+    scalars = isinstance(row, dict) and all(isinstance(row.get(key), str | int | float | None) for key in ("ph", "pid", "tid"))
+    return scalars and "ph" in row and isinstance(row.get("args", {}), dict)
+
+
+def unit_of(thread: str, flags: Any) -> str:
+    """The unit that an event's flags name, or its thread where it has none: HVX | HMX | DMA | "" (something else)."""
+    told = " ".join(map(str, flags)) if isinstance(flags, list) and flags else thread
+    return next((unit for unit, pattern in UNITS if pattern.search(told)), "")
+
+
+def spans(rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
+    """COLUMNS of complete events and of begins with their ends; and how many could not be read."""
+    found, bad = [], 0
+    open_: dict[Any, list[tuple[str, float, Any]]] = {}
+    for row in rows:
+        thread, args = (row.get("pid"), row.get("tid")), row.get("args", {})
+        told = args.get("Flags"), str(args.get("QNN Op Name", ""))
+        try:
+            if row["ph"] == "X":
+                found.append((str(row["name"]), float(row["ts"]), float(row["dur"]), *thread, *told))
+            elif row["ph"] == "B":
+                open_.setdefault(thread, []).append((str(row["name"]), float(row["ts"]), told))
+            elif row["ph"] == "E":
+                name, begin, told = open_[thread].pop()
+                found.append((name, begin, float(row["ts"]) - begin, *thread, *told))
+        except (KeyError, TypeError, ValueError, IndexError):
+            bad += 1
+    return found, bad + sum(len(left) for left in open_.values())
+
+
+def named(rows: list[dict[str, Any]], what: str) -> dict[Any, str]:
+    """(process, thread) → name, from the metadata of that kind."""
+    return {
+        (row.get("pid"), row.get("tid")): str(row.get("args", {}).get("name", ""))
+        for row in rows
+        if row["ph"] == "M" and row.get("name") == what
+    }
+
+
+def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
+    """Each event once: where two processes list it the overview's, else the first's."""
+    copy = frame.groupby(["pid", "tid", "name", "begin_cycles", "cycles"], dropna=False).cumcount()
+    second = ~frame["pid"].map(lambda pid: bool(OVERVIEW.search(processes.get((pid, None), "")))).astype(bool)
+    first = frame.assign(copy=copy, second=second).sort_values("second", kind="stable")
+    kept = first.drop_duplicates(["tid", "name", "begin_cycles", "cycles", "copy"])
+    return kept.sort_values("begin_cycles", kind="stable", ignore_index=True)
+
+
+def read_optrace(path: Path) -> Optrace:
+    """Read a file. Raises RecordingError where it is none."""
+    rows, complaints = raw_events(path)
+    found, bad = spans(rows)
+    if bad:
+        complaints.append(f"{path}: {bad} events without name, time or partner are left out")
+    threads, frame = named(rows, "thread_name"), pd.DataFrame(found, columns=COLUMNS)
+    names = [threads.get(key, "") for key in zip(frame["pid"], frame["tid"], strict=True)]
+    frame["thread"] = [
+        name if "tid" in name.lower() else f"{name} Tid: {tid}" for name, tid in zip(names, frame["tid"], strict=True)
+    ]
+    frame["unit"] = [unit_of(*told) for told in zip(names, frame["flags"], strict=True)]
+    frame = frame[[not NOT_RUN.search(name) for name in names]]
+    kept = once(frame, named(rows, "process_name"))
+    return Optrace(conform("qnn_optrace", kept), complaints, len(frame) - len(kept))
+
+
+def utilization(events: pd.DataFrame) -> dict[str, Any]:
+    """Cycles from first to last event, those in which nothing worked, per unit those in which it did, and all of each thread."""
+    if not len(events):
+        return {}
+    begin = events["begin_cycles"].to_numpy()
+    end = begin + events["cycles"].to_numpy()
+    window = int(end.max() - begin.min())
+    busy, threads = {}, {}
+    for unit, rows in events.groupby("unit"):
+        first = rows["begin_cycles"].to_numpy()
+        covered = time_sets.length(time_sets.union(first, first + rows["cycles"].to_numpy()))
+        busy[str(unit) or "other"] = {"events": len(rows), "cycles": covered, "share": covered / window if window else 0.0}
+    for thread, cycles in events.groupby("thread")["cycles"].sum().items():
+        threads[str(thread)] = {"cycles": int(cycles), "share": int(cycles) / window if window else 0.0}
+    idle = window - time_sets.length(time_sets.union(begin, end))
+    return {"window_cycles": window, "idle_cycles": idle, "units": busy, "threads": threads}
+
+
+def critical_path(events: pd.DataFrame) -> pd.DataFrame:
+    """The events that the end waited for, by time: each is preceded by the one that ended last before it began."""
+    events = events[events["cycles"] > 0]
+    begin = events["begin_cycles"].to_numpy()
+    end = begin + events["cycles"].to_numpy()
+    order = np.argsort(end, kind="stable")
+    path: list[int] = []
+    place = len(order) - 1
+    while place >= 0:
+        path.append(int(order[place]))
+        place = int(np.searchsorted(end[order], begin[path[-1]], "right")) - 1
+    return events.iloc[path[::-1]]

@@ -1,0 +1,237 @@
+"""A Hugging Face config as the shapes a roofline needs: attention, feed-forward and bytes per weight of every layer."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import PredictError
+
+ALIASES = {
+    "experts": ("num_experts", "num_routed_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "top_k": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_top_k", "moe_k"),
+    "shared": ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
+    "shared_width": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "dense_width": ("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size"),
+    "expert_width": ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "intermediate_size"),
+    "dense_first": ("first_k_dense_replace", "moe_layer_start_index"),
+}
+"""What we call a field → its names in configs, the first one present wins."""
+
+BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.5, "mxfp4": 4.25}
+"""Storage bits of a weight. int4: groups of 32 with a 16-bit scale; mxfp4: blocks of 32 with an 8-bit scale."""
+
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of every layer. MLA where `kv_rank` > 0: the cache then holds `kv_rank` + `rope` numbers per token, not heads."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    q_rank: int = 0
+    kv_rank: int = 0
+    nope: int = 0
+    rope: int = 0
+    value_dim: int = 0
+
+    @property
+    def mla(self) -> bool:
+        """Latent attention."""
+        return self.kv_rank > 0
+
+    def cached(self) -> int:
+        """Numbers kept per token and layer."""
+        return self.kv_rank + self.rope if self.mla else 2 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A routed feed-forward layer. `shared_width`: of all shared experts together, 0 without."""
+
+    experts: int
+    top_k: int
+    width: int
+    shared_width: int = 0
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bits per weight, by part, and what matrices multiply in (fp16 stands for bf16 too)."""
+
+    linear: float
+    expert: float
+    head: float
+    compute: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder. `windows[i]`: how far layer i looks back, None for everything; `routed[i]`: layer i has experts."""
+
+    name: str
+    hidden: int
+    vocabulary: int
+    context: int
+    attention: Attention
+    dense_width: int
+    mixture: Mixture | None
+    windows: tuple[int | None, ...]
+    routed: tuple[bool, ...]
+    storage: Storage
+    matrices: int = 3
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return len(self.routed)
+
+
+class Fields:
+    """A config whose missing fields are named."""
+
+    def __init__(self, values: dict[str, Any], path: Path):
+        self.values, self.path = values, path
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A field, by our name or the config's own."""
+        names = ALIASES.get(name, (name,))
+        found = next((self.values[n] for n in names if self.values.get(n) is not None), default)
+        if found is None:
+            raise PredictError(f"{self.path}: field {' or '.join(names)} is missing: add it, or give another model's config.json")
+        if not isinstance(found, int | float) or isinstance(found, bool) or found < 0:
+            raise PredictError(f"{self.path}: field {' or '.join(names)} is {found!r}: a number of 0 or more is needed")
+        return int(found)
+
+    def has(self, name: str) -> bool:
+        """Whether any of its names is there with a value other than 0."""
+        return any(self.values.get(n) for n in ALIASES.get(name, (name,)))
+
+
+def read_config(path: Path) -> Model:
+    """The model of a config.json, or of the folder that holds one."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text())
+    except ValueError as error:
+        raise PredictError(f"{file} is no JSON ({error}): give a Hugging Face config.json") from None
+    if not isinstance(values, dict):
+        raise PredictError(f"{file} holds no JSON object: give a Hugging Face config.json")
+    return model_of(values, file)
+
+
+def model_of(values: dict[str, Any], file: Path) -> Model:
+    """The model of a parsed config.json; `file` is what errors name."""
+    inner = values.get("text_config")
+    fields = Fields({**values, **inner} if isinstance(inner, dict) else values, file)
+    layers = fields.number("num_hidden_layers")
+    mixture = _mixture(fields)
+    return Model(
+        name=str(values.get("_name_or_path") or values.get("model_type") or file.stem),
+        hidden=fields.number("hidden_size"),
+        vocabulary=fields.number("vocab_size"),
+        context=fields.number("max_position_embeddings", 0),
+        attention=_attention(fields),
+        dense_width=fields.number("dense_width", 0 if mixture else None),
+        mixture=mixture,
+        windows=_windows(fields, layers),
+        routed=_routed(fields, layers) if mixture else (False,) * layers,
+        storage=_storage(fields),
+    )
+
+
+def with_weights(model: Model, weights: str) -> Model:
+    """The model with all linear layers and experts stored as `weights` (a key of BITS); the head keeps its type."""
+    compute = weights if weights in ("fp8", "int8", "fp32") else "fp16"
+    return replace(
+        model, storage=replace(model.storage, linear=BITS[weights], expert=BITS[weights], compute=compute, text=weights)
+    )
+
+
+def _attention(fields: Fields) -> Attention:
+    heads = fields.number("num_attention_heads")
+    if fields.has("kv_lora_rank"):
+        nope, rope = fields.number("qk_nope_head_dim"), fields.number("qk_rope_head_dim")
+        rank, values = fields.number("kv_lora_rank"), fields.number("v_head_dim")
+        return Attention(heads, heads, nope + rope, fields.number("q_lora_rank", 0), rank, nope, rope, values)
+    head_dim = fields.number("head_dim", fields.number("hidden_size") // max(heads, 1))
+    return Attention(heads, fields.number("num_key_value_heads", heads), head_dim, value_dim=head_dim)
+
+
+def _mixture(fields: Fields) -> Mixture | None:
+    if not fields.has("experts"):
+        return None
+    width, count = fields.number("expert_width"), fields.number("shared", 0)
+    shared = fields.number("shared_width", count * width)
+    return Mixture(fields.number("experts"), fields.number("top_k"), width, shared)
+
+
+def _routed(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Which layers have experts: after the first dense ones, every `step`-th, but for the listed ones."""
+    values = fields.values
+    first, every = fields.number("dense_first", 0), fields.number("moe_layer_freq", 1) if not _list(values) else 1
+    step = fields.number("decoder_sparse_step", fields.number("interleave_moe_layer_step", 1)) or 1
+    if _list(values):
+        return tuple(bool(flag) for flag in values["moe_layer_freq"])
+    dense = set(values.get("mlp_only_layers") or ())
+    return tuple(i >= first and i not in dense and i % max(every, 1) == 0 and (i + 1) % step == 0 for i in range(layers))
+
+
+def _list(values: dict[str, Any]) -> bool:
+    return isinstance(values.get("moe_layer_freq"), list)
+
+
+def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    values = fields.values
+    kinds = values.get("layer_types")
+    unknown = sorted(set(kinds or ()) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise PredictError(f"{fields.path}: layer_types holds {', '.join(unknown)}: only full and sliding attention are modelled")
+    window = values.get("sliding_window")
+    if not window or values.get("use_sliding_window") is False:
+        return (None,) * layers
+    if kinds:
+        return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    return (int(window),) * layers
+
+
+def _storage(fields: Fields) -> Storage:
+    """Bits per weight from `torch_dtype` and `quantization_config`."""
+    values = fields.values
+    dtype = DTYPES.get(str(values.get("dtype") or values.get("torch_dtype") or "bfloat16"), "bf16")
+    plain = BITS[dtype]
+    base = "fp32" if dtype == "fp32" else "fp16"
+    quant = values.get("quantization_config")
+    if not quant:
+        return Storage(plain, plain, plain, base, dtype)
+    method = str(quant.get("quant_method", ""))
+    if method == "mxfp4":
+        return Storage(plain, BITS["mxfp4"], plain, base, "mxfp4 experts")
+    if method == "fp8":
+        return Storage(8.0, 8.0, plain, "fp8", "fp8")
+    bits, group = _quantized_bits(quant)
+    if bits is None:
+        raise PredictError(
+            f"{fields.path}: quantization_config ({method or 'no quant_method'}) has no bits: "
+            "add `bits`, or remove quantization_config and give --weights"
+        )
+    stored = bits + (16 + bits) / group if group else float(bits)
+    whole = bits == 8 and _activations_quantized(quant)
+    return Storage(stored, stored, plain, "int8" if whole else base, f"{method} {bits} bit")
+
+
+def _quantized_bits(quant: dict[str, Any]) -> tuple[int | None, int]:
+    """(bits, group size, 0 for per channel) of GPTQ, AWQ, bitsandbytes, compressed-tensors."""
+    groups = list((quant.get("config_groups") or {}).values())
+    weights = (groups[0].get("weights") or {}) if groups else {}
+    loaded = 4 if quant.get("load_in_4bit") else 8 if quant.get("load_in_8bit") else None
+    bits = quant.get("bits") or quant.get("w_bit") or weights.get("num_bits") or loaded
+    group = quant.get("group_size") or weights.get("group_size") or (64 if loaded == 4 else 0)
+    return (int(bits) if bits else None), max(int(group), 0)
+
+
+def _activations_quantized(quant: dict[str, Any]) -> bool:
+    return any(group.get("input_activations") for group in (quant.get("config_groups") or {}).values())

@@ -1,0 +1,1 @@
+"""Answers computed from the tables, one question a module."""

@@ -1,0 +1,56 @@
+"""The summary of a recording, kept beside its tables: read again without loading a single table."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+INPUTS = ("manifest.json", "events.bin", "details.bin")
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def stat_of(path: Path) -> list[int] | None:
+    """Size and time of a file; None where there is none."""
+    with contextlib.suppress(OSError):
+        stat = path.stat()
+        return [stat.st_size, stat.st_mtime_ns]
+    return None
+
+
+def stamp(folder: Path, roof: Path) -> dict[str, Any]:
+    """What a summary depends on: the recording, the ceilings of this machine, and this program."""
+    code = [stat_of(path) or [0, 0] for path in sorted(PACKAGE.rglob("*.py"))]
+    return {
+        "files": [stat_of(folder / name) for name in INPUTS],
+        "ceilings": stat_of(roof),
+        "code": [len(code), sum(size for size, _ in code), max(time for _, time in code)],
+    }
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    """summary.summarize of a recording, from RUN/tables/summary.json where that is up to date."""
+    from analyzer.questions.ceilings import cache_file
+
+    path, now = run_dir / "tables" / "summary.json", stamp(run_dir, cache_file())
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(path.read_text())
+        if kept["stamp"] == now and now["files"][0]:
+            return dict(kept["summary"])
+    made = fresh(run_dir)
+    with contextlib.suppress(OSError):  # a read-only recording is summarised every time
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps({"stamp": now, "summary": made}))
+        os.replace(temporary, path)
+    return made
+
+
+def fresh(run_dir: Path) -> dict[str, Any]:
+    """The summary made from the tables."""
+    from analyzer.jsonable import plain
+    from analyzer.questions.summary import NEEDED, summarize
+    from analyzer.records.reading import Source, open_recording
+    from analyzer.tables.store import load
+
+    source = Source(open_recording(run_dir))
+    return dict(plain(summarize(source.recording, load(run_dir, NEEDED, source), source)))

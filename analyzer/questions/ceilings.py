@@ -1,0 +1,138 @@
+"""What this machine can do at most: memory bandwidth and floating-point speed, measured once and kept.
+
+Measured with NumPy, whose kernels release the interpreter: `bandwidth` is that of dot products of vectors far larger than any
+cache (reading only, as weights are read), `flops` that of fp32 matrix products of 512 x 512, `launch_ns` that of a product of
+8 x 8, the least that a call costs. Each for one thread and for all CPUs, the best of several short runs: it is a ceiling.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analyzer.errors import AnalysisError
+
+VECTOR_BYTES = 64 << 20
+SIDE = 512
+SECONDS, REPEATS = 0.15, 3
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes per second and fp32 operations per second, by number of threads ("1" and all CPUs); ns of the smallest call."""
+
+    cpu_model: str
+    cpus: int
+    bandwidth: dict[str, float]
+    flops: dict[str, float]
+    launch_ns: float
+
+    def of(self, threads: int) -> tuple[float, float]:
+        """(bytes/s, flops/s) for that many threads: in between, in proportion, but never above all CPUs' figures."""
+        share = min(max(threads, 1), self.cpus)
+        bandwidth, flops = (
+            min(max(share * table["1"], table["1"]), max(table["1"], table[str(self.cpus)]))
+            for table in (self.bandwidth, self.flops)
+        )
+        return bandwidth, flops
+
+    def fits(self, machine: dict[str, Any]) -> bool:
+        """Whether they were measured on a machine of this kind, as a manifest describes it."""
+        return (machine.get("cpu_model"), machine.get("cpus")) == (self.cpu_model, self.cpus)
+
+
+def cpu_model() -> str:
+    """The CPU's name as the kernel tells it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("model name", "Hardware", "Processor")):
+            return line.split(":", 1)[1].strip()
+    return os.uname().machine
+
+
+def cache_file() -> Path:
+    """Where the ceilings of this machine are kept."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moescope"
+    name = hashlib.sha256(f"{VERSION} {os.uname().machine} {cpu_model()} {os.cpu_count()}".encode()).hexdigest()[:16]
+    return folder / f"ceilings-{name}.json"
+
+
+def read(path: Path) -> Ceilings:
+    """Ceilings from a file, maybe one made on another machine."""
+    try:
+        return Ceilings(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise AnalysisError(
+            f"{path} holds no ceilings ({error}); make them with: python -m analyzer ceilings --out FILE"
+        ) from None
+
+
+def write(ceilings: Ceilings, path: Path) -> None:
+    """Keep ceilings in a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(asdict(ceilings), indent=1))
+    os.replace(temporary, path)
+
+
+def measure() -> Ceilings:
+    """Measure now, in a process of its own: the BLAS library reads its number of threads at import."""
+    single = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (package, os.environ.get("PYTHONPATH")) if part)
+    command = [sys.executable, "-m", "analyzer.questions.ceilings"]
+    done = subprocess.run(command, env={**os.environ, **single, "PYTHONPATH": path}, capture_output=True, text=True)
+    if done.returncode:
+        raise AnalysisError(f"the ceilings cannot be measured here: {(done.stderr.splitlines() or ['no reason given'])[-1]}")
+    return Ceilings(**json.loads(done.stdout))
+
+
+def load(machine: dict[str, Any], path: Path | None = None) -> Ceilings | None:
+    """The ceilings for a recording's machine: a file's, else this machine's kept ones where it is of that kind, else None."""
+    if path is not None:
+        return read(path)
+    kept = read(cache_file()) if cache_file().exists() else None
+    return kept if kept is not None and kept.fits(machine) else None
+
+
+def rate(once: Callable[[], object], threads: int) -> float:
+    """Calls per second of all threads together, the best of several runs."""
+
+    def loop(until: float) -> int:
+        count = 0
+        while time.perf_counter() < until:
+            once()
+            count += 1
+        return count
+
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            calls = sum(pool.map(loop, [began + SECONDS] * threads))
+            best = max(best, calls / (time.perf_counter() - began))
+    return best
+
+
+def here() -> Ceilings:
+    """Measure in this process; its BLAS must be limited to one thread."""
+    cpus = os.cpu_count() or 1
+    vector = np.ones(VECTOR_BYTES // 4, np.float32)
+    matrix, small = np.ones((SIDE, SIDE), np.float32), np.ones((8, 8), np.float32)
+    counts = sorted({1, cpus})
+    bandwidth = {str(n): VECTOR_BYTES * rate(lambda: vector.dot(vector), n) for n in counts}
+    flops = {str(n): 2.0 * SIDE**3 * rate(lambda: matrix @ matrix, n) for n in counts}
+    return Ceilings(cpu_model(), cpus, bandwidth, flops, 1e9 / rate(lambda: small @ small, 1))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(here())))

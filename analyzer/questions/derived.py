@@ -1,0 +1,24 @@
+"""Tables that follow from the recorded ones and are made when a query asks for them."""
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from analyzer.questions import cache_curves, experts, phases, threads, trends
+
+Tables = dict[str, pd.DataFrame]
+
+DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
+    "phases": ("ns of each group, cause and residual by token (phases.per_token)", lambda t: phases.per_token(t).reset_index()),
+    "gaps": ("idle pieces of tokens with their cause and the operators around them", phases.gaps),
+    "npu_gaps": ("idle pieces of the NPU within tokens, with their cause", phases.npu_gaps),
+    "npu_windows": ("each run of a graph on the NPU, cut into host, accelerator and residual", phases.npu_windows),
+    "displacements": ("pieces of operators in which a thread was ready but had no CPU", threads.displacements),
+    "operator_states": ("busy time of operator types by state of the thread", threads.operator_states),
+    "decode_steps": ("decode steps with context, ms and tpot_ms", trends.decode_steps),
+    "growth": ("ns per token of context, by operator type", trends.growth),
+    "density": ("share of steps in which each expert was active", experts.density),
+    "reuse": ("steps since each expert last ran", experts.reuse_distance),
+    "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.curves),
+}
+"""Name → (meaning, how it is made)."""

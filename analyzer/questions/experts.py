@@ -1,0 +1,195 @@
+"""Which experts ran: activation over steps, how many distinct ones, hits of the expert cache, and reuse distance."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions.groups import operator_groups
+
+Tables = dict[str, pd.DataFrame]
+
+
+def activations(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+    """One row per (token_id, layer, expert) with `n_tokens`, rows routed to it: from routes, else from the experts' runs."""
+    if len(tables["routes"]):
+        routed = tables["routes"]
+        counted = routed.groupby(["token_id", "layer", "expert"], as_index=False).size().rename(columns={"size": "n_tokens"})
+    else:
+        counted = tables["experts"].groupby(["token_id", "layer", "expert"], as_index=False)["n_tokens"].sum()
+    tokens = tables["tokens"]
+    chosen = tokens if phase is None else tokens[tokens["phase"] == phase]
+    if phase is None and len(tokens) == 0:
+        return counted
+    return counted[counted["token_id"].isin(chosen["token_id"])].reset_index(drop=True)
+
+
+def matrix(tables: Tables, layer: int, phase: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(token ids [iterations], rows routed [iterations, experts]) of a layer; as many experts as the recording has seen."""
+    everything = activations(tables)
+    n_experts = int(everything["expert"].max()) + 1 if len(everything) else 0
+    rows = activations(tables, phase)
+    rows = rows[rows["layer"] == layer]
+    ids, iteration = np.unique(rows["token_id"].to_numpy(), return_inverse=True)
+    table = np.zeros((len(ids), n_experts), np.int64)
+    table[iteration, rows["expert"].to_numpy()] = rows["n_tokens"].to_numpy()
+    return ids, table
+
+
+def distinct(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+    """Per layer: `experts` distinct experts seen, `per_step` mean distinct experts in a step, `steps`."""
+    rows = activations(tables, phase)
+    per_step = rows.groupby(["layer", "token_id"])["expert"].nunique().groupby("layer").agg(["mean", "size"])
+    seen = rows.groupby("layer")["expert"].nunique()
+    columns = {
+        "layer": seen.index,
+        "experts": seen.to_numpy(),
+        "per_step": per_step["mean"].to_numpy(),
+        "steps": per_step["size"].to_numpy(),
+    }
+    return pd.DataFrame(columns)
+
+
+def hit_rate(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+    """Per (token_id, layer): `hits` and `misses`, distinct experts by the cache's state when the layer began, and `rate`.
+
+    An expert counts once per step and layer, however many runs it was split into; a prefetched one is a hit.
+    Runs whose engine does not tell the state are left out.
+    """
+    runs = tables["experts"]
+    runs = runs[runs["cache"] != ""]
+    if phase is not None:
+        tokens = tables["tokens"]
+        runs = runs[runs["token_id"].isin(tokens.loc[tokens["phase"] == phase, "token_id"])]
+    first = runs.sort_values("begin_ns").drop_duplicates(["token_id", "layer", "expert"])
+    hit = first.assign(hits=(first["cache"] != "miss").astype(np.int64), misses=(first["cache"] == "miss").astype(np.int64))
+    counted = hit.groupby(["token_id", "layer"], as_index=False)[["hits", "misses"]].sum()
+    return counted.assign(rate=counted["hits"] / (counted["hits"] + counted["misses"]))
+
+
+def reuse_distance(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+    """Per activation: `distance`, steps of its layer since the expert last ran there; NaN the first time."""
+    rows = activations(tables, phase)[["token_id", "layer", "expert"]]
+    rows = rows.sort_values(["layer", "token_id", "expert"]).reset_index(drop=True)
+    step = rows.groupby("layer")["token_id"].rank(method="dense")
+    before = step.groupby([rows["layer"], rows["expert"]]).shift()
+    return rows.assign(distance=(step - before).astype(np.float64))
+
+
+def density(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+    """Per (layer, expert): `share` of the steps of its layer in which it was active, and `rows` routed to it."""
+    rows = activations(tables, phase)
+    steps = rows.groupby("layer")["token_id"].nunique()
+    used = rows.groupby(["layer", "expert"], as_index=False).agg(steps=("token_id", "nunique"), rows=("n_tokens", "sum"))
+    return used.assign(share=used["steps"] / used["layer"].map(steps))
+
+
+def entropy(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+    """Per layer: `bits`, the entropy of the routed rows over experts, and `balance`, its share of the greatest possible."""
+    used = density(tables, phase)
+    everything = activations(tables)
+    n_experts = int(everything["expert"].max()) + 1 if len(everything) else 0
+    share = used["rows"] / used.groupby("layer")["rows"].transform("sum")
+    bits = -(share * np.log2(share)).groupby(used["layer"]).sum()
+    most = np.log2(n_experts) if n_experts > 1 else 1.0
+    return pd.DataFrame({"layer": bits.index, "bits": bits.to_numpy(), "balance": bits.to_numpy() / most})
+
+
+def co_activation(tables: Tables, layer: int, phase: str | None = None) -> np.ndarray:
+    """[experts, experts]: in how many steps of a layer both were active; the diagonal counts each expert's own steps."""
+    active = (matrix(tables, layer, phase)[1] > 0).astype(np.int64)
+    return active.T @ active
+
+
+def time_by_distance(tables: Tables) -> pd.DataFrame:
+    """Decode steps' expert operators by how long ago their experts last ran (ProfInfer's Figure 13).
+
+    Per (token_id, layer): `distance`, mean steps since each expert was last active (those never seen before left out), `new`
+    experts seen for the first time, `expert_ns` of its expert operators and loads, `maj_flt` major faults within them.
+    """
+    reuse = reuse_distance(tables, "decode")
+    steps = reuse.groupby(["token_id", "layer"])["distance"].agg(distance="mean", new=lambda values: int(values.isna().sum()))
+    operators = tables["operators"]
+    own = operators[np.isin(operator_groups(operators), ("expert compute", "expert load"))]
+    spent = own.groupby(["token_id", "layer"])[["duration_ns", "maj_flt"]].sum()
+    joined = steps.join(spent, how="inner").rename(columns={"duration_ns": "expert_ns"})
+    return joined.reset_index()
+
+
+def distance_effect(tables: Tables) -> dict[str, Any]:
+    """Spearman's rank correlation of reuse distance with the experts' time and with major faults; {} for too few steps."""
+    rows = time_by_distance(tables).dropna(subset=["distance"])
+    if len(rows) < 8 or rows["distance"].nunique() < 2:
+        return {}
+    ranks = rows[["distance", "expert_ns", "maj_flt"]].rank()
+    found = ranks.corr()["distance"]
+    return {"steps": len(rows), "time": _known(found["expert_ns"]), "major_faults": _known(found["maj_flt"])}
+
+
+def _known(value: float) -> float | None:
+    return float(value) if value == value else None
+
+
+def lateness(tables: Tables) -> dict[str, Any]:
+    """Prefetches: loads ahead of need, how many were used before they were evicted, and how many came too late.
+
+    A prefetch is late where its expert's next run began before the load was done.
+    """
+    loads = tables["loads"].query("action == 'load' and reason == 'prefetch'")
+    if len(loads) == 0:
+        return {}
+    runs = tables["experts"].sort_values("begin_ns")
+    left, keys = loads.sort_values("begin_ns"), ["layer", "expert"]
+    following = pd.merge_asof(
+        left[[*keys, "begin_ns", "end_ns"]],
+        runs[[*keys, "begin_ns"]].assign(run_ns=runs["begin_ns"]),
+        on="begin_ns",
+        by=keys,
+        direction="forward",
+    )
+    gone = tables["loads"].query("action == 'evict'").sort_values("begin_ns")
+    evicted = pd.merge_asof(
+        left[[*keys, "begin_ns"]],
+        gone[[*keys, "begin_ns"]].assign(gone_ns=gone["begin_ns"]),
+        on="begin_ns",
+        by=keys,
+        direction="forward",
+    )
+    used = following["run_ns"].notna() & ~(evicted["gone_ns"] < following["run_ns"])
+    late = used & (following["end_ns"] > following["run_ns"])
+    waited = (following["end_ns"] - following["run_ns"])[late]
+    return {"prefetches": len(loads), "used": int(used.sum()), "late": int(late.sum()), "late_ms": float(waited.sum()) / 1e6}
+
+
+def summary(tables: Tables) -> dict[str, Any]:
+    """Experts in numbers, JSON-able; {} where the recording has none."""
+    runs, loads = tables["experts"], tables["loads"]
+    seen = activations(tables)
+    if len(seen) == 0 and len(loads) == 0:
+        return {}
+    rates, reuse = hit_rate(tables), reuse_distance(tables)["distance"].dropna()
+    hits, misses = int(rates["hits"].sum()), int(rates["misses"].sum())
+    loaded = loads[loads["action"] == "load"]
+    by_reason = {
+        reason: {"loads": len(rows), "bytes": int(rows["bytes"].sum()), "ms": float(rows["duration_ns"].sum()) / 1e6}
+        for reason, rows in loaded.groupby("reason")
+    }
+    return {
+        "layers": int(seen["layer"].nunique()),
+        "distinct_per_layer": {phase: _means(distinct(tables, phase)) for phase in ("prefill", "decode")},
+        "runs": len(runs),
+        "hits": hits,
+        "misses": misses,
+        "hit_rate": hits / (hits + misses) if hits + misses else None,
+        "reuse_distance_median_steps": float(reuse.median()) if len(reuse) else None,
+        "loads": by_reason,
+        "evictions": int((loads["action"] == "evict").sum()),
+        "evicted_bytes": int(loads.loc[loads["action"] == "evict", "bytes"].sum()),
+    }
+
+
+def _means(counted: pd.DataFrame) -> dict[str, float] | None:
+    """Means over layers of distinct experts: in the whole phase, and in one step."""
+    if len(counted) == 0:
+        return None
+    return {"seen": float(counted["experts"].mean()), "per_step": float(counted["per_step"].mean())}

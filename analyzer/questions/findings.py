@@ -1,0 +1,244 @@
+"""Findings: what costs most and what it would give back, in words, each with its evidence and a query that shows it.
+
+A finding's prize is the time that would go away if its cause did, as a share of all steps' time. Prizes overlap: they do not
+add up.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions import cache_curves, phases, roofline, threads, trends
+from analyzer.questions.ceilings import Ceilings
+
+Tables = dict[str, pd.DataFrame]
+LEAST_SHARE = 0.01
+"""What would give back less is not told."""
+GOAL_HIT_RATE = 0.9
+WORTH = 10
+"""So many are told at most."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that costs time. `prize_share` is of all steps' time, `prize_ms` of the whole recording."""
+
+    rule: str
+    text: str
+    prize_ms: float
+    prize_share: float
+    evidence: dict[str, Any]
+    query: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules look at."""
+
+    tables: Tables
+    rows: pd.DataFrame
+    """phases.per_token"""
+    ceilings: Ceilings | None
+
+    @property
+    def total_ns(self) -> float:
+        """All steps' time."""
+        return float(self.rows["total"].sum())
+
+    def finding(self, rule: str, text: str, prize_ns: float, evidence: dict[str, Any], query: str) -> Finding:
+        """A finding whose text ends with the prize."""
+        share = prize_ns / self.total_ns if self.total_ns else 0.0
+        return Finding(rule, f"{text}: {share:.0%} of step time", prize_ns / 1e6, share, evidence, query)
+
+
+def size(count: float) -> str:
+    """Bytes in MiB or GiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def expert_loads(facts: Facts) -> Iterator[Finding]:
+    """Time in which steps wait for experts to be loaded, and the cache that would avoid most of it."""
+    spent = float(facts.rows["expert load"].sum())
+    loads = facts.tables["loads"]
+    loads = loads[(loads["action"] == "load") & (loads["reason"] == "demand") & (loads["token_id"] >= 0)]
+    if spent <= 0 or len(loads) == 0:
+        return
+    one = cache_curves.expert_bytes(facts.tables)
+    slots = cache_curves.slots_for(facts.tables, GOAL_HIT_RATE, "decode")
+    remedy = "no cache would reach a hit rate of 90 % in decode"
+    if slots is not None:
+        remedy = f"a cache of {slots} experts" + (f" ({size(slots * one)})" if np.isfinite(one) else "")
+        remedy += " would hit 90 % in decode (LRU)"
+    steps = loads["token_id"].nunique() / max(len(facts.rows), 1)
+    moved = int(loads["bytes"].sum())
+    text = f"experts are loaded on demand in {steps:.0%} of steps ({len(loads)} loads, {size(moved)}); {remedy}"
+    evidence = {"loads": len(loads), "bytes": moved, "steps_share": steps, "slots_for_90": slots}
+    query = (
+        "select layer, expert, count(*) loads, sum(duration_ns)/1e6 ms from loads "
+        "where action = 'load' and reason = 'demand' and token_id >= 0 group by all order by ms desc"
+    )
+    yield facts.finding("expert loads", text, spent, evidence, query)
+
+
+def disk(facts: Facts) -> Iterator[Finding]:
+    """Major faults within operators: weights that are read while they are needed."""
+    faults = facts.tables["faults"]
+    faults = faults[(faults["kind"] == "major") & (faults["op_id"] >= 0) & (faults["token_id"] >= 0)]
+    if len(faults) == 0:
+        return
+    operators = facts.tables["operators"].set_index("op_id")
+    layers = operators["layer"].reindex(faults["op_id"])
+    layers = layers[layers >= 0]
+    decode = facts.rows.index[facts.rows["phase"] == "decode"]
+    steps = faults.loc[faults["token_id"].isin(decode), "token_id"].nunique() / max(len(decode), 1)
+    where = f"layers {int(layers.min())}-{int(layers.max())}" if len(layers) else "operators outside layers"
+    waited = faults.groupby(["op_id", "tid"])["duration_ns"].sum().clip(lower=0).groupby("op_id").max().sum()
+    moved = size(float(faults["bytes"].sum()))
+    text = f"{where} are read from disk by page faults on {steps:.0%} of decode steps ({len(faults)} faults, {moved})"
+    query = (
+        "select o.layer, o.type, count(*) faults, sum(f.bytes) bytes, sum(f.duration_ns)/1e6 ms from faults f "
+        "join operators o using (op_id) where f.kind = 'major' group by all order by ms desc"
+    )
+    yield facts.finding("disk", text, float(waited), {"faults": len(faults), "decode_steps_share": steps}, query)
+
+
+GAP_TEXTS = {
+    "host": "the engine's own code runs between operators",
+    "scheduling": "the token's thread is ready between operators but has no CPU",
+    "asleep": "the token's thread sleeps between operators",
+    "disk wait": "the token's thread waits for the disk between operators",
+    "load": "steps wait for loads outside of operators",
+    "stopped": "the program was stopped by a signal within steps",
+}
+
+
+def gaps(facts: Facts) -> Iterator[Finding]:
+    """Idle time between operators, by its cause."""
+    for cause, text in GAP_TEXTS.items():
+        spent = float(facts.rows[cause].sum())
+        query = (
+            "select after, before, count(*) gaps, sum(duration_ns)/1e6 ms from gaps "
+            f"where cause = '{cause}' group by all order by ms desc"
+        )
+        yield facts.finding(f"gaps: {cause}", text, spent, {"ms": spent / 1e6}, query)
+
+
+def displaced(facts: Facts) -> Iterator[Finding]:
+    """Who takes CPUs from threads that compute."""
+    if len(facts.tables["thread_states"]) == 0:
+        return
+    rows = threads.displacements(facts.tables)
+    rows = rows[rows["token_id"] >= 0]
+    cost = float(rows["cost_ns"].sum())
+    by = threads.displaced_by(facts.tables, rows).head(3)
+    own = by.loc[by["own"], "cost_ms"].sum() > by["cost_ms"].sum() / 2
+    who = ", ".join(dict.fromkeys(by["name"]))
+    text = f"threads within operators are ready but have no CPU, mostly displaced by {'its own threads ' if own else ''}{who}"
+    query = (
+        "select by_tid, count(*) times, sum(cost_ns)/1e6 cost_ms from displacements "
+        "where token_id >= 0 group by all order by cost_ms desc"
+    )
+    if len(by):
+        yield facts.finding("displaced", text, cost, {"by": by.to_dict("records")}, query)
+
+
+def imbalance(facts: Facts) -> Iterator[Finding]:
+    """Threads that wait for each other behind operators."""
+    operators = facts.tables["operators"]
+    operators = operators[(operators["token_id"] >= 0) & (operators["n_threads"] > 1)]
+    if len(operators) == 0:
+        return
+    lost = float((operators["wait_ns"] / operators["n_threads"]).sum())
+    share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
+    text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly shared work would end sooner"
+    query = (
+        "select type, count(*) n, sum(wait_ns)/1e6 wait_ms, sum(wait_ns)/sum(busy_ns+wait_ns) share from operators "
+        "where n_threads > 1 group by type order by wait_ms desc"
+    )
+    yield facts.finding("imbalance", text, lost, {"wait_share": float(share)}, query)
+
+
+def below_roof(facts: Facts) -> Iterator[Finding]:
+    """Operators whose measured time is far above what the machine could do."""
+    if facts.ceilings is None or facts.tables["operators"]["flops"].notna().sum() == 0:
+        return
+    rows = roofline.roofline(facts.tables, facts.ceilings, "type")
+    rows = rows[rows["bound"].isin(("memory", "compute"))]
+    gain = rows["above_ms"]
+    for at in gain.sort_values(ascending=False).head(2).index:
+        row = rows.loc[at]
+        times = row["ms"] / (row["roof_us"] * row["count"] / 1e3)
+        text = f"{row['type']} is {row['bound']}-bound and takes {times:.1f} times the roofline's time"
+        query = (
+            "select shape, count(*) n, sum(duration_ns)/1e6 ms, avg(flops) flops, avg(read_bytes + written_bytes) bytes "
+            f"from operators where type = '{row['type']}' group by all order by ms desc"
+        )
+        evidence = {name: row[name] for name in ("ms", "intensity", "gflops", "gbytes_per_s", "share_of_roof")}
+        yield facts.finding(f"roofline: {row['type']}", text, float(gain[at]) * 1e6, evidence, query)
+
+
+def slower_backend(facts: Facts) -> Iterator[Finding]:
+    """Subgraphs that run slower on the NPU than equal ones do on the CPU."""
+    both = roofline.backends(facts.tables)
+    slow = both[(both["backend"] != "cpu") & (both["times_cpu"] > 1)]
+    for row in slow.to_dict("records"):
+        lost = row["runs"] * row["median_us"] * (1 - 1 / row["times_cpu"]) * 1e3
+        slower = f"{row['times_cpu']:.1f} times as long on {row['backend']} as on the CPU"
+        text = f"{row['kind']} of {row['n_tokens']} rows takes {slower}"
+        query = (
+            f"select backend, count(*) runs, median(duration_ns)/1e3 us from graphs where kind = '{row['kind']}' "
+            f"and n_tokens = {row['n_tokens']} group by backend"
+        )
+        yield facts.finding(f"backend: {row['kind']}", text, lost, row, query)
+
+
+def across_tokens(facts: Facts) -> Iterator[Finding]:
+    """Steps that slow down, jump or swing, and what grows with the context."""
+    steps = trends.decode_steps(facts.tables)
+    if len(steps) < trends.LEAST:
+        return
+    found = trends.summary(facts.tables, steps)
+    query = "select token_id, position, duration_ns/1e6 ms from tokens where phase = 'decode' order by token_id"
+    lost = float((steps["ms"] - steps["ms"].median()).clip(lower=0).sum()) * 1e6
+    for jump in found["change_points"]:
+        if jump["after_ms"] > jump["before_ms"]:
+            later = int((steps["token_id"] >= jump["token_id"]).sum())
+            text = f"from token {jump['token_id']} on, steps take {jump['after_ms']:.1f} instead of {jump['before_ms']:.1f} ms"
+            yield facts.finding("change point", text, (jump["after_ms"] - jump["before_ms"]) * later * 1e6, jump, query)
+    if found["periodic"]:
+        text = f"every {found['periodic']['period']:.1f} steps something slows a step down"
+        yield facts.finding("periodic", text, lost * found["periodic"]["share"], found["periodic"], query)
+    grown = trends.growth(facts.tables, steps)
+    for row in grown[(grown["ns_per_token"] > 3 * grown["error_ns"]) & (grown["r2"] > 0.5)].head(1).to_dict("records"):
+        reach = float((steps["context"] - steps["context"].min()).sum())
+        text = f"{row['type']} grows with the context by {row['ns_per_token'] / 1e3:.2f} µs a step for each token"
+        query = (
+            "select t.token_id, t.position, sum(o.duration_ns)/1e3 us from operators o join tokens t using (token_id) "
+            f"where o.type = '{row['type']}' and t.phase = 'decode' group by all order by 1"
+        )
+        yield facts.finding("growth", text, row["ns_per_token"] * reach, row, query)
+
+
+RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    expert_loads,
+    disk,
+    gaps,
+    displaced,
+    imbalance,
+    below_roof,
+    slower_backend,
+    across_tokens,
+)
+
+
+def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:
+    """The findings that are worth telling, the greatest prize first. `rows` are phases.per_token, where they are at hand."""
+    facts = Facts(tables, phases.per_token(tables) if rows is None else rows, ceilings)
+    if facts.total_ns <= 0:
+        return []
+    every = [finding for rule in RULES for finding in rule(facts)]
+    worth = [finding for finding in every if finding.prize_share >= LEAST_SHARE]
+    return sorted(worth, key=lambda finding: -finding.prize_share)[:WORTH]

@@ -1,0 +1,66 @@
+"""Where in the timeline a finding shows most: the longest span of its kind."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from analyzer.questions import phases, threads
+
+Tables = dict[str, pd.DataFrame]
+LONG = "duration_ns"
+
+
+class Spans:
+    """The spans that stand behind each rule of analyzer.findings, with what to choose the worst by."""
+
+    def __init__(self, tables: Tables):
+        self.tables = tables
+
+    @cached_property
+    def gaps(self) -> pd.DataFrame:
+        """Idle pieces of steps."""
+        return phases.gaps(self.tables)
+
+    def of(self, rule: str, evidence: dict[str, Any]) -> tuple[pd.DataFrame, str]:
+        """(spans, column that makes one worse than another); no spans where the rule stands for none."""
+        kind, _, of = rule.partition(": ")
+        make = MAKERS.get(kind)
+        return make(self, of, evidence) if make else (self.tables["tokens"].iloc[:0], LONG)
+
+
+def equal(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+    """The rows whose columns have these values."""
+    for column, value in wanted.items():
+        frame = frame[frame[column] == value]
+    return frame
+
+
+def inside(frame: pd.DataFrame, column: str = "token_id") -> pd.DataFrame:
+    """The rows that belong to a row of another table."""
+    return frame[frame[column] >= 0]
+
+
+Maker = Callable[[Spans, str, dict[str, Any]], tuple[pd.DataFrame, str]]
+MAKERS: dict[str, Maker] = {
+    "expert loads": lambda s, _, e: (inside(equal(s.tables["loads"], action="load", reason="demand")), LONG),
+    "disk": lambda s, _, e: (inside(equal(s.tables["faults"], kind="major"), "op_id"), LONG),
+    "gaps": lambda s, cause, e: (equal(s.gaps, cause=cause), LONG),
+    "displaced": lambda s, _, e: (inside(threads.displacements(s.tables)), "cost_ns"),
+    "imbalance": lambda s, _, e: (inside(s.tables["operators"]), "wait_ns"),
+    "roofline": lambda s, kind, e: (equal(s.tables["operators"], type=kind, complete=True), LONG),
+    "backend": lambda s, kind, e: (equal(s.tables["graphs"], kind=kind, backend=e["backend"], complete=True), LONG),
+    "change point": lambda s, _, e: (equal(s.tables["tokens"], token_id=e["token_id"]), LONG),
+    "periodic": lambda s, _, e: (equal(s.tables["tokens"], phase="decode", complete=True), LONG),
+    "growth": lambda s, _, e: (equal(s.tables["operators"], type=e["type"], complete=True), LONG),
+}
+
+
+def worst(spans: Spans, rule: str, evidence: dict[str, Any]) -> pd.DataFrame:
+    """The worst span behind a finding, as a table of one row with begin_ns and duration_ns; of none where there is none."""
+    rows, by = spans.of(rule, evidence)
+    rows = rows.sort_values(by, ascending=False).head(1)
+    if LONG not in rows:
+        rows = rows.assign(duration_ns=rows["end_ns"] - rows["begin_ns"])
+    return rows[["begin_ns", LONG]]

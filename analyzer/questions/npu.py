@@ -1,0 +1,164 @@
+"""What the NPU did, in numbers: per graph, expert and node; first executions, context loads, stages and idle time apart."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.imports.opmap import Mapped
+from analyzer.tables.qnn.busy import overlap
+from analyzer.tables.qnn.checks import checks
+from analyzer.tables.qnn.enums import LEVELS, NODE, RESOURCES
+
+Tables = dict[str, pd.DataFrame]
+Row = dict[str, Any]
+OpMap = dict[str, Mapped]
+OP_ID = re.compile(r"(.*?)[: ]OpId_(\d+)( \(.*\))?")
+NUMBERED = re.compile(r"(.*?)[_./]?\d+")
+RESOURCE_MASK = 5004
+
+
+def node_names(names: pd.Series) -> pd.DataFrame:
+    """QNN's identifiers, `name:OpId_12 (cycles)`, as columns `node` (the model's name) and `op_id` (-1 for none)."""
+    found = [OP_ID.fullmatch(name) for name in names]
+    nodes = [match[1] if match else name.removesuffix(" (cycles)") for match, name in zip(found, names, strict=True)]
+    return pd.DataFrame({"node": nodes, "op_id": [int(match[2]) if match else -1 for match in found]}, index=names.index)
+
+
+def node_type(name: str, op_map: OpMap) -> str:
+    """A node's operator type by the op map; without one its name less the number at its end."""
+    if name in op_map:
+        return op_map[name].type
+    match = NUMBERED.fullmatch(name)
+    return match[1] if match and match[1] else name
+
+
+def labels(executes: pd.DataFrame) -> pd.Series:
+    """What to call an execution's graph: kind and tier where the engine tells them, else QNN's name."""
+    tier = np.where(executes["tier"] > 0, " T" + executes["tier"].astype(str), "")
+    return pd.Series(np.where(executes["kind"] != "", executes["kind"] + tier, executes["graph_name"]), executes.index)
+
+
+def total(values: pd.Series) -> float | None:
+    """The sum of what is known; None where nothing is."""
+    known = values.dropna()
+    return float(known.sum()) if len(known) else None
+
+
+def group(rows: pd.DataFrame) -> Row:
+    """Figures of some executions; medians leave the first ones of their graphs out where there are others."""
+    warm = rows[~rows["first"]] if (~rows["first"]).any() else rows
+    first = rows[rows["first"]]
+    host, accel = rows["duration_ns"].sum() / 1e3, total(rows["accel_us"])
+    known = rows[rows["accel_us"].notna()]
+    beside = (known["duration_ns"] / 1e3 - known["accel_us"]).sum()
+    return {
+        "executes": len(rows),
+        "host_us": float(host),
+        "median_us": float(warm["duration_ns"].median() / 1e3),
+        "first_us": float(first["duration_ns"].mean() / 1e3) if len(first) else None,
+        "accel_us": accel,
+        "cycles": total(rows["accel_cycles"]),
+        "rpc_share": float(beside / (known["duration_ns"].sum() / 1e3)) if len(known) and known["duration_ns"].sum() else None,
+    }
+
+
+def grouped(executes: pd.DataFrame, by: list[str], count: int | None = None) -> list[Row]:
+    """`group` of each combination of some columns, costliest first."""
+    rows = [dict(zip(by, key, strict=True)) | group(part) for key, part in executes.groupby(by, sort=False)]
+    return sorted(rows, key=lambda row: -row["host_us"])[:count]
+
+
+def nodes(tables: Tables, op_map: OpMap) -> pd.DataFrame:
+    """Cycles per graph and node: columns graph, node, type, source, op_id, runs, cycles, share (of all nodes'), resources."""
+    events = tables["qnn_events"]
+    mine = events[(events["type"] == NODE) & (events["unit"] == "cycles") & (events["execute_id"] >= 0)]
+    label = labels(tables["qnn_executes"]).set_axis(tables["qnn_executes"]["execute_id"])
+    frame = pd.concat([mine, node_names(mine["name"])], axis=1).assign(graph=mine["execute_id"].map(label))
+    frame["cycles"] = frame["value"].astype(np.float64)
+    told = masks(events)
+    frame["resources"] = [told.get(event, "") for event in frame["event_id"]]
+    made = frame.groupby(["graph", "node", "op_id", "resources"], as_index=False)["cycles"].agg(runs="size", cycles="sum")
+    made["type"] = [node_type(name, op_map) for name in made["node"]]
+    made["source"] = [" ".join(op_map[name].sources) if name in op_map else "" for name in made["node"]]
+    made["share"] = made["cycles"] / max(float(made["cycles"].sum()), 1.0)
+    return made.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+
+
+def masks(events: pd.DataFrame) -> dict[int, str]:
+    """event_id of a node → the units that it used, where its sub-events tell (linting)."""
+    mine = events[(events["type"] == RESOURCE_MASK) & (events["parent_id"] >= 0)]
+    told = [" ".join(name for bit, name in RESOURCES.items() if int(value) & bit) for value in mine["value"]]
+    return dict(zip(mine["parent_id"], told, strict=True))
+
+
+def contexts(tables: Tables) -> Row:
+    """How contexts came to be: from binaries, with bytes and time, or composed and finalized."""
+    calls = tables["qnn_calls"]
+    loads = calls[calls["call"].str.startswith("contextCreateFromBinary")]
+    finalizes = calls[calls["call"] == "graphFinalize"]
+    written = calls[calls["call"] == "contextGetBinary"]
+    return {
+        "loads": len(loads),
+        "load_ms": float(loads["duration_ns"].sum()) / 1e6,
+        "load_bytes": int(loads["bytes"].sum()),
+        "finalizes": len(finalizes),
+        "finalize_ms": float(finalizes["duration_ns"].sum()) / 1e6,
+        "written_bytes": int(written["bytes"].sum()),
+    }
+
+
+def idle(tables: Tables) -> Row:
+    """The NPU's idle time between executions, and what the thread that ended it had been at, in ms."""
+    gaps = tables["qnn_gaps"]
+    names = ("running", "runnable", "sleeping", "waiting")
+    by = gaps.groupby("doing")["duration_ns"].sum().sort_values(ascending=False)
+    return {
+        "gaps": len(gaps),
+        "ms": float(gaps["duration_ns"].sum()) / 1e6,
+        "longest_ms": float(gaps["duration_ns"].max()) / 1e6 if len(gaps) else None,
+        **{f"{name}_ms": float(gaps[f"{name}_ns"].sum()) / 1e6 for name in names},
+        "doing_ms": {str(name) or "outside operators": float(ns) / 1e6 for name, ns in by.head(6).items()},
+    }
+
+
+def closure(tables: Tables) -> list[Row]:
+    """Each relation that must hold: how often it could be looked at, how often it was broken, and the residual left over."""
+    rows = []
+    for check in checks(tables["qnn_executes"], tables["qnn_events"]):
+        known = ~np.isnan(check.found) & ~np.isnan(check.expected)
+        if known.any():
+            residual = float((check.expected - check.found)[known].sum())
+            counts = {"looked_at": int(known.sum()), "broken": int(check.broken.sum())}
+            rows.append({"check": check.name, "unit": check.unit, **counts, "residual": residual})
+    return rows
+
+
+def statistics(tables: Tables, op_map: OpMap | None = None) -> Row:
+    """Every figure, JSON-able; times in the unit that the key ends with."""
+    executes, events, stages = tables["qnn_executes"], tables["qnn_events"], tables["qnn_stages"]
+    done = executes[executes["complete"]].assign(graph=labels(executes))
+    by_node = nodes(tables, op_map or {})
+    by_type = by_node.groupby("type", as_index=False)[["runs", "cycles", "share"]].sum().sort_values("cycles", ascending=False)
+    levels = done["profile_level"].map(lambda level: LEVELS.get(level, str(level))).value_counts()
+    return {
+        "executes": len(executes),
+        "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),
+        "levels": {str(name): int(count) for name, count in levels.items()},
+        "graphs": grouped(done, ["graph"]),
+        "experts": grouped(done[done["expert"] >= 0], ["layer", "expert"]),
+        "nodes": by_node.to_dict("records"),
+        "types": by_type.to_dict("records"),
+        "contexts": contexts(tables),
+        "stages": {
+            str(name): {"count": len(rows), "ms": float(rows["duration_ns"].sum()) / 1e6}
+            for name, rows in stages.groupby("stage")
+        },
+        "idle": idle(tables),
+        "overlap": overlap(tables),
+        "closure": closure(tables),
+        "findings": tables["qnn_findings"]["text"].tolist(),
+        "events": len(events),
+        "unjoined_events": int(((events["execute_id"] < 0) & (events["call_id"] < 0)).sum()),
+    }

@@ -1,0 +1,253 @@
+"""Phases: where every moment of a token goes. Groups of operators, idle gaps by their cause, and a residual; they add up.
+
+A gap is time of a token in which no thread works on any of its operators or loads. Its cause is what was going on instead:
+the NPU's execution, a load, or the state of the token's own thread.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions.groups import GROUPS, group_times, working
+from analyzer.records.intervals import Intervals, overlaps, uncovered
+from analyzer.records.schema import reads
+
+Tables = dict[str, pd.DataFrame]
+CAUSE_OF_STATE = {
+    "running": "host",
+    "runnable": "scheduling",
+    "waiting": "disk wait",
+    "sleeping": "asleep",
+    "stopped": "stopped",
+}
+"""State of the token's thread → cause of a gap: `host` is the engine's own code between operators."""
+CAUSES = ("npu", "load", *CAUSE_OF_STATE.values())
+RESIDUAL = "residual"
+GAP_COLUMNS = ("token_id", "begin_ns", "end_ns", "duration_ns", "cause", "after", "before")
+
+
+def spans_of(table: pd.DataFrame, key: str = "token_id") -> Intervals:
+    """A table's spans by one of its columns."""
+    return Intervals(table[key].to_numpy(np.int64), table["begin_ns"].to_numpy(), table["end_ns"].to_numpy())
+
+
+def gaps(tables: Tables) -> pd.DataFrame:
+    """Every piece of a gap with one cause: token_id, begin_ns, end_ns, duration_ns, cause, and the operators around it."""
+    return neighbours(tables["operators"], idle(tables, working(tables)))[list(GAP_COLUMNS)]
+
+
+def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
+    """The gaps that groups.working leaves, without the operators around them."""
+    covered = Intervals(*(work[name].to_numpy(np.int64) for name in ("token_id", "begin", "end")))
+    left = uncovered(spans_of(tables["tokens"]), covered)
+    return explained(tables, left, (("npu", npu_spans(tables)), ("load", load_spans(tables))))
+
+
+def explained(tables: Tables, left: Intervals, known: tuple[tuple[str, Intervals], ...]) -> pd.DataFrame:
+    """Idle pieces of tokens cut by cause: the first of `known` that covers them, else the state of the token's thread."""
+    parts, causes = [], []
+    for cause, spans in known:
+        taken = merged(spans)
+        found = overlaps(left, taken)
+        parts.append(Intervals(left.key[found.left], found.begin, found.end))
+        causes.append(np.full(len(found.left), cause, object))
+        left = uncovered_parts(left, taken)
+    by_state, named = by_thread_state(tables, left)
+    token, begin, end = (np.concatenate([getattr(part, name) for part in (*parts, by_state)]) for name in ("key", "begin", "end"))
+    order = np.lexsort((begin, token))
+    rows = pd.DataFrame({"token_id": token[order], "begin_ns": begin[order], "end_ns": end[order]})
+    rows["duration_ns"] = rows["end_ns"] - rows["begin_ns"]
+    rows["cause"] = pd.Series(np.concatenate((*causes, named))[order], dtype=object)
+    return rows
+
+
+def npu_spans(tables: Tables) -> Intervals:
+    """Executions on the NPU within tokens."""
+    executes = tables["qnn_executes"]
+    return spans_of(executes[executes["token_id"] >= 0])
+
+
+def load_spans(tables: Tables) -> Intervals:
+    """Loads of experts and the making of NPU contexts, by the token that runs meanwhile."""
+    loads = tables["loads"]
+    loads = loads[(loads["action"] == "load") & (loads["token_id"] >= 0)]
+    calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(("contextCreate", "contextCreateFromBinary", "graphFinalize"))]
+    tokens = tables["tokens"]
+    made = overlaps(spans_of(tokens, "pid"), merged(spans_of(calls, "pid")))
+    parts = (spans_of(loads), Intervals(tokens["token_id"].to_numpy()[made.left], made.begin, made.end))
+    return Intervals(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("key", "begin", "end")))
+
+
+def merged(spans: Intervals) -> Intervals:
+    """The union of each key's intervals."""
+    if len(spans.key) == 0:
+        return spans
+    keys = np.unique(spans.key)
+    low, high = int(spans.begin.min()) - 1, int(spans.end.max()) + 1
+    every = Intervals(keys, np.full(len(keys), low), np.full(len(keys), high))
+    holes = uncovered(every, spans)
+    return uncovered(every, holes)
+
+
+def uncovered_parts(windows: Intervals, taken: Intervals) -> Intervals:
+    """What `taken` leaves of windows of which a key may have many."""
+    own = np.arange(len(windows.key))
+    found = overlaps(windows, taken)
+    rest = uncovered(Intervals(own, windows.begin, windows.end), Intervals(found.left, found.begin, found.end))
+    return Intervals(windows.key[rest.key], rest.begin, rest.end)
+
+
+def by_thread_state(tables: Tables, left: Intervals) -> tuple[Intervals, np.ndarray]:
+    """Gaps cut by the state of their token's own thread, each with its cause; where no state is known, the residual."""
+    states = tables["thread_states"]
+    owner = tables["tokens"].set_index("token_id")["tid"].reindex(left.key, fill_value=-1).to_numpy()
+    mine = states[np.isin(states["tid"].to_numpy(), np.unique(owner))]
+    known, named = spans_of(mine, "tid"), mine["state"].map(CAUSE_OF_STATE).to_numpy()
+    found = overlaps(Intervals(owner, left.begin, left.end), known)
+    own = np.arange(len(left.key))
+    rest = uncovered(Intervals(own, left.begin, left.end), Intervals(found.left, found.begin, found.end))
+    pieces = Intervals(
+        np.concatenate((left.key[found.left], left.key[rest.key])),
+        np.concatenate((found.begin, rest.begin)),
+        np.concatenate((found.end, rest.end)),
+    )
+    causes = np.concatenate((named[found.right], np.full(len(rest.key), RESIDUAL, object)))
+    return pieces, causes
+
+
+def neighbours(operators: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Name the operators around each gap: `after` which it came and `before` which; "" at the token's edges."""
+    named = operators.loc[operators["token_id"] >= 0, ["token_id", "begin_ns", "end_ns", "name"]]
+    rows = rows.assign(row=np.arange(len(rows)))
+    for column, at, side, direction in (("after", "begin_ns", "end_ns", "backward"), ("before", "end_ns", "begin_ns", "forward")):
+        right = named[["token_id", side, "name"]].rename(columns={side: "at", "name": column}).sort_values("at")
+        left = rows.rename(columns={at: "at"})[["token_id", "at", "row"]].sort_values("at")
+        found = pd.merge_asof(left, right, on="at", by="token_id", direction=direction)
+        rows[column] = found.set_index("row")[column].reindex(rows["row"]).fillna("").to_numpy()
+    return rows
+
+
+def by_cause(rows: pd.DataFrame, tokens: pd.Index) -> pd.DataFrame:
+    """ns of the gaps of each cause in each token."""
+    place, spent = tokens.get_indexer(rows["token_id"]), {}
+    for cause in CAUSES:
+        mine = reads(rows["cause"], cause) & (place >= 0)
+        spent[cause] = np.bincount(place[mine], rows["duration_ns"].to_numpy()[mine], len(tokens))
+    return pd.DataFrame(spent, index=tokens, dtype=np.float64)
+
+
+def per_token(tables: Tables) -> pd.DataFrame:
+    """ns by token_id: a column per group and per cause, `residual`, and `total`, which is their sum; with phase and position."""
+    tokens = tables["tokens"].set_index("token_id")
+    work = working(tables)
+    spent = group_times(tables, work).reindex(tokens.index, fill_value=0.0)
+    both = pd.concat([spent, by_cause(idle(tables, work), tokens.index)], axis=1)
+    both[RESIDUAL] = tokens["duration_ns"] - both.sum(axis=1)
+    both["total"] = tokens["duration_ns"].astype(np.float64)
+    for name in ("phase", "position", "complete"):
+        both[name] = tokens[name]
+    return both
+
+
+def phase_shares(tables: Tables, rows: pd.DataFrame | None = None) -> dict[str, dict[str, float]]:
+    """Per phase: ms per step of each group, cause and of the residual; they add up to `total`. Complete tokens only."""
+    rows = per_token(tables) if rows is None else rows
+    answer: dict[str, dict[str, float]] = {}
+    for phase, mine in rows[rows["complete"]].groupby("phase"):
+        mean = mine[[*GROUPS, *CAUSES, RESIDUAL, "total"]].mean() / 1e6
+        shares = {name: float(mean[name]) for name in (*GROUPS, *CAUSES) if mean[name] > 0}
+        answer[str(phase)] = {**shares, RESIDUAL: float(mean[RESIDUAL]), "total": float(mean["total"])}
+    return answer
+
+
+def whole_run(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
+    """The run from the first token's begin to the last one's end, in ms: every phase, what lies between steps, the residual."""
+    tokens = tables["tokens"]
+    if len(tokens) == 0:
+        return {}
+    first, last = int(tokens["begin_ns"].min()), int(tokens["end_ns"].max())
+    window = Intervals(np.zeros(1, np.int64), np.array([first]), np.array([last]))
+    own = spans_of(tokens)
+    between = uncovered(window, Intervals(np.zeros(len(tokens), np.int64), own.begin, own.end)).length.sum()
+    spent = {str(phase): float(ns) / 1e6 for phase, ns in tokens.groupby("phase")["duration_ns"].sum().items()}
+    total = (last - first) / 1e6
+    unexplained = float(rows[RESIDUAL].sum()) / 1e6
+    busy = float(rows["total"].sum()) / 1e6
+    return {
+        "total_ms": total,
+        "phases_ms": spent,
+        "between_steps_ms": float(between) / 1e6,
+        "concurrent_ms": sum(spent.values()) + float(between) / 1e6 - total,
+        "residual_ms": unexplained,
+        "residual_share": unexplained / busy if busy else 0.0,
+    }
+
+
+def npu_windows(tables: Tables) -> pd.DataFrame:
+    """Every run of a graph on the NPU, in ns: `before` and `after` the execution on the host, `accelerator`, and the `residual`.
+
+    The residual is the execution's time that the backend does not tell as the accelerator's: RPC and queueing. An execution
+    without profile events has no `accelerator` (NaN) and no `residual`.
+    """
+    executes, graphs = tables["qnn_executes"], tables["graphs"].set_index("graph_id")
+    mine = executes[executes["graph_id"].isin(graphs.index)]
+    outer = graphs.loc[mine["graph_id"], ["begin_ns", "end_ns", "backend"]].reset_index(drop=True)
+    mine = mine.reset_index(drop=True)
+    accelerator = mine["accel_us"] * 1e3
+    return pd.DataFrame(
+        {
+            "graph_id": mine["graph_id"],
+            "execute_id": mine["execute_id"],
+            "token_id": mine["token_id"],
+            "window_ns": outer["end_ns"] - outer["begin_ns"],
+            "before_ns": mine["begin_ns"] - outer["begin_ns"],
+            "accelerator_ns": accelerator,
+            "residual_ns": mine["duration_ns"] - accelerator,
+            "after_ns": outer["end_ns"] - mine["end_ns"],
+        }
+    )
+
+
+def steps_sum(rows: pd.DataFrame) -> dict[str, float]:
+    """All steps of `per_token` in ms: `total` is `operators` + `gaps` + `residual`; `residual_share` of the total."""
+    spent = rows[[*GROUPS, *CAUSES, RESIDUAL, "total"]].sum() / 1e6
+    total, residual = float(spent["total"]), float(spent[RESIDUAL])
+    return {
+        "steps": len(rows),
+        "total": total,
+        "operators": float(spent[list(GROUPS)].sum()),
+        "gaps": float(spent[list(CAUSES)].sum()),
+        "residual": residual,
+        "residual_share": residual / total if total else 0.0,
+    }
+
+
+def npu_sum(tables: Tables) -> dict[str, float]:
+    """All windows of `npu_windows` in ms: `total` is `before` + `accelerator` + `after` + `residual`; `residual_share` of it.
+
+    `untold` windows, whose executions have no profile events, are counted alone. Empty where no graph ran on the NPU.
+    """
+    windows = npu_windows(tables)
+    told = windows.dropna(subset=["accelerator_ns"])
+    if len(windows) == 0:
+        return {}
+    parts = {name: float(told[f"{name}_ns"].sum()) / 1e6 for name in ("before", "accelerator", "after", "residual")}
+    total = float(told["window_ns"].sum()) / 1e6
+    share = parts["residual"] / total if total else 0.0
+    return {"windows": len(told), "untold": len(windows) - len(told), "total": total, **parts, "residual_share": share}
+
+
+def npu_gaps(tables: Tables) -> pd.DataFrame:
+    """Idle time of the NPU within tokens that use it, by cause: token_id, begin_ns, end_ns, duration_ns, cause.
+
+    Causes in order of precedence: a `load` went on, the token's thread was in the graph's hand-over (`rpc`), in an operator on
+    the host (`host`), else the cause of a gap between operators.
+    """
+    busy = npu_spans(tables)
+    tokens = tables["tokens"][tables["tokens"]["token_id"].isin(np.unique(busy.key))]
+    left = uncovered(spans_of(tokens), busy)
+    graphs = tables["graphs"].query("backend == 'htp' and token_id >= 0")
+    work = working(tables)
+    host = Intervals(*(work[name].to_numpy(np.int64) for name in ("token_id", "begin", "end")))
+    return explained(tables, left, (("load", load_spans(tables)), ("rpc", spans_of(graphs)), ("host", host)))

@@ -1,0 +1,251 @@
+"""ProfDAG: one token's operators as a graph, measured.
+
+Nodes are operators in execution order; an edge says that one reads what the other made. A source that no operator of the token
+made is a constant (a weight, or state of an earlier token), unless its own structure was recorded: then it is a view.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+
+from analyzer.errors import AnalysisError
+from analyzer.tables.nodes import NEVER_RUN
+from analyzer.tables.operators import layer_of
+
+VIEWS_DEEP = 8
+NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+Tables = dict[str, pd.DataFrame]
+MEASURED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt")
+IN_PLACE = {"SET_ROWS": -1, "CPY": 1, "SET": 0, "ACC": 0}
+"""Operators that write into memory they are given: which of their sources that is."""
+COPIED = (
+    *("type", "name", "layer", "expert", "order", "shape", "n_threads"),
+    *("flops", "read_bytes", "written_bytes", *MEASURED),
+)
+
+
+class DagError(AnalysisError):
+    """No ProfDAG can be made; the message says why."""
+
+
+@dataclass
+class _Builder:
+    """The graph while it grows, and who made each tensor so far."""
+
+    tensors: pd.DataFrame
+    graph: nx.DiGraph = field(default_factory=nx.DiGraph)
+    maker: dict[int, str] = field(default_factory=dict)
+    known: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
+    writer: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        keys = zip(self.tensors["pid"].tolist(), self.tensors["tensor"].tolist(), strict=True)
+        for row, (key, since) in enumerate(zip(keys, self.tensors["since_ns"].tolist(), strict=True)):
+            self.known.setdefault(key, []).append((since, row))
+
+    def describe(self, pid: int, tensor: int, ts: int) -> tuple[str, str, str, list[int]]:
+        """(type, name, shape, sources) of a tensor at a time; empty where nothing was recorded about it."""
+        told = self.known.get((pid, tensor))
+        if not told:
+            return "", "", "", []
+        row = max((pair for pair in told if pair[0] <= ts), default=min(told))[1]
+        found = self.tensors.iloc[row]
+        return found["type"], found["name"], found["shape"], [int(s) for s in found["sources"]]
+
+    def source(self, pid: int, tensor: int, ts: int, ancestors: tuple[int, ...] = ()) -> str:
+        """The node that stands for a tensor as a source, made where it has none."""
+        if tensor in self.maker:
+            return self.maker[tensor]
+        kind, name, shape, sources = self.describe(pid, tensor, ts)
+        sources = [s for s in sources if s != tensor and s not in ancestors]
+        role = "view" if sources else "constant"
+        node = f"{role} {tensor:x}"
+        what = {"role": role, "type": kind or "constant", "name": name or f"{tensor:x}", "layer": layer_of(name), "shape": shape}
+        unmeasured = {"expert": -1, "order": -1, "backend": "", "begin_ns": -1, "end_ns": -1, **dict.fromkeys(MEASURED, 0)}
+        self.graph.add_node(node, **what, **unmeasured)
+        self.maker[tensor] = node
+        for above in sources:
+            self.graph.add_edge(self.source(pid, above, ts, (*ancestors, tensor)), node, kind="data")
+        return node
+
+    def base(self, pid: int, tensor: int, ts: int) -> int:
+        """The tensor whose memory a view renames, through all views; the tensor itself where it is none."""
+        for _ in range(VIEWS_DEEP):
+            kind, _, _, sources = self.describe(pid, tensor, ts)
+            if kind not in NEVER_RUN or not sources:
+                return tensor
+            tensor = sources[0]
+        return tensor
+
+    def note_writer(self, kind: str, pid: int, sources: list[int], ts: int, node: str) -> None:
+        """Remember which memory an operator wrote in place."""
+        if kind in IN_PLACE and sources:
+            self.writer[self.base(pid, sources[IN_PLACE[kind]], ts)] = node
+
+    def written_before(self, pid: int, sources: list[int], ts: int) -> set[str]:
+        """The operators that wrote, in place, what is now read through a view."""
+        if not self.writer:
+            return set()
+        return {self.writer[base] for base in (self.base(pid, source, ts) for source in sources) if base in self.writer}
+
+
+def speed(op: dict[str, Any]) -> dict[str, float]:
+    """What an operator achieved: gflops and gbytes_per_s; NaN where its work is not known."""
+    ns = max(int(op["duration_ns"]), 1)
+    return {"gflops": op["flops"] / ns, "gbytes_per_s": (op["read_bytes"] + op["written_bytes"]) / ns}
+
+
+def counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, float]]:
+    """op_id → hardware counters of the operator, summed over its threads."""
+    pmc = tables["pmc"]
+    mine = pmc[pmc["op_id"].isin(operators["op_id"])]
+    answer: dict[int, dict[str, float]] = {}
+    for (op, event), value in mine.groupby(["op_id", "event"])["value"].sum().items():
+        answer.setdefault(int(op), {})[str(event)] = float(value)
+    return answer
+
+
+def build(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
+    """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
+    begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
+    read_bytes, written_bytes, gflops, gbytes_per_s and hardware counters by name. Edges: kind (data | memory | order), memory
+    where one reads what the other wrote in place.
+
+    `mean_over`: token ids whose times are averaged, as far as they ran the same types in the same layers and order; the graph's
+    attributes `tokens_used` and `tokens_skipped` count them. Without any recorded structure, edges follow execution order.
+    """
+    operators = token_operators(tables, token_id)
+    backends = dict(zip(tables["graphs"]["graph_id"].tolist(), tables["graphs"]["backend"].tolist(), strict=True))
+    begun = tables["tokens"].loc[tables["tokens"]["token_id"] == token_id, "begin_ns"]
+    origin = int(begun.iloc[0] if len(begun) else operators["begin_ns"].iloc[0])
+    builder, told = _Builder(tables["tensors"]), False
+    counted = counters(tables, operators)
+    for op in operators.to_dict("records"):
+        sources = builder.describe(op["pid"], op["tensor"], op["end_ns"])[3]
+        told |= bool(sources)
+        makers = [builder.source(op["pid"], s, op["end_ns"]) for s in sources if s != op["tensor"]]
+        writers = builder.written_before(op["pid"], sources, op["end_ns"])
+        copied = {name: op[name] for name in COPIED}
+        times = {"begin_ns": op["begin_ns"] - origin, "end_ns": op["end_ns"] - origin}
+        node, backend = f"op {op['order']}", backends.get(op["graph_id"]) or "cpu"
+        builder.graph.add_node(node, role="op", **copied, **times, backend=backend, **speed(op), **counted.get(op["op_id"], {}))
+        builder.graph.add_edges_from(((writer, node) for writer in writers), kind="memory")
+        builder.graph.add_edges_from(((maker, node) for maker in makers), kind="data")
+        builder.maker[int(op["tensor"])] = node
+        builder.note_writer(op["type"], op["pid"], sources, op["end_ns"], node)
+    graph = builder.graph
+    if not told:
+        nx.add_path(graph, [f"op {order}" for order in operators["order"].tolist()], kind="order")
+    used = average(graph, operators, tables["operators"], mean_over or [])
+    graph.graph.update(token_id=token_id, tokens_used=used, tokens_skipped=len(set(mean_over or []) | {token_id}) - used)
+    return graph
+
+
+def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
+    """The operators of a token in execution order; raises DagError where there are none."""
+    operators = tables["operators"]
+    mine = operators[operators["token_id"] == token_id].sort_values("order")
+    if len(mine) == 0:
+        known = operators["token_id"].unique()
+        known = np.sort(known[known >= 0])
+        have = f"tokens {known[0]} to {known[-1]} have" if len(known) else "none has: record at level operator"
+        raise DagError(f"token {token_id} has no operators; {have}")
+    return mine
+
+
+def average(graph: nx.DiGraph, operators: pd.DataFrame, everything: pd.DataFrame, others: list[int]) -> int:
+    """Replace measured values by means over all tokens of the same structure; answers how many tokens that were."""
+    shape, own = operators[["type", "layer"]].to_numpy().tolist(), int(operators["token_id"].iloc[0])
+    total, used = operators[list(MEASURED)].to_numpy(np.float64), 1
+    rows = everything[everything["token_id"].isin(set(others) - {own})]
+    for _, other in rows.groupby("token_id"):
+        other = other.sort_values("order")
+        if other[["type", "layer"]].to_numpy().tolist() == shape:
+            total, used = total + other[list(MEASURED)].to_numpy(np.float64), used + 1
+    if used > 1:
+        for order, values in zip(operators["order"].tolist(), (total / used).tolist(), strict=True):
+            graph.nodes[f"op {order}"].update(zip(MEASURED, values, strict=True))
+    return used
+
+
+def decode_tokens(tables: Tables) -> list[int]:
+    """Ids of complete decode tokens that have operators."""
+    tokens = tables["tokens"]
+    good = tokens[(tokens["phase"] == "decode") & tokens["complete"]]["token_id"]
+    return sorted(set(good.tolist()) & set(tables["operators"]["token_id"].unique().tolist()))
+
+
+def to_json(graph: nx.DiGraph) -> dict[str, Any]:
+    """The graph as {graph, nodes, edges}, JSON-able."""
+    nodes = [{"id": node, **_plain(values)} for node, values in graph.nodes(data=True)]
+    edges = [{"source": a, "target": b, **_plain(values)} for a, b, values in graph.edges(data=True)]
+    return {"graph": _plain(graph.graph), "nodes": nodes, "edges": edges}
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """NumPy scalars as Python's own."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+
+
+def export(graph: nx.DiGraph, path: Path, form: str) -> None:
+    """Write the graph as `graphml`, `dot` or `json`."""
+    path.write_text(as_text(graph, form))
+
+
+def as_text(graph: nx.DiGraph, form: str) -> str:
+    """The graph as `graphml`, `dot` or `json`."""
+    if form == "json":
+        return json.dumps(finite(to_json(graph)))
+    if form == "dot":
+        return to_dot(graph)
+    plain = nx.DiGraph(**in_xml(graph.graph))
+    plain.add_nodes_from((legal(node), in_xml(values)) for node, values in graph.nodes(data=True))
+    plain.add_edges_from((legal(a), legal(b), in_xml(values)) for a, b, values in graph.edges(data=True))
+    return "\n".join(nx.generate_graphml(plain))
+
+
+def legal(value: Any) -> Any:
+    """A text without the characters that XML has no way to write; anything else as it is."""
+    return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
+
+
+def in_xml(values: dict[str, Any]) -> dict[str, Any]:
+    """Attributes as GraphML can hold them."""
+    return {name: legal(value) for name, value in _plain(values).items()}
+
+
+def finite(value: Any) -> Any:
+    """The same with None for NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def to_dot(graph: nx.DiGraph) -> str:
+    """The graph for Graphviz: operators with type, name and time, the darker the longer; views dashed, constants plain."""
+    longest = max((values["duration_ns"] for _, values in graph.nodes(data=True)), default=0) or 1
+    lines = ["digraph profdag {", "  node [fontname=sans, fontsize=10, style=filled, fillcolor=white];"]
+    for node, values in graph.nodes(data=True):
+        label = [values["type"], values["name"]]
+        look = {"view": "shape=box, style=dashed", "constant": "shape=plain"}.get(values["role"], "")
+        if values["role"] == "op":
+            label.append(f"{values['duration_ns'] / 1e3:,.1f} µs")
+            look = f'shape=box, fillcolor="0.08 {values["duration_ns"] / longest:.3f} 1.0"'
+        lines.append(f"  {quoted(node)} [label={quoted(*label)}, {look}];")
+    style = {"memory": " [style=dotted]", "order": " [color=gray]", "next layer": " [style=bold]"}
+    lines += [f"  {quoted(a)} -> {quoted(b)}{style.get(kind, '')};" for a, b, kind in graph.edges(data="kind")]
+    return "\n".join([*lines, "}", ""])
+
+
+def quoted(*lines: str) -> str:
+    """A string of DOT, maybe of several lines, in which nothing of the texts ends it or is an escape."""
+    texts = (NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", str(line)) for line in lines)
+    return '"' + "\\n".join(text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") for text in texts) + '"'

@@ -1,0 +1,163 @@
+"""The roofline: what each sort of operator achieved, against what the machine can do, and what bounds it.
+
+Attainable time is the larger of flops / peak and bytes / bandwidth; whichever it is names the bound. Where that is less than the
+time of an empty call, `launch` binds; what spent most of its threads' time waiting for the disk is bound by `disk`.
+"""
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions.ceilings import Ceilings
+from analyzer.records.intervals import Intervals, overlaps
+from analyzer.records.schema import reads
+from analyzer.records.spans import Nest, distinct
+
+Tables = dict[str, pd.DataFrame]
+DISK_SHARE = 0.5
+GROUPINGS = {"type": ["type"], "shape": ["type", "shape", "weights"], "name": ["type", "name"], "layer": ["type", "layer"]}
+
+
+def measured(tables: Tables, by: str = "type") -> pd.DataFrame:
+    """Operators with what the roofline needs: phase, backend, bytes, disk_ns (summed over threads); by shape, weights' too."""
+    operators = tables["operators"]
+    phase = tables["tokens"].set_index("token_id")["phase"].reindex(operators["token_id"]).fillna("").to_numpy()
+    moved = (operators["read_bytes"] + operators["written_bytes"]).fillna(expert_bytes(tables))
+    told = {"backend": operator_backends(tables), "phase": phase, "bytes": moved, "disk_ns": disk_time(tables)}
+    if by == "shape":
+        told["weights"] = weight_shapes(operators, tables["tensors"])
+    return operators.assign(**told)
+
+
+def operator_backends(tables: Tables) -> np.ndarray:
+    """Where each operator ran: the backend of the graph that encloses it, else of the graphs that it encloses, else cpu."""
+    operators, graphs = tables["operators"], tables["graphs"]
+    told = graphs.set_index("graph_id")["backend"].reindex(operators["graph_id"]).fillna("").to_numpy(dtype=object, copy=True)
+    inner = Nest(*(operators[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
+    within = inner.innermost(graphs["tid"].to_numpy(), graphs["begin_ns"].to_numpy())
+    known = graphs.assign(row=within)[(within >= 0) & (graphs["backend"] != "").to_numpy()]
+    within_row: dict[int, set[str]] = {}
+    for row, name in zip(known["row"].tolist(), known["backend"].tolist(), strict=True):
+        within_row.setdefault(row, set()).add(name)
+    for row, names in within_row.items():
+        told[row] = told[row] or "+".join(sorted(names))
+    told[told == ""] = "cpu"
+    return told
+
+
+def expert_bytes(tables: Tables) -> pd.Series:
+    """Size of the weights of operators that run one expert, as its loads told it; NaN elsewhere."""
+    loads, operators = tables["loads"], tables["operators"]
+    size = loads[loads["bytes"] > 0].groupby(["layer", "expert"])["bytes"].last()
+    place = pd.MultiIndex.from_frame(operators[["layer", "expert"]])
+    told = size.reindex(place).to_numpy(np.float64) if len(size) else np.full(len(operators), np.nan)
+    return pd.Series(np.where(operators["expert"] >= 0, told, np.nan), index=operators.index)
+
+
+def weight_shapes(operators: pd.DataFrame, tensors: pd.DataFrame) -> np.ndarray:
+    """Shape and element type of each operator's first source, "2048x8192 Q4_0": of a product, its matrix; "" where not known."""
+    described = (tensors["shape"] + " " + tensors["dtype"]).str.strip()
+    first = [int(sources[0]) if len(sources) else 0 for sources in tensors["sources"]]
+    keys = list(zip(tensors["pid"].tolist(), tensors["tensor"].tolist(), strict=True))
+    by_tensor = dict(zip(keys, described, strict=True))
+    of_result = {key: by_tensor.get((key[0], source), "") for key, source in zip(keys, first, strict=True)}
+    return np.array([of_result.get(key, "") for key in zip(operators["pid"].tolist(), operators["tensor"].tolist(), strict=True)])
+
+
+def disk_time(tables: Tables) -> np.ndarray:
+    """ns that each operator's threads waited for the disk, by the scheduler's records and, where longer, by reads and faults."""
+    shares, states = tables["op_threads"], tables["thread_states"]
+    n = len(tables["operators"])
+    busy, away = (Intervals(*(part[name].to_numpy() for name in ("tid", "begin_ns", "end_ns"))) for part in (shares, states))
+    away = away.where(reads(states["state"], "waiting") & np.isin(away.key, distinct(busy.key)))
+    found = overlaps(busy, away)
+    waited = np.bincount(shares["op_id"].to_numpy()[found.left], found.length, minlength=n)[:n]
+    faults = tables["faults"]
+    faults = faults[(faults["kind"] == "major") & (faults["op_id"] >= 0)]
+    read = np.bincount(faults["op_id"], faults["duration_ns"].clip(lower=0), minlength=n)[:n]
+    return np.maximum(waited, read)
+
+
+def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase: str | None = None) -> pd.DataFrame:
+    """One row per sort of operator and backend, the costliest first.
+
+    count, ms, mean_us, flops and bytes (of one, on average), intensity (flop/byte), gflops, gbytes_per_s, threads,
+    roof_us (attainable time of one), share_of_roof (roof / measured), above_ms (time of all beyond the attainable), bound.
+    """
+    rows = measured(tables, by)
+    rows = rows if phase is None else rows[rows["phase"] == phase]
+    grouped = rows.groupby([*GROUPINGS[by], "backend"], as_index=False, sort=False)
+    found = grouped.agg(
+        count=("op_id", "size"),
+        ns=("duration_ns", "sum"),
+        median_ns=("duration_ns", "median"),
+        flops=("flops", "mean"),
+        bytes=("bytes", "mean"),
+        threads=("n_threads", "max"),
+        busy=("busy_ns", "sum"),
+        wait=("wait_ns", "sum"),
+        disk=("disk_ns", "sum"),
+    )
+    found = found.assign(
+        ms=found["ns"] / 1e6,
+        mean_us=found["ns"] / found["count"] / 1e3,
+        median_us=found["median_ns"] / 1e3,
+        intensity=found["flops"] / found["bytes"],
+        gflops=found["flops"] * found["count"] / found["ns"],
+        gbytes_per_s=found["bytes"] * found["count"] / found["ns"],
+        wait_share=found["wait"] / (found["busy"] + found["wait"]).clip(lower=1),
+        disk_share=found["disk"] / (found["busy"] + found["wait"]).clip(lower=1),
+    )
+    found = bounds(found, ceilings)
+    return found.drop(columns=["ns", "median_ns", "busy", "wait", "disk"]).sort_values("ms", ascending=False, ignore_index=True)
+
+
+def bounds(found: pd.DataFrame, ceilings: Ceilings | None) -> pd.DataFrame:
+    """Add roof_us, share_of_roof, above_ms and bound; without ceilings, or off the CPU, only the disk is known to bind."""
+    disk = found["disk_share"] > DISK_SHARE
+    if ceilings is None:
+        return found.assign(roof_us=np.nan, share_of_roof=np.nan, above_ms=np.nan, bound=np.where(disk, "disk", ""))
+    speeds = np.array([ceilings.of(int(n)) for n in found["threads"]]).reshape(-1, 2)
+    memory, compute = found["bytes"] / speeds[:, 0], found["flops"] / speeds[:, 1]
+    roof = np.where(found["backend"] == "cpu", np.fmax(memory, compute) * 1e6, np.nan)
+    launch = roof * 1e3 < ceilings.launch_ns
+    named = np.where(np.isnan(roof), "", np.where(launch, "launch", np.where(compute > memory, "compute", "memory")))
+    share, above = roof / found["median_us"], (found["ms"] - roof * found["count"] / 1e3).clip(lower=0)
+    return found.assign(roof_us=roof, share_of_roof=share, above_ms=above, bound=np.where(disk, "disk", named))
+
+
+def complexity_fits(tables: Tables, phase: str = "decode") -> pd.DataFrame:
+    """Time against complexity (ProfInfer's Figure 10): for each type, time = launch_us + flops / gflops, over shapes, with r2."""
+    rows = measured(tables)
+    rows = rows[(rows["phase"] == phase) & (rows["flops"] > 0)]
+    points = rows.groupby(["type", "flops"])["duration_ns"].agg(["median", "size"]).reset_index()
+    answer = []
+    for kind, mine in points.groupby("type"):
+        if len(mine) < 3:
+            continue
+        x, y = mine["flops"].to_numpy(), mine["median"].to_numpy()
+        slope, start = np.polyfit(x, y, 1)
+        rest, spread = y - (start + slope * x), y - y.mean()
+        r2 = 1 - (rest @ rest) / (spread @ spread) if spread @ spread else 1.0
+        speed = 1 / slope if slope > 0 else np.nan
+        answer.append({"type": kind, "shapes": len(mine), "launch_us": start / 1e3, "gflops": speed, "r2": r2})
+    return pd.DataFrame(answer, columns=["type", "shapes", "launch_us", "gflops", "r2"])
+
+
+def backends(tables: Tables) -> pd.DataFrame:
+    """Subgraphs of one kind and size that ran on several backends (Figure 12): median us on each, and the ratio to the CPU."""
+    graphs = tables["graphs"]
+    mine = graphs[graphs["complete"] & (graphs["backend"] != "")]
+    keys = ["kind", "n_tokens"]
+    middle = mine.groupby([*keys, "backend"])["duration_ns"].agg(["median", "size"]).reset_index()
+    shared = middle[middle.groupby(keys)["backend"].transform("nunique") > 1]
+    cpu = shared[shared["backend"] == "cpu"].set_index(keys)["median"]
+    place = pd.MultiIndex.from_frame(shared[keys])
+    ratio = shared["median"].to_numpy() / cpu.reindex(place).to_numpy(np.float64) if len(shared) else np.empty(0)
+    return pd.DataFrame(
+        {
+            **{name: shared[name].to_numpy() for name in (*keys, "backend")},
+            "runs": shared["size"].to_numpy(),
+            "median_us": shared["median"].to_numpy() / 1e3,
+            "times_cpu": ratio,
+        }
+    )

@@ -1,0 +1,292 @@
+"""A recording in numbers: one JSON-able dictionary, every section present only as far as its records are."""
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions import ceilings, experts
+from analyzer.questions.findings import findings
+from analyzer.questions.groups import operator_groups
+from analyzer.questions.phases import per_token, phase_shares
+from analyzer.questions.threads import STATES
+from analyzer.questions.trends import sequences
+from analyzer.records.observed import known_changes
+from analyzer.records.reading import Source, section
+from analyzer.records.schema import reads
+from analyzer.records.spans import numbered
+from tracer.recording.format import Recording
+
+Tables = dict[str, pd.DataFrame]
+NEEDED = (
+    *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
+    *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired"),
+)
+"""The tables that a summary is made of."""
+TOP = 12
+WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
+
+
+def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
+    """Sections recording, machine, tokens, phases, findings, operators, experts, npu, scheduling, io, records, cost.
+
+    In ms unless named. `missing` says what levels were not recorded, and what they would have told. `source` is the recording's,
+    where it is at hand.
+    """
+    rows, source = per_token(tables), source or Source(recording)
+    return {
+        "recording": about(recording, tables),
+        "machine": machine(recording.manifest),
+        "missing": [*incomplete(source), *missing(tables)],
+        "tokens": tokens(tables["tokens"]),
+        "phases": phase_shares(tables, rows),
+        "findings": told(recording, tables, rows),
+        "operators": operators(tables),
+        "experts": experts.summary(tables),
+        "npu": npu(recording.manifest, tables),
+        "scheduling": scheduling(tables),
+        "io": io(tables),
+        "records": records(source, tables),
+        "cost": cost(recording.manifest, tables),
+    }
+
+
+ABSENT = (
+    ("tokens", "token", "no steps: no engine that is known ran, or its steps were not probed"),
+    ("operators", "operator", "no operators: where a step's time goes is not known"),
+    ("thread_states", "sched", "no scheduling: idle time has no cause"),
+)
+"""(table, level that fills it, what its absence means)."""
+
+
+def missing(tables: Tables) -> list[str]:
+    """What this recording cannot tell, and the level that would."""
+    return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
+
+
+def incomplete(source: Source) -> list[str]:
+    """How the files fall short of what the manifest counts, or hold what it does not describe."""
+    said, found = section(source.manifest, "records"), source.count()
+    known = {kind: n for kind, n in said.items() if isinstance(n, int) and kind in source.recording.layouts}
+    short = {kind: n - found.get(kind, 0) for kind, n in known.items() if n > found.get(kind, 0)}
+    lines = []
+    if short:
+        worst = max(short, key=lambda kind: short[kind])
+        lines.append(
+            f"{sum(short.values()):,} of {sum(known.values()):,} records are not in the files ({worst} above all): cut short"
+        )
+    odd = found.get("unknown", 0)
+    if odd:
+        lines.append(f"{odd:,} records are of kinds that the manifest does not describe: left out")
+    if source.damaged:
+        lines.append(f"{source.damaged:,} records have impossible times: left out; the files are damaged")
+    return lines
+
+
+def told(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """The findings; against the ceilings of the machine, where those were measured."""
+    roof = ceilings.load(section(recording.manifest, "machine"))
+    return [asdict(finding) for finding in findings(tables, roof, rows)]
+
+
+def about(recording: Recording, tables: Tables) -> dict[str, Any]:
+    """What was recorded; a state other than `complete` says that the writer did not finish."""
+    manifest = recording.manifest
+    keys = ("program", "state", "started_utc", "duration_ns", "command", "loader", "levels")
+    engines = [name for name in section(manifest, "engines") if (tables["tokens"]["engine"] == name).any()]
+    return {**{key: manifest.get(key) for key in keys}, "engines": engines or list(section(manifest, "engines"))}
+
+
+def machine(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The machine, and which of it is emulated."""
+    qnn = section(manifest, "qnn")
+    npu = None
+    if qnn:
+        npu = (
+            "HTP emulator" if qnn.get("emulator") else ("HTP" if qnn.get("backend") == 6 else f"QNN backend {qnn.get('backend')}")
+        )
+    return {**section(manifest, "machine"), "npu": npu, "emulated": [npu] if npu == "HTP emulator" else []}
+
+
+def tokens(table: pd.DataFrame) -> dict[str, Any]:
+    """Speed: TTFT from a generation's first begin to its last prefill's end; TPOT between the ends of successive steps."""
+    done = table[table["complete"]]
+    if len(table) == 0:
+        return {}
+    done = done.assign(sequence=sequences(done), prefill=done["phase"] == "prefill")
+    prefill, decode = done[done["prefill"]], done[~done["prefill"]]
+    waited = prefill.groupby("sequence").agg({"begin_ns": "min", "end_ns": "max"})
+    ordered = done.sort_values(["sequence", "end_ns"])
+    gap = ordered.groupby("sequence")["end_ns"].diff()[~ordered["prefill"]].dropna() / 1e6
+    spent, fed = prefill["duration_ns"].sum() / 1e9, int(prefill["n_tokens"].sum())
+    return {
+        "steps": len(table),
+        "incomplete": int((~table["complete"]).sum()),
+        "generations": int(done["sequence"].nunique()),
+        "prefill_tokens": fed,
+        "decode_steps": len(decode),
+        "ttft_ms": _median((waited["end_ns"] - waited["begin_ns"]) / 1e6),
+        "tpot_ms": {"median": _median(gap), "p90": _quantile(gap, 0.9), "n": len(gap)},
+        "decode_step_ms": {"median": _median(decode["duration_ns"] / 1e6), "p90": _quantile(decode["duration_ns"] / 1e6, 0.9)},
+        "decode_tokens_per_s": len(gap) / (float(gap.sum()) / 1e3) if gap.sum() > 0 else None,
+        "prefill_tokens_per_s": fed / float(spent) if spent > 0 else None,
+        "major_faults": int(done["maj_flt"].clip(lower=0).sum()),
+    }
+
+
+def _median(values: pd.Series) -> float | None:
+    return float(values.median()) if len(values) else None
+
+
+def _quantile(values: pd.Series, q: float) -> float | None:
+    return float(values.quantile(q)) if len(values) else None
+
+
+def operators(tables: Tables, top: int = TOP) -> dict[str, Any]:
+    """Operator types by time: `ms` from first begin to last end, `wait_share` of the threads' time, `share` of all operators."""
+    table = tables["operators"]
+    if len(table) == 0:
+        return {}
+    busy = table.assign(group=operator_groups(table)).groupby(["engine", "type"], as_index=False)
+    total = busy.agg(
+        count=("op_id", "size"),
+        ns=("duration_ns", "sum"),
+        busy=("busy_ns", "sum"),
+        wait=("wait_ns", "sum"),
+        faults=("maj_flt", "sum"),
+    )
+    ranked, everything = total.sort_values("ns", ascending=False), float(total["ns"].sum())
+    rows = [
+        {
+            "engine": row["engine"],
+            "type": row["type"],
+            "count": int(row["count"]),
+            "ms": row["ns"] / 1e6,
+            "mean_us": row["ns"] / row["count"] / 1e3,
+            "share": row["ns"] / everything if everything else 0.0,
+            "wait_share": row["wait"] / (row["busy"] + row["wait"]) if row["busy"] + row["wait"] else 0.0,
+        }
+        for row in ranked.head(top).to_dict("records")
+    ]
+    threads = int(table["n_threads"].max())
+    return {
+        "count": len(table),
+        "incomplete": int((~table["complete"]).sum()),
+        "threads": threads,
+        "ms": everything / 1e6,
+        "top": rows,
+    }
+
+
+def npu(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
+    """QNN: executions as the host saw them and as the backend's own events tell; what joined nothing is counted."""
+    executes, events, calls = tables["qnn_executes"], tables["qnn_events"], tables["qnn_calls"]
+    if len(executes) == 0 and len(events) == 0 and len(calls) == 0:
+        return {}
+    loose = (events["execute_id"] < 0) & (events["call_id"] < 0)
+    told = {name: executes[name].dropna() for name in ("host_rpc_us", "htp_rpc_us", "accel_us", "accel_cycles")}
+    by_graph = executes.groupby("graph_name")["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+    return {
+        "backend": machine(manifest)["npu"],
+        "executes": len(executes),
+        "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),
+        "incomplete": int((~executes["complete"]).sum()),
+        "ms": float(executes["duration_ns"].sum()) / 1e6,
+        **{name: float(values.sum()) if len(values) else None for name, values in told.items()},
+        "profiled_executes": len(told["host_rpc_us"]),
+        "graphs": [
+            {"name": name, "executes": int(row["size"]), "ms": row["sum"] / 1e6} for name, row in by_graph.head(TOP).iterrows()
+        ],
+        "calls": {
+            str(name): {"count": len(rows), "ms": float(rows["duration_ns"].sum()) / 1e6} for name, rows in calls.groupby("call")
+        },
+        "events": len(events),
+        "unjoined_events": int(loose.sum()),
+    }
+
+
+def scheduling(tables: Tables) -> dict[str, Any]:
+    """Time of the target's threads in each state: in all, and for the threads that ran longest."""
+    states = tables["thread_states"]
+    if len(states) == 0:
+        return {}
+    spent, (thread, first) = states["duration_ns"].to_numpy(), numbered(states["tid"].to_numpy())
+    tids = states["tid"].to_numpy()[first]
+    ns = {name: np.bincount(thread, spent * reads(states["state"], name), len(tids)) for name in STATES}
+    wide = pd.DataFrame(ns, index=tids).sort_index() / 1e6
+    names = tables["threads"].set_index("tid")["name"]
+    top = wide.sort_values("running", ascending=False).head(TOP)
+    rows = [
+        {"tid": int(str(tid)), "name": str(names.get(tid, "")), **{f"{k}_ms": float(v) for k, v in row.items()}}
+        for tid, row in top.iterrows()
+    ]
+    sched = tables["sched"]
+    ours = np.isin(sched["prev_tid"].to_numpy(), tids) | np.isin(sched["next_tid"].to_numpy(), tids)
+    switches = reads(sched["event"], "switch") & ours
+    total = {f"{name}_ms": float(each.sum()) / 1e6 for name, each in ns.items()}
+    return {"threads": len(wide), "switches": int(switches.sum()), **total, "top": rows}
+
+
+def io(tables: Tables) -> dict[str, Any]:
+    """What the target's threads read, how long reads and major faults kept them, and what they were in by shares of that time."""
+    faults, reads, blocks = tables["faults"], tables["reads"], tables["blocks"]
+    if len(faults) == 0 and len(reads) == 0 and len(blocks) == 0:
+        return {}
+    major = faults[faults["kind"] == "major"]
+    waits = pd.concat([part[["token_id", "op_id", "load_id", "duration_ns"]] for part in (major, reads)], ignore_index=True)
+    spent = waits["duration_ns"].clip(lower=0)
+    total = float(spent.sum())
+    within = {name: float(spent[waits[column] >= 0].sum()) for name, column in WITHIN.items()}
+    asked = blocks[blocks["operation"] == "read"]
+    by_file = pd.concat([major[["file", "bytes"]], reads[["file", "bytes"]]]).groupby("file")["bytes"].sum()
+    return {
+        "major_faults": len(major),
+        "minor_faults": len(faults) - len(major),
+        "reads": len(reads),
+        "read_bytes": int(reads["bytes"].sum()),
+        "fault_bytes": int(major["bytes"].sum()),
+        "device_reads": len(asked),
+        "device_read_bytes": int(asked["bytes"].sum()),
+        "fault_ms": float(major["duration_ns"].clip(lower=0).sum()) / 1e6,
+        "read_ms": float(reads["duration_ns"].sum()) / 1e6,
+        "waited_ms": total / 1e6,
+        "shares": {name: ns / total if total else 0.0 for name, ns in within.items()},
+        "files": {str(name): int(size) for name, size in by_file.sort_values(ascending=False).head(TOP).items() if size},
+    }
+
+
+def records(source: Source, tables: Tables) -> dict[str, Any]:
+    """Records found in the files, lost in the kernel, and those that found no partner."""
+    lost = {kind: int(n) for kind, n in section(source.manifest, "lost").items() if isinstance(n, int) and n}
+    ends = tables["unpaired"].groupby("kind").size()
+    spans = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "blocks")
+    begins = {name: int((~tables[name]["complete"]).sum()) for name in spans}
+    return {
+        "kept": source.count(),
+        "lost": lost,
+        "discarded_slots": source.discarded(),
+        "dropped": section(source.manifest, "dropped"),
+        "sampling": {k: v for k, v in section(source.manifest, "sampling").items() if isinstance(v, int | float)},
+        "level_changes": len(known_changes(source.manifest.get("level_changes"))),
+        "damaged": source.damaged,
+        "ends_without_begin": {str(kind): int(n) for kind, n in ends.items()},
+        "begins_without_end": {name: n for name, n in begins.items() if n},
+    }
+
+
+def cost(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
+    """What tracing cost: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
+    given = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
+    probes = manifest.get("probes") if isinstance(manifest.get("probes"), list) else []
+    hits = sum(int(p.get("hits") or 0) for p in probes or [] if isinstance(p, dict))
+    spent = float(np.nansum([given.get("trap_ns", 0), given.get("bpf_ns", 0)]))
+    cold = float(np.nansum([given.get("trap_cold_ns", 0), given.get("bpf_ns", 0)]))
+    token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(given.get("target_cpu_ns", 0))
+    return {
+        **given,
+        "probe_hits": hits,
+        "share_of_token_time": spent / token_ns if token_ns > 0 and given else None,
+        "cold_share_of_token_time": cold / token_ns if token_ns > 0 and "trap_cold_ns" in given else None,
+        "share_of_target_cpu": spent / cpu if cpu > 0 else None,
+    }

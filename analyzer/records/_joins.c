@@ -1,0 +1,1049 @@
+/* The loops of analyzer/records/spans.py, analyzer/records/contents.py and analyzer/records/schema.py: joins over columns of 64-bit integers, passes
+ * over slots, and a search in texts.
+ *
+ * Columns are contiguous int64 buffers, given by the caller in matching lengths; answers are written into the last of them. A
+ * function that wants rows in order of time answers False, and has done nothing of use, where they are not.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_COLUMNS 8
+#define MOST_BUFFERS 24
+#define FLAGS 0xC0000000u /* a slot that was discarded or never finished: tracer/recording/format.py */
+#define TS 8
+#define KIND 24
+#define IMPOSSIBLE (1ull << 62)
+
+static uint64_t mixed(uint64_t x)
+{
+	x *= 0x9E3779B97F4A7C15ull;
+	return x ^ x >> 29;
+}
+
+/* key: any number. value: what was last put there, -1 at first. */
+struct map {
+	int64_t *key, *value;
+	char *taken;
+	uint64_t mask, used;
+};
+
+static int map_open(struct map *map, uint64_t size)
+{
+	map->mask = size - 1;
+	map->used = 0;
+	map->key = malloc(size * sizeof(*map->key));
+	map->value = malloc(size * sizeof(*map->value));
+	map->taken = calloc(size, 1);
+	return map->key && map->value && map->taken;
+}
+
+static void map_close(struct map *map)
+{
+	free(map->key);
+	free(map->value);
+	free(map->taken);
+}
+
+static int64_t *place(struct map *map, int64_t key);
+
+static int map_grow(struct map *map)
+{
+	struct map wide;
+	uint64_t i;
+
+	if (!map_open(&wide, (map->mask + 1) * 2)) {
+		map_close(&wide);
+		return 0;
+	}
+	for (i = 0; i <= map->mask; i++)
+		if (map->taken[i])
+			*place(&wide, map->key[i]) = map->value[i];
+	map_close(map);
+	*map = wide;
+	return 1;
+}
+
+/* Where the value of `key` lies, until the next call; NULL without memory. */
+static int64_t *place(struct map *map, int64_t key)
+{
+	uint64_t at = mixed(key) & map->mask;
+
+	for (; map->taken[at]; at = (at + 1) & map->mask)
+		if (map->key[at] == key)
+			return &map->value[at];
+	if (map->used * 2 > map->mask)
+		return map_grow(map) ? place(map, key) : NULL;
+	map->used++;
+	map->taken[at] = 1;
+	map->key[at] = key;
+	map->value[at] = -1;
+	return &map->value[at];
+}
+
+/* The buffers of a call. */
+struct given {
+	Py_buffer view[MOST_BUFFERS];
+	int count;
+};
+
+static void release(struct given *given)
+{
+	while (given->count)
+		PyBuffer_Release(&given->view[--given->count]);
+}
+
+/* Take `count` buffers; the last `answers` of them are written to. */
+static int take(struct given *given, PyObject *const *arguments, Py_ssize_t count, int answers)
+{
+	given->count = 0;
+	if (count < 1 || count > MOST_BUFFERS) {
+		PyErr_SetString(PyExc_TypeError, "wrong number of columns");
+		return 0;
+	}
+	for (Py_ssize_t i = 0; i < count; i++) {
+		int flags = i < count - answers ? PyBUF_SIMPLE : PyBUF_WRITABLE;
+
+		if (PyObject_GetBuffer(arguments[i], &given->view[i], flags)) {
+			release(given);
+			return 0;
+		}
+		given->count++;
+	}
+	return 1;
+}
+
+#define COLUMN(i) ((int64_t *)given.view[i].buf)
+#define LENGTH(i) (given.view[i].len / 8)
+
+/* Whether the columns from..to are as long as column `from`; raises ValueError if not. */
+static int alike(struct given *given, int from, int to)
+{
+	for (int i = from + 1; i <= to; i++)
+		if (given->view[i].len != given->view[from].len) {
+			PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+			return 0;
+		}
+	return 1;
+}
+
+static int in_order(const int64_t *ts, Py_ssize_t n)
+{
+	int back = 0;
+
+	for (Py_ssize_t i = 1; i < n; i++)
+		back |= ts[i] < ts[i - 1];
+	return !back;
+}
+
+static int in_order_with(const int64_t *ts, const int64_t *position, Py_ssize_t n)
+{
+	for (Py_ssize_t i = 1; i < n; i++)
+		if (ts[i] < ts[i - 1] || (ts[i] == ts[i - 1] && position[i] < position[i - 1]))
+			return 0;
+	return 1;
+}
+
+/* The result of a call: whether rows were in order, or an error. */
+static PyObject *told(struct given *given, int ordered, int memory)
+{
+	release(given);
+	if (!memory)
+		return PyErr_NoMemory();
+	return PyErr_Occurred() ? NULL : PyBool_FromLong(ordered);
+}
+
+#define OPENING(columns)                                                                                                          \
+	struct given given;                                                                                                       \
+	struct map map = {0};                                                                                                     \
+	int ordered = 0, memory = 1;                                                                                              \
+	(void)module;                                                                                                             \
+	if (count != (columns)) {                                                                                                 \
+		PyErr_SetString(PyExc_TypeError, "wrong number of columns");                                                      \
+		return NULL;                                                                                                      \
+	}                                                                                                                         \
+	if (!take(&given, arguments, count, 1))                                                                                   \
+		return NULL
+
+/* is_sorted(ts): whether no time is less than the one before. */
+static PyObject *is_sorted(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	int ordered;
+
+	(void)module;
+	if (!take(&given, arguments, count, 0))
+		return NULL;
+	ordered = in_order(COLUMN(0), LENGTH(0));
+	return told(&given, ordered, 1);
+}
+
+/* latest(right_group, right_ts, left_group, left_ts, answer): per left row the last right row of its group up to its time. */
+static PyObject *latest(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	OPENING(5);
+	if (alike(&given, 0, 1) && alike(&given, 2, 4) && in_order(COLUMN(1), LENGTH(1)) && in_order(COLUMN(3), LENGTH(3))) {
+		const int64_t *theirs = COLUMN(0), *since = COLUMN(1), *ours = COLUMN(2), *ts = COLUMN(3);
+		int64_t *answer = COLUMN(4), *found;
+		Py_ssize_t n = LENGTH(0), row = 0;
+
+		ordered = 1;
+		memory = map_open(&map, 64);
+		for (Py_ssize_t i = 0; memory && i < LENGTH(2); i++) {
+			for (; memory && row < n && since[row] <= ts[i]; row++)
+				if ((memory = (found = place(&map, theirs[row])) != NULL))
+					*found = row;
+			if (memory && (memory = (found = place(&map, ours[i])) != NULL))
+				answer[i] = *found;
+		}
+		map_close(&map);
+	}
+	return told(&given, ordered, memory);
+}
+
+/* following(right_group, right_ts, left_group, left_ts, answer): per left row the first right row of its group after its time. */
+static PyObject *following(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	OPENING(5);
+	if (alike(&given, 0, 1) && alike(&given, 2, 4) && in_order(COLUMN(1), LENGTH(1)) && in_order(COLUMN(3), LENGTH(3))) {
+		const int64_t *theirs = COLUMN(0), *since = COLUMN(1), *ours = COLUMN(2), *ts = COLUMN(3);
+		int64_t *answer = COLUMN(4), *found;
+		Py_ssize_t row = LENGTH(0) - 1;
+
+		ordered = 1;
+		memory = map_open(&map, 64);
+		for (Py_ssize_t i = LENGTH(2) - 1; memory && i >= 0; i--) {
+			for (; memory && row >= 0 && since[row] > ts[i]; row--)
+				if ((memory = (found = place(&map, theirs[row])) != NULL))
+					*found = row;
+			if (memory && (memory = (found = place(&map, ours[i])) != NULL))
+				answer[i] = *found;
+		}
+		map_close(&map);
+	}
+	return told(&given, ordered, memory);
+}
+
+/* within(right_group, right_ts, right_until, left_group, left_ts, answer): per left row without an answer (-1) the last right row
+ * of its group up to its time, if that reaches beyond it. */
+static PyObject *within(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	OPENING(6);
+	if (alike(&given, 0, 2) && alike(&given, 3, 5) && in_order(COLUMN(1), LENGTH(1)) && in_order(COLUMN(4), LENGTH(4))) {
+		const int64_t *theirs = COLUMN(0), *since = COLUMN(1), *until = COLUMN(2), *ours = COLUMN(3), *ts = COLUMN(4);
+		int64_t *answer = COLUMN(5), *found;
+		Py_ssize_t n = LENGTH(0), row = 0;
+
+		ordered = 1;
+		memory = map_open(&map, 64);
+		for (Py_ssize_t i = 0; memory && i < LENGTH(3); i++) {
+			for (; memory && row < n && since[row] <= ts[i]; row++)
+				if ((memory = (found = place(&map, theirs[row])) != NULL))
+					*found = row;
+			if (memory && answer[i] < 0 && (memory = (found = place(&map, ours[i])) != NULL))
+				answer[i] = *found >= 0 && ts[i] < until[*found] ? *found : -1;
+		}
+		map_close(&map);
+	}
+	return told(&given, ordered, memory);
+}
+
+/* For each key the last of the rows from the end up to one time, in passes from the end: see `ends`. */
+struct ahead {
+	struct map map;
+	const int64_t *key, *ts;
+	Py_ssize_t row;
+	int64_t asked, answer; /* what was asked for last, while no row has come since: mostly it is asked again; -2: none */
+};
+
+static int ahead_open(struct ahead *ahead, const int64_t *key, const int64_t *ts, Py_ssize_t n)
+{
+	ahead->key = key;
+	ahead->ts = ts;
+	ahead->row = n - 1;
+	ahead->answer = -2;
+	return map_open(&ahead->map, 64);
+}
+
+/* The first row of a key at `from` or later, -1 for none; -2 without memory. `from` must not grow from call to call. */
+static int64_t first_from(struct ahead *ahead, int64_t key, int64_t from)
+{
+	int64_t *found;
+
+	for (; ahead->row >= 0 && ahead->ts[ahead->row] >= from; ahead->row--) {
+		if (!(found = place(&ahead->map, ahead->key[ahead->row])))
+			return -2;
+		*found = ahead->row;
+		ahead->answer = -2;
+	}
+	if (ahead->answer > -2 && ahead->asked == key)
+		return ahead->answer;
+	found = place(&ahead->map, key);
+	ahead->asked = key;
+	return ahead->answer = found ? *found : -2;
+}
+
+#define COUNTER 0xFFFFFFFF /* page faults are counted in 32 bits */
+
+/* ends(last, tid, pid, ts, token, major, minor, graph_pid, graph_ts, token_pid, token_ts, reading_tid, reading_ts, reading_token,
+ * reading_major, reading_minor, steps, answer): how operators without ends end; answer: [end, whether it is known, major
+ * faults, minor faults]. All in order of time.
+ *
+ * The end: the thread's next operator, or the next graph's or token's end of the process. What none of the same step ends, ends
+ * with the step, or with the recording. Faults: up to the thread's next counts of them, its next operator's or, where that comes
+ * first, the reading's; -1 where there are none in the same token and step. */
+static PyObject *ends(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	struct ahead graph = {0}, token_end = {0}, reading = {0};
+	struct map map = {0};
+	long long last = count == 18 ? PyLong_AsLongLong(arguments[0]) : -1;
+	int ordered, memory = 1;
+
+	(void)module;
+	if (count != 18)
+		return PyErr_Format(PyExc_TypeError, "ends wants 18 arguments");
+	if (PyErr_Occurred() || !take(&given, arguments + 1, 17, 1))
+		return NULL;
+	const int64_t *tid = COLUMN(0), *pid = COLUMN(1), *ts = COLUMN(2), *token = COLUMN(3), *major = COLUMN(4), *minor = COLUMN(5);
+	const int64_t *read_ts = COLUMN(11), *owner = COLUMN(12), *read_major = COLUMN(13), *read_minor = COLUMN(14), *step = COLUMN(15);
+	Py_ssize_t n = LENGTH(0), at = LENGTH(15);
+	int64_t *answer = COLUMN(16);
+
+	if (LENGTH(16) != 4 * n || !alike(&given, 0, 5) || !alike(&given, 6, 7) || !alike(&given, 8, 9) || !alike(&given, 10, 14)) {
+		if (!PyErr_Occurred())
+			PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+		return told(&given, 0, 1);
+	}
+	ordered = in_order(ts, n) && in_order(COLUMN(7), LENGTH(7)) && in_order(COLUMN(9), LENGTH(9)) && in_order(read_ts, LENGTH(11));
+	memory = ahead_open(&graph, COLUMN(6), COLUMN(7), LENGTH(7)) && ahead_open(&token_end, COLUMN(8), COLUMN(9), LENGTH(9)) &&
+		 ahead_open(&reading, COLUMN(10), read_ts, LENGTH(10)) && map_open(&map, 64);
+	for (Py_ssize_t i = n - 1; ordered && memory && i >= 0; i--) {
+		int64_t *next = place(&map, tid[i]), after, end = INT64_MAX, next_step, row;
+		int64_t closes = first_from(&graph, pid[i], ts[i] + 1), stops = first_from(&token_end, pid[i], ts[i] + 1);
+		int64_t told_at = first_from(&reading, tid[i], ts[i]);
+
+		if (!(memory = next && closes > -2 && stops > -2 && told_at > -2))
+			break;
+		while (at && step[at - 1] > ts[i])
+			at--;
+		next_step = at < LENGTH(15) ? step[at] : INT64_MAX;
+		after = *next;
+		*next = i;
+		if (after >= 0)
+			end = ts[after];
+		row = told_at >= 0 && read_ts[told_at] < end ? told_at : -1;
+		answer[2 * n + i] = answer[3 * n + i] = -1;
+		if (row >= 0 ? owner[row] == token[i] && read_ts[row] < next_step : after >= 0 && token[after] == token[i] && end < next_step) {
+			answer[2 * n + i] = ((row >= 0 ? read_major[row] : major[after]) - major[i]) & COUNTER;
+			answer[3 * n + i] = ((row >= 0 ? read_minor[row] : minor[after]) - minor[i]) & COUNTER;
+		}
+		if (closes >= 0 && graph.ts[closes] < end)
+			end = graph.ts[closes];
+		if (stops >= 0 && token_end.ts[stops] < end)
+			end = token_end.ts[stops];
+		answer[n + i] = end < next_step;
+		answer[i] = end < next_step ? end : next_step < last ? next_step : last;
+	}
+	map_close(&graph.map);
+	map_close(&token_end.map);
+	map_close(&reading.map);
+	map_close(&map);
+	return told(&given, ordered, memory);
+}
+
+/* waits(mark_tid, mark_ts, tid, begin, end, answer): of each span the last mark of its thread behind its begin and before its end,
+ * else its end. Marks must be in order of time. */
+static PyObject *waits(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	int64_t *from = NULL, *marks = NULL, *at = NULL, *found, threads = 0;
+	OPENING(6);
+	Py_ssize_t n = LENGTH(2), m = LENGTH(0);
+
+	if (alike(&given, 0, 1) && alike(&given, 2, 5) && in_order(COLUMN(1), m)) {
+		const int64_t *mark = COLUMN(1), *tid = COLUMN(2), *begin = COLUMN(3), *end = COLUMN(4);
+		int64_t *answer = COLUMN(5);
+
+		ordered = 1;
+		from = calloc(m + 2, 8); /* [t + 1]: how many marks a thread has, then where they begin, thread by thread */
+		marks = malloc(m * 8 + 8);
+		at = malloc(m * 8 + 8);
+		memory = from && marks && at && map_open(&map, 64);
+		for (Py_ssize_t i = 0; memory && i < m; i++)
+			if ((memory = (found = place(&map, COLUMN(0)[i])) != NULL)) {
+				*found = *found < 0 ? threads++ : *found;
+				from[*found + 1]++;
+				at[i] = *found;
+			}
+		for (int64_t t = 0; memory && t < threads; t++)
+			from[t + 1] += from[t];
+		for (Py_ssize_t i = m - 1; memory && i >= 0; i--)
+			marks[--from[at[i] + 1]] = mark[i];
+		for (int64_t t = 0; memory && t < threads; t++)
+			at[t] = from[t + 1];
+		for (Py_ssize_t i = 0; memory && i < n; i++) {
+			answer[i] = end[i];
+			if (!(memory = (found = place(&map, tid[i])) != NULL) || *found < 0)
+				continue;
+			int64_t t = *found, low = from[t + 1], high = t + 1 < threads ? from[t + 2] : m;
+
+			while (at[t] < high && marks[at[t]] < end[i])
+				at[t]++;
+			while (at[t] > low && marks[at[t] - 1] >= end[i])
+				at[t]--;
+			if (at[t] > low && marks[at[t] - 1] > begin[i])
+				answer[i] = marks[at[t] - 1];
+		}
+		map_close(&map);
+	}
+	free(from);
+	free(marks);
+	free(at);
+	return told(&given, ordered, memory);
+}
+
+/* successors(group, ts, answer): the next row of each row's group. */
+static PyObject *successors(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	OPENING(3);
+	if (alike(&given, 0, 2) && in_order(COLUMN(1), LENGTH(1))) {
+		const int64_t *group = COLUMN(0);
+		int64_t *answer = COLUMN(2), *found;
+
+		ordered = 1;
+		memory = map_open(&map, 64);
+		for (Py_ssize_t i = LENGTH(0) - 1; memory && i >= 0; i--)
+			if ((memory = (found = place(&map, group[i])) != NULL)) {
+				answer[i] = *found;
+				*found = i;
+			}
+		map_close(&map);
+	}
+	return told(&given, ordered, memory);
+}
+
+/* running_count(group, ts, answer): 0, 1, 2 ... within each group. */
+static PyObject *running_count(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	OPENING(3);
+	if (alike(&given, 0, 2) && in_order(COLUMN(1), LENGTH(1))) {
+		const int64_t *group = COLUMN(0);
+		int64_t *answer = COLUMN(2), *found;
+
+		ordered = 1;
+		memory = map_open(&map, 64);
+		for (Py_ssize_t i = 0; memory && i < LENGTH(0); i++)
+			if ((memory = (found = place(&map, group[i])) != NULL))
+				answer[i] = ++*found;
+		map_close(&map);
+	}
+	return told(&given, ordered, memory);
+}
+
+/* pairs(begin_key, begin_ts, begin_position, end_key, end_ts, end_position, answer): a stack per key; of each begin its end. */
+static PyObject *pairs(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	OPENING(7);
+	if (alike(&given, 0, 2) && alike(&given, 3, 5) && LENGTH(6) == LENGTH(0) &&
+	    in_order_with(COLUMN(1), COLUMN(2), LENGTH(0)) && in_order_with(COLUMN(4), COLUMN(5), LENGTH(3))) {
+		const int64_t *key = COLUMN(0), *ts = COLUMN(1), *position = COLUMN(2);
+		const int64_t *closes = COLUMN(3), *until = COLUMN(4), *place_of_end = COLUMN(5);
+		int64_t *answer = COLUMN(6), *before = malloc(LENGTH(0) * 8 + 1), *open;
+		Py_ssize_t n = LENGTH(0), row = 0;
+
+		ordered = 1;
+		memory = map_open(&map, 64) && before;
+		memset(answer, 0xFF, n * 8);
+		for (Py_ssize_t i = 0; memory && i < LENGTH(3); i++) {
+			for (; memory && row < n && (ts[row] < until[i] || (ts[row] == until[i] && position[row] <= place_of_end[i])); row++)
+				if ((memory = (open = place(&map, key[row])) != NULL)) {
+					before[row] = *open;
+					*open = row;
+				}
+			if (memory && (memory = (open = place(&map, closes[i])) != NULL) && *open >= 0) {
+				answer[*open] = i;
+				*open = before[*open];
+			}
+		}
+		free(before);
+		map_close(&map);
+	}
+	return told(&given, ordered, memory);
+}
+
+/* Number combinations of values in a table of all that are possible, if these are not too many: 1, or 0 where they are; -1
+ * without memory. Answers their number in `distinct`. */
+static int number_directly(struct given *given, int columns, int64_t *first, int64_t *answer, uint32_t *distinct)
+{
+	Py_ssize_t n = given->view[0].len / 8;
+	uint64_t size = 1, at, width[MOST_COLUMNS];
+	int64_t low[MOST_COLUMNS];
+	uint32_t *number;
+
+	for (int c = 0; c < columns; c++) {
+		const int64_t *value = given->view[c].buf;
+		int64_t high = low[c] = n ? value[0] : 0;
+
+		for (Py_ssize_t i = 1; i < n; i++) {
+			low[c] = value[i] < low[c] ? value[i] : low[c];
+			high = value[i] > high ? value[i] : high;
+		}
+		width[c] = (uint64_t)high - (uint64_t)low[c] + 1;
+		if (width[c] == 0 || width[c] > (uint64_t)n * 4 + 1024 || (size *= width[c]) > (uint64_t)n * 4 + 1024)
+			return 0;
+	}
+	number = calloc(size, sizeof(*number));
+	for (Py_ssize_t i = 0; number && i < n; i++) {
+		at = 0;
+		for (int c = 0; c < columns; c++)
+			at = at * width[c] + (uint64_t)(((int64_t *)given->view[c].buf)[i] - low[c]);
+		if (!number[at]) {
+			first[*distinct] = i;
+			number[at] = ++*distinct;
+		}
+		answer[i] = number[at] - 1;
+	}
+	free(number);
+	return number ? 1 : -1;
+}
+
+/* codes(column ..., first, answer): numbers of the distinct combinations, from 0 as they appear, and the first row of each;
+ * answers how many there are. */
+static PyObject *codes(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	int columns = (int)count - 2, same;
+	uint64_t mask = 255, at, hash;
+	uint32_t *number, *wide, distinct = 0;
+	int64_t *first, *answer;
+	Py_ssize_t n;
+
+	(void)module;
+	if (!take(&given, arguments, count, 2))
+		return NULL;
+	if (columns < 1 || columns > MOST_COLUMNS || !alike(&given, 0, (int)count - 1)) {
+		release(&given);
+		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "wrong number of columns");
+	}
+	n = LENGTH(0);
+	first = COLUMN(count - 2);
+	answer = COLUMN(count - 1);
+	same = number_directly(&given, columns, first, answer, &distinct);
+	if (same) {
+		release(&given);
+		return same > 0 ? PyLong_FromUnsignedLong(distinct) : PyErr_NoMemory();
+	}
+	number = calloc(mask + 1, sizeof(*number));
+	for (Py_ssize_t i = 0; number && i < n; i++) {
+		for (hash = 0, at = 0; at < (uint64_t)columns; at++)
+			hash = mixed(hash ^ (uint64_t)COLUMN(at)[i]);
+		for (at = hash & mask; number[at]; at = (at + 1) & mask) {
+			same = 1;
+			for (int c = 0; same && c < columns; c++)
+				same = COLUMN(c)[i] == COLUMN(c)[first[number[at] - 1]];
+			if (same)
+				break;
+		}
+		if (!number[at]) {
+			first[distinct] = i;
+			number[at] = ++distinct;
+		}
+		answer[i] = number[at] - 1;
+		if (distinct * 2 <= mask)
+			continue;
+		mask = mask * 2 + 1; /* half full: twice the room, every number put anew */
+		wide = calloc(mask + 1, sizeof(*wide));
+		free(number);
+		number = wide;
+		for (uint32_t d = 0; number && d < distinct; d++) {
+			for (hash = 0, at = 0; at < (uint64_t)columns; at++)
+				hash = mixed(hash ^ (uint64_t)COLUMN(at)[first[d]]);
+			for (at = hash & mask; number[at]; at = (at + 1) & mask)
+				;
+			number[at] = d + 1;
+		}
+	}
+	release(&given);
+	if (!number)
+		return PyErr_NoMemory();
+	free(number);
+	return PyLong_FromUnsignedLong(distinct);
+}
+
+enum { GREATEST, SUM, KNOWN_SUM };
+
+/* fold(how, group, values, answer): every value into the answer of its group. */
+static PyObject *fold(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	long how = count == 4 ? PyLong_AsLong(arguments[0]) : -1;
+	const int64_t *group, *value;
+	int64_t *answer;
+	uint64_t groups;
+
+	(void)module;
+	if (how < GREATEST || how > KNOWN_SUM)
+		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "fold wants a way, groups, values and an answer");
+	if (!take(&given, arguments + 1, 3, 1))
+		return NULL;
+	group = COLUMN(0), value = COLUMN(1), answer = COLUMN(2), groups = LENGTH(2);
+	if (alike(&given, 0, 1))
+		for (Py_ssize_t i = 0; i < LENGTH(0); i++) {
+			int64_t *of = &answer[group[i]];
+
+			if ((uint64_t)group[i] >= groups) {
+				PyErr_SetString(PyExc_IndexError, "a group without an answer");
+				break;
+			}
+			if (how == GREATEST)
+				*of = value[i] > *of ? value[i] : *of;
+			else if (how == SUM)
+				*of += value[i];
+			else if (value[i] >= 0)
+				*of = (*of > 0 ? *of : 0) + value[i];
+		}
+	return told(&given, 1, 1);
+}
+
+/* A field of a slot, sign- or zero-extended. */
+static inline int64_t field(const char *slot, long size, int is_signed)
+{
+	uint64_t u8;
+	uint32_t u4;
+	uint16_t u2;
+
+	switch (size) {
+	case 8:
+		memcpy(&u8, slot, 8);
+		return (int64_t)u8;
+	case 4:
+		memcpy(&u4, slot, 4);
+		return is_signed ? (int64_t)(int32_t)u4 : (int64_t)u4;
+	case 2:
+		memcpy(&u2, slot, 2);
+		return is_signed ? (int64_t)(int16_t)u2 : (int64_t)u2;
+	default:
+		return is_signed ? (int64_t)(int8_t)*slot : (int64_t)(uint8_t)*slot;
+	}
+}
+
+/* Whether all rows are slots. */
+static int all_within(const Py_buffer *slots, const Py_buffer *rows, long width)
+{
+	uint64_t n = width > 0 ? slots->len / width : 0;
+	const int64_t *row = rows->buf;
+	int good = 1;
+
+	for (Py_ssize_t i = 0; i < rows->len / 8; i++)
+		good &= (uint64_t)row[i] < n;
+	return good;
+}
+
+/* Whether a slot has a field there. */
+static int is_place(long width, long offset, long size)
+{
+	return offset >= 0 && (size == 1 || size == 2 || size == 4 || size == 8) && offset + size <= width;
+}
+
+#define NEAR 256
+#define EACH(size, is_signed)                                                                                                     \
+	for (Py_ssize_t i = 0; i < n; i++)                                                                                        \
+	answer[i] = field(slots + row[i] * width, size, is_signed)
+
+static void gather_field(const char *slots, long width, const int32_t *place, const int64_t *row, int64_t *answer, Py_ssize_t n)
+{
+	if (place[1] == 8)
+		EACH(8, 0);
+	else if (place[1] == 4 && place[2])
+		EACH(4, 1);
+	else if (place[1] == 4)
+		EACH(4, 0);
+	else if (place[1] == 2 && !place[2])
+		EACH(2, 0);
+	else
+		EACH(place[1], place[2]);
+}
+
+/* gather(width, places, slots, rows, answer): fields of some slots, [fields, rows]. `places` has four int32 for each field:
+ * offset, bytes, whether it is signed, 0. */
+static PyObject *gather(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	long width = count == 5 ? PyLong_AsLong(arguments[0]) : 0;
+	Py_ssize_t n, fields;
+	int good;
+
+	(void)module;
+	if (count != 5)
+		return PyErr_Format(PyExc_TypeError, "gather wants five arguments");
+	if (PyErr_Occurred() || !take(&given, arguments + 1, 4, 1))
+		return NULL;
+	const int32_t *place = given.view[0].buf;
+	const char *slots = given.view[1].buf;
+	const int64_t *row = COLUMN(2);
+	int64_t *answer = COLUMN(3);
+
+	n = LENGTH(2);
+	fields = given.view[0].len / 16;
+	good = LENGTH(3) == n * fields && all_within(&given.view[1], &given.view[2], width);
+	for (Py_ssize_t f = 0; f < fields; f++)
+		good = good && is_place(width, place[4 * f], place[4 * f + 1]);
+	if (!good)
+		PyErr_SetString(PyExc_IndexError, "no such slot or field");
+	for (Py_ssize_t from = 0; good && from < n; from += NEAR) /* few slots at a time: they stay in the cache for all fields */
+		for (Py_ssize_t f = 0; f < fields; f++)
+			gather_field(slots + place[4 * f], width, &place[4 * f], row + from, answer + f * n + from, n - from < NEAR ? n - from : NEAR);
+	return told(&given, 1, 1);
+}
+
+/* Some fields of a slot into `value`; answers their hash. */
+static inline uint64_t fields_of(const char *slot, const int32_t *place, Py_ssize_t fields, int64_t *value)
+{
+	uint64_t hash = 0;
+
+	for (Py_ssize_t f = 0; f < fields; f++) {
+		value[f] = field(slot + place[4 * f], place[4 * f + 1], 0);
+		hash = mixed(hash ^ (uint64_t)value[f]);
+	}
+	return hash;
+}
+
+static inline int same_values(const int64_t *one, const int64_t *other, Py_ssize_t n)
+{
+	for (Py_ssize_t i = 0; i < n; i++)
+		if (one[i] != other[i])
+			return 0;
+	return 1;
+}
+
+/* firsts(width, places, slots, rows, answer): the places within `rows` at which new values of some fields appear; answers how
+ * many. */
+static PyObject *firsts(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	long width = count == 5 ? PyLong_AsLong(arguments[0]) : 0;
+	uint64_t mask = 255, at;
+	uint32_t *seen, *wide, distinct = 0;
+	int64_t *values = NULL, *more, value[MOST_COLUMNS]; /* of each distinct row */
+	Py_ssize_t fields;
+	int good;
+
+	(void)module;
+	if (count != 5)
+		return PyErr_Format(PyExc_TypeError, "firsts wants five arguments");
+	if (PyErr_Occurred() || !take(&given, arguments + 1, 4, 1))
+		return NULL;
+	const int32_t *place = given.view[0].buf;
+	const char *slots = given.view[1].buf;
+	const int64_t *row = COLUMN(2);
+	int64_t *first = COLUMN(3);
+
+	fields = given.view[0].len / 16;
+	good = fields <= MOST_COLUMNS && LENGTH(2) == LENGTH(3) && all_within(&given.view[1], &given.view[2], width);
+	for (Py_ssize_t f = 0; f < fields; f++)
+		good = good && is_place(width, place[4 * f], place[4 * f + 1]);
+	if (!good) {
+		PyErr_SetString(PyExc_IndexError, "no such slot or field");
+		return told(&given, 0, 1);
+	}
+	seen = calloc(mask + 1, sizeof(*seen));
+	values = malloc((mask + 1) / 2 * MOST_COLUMNS * sizeof(*values));
+	for (Py_ssize_t i = 0; seen && values && i < LENGTH(2); i++) {
+		for (at = fields_of(slots + row[i] * width, place, fields, value) & mask; seen[at]; at = (at + 1) & mask)
+			if (same_values(value, values + (seen[at] - 1) * fields, fields))
+				break;
+		if (seen[at])
+			continue;
+		memcpy(values + distinct * fields, value, fields * sizeof(*value));
+		first[distinct] = i;
+		seen[at] = ++distinct;
+		if (distinct * 2 <= mask)
+			continue;
+		mask = mask * 2 + 1;
+		wide = calloc(mask + 1, sizeof(*wide));
+		free(seen);
+		seen = wide;
+		more = realloc(values, (mask + 1) / 2 * MOST_COLUMNS * sizeof(*values));
+		if (!more)
+			free(values);
+		values = more;
+		for (uint32_t d = 0; seen && values && d < distinct; d++) {
+			for (at = fields_of(slots + row[first[d]] * width, place, fields, value) & mask; seen[at]; at = (at + 1) & mask)
+				;
+			seen[at] = d + 1;
+		}
+	}
+	release(&given);
+	good = seen && values;
+	free(seen);
+	free(values);
+	if (!good)
+		return PyErr_NoMemory();
+	return PyLong_FromUnsignedLong(distinct);
+}
+
+struct found {
+	uint64_t first, last, damaged, discarded;
+};
+
+/* The kind of each slot from begin on and before end, 0 for the others, counted by kind; what there was of written records. */
+static struct found kinds_of(const char *slots, long width, Py_ssize_t n, uint64_t begin, uint64_t end, uint16_t *kind, uint32_t *counts)
+{
+	struct found found = {UINT64_MAX, 0, 0, 0};
+
+	for (Py_ssize_t i = 0; i < n; i++) {
+		const char *slot = slots + i * width;
+		uint32_t length;
+		uint64_t ts;
+
+		memcpy(&length, slot, 4);
+		memcpy(&ts, slot + TS, 8);
+		memcpy(&kind[i], slot + KIND, 2);
+		if (length & FLAGS) {
+			found.discarded++;
+			kind[i] = 0;
+		} else if (kind[i] && ts >= IMPOSSIBLE) {
+			found.damaged++;
+		} else if (kind[i]) {
+			found.first = ts < found.first ? ts : found.first;
+			found.last = ts > found.last ? ts : found.last;
+		}
+		if (ts < begin || ts >= end)
+			kind[i] = 0;
+		counts[kind[i]]++;
+	}
+	return found;
+}
+
+/* by_kind(width, begin, end, slots, order): the numbers of the slots from begin on and before end into `order`, kind by kind,
+ * as they lie in the file; answers ([(kind, count)], first, last, damaged, discarded). */
+static PyObject *by_kind(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	struct found found = {0};
+	uint64_t begin, end;
+	uint32_t *counts = NULL, at = 0;
+	uint16_t *kind = NULL;
+	PyObject *list = NULL;
+	long width;
+
+	(void)module;
+	if (count != 5)
+		return PyErr_Format(PyExc_TypeError, "by_kind wants five arguments");
+	width = PyLong_AsLong(arguments[0]);
+	begin = PyLong_AsUnsignedLongLong(arguments[1]);
+	end = PyLong_AsUnsignedLongLong(arguments[2]);
+	if (PyErr_Occurred() || !take(&given, arguments + 3, 2, 1))
+		return NULL;
+	if (width < KIND + 2 || given.view[0].len / width > LENGTH(1)) {
+		PyErr_SetString(PyExc_ValueError, "slots too small, or more of them than places");
+		return told(&given, 0, 1);
+	}
+	counts = calloc(1 << 16, sizeof(*counts));
+	kind = malloc(given.view[0].len / width * sizeof(*kind) + 1);
+	list = PyList_New(0);
+	if (counts && kind && list) {
+		Py_ssize_t n = given.view[0].len / width;
+		int64_t *order = COLUMN(1);
+
+		found = kinds_of(given.view[0].buf, width, n, begin, end, kind, counts);
+		for (long k = 1; k < 1 << 16; k++) {
+			if (counts[k]) {
+				PyObject *row = Py_BuildValue("lI", k, counts[k]);
+
+				if (!row || PyList_Append(list, row))
+					PyErr_NoMemory();
+				Py_XDECREF(row);
+			}
+			at += counts[k];
+			counts[k] = at - counts[k]; /* from now on where the next of this kind goes */
+		}
+		for (Py_ssize_t i = 0; i < n; i++)
+			if (kind[i])
+				order[counts[kind[i]]++] = i;
+	}
+	free(counts);
+	free(kind);
+	release(&given);
+	if (!counts || !kind || !list || PyErr_Occurred()) {
+		Py_XDECREF(list);
+		return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+	}
+	return Py_BuildValue("NKKKK", list, found.first, found.last, found.damaged, found.discarded);
+}
+
+/* The states that a thread goes through, as in analyzer/tables/sched.py; UNSEEN: nothing is known of it yet. */
+enum { RUNNING, RUNNABLE, SLEEPING, WAITING, STOPPED, OVER, UNSEEN = -1 };
+#define UNINTERRUPTIBLE 2
+#define HELD (0x4 | 0x8)	 /* by a signal, or by a tracer; ours holds the target while it places probes */
+#define GONE (0x10 | 0x20 | 0x80) /* dead and zombie bits of a task's state */
+#define REPORTED 0xFF		 /* sched_switch adds 0x100 to the state of a task that was preempted */
+
+/* The state of a thread that was switched out with these kernel state bits. */
+static int64_t state_after(int64_t bits)
+{
+	bits &= REPORTED;
+	if (!bits)
+		return RUNNABLE;
+	if (bits & GONE)
+		return OVER;
+	return bits & UNINTERRUPTIBLE ? WAITING : bits & HELD ? STOPPED : SLEEPING;
+}
+
+/* The threads' open states by thread, and the rows that are written when one ends. */
+struct states {
+	int64_t *begin, *state, *cpu, *last;		      /* of each thread */
+	int64_t *thread, *ended, *on, *from, *until;	      /* of each row */
+	Py_ssize_t rows;
+};
+
+static void write_state(struct states *of, int64_t thread, int64_t until)
+{
+	if (of->state[thread] == OVER || of->state[thread] == UNSEEN || until <= of->begin[thread])
+		return;
+	of->thread[of->rows] = thread;
+	of->ended[of->rows] = of->state[thread];
+	of->on[of->rows] = of->cpu[thread];
+	of->from[of->rows] = of->begin[thread];
+	of->until[of->rows++] = until;
+}
+
+static void enter(struct states *of, int64_t thread, int64_t ts, int64_t state, int64_t cpu)
+{
+	if (thread < 0)
+		return;
+	if (of->state[thread] != state || of->cpu[thread] != cpu) {
+		write_state(of, thread, ts);
+		of->begin[thread] = ts;
+		of->state[thread] = state;
+		of->cpu[thread] = cpu;
+	}
+	of->last[thread] = ts > of->last[thread] ? ts : of->last[thread];
+}
+
+/* Rows that ended at one time, by thread. */
+static void order_ties(struct states *of)
+{
+	int64_t *column[] = {of->thread, of->ended, of->on, of->from, of->until};
+
+	for (Py_ssize_t i = 1; i < of->rows; i++)
+		for (Py_ssize_t at = i; at && of->until[at] == of->until[at - 1] && of->thread[at] < of->thread[at - 1]; at--)
+			for (int c = 0; c < 5; c++) {
+				int64_t kept = column[c][at];
+
+				column[c][at] = column[c][at - 1];
+				column[c][at - 1] = kept;
+			}
+}
+
+/* states(final, threads, switches, wakings, open, answer): the states of some threads, one row for each, in order of their ends;
+ * with `final` those that are still open follow, until their threads' last events. Answers how many rows there are.
+ *
+ * threads: their numbers. switches: [time, position, previous, its state, next, cpu] and wakings: [time, position, thread], in
+ * order of time and position. open: [begin, state or -1, cpu, last event] of each thread, read and written. answer: [place in
+ * threads, state, cpu, begin, end], with room for two rows a switch, one a waking and one a thread. */
+static PyObject *states(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	struct map map = {0};
+	int memory, final = count == 6 ? PyObject_IsTrue(arguments[0]) : -1;
+	int64_t *found;
+
+	(void)module;
+	if (final < 0)
+		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "states wants six arguments");
+	if (!take(&given, arguments + 1, 5, 2))
+		return NULL;
+	Py_ssize_t known = LENGTH(0), n = LENGTH(1) / 6, m = LENGTH(2) / 3, room = LENGTH(4) / 5, w = 0;
+	const int64_t *tid = COLUMN(0), *s = COLUMN(1), *wake = COLUMN(2);
+	int64_t *open = COLUMN(3), *row = COLUMN(4);
+	struct states of = {open, open + known, open + 2 * known, open + 3 * known,
+			    row, row + room, row + 2 * room, row + 3 * room, row + 4 * room, 0};
+
+	if (LENGTH(3) != 4 * known || room < 2 * n + m + known) {
+		PyErr_SetString(PyExc_ValueError, "no room for the states");
+		return told(&given, 0, 1);
+	}
+	memory = map_open(&map, 64);
+	for (Py_ssize_t i = 0; memory && i < known; i++)
+		if (tid[i] > 0 && (memory = (found = place(&map, tid[i])) != NULL))
+			*found = i;
+	for (Py_ssize_t i = 0; memory && i <= n; i++) {
+		for (; memory && w < m && (i == n || wake[w] < s[i] || (wake[w] == s[i] && wake[m + w] < s[n + i])); w++)
+			if ((memory = (found = place(&map, wake[2 * m + w])) != NULL) && *found >= 0 && of.state[*found] != RUNNING)
+				enter(&of, *found, wake[w], RUNNABLE, -1);
+		if (i == n)
+			break;
+		if ((memory = memory && (found = place(&map, s[2 * n + i])) != NULL))
+			enter(&of, *found, s[i], state_after(s[3 * n + i]), -1);
+		if ((memory = memory && (found = place(&map, s[4 * n + i])) != NULL))
+			enter(&of, *found, s[i], RUNNING, s[5 * n + i]);
+	}
+	map_close(&map);
+	order_ties(&of);
+	for (Py_ssize_t i = 0; memory && final && i < known; i++)
+		write_state(&of, i, of.last[i]);
+	release(&given);
+	return memory ? PyLong_FromSsize_t(of.rows) : PyErr_NoMemory();
+}
+
+#define REMEMBERED 64
+
+/* reads(texts, word, answer): of each object of a column whether it equals `word`; a column has few objects, many times each. */
+static PyObject *reads(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	struct given given;
+	PyObject *word, *seen[REMEMBERED] = {0};
+	char same[REMEMBERED], *answer;
+	Py_ssize_t n;
+
+	(void)module;
+	if (count != 3)
+		return PyErr_Format(PyExc_TypeError, "reads wants texts, a word and an answer");
+	word = arguments[1];
+	PyObject *const columns[] = {arguments[0], arguments[2]};
+	if (!take(&given, columns, 2, 1))
+		return NULL;
+	PyObject **text = given.view[0].buf;
+	answer = given.view[1].buf;
+	n = given.view[0].len / (Py_ssize_t)sizeof(*text);
+	if (given.view[1].len != n)
+		PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+	for (Py_ssize_t i = 0; !PyErr_Occurred() && i < n; i++) {
+		uint64_t at = (uint64_t)(uintptr_t)text[i] / 16 % REMEMBERED;
+
+		if (seen[at] != text[i] || !text[i]) {
+			int equal = text[i] ? PyObject_RichCompareBool(text[i], word, Py_EQ) : 0;
+
+			if (equal < 0)
+				break;
+			seen[at] = text[i];
+			same[at] = (char)equal;
+		}
+		answer[i] = same[at];
+	}
+	return told(&given, 1, 1);
+}
+
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+static PyMethodDef methods[] = {
+	METHOD(is_sorted), METHOD(latest), METHOD(following), METHOD(successors), METHOD(running_count), METHOD(pairs),
+	METHOD(codes),     METHOD(fold),   METHOD(gather),    METHOD(firsts),     METHOD(by_kind),
+	METHOD(reads),     METHOD(states),    METHOD(within),        METHOD(ends),
+	METHOD(waits),     {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+	.m_base = PyModuleDef_HEAD_INIT,
+	.m_name = "_joins",
+	.m_doc = "The analyzer's joins over columns of integers.",
+	.m_size = 0,
+	.m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__joins(void)
+{
+	return PyModuleDef_Init(&module);
+}

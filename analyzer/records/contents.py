@@ -1,0 +1,157 @@
+"""What a recording's files hold, found in one pass over them that keeps none of them in memory.
+
+The kinds of STREAMED make up almost all of a long recording: they are read again, stretch by stretch. Those of the others are
+few and kept whole.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.slot_columns import by_kind, columns_of, firsts
+from analyzer.records.spans import numbered
+from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
+
+STREAMED: tuple[str, ...] = (
+    *("graph_begin", "graph_end", "op_begin", "op_wait", "op_end", "op_shares", "expert_begin", "expert_end", "route", "pmc"),
+    *("sched_switch", "sched_waking", "sched_wakeup"),
+)
+IMPOSSIBLE_NS = 1 << 62
+EVER = np.iinfo(np.int64).max
+BLOCK = 1 << 16
+"""Slots that are looked at in one go."""
+TELLING = ("graph_begin", "op_begin", "op_shares", "expert_begin", "sched_switch")
+"""Kinds of STREAMED whose threads and processes are asked for later (analyzer/tables/sched.py)."""
+
+
+def identities(pid: np.ndarray, address: np.ndarray) -> np.ndarray:
+    """A number for each (process, address)."""
+    return pid.astype(np.uint64) << np.uint64(48) ^ address.astype(np.uint64)
+
+
+@dataclass
+class Stream:
+    """One file: its number of slots, and the first and last time within each block of slots (EVER, -1: no record in it)."""
+
+    slots: int
+    first: np.ndarray
+    last: np.ndarray
+
+
+@dataclass
+class Few:
+    """The slots of one kind, as they lie in the file."""
+
+    slots: list[np.ndarray] = field(default_factory=list)
+    position: list[np.ndarray] = field(default_factory=list)
+
+
+class Contents:
+    """The pass over the files of a recording."""
+
+    def __init__(self, recording: Recording, block: int = BLOCK):
+        self.recording, self.block = recording, block
+        self.names = {number: kind for kind, (number, _) in recording.layouts.items()}
+        self.counts: dict[int, int] = {}
+        self.discarded = self.damaged = 0
+        self.few: dict[int, Few] = {}
+        self.processes: dict[str, dict[int, int]] = {}
+        """By kind: the process of each thread that wrote one; of `sched_switch`, only of threads that were switched out."""
+        self.tensors = np.empty(0, np.uint64)
+        """Identities of the distinct results of op_begin."""
+        self.nodes = np.empty((0, 2), np.uint64)
+        """Distinct nodes of op_shares: the graph's identity and the node's place."""
+        self.streams = {name: self._scan(name) for name in STREAMS}
+        seen = [(s.first.min(), s.last.max()) for s in self.streams.values() if len(s.first) and s.last.max() >= 0]
+        self.first_ns = int(min((first for first, _ in seen), default=0))
+        self.last_ns = int(max((last for _, last in seen), default=0))
+
+    def _scan(self, stream: str) -> Stream:
+        total = self.recording.slot_count(stream)
+        first, last = [], []
+        for start in range(0, total, self.block):
+            low, high = self._block(self.mapped(stream, start, min(start + self.block, total)), start)
+            first.append(low)
+            last.append(high)
+        return Stream(total, np.array(first, np.int64), np.array(last, np.int64))
+
+    def mapped(self, stream: str, begin: int, end: int) -> np.ndarray:
+        """Slots begin to end as raw bytes, mapped from the file for as long as the answer is kept."""
+        return np.asarray(self.recording.map_slots(stream, begin, end)).view(f"V{STREAMS[stream]}")[:, 0]
+
+    def _block(self, slots: np.ndarray, start: int) -> tuple[int, int]:
+        """Take note of one block; its first and last time."""
+        found = by_kind(slots)
+        self.discarded += found.discarded
+        self.damaged += found.damaged
+        for number, rows in found.rows.items():
+            self.counts[number] = self.counts.get(number, 0) + len(rows)
+            self._kind(number, slots, rows, start)
+        return (found.first_ns, found.last_ns) if sum(map(len, found.rows.values())) > found.damaged else (EVER, -1)
+
+    def _kind(self, number: int, slots: np.ndarray, rows: np.ndarray, start: int) -> None:
+        """Keep what is few, and of the rest what later questions need."""
+        name = self.names.get(number)
+        if name is None:
+            return
+        if name not in STREAMED:
+            few = self.few.setdefault(number, Few())
+            few.slots.append(slots[rows])
+            few.position.append(rows + start)
+            return
+        if name in TELLING:
+            self._threads(name, slots, rows)
+        if name == "op_shares":
+            self._shares(slots[rows])
+
+    def _threads(self, name: str, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Take note of the threads of one kind and of their processes; of op_begin's results, too."""
+        dtype = self.recording.layouts[name][1]
+        known = [of for of in ("pid", "tid", "tensor", "prev_tid") if of in (dtype.names or ())]
+        new = firsts(slots, rows, dtype, known)
+        fields = {"tensor": np.zeros(len(new), np.int64), **columns_of(slots, new, dtype, known)}
+        own = np.flatnonzero(fields["tid"] == fields.get("prev_tid", 0)) if name == "sched_switch" else np.arange(len(new))
+        own = own[numbered(fields["tid"][own])[1]]
+        mine = self.processes.setdefault(name, {})
+        for thread, pid in zip(fields["tid"][own].tolist(), fields["pid"][own].tolist(), strict=True):
+            mine.setdefault(thread, pid)
+        if name == "op_begin":
+            self.tensors = pd.unique(np.concatenate((self.tensors, identities(fields["pid"], fields["tensor"]))))
+
+    def _shares(self, slots: np.ndarray) -> None:
+        dtype = self.recording.layouts["op_shares"][1]
+        if dtype.fields is None or not {"graph", "count", "node"} <= dtype.fields.keys():
+            return
+        whole = np.dtype({"names": ["r"], "formats": [dtype], "offsets": [RING_HEADER_BYTES], "itemsize": slots.dtype.itemsize})
+        records = slots.view(whole)["r"]
+        graphs, inverse = np.unique(identities(records["pid"], records["graph"]), return_inverse=True)
+        inside = np.arange(records["node"].shape[1]) < records["count"][:, None]
+        both = np.repeat(inverse.astype(np.int64), inside.sum(axis=1)) << 16 | records["node"][inside]
+        distinct = pd.unique(both)
+        pairs = np.stack((graphs[distinct >> 16], (distinct & 0xFFFF).astype(np.uint64)), axis=1)
+        self.nodes = np.unique(np.concatenate((self.nodes, pairs)), axis=0)
+
+    def between(self, stream: str, begin_ns: int, end_ns: int) -> tuple[np.ndarray, dict[int, np.ndarray], int]:
+        """(slots, rows of each kind among them, number of the first): everything from begin_ns on and before end_ns."""
+        index = self.streams[stream]
+        blocks = np.flatnonzero((index.last >= begin_ns) & (index.first < end_ns))
+        if len(blocks) == 0:
+            return np.empty(0, f"V{STREAMS[stream]}"), {}, 0
+        start, stop = int(blocks[0]) * self.block, min(int(blocks[-1] + 1) * self.block, index.slots)
+        slots = self.mapped(stream, start, stop)
+        return slots, by_kind(slots, max(begin_ns, 0), min(end_ns, IMPOSSIBLE_NS)).rows, start
+
+    def stretches(self, cuts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+        """Stretches of time that tile everything, cut at some of `cuts` (sorted): each holds about `most` records, if it can."""
+        held = np.zeros(len(cuts), np.int64)
+        for stream in self.streams.values():
+            held += np.searchsorted(np.sort(stream.first), cuts) * self.block
+        total = sum(stream.slots for stream in self.streams.values())
+        begin, taken, at = -1, 0, 0
+        while at < len(cuts) and total - taken > most:
+            at = max(at, int(np.searchsorted(held, taken + most, "right")) - 1)
+            yield begin, int(cuts[at])
+            begin, taken, at = int(cuts[at]), int(held[at]), at + 1
+        yield begin, EVER

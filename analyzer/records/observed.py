@@ -1,0 +1,65 @@
+"""When each level was recorded: the guard of speed switches levels off and on, and the tracer drops what fast tokens did.
+
+A span whose end was inferred, not recorded, must not reach across a time in which nobody looked.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analyzer.records.spans import pair
+
+if TYPE_CHECKING:
+    from analyzer.records.reading import Source
+
+LEVELS = {"token": "token", "graph": "graph", "op": "operator", "expert": "expert", "load": "expert"}
+LEVELS |= {"qnn_execute": "qnn", "qnn_call": "qnn", "qnn_stage": "qnn"}
+EVER = np.iinfo(np.int64).max
+Gaps = tuple[np.ndarray, np.ndarray]
+
+
+def known_changes(changes: Any) -> list[dict[str, Any]]:
+    """The manifest's `level_changes`; damaged rows left out."""
+    rows = changes if isinstance(changes, list) else []
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("ts_ns"), int)]
+
+
+def level_gaps(changes: Any, level: str) -> Gaps:
+    """(begins, ends) of the times in which a level was switched off, from the manifest's `level_changes`."""
+    begins: list[int] = []
+    ends: list[int] = []
+    for row in (row for row in known_changes(changes) if row.get("level") == level):
+        if row.get("on") and len(ends) < len(begins):
+            ends.append(int(row.get("done_ns") or row["ts_ns"]))
+        elif not row.get("on") and len(ends) == len(begins):
+            begins.append(int(row["ts_ns"]))
+    return np.array(begins, np.int64), np.array(ends + [EVER] * (len(begins) - len(ends)), np.int64)
+
+
+def token_gaps(source: "Source") -> Gaps:
+    """(begins, ends) of the times outside of all recorded tokens."""
+    begin, end = source.rows("token_begin"), source.rows("token_end")
+    matched = pair(begin.marks(), end.marks()).end
+    until = np.where(matched >= 0, end["ts"][matched], source.last_ns) if len(end) else np.full(len(begin), source.last_ns)
+    order = np.argsort(begin["ts"], kind="stable")
+    opened, closed = begin["ts"][order], np.maximum.accumulate(until[order])
+    first = np.append(True, opened[1:] > closed[:-1])[: len(opened)]
+    last = np.append(first[1:], True)[: len(opened)]
+    return np.append(0, closed[last]), np.append(opened[first], EVER)
+
+
+def clipped(begin: np.ndarray, end: np.ndarray, gaps: Iterable[Gaps]) -> np.ndarray:
+    """The ends of spans, no later than where the first gap after their begins starts."""
+    for starts, ends in gaps:
+        if len(starts):
+            at = np.searchsorted(ends, begin, "right")
+            first = np.append(starts, EVER)[at]
+            end = np.minimum(end, np.maximum(begin, first))
+    return end
+
+
+def gaps_of(source: "Source", level: str) -> list[Gaps]:
+    """Every gap in what was recorded of a level."""
+    found = [level_gaps(source.manifest.get("level_changes"), level)]
+    return [*found, token_gaps(source)] if source.manifest.get("dropped") else found

@@ -1,0 +1,250 @@
+"""The three joins that every table is made of: begin with end, event with the latest before it, point with its span.
+
+All functions take parallel arrays and answer with row numbers; -1 says "none". The loops are C (_joins.c), and want
+rows in order of time, which they almost always are; others are put in order first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analyzer.errors import AnalysisError
+
+try:
+    from analyzer.records import _joins  # type: ignore[attr-defined]
+except ImportError:
+    raise AnalysisError("analyzer/records/_joins.so is not built: run `make native`") from None
+
+NONE = -1
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Begins or ends: the thread each stands on, its time, its place in the file and whose begin or end it is."""
+
+    key: np.ndarray  # thread
+    ts: np.ndarray  # ns
+    position: np.ndarray  # slot in the file: the thread's program order among equal times
+    identity: np.ndarray  # what begins or ends
+    known: np.ndarray  # bool: `identity` was told
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """`end[i]` is the end of begin i, or -1; `unpaired` are the ends that no begin was recorded for."""
+
+    end: np.ndarray
+    unpaired: np.ndarray
+
+
+NARROW = 1 << 16
+GREATEST, SUM, KNOWN_SUM = range(3)
+"""Ways to `fold`; the last adds what is known (>= 0), and leaves the answer where nothing is."""
+
+
+def flat(column: np.ndarray) -> np.ndarray:
+    """The column as the C code reads it: 64-bit integers, one behind the other; other values by their numbers."""
+    if column.dtype.kind not in "iub":
+        column = pd.factorize(column)[0]
+    return np.ascontiguousarray(column.view(np.int64) if column.dtype == np.uint64 else column, np.int64)
+
+
+def numbered(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(one number per distinct combination of the columns' values, from 0 in order of appearance; first row of each number)."""
+    code, first = np.empty(len(columns[0]), np.int64), np.empty(len(columns[0]), np.int64)
+    return code, first[: _joins.codes(*map(flat, columns), first, code)]
+
+
+def codes(*columns: np.ndarray) -> np.ndarray:
+    """One number per distinct combination of the columns' values, counted from 0 in order of first appearance."""
+    return numbered(*columns)[0]
+
+
+def in_time(ts: np.ndarray) -> bool:
+    """Whether times are in order."""
+    return bool(_joins.is_sorted(flat(ts)))
+
+
+def fold(how: int, group: np.ndarray, values: np.ndarray, answer: np.ndarray) -> np.ndarray:
+    """`answer`, with every value folded into that of its group."""
+    _joins.fold(how, flat(group), flat(values), answer)
+    return answer
+
+
+def distinct(column: np.ndarray) -> np.ndarray:
+    """The sorted distinct values of a column of integers; without hashing where they lie close together."""
+    if len(column) == 0:
+        return column
+    low, high = int(column.min()), int(column.max())
+    if high - low >= NARROW:
+        return np.unique(column)
+    return np.flatnonzero(np.bincount(column - low)).astype(column.dtype) + column.dtype.type(low)
+
+
+def first_rows(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(sorted distinct values of a column of integers, the first row of each)."""
+    first = numbered(column)[1]
+    first = first[np.argsort(column[first])]
+    return column[first], first
+
+
+def first_of_runs(sorted_values: np.ndarray) -> np.ndarray:
+    """Row numbers at which a new value starts."""
+    if len(sorted_values) == 0:
+        return np.empty(0, np.int64)
+    return np.concatenate(([0], np.flatnonzero(sorted_values[1:] != sorted_values[:-1]) + 1))
+
+
+def run_lengths(starts: np.ndarray, total: int) -> np.ndarray:
+    """Lengths of the runs that begin at `starts`."""
+    return np.diff(np.append(starts, total))
+
+
+def stack_depth(group: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(depth after each event, which ends close nothing) of +1/-1 events sorted by group; such ends leave the depth at 0."""
+    total = np.cumsum(step)
+    starts = first_of_runs(group)
+    lengths = run_lengths(starts, len(group))
+    depth = total - np.repeat(total[starts] - step[starts], lengths)
+    drop = np.repeat(np.arange(len(starts)), lengths) * (2 * len(group) + 2)
+    lowest = np.minimum(np.minimum.accumulate(depth - drop) + drop, 0)
+    before = np.concatenate(([0], lowest[:-1]))
+    before[starts] = 0
+    return depth - lowest, (step < 0) & (lowest < before)
+
+
+def _matched(begin: Marks, end: Marks, group: np.ndarray, b: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Stack-match begin rows `b` with end rows `e` within groups (of begins, then ends); rows of begins and their ends."""
+    own, theirs = group[: len(begin.ts)][b], group[len(begin.ts) :][e]
+    opened, closed = (own, begin.ts[b], begin.position[b]), (theirs, end.ts[e], end.position[e])
+    answer = np.empty(len(b), np.int64)
+    if not _joins.pairs(*map(flat, (*opened, *closed)), answer):
+        first, second = (np.lexsort(columns[:0:-1]) for columns in (opened, closed))
+        return _matched(begin, end, group, b[first], e[second])
+    found = np.flatnonzero(answer >= 0)
+    return b[found], e[answer[found]]
+
+
+def pair(begin: Marks, end: Marks) -> Pairs:
+    """Pair begins with ends, a stack per thread.
+
+    A pair whose identities disagree is a record lost between them: both are offered again, matched by identity alone.
+    """
+    answer = np.full(len(begin.ts), NONE, np.int64)
+    taken = np.zeros(len(end.ts), bool)
+    thread = np.concatenate((begin.key, end.key))
+    b, e = _matched(begin, end, thread, np.arange(len(begin.ts)), np.arange(len(end.ts)))
+    agree = ~begin.known[b] | ~end.known[e] | (begin.identity[b] == end.identity[e])
+    answer[b[agree]], taken[e[agree]] = e[agree], True
+    if not agree.all():
+        left, right = np.flatnonzero((answer < 0) & begin.known), np.flatnonzero(~taken & end.known)
+        group = codes(thread, np.concatenate((begin.identity, end.identity)))
+        b, e = _matched(begin, end, group, left, right)
+        answer[b], taken[e] = e, True
+    return Pairs(answer, np.flatnonzero(~taken))
+
+
+def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
+    """For each left row the right row of its group with the greatest time <= its own; among equal times the last."""
+    return _joined(_joins.latest, (right_group, right_ts), (left_group, left_ts))
+
+
+def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
+    """For each left row the right row of its group with the smallest time > its own; among equal times the first."""
+    return _joined(_joins.following, (right_group, right_ts), (left_group, left_ts))
+
+
+def within(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
+    """For each left row (group, time) without an answer (-1) yet: what `latest` tells of right, if that lasts beyond its time.
+
+    `right` are groups, times and until when each row lasts.
+    """
+    if not _joins.within(*map(flat, (*right, *left)), answer):
+        theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
+        found, open_rows = answer[ours], answer[ours] < 0
+        within((right[0][theirs], right[1][theirs], right[2][theirs]), (left[0][ours], left[1][ours]), found)
+        answer[ours[open_rows]] = np.append(theirs, NONE)[found[open_rows]]
+
+
+def _joined(join: Callable[..., bool], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The answer of a join of (group, time) that wants both sides in order of time."""
+    answer = np.empty(len(left[0]), np.int64)
+    if not join(*map(flat, (*right, *left)), answer):
+        theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
+        found = _joined(join, tuple(column[theirs] for column in right), tuple(column[ours] for column in left))
+        answer[ours] = np.append(theirs, NONE)[found]
+    return answer
+
+
+def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """The next row of each row's group in order of time."""
+    answer = np.empty(len(ts), np.int64)
+    if not _joins.successors(flat(group), flat(ts), answer):
+        order = np.argsort(ts, kind="stable")
+        answer[order] = np.append(order, NONE)[successors(group[order], ts[order])]
+    return answer
+
+
+def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """0, 1, 2 ... within each group, in order of time."""
+    answer = np.empty(len(ts), np.int64)
+    if not _joins.running_count(flat(group), flat(ts), answer):
+        order = np.argsort(ts, kind="stable")
+        answer[order] = running_count(group[order], ts[order])
+    return answer
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Pieces of time and the span that each belongs to."""
+
+    span: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+
+class Nest:
+    """Spans of threads, as a stack in time: which span is innermost at any moment. Spans are half open, [begin, end)."""
+
+    def __init__(self, key: np.ndarray, begin: np.ndarray, end: np.ndarray):
+        self.key, self.begin, self.end = key, begin, end
+        span = np.flatnonzero(end > begin)
+        ts = np.concatenate((begin[span], end[span]))
+        thread = np.concatenate((key[span], key[span]))
+        step = np.repeat([1, -1], len(span))
+        other = np.concatenate((-end[span], -begin[span]))  # ends before begins, outer begins first, inner ends first
+        order = np.lexsort((other, step, ts, thread))
+        self.at, self.thread, self.step = ts[order], thread[order], step[order]
+        self.span = np.concatenate((span, span))[order]
+        self.top = self._tops()
+
+    def _tops(self) -> np.ndarray:
+        """The innermost span after each event."""
+        top = np.full(len(self.at), NONE, np.int64)
+        if len(self.at) == 0:
+            return top
+        depth, _ = stack_depth(self.thread, self.step)
+        rows = np.arange(len(self.at))
+        for level in range(1, int(depth.max()) + 1):
+            opened = np.maximum.accumulate(np.where((self.step > 0) & (depth == level), rows, NONE))
+            inside = depth == level
+            top[inside] = self.span[opened[inside]]
+        return top
+
+    def innermost(self, key: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """The innermost span of `key` that contains `ts`."""
+        event = np.full(len(ts), NONE, np.int64)
+        until = np.where(self.top >= 0, np.append(self.end, 0)[self.top], 0)
+        within((self.thread, self.at, until), (key, ts), event)
+        return np.append(self.top, NONE)[event]
+
+    def segments(self) -> "Segments":
+        """Each thread's time cut into pieces by its innermost span; time without a span is left out."""
+        if len(self.at) == 0:
+            return Segments(self.top, self.at, self.at)
+        same = np.append(self.thread[1:] == self.thread[:-1], False)
+        end = np.where(same, np.append(self.at[1:], 0), self.at)
+        keep = (self.top >= 0) & (end > self.at)
+        return Segments(self.top[keep], self.at[keep], end[keep])

@@ -1,0 +1,1 @@
+"""Typed tables built from records, kept beside the recording as Parquet."""

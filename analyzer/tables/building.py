@@ -1,0 +1,120 @@
+"""From records to the tables: stretch by stretch of time, so that no more than one of them is in memory."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.reading import Source
+from analyzer.records.schema import Columns, conform, typed
+from analyzer.tables import calls, io, moe, nodes, operators, pmc, sched
+from analyzer.tables.complexity import contexts
+from analyzer.tables.qnn import busy, events
+from analyzer.tables.qnn.executes import Enclosing
+from analyzer.tables.sessions import sessions
+from analyzer.tables.steps import Steps, graphs, steps
+from analyzer.tables.subgraph_work import subgraphs
+
+Tables = dict[str, pd.DataFrame]
+Piece = dict[str, Columns]
+LONG = ("graphs", "operators", "op_threads", "routes", "experts", "thread_states", "sched", "pmc", "counters")
+"""Tables that grow with every stretch; the others are made at the end, of kinds of records of which there are few."""
+MOST = 1 << 19
+"""Records of a stretch, by default: enough for the joins to be cheap, few enough for the CPU's caches."""
+
+
+class Builder:
+    """Makes the tables of one recording."""
+
+    def __init__(self, source: Source):
+        self.source = source
+        self.tokens = steps(source)
+        source.step_begins = self.tokens.begins_alone()
+        self.known = operators.Known(source)
+        self.loads = moe.loads(source, self.tokens)
+        self.first = operators.First()
+        self.scheduling, self.counters, self.readings = sched.Scheduling(source), moe.Counters(), pmc.Readings()
+        self.subgraphs = subgraphs(source.manifest)
+        self.executes, self.events = Enclosing(source), io.Events(source)
+
+    def pieces(self, most: int = MOST) -> Iterator[Piece]:
+        """The rows of the tables LONG, of one stretch of about `most` records after the other."""
+        stretches = list(self.source.contents.stretches(self.source.step_begins, most))
+        for number, (begin_ns, end_ns) in enumerate(stretches):
+            yield self._piece(self.source.within(begin_ns, end_ns), number == len(stretches) - 1)
+
+    def _piece(self, source: Source, final: bool) -> Piece:
+        nodes.unfold(source)
+        self.readings.carry(source)
+        tokens, first, known = self.tokens.within(source), self.first, self.known
+        runs = graphs(source, first.graph)
+        columns, threads, op = operators.build(source, tokens, runs, known, first)
+        spans = source.spans("expert", ("layer", "expert"))
+        enclosing = operators.finish(columns, known, threads, op, source.rows("expert_begin"))
+        experts = moe.experts(source, tokens, spans, enclosing, first)
+        routes = moe.routes(source, tokens, known)
+        self.executes.note(source, runs)
+        self.events.note(source, io.Place(threads, op, columns["expert"], first.op, experts))
+        tables = {
+            "graphs": typed("graphs", runs.table(source, tokens)),
+            "operators": typed("operators", columns | self._work(columns, routes, tokens)),
+            "op_threads": operators.thread_table(threads, first.op + op),
+            "routes": routes,
+            "experts": experts,
+            **self.scheduling.piece(source, final),
+            "pmc": pmc.build(source, threads, first.op + op),
+            "counters": self.counters.of(source, experts, self.loads),
+        }
+        loose = int(np.count_nonzero(columns["token_id"] < 0))
+        self.first = operators.First(
+            first.op + len(columns["op_id"]),
+            first.graph + len(runs.begin),
+            first.run + len(experts["run_id"]),
+            first.loose + loose,
+        )
+        return tables
+
+    def _work(self, columns: Columns, routes: Columns, tokens: Steps) -> dict[str, np.ndarray]:
+        """The columns flops, read_bytes and written_bytes of `operators`."""
+        figures = self.known.work.columns(columns, routes, tokens.lengths())
+        if self.subgraphs is not None:
+            self.subgraphs.fill(columns, contexts(columns["token_id"], tokens.lengths()), figures)
+        return figures
+
+    def rest(self) -> Tables:
+        """The other tables but `qnn_gaps`, once all pieces are made."""
+        source, tokens = self.source, self.tokens
+        return {
+            "tokens": conform("tokens", tokens.table(source)),
+            "tensors": self.known.table,
+            "loads": self.loads,
+            **events.build(source, tokens, self.executes),
+            "sessions": sessions(source),
+            "calls": calls.build(source, tokens),
+            "threads": self.scheduling.threads(),
+            **self.events.tables(tokens, self.loads),
+            "unpaired": unpaired(source),
+        }
+
+
+def unpaired(source: Source) -> pd.DataFrame:
+    """The table `unpaired`: ends that no begin was recorded for, in order of time."""
+    parts = [part | {"kind": np.full(len(part["tid"]), kind, object)} for kind, rows in source.unpaired.items() for part in rows]
+    both = {name: np.concatenate([np.empty(0, dtype), *(part[name] for part in parts)]) for name, dtype in UNPAIRED.items()}
+    order = np.argsort(both["ts_ns"], kind="stable")
+    return conform("unpaired", {name: column[order] for name, column in both.items()})
+
+
+UNPAIRED = {"kind": object, "pid": np.int64, "tid": np.int64, "ts_ns": np.int64}
+
+
+def gap_table(tables: Tables) -> Tables:
+    """The table `qnn_gaps`, of the tables GAPS_NEED."""
+    return {"qnn_gaps": busy.gap_table(tables)}
+
+
+GAPS_NEED = {
+    "operators": ("tid", "type", "begin_ns", "end_ns"),
+    "thread_states": ("tid", "pid", "state", "begin_ns", "end_ns"),
+}
+"""Tables of LONG that the gaps between executions are told by, and their columns."""

@@ -1,0 +1,152 @@
+"""The table `calls`: the functions that the user named, each call with its arguments; its frame tells recursive calls apart."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.reading import Rows, Source, Spans, texts
+from analyzer.records.schema import conform
+from analyzer.records.spans import NONE, Marks, codes, latest, pair, stack_depth
+from analyzer.tables.steps import Steps
+
+FORMATS = {f"{sign}{bits}": f"<{kind}{bits // 8}" for sign, kind in (("u", "u"), ("s", "i")) for bits in (8, 16, 32, 64)}
+FORMATS |= {"ptr": "<u8", "f32": "<f4", "f64": "<f8"}
+
+
+def build(source: Source, tokens: Steps) -> pd.DataFrame:
+    """Every call, in order of begin."""
+    functions = {int(row["probe"]): row for row in source.manifest.get("functions") or []}
+    begin, end = source.rows("call_begin"), source.rows("call_end")
+    only_end = of_way(functions, end, "return")
+    closing = end.where(~only_end)
+    spans = match(source, begin, closing, of_way(functions, begin, "entry"))
+    written = Arguments(source, functions)
+    entry, leaving = written.of(begin, at_return=False), written.of(closing, at_return=True)
+    args = [{**a, **(leaving[e] if e >= 0 else {})} for a, e in zip(entry, spans.end.tolist(), strict=True)]
+    points = end.where(only_end)
+    both = [begin, points]
+    instants = Spans(np.full(len(points), NONE), points["ts"], points["ts"], np.ones(len(points), bool))
+    columns = {name: np.concatenate([one.columns()[name] for one in (spans, instants)]) for name in spans.columns()}
+    columns |= {name: np.concatenate([rows[name] for rows in both]) for name in ("pid", "tid", "probe")}
+    columns["token_id"] = np.concatenate([tokens.of(rows) for rows in both])
+    columns["args"] = as_json(args + written.of(points, at_return=True))
+    columns["depth"] = depths(columns["tid"], columns["begin_ns"], columns["end_ns"])
+    for column, key in (("function", "name"), ("library", "library"), ("at", "at")):
+        columns[column] = looked_up(columns["probe"], {n: str(row.get(key, "")) for n, row in functions.items()})
+    order = np.argsort(columns["begin_ns"], kind="stable")
+    columns = {name: column[order] for name, column in columns.items()}
+    return conform("calls", {"call_id": np.arange(len(order)), **columns})
+
+
+def of_way(functions: dict[int, dict[str, Any]], rows: Rows, way: str) -> np.ndarray:
+    """Which records belong to functions that are probed at `way` alone."""
+    return np.isin(rows["probe"], [number for number, row in functions.items() if row.get("at") == way])
+
+
+def match(source: Source, begin: Rows, end: Rows, entry_only: np.ndarray) -> Spans:
+    """Pair begins with ends of the same function, thread and frame; a call that is probed at its entry alone is an instant."""
+    thread = codes(np.concatenate((begin["tid"], end["tid"])), np.concatenate((begin["probe"], end["probe"])))
+    n = len(begin)
+    marks = [
+        Marks(key, rows["ts"], rows.position, rows["frame"], np.ones(len(rows), bool))
+        for rows, key in ((begin, thread[:n]), (end, thread[n:]))
+    ]
+    pairs = pair(*marks)
+    source.leave_unpaired("call", end.where(pairs.unpaired))
+    spans = source.close(begin, pairs.end, end["ts"], "")
+    end_ns = np.where(entry_only, spans.begin_ns, spans.end_ns)
+    return Spans(spans.end, spans.begin_ns, end_ns, spans.complete | entry_only)
+
+
+def depths(tid: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """How many calls of the thread were open when each began."""
+    lasting = np.flatnonzero(end > begin)
+    answer = np.zeros(len(tid), np.int64)
+    at, thread = np.concatenate((begin[lasting], end[lasting])), np.concatenate((tid[lasting], tid[lasting]))
+    step = np.repeat([1, -1], len(lasting))
+    outer = np.concatenate((-end[lasting], -begin[lasting]))
+    order = np.lexsort((outer, step, at, thread))
+    if len(order):
+        depth, _ = stack_depth(thread[order], step[order])
+        opening = order < len(lasting)
+        answer[lasting[order[opening]]] = depth[opening] - 1
+        instant = np.flatnonzero(end <= begin)
+        inside = latest(thread[order], at[order], tid[instant], begin[instant])
+        answer[instant] = np.where(inside >= 0, depth[inside], 0)
+    return answer
+
+
+class Arguments:
+    """Reads what records carry, by the types that the manifest declares."""
+
+    def __init__(self, source: Source, functions: dict[int, dict[str, Any]]):
+        self.functions = functions
+        self.more = source.rows("call_text")
+
+    def of(self, rows: Rows, at_return: bool) -> list[dict[str, Any]]:
+        """Name → value for each record; None where memory could not be read, or the detail was lost."""
+        answer: list[dict[str, Any]] = [{} for _ in range(len(rows))]
+        for number in np.unique(rows["probe"]).tolist():
+            mine = np.flatnonzero(rows["probe"] == number)
+            declared = self.functions.get(number, {}).get("return" if at_return else "entry") or {}
+            for name, values in self._columns(rows.where(mine), declared, at_return):
+                for i, value in zip(mine.tolist(), values, strict=True):
+                    answer[i][name] = value
+        return answer
+
+    def _columns(self, rows: Rows, declared: dict[str, Any], at_return: bool) -> list[tuple[str, list[Any]]]:
+        parts: dict[int, tuple[Rows, np.ndarray]] = {0: (rows, np.arange(len(rows)))}
+        width = rows.records["values"].shape[1]
+
+        def part(number: int) -> tuple[Rows, np.ndarray]:
+            if number not in parts:
+                parts[number] = self._part(rows, number, at_return)
+            return parts[number]
+
+        columns: list[tuple[str, list[Any]]] = []
+        for i, (name, kind) in enumerate(declared.get("numbers") or []):
+            carrier, at = part(i // width)
+            columns.append((name, numbers(carrier, at, i % width, kind)))
+        for i, name in enumerate(declared.get("texts") or []):
+            carrier, at = part(i + 1)
+            unread = carrier["unread"] >> width & 1
+            told = [None if failed else text for text, failed in zip(texts(carrier["text"]), unread, strict=True)] + [None]
+            columns.append((name, [told[j] for j in at.tolist()]))
+        return columns
+
+    def _part(self, rows: Rows, number: int, at_return: bool) -> tuple[Rows, np.ndarray]:
+        """(details that carry one part, the row of each call's; -1 where it was lost): of the same function, thread and time."""
+        more = self.more
+        more = more.where((more["part"] == number) & (more["at_return"] == at_return) & np.isin(more["probe"], rows["probe"]))
+        key = codes(*(np.concatenate((more[field], rows[field])) for field in ("probe", "tid", "ts")))
+        place = np.full(len(key) + 1, NONE, np.int64)
+        place[key[: len(more)]] = np.arange(len(more))
+        return more, place[key[len(more) :]]
+
+
+def numbers(rows: Rows, at: np.ndarray, column: int, kind: str) -> list[Any]:
+    """One column of values as their type has them; addresses as hexadecimal text."""
+    raw = np.ascontiguousarray(rows.records["values"][:, column].astype("<u8"))
+    dtype = np.dtype(FORMATS.get(kind, "<u8"))
+    typed = raw.view(dtype)[:: 8 // dtype.itemsize].tolist()
+    if kind == "ptr":
+        typed = [hex(value) for value in typed]
+    elif kind in ("f32", "f64"):
+        typed = [value if math.isfinite(value) else str(value) for value in typed]
+    failed = (rows["unread"] >> column & 1).tolist()
+    told = [None if bad else value for value, bad in zip(typed, failed, strict=True)] + [None]
+    return [told[i] for i in at.tolist()]
+
+
+def as_json(rows: list[dict[str, Any]]) -> np.ndarray:
+    """Each row as JSON text; "" where a function has no arguments."""
+    return np.array([*(json.dumps(row) if row else "" for row in rows), ""], object)[:-1]
+
+
+def looked_up(values: np.ndarray, names: dict[int, str]) -> np.ndarray:
+    """The name of each number, "" where it has none."""
+    distinct, inverse = np.unique(values, return_inverse=True)
+    return np.array([*(names.get(int(value), "") for value in distinct), ""], object)[inverse]

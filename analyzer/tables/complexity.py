@@ -1,0 +1,332 @@
+"""What an operator has to do, in closed form: floating-point operations and bytes, from the shapes of its tensors.
+
+Shapes are ggml's, innermost dimension first. A multiplication and an addition are two operations; a transcendental function
+counts as one. Bytes are those that have to move at least once: each source read whole and the result written, but for operators
+that touch a part of a tensor (an embedding's rows, the chosen experts). Where a shape or element type is not known, so are the
+figures (NaN).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import nan, prod
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.contents import EVER, identities
+from analyzer.records.schema import Columns
+from analyzer.records.spans import NONE, codes, following, latest, numbered
+
+GGML_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    30: ("BF16", 1, 2),
+    39: ("MXFP4", 32, 17),
+}
+"""ggml's number of an element type → (name, elements per block, bytes per block), as ggml.h and gguf declare them."""
+VIEWS_DEEP = 3
+BLOCKS = {name: (elements, size) for name, elements, size in GGML_TYPES.values()}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor's dimensions, innermost first, and element type."""
+
+    dims: tuple[int, ...]
+    dtype: str = "F32"
+
+    @property
+    def elements(self) -> int:
+        """Product of the dimensions."""
+        return prod(self.dims)
+
+    def dim(self, i: int) -> int:
+        """Dimension i; 1 beyond those given."""
+        return self.dims[i] if i < len(self.dims) else 1
+
+    def bytes(self, elements: int | None = None) -> float:
+        """Bytes of that many elements, of all by default; NaN for an unknown element type."""
+        count, size = BLOCKS.get(self.dtype, (1, nan))
+        return (self.elements if elements is None else elements) / count * size
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations, bytes read and bytes written."""
+
+    flops: float
+    read: float
+    written: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What shapes alone do not tell: experts that the rows chose between them, and tokens in the context; NaN: not known."""
+
+    distinct: float = nan
+    context: float = nan
+
+
+Formula = Callable[[Tensor, list[Tensor], Facts], Work]
+UNKNOWN = Work(nan, nan, nan)
+
+
+def whole(flops: float, out: Tensor, sources: list[Tensor]) -> Work:
+    """Every source read and the result written once."""
+    return Work(flops, sum(source.bytes() for source in sources), out.bytes())
+
+
+def elementwise(per_element: float) -> Formula:
+    """A fixed number of operations for each element of the result."""
+    return lambda out, sources, _: whole(per_element * out.elements, out, sources)
+
+
+def mul_mat(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
+    """[K, M] x [K, N] → [M, N] for each outer index: 2 K M N."""
+    return whole(2.0 * sources[0].dim(0) * out.elements, out, sources)
+
+
+def mul_mat_id(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
+    """Experts [K, M, E], rows, ids [k, N] → [M, k, N]: 2 K M k N; of the experts, only the chosen ones are read."""
+    experts, rows, ids = sources[:3]
+    one = experts.bytes() / max(experts.dim(2), 1)
+    expected = expected_distinct(experts.dim(2), ids.dim(0), ids.dim(1))
+    used = expected if np.isnan(facts.distinct) else facts.distinct
+    return Work(2.0 * experts.dim(0) * out.elements, used * one + rows.bytes() + ids.bytes(), out.bytes())
+
+
+def expected_distinct(experts: int, k: int, tokens: int) -> float:
+    """Experts that `tokens` tokens choose between them when each takes k of them uniformly: E (1 - ((E - k) / E)^B)."""
+    return experts * (1 - ((experts - k) / experts) ** tokens) if experts else 0.0
+
+
+def flash_attention(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
+    """q [D, N, H], k [D, S, .], v [Dv, S, .]: 2 N H S (D + Dv) for both products, 5 N H S for the softmax.
+
+    An engine may take a longer part of its cache without telling it anew; S is at least the context.
+    """
+    q, k, v = sources[:3]
+    length = max(k.dim(1), 0 if np.isnan(facts.context) else facts.context)
+    longer = length / k.dim(1) if k.dim(1) else 1.0
+    flops = q.dim(1) * q.dim(2) * q.dim(3) * length * (2.0 * (k.dim(0) + v.dim(0)) + 5.0)
+    return Work(flops, q.bytes() + longer * sum(source.bytes() for source in sources[1:]), out.bytes())
+
+
+def get_rows(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
+    """Only the rows that are asked for are read."""
+    return Work(0.0, sources[0].bytes(out.elements) + sum(s.bytes() for s in sources[1:]), out.bytes())
+
+
+def set_rows(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
+    """Only the rows that are given are written, each with its index; the rest of the destination is left alone."""
+    rows, ids = sources[:2]
+    count = rows.elements // max(rows.dim(0), 1)
+    return Work(0.0, rows.bytes() + ids.bytes(count), out.bytes(rows.elements))
+
+
+def reduction(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
+    """One operation for each element of the source."""
+    return whole(float(sources[0].elements), out, sources)
+
+
+FORMULAS: dict[str, tuple[int, Formula]] = {
+    "MUL_MAT": (2, mul_mat),
+    "OUT_PROD": (2, mul_mat),
+    "MUL_MAT_ID": (3, mul_mat_id),
+    "FLASH_ATTN_EXT": (3, flash_attention),
+    "GET_ROWS": (2, get_rows),
+    "SET_ROWS": (2, set_rows),
+    "SUM_ROWS": (1, reduction),
+    "SUM": (1, reduction),
+    "MEAN": (1, reduction),
+    "SOFT_MAX": (1, elementwise(5)),  # maximum, difference, exponential, sum, quotient
+    "RMS_NORM": (1, elementwise(3)),  # square, sum, product
+    "NORM": (1, elementwise(5)),  # mean, difference, square, sum, product
+    "RMS_NORM+MUL": (1, elementwise(4)),
+    "NORM+MUL": (1, elementwise(6)),
+    "ROPE": (1, elementwise(3)),  # four products and two sums for each pair
+    "GLU": (1, elementwise(2)),
+    "UNARY": (1, elementwise(1)),
+    **{name: (1, elementwise(1)) for name in ("ADD", "ADD_ID", "ADD1", "SUB", "MUL", "DIV", "SCALE", "SQR", "SQRT", "CLAMP")},
+    **{name: (1, elementwise(0)) for name in ("CPY", "DUP", "CONT", "CONCAT", "REPEAT", "ARGSORT", "TOP_K", "PAD", "SET")},
+}
+"""Operator type → (how many sources must be known, its formula)."""
+
+
+def work_of(kind: str, out: Tensor, sources: list[Tensor], facts: Facts | None = None) -> Work:
+    """The work of one operator."""
+    needed, formula = FORMULAS.get(kind, (0, None))
+    if formula is None or len(sources) < needed or not out.dims:
+        return UNKNOWN
+    return formula(out, sources, facts or Facts())
+
+
+def parse(shape: str, dtype: str) -> Tensor:
+    """A tensor from the text of its shape, "2048x1"."""
+    return Tensor(tuple(int(dim) for dim in shape.split("x")) if shape else (), dtype)
+
+
+class Described:
+    """The definitions of tensors, to be found by (process, tensor, time)."""
+
+    def __init__(self, tensors: pd.DataFrame):
+        self.since = tensors["since_ns"].to_numpy()
+        self.key, keys = pd.factorize(identities(tensors["pid"].to_numpy(), tensors["tensor"].to_numpy()))
+        self.index = pd.Index(keys)
+        self.count = np.bincount(self.key, minlength=len(keys))
+        self.only = np.full(len(keys), NONE, np.int64)
+        self.only[self.key] = np.arange(len(self.key))
+
+    def rows(self, pid: np.ndarray, tensor: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """Row of each definition: the latest at that time, else the first after it; -1 where there is none."""
+        if len(self.key) == 0 or len(tensor) == 0:
+            return np.full(len(tensor), NONE, np.int64)
+        number, values = pd.factorize(identities(pid, tensor))
+        return self.rows_of(number, values, ts)
+
+    def rows_of(self, number: np.ndarray, values: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """The same for the results values[number], as `identities` numbers them."""
+        if len(self.key) == 0 or len(number) == 0:
+            return np.full(len(number), NONE, np.int64)
+        asked = self.index.get_indexer(pd.Index(values))[number]
+        row = np.where(asked >= 0, self.only[asked], NONE)
+        told_again = np.flatnonzero((asked >= 0) & (self.count[asked] > 1))
+        if len(told_again):
+            key, ts = asked[told_again], ts[told_again]
+            found = latest(self.key, self.since, key, ts)
+            late = np.flatnonzero(found < 0)
+            found[late] = following(self.key, self.since, key[late], ts[late])
+            row[told_again] = found
+        return row
+
+
+class Works:
+    """The work of operators. Equal ones are computed once: of the same types and shapes, at the same facts."""
+
+    def __init__(self, tensors: pd.DataFrame, types: np.ndarray, described: Described):
+        """`types` has the operator type of each definition."""
+        self.described, self.types = described, types
+        texts = (tensors["shape"] + "/" + tensors["dtype"]).to_numpy()
+        number, values = pd.factorize(texts)
+        self.shape, self.made = np.append(number, NONE), [parse(*text.split("/")) for text in values]
+        self.known = np.append([t in FORMULAS and not s.startswith("/") for t, s in zip(types, texts, strict=True)], False)
+        self.kind = np.append(pd.factorize(types)[0], NONE)
+        self.changes = np.unique(described.since)
+        self.sources = declared_sources(tensors)
+        self.part = np.append((tensors["type"] == "VIEW").to_numpy(), False)
+        self.renames = np.append(tensors["type"].isin(("RESHAPE", "PERMUTE", "TRANSPOSE")).to_numpy(), False)
+        self.size = np.append([min(self.made[n].elements, EVER) for n in number], 0).astype(np.int64)
+
+    def columns(self, operators: Columns, routes: Columns, lengths: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The columns flops, read_bytes and written_bytes of the table `operators`.
+
+        `operators` has token_id, layer, pid, end_ns and `described`, the row of each result's definition; `lengths` the
+        position and number of tokens of each step.
+        """
+        figures = {name: np.full(len(operators["described"]), nan) for name in ("flops", "read_bytes", "written_bytes")}
+        rows = np.flatnonzero(self.known.astype(bool)[operators["described"]])
+        if len(rows):
+            out, token = operators["described"][rows], operators["token_id"][rows]
+            shapes, inverse = self._shapes(out, operators["pid"][rows], operators["end_ns"][rows])
+            distinct = np.full(len(rows), nan)
+            routed = np.flatnonzero((self.types == "MUL_MAT_ID")[out])
+            distinct[routed] = distinct_experts(token[routed], operators["layer"][rows[routed]], routes)
+            context = np.full(len(rows), nan)
+            attention = np.flatnonzero((self.types == "FLASH_ATTN_EXT")[out])
+            context[attention] = contexts(token[attention], lengths)
+            answer, key = self._figures(shapes, inverse, distinct, context)
+            for column, values in zip(figures.values(), answer.T, strict=True):
+                column[rows] = values[key]
+        return figures
+
+    def _shapes(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(kind, shape of the result, shapes of its sources) of each distinct operator, and which one each row is."""
+        settled = ts.min() >= self.changes[-1]
+        when = np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right")
+        key, first = numbered(out, when, pid)
+        sources = self._source_rows(out[first], pid[first], ts[first])
+        shapes = np.column_stack((self.kind[out[first]], self.shape[out[first]], *self.shape[sources].T))
+        return shapes, key
+
+    def _source_rows(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """Definitions of each result's first sources, [results, widest]; -1 where there is none."""
+        asked = self.sources[out]
+        answer = np.full(asked.shape, NONE, np.int64)
+        for i in range(asked.shape[1]):
+            real = np.flatnonzero(asked[:, i] != 0)
+            row = self.described.rows(pid[real], asked[real, i], ts[real])
+            answer[real, i] = self._renewed(row, pid[real], ts[real])
+        return answer
+
+    def _renewed(self, row: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """Definitions of views, replaced by what they rename where that has another size by now: not all are told anew.
+
+        A view of a part has fewer elements; every other way to rename memory keeps their number.
+        """
+        size = self.size
+        for _ in range(VIEWS_DEEP):
+            base = self.described.rows(pid, self.sources[row, 0], ts)
+            stale = self.part[row] & (size[row] > size[base]) | self.renames[row] & (size[row] != size[base])
+            row = np.where((base >= 0) & stale, base, row)
+        return row
+
+    def _figures(
+        self, shapes: np.ndarray, inverse: np.ndarray, distinct: np.ndarray, context: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """((flops, read, written) of each combination of types, shapes and facts, [n, 3]; the combination of each row)."""
+        same = np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1)
+        key, first = numbered(same[inverse], *(np.nan_to_num(facts, nan=NONE).astype(np.int64) for facts in (distinct, context)))
+        names = pd.unique(self.types)
+        answer = []
+        for row in first.tolist():
+            kind, out, *sources = shapes[inverse[row]].tolist()
+            given = [self.made[s] for s in sources if s >= 0]
+            work = work_of(str(names[kind]), self.made[out], given, Facts(distinct[row], context[row]))
+            answer.append((work.flops, work.read, work.written))
+        return np.array(answer).reshape(-1, 3), key
+
+
+def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
+    """The first sources of each definition, [definitions + 1, widest]; 0 where there is none."""
+    lists = tensors["sources"].to_numpy()
+    width = max(1, min(max((len(one) for one in lists), default=0), 5))
+    declared = np.zeros((len(lists) + 1, width), np.uint64)
+    for at, sources in enumerate(lists):
+        declared[at, : min(len(sources), width)] = sources[:width]
+    return declared
+
+
+def contexts(token: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
+    """Tokens in the context of each step, its own included; NaN where not told."""
+    length = (lengths["position"] + lengths["n_tokens"]).where(lengths["position"] >= 0).astype(np.float64)
+    return length.set_axis(lengths["token_id"]).reindex(token).to_numpy(np.float64)
+
+
+def distinct_experts(token: np.ndarray, layer: np.ndarray, routes: Columns) -> np.ndarray:
+    """How many experts the rows of a step chose in a layer; NaN where that was not recorded."""
+    n = len(routes["token_id"])
+    if n == 0 or len(token) == 0:
+        return np.full(len(token), nan)
+    steps, layers = routes["token_id"], routes["layer"]
+    place = codes(np.concatenate((steps, token)), np.concatenate((layers, layer)))
+    choices = numbered(place[:n], routes["expert"])[1]
+    counted = np.bincount(place[:n][choices], minlength=int(place.max()) + 1)[place[n:]]
+    return np.where(counted > 0, counted.astype(np.float64), nan)

@@ -1,0 +1,219 @@
+"""I/O: page faults of files, reads and block requests, each with the operator, expert and load that its thread was in."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.reading import Rows, Source, chosen, section, texts
+from analyzer.records.schema import Columns, conform, empty
+from analyzer.records.spans import NONE, Marks, Nest, codes, pair
+from analyzer.tables.operators import OpThreads
+from analyzer.tables.steps import Steps
+
+CALLS = np.array(["read", "pread64", "readv", "preadv", "preadv2"], object)
+MAJOR, EXACT = 1, 2
+MINOR_BITS = 20
+UNTOLD_BYTES = 2**32 - 1
+OPERATIONS = {"R": "read", "W": "write", "D": "discard", "F": "flush"}
+PAGE_BYTES = 4096
+
+
+class Enclosed:
+    """Events of threads, and what each was in: the operator and expert are found stretch by stretch, the rest at once."""
+
+    def __init__(self, rows: Rows, ts: np.ndarray):
+        self.rows, self.ts = rows, ts
+        self.op, self.expert = np.full(len(ts), NONE, np.int64), np.full(len(ts), NONE, np.int64)
+
+    def note(self, piece: Source, place: "Place") -> None:
+        """Find those of a stretch of time."""
+        own = np.flatnonzero((self.ts >= piece.begin_ns) & (self.ts < piece.end_ns))
+        if len(own) == 0:
+            return
+        tid, ts = self.rows["tid"][own], self.ts[own]
+        op = found(place.op_id, place.operators.innermost(tid, ts))
+        run = found(place.experts["expert"], place.runs.innermost(tid, ts))
+        self.op[own] = np.where(op >= 0, op + place.first_op, NONE)
+        self.expert[own] = np.where(run >= 0, run, found(place.op_expert, op))
+
+    def columns(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The columns of schema.WITHIN."""
+        tid, pid = self.rows["tid"], self.rows["pid"]
+        return {
+            "token_id": tokens.at({"tid": tid, "pid": pid}, self.ts),
+            "op_id": self.op,
+            "expert": self.expert,
+            "load_id": found(loads["load_id"].to_numpy(), spans_of(loads).innermost(tid, self.ts)),
+            "pid": pid,
+            "tid": tid,
+        }
+
+
+@dataclass(frozen=True)
+class Place:
+    """What threads were in during a stretch of time: `op_id` counts from 0, and from `first_op` in the tables."""
+
+    ops: OpThreads
+    op_id: np.ndarray
+    op_expert: np.ndarray
+    first_op: int
+    experts: Columns
+
+    @cached_property
+    def operators(self) -> Nest:
+        """The operators of each thread as a stack in time."""
+        ops = self.ops
+        return Nest(ops.rows["tid"], ops.begin, np.where(ops.complete, ops.end, ops.end + 1))
+
+    @cached_property
+    def runs(self) -> Nest:
+        """The runs of experts, likewise."""
+        return spans_of(self.experts)
+
+
+def found(values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """values[at], -1 where `at` is -1."""
+    return np.where(at >= 0, values[at], NONE) if len(values) else np.full(len(at), NONE, np.int64)
+
+
+def spans_of(table: pd.DataFrame | Columns) -> Nest:
+    """The spans of a table on their threads; the last instant of an unfinished one belongs to it."""
+    tid, begin, end, complete = (np.asarray(table[name]) for name in ("tid", "begin_ns", "end_ns", "complete"))
+    return Nest(tid, begin, end + ~complete)
+
+
+class Files:
+    """Paths by device and inode: the manifest's, else the bare names that the kernel side sent."""
+
+    def __init__(self, source: Source):
+        listed = section(source.manifest, "io").get("files")
+        rows = source.rows("io_file")
+        names = zip(rows["dev"].tolist(), rows["ino"].tolist(), texts(rows["name"]), strict=True)
+        self.paths = {(dev, ino): name for dev, ino, name in names}
+        for row in listed if isinstance(listed, list) else []:
+            if isinstance(row, dict) and row.get("path"):
+                self.paths[int(row.get("dev", NONE)), int(row.get("ino", NONE))] = str(row["path"])
+        size = section(source.manifest, "io").get("page_bytes")
+        self.page_bytes = size if isinstance(size, int) and size > 0 else PAGE_BYTES
+
+    def columns(self, rows: Rows) -> dict[str, np.ndarray]:
+        """The columns of schema.FILE."""
+        dev, ino = rows["dev"], rows["ino"]
+        key = codes(dev, ino)
+        _, first = np.unique(key, return_index=True)
+        names = [self.paths.get(pair, "") for pair in zip(dev[first].tolist(), ino[first].tolist(), strict=True)]
+        return {"file": np.array([*names, ""], object)[key], "device": devices(dev), "ino": rows.raw("ino")}
+
+
+def devices(dev: np.ndarray) -> np.ndarray:
+    """Kernel device numbers as "major:minor"; "" for none."""
+    numbers, inverse = np.unique(dev, return_inverse=True)
+    names = [f"{n >> MINOR_BITS}:{n & ((1 << MINOR_BITS) - 1)}" if n else "" for n in numbers.tolist()]
+    return np.array([*names, ""], object)[inverse]
+
+
+def fault_begins(rows: Rows) -> np.ndarray:
+    """When each page fault began; its end where that is not known."""
+    return np.where(rows["begin"] > 0, rows["begin"], rows["ts"])
+
+
+def faults(rows: Rows, within: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
+    """The table `faults`, in order of their ends."""
+    flags, told, end, begin = rows["flags"], rows["begin"] > 0, rows["ts"], fault_begins(rows)
+    return conform(
+        "faults",
+        {
+            "fault_id": np.arange(len(rows)),
+            **within,
+            **files.columns(rows),
+            "kind": np.where(flags & MAJOR, "major", "minor").astype(object),
+            "offset": np.where(rows["ino"] != 0, rows["page"] * files.page_bytes, NONE),
+            "exact": (flags & EXACT) > 0,
+            "bytes": rows["added"] * files.page_bytes,
+            "begin_ns": begin,
+            "end_ns": end,
+            "duration_ns": np.where(told, end - begin, NONE),
+        },
+    )
+
+
+def reads(source: Source, within: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
+    """The table `reads`."""
+    spans = source.spans("read")
+    begin, end = source.rows("read_begin"), source.rows("read_end")
+    asked = begin["bytes"]
+    result = np.where(spans.end >= 0, end["result"][spans.end], NONE) if len(end) else np.full(len(begin), NONE)
+    added = np.where(spans.end >= 0, end["added"][spans.end], 0) if len(end) else np.zeros(len(begin), np.int64)
+    return conform(
+        "reads",
+        {
+            "read_id": np.arange(len(begin)),
+            **within,
+            **files.columns(begin),
+            "call": chosen(CALLS, begin["call"]),
+            "fd": begin["fd"],
+            "offset": begin["offset"],
+            "asked_bytes": np.where(asked == UNTOLD_BYTES, NONE, asked),
+            "bytes": np.maximum(result, 0),
+            "error": np.where(spans.complete, np.maximum(-result, 0), 0),
+            "missed_bytes": added * files.page_bytes,
+            **spans.columns(),
+        },
+    )
+
+
+def blocks(source: Source, within: dict[str, np.ndarray]) -> pd.DataFrame:
+    """The table `blocks`: requests from issue to answer, paired by device and sector."""
+    issue, done = source.rows("block_issue"), source.rows("block_done")
+    key = codes(*(np.concatenate((issue[field], done[field])) for field in ("dev", "sector")))
+    nothing = np.zeros(len(key), np.int64)
+    marks = [
+        Marks(key[part], rows["ts"], rows.position, nothing[part], nothing[part] > 0)
+        for part, rows in ((slice(len(issue)), issue), (slice(len(issue), None), done))
+    ]
+    answer = pair(*marks).end
+    spans = source.close(issue, answer, done["ts"], "io")
+    error = np.where(answer >= 0, done["error"][answer], 0) if len(done) else np.zeros(len(issue), np.int64)
+    flags = texts(issue["rwbs"])
+    return conform(
+        "blocks",
+        {
+            "block_id": np.arange(len(issue)),
+            **within,
+            "device": devices(issue["dev"]),
+            "sector": issue["sector"],
+            "bytes": issue["bytes"],
+            "operation": np.array([*(OPERATIONS.get(text[:1], "other") for text in flags), ""], object)[:-1],
+            "flags": flags,
+            "error": -error,
+            **spans.columns(),
+        },
+    )
+
+
+class Events:
+    """Page faults, reads and block requests of a recording."""
+
+    def __init__(self, source: Source):
+        fault, read, issue = (source.rows(kind) for kind in ("page_fault", "read_begin", "block_issue"))
+        self.source = source
+        self.parts = (Enclosed(fault, fault_begins(fault)), Enclosed(read, read["ts"]), Enclosed(issue, issue["ts"]))
+
+    def note(self, piece: Source, place: Place) -> None:
+        """Find what those of a stretch of time were in."""
+        for part in self.parts:
+            part.note(piece, place)
+
+    def tables(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """The tables `faults`, `reads` and `blocks`."""
+        if not any(len(part.rows) for part in self.parts) and not len(self.source.rows("read_end")):
+            return {name: empty(name) for name in ("faults", "reads", "blocks")}
+        files, loads = Files(self.source), loads[loads["action"] == "load"]
+        fault, read, block = (part.columns(tokens, loads) for part in self.parts)
+        return {
+            "faults": faults(self.parts[0].rows, fault, files),
+            "reads": reads(self.source, read, files),
+            "blocks": blocks(self.source, block),
+        }

@@ -1,0 +1,180 @@
+"""What a Mixture-of-Experts model adds: routes, expert runs, loads and evictions of the expert cache, and counters."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.reading import BACKEND, CACHE, REASON, UNKNOWN_U32, Rows, Source, Spans, chosen
+from analyzer.records.schema import Columns, Text, conform, typed
+from analyzer.records.spans import NONE, codes
+from analyzer.tables.operators import First, Known
+from analyzer.tables.steps import Steps, faults
+
+HITS = {"expert cache hits": ("hit", "prefetched"), "expert cache misses": ("miss",)}
+FAULTS = {"maj_flt": "major faults", "min_flt": "minor faults"}
+WIDE = 2  # ROUTE_WIDE of bpf/records.h
+
+
+def routes(source: Source, tokens: Steps, known: Known) -> Columns:
+    """The table `routes`: one row per choice of the router."""
+    rows = source.rows("route")
+    names = rows.dtype.names or ()
+    if len(rows) == 0 or "experts" not in names:
+        return typed("routes", dict.fromkeys(("token_id", "layer", "row", "rank", "expert", "weight", "ts_ns"), np.empty(0)))
+    weights, k = np.ascontiguousarray(rows.records["weights"]), np.maximum(rows["k"], 1)
+    wide = (rows["has_weights"] == WIDE)[:, None]
+    experts = np.where(wide, weights.view("<u4"), rows.records["experts"])
+    slot = np.arange(experts.shape[1])
+    used = slot < rows["count"][:, None]
+    entry = (rows["first"][:, None] + slot)[used]
+    record = np.repeat(np.arange(len(rows)), used.sum(axis=1))
+    token_id, layer = tokens.of(rows), route_layers(rows, known)
+    return typed(
+        "routes",
+        {
+            "token_id": token_id[record],
+            "layer": layer[record],
+            "row": entry // k[record]
+            + rows_before(rows, layer, np.where(token_id < 0, NONE - step_of(source, rows), token_id))[record],
+            "rank": entry % k[record],
+            "expert": experts[used],
+            "weight": np.where(rows["has_weights"][record] == 1, weights[used].astype(np.float64), np.nan),
+            "ts_ns": rows["ts"][record],
+        },
+    )
+
+
+def route_layers(rows: Rows, known: Known) -> np.ndarray:
+    """The layer of each choice: told by the engine, or by the name of the operator that is given it."""
+    described = known.described.rows(rows["pid"], rows["tensor"], rows["ts"])
+    return np.where(rows["tensor"] == 0, rows["layer"], np.append(known.layers, NONE)[described])
+
+
+def rows_before(rows: Rows, layer: np.ndarray, token_id: np.ndarray) -> np.ndarray:
+    """Rows that earlier calls of a layer's router took in the same step: a prompt comes in chunks."""
+    called = np.where(rows["first"] == 0, rows["n_tokens"], 0)
+    total = pd.Series(called).groupby(codes(token_id, layer)).cumsum().to_numpy()
+    return np.maximum(total - rows["n_tokens"], 0)
+
+
+def step_of(source: Source, rows: Rows) -> np.ndarray:
+    """How many steps had begun alone before each record."""
+    return np.searchsorted(source.step_begins, rows["ts"], "right")
+
+
+def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: First) -> Columns:
+    """The table `experts`: one row per run; `op` is the number of its operator, -1 for none."""
+    begin, end = source.rows("expert_begin"), source.rows("expert_end")
+    return typed(
+        "experts",
+        {
+            "run_id": first.run + np.arange(len(begin)),
+            "token_id": tokens.of(begin),
+            "op_id": np.where(op >= 0, first.op + op, NONE),
+            **source.thread(begin),
+            "layer": begin["layer"],
+            "expert": begin["expert"],
+            "n_tokens": begin["n_tokens"],
+            "cache": chosen(CACHE, begin["cache"]),
+            "backend": chosen(BACKEND, begin["backend"]),
+            "tier": begin["tier"],
+            "maj_flt": faults(begin, end, spans.end, "maj_flt"),
+            "min_flt": faults(begin, end, spans.end, "min_flt"),
+            **spans.columns(),
+        },
+    )
+
+
+def loads(source: Source, tokens: Steps) -> pd.DataFrame:
+    """The table `loads`: loads as spans, evictions as instants, in order of time."""
+    spans = source.spans("load", ("layer", "expert"))
+    begin, end, evict = source.rows("load_begin"), source.rows("load_end"), source.rows("evict")
+    resident = np.where(spans.end >= 0, end["resident"][spans.end], NONE) if len(end) else np.full(len(begin), NONE)
+    loaded = {
+        **_moved(source, tokens, begin, "load"),
+        "reason": chosen(REASON, begin["reason"]).objects(),
+        "backend": chosen(BACKEND, begin["backend"]).objects(),
+        "resident_bytes": resident,
+        **spans.columns(),
+    }
+    nothing = np.full(len(evict), "", object)
+    evicted = {
+        **_moved(source, tokens, evict, "evict"),
+        "reason": nothing,
+        "backend": nothing,
+        "resident_bytes": evict["resident"],
+        "begin_ns": evict["ts"],
+        "end_ns": evict["ts"],
+        "duration_ns": np.zeros(len(evict), np.int64),
+        "complete": np.ones(len(evict), bool),
+    }
+    order = np.argsort(np.concatenate((loaded["begin_ns"], evicted["begin_ns"])), kind="stable")
+    both = {name: np.concatenate((loaded[name], evicted[name]))[order] for name in loaded}
+    return conform("loads", {"load_id": np.arange(len(order)), **both})
+
+
+def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
+    """What a load and an eviction have in common."""
+    return {
+        "token_id": tokens.of(rows),
+        **source.thread(rows),
+        "engine": source.engines(rows["engine"]).objects(),
+        "action": np.full(len(rows), action, object),
+        "layer": rows["layer"],
+        "expert": rows["expert"],
+        "bytes": rows["bytes"],
+    }
+
+
+@dataclass
+class Counters:
+    """The table `counters`: cache contents, cumulative hits and misses, cumulative page faults of the threads that decode."""
+
+    hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HITS, 0))
+    readings: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """(field, thread) → its first reading and the value last told."""
+
+    def of(self, source: Source, runs: Columns, moves: pd.DataFrame) -> Columns:
+        """The rows of a stretch of time, which must follow on the last one; `moves` are the loads of the whole recording."""
+        end = moves["end_ns"]
+        known = moves[(moves["resident_bytes"] >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)]
+        parts = [(known["end_ns"].to_numpy(), "expert cache bytes", known["resident_bytes"].to_numpy())]
+        at = runs["begin_ns"]
+        for name, states in HITS.items():
+            hit = runs["cache"].matches(*states)
+            count = int(hit.sum())
+            parts.append((at[hit], name, self.hits[name] + np.arange(1, count + 1)))
+            self.hits[name] += count
+        parts += self._faults(source)
+        ts, value = np.concatenate([p[0] for p in parts]), np.concatenate([p[2] for p in parts])
+        number = np.repeat(np.arange(len(parts), dtype=np.int32), [len(p[0]) for p in parts])
+        order = np.argsort(ts, kind="stable")
+        names = Text(number[order], np.array([p[1] for p in parts], object))
+        return typed("counters", {"ts_ns": ts[order], "name": names, "value": value[order]})
+
+    def _faults(self, source: Source) -> list[tuple[np.ndarray, str, np.ndarray]]:
+        """Counters per thread that runs tokens, from 0 at its first reading; only readings that changed one."""
+        tokens = [source.rows(kind) for kind in ("token_begin", "token_end")]
+        main = np.unique(np.concatenate([rows["tid"] for rows in tokens]))
+        begins = source.rows("op_begin")
+        if source.told_by_share is not None:
+            begins = begins.where(~source.told_by_share)
+        kinds = [*(rows.where((rows["ts"] >= source.begin_ns) & (rows["ts"] < source.end_ns)) for rows in tokens)]
+        kinds += [begins, source.rows("op_end")]
+        parts: dict[str, list[tuple[np.ndarray, str, np.ndarray]]] = {name: [] for name in FAULTS}
+        for thread in main.tolist():
+            own = [np.flatnonzero(rows["tid"] == thread) for rows in kinds]
+            if not any(map(len, own)):
+                continue
+            ts = np.concatenate([rows["ts"][mine] for rows, mine in zip(kinds, own, strict=True)])
+            order = np.argsort(ts, kind="stable")
+            for name, title in FAULTS.items():
+                reading = np.concatenate([rows[name][mine] for rows, mine in zip(kinds, own, strict=True)])[order]
+                first, last = self.readings.get((name, thread), (int(reading[0]), NONE))
+                value = (reading - first) & UNKNOWN_U32
+                changed = np.append(last, value[:-1]) != value
+                self.readings[name, thread] = first, int(value[-1])
+                label = title if len(main) == 1 else f"{title} (thread {thread})"
+                parts[name].append((ts[order][changed], label, value[changed]))
+        return [part for of_field in parts.values() for part in of_field]

@@ -1,0 +1,325 @@
+"""Operators: what each thread ran, merged over the threads that shared it, and the tensors they are named by."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.contents import identities
+from analyzer.records.reading import Rows, Source, texts
+from analyzer.records.schema import Columns, Text, conform, typed
+from analyzer.records.spans import (
+    GREATEST,
+    KNOWN_SUM,
+    NONE,
+    SUM,
+    Nest,
+    _joins,
+    codes,
+    distinct,
+    first_of_runs,
+    flat,
+    fold,
+    latest,
+    numbered,
+    running_count,
+)
+from analyzer.tables.complexity import GGML_TYPES, Described, Works
+from analyzer.tables.nodes import NEVER_RUN
+from analyzer.tables.steps import Graphs, Steps, faults
+
+LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
+
+
+def layer_of(name: str) -> int:
+    """The layer in a ggml tensor's name (ffn_out-0, blk.3.attn_q.weight, cache_k_l2); -1 where there is none."""
+    match = LAYER.search(name)
+    return int(next(group for group in match.groups() if group)) if match else NONE
+
+
+@dataclass
+class OpThreads:
+    """One operator on one thread per row, in order of begin."""
+
+    rows: Rows
+    begin: np.ndarray
+    wait: np.ndarray
+    end: np.ndarray
+    complete: np.ndarray
+    maj_flt: np.ndarray
+    min_flt: np.ndarray
+    merged: np.ndarray  # bool: the engine runs one operator on several threads
+    token: np.ndarray
+    graph: np.ndarray
+    result: np.ndarray  # number of its result's identity in `results`
+    results: np.ndarray
+
+
+def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
+    """Every operator on every thread, with its end, its wait and what encloses it."""
+    begin, ends = source.rows("op_begin"), source.rows("op_end")
+    paired = np.isin(begin["engine"], distinct(ends["engine"]))
+    n = len(begin)
+    end, complete = begin["ts"].copy(), np.zeros(n, bool)
+    major, minor = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
+    own = begin.where(paired)
+    spans = source.spans("op", ("tensor",), unknown=0, keep=own)
+    end[paired], complete[paired] = spans.end_ns, spans.complete
+    major[paired], minor[paired] = (faults(own, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
+    token = tokens.of(begin)
+    if not paired.all():
+        loose = ~paired
+        end[loose], complete[loose], major[loose], minor[loose] = bounded(source, begin.where(loose), token[loose], tokens)
+    if source.told_by_share is not None:
+        shared = source.told_by_share
+        major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
+    wait = waits(source, begin, end)
+    identity = identities(begin["pid"], begin["tensor"])
+    result, first = numbered(identity)
+    return OpThreads(
+        begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin), result, identity[first]
+    )
+
+
+def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np.ndarray:
+    """Rows end, known, major and minor faults of operators without an end, as _joins.ends tells them."""
+    matched, closing = tokens.spans.end, source.rows("token_end")
+    own = np.flatnonzero(matched >= 0)
+    own = own[np.argsort(closing["ts"][matched[own]], kind="stable")]
+    reading = closing.where(matched[own])
+    graph, answer = source.rows("graph_end"), np.empty((4, len(begin)), np.int64)
+    columns = [begin["tid"], begin["pid"], begin["ts"], token, begin["maj_flt"], begin["min_flt"]]
+    columns += [graph["pid"], graph["ts"], closing["pid"], closing["ts"]]
+    columns += [reading["tid"], reading["ts"], tokens.first + own, reading["maj_flt"], reading["min_flt"]]
+    if not _joins.ends(source.last_ns, *map(flat, columns), flat(source.step_begins), answer):
+        raise ValueError("records out of order")
+    return answer
+
+
+def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
+    """When the thread last began to wait within the operator (barriers inside an operator are part of it); else its end."""
+    mark, answer = source.rows("op_wait"), np.empty(len(begin), np.int64)
+    if not _joins.waits(*map(flat, (mark["tid"], mark["ts"], begin["tid"], begin["ts"], end)), answer):
+        raise ValueError("records out of order")
+    return answer
+
+
+def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
+    """(the number of the operator of each thread's row, the first row of each): numbered as they begin.
+
+    Threads meet at the same occurrence of the same tensor in the same token.
+    """
+    rows = ops.rows
+    own = np.arange(len(rows))
+    if not ops.merged.any() or len(distinct(rows["tid"])) < 2:
+        return own, own
+    token = ops.token
+    if token.min() < 0:  # between steps, those that belong to none
+        token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
+    work, first = numbered(ops.result, token, rows["engine"])
+    thread, threads = numbered(rows["tid"])
+    runs = work * len(threads) + thread
+    if len(numbered(runs)[1]) < len(runs):  # a thread runs an operator more than once within a step
+        work, first = numbered(work, running_count(runs, ops.begin))
+    return (work, first) if ops.merged.all() else numbered(np.where(ops.merged, work, len(rows) + own))
+
+
+def reduce_threads(ops: OpThreads, op_id: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
+    """The numeric columns of each operator, of those of its threads; `first` is its first row."""
+    n = len(first)
+    return {
+        "begin_ns": ops.begin[first],  # rows come in order of begin
+        "end_ns": fold(GREATEST, op_id, ops.end, ops.end[first]),
+        "complete": np.bincount(op_id[~ops.complete], minlength=n) == 0,
+        "n_threads": np.bincount(op_id, minlength=n),
+        "busy_ns": fold(SUM, op_id, ops.wait - ops.begin, np.zeros(n, np.int64)),
+        "wait_ns": fold(SUM, op_id, ops.end - ops.wait, np.zeros(n, np.int64)),
+        "maj_flt": fold(KNOWN_SUM, op_id, ops.maj_flt, np.full(n, NONE, np.int64)),
+        "min_flt": fold(KNOWN_SUM, op_id, ops.min_flt, np.full(n, NONE, np.int64)),
+        "token": ops.token[first],
+        "graph": fold(GREATEST, op_id, ops.graph, ops.graph[first]),
+    }
+
+
+def tensors(source: Source) -> pd.DataFrame:
+    """The table `tensors`: one row per definition; parts of long source lists put together."""
+    rows = source.rows("tensor")
+    if len(rows) == 0:
+        return conform(
+            "tensors",
+            dict.fromkeys(
+                ("engine", "pid", "tensor", "type", "name", "shape", "dtype", "bytes", "sources", "since_ns"), np.empty(0)
+            ),
+        )
+    head = rows.where(rows["first"] == 0)
+    dims, names = head["ne"], texts(head["name"])
+    shape = ["x".join(str(d) for d in row if d > 0) for row in dims.tolist()]
+    return conform(
+        "tensors",
+        {
+            "engine": source.engines(head["engine"]),
+            "pid": head["pid"],
+            "tensor": head.raw("tensor"),
+            "type": source.named(head["engine"], head["type"], "operators"),
+            "name": names,
+            "shape": np.array([*shape, ""], object)[:-1],
+            "dtype": element_types(head, shape),
+            "bytes": np.where(head["bytes"] > 0, head["bytes"], NONE),
+            "sources": source_lists(rows, head),
+            "since_ns": head["ts"],
+        },
+    )
+
+
+def element_types(head: Rows, shape: list[str]) -> np.ndarray:
+    """The name of each tensor's element type, by ggml's numbers; "" where no shape was told, and so no type."""
+    names = [GGML_TYPES.get(number, ("",))[0] if told else "" for number, told in zip(head["dtype"].tolist(), shape, strict=True)]
+    return np.array([*names, ""], object)[:-1]
+
+
+def source_lists(rows: Rows, head: Rows) -> np.ndarray:
+    """The sources of each definition: its own and those of the continuation records that follow it; empty slots dropped."""
+    answer = np.empty(len(head), object)
+    sources = rows.records["sources"].astype(np.uint64)
+    owner = latest(codes_of(head), head["ts"], codes_of(rows), rows["ts"])
+    order = np.lexsort((rows["first"], owner))
+    slot = rows["first"][order, None] + np.arange(sources.shape[1])
+    told = (sources[order] != 0) & (slot < rows["n_sources"][order, None]) & (owner[order, None] >= 0)
+    owners = np.repeat(owner[order], told.sum(axis=1))
+    cuts = np.searchsorted(owners, np.arange(1, len(head)))
+    answer[:] = [*np.split(sources[order][told], cuts), None][: len(head)]
+    return answer
+
+
+def codes_of(rows: Rows) -> np.ndarray:
+    """A number for (process, tensor); equal in all records of one recording."""
+    return rows["tensor"] ^ (rows["pid"] << 48)
+
+
+class Known:
+    """The tensors of a recording, and what their definitions tell of the operators that make them."""
+
+    def __init__(self, source: Source):
+        self.table = tensors(source)
+        self.described = Described(self.table)
+        self.types = fused_types(self.table, ran(source))
+        self.names, self.shapes = self.table["name"].to_numpy(), self.table["shape"].to_numpy()
+        self.layers = np.array([layer_of(name) for name in self.names], np.int64)
+        self.work = Works(self.table, self.types, self.described)
+
+
+@dataclass
+class First:
+    """The numbers that the rows of a stretch of time begin with, and how many operators before belong to no token."""
+
+    op: int = 0
+    graph: int = 0
+    run: int = 0
+    loose: int = 0
+
+
+def build(
+    source: Source, tokens: Steps, graphs: Graphs, known: Known, first_of: First
+) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
+    """(columns of `operators` but for names, the rows per thread, the number of their operator, from 0)."""
+    ops = op_threads(source, tokens, graphs)
+    op_id, first = merge(source, ops)
+    merged = reduce_threads(ops, op_id, first)
+    rows = ops.rows.where(first)
+    token = merged.pop("token")
+    order = running_count(token - NONE, merged["begin_ns"])
+    columns: dict[str, Any] = {
+        "op_id": first_of.op + np.arange(len(first)),
+        "token_id": token,
+        "graph_id": merged.pop("graph"),
+        **source.thread(rows),
+        "type": source.named(rows["engine"], rows["type"], "operators"),
+        "n_tokens": rows["n_tokens"],
+        "tensor": rows.raw("tensor"),
+        "order": np.where(token < 0, first_of.loose + order, order),
+        **merged,
+        "duration_ns": merged["end_ns"] - merged["begin_ns"],
+    }
+    described = known.described.rows_of(ops.result[first], ops.results, merged["end_ns"])
+    columns["described"], columns["layer"] = described, rows["layer"]
+    columns["shape"] = told_or(Text(np.zeros(len(first), np.int32), np.array([""], object)), described, known.shapes)
+    columns["type"] = told_or(columns["type"], described, known.types)
+    if len(known.layers):
+        columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), known.layers[described], rows["layer"])
+    return columns, ops, op_id
+
+
+def told_or(default: Text, described: np.ndarray, values: np.ndarray) -> Text:
+    """values[described], `default` where `described` is -1."""
+    codes = np.where(described >= 0, described, len(values) + default.codes)
+    return Text(codes.astype(np.int32), np.concatenate((values, default.values)))
+
+
+def ran(source: Source) -> set[int]:
+    """Every (process, tensor) that an operator made, as `identities` numbers them."""
+    contents, told = source.contents, source.rows("node")
+    graph, node = identities(told.raw("pid"), told.raw("graph")), told.raw("node")
+    n = len(contents.nodes)
+    key = codes(np.concatenate((contents.nodes[:, 0], graph)), np.concatenate((contents.nodes[:, 1], node)))
+    own = np.isin(key[n:], key[:n])
+    return {*identities(told.raw("pid"), told.raw("tensor"))[own].tolist(), *contents.tensors.tolist()}
+
+
+def fused_types(known: pd.DataFrame, ran: set[int]) -> np.ndarray:
+    """The type of each tensor of `known`; "A+B" where B's first source is made by an A that never ran by itself.
+
+    Engines compute some pairs of operators in one go and tell the second. Only where operators have declared structure.
+    """
+    types = known["type"].to_numpy().copy()
+    pid = known["pid"].to_numpy()
+    own = identities(pid, known["tensor"].to_numpy()).tolist()
+    sources = np.array([one[0] if len(one) else 0 for one in known["sources"]], np.uint64)
+    by_tensor = {key: row for row, key in enumerate(own)}
+    for row, first in enumerate(identities(pid, sources).tolist()):
+        maker = by_tensor.get(first, NONE) if first not in ran and sources[row] else NONE
+        if maker >= 0 and own[row] in ran and types[maker] not in NEVER_RUN:
+            types[row] = f"{known['type'].iat[maker]}+{types[row]}"
+    return types
+
+
+def finish(columns: Columns, known: Known, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:
+    """Add `expert` and `name` to the operators' columns; answers the number of the operator of each expert run."""
+    enclosing = np.full(len(experts), NONE, np.int64)
+    if len(experts) and len(op_id):
+        span_end = np.where(ops.complete, ops.end, ops.end + 1)
+        inner = Nest(ops.rows["tid"], ops.begin, span_end).innermost(experts["tid"], experts["ts"])
+        enclosing = np.where(inner >= 0, op_id[inner], NONE)
+    columns["expert"] = sole_expert(len(columns["op_id"]), enclosing, experts["expert"])
+    named = np.append(known.names != "", False).astype(bool)[columns["described"]]
+    columns["name"] = told_or(made_names(columns, ~named), np.where(named, columns["described"], NONE), known.names)
+    return enclosing
+
+
+def made_names(columns: Columns, wanted: np.ndarray) -> Text:
+    """Names made of type, layer and expert, for those operators that want one."""
+    unnamed, answer = np.flatnonzero(wanted), np.zeros(len(wanted), np.int32)
+    kind = columns["type"].unique()
+    answer[unnamed], first = numbered(kind.codes[unnamed], columns["layer"][unnamed], columns["expert"][unnamed])
+    parts = (column[unnamed[first]].tolist() for column in (kind.codes, columns["layer"], columns["expert"]))
+    names = [".".join(str(p) for p in (kind.values[t], *place) if p != NONE) for t, *place in zip(*parts, strict=True)]
+    return Text(answer, np.array([*names, ""], object))
+
+
+def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
+    """The expert that ran within each operator, -1 where none or several did."""
+    answer = np.full(n_ops, NONE, np.int64)
+    inside = np.flatnonzero(op >= 0)
+    order = inside[np.argsort(op[inside], kind="stable")]
+    starts = first_of_runs(op[order])
+    if len(starts):
+        low, high = np.minimum.reduceat(expert[order], starts), np.maximum.reduceat(expert[order], starts)
+        answer[op[order[starts]]] = np.where(low == high, low, NONE)
+    return answer
+
+
+def thread_table(ops: OpThreads, op_id: np.ndarray) -> Columns:
+    """The table `op_threads`; `op_id` as in the table `operators`."""
+    columns = {"op_id": op_id, "tid": ops.rows["tid"], "begin_ns": ops.begin, "wait_ns": ops.wait, "end_ns": ops.end}
+    return typed("op_threads", columns)

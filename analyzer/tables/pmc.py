@@ -1,0 +1,87 @@
+"""Performance counters: what each event counted within an operator, thread by thread.
+
+An operator that a share tells has one reading, when the thread's share was done: it counts from the thread's reading before
+it, the wait for the other threads in between included.
+"""
+
+import numpy as np
+
+from analyzer.records.reading import Rows, Source, section
+from analyzer.records.schema import Columns, Text, typed
+from analyzer.records.spans import NONE, codes, first_rows, successors
+from analyzer.tables import nodes
+from analyzer.tables.operators import OpThreads
+
+UNREAD = np.uint64(2**64 - 1)
+
+
+def events(source: Source) -> list[str]:
+    """Names of the events that were counted, in the order of a reading's values."""
+    listed = section(source.manifest, "pmc").get("events")
+    return [str(row.get("name", "")) for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+
+
+def readings_at(source: Source, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """The reading of thread `tid` at exactly `ts`, which is the time of the operator record it stands behind; -1: none."""
+    rows = source.rows("pmc")
+    key = codes(np.concatenate((rows["tid"], tid)), np.concatenate((rows["ts"], ts)))
+    at = np.full(int(key.max(initial=-1)) + 1, NONE, np.int64)
+    at[key[: len(rows)]] = np.arange(len(rows))
+    return at[key[len(rows) :]]
+
+
+def told_by_done(source: Source, ops: OpThreads) -> np.ndarray:
+    """Which operators were told by one record, at the end of the thread's share."""
+    done = nodes.shares(source)
+    key = codes(np.concatenate((done["tid"], ops.rows["tid"])), np.concatenate((done["ts"], ops.wait)))
+    return np.isin(key[len(done) :], key[: len(done)])
+
+
+def readings_before(rows: Rows, last: np.ndarray) -> np.ndarray:
+    """The thread's reading before each reading; -1 where there is none."""
+    before = np.full(len(rows) + 1, NONE, np.int64)
+    after = successors(rows["tid"], rows["ts"])
+    before[after[after >= 0]] = np.flatnonzero(after >= 0)
+    before[-1] = NONE
+    return before[last]
+
+
+class Readings:
+    """The readings of stretches of time, each with the last one before it of every thread."""
+
+    def __init__(self) -> None:
+        self.last: Rows | None = None
+
+    def carry(self, source: Source) -> None:
+        """Put the threads' last readings of the stretch before in front of this one's."""
+        rows = source.rows("pmc")
+        if self.last is not None and len(self.last):
+            slots, position = (np.concatenate((getattr(self.last, name), getattr(rows, name))) for name in ("slots", "position"))
+            rows = Rows(slots, rows.dtype, position)
+            source.replace("pmc", rows)
+        _, from_back = first_rows(rows["tid"][::-1])
+        self.last = rows.where(np.sort(len(rows) - 1 - from_back))
+
+
+def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> Columns:
+    """The table `pmc`: from an operator's begin on a thread to where the thread began to wait, or to its end."""
+    rows, names = source.rows("pmc"), events(source)
+    if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):
+        return typed("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
+    first, last = readings_at(source, ops.rows["tid"], ops.begin), readings_at(source, ops.rows["tid"], ops.wait)
+    first = np.where(told_by_done(source, ops), readings_before(rows, last), first)
+    values = rows.records["values"].astype(np.uint64)[:, : len(names)]
+    values = np.concatenate((values, np.full((1, len(names)), UNREAD)))
+    before, after = values[first], values[last]
+    known = (first >= 0)[:, None] & (last >= 0)[:, None] & (before != UNREAD) & (after != UNREAD)
+    delta = np.where(known, (after - before).astype(np.float64), np.nan)
+    n = len(names)
+    return typed(
+        "pmc",
+        {
+            "op_id": np.repeat(op_id, n),
+            "tid": np.repeat(ops.rows["tid"], n),
+            "event": Text(np.tile(np.arange(n, dtype=np.int32), len(op_id)), np.array(names, object)),
+            "value": delta.reshape(-1),
+        },
+    )

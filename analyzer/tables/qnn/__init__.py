@@ -1,0 +1,1 @@
+"""Tables of the NPU: QNN's calls, executions, objects and profile events, joined."""

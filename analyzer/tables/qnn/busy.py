@@ -1,0 +1,101 @@
+"""The NPU beside the CPU: when it was idle and what the CPU did then, and how much of the time both worked.
+
+The NPU counts as busy from a graphExecute to its return (or to the notice of its end), as the host sees it. The CPU counts as
+busy while a thread of the program runs that is not in an execution itself and is none of the emulator's own.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records import time_sets
+from analyzer.records.schema import conform, empty, reads
+from analyzer.records.spans import NONE, latest
+from analyzer.records.time_sets import TimeSet
+
+EMULATOR_THREADS = r"thr_h[vml]x_"
+STATES = ("running", "runnable", "sleeping", "waiting")
+Tables = dict[str, pd.DataFrame]
+
+
+def spans_of(frame: pd.DataFrame) -> TimeSet:
+    """The time that a table's rows cover."""
+    return time_sets.union(frame["begin_ns"].to_numpy(), frame["end_ns"].to_numpy())
+
+
+def gap_table(tables: Tables) -> pd.DataFrame:
+    """The table `qnn_gaps`: each time without an execution between two executions of a process."""
+    executes = tables["qnn_executes"]
+    if len(executes) == 0:
+        return empty("qnn_gaps")
+    states, operators = tables["thread_states"], tables["operators"]
+    parts = [gaps_of(runs, states, operators) for _, runs in executes.groupby("pid")]
+    whole = pd.concat(parts, ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
+    return conform("qnn_gaps", whole.assign(gap_id=np.arange(len(whole))))
+
+
+def gaps_of(runs: pd.DataFrame, states: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
+    """The gaps of one process, each with the state of the thread that ended it by submitting."""
+    busy = spans_of(runs)
+    begin, end = busy[:-1, 1], busy[1:, 0]
+    starts = runs.sort_values("begin_ns", kind="stable")
+    after = starts.iloc[np.searchsorted(starts["begin_ns"].to_numpy(), end)]
+    frame = pd.DataFrame({"begin_ns": begin, "end_ns": end, "duration_ns": end - begin, "pid": after["pid"].to_numpy()})
+    frame["tid"], frame["execute_id"] = after["tid"].to_numpy(), after["execute_id"].to_numpy()
+    tid, pid, opened, closed = (states[name].to_numpy() for name in ("tid", "pid", "begin_ns", "end_ns"))
+    in_state = {state: reads(states["state"], state) for state in STATES}
+    threads = frame.groupby("tid").indices
+    for state, those in in_state.items():
+        spent = np.zeros(len(frame), np.int64)
+        for thread, rows in threads.items():
+            mine = np.flatnonzero(those & (tid == thread))
+            spent[rows] = time_sets.covered_by_each(opened[mine], closed[mine], begin[rows], end[rows])
+        frame[f"{state}_ns"] = spent
+    mine = np.flatnonzero(in_state["running"] & (pid == int(runs["pid"].iloc[0])))
+    frame["cpu_ns"] = time_sets.covered_by_each(opened[mine], closed[mine], begin, end)
+    frame["doing"] = doing(frame, operators)
+    return frame
+
+
+def doing(frame: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
+    """The operator that the submitting thread was in at the middle of each gap; "" outside any."""
+    ordered = operators.sort_values("begin_ns", kind="stable")
+    middle = ((frame["begin_ns"] + frame["end_ns"]) // 2).to_numpy()
+    row = latest(ordered["tid"].to_numpy(), ordered["begin_ns"].to_numpy(), frame["tid"].to_numpy(), middle)
+    inside = (row >= 0) & (np.append(ordered["end_ns"].to_numpy(), NONE)[row] >= middle)
+    return np.where(inside, np.append(ordered["type"].to_numpy(object), "")[row], "")
+
+
+def cpu_busy(tables: Tables, pid: int) -> TimeSet:
+    """When the program's own work ran on a CPU."""
+    states, names = tables["thread_states"], tables["threads"]
+    emulator = names[names["name"].str.match(EMULATOR_THREADS)]["tid"]
+    running = reads(states["state"], "running") & (states["pid"] == pid).to_numpy()
+    mine = states[running & ~states["tid"].isin(emulator).to_numpy()]
+    executes, parts = tables["qnn_executes"], []
+    for tid, rows in mine.groupby("tid"):
+        own = executes[(executes["tid"] == tid) & ~executes["asynchronous"]]
+        parts.append(time_sets.subtract(spans_of(rows), spans_of(own)))
+    whole = np.concatenate([*parts, np.empty((0, 2), np.int64)])
+    return time_sets.union(whole[:, 0], whole[:, 1])
+
+
+def overlap(tables: Tables) -> dict[str, Any]:
+    """From the first execution to the last, per process that executed most: ms in which both, one or none worked."""
+    executes = tables["qnn_executes"]
+    if not len(executes) or not len(tables["thread_states"]):
+        return {}
+    pid = int(executes["pid"].value_counts().index[0])
+    npu = spans_of(executes[executes["pid"] == pid])
+    if not len(npu):
+        return {}
+    first, last = int(npu[0, 0]), int(npu[-1, 1])
+    cpu = time_sets.intersect(cpu_busy(tables, pid), np.array([[first, last]]))
+    both, whole = time_sets.length(time_sets.intersect(npu, cpu)), last - first
+    one = {"both": both, "npu_only": time_sets.length(npu) - both, "cpu_only": time_sets.length(cpu) - both}
+    return {
+        "window_ms": whole / 1e6,
+        **{f"{k}_ms": v / 1e6 for k, v in one.items()},
+        "none_ms": (whole - sum(one.values())) / 1e6,
+    }

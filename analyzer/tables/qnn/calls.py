@@ -1,0 +1,83 @@
+"""QNN's calls other than executions, and the stages of the host's side around them."""
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.reading import Source, Spans
+from analyzer.records.schema import conform
+from analyzer.records.spans import NONE, latest
+from analyzer.tables.qnn.enums import CALLS, CONTEXT_FREE, CONTEXT_GET_BINARY, FIRST_STAGE, STAGES, Work
+from analyzer.tables.qnn.objects import Objects
+
+EXECUTE_STAGE, HARVEST_STAGE = "execute", "harvest"
+
+
+def by_number(numbers: np.ndarray, names: dict[int, str]) -> np.ndarray:
+    """Names of numbers; the number as text where it has none."""
+    values, inverse = np.unique(numbers, return_inverse=True)
+    return np.array([*(names.get(v, str(v)) for v in values.tolist()), ""], object)[inverse]
+
+
+def separate_stages(source: Source) -> None:
+    """Let the stages of the host, which come as calls with numbers of their own, be records of a kind of their own."""
+    for edge in ("begin", "end"):
+        rows = source.rows(f"qnn_call_{edge}")
+        is_stage = rows["call"] >= FIRST_STAGE
+        source.replace(f"qnn_stage_{edge}", rows.where(is_stage))
+        source.replace(f"qnn_call_{edge}", rows.where(~is_stage))
+
+
+def calls(source: Source, spans: Spans, objects: Objects) -> pd.DataFrame:
+    """The table `qnn_calls`."""
+    begin, end = source.rows("qnn_call_begin"), source.rows("qnn_call_end")
+    at = np.where(spans.end >= 0, spans.end, len(end))
+    made, status, written = (np.append(end[name], none)[at] for name, none in (("handle", 0), ("status", NONE), ("bytes", 0)))
+    handle = np.where(made != 0, made, begin["handle"])
+    object_id = objects.made_by(len(begin))
+    finalized = np.isin(begin["call"], Work.FINALIZE.value)
+    object_id = np.where(finalized, objects.at("graph", begin["pid"], handle, begin["ts"]), object_id)
+    used = np.isin(begin["call"], (CONTEXT_FREE, CONTEXT_GET_BINARY))
+    object_id = np.where(used, objects.at("context", begin["pid"], begin["handle"], begin["ts"]), object_id)
+    return conform(
+        "qnn_calls",
+        {
+            "call_id": np.arange(len(begin)),
+            **source.thread(begin),
+            "call": by_number(begin["call"], CALLS),
+            "handle": handle.view(np.uint64),
+            "object_id": object_id,
+            "name": objects.column("name", object_id, ""),
+            "bytes": np.where(written > 0, written, begin["size"]),
+            "status": status,
+            **spans.columns(),
+        },
+    )
+
+
+def stages(source: Source, spans: Spans, executes: pd.DataFrame) -> pd.DataFrame:
+    """The table `qnn_stages`; what surrounds graphExecute within its stage becomes the stages `input` and `output`."""
+    begin = source.rows("qnn_stage_begin")
+    name = by_number(begin["call"], STAGES)
+    frame = pd.DataFrame(
+        {**source.thread(begin), "engine": source.engines(begin["engine"]).objects(), "stage": name, **spans.columns()}
+    )
+    frame["execute_id"] = NONE
+    run = np.flatnonzero((name == EXECUTE_STAGE) & spans.complete)
+    inside = latest(executes["tid"].to_numpy(), executes["begin_ns"].to_numpy(), begin["tid"][run], spans.end_ns[run])
+    owned = (inside >= 0) & (np.append(executes["begin_ns"], 0)[inside] >= spans.begin_ns[run])
+    frame.loc[run[owned], "execute_id"] = executes["execute_id"].to_numpy()[inside[owned]]
+    run, inside = run[owned], inside[owned]
+    called, returned = (executes[column].to_numpy()[inside] for column in ("begin_ns", "end_ns"))
+    before = frame.iloc[run].assign(stage="input", end_ns=called)
+    after = frame.iloc[run].assign(stage="output", begin_ns=np.maximum(returned, until_harvested(frame, run, returned)))
+    whole = pd.concat([frame, before, after], ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
+    return conform("qnn_stages", whole.assign(stage_id=np.arange(len(whole)), duration_ns=whole["end_ns"] - whole["begin_ns"]))
+
+
+def until_harvested(frame: pd.DataFrame, run: np.ndarray, returned: np.ndarray) -> np.ndarray:
+    """The end of the harvest that follows an execution within its stage; 0 where there is none."""
+    harvest = frame[frame["stage"] == HARVEST_STAGE]
+    stage = frame.iloc[run]
+    row = latest(harvest["tid"].to_numpy(), harvest["end_ns"].to_numpy(), stage["tid"].to_numpy(), stage["end_ns"].to_numpy())
+    begin, end = (np.append(harvest[column].to_numpy(), 0)[row] for column in ("begin_ns", "end_ns"))
+    return np.where(begin >= returned, end, 0)

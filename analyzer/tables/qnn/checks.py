@@ -1,0 +1,91 @@
+"""What QNN's numbers promise of each other: nested times, sums that close. Each breach is a row, each residual a figure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.schema import conform
+from analyzer.tables.qnn.enums import ACCEL_CYCLES, NODE
+
+WITHIN = (
+    ("accel_us", "htp_rpc_us"),
+    ("htp_rpc_us", "host_rpc_us"),
+    ("accel_us", "host_rpc_us"),
+    ("host_rpc_us", "host execute"),
+    ("accel_us", "host execute"),
+    ("execute_us", "host execute"),
+)
+"""(inner, outer): the device's time lies within the RPC's, and that within the host's call."""
+FIRST_OF_HTP = 1000  # event types from here on are the backend's own
+MICROSECOND = 1.0  # times are told in whole microseconds
+
+
+@dataclass(frozen=True)
+class Check:
+    """One relation over executions: what was found must not exceed (or must equal) what was expected."""
+
+    name: str
+    unit: str
+    execute_id: np.ndarray
+    found: np.ndarray
+    expected: np.ndarray
+    broken: np.ndarray
+
+
+def nesting(executes: pd.DataFrame) -> Iterator[Check]:
+    """accelerator <= HTP RPC <= host RPC <= host execute, for executions whose end was seen."""
+    done = executes[executes["complete"] & (executes["status"] == 0)]
+    host = done["duration_ns"].to_numpy() / 1e3
+    for inner, outer in WITHIN:
+        found = done[inner].to_numpy(float)
+        most = host if outer == "host execute" else done[outer].to_numpy(float)
+        broken = found > most + (MICROSECOND if outer == "host execute" else 0.0)
+        yield Check(f"{inner} within {outer}", "us", done["execute_id"].to_numpy(), found, most, broken)
+
+
+def children(events: pd.DataFrame) -> Iterator[Check]:
+    """An event's sub-events of its own unit come to no more than itself; what remains is its residual.
+
+    HTP's own times are left out: where they are siblings, one still contains the other (see `nesting`).
+    """
+    of_execute = events[events["execute_id"] >= 0]
+    parts = of_execute[of_execute["parent_id"] >= 0]
+    parent = events.iloc[parts["parent_id"]]
+    same = (parts["unit"].to_numpy() == parent["unit"].to_numpy()) & (parts["type"] < FIRST_OF_HTP).to_numpy()
+    parts = parts[same]
+    grouped = parts["value"].astype(np.float64).groupby(parts["parent_id"].to_numpy())
+    summed, count = grouped.sum(), grouped.size()
+    whole = events.iloc[summed.index]
+    for unit, slack in (("us", count.to_numpy() * MICROSECOND), ("cycles", np.zeros(len(count)))):
+        mine = (whole["unit"] == unit).to_numpy()
+        found, expected = summed.to_numpy()[mine], whole["value"].to_numpy(np.float64)[mine]
+        of = whole["execute_id"].to_numpy()[mine]
+        yield Check(f"sub-events within their event ({unit})", unit, of, found, expected, found > expected + slack[mine])
+
+
+def cycles(events: pd.DataFrame) -> Check:
+    """The cycles of an execution's nodes add up to the accelerator's."""
+    mine = events[(events["execute_id"] >= 0) & (events["unit"] == "cycles")]
+    nodes = mine[mine["type"] == NODE].groupby("execute_id")["value"].sum()
+    whole = mine[mine["type"] == ACCEL_CYCLES].groupby("execute_id")["value"].first()
+    both = nodes.index.intersection(whole.index)
+    found, expected = nodes[both].to_numpy(np.float64), whole[both].to_numpy(np.float64)
+    return Check("node cycles equal the accelerator's", "cycles", both.to_numpy(), found, expected, found != expected)
+
+
+def checks(executes: pd.DataFrame, events: pd.DataFrame) -> list[Check]:
+    """Every check, with how often it could be made."""
+    return [*nesting(executes), *children(events), cycles(events)]
+
+
+def findings(executes: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
+    """The table `qnn_findings`: a row for each breach."""
+    rows = []
+    for check in checks(executes, events):
+        for at in np.flatnonzero(check.broken):
+            text = f"{check.name}: {check.found[at]:,.0f} {check.unit} against {check.expected[at]:,.0f}"
+            rows.append((int(check.execute_id[at]), check.name, check.unit, check.found[at], check.expected[at], text))
+    columns = ["execute_id", "check", "unit", "found", "expected", "text"]
+    return conform("qnn_findings", pd.DataFrame(rows, columns=columns).sort_values("execute_id", kind="stable"))

@@ -1,0 +1,154 @@
+"""Executions of QNN's graphs: when, of which graph, within what, and the times that QNN's own events give."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.reading import Rows, Source, Spans
+from analyzer.records.schema import conform
+from analyzer.records.spans import NONE, codes
+from analyzer.tables.qnn.enums import (
+    ACCEL_CYCLES,
+    ACCEL_EXCL_WAIT_US,
+    ACCEL_US,
+    EXECUTE,
+    HOST_RPC_US,
+    HTP_RPC_US,
+    QUEUE_WAIT,
+    UNIT_CYCLES,
+    UNIT_US,
+    UNITS,
+)
+from analyzer.tables.qnn.objects import Objects
+from analyzer.tables.steps import Graphs, Steps
+
+MEASURES = (
+    ("execute_us", EXECUTE, UNIT_US),
+    ("queue_us", QUEUE_WAIT, UNIT_US),
+    ("host_rpc_us", HOST_RPC_US, UNIT_US),
+    ("htp_rpc_us", HTP_RPC_US, UNIT_US),
+    ("accel_us", ACCEL_US, UNIT_US),
+    ("accel_excl_wait_us", ACCEL_EXCL_WAIT_US, UNIT_US),
+    ("accel_cycles", ACCEL_CYCLES, UNIT_CYCLES),
+)
+"""Column → event type and unit that it is read from."""
+
+
+@dataclass(frozen=True)
+class Executions:
+    """The calls as spans; those of graphExecuteAsync reach to what told their end. `returned_ns`: -1 but for these."""
+
+    spans: Spans
+    status: np.ndarray
+    asynchronous: np.ndarray
+    returned_ns: np.ndarray
+
+
+def executions(source: Source) -> Executions:
+    """Executions, with the completion of asynchronous ones: the first notice of their parameter after they were submitted."""
+    begin, end, done = (source.rows(f"qnn_{kind}") for kind in ("execute_begin", "execute_end", "done"))
+    spans = source.spans("qnn_execute", ("graph",))
+    status = np.append(end["status"], NONE)[np.where(spans.end >= 0, spans.end, len(end))]
+    submitted = (begin["param"] != 0) & (~spans.complete | (status == 0))
+    rows, notice = np.flatnonzero(submitted), notices(begin["ts"], done["ts"], (begin, done), submitted)
+    end_ns, complete, returned = spans.end_ns.copy(), spans.complete.copy(), np.full(len(begin), NONE, np.int64)
+    returned[rows] = np.where(spans.complete, spans.end_ns, NONE)[rows]
+    told = notice >= 0
+    complete[rows] = told
+    end_ns[rows] = np.where(told, np.append(done["ts"], 0)[notice], np.maximum(end_ns[rows], source.last_ns))
+    status[rows] = np.where(told, np.append(done["status"], NONE)[notice], NONE)
+    return Executions(Spans(spans.end, spans.begin_ns, end_ns, complete), status, begin["param"] != 0, returned)
+
+
+def notices(submitted_ns: np.ndarray, done_ns: np.ndarray, rows: tuple[Rows, Rows], wanted: np.ndarray) -> np.ndarray:
+    """For each wanted submission the notice that ends it: of the same process and parameter, in the order of both; -1: none."""
+    begin, done = rows
+    asked = np.flatnonzero(wanted)
+    key = codes(np.concatenate((begin["pid"][asked], done["pid"])), np.concatenate((begin["param"][asked], done["param"])))
+    answer = np.full(len(asked), NONE, np.int64)
+    waiting: dict[int, list[int]] = {}
+    happened = [(int(submitted_ns[row]), 0, i) for i, row in enumerate(asked)]
+    happened += [(int(ts), 1, i) for i, ts in enumerate(done_ns)]
+    for _, is_done, i in sorted(happened):
+        queue = waiting.setdefault(int(key[len(asked) + i if is_done else i]), [])
+        if not is_done:
+            queue.append(i)
+        elif queue:
+            answer[queue.pop(0)] = i
+    return answer
+
+
+def first_of_graph(object_id: np.ndarray, status: np.ndarray) -> np.ndarray:
+    """Whether an execution is its graph's first good one, which pays for what later ones find done."""
+    answer, good = np.zeros(len(object_id), bool), np.flatnonzero((object_id >= 0) & (status == 0))
+    _, first = np.unique(object_id[good], return_index=True)
+    answer[good[first]] = True
+    return answer
+
+
+class Enclosing:
+    """The graph that each execution's thread was in, found stretch by stretch."""
+
+    def __init__(self, source: Source):
+        self.begin = source.rows("qnn_execute_begin")
+        n = len(self.begin)
+        self.columns = {name: np.full(n, NONE, np.int64) for name in ("graph_id", "layer", "expert", "tier")}
+        self.columns["kind"] = np.full(n, "", object)
+
+    def note(self, piece: Source, graphs: Graphs) -> None:
+        """Find those of a stretch of time."""
+        low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
+        if low == high or len(graphs.begin) == 0:
+            return
+        own = np.arange(low, high)
+        graph_id = graphs.of(self.begin.where(own))
+        own, row = own[graph_id >= 0], graph_id[graph_id >= 0] - graphs.first
+        self.columns["graph_id"][own] = row + graphs.first
+        outer = graphs.begin.where(row)
+        self.columns["kind"][own] = piece.named(outer["engine"], outer["type"], "graphs").objects()
+        for name in ("layer", "expert", "tier"):
+            self.columns[name][own] = outer[name]
+
+
+def execute_table(
+    source: Source, runs: Executions, events: pd.DataFrame, objects: Objects, tokens: Steps, enclosing: Enclosing
+) -> pd.DataFrame:
+    """The table `qnn_executes`."""
+    begin = source.rows("qnn_execute_begin")
+    object_id = objects.at("graph", begin["pid"], begin["graph"], begin["ts"])
+    profile_id = objects.at("profile", begin["pid"], begin["profile"], begin["ts"])
+    return conform(
+        "qnn_executes",
+        {
+            "execute_id": np.arange(len(begin)),
+            "token_id": tokens.of(begin),
+            "graph_id": enclosing.columns["graph_id"],
+            **source.thread(begin),
+            "graph": begin.raw("graph"),
+            "object_id": object_id,
+            "graph_name": objects.column("name", object_id, ""),
+            "profile": begin.raw("profile"),
+            "profile_id": profile_id,
+            "profile_level": np.where(
+                profile_id >= 0, objects.column("level", profile_id, NONE), np.where(begin["profile"] != 0, NONE, 0)
+            ),
+            "n_inputs": begin["n_inputs"],
+            "n_outputs": begin["n_outputs"],
+            "status": runs.status,
+            "first": first_of_graph(object_id, runs.status),
+            "asynchronous": runs.asynchronous,
+            "returned_ns": runs.returned_ns,
+            **{name: enclosing.columns[name] for name in ("kind", "layer", "expert", "tier")},
+            **{name: measured(events, len(begin), number, UNITS[unit]) for name, number, unit in MEASURES},
+            **runs.spans.columns(),
+        },
+    )
+
+
+def measured(events: pd.DataFrame, n: int, event_type: int, unit: str) -> np.ndarray:
+    """The value of each execute's first event of a type and unit; NaN where it has none."""
+    rows = events[(events["type"] == event_type) & (events["unit"] == unit) & (events["execute_id"] >= 0)]
+    answer = np.full(n, np.nan)
+    answer[rows["execute_id"].to_numpy()[::-1]] = rows["value"].to_numpy()[::-1].astype(np.float64)
+    return answer

@@ -1,0 +1,126 @@
+"""QNN's handles as objects: backends, devices, contexts, graphs, profiles and registered memory, each from making to freeing.
+
+Handles are small numbers that are used again after they were freed. A generation tells the objects of one handle apart; every
+other QNN table refers to objects by `object_id`, never by a handle alone.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.reading import Rows, Source, Spans, texts
+from analyzer.records.schema import conform
+from analyzer.records.spans import NONE, codes, latest
+from analyzer.tables.qnn.enums import CONTEXT_FREE, FREES, GRAPH_RETRIEVE, MAKES
+
+Key = tuple[int, str, int]
+"""Process, kind of object, handle."""
+OWNED = {"graph": "context", "memory": "context", "context": "backend", "profile": "backend"}
+
+
+@dataclass
+class Lives:
+    """Objects as they come and go, in order of time."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    alive: dict[Key, int] = field(default_factory=dict)
+    used: dict[Key, int] = field(default_factory=dict)
+
+    def make(self, key: Key, ts: int, facts: dict[str, Any]) -> None:
+        """An object appears under a handle; a graph that is asked for again is the same one."""
+        pid, kind, handle = key
+        before = self.alive.get(key)
+        if before is not None and facts["call"] == GRAPH_RETRIEVE and self.rows[before]["name"] == facts["name"]:
+            return
+        if before is not None:
+            self.rows[before]["until_ns"] = ts  # its end was not seen, but its handle is another's now
+        owner = self.alive.get((pid, OWNED.get(kind, ""), facts["owner"]), NONE)
+        generation = self.used[key] = self.used.get(key, -1) + 1
+        same = {"object_id": len(self.rows), "pid": pid, "kind": kind, "handle": handle, "generation": generation}
+        self.alive[key] = len(self.rows)
+        self.rows.append(facts | same | {"owner_id": owner, "since_ns": ts, "until_ns": NONE})
+
+    def free(self, key: Key, ts: int) -> None:
+        """An object goes, and a context takes its graphs and memory along."""
+        gone = self.alive.pop(key, None)
+        if gone is None:
+            return
+        self.rows[gone]["until_ns"] = ts
+        if key[1] == "context":
+            for other in [k for k, row in self.alive.items() if k[0] == key[0] and self.rows[row]["owner_id"] == gone]:
+                self.free(other, ts)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The table `qnn_objects`, and which object a handle means at a time."""
+
+    table: pd.DataFrame
+
+    def at(self, kind: str, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """object_id of handles at times; -1 where none is known to have lived then."""
+        mine = self.table[self.table["kind"] == kind].sort_values("since_ns", kind="stable")
+        n, since = len(mine), mine["since_ns"].to_numpy()
+        handles = mine["handle"].to_numpy(np.uint64).view(np.int64)
+        key = codes(np.concatenate((mine["pid"].to_numpy(), pid)), np.concatenate((handles, handle)))
+        row = latest(key[:n], since, key[n:], ts)
+        ids, until = np.append(mine["object_id"].to_numpy(), NONE), np.append(mine["until_ns"].to_numpy(), NONE)
+        return np.where((until[row] >= 0) & (until[row] < ts), NONE, ids[row])
+
+    def key(self, pid: np.ndarray, profile: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """A number that tells profiles apart: the object's where it is known, else a negative one for the handle."""
+        found = self.at("profile", pid, profile, ts)
+        return np.where(found >= 0, found, ~profile)
+
+    def column(self, name: str, ids: np.ndarray, unknown: Any) -> np.ndarray:
+        """A column's values of objects; `unknown` for -1."""
+        return np.append(self.table[name].to_numpy(object), unknown)[ids]
+
+    def made_by(self, n_calls: int) -> np.ndarray:
+        """object_id of the first object that each call made; -1 for none."""
+        answer = np.full(n_calls + 1, NONE, np.int64)
+        made = self.table[self.table["call_id"] >= 0]
+        answer[made["call_id"].to_numpy()[::-1]] = made["object_id"].to_numpy()[::-1]
+        return answer[:n_calls]
+
+
+def call_of(rows: Rows, call: Spans, begin: Rows) -> np.ndarray:
+    """call_id of the call that each object record follows on its thread; -1 where none was seen."""
+    ended = np.flatnonzero(call.complete)
+    order = ended[np.argsort(call.end_ns[ended], kind="stable")]
+    n = len(order)
+    key = codes(np.concatenate((begin["tid"][order], rows["tid"])), np.concatenate((begin["call"][order], rows["call"])))
+    row = latest(key[:n], call.end_ns[order], key[n:], rows["ts"])
+    return np.append(order, NONE)[row]
+
+
+def build(source: Source, call: Spans) -> Objects:
+    """All objects of a recording; `call` are the spans of qnn_call."""
+    rows, begin, end = source.rows("qnn_object"), source.rows("qnn_call_begin"), source.rows("qnn_call_end")
+    made = np.isin(rows["call"], list(MAKES))
+    call_id, size = np.where(made, call_of(rows, call, begin), NONE), np.append(begin["size"], 0)
+    status = np.append(end["status"], 0)[np.where(call.complete, call.end, len(end))]
+    freed = np.flatnonzero((begin["call"] == CONTEXT_FREE) & (status == 0))
+    names, lives = texts(rows["name"]), Lives()
+    happened = [(int(ts), 1, int(i)) for i, ts in enumerate(rows["ts"])] + [(int(begin["ts"][i]), 0, int(i)) for i in freed]
+    for ts, is_object, i in sorted(happened):
+        source_rows = rows if is_object else begin
+        number, handle = int(source_rows["call"][i]), int(source_rows["handle"][i])
+        pid = int(source_rows["pid"][i])
+        if number in FREES:
+            lives.free((pid, FREES[number], handle), ts)
+        elif number in MAKES and handle:
+            told = {"call": number, "owner": int(rows["owner"][i]), "name": names[i], "level": int(rows["level"][i])}
+            of_call = int(call_id[i])
+            bytes_ = int(rows["bytes"][i]) or int(size[of_call])
+            lives.make((pid, MAKES[number], handle), ts, told | {"bytes": bytes_, "call_id": of_call})
+    frame = pd.DataFrame(lives.rows, columns=OBJECT_COLUMNS)
+    frame["handle"] = frame["handle"].to_numpy(np.int64).view(np.uint64)
+    return Objects(conform("qnn_objects", frame))
+
+
+OBJECT_COLUMNS = [
+    "object_id", "pid", "kind", "handle", "generation", "name", "owner_id", "bytes", "level", "call_id", "since_ns", "until_ns",
+]  # fmt: skip

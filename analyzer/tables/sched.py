@@ -1,0 +1,180 @@
+"""The scheduler: states of the target's threads that tile their time, everyone's names, and the events for a native trace."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.contents import STREAMED
+from analyzer.records.observed import Gaps, clipped, gaps_of
+from analyzer.records.reading import Rows, Source, texts
+from analyzer.records.schema import Columns, Text, conform, typed
+from analyzer.records.spans import NONE, _joins, distinct, first_rows, flat
+
+EVENTS = np.array(["switch", "waking", "wakeup"], object)
+STATES = np.array(["running", "runnable", "sleeping", "waiting", "stopped", ""], object)
+"""By their numbers in analyzer/records/_joins.c."""
+WORKING = (
+    *("token_begin", "graph_begin", "op_begin", "op_shares", "expert_begin", "load_begin", "qnn_execute_begin"),
+    "qnn_call_begin",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Threads of the traced program, sorted, with their processes (-1 where unknown)."""
+
+    tid: np.ndarray
+    pid: np.ndarray
+
+    def has(self, tid: np.ndarray) -> np.ndarray:
+        """Which of these threads belong to the program."""
+        return np.isin(tid, self.tid)
+
+    def process(self, tid: np.ndarray) -> np.ndarray:
+        """Their processes; -1 for strangers."""
+        if len(self.tid) == 0:
+            return np.full(len(tid), NONE, np.int64)
+        at = np.minimum(np.searchsorted(self.tid, tid), len(self.tid) - 1)
+        return np.where(self.tid[at] == tid, self.pid[at], NONE)
+
+
+def listed_threads(source: Source) -> list[tuple[int, int, str]]:
+    """(tid, pid, name) of the manifest's threads; damaged rows left out."""
+    rows = source.manifest.get("threads")
+    good = [r for r in rows if isinstance(r, dict) and isinstance(r.get("tid"), int)] if isinstance(rows, list) else []
+    return [(r["tid"], int(r.get("pid", NONE)), str(r.get("name", ""))) for r in good]
+
+
+def target(source: Source) -> Target:
+    """Threads that the manifest names, that did the program's work, or that such threads made."""
+    process: dict[int, int] = {}
+    for tid, pid, _ in listed_threads(source):
+        process.setdefault(tid, pid)
+    for kind in WORKING:
+        for tid, pid in source.contents.processes.get(kind, {}).items() if kind in STREAMED else members(source.rows(kind)):
+            process.setdefault(tid, pid)
+    fork = source.rows("task_fork")
+    for tid, pid in members(fork):
+        process.setdefault(tid, pid)
+    for tid in distinct(fork["child_tid"]).tolist():
+        process.setdefault(tid, NONE)
+    switched = source.contents.processes.get("sched_switch", {})
+    known = np.array(sorted(process), np.int64)
+    pids = [process[t] if process[t] >= 0 else switched.get(t, NONE) for t in known.tolist()]
+    return Target(known, np.array(pids, np.int64))
+
+
+def members(rows: Rows) -> Iterable[tuple[int, int]]:
+    """Each thread that wrote records, with its process."""
+    tid, first = first_rows(rows["tid"])
+    return zip(tid.tolist(), rows["pid"][first].tolist(), strict=True)
+
+
+class Open:
+    """The state that each of the target's threads was left in; rows begin_ns, state (NONE: not seen yet), cpu, last event."""
+
+    def __init__(self, known: Target):
+        self.known = known
+        self.rows = np.full((4, len(known.tid)), NONE, np.int64)
+
+    def thread_states(self, switch: Rows, waking: Rows, fork: Rows, final: bool, gaps: list[Gaps]) -> Columns:
+        """The table `thread_states` of a stretch of time.
+
+        The states of each thread tile its time from its first to its last event, but for `gaps`. A waking changes nothing for a
+        thread that still runs. Rows come in order of the event that ended them; those that only the thread's last event ends
+        come at the very end, where `final` says that nothing follows.
+        """
+        told = ("prev_tid", "prev_state", "next_tid", "cpu")
+        switches = np.stack([switch["ts"], switch.position, *(switch[name] for name in told)])
+        woken = np.stack([waking["ts"], waking.position, waking["woken_tid"]])
+        if len(fork):
+            woken = np.concatenate((woken, np.stack([fork["ts"], fork.position, fork["child_tid"]])), axis=1)
+            woken = woken[:, np.lexsort(woken[1::-1])]
+        room = 2 * len(switch) + woken.shape[1] + len(self.known.tid)
+        rows = np.empty((5, room), np.int64)
+        count = _joins.states(final, flat(self.known.tid), switches, np.ascontiguousarray(woken), self.rows, rows)
+        thread, state, cpu, begin, end = rows[:, :count]
+        stop = clipped(begin, end, gaps)
+        if stop is not end:
+            kept = stop > begin
+            thread, state, cpu, begin, stop = (column[kept] for column in (thread, state, cpu, begin, stop))
+        columns = {
+            "tid": self.known.tid[thread],
+            "pid": self.known.pid[thread],
+            "state": Text(state.astype(np.int32), STATES),
+            "cpu": cpu,
+            "begin_ns": begin,
+            "end_ns": stop,
+            "duration_ns": stop - begin,
+        }
+        return typed("thread_states", columns)
+
+
+class Scheduling:
+    """The tables `thread_states`, `threads` and `sched`, made of stretches of time that follow on each other."""
+
+    def __init__(self, source: Source):
+        self.source, self.known = source, target(source)
+        self.gaps = gaps_of(source, "sched")
+        self.open = Open(self.known)
+        self.names: dict[int, str] = {}
+        self.processes: dict[int, int] = {}
+        self.seen = self.known.tid
+
+    def piece(self, source: Source, final: bool) -> dict[str, Columns]:
+        """`thread_states` and `sched` of one stretch; `final`: none follows."""
+        switch, waking, fork = (source.rows(kind) for kind in ("sched_switch", "sched_waking", "task_fork"))
+        fork = fork.where((fork["ts"] >= source.begin_ns) & (fork["ts"] < source.end_ns))
+        states = self.open.thread_states(switch, waking, fork, final, self.gaps)
+        self._meet(switch, waking)
+        return {"thread_states": states, "sched": events(source)}
+
+    def _meet(self, switch: Rows, waking: Rows) -> None:
+        """Take note of who there is: names as last told, processes as first told."""
+        named = np.concatenate(
+            (np.where(switch["comm_of_next"] > 0, switch["next_tid"], switch["prev_tid"]), waking["woken_tid"])
+        )
+        order = np.argsort(np.concatenate((switch["ts"], waking["ts"])), kind="stable")[::-1]
+        who, newest = first_rows(named[order])
+        row = order[newest]
+        of_switch = row < len(switch)
+        for rows, mine, at in ((switch, of_switch, row[of_switch]), (waking, ~of_switch, row[~of_switch] - len(switch))):
+            self.names.update(zip(who[mine].tolist(), texts(rows.where(at)["comm"]).tolist(), strict=True))
+        for rows in (switch.where(switch["tid"] == switch["prev_tid"]), waking):
+            for tid, pid in members(rows):
+                self.processes.setdefault(tid, pid)
+        both = (switch["prev_tid"], switch["next_tid"], waking["tid"], waking["woken_tid"])
+        self.seen = np.union1d(self.seen, np.concatenate([distinct(tid) for tid in both]))
+
+    def threads(self) -> pd.DataFrame:
+        """The table `threads`: the target's, and everyone who took a CPU from them or woke them."""
+        names = self.names | {tid: name for tid, _, name in listed_threads(self.source) if name}
+        names.setdefault(0, "swapper")
+        tid = self.seen
+        pid, mine = self.known.process(tid), self.known.has(tid) & (tid > 0)
+        others = np.array([self.processes.get(t, NONE) for t in tid.tolist()], np.int64)
+        label = np.array([*(names.get(t, "") for t in tid.tolist()), ""], object)[:-1]
+        return conform("threads", {"tid": tid, "pid": np.where(pid >= 0, pid, others), "name": label, "target": mine})
+
+
+def events(source: Source) -> Columns:
+    """The table `sched`: switches, wakings and wake-ups in order of time."""
+    switch, waking, wakeup = (source.rows(f"sched_{kind}") for kind in ("switch", "waking", "wakeup"))
+    kinds = (switch, waking, wakeup)
+    ts = np.concatenate([rows["ts"] for rows in kinds])
+    order = np.argsort(ts, kind="stable")
+    none = [np.full(len(rows), NONE, np.int64) for rows in kinds]
+    columns = {
+        "cpu": [rows["cpu"] for rows in kinds],
+        "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"]),
+        "prev_state": (switch["prev_state"], *none[1:]),
+        "prev_prio": (switch["prev_prio"], *none[1:]),
+        "next_tid": (switch["next_tid"], waking["woken_tid"], wakeup["woken_tid"]),
+        "next_prio": (switch["next_prio"], waking["prio"], wakeup["prio"]),
+        "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"]),
+    }
+    merged = {name: np.concatenate(both)[order] for name, both in columns.items()}
+    number = np.repeat(np.arange(len(kinds), dtype=np.int32), [len(rows) for rows in kinds])
+    return typed("sched", {"ts_ns": ts[order], "event": Text(number[order], EVENTS), **merged})

@@ -1,0 +1,52 @@
+"""Sessions of an engine: what model each handle runs, and with how many inputs and outputs."""
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.reading import Rows, Source, texts
+from analyzer.records.schema import conform
+from analyzer.records.spans import NONE, codes, following, latest
+
+
+def sessions(source: Source) -> pd.DataFrame:
+    """The table `sessions`: one row per session made; its counts are those of its first run."""
+    rows = source.rows("session")
+    made = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
+    ran = rows.where(rows["n_inputs"] + rows["n_outputs"] > 0)
+    key = identity(made, ran)
+    owner = latest(key[: len(made)], made["ts"], key[len(made) :], ran["ts"])
+    counts = {}
+    for name in ("n_inputs", "n_outputs"):
+        counts[name] = np.full(len(made), NONE, np.int64)
+        for row in np.flatnonzero(owner >= 0)[::-1].tolist():  # the earliest is written last
+            counts[name][owner[row]] = ran[name][row]
+    return conform(
+        "sessions",
+        {
+            "session_id": np.arange(len(made)),
+            **source.thread(made),
+            "handle": made.raw("handle"),
+            "name": texts(made["name"]),
+            "bytes": np.where(made["bytes"] > 0, made["bytes"], NONE),
+            **counts,
+            "since_ns": made["ts"],
+        },
+    )
+
+
+def identity(*parts: Rows) -> np.ndarray:
+    """A number for (process, handle) over the records of all parts."""
+    return codes(*(np.concatenate([rows[field] for rows in parts]) for field in ("pid", "handle")))
+
+
+def model_names(source: Source, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray, makes: np.ndarray) -> np.ndarray:
+    """The model of the session that a (process, handle) is at a time; "" where it is none, or its model has no name.
+
+    `makes` marks the calls that make it: a session is told of just behind them.
+    """
+    rows = source.rows("session")
+    made = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
+    key = codes(np.concatenate((made["pid"], pid)), np.concatenate((made["handle"], handle.view(np.int64))))
+    known, asked = key[: len(made)], key[len(made) :]
+    at = np.where(makes, following(known, made["ts"], asked, ts), latest(known, made["ts"], asked, ts))
+    return np.append(texts(made["name"]), "")[at]

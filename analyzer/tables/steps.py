@@ -1,0 +1,173 @@
+"""Tokens and graphs: the spans that everything else is attributed to."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.contents import EVER
+from analyzer.records.reading import BACKEND, UNKNOWN_U32, Rows, Source, Spans, chosen
+from analyzer.records.schema import Columns
+from analyzer.records.spans import NONE, Nest, numbered, successors, within
+from analyzer.tables.sessions import model_names
+
+PHASES = np.array(["", "prefill", "decode"], object)
+PREFILL, DECODE = 1, 2
+
+
+def faults(begin: Rows, end: Rows, matched: np.ndarray, field: str) -> np.ndarray:
+    """Page faults between two readings of a 32-bit counter; -1 where the end is missing."""
+    if len(end) == 0:
+        return np.full(len(begin), NONE, np.int64)
+    return np.where(matched >= 0, (end[field][matched] - begin[field]) & UNKNOWN_U32, NONE)
+
+
+@dataclass
+class Steps:
+    """The tokens of a recording, in order of begin; `token_id` is the row number."""
+
+    begin: Rows
+    end: Rows
+    spans: Spans
+    n_tokens: np.ndarray
+    first: int = 0
+    """token_id of the first row: not 0 for the tokens of a stretch of time."""
+
+    @cached_property
+    def until(self) -> np.ndarray:
+        """Exclusive end; a token whose end was lost reaches to the next token of its thread, or to the recording's end."""
+        tid, ts = self.begin["tid"], self.begin["ts"]
+        after = successors(tid, ts)
+        following_ns = np.where(after >= 0, ts[after] if len(ts) else 0, self.spans.until())
+        return np.where(self.spans.complete, self.spans.end_ns + 1, following_ns)
+
+    def begins_alone(self) -> np.ndarray:
+        """Times at which a token begins while none is open, but for the first."""
+        ts = self.begin["ts"]
+        reach = np.maximum.accumulate(self.until) if len(ts) else ts
+        return np.unique(ts[1:][reach[:-1] <= ts[1:]])
+
+    def within(self, piece: Source) -> "Steps":
+        """The tokens that begin in a stretch of time, with the number of tokens that each was fed."""
+        low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
+        own, spans = np.arange(low, high), self.spans
+        begin = self.begin.where(own)
+        told = begin["n_tokens"]
+        if np.any(told == 0):
+            self.n_tokens[own] = np.where(told > 0, told, rows_of_first_operator(begin, piece.rows("op_begin")))
+        mine = Spans(*(column[own] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
+        steps = Steps(begin, self.end, mine, self.n_tokens[own], low)
+        steps.until = self.until[own]
+        return steps
+
+    def lengths(self) -> pd.DataFrame:
+        """token_id, position and n_tokens."""
+        position = self.begin["position"]
+        columns = {"token_id": self.first + np.arange(len(position)), "n_tokens": self.n_tokens}
+        return pd.DataFrame({**columns, "position": np.where(position == UNKNOWN_U32, NONE, position)})
+
+    def of(self, rows: Rows) -> np.ndarray:
+        """token_id of the step that contains each record: of its own thread if there is one, else of its process."""
+        return self.at({"tid": rows["tid"], "pid": rows["pid"]}, rows["ts"])
+
+    def at(self, owners: dict[str, np.ndarray], ts: np.ndarray) -> np.ndarray:
+        """The same for moments of threads; `owners` has the columns `tid` and `pid`, in order of preference."""
+        row = np.full(len(ts), NONE, np.int64)
+        for field, owner in owners.items():
+            within((self.begin[field], self.begin["ts"], self.until), (owner, ts), row)
+        return np.where(row >= 0, row + self.first, NONE) if self.first else row
+
+    def phases(self) -> np.ndarray:
+        """The engine's phase; where it tells none, prefill is a step of several tokens or the first of a sequence."""
+        told, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
+        first = position == 0
+        if len(told):
+            opening = numbered(self.begin["pid"], self.begin["tid"])[1]
+            first[opening] |= position[opening] == UNKNOWN_U32
+        guess = np.where((n_tokens > 1) | first, PREFILL, DECODE)
+        return np.where((told == PREFILL) | (told == DECODE), told, guess)
+
+    def table(self, source: Source) -> Columns:
+        """The columns of `tokens`."""
+        matched, position = self.spans.end, self.begin["position"]
+        result = np.where(matched >= 0, self.end["result"][matched], NONE) if len(self.end) else np.full(len(self.begin), NONE)
+        return {
+            "token_id": np.arange(len(self.begin)),
+            **source.thread(self.begin),
+            "seq": self.begin["seq"],
+            "phase": PHASES[self.phases()],
+            "n_tokens": self.n_tokens,
+            "position": np.where(position == UNKNOWN_U32, NONE, position),
+            "result": result,
+            "maj_flt": faults(self.begin, self.end, matched, "maj_flt"),
+            "min_flt": faults(self.begin, self.end, matched, "min_flt"),
+            **self.spans.columns(),
+        }
+
+
+def rows_of_first_operator(begin: Rows, operators: Rows) -> np.ndarray:
+    """Rows of the first operator after each token's begin on its thread: the embedding look-up's are the tokens fed."""
+    answer = np.zeros(len(begin), np.int64)
+    for tid in np.unique(begin["tid"]):
+        mine, theirs = np.flatnonzero(begin["tid"] == tid), np.flatnonzero(operators["tid"] == tid)
+        ts = np.append(operators["ts"][theirs], EVER)
+        at = np.searchsorted(ts, begin["ts"][mine])
+        found = ts[at] < np.append(begin["ts"][mine][1:], EVER)
+        answer[mine[found]] = operators["n_tokens"][theirs[at[found]]]
+    return answer
+
+
+def steps(source: Source) -> Steps:
+    """The recording's tokens; how many a step was fed is told by `within` where the engine does not: its first operator does."""
+    begin = source.rows("token_begin")
+    return Steps(begin, source.rows("token_end"), source.spans("token", ("seq",), unknown=NONE), begin["n_tokens"].copy())
+
+
+@dataclass
+class Graphs:
+    """The graphs of a stretch of time, in order of begin; `graph_id` is `first` and the row number."""
+
+    begin: Rows
+    end: Rows
+    spans: Spans
+    first: int
+
+    @cached_property
+    def nest(self) -> Nest:
+        """The graphs of each thread as a stack in time."""
+        return Nest(self.begin["tid"], self.begin["ts"], self.spans.until())
+
+    def of(self, rows: Rows) -> np.ndarray:
+        """graph_id of the innermost graph that each record's thread was in."""
+        row = self.nest.innermost(rows["tid"], rows["ts"])
+        return np.where(row >= 0, row + self.first, NONE)
+
+    def table(self, source: Source, tokens: Steps) -> Columns:
+        """The columns of `graphs`."""
+        begin, matched = self.begin, self.spans.end
+        status = np.where(matched >= 0, self.end["status"][matched], NONE) if len(self.end) else np.full(len(begin), NONE)
+        handle = begin.raw("handle").copy()
+        makes = (handle == 0) & (matched >= 0)  # the call's end tells what it made
+        handle[makes] = self.end.raw("handle")[matched[makes]]
+        return {
+            "graph_id": self.first + np.arange(len(begin)),
+            "token_id": tokens.of(begin),
+            **source.thread(begin),
+            "kind": source.named(begin["engine"], begin["type"], "graphs"),
+            "layer": begin["layer"],
+            "expert": begin["expert"],
+            "backend": chosen(BACKEND, begin["backend"]),
+            "tier": begin["tier"],
+            "n_tokens": begin["n_tokens"],
+            "handle": handle,
+            "name": model_names(source, begin["pid"], handle, begin["ts"], makes),
+            "status": status,
+            **self.spans.columns(),
+        }
+
+
+def graphs(source: Source, first: int) -> Graphs:
+    """The graphs of a stretch of time, numbered from `first`."""
+    spans = source.spans("graph", ("handle",), unknown=0)
+    return Graphs(source.rows("graph_begin"), source.rows("graph_end"), spans, first)

@@ -1,0 +1,139 @@
+"""What the subgraphs of our runtime have to do, in closed form from the model's config, as complexity.py counts it.
+
+The runtime tells rows, layers and experts; the recording's manifest keeps the config of the model and the precisions of its
+package. Rows are those in use: what a static shape pads is not counted. Attention reaches over the whole context of its step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analyzer.errors import PredictError
+from analyzer.model import Mixture, Model, model_of
+from analyzer.records.reading import section
+from analyzer.records.schema import Columns
+
+ENGINE = "moescope"
+ACTIVATION_BYTES, INDEX_BYTES, SCALE_BITS, PLAIN_BITS = 4, 8, 32, 16
+Work = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""flops, bytes read and bytes written of each operator."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Operators of one type: rows in use, tokens in the context (NaN: not told), layer."""
+
+    rows: np.ndarray
+    context: np.ndarray
+    layer: np.ndarray
+
+
+def stored_bytes(precision: dict[str, Any]) -> float:
+    """Bytes of a weight, its share of the block's scale included."""
+    bits, block = float(precision.get("bits") or 32), float(precision.get("block") or 0)
+    return (bits + (SCALE_BITS / block if block and bits < PLAIN_BITS else 0.0)) / 8
+
+
+class Subgraphs:
+    """The formulas of one model."""
+
+    def __init__(self, model: Model, precisions: dict[str, Any]):
+        self.model = model
+        self.bytes = {part: stored_bytes(section(precisions, part)) for part in ("attention", "experts", "head")}
+        self.formulas: dict[str, Callable[[Asked], Work]] = {
+            "embed": self.moved,
+            "dispatch": self.moved,
+            "attention": self.attention,
+            "router": self.router,
+            "expert": self.expert,
+            "mlp": self.mlp,
+            "combine": self.combine,
+            "head": self.head,
+            "sample": self.sample,
+        }
+
+    def moved(self, asked: Asked) -> Work:
+        """Rows that are copied."""
+        size = asked.rows * self.model.hidden * ACTIVATION_BYTES
+        return 0.0 * size, size, size
+
+    def product(self, asked: Asked, inner: float, outer: float, weight_bytes: float) -> Work:
+        """rows x inner by inner x outer."""
+        rows = asked.rows
+        read = inner * outer * weight_bytes + rows * inner * ACTIVATION_BYTES
+        return 2.0 * rows * inner * outer, read, rows * outer * ACTIVATION_BYTES
+
+    def attention(self, asked: Asked) -> Work:
+        """Norm, projections, scores and values over the context, projection back, residual. Latent attention: not known."""
+        shape, hidden, rows = self.model.attention, self.model.hidden, asked.rows
+        if shape.mla:
+            return (np.full(len(rows), np.nan),) * 3
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        weights = hidden * (queries + 2 * keys) + queries * hidden
+        scores = shape.heads * rows * asked.context * (4.0 * shape.head_dim + 5.0)
+        flops = 2.0 * rows * weights + scores + 5.0 * rows * hidden
+        cache = 2.0 * keys * ACTIVATION_BYTES
+        read = weights * self.bytes["attention"] + rows * hidden * ACTIVATION_BYTES + (asked.context - rows) * cache
+        return flops, read, rows * (hidden * ACTIVATION_BYTES + cache)
+
+    def router(self, asked: Asked) -> Work:
+        """Norm, a score for each expert, softmax, the best k."""
+        rows, hidden, mixture = asked.rows, self.model.hidden, self.model.mixture or Mixture(0, 0, 0)
+        flops, read, _ = self.product(asked, hidden, mixture.experts, ACTIVATION_BYTES)
+        chosen = mixture.top_k * (ACTIVATION_BYTES + INDEX_BYTES)
+        return flops + rows * (4.0 * hidden + 5.0 * mixture.experts), read, rows * (hidden * ACTIVATION_BYTES + chosen)
+
+    def gated(self, asked: Asked, width: np.ndarray | float, weight_bytes: float) -> Work:
+        """Gate and up projection, activation and product, down projection."""
+        rows, hidden = asked.rows, self.model.hidden
+        size = rows * hidden * ACTIVATION_BYTES
+        return 6.0 * rows * hidden * width + 2.0 * rows * width, 3.0 * hidden * width * weight_bytes + size, size
+
+    def expert(self, asked: Asked) -> Work:
+        """One expert."""
+        return self.gated(asked, self.model.mixture.width if self.model.mixture else 0.0, self.bytes["experts"])
+
+    def mlp(self, asked: Asked) -> Work:
+        """A dense layer's feed-forward part, or the shared expert of a routed one."""
+        shared = self.model.mixture.shared_width if self.model.mixture else 0
+        routed = np.array([*self.model.routed, False])
+        layer = np.where((asked.layer >= 0) & (asked.layer < self.model.layers), asked.layer, self.model.layers)
+        width = np.where(routed[layer], float(shared), float(self.model.dense_width))
+        return self.gated(asked, width, self.bytes["attention"])
+
+    def combine(self, asked: Asked) -> Work:
+        """The residual and k outputs by weight."""
+        k, size = self.model.mixture.top_k if self.model.mixture else 0, asked.rows * self.model.hidden
+        return (2.0 * k + 1.0) * size, (k + 1.0) * size * ACTIVATION_BYTES, 1.0 * size * ACTIVATION_BYTES
+
+    def head(self, asked: Asked) -> Work:
+        """A score for each word."""
+        return self.product(asked, self.model.hidden, self.model.vocabulary, self.bytes["head"])
+
+    def sample(self, asked: Asked) -> Work:
+        """Every score is looked at once."""
+        size = 1.0 * asked.rows * self.model.vocabulary
+        return size, size * ACTIVATION_BYTES, 1.0 * asked.rows * INDEX_BYTES
+
+    def fill(self, operators: Columns, context: np.ndarray, figures: Columns) -> None:
+        """Put the work of our runtime's operators into `figures`; `context` has the tokens in each one's context."""
+        names, own = list(figures), operators["engine"].matches(ENGINE)
+        for kind, formula in self.formulas.items():
+            rows = np.flatnonzero(operators["type"].matches(kind) & own)
+            if len(rows):
+                asked = Asked(operators["n_tokens"][rows], context[rows], operators["layer"][rows])
+                for name, values in zip(names, formula(asked), strict=True):
+                    figures[name][rows] = values
+
+
+def subgraphs(manifest: dict[str, Any]) -> Subgraphs | None:
+    """The formulas for the model that the manifest names; None where it names none, or none whose shapes are understood."""
+    model = section(manifest, "model")
+    try:
+        known = model_of(section(model, "config"), Path(str(model.get("path", "config.json"))))
+    except (PredictError, TypeError, ValueError, AttributeError):
+        return None
+    return Subgraphs(known, section(section(model, "package"), "precisions"))

@@ -1,0 +1,162 @@
+"""A token's work on the CPU, prepared: everything bound, and all that the probes tell of it known beforehand.
+
+The C extension does it item by item. Experts' weights sweep the caches, which makes a step of Python between two graphs several
+times as dear as it is in a loop.
+"""
+
+from time import monotonic_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from runtime.backends.graph import Binding, Graph, failure
+from runtime.telemetry import probes
+from runtime.telemetry.log import RunLog
+from runtime.telemetry.probes import Kind, result_id
+
+
+class PlainCall:
+    """Stands in for the extension's `Call`: a session's run and its binding."""
+
+    def __init__(self, run: Any, binding: Any, *told: Any):
+        self.run, self.binding = run, binding
+
+
+class PlainCombine:
+    """Stands in for the extension's `Combine`; `plain_combine` says what is summed up."""
+
+    binding = None
+
+    def __init__(self, result: int, sources: bytes, results: bytes, *summed: Any):
+        self.chosen, self.weights, self.rows, self.common, self.multiplier, self.attended, self.out = summed
+
+    def run(self, binding: None, options: None) -> None:
+        """Sum up."""
+        common = None if self.common is None else self.common[None]
+        outputs = self.rows[self.chosen][None]
+        plain_combine(self.weights[None], outputs, common, self.multiplier, self.attended[None], self.out[None])
+
+
+def plain_run(items: list[Any], caches: list[int], times: np.ndarray, first: int) -> None:
+    """Stands in for the extension's `run`; there are no probes without it."""
+    for at, item in enumerate(items, first):
+        times[at] = monotonic_ns(), 0
+        item.run(item.binding, None)
+        times[at, 1] = monotonic_ns()
+
+
+def plain_combine(
+    weights: np.ndarray,
+    outputs: np.ndarray,
+    common: np.ndarray | None,
+    multiplier: float,
+    attended: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Stands in for the extension's `combine`: the same roundings in the same order."""
+    np.multiply(weights[:, :1], outputs[:, 0], out=out)
+    for j in range(1, weights.shape[1]):
+        out += weights[:, j, None] * outputs[:, j]
+    if common is not None:
+        out += common
+    if multiplier != 1:
+        out *= np.float32(multiplier)
+    out += attended
+
+
+Call: Any = probes.native("Call", PlainCall)
+Combine: Any = probes.native("Combine", PlainCombine)
+run: Any = probes.native("run", plain_run)
+_combine: Any = probes.native("combine", plain_combine)
+
+
+def combine(
+    weights: np.ndarray, outputs: np.ndarray, common: np.ndarray | None, multiplier: float, attended: np.ndarray
+) -> np.ndarray:
+    """Residual [n, H] plus the experts' outputs [n, k, H] by router weight [n, k], plus the shared expert's [n, H]; all float32.
+
+    One rounding at a time, in the router's order: bits depend neither on the number of rows nor on which expert came first.
+    """
+    out = np.empty_like(attended)
+    _combine(weights, outputs, common, multiplier, attended, out)
+    return out
+
+
+class Told(NamedTuple):
+    """How the log counts an item. `graph`: kind and backend of a call's graph."""
+
+    kind: Kind
+    layer: int
+    expert: int
+    graph: tuple[Kind, int] | None
+
+
+class Item(NamedTuple):
+    """A call or a sum."""
+
+    work: Any
+    told: Told
+
+
+def prepare(
+    graph: Graph, binding: Binding, sources: bytes, chosen: np.ndarray | None = None, weights: np.ndarray | None = None
+) -> Item:
+    """A call of the graph. `sources`: tensor identities of its operator; a router's choice [1, k] and weights are told, too."""
+    kind, layer, expert, backend = graph.kind, graph.layer, graph.expert, graph.backend
+    result = result_id(kind, layer, expert)
+    call = Call(binding.run, binding.raw, graph.handle, kind, layer, expert, backend, result, sources, chosen, weights)
+    return Item(call, Told(kind, layer, expert, (kind, backend)))
+
+
+class TokenRun:
+    """What waits to run for a token, `most` items in all; their times are kept until the token is through."""
+
+    def __init__(self, log: RunLog, most: int):
+        self.log, self._times = log, np.zeros((most, 2), np.int64)
+        # Without the items themselves: an evicted expert's session shall go at once.
+        self._ran: list[Told] = []
+        self._waiting: list[Any] = []
+        self._caches: list[int] = []
+
+    def put(self, item: Item, cache: int = 0) -> None:
+        """Run this next. `cache`: where its expert was when the layer began."""
+        self._ran.append(item.told)
+        self._waiting.append(item.work)
+        self._caches.append(cache)
+
+    def flush(self) -> None:
+        """Run everything that waits."""
+        first = len(self._ran) - len(self._waiting)
+        try:
+            run(self._waiting, self._caches, self._times, first)
+        except BaseException as error:
+            failed = next((at for at in range(first, len(self._ran)) if not self._times[at, 1]), first)
+            told = self._ran[failed]
+            del self._ran[failed:]
+            if isinstance(error, Exception):
+                raise failure(told.kind, told.layer, error) from None
+            raise
+        finally:
+            self._waiting.clear()
+            self._caches.clear()
+
+    def account(self) -> None:
+        """Tell the log of everything that ran since the last time; what still waits after an error is forgotten."""
+        log, ran = self.log, self._ran
+        del ran[len(ran) - len(self._waiting) :]
+        self._waiting.clear()
+        self._caches.clear()
+        spent, times = dict.fromkeys(Kind, 0), self._times[: len(ran)]
+        for told, took in zip(ran, (times[:, 1] - times[:, 0]).tolist(), strict=True):
+            spent[told.kind] += took
+        with log.lock:
+            log.operators.update([told.kind for told in ran])
+            log.graphs.update([told.graph for told in ran if told.graph])
+            log.graph_ns.update({kind: spent[kind] for kind, _ in {told.graph for told in ran if told.graph}})
+            experts = [(told.layer, told.expert) for told in ran if told.kind is Kind.EXPERT]
+            log.expert_runs.update(experts)
+            log.expert_rows += len(experts)
+        if log.timers:
+            for told, (began, ended) in zip(ran, times.tolist(), strict=True):
+                log.timers.add(told.kind.name.lower(), began, ended, told.layer, told.expert)
+        ran.clear()

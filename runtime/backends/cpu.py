@@ -1,0 +1,84 @@
+"""The CPU backend: ONNX Runtime's CPU execution provider."""
+
+import ctypes
+import platform
+from functools import cached_property
+
+import onnxruntime as ort
+
+from runtime.backends.graph import CPU
+from runtime.backends.kv_cache import REWRITTEN, rounded
+from runtime.errors import BackendError
+from runtime.package.layout import Package
+
+MMAP_THRESHOLD = (-3, 128 * 1024)
+_pool: list[int] = []
+
+
+def share_threads(threads: int) -> None:
+    """Make one thread pool for all sessions, where more than the calling thread is asked for.
+
+    Its size stays what the first such engine of the process chose; ONNX Runtime then refuses sessions with threads of their own.
+    """
+    if threads > 1 and not _pool:
+        ort.set_global_thread_pool_sizes(threads, 1)
+        _pool.append(threads)
+
+
+def session_options() -> ort.SessionOptions:
+    """Options of a session that brings no threads of its own."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.use_per_session_threads = not _pool
+    if not _pool:
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+    return options
+
+
+def return_freed_memory() -> None:
+    """Let glibc map large blocks one by one: a dropped session's weights then go back to the system at once."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(*MMAP_THRESHOLD)
+
+
+class CpuBackend:
+    """Dynamic shapes; a graph runs on `threads` threads."""
+
+    id = CPU
+    label = "CPU"
+    tiers: tuple[int, ...] = ()
+
+    def __init__(self, package: Package, threads: int, kv_bits: int = 32):
+        self.package, self.kv_bits = package, kv_bits
+        share_threads(threads)
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        """As it is kept: as it is stored, but floats in 32 bits."""
+        tensors = self.package.manifest["experts"]["tensors"]
+        return sum(int(tensor["bytes"]) * (2 if tensor["dtype"] == "<f2" else 1) for tensor in tensors)
+
+    def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
+        """The session of a subgraph that is no expert; its weights are read from the package now."""
+        graph = self.package.graph(name)
+        if name.startswith("attention"):
+            fused = self.package.family.FUSED_ATTENTION
+            graph = REWRITTEN[self.kv_bits](graph) if fused else rounded(graph, self.kv_bits)
+        return self.create(name, graph, session_options())
+
+    def create(self, name: str, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        """A session of this model; weights that it names are in the package's folder or among the options' initializers."""
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.package.folder))
+        try:
+            session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        except Exception as error:
+            raise BackendError(f"ONNX Runtime refuses {name} on CPU ({str(error).splitlines()[0]}): convert again") from None
+        forget_model_bytes(session)
+        return session
+
+
+def forget_model_bytes(session: ort.InferenceSession) -> None:
+    """ONNX Runtime's Python session keeps the model's bytes for a retry that never comes here: twice the weights."""
+    session._model_bytes = None

@@ -1,0 +1,296 @@
+"""The NPU backend: Qualcomm HTP through ONNX Runtime's QNN execution provider, or Qualcomm's emulator of it on x86-64.
+
+Sessions have static shapes. Each is compiled once; its context binary lies in the package's folder `htp/`, keyed by everything
+it was made from, and is written into a temporary folder first so that a partial one is never loaded.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from errno import ENOSPC
+from functools import partial
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+from weakref import WeakValueDictionary
+
+import onnxruntime as ort
+
+from runtime.backends.cpu import forget_model_bytes, session_options
+from runtime.backends.graph import HTP
+from runtime.backends.qnn_profiling import OFF, Profiling, SwitchingSession
+from runtime.errors import BackendError, RequestError
+from runtime.package.layout import Package, user_cache
+from runtime.package.npu_graphs import for_npu
+from runtime.telemetry.profile import Timers
+
+PROVIDER = "QNNExecutionProvider"
+# What the emulator shall be; without it fp32 graphs run in fp32. A real device knows what it is.
+SOC_MODEL = "57"
+# It folds a residual into a Gemm, whose bias QNN then wants to be a constant.
+UNWANTED = ["MatMulAddFusion"]
+SEPARATE, SHARED = LAYOUTS = ("separate", "shared")
+"""Of an expert's context binaries: one for each tier, or one for all whose graphs share the weights."""
+# With less left on the disk, a compilation that fails is taken to have failed for that.
+LEAST_FREE = 1 << 20
+EMULATED = platform.machine() == "x86_64"
+LABEL = "HTP emulator" if EMULATED else "HTP"
+_devices: list[Any] = []
+
+
+@contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """Qualcomm's libraries greet on standard output when first used: keep that out of the generated text."""
+    sys.stdout.flush()
+    flush = ctypes.CDLL(None).fflush
+    kept = os.dup(1)
+    with open(os.devnull, "wb") as sink:
+        os.dup2(sink.fileno(), 1)
+    try:
+        yield
+    finally:
+        flush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def available() -> str:
+    """Empty where the HTP backend can be used, else why it cannot."""
+    try:
+        import onnxruntime_qnn  # noqa: F401
+    except ImportError:
+        return "the QNN execution provider is not installed: pip install moescope[npu]"
+    return "" if _find_devices() else "ONNX Runtime finds no QNN device: check the onnxruntime-qnn installation"
+
+
+def _find_devices() -> list[Any]:
+    """Register the provider once for the whole process (unregistering crashes at exit) and list its devices."""
+    if not _devices:
+        import onnxruntime_qnn
+
+        ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
+        _devices.extend(device for device in ort.get_ep_devices() if device.ep_name == PROVIDER)
+    return _devices
+
+
+def versions() -> dict[str, str]:
+    """What context binaries depend on besides their graph: they are loaded only by what made them."""
+    import onnxruntime_qnn
+
+    return {"onnxruntime": ort.__version__, "onnxruntime-qnn": onnxruntime_qnn.__version__, "backend": LABEL}
+
+
+class SharedTiers:
+    """The sessions of one expert in one binary, by tier. They go together, when the last that uses one has gone."""
+
+    def __init__(self, sessions: dict[int, ort.InferenceSession]):
+        self.sessions = sessions
+
+
+class SharedTier:
+    """One tier of them."""
+
+    def __init__(self, group: SharedTiers, tier: int):
+        self._group = group
+        self.run = group.sessions[tier].run
+
+
+class HtpBackend:
+    """Static shapes in fp16; `profiling` writes one CSV for each profiled session into `profile_folder`."""
+
+    id = HTP
+    label = LABEL
+    _greeted = False
+
+    def __init__(
+        self,
+        package: Package,
+        tiers: tuple[int, ...],
+        profiling: Profiling | None = None,
+        profile_folder: Path | None = None,
+        soc: str = "",
+        timers: Timers | None = None,
+        performance: str = "default",
+    ):
+        reason = available()
+        if reason:
+            raise BackendError(reason)
+        if not package.portable:
+            raise BackendError(f"{package.folder} was converted for the CPU alone: convert with --backend qnn")
+        self.package, self.tiers, self.profiling = package, tiers, profiling or Profiling()
+        self.profile_folder, self.timers = profile_folder or Path("qnn-profile"), timers
+        self.cache = self._writable_cache()
+        self.soc, self.performance = soc or SOC_MODEL, performance
+        self._sessions = 0
+        self._sharing_refused = False
+        compiled = package.manifest.get("compiled", {})
+        self.layout, made_by = compiled.get("layout", SEPARATE), compiled.get("versions", versions())
+        self._groups: WeakValueDictionary[str, SharedTiers] = WeakValueDictionary()
+        if made_by != versions():
+            told = ", ".join(f"{name} {value} (here {versions()[name]})" for name, value in made_by.items())
+            print(f"moescope: context binaries were made by {told}: compiled again as they are needed", file=sys.stderr)
+
+    @property
+    def expert_bytes(self) -> int:
+        """As stored where weights are quantized, else in fp16."""
+        quantized = self.package.manifest["precisions"]["experts"]["bits"] < 16
+        return self.package.expert_bytes if quantized else 2 * self.package.family.expert_parameters
+
+    def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
+        """The subgraph's session, which follows `profiling` as that changes."""
+        return SwitchingSession(name.split("_")[0], self.profiling, partial(self._session, name, dims), self.timers)
+
+    def _session(self, name: str, dims: dict[str, int], level: str) -> tuple[ort.InferenceSession, str]:
+        """A session at one level of profiling, from its context binary or compiled and kept as one, and its CSV file's name."""
+        label = "_".join([name, *(f"{key}{value}" for key, value in sorted(dims.items()))])
+        parts = (self.package.digest(name), label, self.soc, *versions().values(), level)
+        kept = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
+        self._sessions += 1
+        csv = f"{label}_{self._sessions:04d}.csv" if level != OFF else ""
+        if self.layout == SHARED and level == OFF and set(dims) == {"T"}:
+            with suppress(BackendError), self._staged("context load"):
+                return self._of_group(name, dims["T"]), csv
+        if kept.is_dir():
+            with suppress(BackendError), self._staged("context load"):
+                return self._open(str(kept / "graph.onnx"), label, self._options(csv, level)), csv
+            shutil.rmtree(kept, ignore_errors=True)
+        with self._staged("compile"):
+            return self._compiled(name, label, dims, kept, self._options(csv, level)), csv
+
+    def _compiled(
+        self, name: str, label: str, dims: dict[str, int], kept: Path, options: ort.SessionOptions
+    ) -> ort.InferenceSession:
+        with self._written_whole(kept) as partial:
+            _make_context(options, dims, partial / "graph.onnx")
+            return self._open(for_npu(self.package.whole_graph(name)), label, options)
+
+    def share(self, name: str, tiers: tuple[int, ...]) -> None:
+        """Compile an expert in all tiers into one binary whose graphs share their weights, unless that was done."""
+        kept = self._group_folder(name, tiers)
+        if kept.is_dir():
+            return
+        with self._written_whole(kept) as partial:
+            sessions = []
+            for tier in tiers:
+                options = self._options("", OFF)
+                options.add_session_config_entry("ep.share_ep_contexts", "1")
+                if tier == tiers[-1]:
+                    options.add_session_config_entry("ep.stop_share_ep_contexts", "1")
+                _make_context(options, {"T": tier}, partial / f"T{tier}.onnx")
+                # QNN tells the graphs of one context apart by a hash of their model's path.
+                source = partial / f"source_T{tier}.onnx"
+                source.write_bytes(for_npu(self.package.whole_graph(name)))
+                sessions.append(self._open(str(source), f"{name} in {tier} rows", options))
+                source.unlink()
+
+    def _of_group(self, name: str, tier: int) -> "SharedTier":
+        """A tier of a binary that holds several; all of them are opened together, for the first session owns the binary."""
+        group = self._groups.get(name)
+        if group is None:
+            tiers = tuple(self.package.manifest["compiled"]["tiers"])
+            folder = self._group_folder(name, tiers)
+            if self._sharing_refused or tier not in tiers or not folder.is_dir():
+                raise BackendError(f"{name} has no binary of shared weights that can be loaded")
+            try:
+                group = SharedTiers({t: self._open_shared(folder / f"T{t}.onnx") for t in tiers})
+            except BackendError:
+                self._sharing_refused = True
+                print(f"moescope: {LABEL} does not load binaries of shared weights: each tier gets its own", file=sys.stderr)
+                raise
+            self._groups[name] = group
+        return SharedTier(group, tier)
+
+    def _open_shared(self, path: Path) -> ort.InferenceSession:
+        options = self._options("", OFF)
+        options.add_session_config_entry("ep.share_ep_contexts", "1")
+        return self._open(str(path), path.parent.name, options)
+
+    def _group_folder(self, name: str, tiers: tuple[int, ...]) -> Path:
+        label = f"{name}_T{'-'.join(map(str, tiers))}"
+        parts = (self.package.digest(name), label, self.soc, *versions().values(), SHARED)
+        return self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
+
+    @contextmanager
+    def _written_whole(self, kept: Path) -> Iterator[Path]:
+        """A folder to write into, which becomes `kept` once it is whole; nothing stays behind otherwise."""
+        try:
+            partial = Path(tempfile.mkdtemp(prefix=".compiling.", dir=self.cache))
+            try:
+                yield partial
+                partial.chmod(0o755)
+                with suppress(OSError):
+                    partial.rename(kept)
+            except BackendError:
+                if shutil.disk_usage(self.cache).free < LEAST_FREE:
+                    raise OSError(ENOSPC, os.strerror(ENOSPC)) from None
+                raise
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        except OSError as error:
+            told = f"{self.cache} cannot be written ({error.strerror})"
+            raise BackendError(f"{told}: free space or choose another --package") from None
+
+    @contextmanager
+    def _staged(self, stage: str) -> Iterator[None]:
+        began = monotonic_ns()
+        yield
+        if self.timers:
+            self.timers.add(stage, began, monotonic_ns())
+
+    def _options(self, csv: str, level: str) -> ort.SessionOptions:
+        options = session_options()
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        qnn = {"backend_type": "htp", "htp_performance_mode": self.performance}
+        if EMULATED:
+            qnn["soc_model"] = self.soc
+        if level != OFF:
+            try:
+                self.profile_folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                told = f"{self.profile_folder} cannot be written ({error.strerror})"
+                raise RequestError(f"{told}: choose another folder with --profile or --qnn-profile-dir") from None
+            qnn |= {"profiling_level": level, "profiling_file_path": str(self.profile_folder / csv)}
+        options.add_provider_for_devices(_find_devices()[:1], qnn)
+        return options
+
+    def _open(self, model: str | bytes, label: str, options: ort.SessionOptions) -> ort.InferenceSession:
+        try:
+            session = self._create(model, options)
+        except Exception as error:
+            told = str(error).splitlines()[0]
+            raise BackendError(f"{LABEL} refuses {label} ({told}): use --prefill-backend cpu and --decode-backend cpu") from None
+        forget_model_bytes(session)
+        session.disable_fallback()
+        return session
+
+    def _create(self, model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        with nullcontext() if HtpBackend._greeted else _quiet_stdout():
+            HtpBackend._greeted = True
+            return ort.InferenceSession(model, options, enable_fallback=0, disabled_optimizers=UNWANTED)
+
+    def _writable_cache(self) -> Path:
+        """`htp/` in the package; a folder in the user's cache where the package is read-only."""
+        for folder in (self.package.folder / "htp", user_cache() / "htp" / self.package.manifest["fingerprint"][:16]):
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                if os.access(folder, os.W_OK):
+                    return folder
+        raise BackendError(
+            f"neither {self.package.folder} nor {user_cache()} can be written: give a writable place with --package"
+        )
+
+
+def _make_context(options: ort.SessionOptions, dims: dict[str, int], path: Path) -> None:
+    """The session shall fix these dimensions and write its context binary beside `path`."""
+    for dimension, value in dims.items():
+        options.add_free_dimension_override_by_name(dimension, value)
+    options.add_session_config_entry("ep.context_enable", "1")
+    options.add_session_config_entry("ep.context_file_path", str(path))
+    options.add_session_config_entry("ep.context_embed_mode", "0")

@@ -1,0 +1,149 @@
+"""Keys and values in 16 or 8 bits: how they are kept, and the fused attention graph rewritten so that the operator reads them so.
+
+8 bits: one scale for each channel of each key head, from a run over the text that comes with the runtime (`calibrated`), kept in
+the package. Where the CPU's fused operator does not run (latent attention, NPU), rows are widened for each run.
+"""
+
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from runtime.package.layout import Package
+
+FLOAT_INPUTS = ("past_k", "past_v", "cos", "sin")
+OPERATOR = "GroupQueryAttention"
+SCALES = "kv_scales.npz"
+# Of the largest value that calibration saw: longer texts go beyond it.
+HEADROOM = 1.3
+SMALLEST = 1e-6
+K_SCALE, V_SCALE = 12, 13
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What 1 of int8 stands for: keys [layers, KV, 1, D], values [layers, KV, 1, D'] (D' 0 where values are a part of keys)."""
+
+    keys: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of_rows(cls, keys: list[np.ndarray], values: list[np.ndarray]) -> "Scales":
+        """From float rows [KV, n, D] of every layer."""
+        return cls(_steps(keys), _steps(values))
+
+    @classmethod
+    def stored(cls, package: Package) -> "Scales | None":
+        """Those that lie in the package; None where there are none of this conversion."""
+        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(package.folder / SCALES) as found:
+            if str(found["package"]) == package.manifest["fingerprint"]:
+                return cls(found["keys"], found["values"])
+        return None
+
+    def save(self, package: Package) -> None:
+        """Put them into the package, where it can be written."""
+        partial = package.folder / f".{SCALES}.partial.npz"
+        with suppress(OSError):
+            np.savez(partial, package=package.manifest["fingerprint"], keys=self.keys, values=self.values)
+            partial.replace(package.folder / SCALES)
+
+
+def _steps(layers: list[np.ndarray]) -> np.ndarray:
+    largest = np.stack([np.abs(rows).max(axis=1, keepdims=True, initial=0) for rows in layers])
+    return np.maximum(largest * HEADROOM, SMALLEST).astype(np.float32) / np.float32(127)
+
+
+def narrow(rows: np.ndarray, dtype: type, step: np.ndarray | None) -> np.ndarray:
+    """Float rows as they are kept; `step` [KV, 1, D] of 8 bits."""
+    if step is None:
+        return rows.astype(dtype)
+    return np.clip(np.rint(rows / step), -128, 127).astype(dtype)
+
+
+def widen(rows: np.ndarray, step: np.ndarray | None) -> np.ndarray:
+    """Kept rows as float32; the same memory where they are."""
+    if rows.dtype == np.float32:
+        return rows
+    wide: np.ndarray = rows.astype(np.float32)
+    if step is not None:
+        wide *= step
+    return wide
+
+
+def halved(graph: bytes) -> bytes:
+    """The attention graph with a float16 cache and rotary tables; queries and the result are cast, weights stay as they are."""
+    model = onnx.load_model_from_string(graph)
+    nodes = list(model.graph.node)
+    attention = next(node for node in nodes if node.op_type == OPERATOR)
+    at = nodes.index(attention)
+    before = []
+    for i, name in enumerate(attention.input):
+        if name and name not in (*FLOAT_INPUTS, "seqlens", "total"):
+            before.append(helper.make_node("Cast", [name], [f"half_{i}"], name=f"half_{i}", to=TensorProto.FLOAT16))
+            attention.input[i] = f"half_{i}"
+    result = attention.output[0]
+    attention.output[0] = result + "_half"
+    after = helper.make_node("Cast", [attention.output[0]], [result], name=result + "_float", to=TensorProto.FLOAT)
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[:at], *before, attention, after, *nodes[at + 1 :]])
+    for value in [*model.graph.input, *model.graph.output]:
+        if value.name in (*FLOAT_INPUTS, "present_k", "present_v"):
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    return bytes(model.SerializeToString())
+
+
+def eighth(graph: bytes) -> bytes:
+    """The attention graph with an int8 cache: inputs k_scale and v_scale [1, KV, 1, D] join, the operator does the rest."""
+    model = onnx.load_model_from_string(graph)
+    attention = next(node for node in model.graph.node if node.op_type == OPERATOR)
+    attention.input.extend([""] * (V_SCALE + 1 - len(attention.input)))
+    attention.input[K_SCALE], attention.input[V_SCALE] = "k_scale", "v_scale"
+    for name, value in {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}.items():
+        attention.attribute.append(helper.make_attribute(name, value))
+    for value in [*model.graph.input, *model.graph.output]:
+        if value.name in ("past_k", "past_v", "present_k", "present_v"):
+            value.type.tensor_type.elem_type = TensorProto.INT8
+    sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    for scale, of in (("k_scale", "past_k"), ("v_scale", "past_v")):
+        shape = (1, sizes[of][1], 1, sizes[of][3])
+        model.graph.input.append(helper.make_tensor_value_info(scale, TensorProto.FLOAT, shape))
+    return bytes(model.SerializeToString())
+
+
+def rounded(graph: bytes, bits: int) -> bytes:
+    """The latent attention graph that reads its own new rows as they will be kept, so that results do not depend on the chunk.
+
+    8 bits: input k_scale [D] joins.
+    """
+    if bits == 32:
+        return graph
+    model = onnx.load_model_from_string(graph)
+    nodes = list(model.graph.node)
+    at = next(i for i, node in enumerate(nodes) if node.op_type == "ScatterND")
+    rows = nodes[at].input[2]
+    steps: list[tuple[str, list[str], dict[str, Any]]]
+    if bits == 16:
+        steps = [("Cast", [rows], {"to": TensorProto.FLOAT16}), ("Cast", ["kept_0"], {"to": TensorProto.FLOAT})]
+    else:
+        steps = [("Div", [rows, "k_scale"], {}), ("Round", ["kept_0"], {})]
+        steps += [("Clip", ["kept_1", "kept_least", "kept_most"], {}), ("Mul", ["kept_2", "k_scale"], {})]
+        for name, value in (("kept_least", -128), ("kept_most", 127)):
+            model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
+        dims = next(value for value in model.graph.input if value.name == "past_k").type.tensor_type.shape.dim
+        model.graph.input.append(helper.make_tensor_value_info("k_scale", TensorProto.FLOAT, (dims[-1].dim_value,)))
+    made = [helper.make_node(op, inputs, [f"kept_{i}"], name=f"kept_{i}", **told) for i, (op, inputs, told) in enumerate(steps)]
+    nodes[at].input[2] = made[-1].output[0]
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[:at], *made, *nodes[at:]])
+    return bytes(model.SerializeToString())
+
+
+TYPES: dict[int, type] = {32: np.float32, 16: np.float16, 8: np.int8}
+"""NumPy's type of a kept key, by bits."""
+REWRITTEN: dict[int, Callable[[bytes], bytes]] = {32: lambda graph: graph, 16: halved, 8: eighth}
+"""The fused attention graph for a cache of these bits."""

@@ -1,0 +1,134 @@
+"""How the CPU keeps experts and runs them: all share one session, which is fed with the weights as they lie in memory.
+
+So a miss costs its read and nothing else, and an eviction gives a buffer back. ONNX Runtime's own MatMulNBits wants a session
+of each expert, whose prepacking takes two to four times as long as a read; fed with weights it is fifty times slower. Hence
+BlockMatMul (_blocks.c). An expert is served in one form whatever the cache does, so that its bits are the same.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from runtime.backends.cpu import CpuBackend, session_options
+from runtime.backends.graph import CPU, Binding, Graph, shared
+from runtime.cache_rules import Form
+from runtime.errors import BackendError
+from runtime.package.reader import BlockPool, Reader
+from runtime.telemetry.log import RunLog
+from runtime.telemetry.probes import Kind
+
+QUANTIZED = "MatMulNBits"
+BIAS = 5
+DOMAIN = "moescope"
+LIBRARY = Path(__file__).with_name("_blocks.so")
+
+
+class CpuExpert(Graph):
+    """One expert in memory. `weights` are fed to a shared session; `block` is the memory that they lie in, if not mapped."""
+
+    def __init__(
+        self, session: ort.InferenceSession, log: RunLog, form: Form, weights: dict[str, np.ndarray], block: np.ndarray | None
+    ):
+        super().__init__(session, log, Kind.EXPERT, form.layer, form.expert, CPU, 0)
+        self.weights, self.block = weights, block
+
+    def run(self, feeds: dict[str, np.ndarray], n_tokens: int) -> list[np.ndarray]:
+        """Run over n_tokens rows."""
+        return super().run(feeds | self.weights, n_tokens)
+
+    def token_binding(self, name: str, value: ort.OrtValue) -> Binding:
+        """A binding with one input and the weights, made once."""
+        if self._token is None:
+            weights = {weight: shared(array) for weight, array in self.weights.items()}
+            self._token = Binding(self.session, {name: value} | weights)
+        return self._token
+
+
+class CpuExperts:
+    """Brings experts from the package and makes them runnable; any thread may load.
+
+    `mapped`: all experts stay, and are used where the package's files are mapped; else each load is one read into a reused block.
+    `between` is called between the pieces of a read.
+    """
+
+    def __init__(self, backend: CpuBackend, log: RunLog, mapped: bool, between: Callable[[], None] = lambda: None):
+        self.backend, self.package, self.log, self.mapped = backend, backend.package, log, mapped
+        self.reader, self.pool = Reader(between=between), BlockPool()
+        model, options = weights_as_inputs(onnx.load_model_from_string(self.package.graph("expert"))), session_options()
+        if any(node.domain == DOMAIN for node in model.graph.node):
+            if not LIBRARY.exists():
+                raise BackendError(f"{LIBRARY} is not built: run `make native`")
+            options.register_custom_ops_library(str(LIBRARY))
+        self._session = backend.create("an expert", model.SerializeToString(), options)
+
+    def load(self, form: Form) -> CpuExpert:
+        """The expert, ready to run."""
+        memory, block = self._bring(form)
+        return CpuExpert(self._session, self.log, form, *self._widened(self.package.expert_weights(memory), block))
+
+    def give_back(self, expert: Graph) -> None:
+        """The expert's block is needed no more."""
+        if isinstance(expert, CpuExpert) and expert.block is not None and not self.mapped:
+            block, expert.block, expert.weights = expert.block, None, {}
+            self.pool.give(block)
+
+    def close(self) -> None:
+        """Close the package's files."""
+        self.reader.close()
+
+    def _bring(self, form: Form) -> tuple[np.ndarray, np.ndarray | None]:
+        """The expert's bytes, and the block they were read into, if any."""
+        if self.mapped:
+            return self.package.read_mapped(form.layer, form.expert), None
+        block = self.pool.take(self.package.expert_stride)
+        return self.reader.read(self.package.expert_place(form.layer, form.expert), block), block
+
+    def _widened(
+        self, weights: dict[str, np.ndarray], block: np.ndarray | None
+    ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+        """Half-precision weights in float32, in a block of their own: a graph that casts at every run is ten times slower."""
+        if not any(value.dtype == np.float16 for value in weights.values()):
+            return weights, block
+        wide, end, wider = self.pool.take(self.backend.expert_bytes), 0, {}
+        for name, value in weights.items():
+            wider[name] = wide[end : end + 4 * value.size].view(np.float32).reshape(value.shape)
+            wider[name][...] = value
+            end += 4 * value.size
+        if block is not None:
+            self.pool.give(block)
+        return wider, wide
+
+
+def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its weights turned into inputs, halves into floats without the casts to them; integer constants stay.
+
+    Products with quantized weights become BlockMatMul, and their biases nodes of their own.
+    """
+    constants = [tensor for tensor in model.graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
+    weights = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    names = {tensor.name for tensor in weights}
+    casts = [node for node in model.graph.node if node.op_type == "Cast" and node.input[0] in names]
+    renamed = {node.output[0]: node.input[0] for node in casts}
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node not in casts:
+            node.input[:] = [renamed.get(name, name) for name in node.input]
+            nodes += _block_product(node) if node.op_type == QUANTIZED else [node]
+    del model.graph.node[:], model.graph.initializer[:]
+    model.graph.node.extend(nodes)
+    types = [onnx.TensorProto.UINT8 if t.data_type == onnx.TensorProto.UINT8 else onnx.TensorProto.FLOAT for t in weights]
+    for tensor, dtype in zip(weights, types, strict=True):
+        model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, dtype, tensor.dims))
+    model.graph.initializer.extend(constants)
+    model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    return model
+
+
+def _block_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
+    out, bias = node.output[0], node.input[BIAS] if len(node.input) > BIAS else ""
+    product = onnx.helper.make_node("BlockMatMul", node.input[:4], [f"{out}_product" if bias else out], domain=DOMAIN, bits=bits)
+    return [product, onnx.helper.make_node("Add", [product.output[0], bias], [out])] if bias else [product]

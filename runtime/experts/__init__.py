@@ -1,0 +1,1 @@
+"""Experts in memory: cache, loading, routing, prediction and prefetch."""

@@ -1,0 +1,130 @@
+"""Loads experts before their router asks: a threshold on predicted chances, in two stages.
+
+1. When a token enters the model, its embedding and the layers' recent choices say what the whole token may need (view `token`).
+2. When a layer begins, the state that enters it says it again for this layer (`near`) and for the next (`next`): loads that have
+   not begun and look needless now are cancelled, the others move forward in the queue, and new ones join. They overlap attention.
+
+Prefill is left alone: its chunks choose nearly every expert, and the cache sends for all of them at once.
+"""
+
+from collections.abc import Iterable
+from math import log
+from time import monotonic_ns
+from typing import Any, Protocol
+
+import numpy as np
+
+from runtime.cache_rules import Form
+from runtime.experts.cache import ExpertCache
+from runtime.experts.predictor import Predictor, chance
+from runtime.experts.routing import History
+from runtime.models import Family
+
+# Chances from which on an expert is loaded: while a loading thread has nothing to do, and while all of them are busy. Then a
+# load in vain holds up those that the router will ask for. Below the third, a load that waits is cancelled.
+SPARE, SCARCE, NEEDLESS = 0.45, 0.6, 0.1
+# Share of a new measurement in the mean time that a look takes.
+FRESH = 1 / 16
+# What is left of it by a layer that was not looked at, so that one slow look is not believed for ever.
+FORGOTTEN = 0.998
+# Loads of a nearer layer come first; log odds decide within one.
+LAYER_AHEAD = 100.0
+
+
+class Odds(Protocol):
+    """What a Prefetcher asks of a predictor."""
+
+    def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray | None:
+        """Log odds [layers, E] for the token whose embedding is [1, H]; None where nothing is known so early."""
+
+    def ahead(self, layer: int, hidden: np.ndarray) -> Iterable[np.ndarray]:
+        """Log odds [E] of this layer and of the next from the state [1, H] that enters this one."""
+
+
+class Prefetcher:
+    """Listens to the engine's steps and asks the cache for loads (runtime.routing.Listener).
+
+    `frugal`: stage two leaves out a layer where looking takes longer than the loads that the token alone lets expect there.
+    `spare`, `scarce`: least chances of a load while a loading thread has nothing to do, and while all are busy; stage one asks
+    for the whole token at once and keeps them all busy.
+    """
+
+    def __init__(
+        self,
+        predictor: "Odds | Predictor",
+        cache: ExpertCache[Any],
+        family: Family,
+        backend: int,
+        frugal: bool = True,
+        spare: float = SPARE,
+        scarce: float = SCARCE,
+    ):
+        self.predictor, self.cache, self.absent = predictor, cache, cache.absent(family.layers, family.experts)
+        routed = [layer for layer in range(family.layers) if layer not in family.dense]
+        self._forms = {layer: [Form(layer, expert, backend, 0) for expert in range(family.experts)] for layer in routed}
+        self._spare, self._scarce, self._needless = map(log_odds_of, (spare, scarce, NEEDLESS))
+        self.frugal, self._look_ns = frugal, 0.0
+        self.history = History(family.layers, family.experts)
+        self._layers, self._chosen = np.array(routed), np.zeros((family.layers, family.top_k), np.int64)
+        self._worth = [True] * family.layers + [False]
+        self._decoding = self._unlearnt = False
+
+    def step_begins(self, embedded: np.ndarray) -> None:
+        """Stage one, for a decoded token."""
+        if self._unlearnt:
+            self.history.add_token(self._layers, self._chosen[self._layers])
+            self._unlearnt = False
+        self._decoding = len(embedded) == 1
+        odds = self.predictor.tokens(embedded, self.history) if self._decoding else None
+        if odds is not None:
+            layers, experts = ((odds > self._scarce) & self.absent).nonzero()
+            for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True):
+                if layer in self._forms:
+                    self._ask(self._forms[layer][expert], layer + 2, odds[layer, expert])
+            if self.frugal:
+                expected_ns = (chance(odds) * self.absent).sum(axis=1) * self.cache.load_ns
+                self._worth[:-1] = (expected_ns > self._look_ns).tolist()
+
+    def layer_begins(self, layer: int, hidden: np.ndarray) -> None:
+        """Stage two, for this layer and the next."""
+        if not self._decoding:
+            return
+        began = monotonic_ns()
+        if not (self._worth[layer] or self._worth[layer + 1]):
+            self._look_ns *= FORGOTTEN
+            return
+        for distance, odds in enumerate(self.predictor.ahead(layer, hidden)):
+            if self._worth[layer + distance] and layer + distance in self._forms:
+                self._stage(layer + distance, odds, distance)
+        self._look_ns += FRESH * (monotonic_ns() - began - self._look_ns)
+
+    def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
+        """Remember what was chosen: of a decoded token all layers at once, when the next one begins."""
+        if self._decoding:
+            self._chosen[layer] = chosen[0]
+            self._unlearnt = True
+        else:
+            self.history.add(layer, chosen)
+
+    def _stage(self, layer: int, odds: np.ndarray, distance: int) -> None:
+        forms, least = self._forms[layer], self._scarce if self.cache.busy else self._spare
+        for expert in self.cache.waiting(layer):
+            if odds[expert] < self._needless:
+                self.cache.cancel(forms[expert])
+        if self.cache.idle:
+            likely = ((odds > least) & self.absent[layer]).nonzero()[0].tolist()
+        else:
+            # What is on its way moves forward.
+            likely = [expert for expert in (odds > least).nonzero()[0].tolist() if not self.cache.ready(forms[expert])]
+        for expert in sorted(likely, key=odds.__getitem__, reverse=True):
+            self._ask(forms[expert], distance, odds[expert])
+
+    def _ask(self, form: Form, distance: int, odds: float) -> None:
+        self.cache.prefetch(form, distance * LAYER_AHEAD - float(odds))
+
+
+def log_odds_of(chance: float) -> float:
+    """Of a probability between 0 and 1; infinite at the ends."""
+    if chance <= 0 or chance >= 1:
+        return float("inf") if chance >= 1 else -float("inf")
+    return log(chance / (1 - chance))

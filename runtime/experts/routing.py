@@ -1,0 +1,98 @@
+"""What routers choose: the hook that listens to it, and the scores behind the choice."""
+
+from typing import Protocol
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from runtime.backends.cpu import session_options
+from runtime.models.decoder import LOGITS
+from runtime.models.routers import SCORES
+from runtime.package.layout import Package, layer_name
+
+TINY = 1e-9
+
+
+class Listener(Protocol):
+    """Hears of a forward step as it happens, on the engine's thread."""
+
+    def step_begins(self, embedded: np.ndarray) -> None:
+        """Tokens enter the first layer as `embedded` [n, H]."""
+
+    def layer_begins(self, layer: int, hidden: np.ndarray) -> None:
+        """The layer's attention is about to read `hidden` [n, H]."""
+
+    def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
+        """The router read `attended` [n, H] and chose experts [n, k]."""
+
+
+class RouterScores:
+    """Scores [n, E] that order a layer's experts, before groups bar any of them: logits where the router reads probabilities."""
+
+    def __init__(self, package: Package, layer: int):
+        model = onnx.load_from_string(package.whole_graph(layer_name("router", layer)))
+        maker = next((node for node in model.graph.node if SCORES in node.output), None)
+        self._to_logit = _log if maker is not None and maker.op_type == "Softmax" else _as_is
+        del model.graph.output[:]
+        name = SCORES if maker is not None else LOGITS
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+        self._session = ort.InferenceSession(model.SerializeToString(), session_options(), providers=["CPUExecutionProvider"])
+
+    def __call__(self, hidden: np.ndarray) -> np.ndarray:
+        """Centred scores of `hidden` [n, H]; the untrained predictor feeds it a state from before the layer's attention."""
+        scores = self._to_logit(self._session.run(None, {"hidden": np.ascontiguousarray(hidden)})[0])
+        centred: np.ndarray = scores - scores.mean(-1, keepdims=True)
+        return centred
+
+
+def _log(scores: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(scores, TINY))
+
+
+def _as_is(scores: np.ndarray) -> np.ndarray:
+    return scores
+
+
+def multi_hot(chosen: np.ndarray, experts: int) -> np.ndarray:
+    """[n, E] float32: 1 where the token chose the expert."""
+    hot = np.zeros((len(chosen), experts), np.float32)
+    np.put_along_axis(hot, chosen.astype(np.int64), 1, 1)
+    return hot
+
+
+class History:
+    """Per layer, what recent tokens chose: the last token's choice, and a mean that forgets by DECAY each token."""
+
+    DECAY = 0.8
+
+    def __init__(self, layers: int, experts: int):
+        self.last = np.zeros((layers, experts), np.float32)
+        self.mean = np.zeros((layers, experts), np.float32)
+
+    def add(self, layer: int, chosen: np.ndarray) -> None:
+        """A layer's tokens chose experts [n, k]."""
+        hot = multi_hot(chosen, self.mean.shape[1])
+        weights = self.DECAY ** np.arange(len(hot) - 1, -1, -1, dtype=np.float32)
+        self.mean[layer] = self.DECAY ** len(hot) * self.mean[layer] + (1 - self.DECAY) * (weights @ hot)
+        self.last[layer] = hot[-1]
+
+    def add_token(self, layers: np.ndarray, chosen: np.ndarray) -> None:
+        """One token chose experts [L, k] in these layers [L]."""
+        self.mean[layers] *= self.DECAY
+        self.last[layers] = 0
+        self.mean[layers[:, None], chosen] += 1 - self.DECAY
+        self.last[layers[:, None], chosen] = 1
+
+    def features(self) -> np.ndarray:
+        """[layers, 2E]: the mean, then the last choice."""
+        return np.concatenate([self.mean, self.last], axis=1)
+
+    @classmethod
+    def features_of(cls, hot: np.ndarray) -> np.ndarray:
+        """[n, 2E]: for each token of one sequence, what `features` would have said before it."""
+        mean, last = np.zeros_like(hot), np.zeros_like(hot)
+        last[1:] = hot[:-1]
+        for i in range(1, len(hot)):
+            mean[i] = cls.DECAY * mean[i - 1] + (1 - cls.DECAY) * hot[i - 1]
+        return np.concatenate([mean, last], axis=1)

@@ -1,0 +1,283 @@
+"""Runs experts: batches of rows through cached sessions, on the calling thread or on the NPU's worker."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import monotonic_ns
+
+import numpy as np
+import onnxruntime as ort
+
+from runtime.backends.calls import Item, TokenRun, prepare
+from runtime.backends.cpu import CpuBackend, return_freed_memory
+from runtime.backends.graph import CPU, HTP, Backend, Graph
+from runtime.backends.operators import Operator, made_from
+from runtime.backends.serving import CpuExperts
+from runtime.cache_rules import POLICIES, Form
+from runtime.errors import BudgetError
+from runtime.experts.buffers import Batch, TokenBuffers
+from runtime.experts.cache import ExpertCache
+from runtime.experts.loader import Loader
+from runtime.package.layout import Package, expert_name
+from runtime.placement.costs import Flush
+from runtime.telemetry import probes
+from runtime.telemetry.log import RunLog
+from runtime.telemetry.probes import Kind, Reason
+from runtime.units import show_bytes
+
+# Threads that load. A disk reads one large expert after the other as fast as two at once, and then the first can run sooner.
+LOADERS = 1
+
+
+@dataclass
+class LayerWork:
+    """One layer's rows on their way through experts: `normed` [n, H] in, `outputs` [n, k, H] out. `ran`: forms by expert."""
+
+    layer: int
+    buffers: TokenBuffers
+    normed: np.ndarray
+    outputs: np.ndarray
+    used: set[int] = field(default_factory=set)
+    ran: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    pending: list[Future[None]] = field(default_factory=list)
+
+
+class LoadLog:
+    """Tells probes and log of the cache's loads and evictions, on the threads that do them."""
+
+    def __init__(self, log: RunLog, package: Package, backends: dict[int, Backend]):
+        self.log = log
+        # A form may take more room in memory than was read for it.
+        self._read = {i: package.expert_bytes if i == CPU else backend.expert_bytes for i, backend in backends.items()}
+        self._began: dict[Form, int] = {}
+
+    def load_begin(self, form: Form, size: int, reason: Reason) -> None:
+        """A form is about to be read."""
+        read = self._read[form.backend]
+        self._began[form] = monotonic_ns()
+        with self.log.lock:
+            self.log.loads[reason] += 1
+            self.log.load_bytes[reason] += read
+        probes.load_begin(form.layer, form.expert, read, reason, form.backend)
+
+    def load_end(self, form: Form, size: int, resident: int) -> None:
+        """It can run."""
+        probes.load_end(form.layer, form.expert, size, resident)
+        began, ended = self._began.pop(form), monotonic_ns()
+        if self.log.timers:
+            self.log.timers.add("load", began, ended, form.layer, form.expert)
+        with self.log.lock:
+            self.log.resident_bytes = resident
+            self.log.load_ns += ended - began
+
+    def evicted(self, form: Form, size: int, resident: int) -> None:
+        """Its session is gone."""
+        probes.evict(form.layer, form.expert, size, resident)
+        with self.log.lock:
+            self.log.resident_bytes = resident
+            self.log.evictions += 1
+
+    def waited(self, duration_ns: int) -> None:
+        """A layer stood still for a load."""
+        self.log.stall_ns += duration_ns
+
+
+class Experts:
+    """All experts of a model behind one cache. Within a layer, one thread alone runs experts and uses the cache."""
+
+    def __init__(
+        self,
+        package: Package,
+        backends: dict[int, Backend],
+        budget: int | None,
+        log: RunLog,
+        policy: str = "lru",
+        background: bool = False,
+        flush: Flush | None = None,
+    ):
+        self.family, self.backends, self.log, self.flush = package.family, backends, log, flush or Flush(())
+        self._check(budget)
+        self.loader = Loader(LOADERS) if background else None
+        cpu, watcher = backends.get(CPU), LoadLog(log, package, backends)
+        if budget is not None:
+            return_freed_memory()
+        between = self.loader.give_way if self.loader else lambda: None
+        self.cpu = CpuExperts(cpu, log, budget is None, between) if isinstance(cpu, CpuBackend) else None
+        self.cache: ExpertCache[Graph] = ExpertCache(
+            budget, self.bytes_of, self._load, watcher, POLICIES[policy](), self.loader, self._unload
+        )
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="moescope-npu") if HTP in backends else None
+        experts, layers = range(self.family.experts), range(self.family.layers)
+        self._forms = [[Form(layer, expert, CPU, 0) for expert in experts] for layer in layers]
+
+    def bytes_of(self, form: Form) -> int:
+        """Weight bytes of an expert in the backend's precision."""
+        return self.backends[form.backend].expert_bytes
+
+    def preload(self, backend: Backend) -> None:
+        """Load every expert in the backend's smallest shape."""
+        for layer in sorted(set(range(self.family.layers)) - self.family.dense):
+            for expert in range(self.family.experts):
+                form = Form(layer, expert, backend.id, min(backend.tiers, default=0))
+                self.cache.acquire(form, Reason.STARTUP)
+                self.cache.release(form)
+
+    def begin(self, layer: int, n_tokens: int, backend: Backend) -> LayerWork:
+        """A layer of n_tokens rows begins."""
+        self.cache.begin_event()
+        hidden, top_k = self.family.hidden, self.family.top_k
+        buffers = TokenBuffers(self.family.experts, max(backend.tiers, default=None))
+        normed = np.empty((n_tokens, hidden), np.float32)
+        return LayerWork(layer, buffers, normed, np.empty((n_tokens, top_k, hidden), np.float32))
+
+    def dispatch(self, work: LayerWork, backend: Backend, first: int, normed: np.ndarray, chosen: np.ndarray) -> None:
+        """Put a chunk's rows into their experts' buffers; full buffers run."""
+        with Operator(self.log, Kind.DISPATCH, work.layer, len(normed), made_from(Kind.DISPATCH, work.layer)):
+            work.normed[first : first + len(normed)] = normed
+            full = [(batch, work.normed[batch.tokens]) for batch in work.buffers.add(first, chosen)]
+        if full:
+            self._start(work, backend, full)
+
+    def finish(self, work: LayerWork, backend: Backend) -> None:
+        """Run what still waits, and wait for everything."""
+        with Operator(self.log, Kind.DISPATCH, work.layer, len(work.normed), made_from(Kind.DISPATCH, work.layer)):
+            rest = [(batch, work.normed[batch.tokens]) for batch in work.buffers.flush()]
+        if rest:
+            self._start(work, backend, rest)
+        for future in work.pending:
+            future.result()
+
+    def send_for(self, layer: int, chosen: list[int]) -> list[Form]:
+        """One token's experts on the CPU, named to the cache, whose event has begun: what is missing comes in the background."""
+        every = self._forms[layer]
+        forms = [every[expert] for expert in chosen]
+        self.cache.name(forms)
+        return forms
+
+    def run_token(
+        self, token: TokenRun, common: Graph | None, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]
+    ) -> None:
+        """The shared expert, then the experts of `send_for` on the CPU, each into its own of outputs [E].
+
+        `row` and `outputs` are the same memory for every token. Where all are there, they are only put to what waits.
+        """
+        if common:
+            token.put(common.item)
+        there = self.cache.all_there(forms)
+        if there is not None:
+            for graph, state in there:
+                token.put(graph.item or self._prepared(graph, row, outputs), state)
+            return
+        if not all(map(self.cache.ready, forms)):
+            token.flush()
+        ready = [form for form in forms if self.cache.ready(form)]
+        for form in ready:
+            state = self.cache.state(form)
+            token.put(self._prepared(self.cache.acquire(form), row, outputs), state)
+        try:
+            token.flush()
+        finally:
+            for form in ready:
+                self.cache.release(form)
+        if len(ready) < len(forms):
+            self._run_late([form for form in forms if form not in ready], row, outputs)
+
+    def _run_late(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
+        """A token's experts that were not ready: each one's operator begins before the wait for it."""
+        for i in self._readiest_first(forms):
+            form = forms[i]
+            layer, expert = form.layer, form.expert
+            with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, expert), expert):
+                probes.expert_begin(layer, expert, 1, self.cache.state(form), form.backend, 0)
+                graph = self.cache.acquire(form)
+                try:
+                    self._prepared(graph, row, outputs)
+                    graph.run_bound(graph.token_binding("rows", row), 1)
+                finally:
+                    self.cache.release(form)
+                probes.expert_end(layer, expert)
+            self.log.expert(form)
+
+    @staticmethod
+    def _prepared(graph: Graph, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> Item:
+        if graph.item is None:
+            binding = graph.token_binding("rows", row)
+            binding.output("out", outputs[graph.expert])
+            graph.item = prepare(graph, binding, made_from(Kind.EXPERT, graph.layer, graph.expert))
+        item: Item = graph.item
+        return item
+
+    def close(self) -> None:
+        """Stop the worker and the loader."""
+        if self._worker:
+            self._worker.shutdown()
+        if self.loader:
+            self.loader.close()
+        if self.cpu:
+            self.cpu.close()
+
+    def _start(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
+        if backend.id == HTP and self._worker:
+            work.pending.append(self._worker.submit(self._run_all, work, backend, batches))
+        else:
+            self._run_all(work, backend, batches)
+
+    def _run_all(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
+        forms = [self._form(work, backend, batch) for batch, _ in batches]
+        self.cache.name(forms)
+        for i in self._readiest_first(forms):
+            self._run(work, forms[i], *batches[i])
+
+    def _form(self, work: LayerWork, backend: Backend, batch: Batch) -> Form:
+        """Where the batch runs: on a backend of static shapes in the tier that the flush chooses, or elsewhere by its choice."""
+        if not backend.tiers:
+            return Form(work.layer, batch.expert, backend.id, 0)
+        ran = work.ran.setdefault(batch.expert, set())
+        chosen, tier = self.flush.place(len(batch), ran)
+        ran.add((chosen, tier))
+        return Form(work.layer, batch.expert, chosen, tier)
+
+    def _readiest_first(self, forms: list[Form]) -> Iterator[int]:
+        """Places in `forms`, resident ones first: a load never evicts what is about to run, and what comes runs at once."""
+        waiting = list(range(len(forms)))
+        while waiting:
+            i = next((i for i in waiting if self.cache.ready(forms[i])), waiting[0])
+            waiting.remove(i)
+            yield i
+
+    def _run(self, work: LayerWork, form: Form, batch: Batch, rows: np.ndarray) -> None:
+        n, layer, expert = len(batch), form.layer, form.expert
+        work.used.add(expert)
+        with Operator(self.log, Kind.EXPERT, layer, n, made_from(Kind.EXPERT, layer, expert), expert):
+            probes.expert_begin(layer, expert, n, self.cache.state(form), form.backend, form.tier)
+            graph = self.cache.acquire(form)
+            if form.tier > n:
+                rows = np.concatenate([rows, np.zeros((form.tier - n, rows.shape[1]), np.float32)])
+            try:
+                work.outputs[batch.tokens, batch.slots] = graph.run({"rows": rows}, n)[0][:n]
+            finally:
+                self.cache.release(form)
+            probes.expert_end(layer, expert)
+        self.log.expert(form)
+
+    def _load(self, form: Form) -> Graph:
+        if form.backend == CPU and self.cpu:
+            return self.cpu.load(form)
+        session = self.backends[form.backend].session(expert_name(form.layer, form.expert), {"T": form.tier} if form.tier else {})
+        return Graph(session, self.log, Kind.EXPERT, form.layer, form.expert, form.backend, form.tier)
+
+    def _unload(self, graph: Graph) -> None:
+        if self.cpu:
+            self.cpu.give_back(graph)
+
+    def _check(self, budget: int | None) -> None:
+        """A decode step needs a layer's top-k experts at once."""
+        if budget is None:
+            return
+        one = max(self.bytes_of(Form(0, 0, backend, 0)) for backend in self.backends)
+        if budget < one * self.family.top_k:
+            raise BudgetError(
+                f"expert cache of {show_bytes(budget)} is too small: "
+                f"one layer uses {self.family.top_k} experts of {show_bytes(one)}, "
+                f"give at least {show_bytes(one * self.family.top_k)}"
+            )

@@ -1,0 +1,1 @@
+"""Tensors of a checkpoint, quantized, as ONNX graphs."""

@@ -1,0 +1,403 @@
+"""Conversion: a Hugging Face model folder into a package, part by part, tensor by tensor.
+
+A part is the embedding, the head, or one layer. What is finished is noted in the working folder `.<package>.partial`, so that an
+interrupted conversion goes on where it stopped; only the finished package is renamed into place. Where the model or the disk
+fails, nothing stays behind.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+
+from runtime.errors import MoEError, PackageError, RequestError
+from runtime.graphs.builder import Place, Store
+from runtime.graphs.checkpoint import Checkpoint, read_config
+from runtime.graphs.quantize import BITS, Precision
+from runtime.models import Family, read_family
+from runtime.models.decoder import Precisions
+from runtime.package.layout import (
+    EXPERTS,
+    FORMAT,
+    MANIFEST,
+    PAGE,
+    VERIFIED,
+    Package,
+    attention_name,
+    default_target,
+    is_package,
+    layer_name,
+    sha256,
+)
+
+Progress = Callable[[int, int], None]
+JOURNAL = "progress.json"
+COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+ALIGNED = 64
+ROWS_AT_ONCE = 8192
+NPU_BLOCKS = (16, 32, 64, 128)
+"""Weights that share a scale, as QNN takes them."""
+HALF_MAX = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to convert for. backend cpu: fused operators; any, qnn: plain ones for the NPU too. bits: of expert weights.
+
+    block, symmetric: of 4- and 8-bit weights. Attention, shared experts and dense layers take `attention_bits`, the head
+    `head_bits` (0: as the experts); routers stay in float32, the embedding in 16 bits or more.
+    """
+
+    backend: str = "any"
+    bits: int = 32
+    block: int = 32
+    symmetric: bool = True
+    attention_bits: int = 0
+    head_bits: int = 0
+
+    def __post_init__(self) -> None:
+        if self.backend not in ("any", "cpu", "qnn"):
+            raise RequestError(f"backend {self.backend!r} is unknown: choose cpu or qnn")
+        if self.backend == "qnn" and not self.portable:
+            raise RequestError(f"the NPU takes no blocks of {self.block} weights: choose --block {NPU_BLOCKS[-1]} or less")
+        if any(bits not in (0, *BITS) for bits in (self.attention_bits, self.head_bits)):
+            raise RequestError(f"bits are one of {BITS}")
+
+    @property
+    def portable(self) -> bool:
+        """Are subgraphs of plain operators wanted?"""
+        return self.backend != "cpu" and (min(self.bits, self.attention_bits or 32) >= 16 or self.block in NPU_BLOCKS)
+
+    def precisions(self) -> Precisions:
+        """By what the weights do."""
+        return Precisions(
+            Precision(self.bits, self.block, self.symmetric),
+            Precision(self.attention_bits or self.bits, self.block, self.symmetric),
+            Precision(self.head_bits or self.bits, self.block, self.symmetric),
+        )
+
+
+class WeightFile:
+    """Appends weights to one file and hashes it on the way."""
+
+    def __init__(self, path: Path):
+        self.path, self.size, self._digest = path, 0, hashlib.sha256()
+        self._places: dict[str, Place] = {}
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "WeightFile":
+        self._file = self.path.open("wb")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._file
+        self._file.close()
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Append bytes."""
+        assert self._file
+        self._file.write(content)
+        self._digest.update(content)
+        self.size += len(content)
+
+    def pad(self, multiple: int) -> None:
+        """Append zeros up to the next multiple."""
+        self.write(bytes(-self.size % multiple))
+
+    def store(self, prefix: str) -> Store:
+        """Where a graph's weights go; a second graph of the same prefix shares those of equal names."""
+
+        def place(name: str, value: np.ndarray) -> Place:
+            key = f"{prefix}/{name}"
+            if key not in self._places:
+                self.pad(ALIGNED)
+                self._places[key] = Place(self.path.name, self.size, value.nbytes)
+                self.write(value.reshape(-1).view(np.uint8).data)
+            return self._places[key]
+
+        return place
+
+    def entry(self) -> dict[str, Any]:
+        """Size and hash for the manifest."""
+        return {"bytes": self.size, "sha256": self._digest.hexdigest()}
+
+
+@dataclass
+class Part:
+    """What one part adds to the manifest."""
+
+    files: dict[str, Any] = field(default_factory=dict)
+    subgraphs: dict[str, str] = field(default_factory=dict)
+    embedding: dict[str, Any] = field(default_factory=dict)
+    experts: dict[str, Any] = field(default_factory=dict)
+
+
+class Conversion:
+    """One conversion on its way: reads tensor by tensor, writes part by part."""
+
+    def __init__(self, folder: Path, model: Path, family: Family, target: Target, progress: Progress | None):
+        self.folder, self.model, self.target = folder, model, target
+        self.family = replace(family, precisions=target.precisions())
+        self.checkpoint, self.progress = Checkpoint(model), progress
+        self._key = sha256(f"{fingerprint(model)} {target}".encode())
+        self._done = 0
+
+    def run(self) -> None:
+        """Every part that is not there yet, then the manifest."""
+        found = self._journal()
+        if not found:
+            for stale in self.folder.iterdir():
+                stale.unlink()
+        for name, units, make in self._parts():
+            if name not in found:
+                found[name] = asdict(make())
+                journal = {"key": self._key, "parts": found}
+                partly = self.folder / (JOURNAL + ".new")
+                partly.write_text(json.dumps(journal), encoding="utf-8")
+                partly.replace(self.folder / JOURNAL)
+            else:
+                self._step(units)
+        self._finish([Part(**entries) for entries in found.values()])
+
+    def _parts(self) -> Iterator[tuple[str, int, Callable[[], Part]]]:
+        """(name, units of work, maker)."""
+        yield "embedding", 1, self._embedding
+        yield "head", 1, self._head
+        for layer in range(self.family.layers):
+            experts = 0 if layer in self.family.dense else self.family.experts
+            yield layer_name("layer", layer), 1 + experts, lambda layer=layer: self._layer(layer)  # type: ignore[misc]
+
+    def _journal(self) -> dict[str, Any]:
+        """Parts that an interrupted conversion of the same model finished."""
+        try:
+            journal = json.loads((self.folder / JOURNAL).read_text(encoding="utf-8"))
+            return dict(journal["parts"]) if journal["key"] == self._key else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def _step(self, units: int = 1) -> None:
+        self._done += units
+        if self.progress:
+            self.progress(self._done, sum(units for _, units, _ in self._parts()))
+
+    def _embedding(self) -> Part:
+        family, dtype = self.family, self._embedding_type()
+        with WeightFile(self.folder / "embedding.bin") as file:
+            for first in range(0, family.vocabulary, ROWS_AT_ONCE):
+                rows = self.checkpoint.tensor(
+                    "model.embed_tokens.weight", (family.vocabulary, family.hidden), slice(first, first + ROWS_AT_ONCE)
+                )
+                file.write(np.ascontiguousarray(rows.astype(dtype)).reshape(-1).view(np.uint8).data)
+        self._step()
+        entry = {"file": "embedding.bin", "dtype": np.dtype(dtype).str, "shape": [family.vocabulary, family.hidden]}
+        return Part(files={"embedding.bin": file.entry()}, embedding=entry)
+
+    def _embedding_type(self) -> type:
+        """Half precision only where the package is not float32 and no value is too large for it."""
+        if self.target.bits == 32:
+            return np.float32
+        shape = (self.family.vocabulary, self.family.hidden)
+        firsts = range(0, self.family.vocabulary, ROWS_AT_ONCE)
+        parts = (self.checkpoint.tensor("model.embed_tokens.weight", shape, slice(f, f + ROWS_AT_ONCE)) for f in firsts)
+        return np.float16 if max(float(np.abs(part).max()) for part in parts) < HALF_MAX else np.float32
+
+    def _head(self) -> Part:
+        part = Part()
+        with WeightFile(self.folder / "head.bin") as file:
+            self._graph(part, "head", self.family.head(self.checkpoint, file.store("head")), file)
+        part.files["head.bin"] = file.entry()
+        self._step()
+        return part
+
+    def _layer(self, layer: int) -> Part:
+        part, family, checkpoint = Part(), self.family, self.checkpoint
+        with WeightFile(self.folder / f"{layer_name('layer', layer)}.bin") as file:
+            attention = file.store("attention")
+            self._graph(part, attention_name(layer), family.attention(checkpoint, layer, attention), file)
+            if self.target.portable:
+                self._graph(part, attention_name(layer, True), family.portable_attention(checkpoint, layer, attention), file)
+            if layer in family.dense:
+                self._graph(part, layer_name("mlp", layer), family.mlp(checkpoint, layer, file.store("mlp")), file)
+            else:
+                self._graph(part, layer_name("router", layer), family.route(checkpoint, layer, file.store("router")), file)
+            if family.shared_width and layer not in family.dense:
+                self._graph(part, layer_name("shared", layer), family.shared(checkpoint, layer, file.store("shared")), file)
+        part.files[file.path.name] = file.entry()
+        self._step()
+        if layer not in family.dense:
+            self._experts(part, layer)
+        return part
+
+    def _experts(self, part: Part, layer: int) -> None:
+        """All experts of a layer, one behind the other; equal in everything but their weights."""
+        hashes: list[str] = []
+        with WeightFile(self.folder / f"{layer_name(EXPERTS, layer)}.bin") as file:
+            for expert in range(self.family.experts):
+                tensors, weights = _expert_store()
+                model = self.family.expert(self.checkpoint, layer, expert, tensors)
+                content, layout = _laid_out(weights)
+                hashes.append(sha256(content))
+                file.write(content)
+                file.pad(PAGE)
+                self._step()
+        self._graph(part, "expert", model, file)
+        part.files[file.path.name] = file.entry()
+        stride = file.size // self.family.experts
+        by_layer = {str(layer): {"file": file.path.name, "sha256": hashes}}
+        part.experts = {"tensors": layout, "bytes": len(content), "stride": stride, "layers": by_layer}
+
+    def _graph(self, part: Part, name: str, model: onnx.ModelProto, weights: WeightFile) -> None:
+        content = model.SerializeToString()
+        (self.folder / f"{name}.onnx").write_bytes(content)
+        part.files[f"{name}.onnx"] = {"bytes": len(content), "sha256": sha256(content)}
+        # An expert's own weights have digests of their own.
+        used = "" if name == "expert" else weights.entry()["sha256"]
+        part.subgraphs[name] = sha256(f"{part.files[f'{name}.onnx']['sha256']} {used}".encode())
+
+    def _finish(self, parts: list[Part]) -> None:
+        files: dict[str, Any] = {}
+        for name in COPIED:
+            if (self.model / name).exists():
+                content = (self.model / name).read_bytes()
+                (self.folder / name).write_bytes(content)
+                files[name] = {"bytes": len(content), "sha256": sha256(content)}
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "fingerprint": fingerprint(self.model),
+            "model_type": read_config(self.model)["model_type"],
+            "target": asdict(self.target),
+            "precisions": asdict(self.target.precisions()),
+            "files": files,
+            "subgraphs": {},
+            "embedding": {},
+            "experts": {"tensors": [], "bytes": 0, "stride": 0, "layers": {}},
+        }
+        for part in parts:
+            for key in ("files", "subgraphs", "embedding"):
+                manifest[key] |= getattr(part, key)
+            layers = manifest["experts"]["layers"] | part.experts.get("layers", {})
+            manifest["experts"] |= part.experts | {"layers": layers}
+        (self.folder / JOURNAL).unlink(missing_ok=True)
+        (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _expert_store() -> tuple[Store, dict[str, np.ndarray]]:
+    """A store that keeps an expert's weights by name and offset."""
+    weights: dict[str, np.ndarray] = {}
+    end = [0]
+
+    def place(name: str, value: np.ndarray) -> Place:
+        offset = -(-end[0] // ALIGNED) * ALIGNED
+        weights[name], end[0] = value, offset + value.nbytes
+        return Place(EXPERTS, offset, value.nbytes)
+
+    return place, weights
+
+
+def _laid_out(weights: dict[str, np.ndarray]) -> tuple[bytes, list[dict[str, Any]]]:
+    """An expert's bytes, and what lies where in them."""
+    content, layout = bytearray(), []
+    for name, value in weights.items():
+        content += bytes(-len(content) % ALIGNED)
+        entry = {
+            "name": name,
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "offset": len(content),
+            "bytes": value.nbytes,
+        }
+        layout.append(entry)
+        content += value.reshape(-1).view(np.uint8).data
+    return bytes(content), layout
+
+
+def fingerprint(folder: Path) -> str:
+    """What a package of this model folder depends on: the config, and name, size and time of every weight file."""
+    digest = hashlib.sha256(f"moescope package {FORMAT}\n".encode())
+    for name in COPIED:
+        digest.update((folder / name).read_bytes() if (folder / name).exists() else b"")
+    for path in sorted(folder.glob("*.safetensors*")):
+        state = path.stat()
+        digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def convert(model: Path, target: Path, progress: Progress | None = None, what: Target | None = None) -> Package:
+    """Convert a Hugging Face model folder into a package at `target`, replacing an older one."""
+    family = read_family(read_config(model), model)
+    if target.exists() and not is_package(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise PackageError(f"{target} exists and is no package: choose another place")
+    working = target.parent / f".{target.name}.partial"
+    try:
+        working.mkdir(parents=True, exist_ok=True)
+        with _alone(working):
+            Conversion(working, model, family, what or Target(), progress).run()
+            shutil.rmtree(target, ignore_errors=True)
+            working.rename(target)
+    except BlockingIOError:
+        raise PackageError(f"{target} is being written by another conversion: wait for it to end") from None
+    except OSError as error:
+        shutil.rmtree(working, ignore_errors=True)
+        told = f"{target} cannot be written ({error.strerror or error})"
+        raise PackageError(f"{told}: free space or choose another place") from None
+    except MoEError:
+        shutil.rmtree(working, ignore_errors=True)
+        raise
+    return _just_written(target)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock the folder against a second conversion; the kernel unlocks it whatever ends this process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _just_written(target: Path) -> Package:
+    """The new package; its hashes were taken while it was written."""
+    manifest = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
+    stamps = {name: [os.stat(target / name).st_size, os.stat(target / name).st_mtime_ns] for name in manifest["files"]}
+    (target / VERIFIED).write_text(json.dumps(stamps), encoding="utf-8")
+    return Package(target)
+
+
+def up_to_date(model: Path, target: Path, what: Target) -> Package | None:
+    """The package at `target` where it is whole and was made of this very model in this way."""
+    if not is_package(target):
+        return None
+    try:
+        package = Package(target)
+    except MoEError:
+        return None
+    same = package.manifest["fingerprint"] == fingerprint(model) and package.manifest.get("target") == asdict(what)
+    return package if same else None
+
+
+def open_or_convert(path: Path, target: Path | None = None, progress: Progress | None = None) -> Package:
+    """The package at `path`, or the up-to-date package of the model at `path`, converted if need be."""
+    if is_package(path):
+        return Package(path)
+    read_config(path)
+    target = target or default_target(path)
+    if is_package(target):
+        try:
+            package = Package(target)
+            if package.manifest["fingerprint"] == fingerprint(path):
+                return package
+        except PackageError:
+            pass
+    return convert(path, target, progress)

@@ -1,0 +1,1 @@
+"""Which backend runs what, by measured costs."""

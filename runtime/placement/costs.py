@@ -1,0 +1,224 @@
+"""What each subgraph kind costs on each backend, as `tune` measured it on this machine, and the choices that follow from it.
+
+The table lies in the package as `costs.json`, outside of its hashes: another machine measures its own. Without one that was
+measured here the runtime does what DEFAULT says.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.backends.graph import CPU, HTP
+from runtime.errors import PackageError
+from runtime.package.layout import Package
+from runtime.placement.options import Options, smallest_tier
+from runtime.telemetry.log import BACKENDS
+
+COSTS = "costs.json"
+FORMAT = 1
+DEFAULT = "the NPU for prefill where there is one, the CPU for decode; partial buffers in the smallest tier that fits"
+RUN, LOAD = "run", "load"
+RESIDENT = ""
+Names = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One measured cell: a run over `rows` rows in a static shape of `tier` rows (0: dynamic), or the load of an expert.
+
+    kind: attention, expert, router, shared, mlp, head. backend: cpu, htp. form: how the CPU brings an expert (mapped, read) or
+    the NPU (context: its binary); empty for what is always there. Times in ns: median, least and most of `count`.
+    """
+
+    kind: str
+    backend: str
+    form: str
+    what: str
+    tier: int
+    rows: int
+    median_ns: int
+    least_ns: int
+    most_ns: int
+    count: int
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """All cells; `machine` says where they were measured, `chunk` and `top_k` what a prefill step consists of."""
+
+    package: str
+    machine: dict[str, Any]
+    chunk: int
+    top_k: int
+    cells: tuple[Cost, ...]
+
+    @classmethod
+    def of(cls, package: Package, options: Options) -> "tuple[CostTable | None, str]":
+        """The package's table, or None and why: there is none, or it was measured elsewhere or for other shapes."""
+        table = cls.stored(package)
+        if table is None:
+            return None, "not tuned"
+        if table.package != package.manifest["fingerprint"]:
+            return None, "tuned before it was converted again"
+        here = machine(options.threads, npu=True)
+        changed = [name for name, value in here.items() if table.machine.get(name) != value]
+        if table.chunk != options.chunk or not all(table.measured("expert", HTP, tier) for tier in options.tiers):
+            changed.append("chunk or other tiers")
+        return (None, f"tuned with another {changed[0]}") if changed else (table, "")
+
+    @classmethod
+    def stored(cls, package: Package) -> "CostTable | None":
+        """The table in the package, wherever it was measured; None where there is none that can be read."""
+        try:
+            stored = json.loads((package.folder / COSTS).read_text(encoding="utf-8"))
+            if stored.pop("format") != FORMAT:
+                return None
+            cells = tuple(Cost(**cell) for cell in stored.pop("cells"))
+            return cls(**stored, cells=cells)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def save(self, package: Package) -> Path:
+        """Put the table into the package, in place of an older one."""
+        path = package.folder / COSTS
+        partial = path.with_name(f".{COSTS}.partial")
+        try:
+            partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+            os.replace(partial, path)
+        except OSError as error:
+            told = f"{package.folder} cannot be written ({error.strerror})"
+            raise PackageError(f"{told}: free space or copy the package") from None
+        finally:
+            partial.unlink(missing_ok=True)
+        return path
+
+    def measured(self, kind: str, backend: int, tier: int = 0) -> bool:
+        """Was this kind run on this backend, in a static shape of `tier` rows where one is given?"""
+        return any((c.kind, c.backend) == (kind, BACKENDS[backend]) and tier in (0, c.tier) for c in self.cells)
+
+    def run_ns(self, kind: str, backend: int, rows: int, tier: int = 0) -> float:
+        """Of one run over `rows` rows: a static shape costs the same for any of them, a dynamic one is interpolated."""
+        runs = [c for c in self.cells if (c.kind, c.backend, c.what, c.tier) == (kind, BACKENDS[backend], RUN, tier)]
+        if not runs:
+            return float("inf")
+        if tier:
+            return float(runs[0].median_ns)
+        best: dict[int, int] = {}
+        for cell in runs:
+            best[cell.rows] = min(cell.median_ns, best.get(cell.rows, cell.median_ns))
+        known = sorted(best)
+        ns = float(np.interp(rows, known, [best[n] for n in known]))
+        return ns * max(rows / known[-1], 1)
+
+    def load_ns(self, backend: int, tier: int = 0) -> float:
+        """Of bringing one expert from disk in the form that a limited cache uses."""
+        loads = [
+            c.median_ns
+            for c in self.cells
+            if (c.kind, c.backend, c.what, c.tier) == ("expert", BACKENDS[backend], LOAD, tier) and c.form != "mapped"
+        ]
+        return float(min(loads)) if loads else float("inf")
+
+    def prefill(self, tiers: tuple[int, ...]) -> Names:
+        """Backend of attention and of experts that makes one chunk quickest: on two of them they overlap, on one they follow."""
+        tier = max(tiers)
+        batches = self.chunk * self.top_k / tier
+        attention = {
+            CPU: self.run_ns("attention", CPU, self.chunk),
+            HTP: self.run_ns("attention", HTP, self.chunk, self.chunk),
+        }
+        experts = {CPU: batches * self.run_ns("expert", CPU, tier), HTP: batches * self.run_ns("expert", HTP, tier, tier)}
+        return _quickest(attention, experts, overlap=True)
+
+    def decode(self, tiers: tuple[int, ...]) -> Names:
+        """The same for one row: nothing overlaps, for the router waits for attention and the next layer for the experts."""
+        tier = min(tiers)
+        attention = {CPU: self.run_ns("attention", CPU, 1), HTP: self.run_ns("attention", HTP, 1, 1)}
+        experts = {CPU: self.top_k * self.run_ns("expert", CPU, 1), HTP: self.top_k * self.run_ns("expert", HTP, 1, tier)}
+        return _quickest(attention, experts, overlap=False)
+
+
+class Flush:
+    """Where a partial buffer runs: in the smallest tier that holds its rows."""
+
+    def __init__(self, tiers: tuple[int, ...]):
+        self.tiers = tiers
+
+    @property
+    def uses_cpu(self) -> bool:
+        """May a buffer go to the CPU?"""
+        return False
+
+    def place(self, rows: int, loaded: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        """Backend and tier (0: dynamic) for `rows` rows of an expert whose forms (backend, tier) in `loaded` have just run."""
+        return HTP, smallest_tier(self.tiers, rows)
+
+
+class FlushByCost(Flush):
+    """Where the table says that it ends soonest; `limited`: a form that has not just run must be loaded first.
+
+    What the cache happens to hold plays no part, so that the same prompt runs in the same places every time.
+    """
+
+    def __init__(self, table: CostTable, tiers: tuple[int, ...], limited: bool):
+        super().__init__(tiers)
+        self.table, self.limited = table, limited
+        self._known: dict[tuple[int, frozenset[tuple[int, int]]], tuple[int, int]] = {}
+
+    @property
+    def uses_cpu(self) -> bool:
+        """May a buffer go to the CPU?"""
+        return any(self.place(rows, ())[0] == CPU for rows in range(1, max(self.tiers)))
+
+    def place(self, rows: int, loaded: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        """Backend and tier of least cost; a full tier stays on the NPU."""
+        if rows >= max(self.tiers):
+            return super().place(rows, loaded)
+        key = rows, frozenset(loaded)
+        if key not in self._known:
+            choices = [(CPU, 0), *((HTP, tier) for tier in self.tiers if tier >= rows)]
+            self._known[key] = min(choices, key=lambda choice: self._ns(rows, choice, key[1]))
+        return self._known[key]
+
+    def _ns(self, rows: int, choice: tuple[int, int], loaded: frozenset[tuple[int, int]]) -> float:
+        backend, tier = choice
+        load = self.table.load_ns(backend, tier) if self.limited and choice not in loaded else 0.0
+        return load + self.table.run_ns("expert", backend, rows, tier)
+
+
+def _quickest(attention: dict[int, float], experts: dict[int, float], overlap: bool) -> Names:
+    def ns(pair: tuple[int, int]) -> float:
+        a, e = attention[pair[0]], experts[pair[1]]
+        return max(a, e) if overlap and pair[0] != pair[1] else a + e
+
+    first, second = min(((a, e) for a in attention for e in experts), key=ns)
+    return {"attention": BACKENDS[first], "expert": BACKENDS[second]}
+
+
+def machine(threads: int, npu: bool) -> dict[str, Any]:
+    """What decides how long a run takes here; `npu` says which NPU, or its emulator, where it is looked at."""
+    found = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": threads, "onnxruntime": version("onnxruntime")}
+    if npu:
+        from runtime.backends import htp
+
+        try:
+            found |= {"npu": htp.LABEL, "emulated": htp.EMULATED, "onnxruntime_qnn": version("onnxruntime-qnn")}
+        except PackageNotFoundError:
+            found |= {"npu": "", "emulated": False}
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

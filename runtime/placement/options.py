@@ -1,0 +1,91 @@
+"""What a user chooses when loading a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.backends.qnn_profiling import OFF, Profiling
+from runtime.errors import RequestError
+
+AUTO = "auto"
+BACKENDS = ("cpu", "htp")
+PLACED = ("attention", "expert")
+"""Kinds of subgraphs that run where the user or the table says; the others stay on the CPU."""
+TIERS = (1, 8, 32)
+PERFORMANCE = ("default", "burst", "balanced", "high_performance", "low_balanced", "power_saver")
+"""What the QNN provider asks the HTP's clocks for."""
+KV_BITS = (8, 16, 32)
+PREFETCH = ("auto", "on", "off")
+CACHE_POLICIES = ("lru", "lfru")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Placement, budget and sizes of one engine.
+
+    prefill_backend, decode_backend: where attention and experts of that phase run (`attention=cpu,expert=htp` for each its own);
+    `auto` follows the package's cost table, without one it takes the NPU where there is one for prefill and the CPU for decode.
+    expert_cache: bytes, None for everything. chunk: prompt rows of one attention run. tiers: static expert shapes on the NPU, in
+    rows. soc: what the emulator poses as, empty for its default. performance: what the HTP's clocks are asked for. threads: of
+    one CPU graph. kv_bits: of kept keys and values.
+    prefetch: load experts ahead of the router; `auto` where the cache is limited and the package has a trained predictor.
+    cache_policy: who leaves a full cache. profile: a folder that gets all four kinds of profile (runtime.profile). qnn_profile: a
+    level, or levels by subgraph kind; qnn_profile_every, qnn_profile_most: of each subgraph's runs every Nth, so many at most.
+    """
+
+    prefill_backend: str = "cpu"
+    decode_backend: str = "cpu"
+    expert_cache: int | None = None
+    chunk: int = 64
+    tiers: tuple[int, ...] = TIERS
+    soc: str = ""
+    performance: str = "default"
+    threads: int = 1
+    kv_bits: int = 32
+    prefetch: str = "auto"
+    cache_policy: str = "lru"
+    profile: Path | None = None
+    qnn_profile: str = "off"
+    qnn_profile_dir: Path | None = None
+    qnn_profile_every: int = 1
+    qnn_profile_most: int | None = None
+
+    def __post_init__(self) -> None:
+        for chosen in (self.prefill_backend, self.decode_backend):
+            if chosen != AUTO:
+                placed(chosen)
+        self.profiling()
+        if self.kv_bits not in KV_BITS:
+            raise RequestError(f"keys and values of {self.kv_bits} bits are unknown: choose one of {KV_BITS}")
+        if self.prefetch not in PREFETCH:
+            raise RequestError(f"prefetch {self.prefetch!r} is unknown: choose one of {', '.join(PREFETCH)}")
+        if self.performance not in PERFORMANCE:
+            raise RequestError(f"HTP performance {self.performance!r} is unknown: choose one of {', '.join(PERFORMANCE)}")
+        if self.cache_policy not in CACHE_POLICIES:
+            raise RequestError(f"cache policy {self.cache_policy!r} is unknown: choose one of {', '.join(CACHE_POLICIES)}")
+        if self.chunk < 1 or self.threads < 1 or not self.tiers or min(self.tiers) < 1:
+            raise RequestError("chunk, threads and tiers must be 1 or more")
+
+    def uses(self, backend: str) -> bool:
+        """Does any phase place anything there?"""
+        return any(backend in placed(chosen).values() for chosen in (self.prefill_backend, self.decode_backend))
+
+    def profiling(self) -> Profiling:
+        """What QNN shall profile, as an object that may be changed while the engine runs."""
+        level = "detailed" if self.profile and self.qnn_profile == OFF else self.qnn_profile
+        return Profiling.parse(level, self.qnn_profile_every, self.qnn_profile_most)
+
+
+def placed(text: str) -> dict[str, str]:
+    """Kind → backend, of one backend's name for all kinds or of `attention=cpu,expert=htp`."""
+    if text in BACKENDS:
+        return dict.fromkeys(PLACED, text)
+    pairs = dict(word.strip().partition("=")[::2] for word in text.split(","))
+    if set(pairs) != set(PLACED) or not set(pairs.values()) <= set(BACKENDS):
+        told = f"backend {text!r} is unknown"
+        raise RequestError(f"{told}: choose {AUTO}, {', '.join(BACKENDS)}, or for each its own: attention=cpu,expert=htp")
+    return pairs
+
+
+def smallest_tier(tiers: tuple[int, ...], rows: int) -> int:
+    """The smallest static shape that holds `rows`; 0 (dynamic) where there are no tiers."""
+    return min((tier for tier in tiers if tier >= rows), default=0)

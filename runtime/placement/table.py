@@ -1,0 +1,52 @@
+"""Where `auto` places attention and experts: by the package's cost table, or by the default where it has none from here."""
+
+import sys
+from dataclasses import replace
+
+from runtime.package.layout import Package
+from runtime.placement.costs import DEFAULT, CostTable
+from runtime.placement.options import AUTO, Options
+
+
+def npu_missing(package: Package) -> str:
+    """Empty where the package can run on an NPU here, else why not."""
+    from runtime.backends import htp
+
+    if not package.portable:
+        return "the package was converted for the CPU alone"
+    return htp.available()
+
+
+def resolve(options: Options, package: Package) -> tuple[Options, CostTable | None]:
+    """Options without `auto`, said on standard error; the table that placed them, None where none did."""
+    if AUTO not in (options.prefill_backend, options.decode_backend):
+        return options, None
+    missing = npu_missing(package)
+    if missing:
+        return _placed(options, "cpu", "cpu", f": {missing}"), None
+    table, reason = CostTable.of(package, options)
+    if table is None:
+        return _placed(options, "htp", "cpu", f" ({reason}: {DEFAULT})"), None
+    prefill, decode = (_spelled(names) for names in (table.prefill(options.tiers), table.decode(options.tiers)))
+    return _placed(options, prefill, decode, " (by the table of `tune`)"), table
+
+
+def _placed(options: Options, prefill: str, decode: str, why: str) -> Options:
+    from runtime.backends import htp
+
+    for phase, asked, chosen in (("prefill", options.prefill_backend, prefill), ("decode", options.decode_backend, decode)):
+        if asked == AUTO:
+            where = chosen.replace("htp", htp.LABEL) if chosen != "cpu" else "the CPU"
+            print(f"moescope: {phase} runs on {where}{why}", file=sys.stderr)
+    return replace(
+        options,
+        prefill_backend=prefill if options.prefill_backend == AUTO else options.prefill_backend,
+        decode_backend=decode if options.decode_backend == AUTO else options.decode_backend,
+    )
+
+
+def _spelled(names: dict[str, str]) -> str:
+    """One backend's name where both kinds run on it."""
+    if len(set(names.values())) == 1:
+        return names["expert"]
+    return ",".join(f"{kind}={backend}" for kind, backend in names.items())

@@ -1,0 +1,1 @@
+"""What is compiled, measured or learnt once, ahead of generation."""

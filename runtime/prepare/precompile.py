@@ -1,0 +1,89 @@
+"""Compiles subgraphs for the NPU ahead of their first use; their context binaries stay in the package.
+
+The manifest then says what was compiled (`compiled`: tiers, chunk, contexts, soc, layout), and an engine on this package takes
+these sizes where the user names no others. What an interrupted compilation has finished stays and is not made again.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from runtime.backends.htp import SEPARATE, SHARED, HtpBackend, versions
+from runtime.errors import PackageError
+from runtime.package.convert import Progress
+from runtime.package.layout import MANIFEST, Package, attention_name, expert_name
+from runtime.placement.options import TIERS
+from runtime.step.attention import past_tier
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What to compile: experts in `tiers` rows; attention in `chunk` rows and in one, over a past of each of `contexts` rows.
+
+    layout: of an expert's tiers, each in a binary of its own or all in one.
+    """
+
+    tiers: tuple[int, ...] = TIERS
+    chunk: int = CHUNK
+    contexts: tuple[int, ...] = (1024,)
+    soc: str = ""
+    layout: str = SEPARATE
+
+    def sessions(self, package: Package) -> Iterator[tuple[str, dict[str, int]]]:
+        """Subgraph and dimensions of every context binary, experts of a layer behind its attention."""
+        family = package.family
+        for layer in range(family.layers):
+            for past in self.pasts(package):
+                for rows in sorted({1, self.chunk}):
+                    yield attention_name(layer, portable=True), {"T": rows, "P": past, "S": past + rows}
+            if layer not in family.dense and self.layout == SEPARATE:
+                yield from ((expert_name(layer, expert), {"T": tier}) for expert in range(family.experts) for tier in self.tiers)
+
+    def groups(self, package: Package) -> list[str]:
+        """Experts whose tiers share one binary."""
+        family = package.family
+        routed = set(range(family.layers)) - family.dense if self.layout == SHARED else ()
+        return [expert_name(layer, expert) for layer in sorted(routed) for expert in range(family.experts)]
+
+    def pasts(self, package: Package) -> list[int]:
+        """Rows of past, as sequences have them, none longer than the model's context wants."""
+        return sorted({past_tier(min(context, package.family.context)) for context in self.contexts})
+
+
+def precompile(package: Package, shapes: Shapes, progress: Progress | None = None) -> int:
+    """Compile what is not there yet, note it in the manifest; returns the number of context binaries."""
+    backend = HtpBackend(package, shapes.tiers, soc=shapes.soc)
+    # What is made here is not loaded here from what an earlier compilation made.
+    backend.layout = SEPARATE
+    wanted = [partial(backend.session, name, dims) for name, dims in shapes.sessions(package)]
+    wanted += [partial(backend.share, name, shapes.tiers) for name in shapes.groups(package)]
+    for done, make in enumerate(wanted, 1):
+        make()
+        if progress:
+            progress(done, len(wanted))
+    compiled: dict[str, Any] = asdict(shapes) | {
+        "contexts": shapes.pasts(package),
+        "tiers": list(shapes.tiers),
+        "soc": backend.soc,
+    }
+    compiled["versions"] = versions()
+    _note(package, compiled)
+    return len(wanted)
+
+
+def _note(package: Package, compiled: dict[str, Any]) -> None:
+    manifest = package.manifest | {"compiled": compiled}
+    new = package.folder / f".{MANIFEST}.partial"
+    try:
+        new.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        os.replace(new, package.folder / MANIFEST)
+    except OSError as error:
+        raise PackageError(f"{package.folder} cannot be written ({error.strerror}): free space and convert again") from None
+    finally:
+        new.unlink(missing_ok=True)
+    package.manifest = manifest

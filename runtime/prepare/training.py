@@ -1,0 +1,204 @@
+"""Fits the predictor to a model's own routing: runs text through the engine, one segment at a time, and keeps sums only."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runtime.experts.predictor import VIEWS, View, chance, log_odds, margins, normalised, routers_of
+from runtime.experts.routing import History, RouterScores, multi_hot
+from runtime.step.engine import Engine
+from runtime.step.sampling import Sampler, Sampling
+
+RIDGE = 1e-3
+BINS = 10
+NEVER = -30.0  # log odds
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Routed:
+    """One segment's forward pass: states [n, H] that enter each layer (the first: the embedding).
+
+    scores, hot: a layer's scores and choices [n, E]; layers without experts have none.
+    """
+
+    states: list[np.ndarray] = field(default_factory=list)
+    scores: dict[int, np.ndarray] = field(default_factory=dict)
+    hot: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def features(self, view: str, layer: int) -> np.ndarray | None:
+        """What the view knows of the layer [n, F]; None where it says nothing (`next` of the first layer)."""
+        if view == "token":
+            return np.concatenate([normalised(self.states[0]), History.features_of(self.hot[layer])], axis=1)
+        source = layer if view == "near" else layer - 1
+        return normalised(self.states[source]) if source >= 0 else None
+
+
+class Collector:
+    """Listens to the engine and keeps the segment's routing (runtime.routing.Listener)."""
+
+    def __init__(self, routers: dict[int, RouterScores], experts: int):
+        self.routers, self.experts = routers, experts
+        self.routed_chunks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self.states: list[np.ndarray] = []
+
+    def step_begins(self, embedded: np.ndarray) -> None:
+        """A segment begins."""
+        self.states, self.routed_chunks = [], {}
+
+    def layer_begins(self, layer: int, hidden: np.ndarray) -> None:
+        """Keep what enters the layer."""
+        self.states.append(hidden.copy())
+
+    def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
+        """Keep scores and choices of a chunk."""
+        pair = (self.routers[layer](attended), multi_hot(chosen, self.experts))
+        self.routed_chunks.setdefault(layer, []).append(pair)
+
+    def segment(self) -> Routed:
+        """All of the segment that has run."""
+        scores = {layer: np.concatenate([s for s, _ in parts]) for layer, parts in self.routed_chunks.items()}
+        hot = {layer: np.concatenate([h for _, h in parts]) for layer, parts in self.routed_chunks.items()}
+        return Routed(self.states, scores, hot)
+
+
+def collect(engine: Engine, segments: list[list[int]], progress: Progress | None = None) -> Iterator[Routed]:
+    """Each segment's routing, as the engine itself computes it."""
+    collector = Collector(routers_of(engine.package), engine.family.experts)
+    engine.listeners.append(collector)
+    try:
+        for done, segment in enumerate(segments, 1):
+            engine.step(engine.begin_sequence(len(segment)), segment, Sampler(Sampling()))
+            yield collector.segment()
+            if progress:
+                progress(done, len(segments))
+    finally:
+        engine.listeners.remove(collector)
+
+
+class Sums:
+    """Normal equations of one view: features' products and features with scores, per layer."""
+
+    def __init__(self, layers: int):
+        self.products: list[Any] = [0] * layers
+        self.targets: list[Any] = [0] * layers
+        self.rows = [0] * layers
+
+    def add(self, layer: int, features: np.ndarray, scores: np.ndarray) -> None:
+        """One segment's rows."""
+        rows = np.concatenate([features, np.ones((len(features), 1), np.float32)], axis=1)
+        self.products[layer] = self.products[layer] + rows.T @ rows
+        self.targets[layer] = self.targets[layer] + rows.T @ scores
+        self.rows[layer] += len(rows)
+
+    def solve(self) -> np.ndarray:
+        """Maps [layers, F + 1, E]; a layer without rows maps to zero."""
+        known = next((layer for layer, rows in enumerate(self.rows) if rows), None)
+        if known is None:
+            return np.zeros((len(self.rows), 1, 1), np.float32)
+        fitted = [
+            np.linalg.solve(product + RIDGE * rows * np.eye(len(product)), target)
+            if rows
+            else np.zeros(self.targets[known].shape)
+            for product, target, rows in zip(self.products, self.targets, self.rows, strict=True)
+        ]
+        return np.stack(fitted).astype(np.float32)
+
+
+def fit(passes: Iterator[Routed], layers: int) -> dict[str, View]:
+    """Ridge regression of every view; the curves say never, until they are calibrated."""
+    sums = {view: Sums(layers) for view in VIEWS}
+    for routed in passes:
+        for view, layer, features in _all_features(routed):
+            sums[view].add(layer, features, routed.scores[layer])
+    return {view: View(sums[view].solve(), np.tile(np.array([0, NEVER], np.float32), (layers, 1))) for view in VIEWS}
+
+
+def calibrate(views: dict[str, View], passes: Iterator[Routed], top_k: int) -> None:
+    """Fit each logistic curve to segments that the maps have not seen."""
+    kept: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray]]] = {}
+    for routed in passes:
+        for view, layer, features in _all_features(routed):
+            margin = margins(views[view].scores(layer, features), top_k)
+            kept.setdefault((view, layer), []).append((margin.ravel(), routed.hot[layer].ravel()))
+    for (view, layer), pairs in kept.items():
+        views[view].curves[layer] = logistic(np.concatenate([m for m, _ in pairs]), np.concatenate([h for _, h in pairs]))
+
+
+def logistic(margin: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Slope and offset of the likeliest logistic curve, by Newton's method."""
+    x = np.stack([margin.astype(np.float64), np.ones(len(margin))], axis=1)
+    curve = np.array([1.0, 0.0])
+    for _ in range(25):
+        said = chance(x @ curve)
+        gradient = x.T @ (chosen - said) - 1e-3 * curve
+        hessian = (x * (said * (1 - said))[:, None]).T @ x + 1e-3 * np.eye(2)
+        step = np.linalg.solve(hessian, gradient)
+        curve += np.clip(step, -2, 2)
+        if np.abs(step).max() < 1e-6:
+            break
+    return curve
+
+
+@dataclass
+class Judgement:
+    """How good one view is on segments it has not seen, as sums over layers."""
+
+    layers: int
+    widths: tuple[int, ...]
+    found: np.ndarray = field(init=False)
+    chosen: np.ndarray = field(init=False)
+    bins: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.found = np.zeros((self.layers, len(self.widths)))
+        self.chosen = np.zeros(self.layers)
+        self.bins = np.zeros((BINS, 3))
+
+    def add(self, layer: int, said: np.ndarray, hot: np.ndarray) -> None:
+        """One segment's chances and choices [n, E]."""
+        ranked = np.take_along_axis(hot, np.argsort(-said, axis=1, kind="stable"), 1)
+        self.found[layer] += [ranked[:, :width].sum() for width in self.widths]
+        self.chosen[layer] += hot.sum()
+        which = np.minimum((said * BINS).astype(int), BINS - 1).ravel()
+        for column, weight in enumerate((np.ones(said.size), said.ravel(), hot.ravel())):
+            self.bins[:, column] += np.bincount(which, weight, BINS)
+
+    def report(self) -> dict[str, Any]:
+        """Recall by width, in all and by layer, and calibration: said against true chance in ten bins, and their mean gap."""
+        known = self.chosen > 0
+        count = np.maximum(self.bins[:, 0], 1)
+        gap = np.abs(self.bins[:, 1] - self.bins[:, 2]).sum() / max(self.bins[:, 0].sum(), 1)
+        return {
+            "widths": list(self.widths),
+            "recall": (self.found.sum(0) / max(self.chosen.sum(), 1)).tolist(),
+            "recall_by_layer": [(f / c).tolist() if c else None for f, c in zip(self.found, self.chosen, strict=True)],
+            "layers": int(known.sum()),
+            "calibration_error": float(gap),
+            "calibration": [
+                {"said": float(s), "true": float(t), "pairs": int(n)}
+                for s, t, n in zip(self.bins[:, 1] / count, self.bins[:, 2] / count, self.bins[:, 0], strict=True)
+            ],
+        }
+
+
+def judge(views: dict[str, View], passes: Iterator[Routed], layers: int, experts: int, top_k: int) -> dict[str, Any]:
+    """Every view's report on held-out segments, at width k, 2k and 4k."""
+    widths = tuple(min(experts, top_k * factor) for factor in (1, 2, 4))
+    judged = {view: Judgement(layers, widths) for view in VIEWS}
+    for routed in passes:
+        for view, layer, features in _all_features(routed):
+            fitted = views[view]
+            odds = log_odds(fitted.scores(layer, features), top_k, fitted.curves[layer])
+            judged[view].add(layer, chance(odds), routed.hot[layer])
+    return {view: judgement.report() for view, judgement in judged.items()}
+
+
+def _all_features(routed: Routed) -> Iterator[tuple[str, int, np.ndarray]]:
+    for view in VIEWS:
+        for layer in routed.hot:
+            features = routed.features(view, layer)
+            if features is not None:
+                yield view, layer, features

@@ -1,0 +1,158 @@
+"""Measures every subgraph kind on every backend that the package has, by row counts and by how experts lie."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median_low
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from runtime.backends.cpu import CpuBackend
+from runtime.backends.graph import CPU, HTP, Backend
+from runtime.backends.serving import CpuExperts
+from runtime.cache_rules import Form
+from runtime.models import Family
+from runtime.package.convert import Progress
+from runtime.package.layout import Package, expert_name, layer_name
+from runtime.placement.costs import LOAD, RESIDENT, RUN, Cost, CostTable, machine
+from runtime.placement.options import Options
+from runtime.step.attention import Sequence, make_attention, past_tier
+from runtime.telemetry.log import BACKENDS, RunLog
+
+LONGEST_CELL_NS = 2_000_000_000
+FEWEST = 3
+MAPPED, READ, CONTEXT = "mapped", "read", "context"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What shall be measured: `prepare` makes the thing that is timed, so that only one of them is in memory."""
+
+    kind: str
+    backend: int
+    form: str
+    what: str
+    tier: int
+    rows: int
+    prepare: Callable[[], Callable[[], Any]]
+
+
+class Tuning:
+    """The cells of one package on this machine."""
+
+    def __init__(self, package: Package, options: Options, npu: bool):
+        self.package, self.options, self.npu = package, options, npu
+        self.family: Family = package.family
+        self.log = RunLog()
+        self.cpu = CpuBackend(package, options.threads)
+        self.routed = sorted(set(range(self.family.layers)) - self.family.dense)[0]
+        self._random = np.random.default_rng(0)
+
+    def measure(self, runs: int, progress: Progress | None = None) -> CostTable:
+        """Time every cell, one behind the other."""
+        cells = list(self.cells())
+        costs = []
+        for done, cell in enumerate(cells, 1):
+            costs.append(timed(cell, runs))
+            if progress:
+                progress(done, len(cells))
+        here = machine(self.options.threads, self.npu)
+        return CostTable(self.package.manifest["fingerprint"], here, self.options.chunk, self.family.top_k, tuple(costs))
+
+    def cells(self) -> Iterator[Cell]:
+        """Attention and experts on both backends, all else on the CPU, where it always runs."""
+        chunk = self.options.chunk
+        for rows in sorted({1, chunk}):
+            yield self._attention(self.cpu, rows, 0)
+            for kind, name, feed in self._others():
+                yield Cell(kind, CPU, RESIDENT, RUN, 0, rows, partial(self._other, name, feed, rows))
+        for mapped in (True, False):
+            yield from self._cpu_experts(mapped)
+        if self.npu:
+            yield from self._npu_cells()
+
+    def _npu_cells(self) -> Iterator[Cell]:
+        from runtime.backends.htp import HtpBackend
+
+        npu = HtpBackend(self.package, self.options.tiers, soc=self.options.soc)
+        for rows in sorted({1, self.options.chunk}):
+            yield self._attention(npu, rows, rows)
+        name = expert_name(self.routed, 0)
+        for tier in self.options.tiers:
+            dims = {"T": tier}
+            yield Cell("expert", HTP, CONTEXT, LOAD, tier, 0, partial(self._npu_load, npu, name, dims))
+            yield Cell("expert", HTP, CONTEXT, RUN, tier, tier, partial(self._npu_run, npu, name, dims))
+
+    def _others(self) -> list[tuple[str, str, str]]:
+        """(kind, subgraph, its input) of what stays on the CPU."""
+        family = self.family
+        found = [("router", layer_name("router", self.routed), "hidden"), ("head", "head", "hidden")]
+        if family.shared_width:
+            found.append(("shared", layer_name("shared", self.routed), "rows"))
+        if family.dense:
+            found.append(("mlp", layer_name("mlp", min(family.dense)), "hidden"))
+        return found
+
+    def _other(self, name: str, feed: str, rows: int) -> Callable[[], Any]:
+        session, feeds = self.cpu.session(name, {}), {feed: self._rows(rows)}
+        return lambda: session.run(None, feeds)
+
+    def _attention(self, backend: Backend, rows: int, tier: int) -> Cell:
+        return Cell("attention", backend.id, RESIDENT, RUN, tier, rows, partial(self._attend, backend, rows))
+
+    def _attend(self, backend: Backend, rows: int) -> Callable[[], Any]:
+        """Over a past that is half filled."""
+        family, chunk = self.family, self.options.chunk
+        sequence = Sequence(family, min(family.context, past_tier(2 * chunk)))
+        attention = make_attention(family, backend, self.log, rows)
+        hidden, position = self._rows(rows), max(min(sequence.capacity // 2, sequence.capacity - rows), 0)
+        return lambda: attention.run(0, hidden, sequence, position)
+
+    def _cpu_experts(self, mapped: bool) -> Iterator[Cell]:
+        """Loads, and runs by rows: powers of two and the tiers."""
+        form = MAPPED if mapped else READ
+        top = max(self.options.tiers)
+        counts = {1 << i for i in range(top.bit_length())} | set(self.options.tiers)
+        yield Cell("expert", CPU, form, LOAD, 0, 0, partial(self._cpu_load, mapped))
+        for rows in sorted(count for count in counts if count <= top):
+            yield Cell("expert", CPU, form, RUN, 0, rows, partial(self._cpu_run, mapped, rows))
+
+    def _cpu_load(self, mapped: bool) -> Callable[[], Any]:
+        experts, turn = CpuExperts(self.cpu, self.log, mapped), iter(range(1 << 30))
+
+        def load() -> None:
+            form = Form(self.routed, next(turn) % self.family.experts, CPU, 0)
+            experts.give_back(experts.load(form))
+
+        return load
+
+    def _cpu_run(self, mapped: bool, rows: int) -> Callable[[], Any]:
+        expert = CpuExperts(self.cpu, self.log, mapped).load(Form(self.routed, 0, CPU, 0))
+        feeds = {"rows": self._rows(rows)}
+        return lambda: expert.run(feeds, rows)
+
+    def _npu_load(self, npu: Backend, name: str, dims: dict[str, int]) -> Callable[[], Any]:
+        npu.session(name, dims)
+        return lambda: npu.session(name, dims)
+
+    def _npu_run(self, npu: Backend, name: str, dims: dict[str, int]) -> Callable[[], Any]:
+        session, feeds = npu.session(name, dims), {"rows": self._rows(dims["T"])}
+        return lambda: session.run(None, feeds)
+
+    def _rows(self, rows: int) -> np.ndarray:
+        return self._random.standard_normal((rows, self.family.hidden)).astype(np.float32)
+
+
+def timed(cell: Cell, runs: int) -> Cost:
+    """One run to warm up, then `runs` of them; a cell that is slow gets fewer, but FEWEST."""
+    run = cell.prepare()
+    run()
+    times: list[int] = []
+    while len(times) < runs and (len(times) < FEWEST or sum(times) < LONGEST_CELL_NS):
+        began = monotonic_ns()
+        run()
+        times.append(monotonic_ns() - began)
+    spread = median_low(times), min(times), max(times), len(times)
+    return Cost(cell.kind, BACKENDS[cell.backend], cell.form, cell.what, cell.tier, cell.rows, *spread)

@@ -1,0 +1,235 @@
+"""Keys and values of the running sequence, and the attention graphs that read and extend them."""
+
+from functools import cached_property
+
+import numpy as np
+import onnxruntime as ort
+
+from runtime.backends.graph import Backend, Binding, Graph, shared
+from runtime.backends.kv_cache import Scales, narrow, widen
+from runtime.models import Family
+from runtime.package.layout import attention_name
+from runtime.telemetry.log import RunLog
+from runtime.telemetry.probes import Kind
+
+MASKED = -1e4
+SMALLEST_PAST = 128
+
+
+def past_tier(tokens: int) -> int:
+    """Rows of past keys in a static attention shape that serves sequences of `tokens`: a power of two."""
+    return max(SMALLEST_PAST, 1 << (tokens - 1).bit_length())
+
+
+class Sequence:
+    """Keys and values [KV, capacity, D] of every layer as they are kept (`dtype`; int8 with its `scales`), and the rotary tables.
+
+    `end`: rows when the running step is done.
+    """
+
+    def __init__(self, family: Family, tokens: int, dtype: type = np.float32, scales: Scales | None = None):
+        self.capacity, self.family, self.dtype, self.scales = past_tier(tokens), family, dtype, scales
+        keys, values = ((family.kv_heads, self.capacity, dim) for dim in (family.key_dim, family.value_dim))
+        self.keys: list[np.ndarray] = [np.zeros(keys, dtype) for _ in range(family.layers)]
+        self.values: list[np.ndarray] = [np.zeros(values, dtype) for _ in range(family.layers)]
+        self.length = 0
+        self.end = 0
+        self.half_cos, self.half_sin = family.rope.table(self.capacity)
+
+    def past(self, layer: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """The first rows of keys and values [KV, rows, D] in float32: the kept memory itself where it is float32."""
+        steps = self._steps(layer)
+        keys, values = (widen(kept[layer][:, :rows], step) for kept, step in zip((self.keys, self.values), steps, strict=True))
+        return keys, values
+
+    def keep(self, layer: int, position: int, keys: np.ndarray, values: np.ndarray | None = None) -> None:
+        """New float rows [KV, n, D] come in at `position`."""
+        for kept, rows, step in zip((self.keys, self.values), (keys, values), self._steps(layer), strict=True):
+            if rows is not None:
+                kept[layer][:, position : position + rows.shape[1]] = narrow(rows, self.dtype, step)
+
+    def _steps(self, layer: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        return (self.scales.keys[layer], self.scales.values[layer]) if self.scales else (None, None)
+
+    @cached_property
+    def cos(self) -> np.ndarray:
+        """Cosines [capacity, 1, R] for plain operators."""
+        return np.concatenate([self.half_cos] * 2, axis=1)[:, None, :]
+
+    @cached_property
+    def sin(self) -> np.ndarray:
+        """Sines [capacity, 1, R]; the first half carries the rotation's minus."""
+        return np.concatenate([-self.half_sin, self.half_sin], axis=1)[:, None, :]
+
+
+class PortableAttention:
+    """Attention in static shapes of plain operators, on an NPU; `rows` is the rows of one run."""
+
+    def __init__(self, family: Family, backend: Backend, log: RunLog, rows: int):
+        self.family, self.backend, self.log, self.rows = family, backend, log, rows
+        self._graphs: dict[tuple[int, int], Graph] = {}
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Make every layer's graph for sequences of this capacity."""
+        for layer in range(self.family.layers):
+            self._graph(layer, sequence.capacity)
+
+    def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
+        """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
+        n, rows, past, family = len(hidden), self.rows, sequence.capacity, self.family
+        feeds = {
+            "hidden": _padded(hidden, rows),
+            "cos": _padded(sequence.cos[position : position + n], rows),
+            "sin": _padded(sequence.sin[position : position + n], rows),
+            "mask": mask(rows, past, position, family.window(layer)),
+        }
+        feeds["past_k"], past_values = sequence.past(layer, past)
+        if family.value_dim:
+            feeds["past_v"] = past_values
+        out, keys, *values = self._graph(layer, sequence.capacity).run(feeds, n)
+        sequence.keep(layer, position, keys[:, :n], values[0][:, :n] if values else None)
+        return np.asarray(out[:n])
+
+    def _graph(self, layer: int, past: int) -> Graph:
+        if (layer, past) not in self._graphs:
+            dims = {"T": self.rows, "P": past, "S": past + self.rows}
+            session = self.backend.session(attention_name(layer, portable=True), dims)
+            self._graphs[layer, past] = Graph(session, self.log, Kind.ATTENTION, layer, -1, self.backend.id, self.rows)
+        return self._graphs[layer, past]
+
+
+class FusedAttention:
+    """Attention on the CPU as one operator that reads and extends the sequence's keys and values where they are."""
+
+    def __init__(self, family: Family, backend: Backend, log: RunLog):
+        self.family, self.backend = family, backend
+        self.graphs = [
+            Graph(backend.session(attention_name(i), {}), log, Kind.ATTENTION, i, -1, backend.id, 0) for i in range(family.layers)
+        ]
+        self._lengths, self._total = np.zeros(1, np.int32), np.zeros((), np.int32)
+        self._shared = {"seqlens": shared(self._lengths), "total": shared(self._total)}
+        self._tables: dict[str, ort.OrtValue] = {}
+        self._bindings: list[Binding] = []
+        self._of: Sequence | None = None
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Bind every layer to the sequence's memory."""
+        if self._of is sequence:
+            return
+        self._of = sequence
+        dtype = np.float16 if sequence.dtype == np.float16 else np.float32
+        self._tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
+        self._bindings = [self.bind(layer, sequence) for layer in range(self.family.layers)]
+
+    def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
+        """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
+        out = np.empty_like(hidden)
+        self.move_to(sequence, position + len(hidden))
+        self.run_into(layer, shared(np.ascontiguousarray(hidden)), shared(out), len(hidden))
+        return out
+
+    def move_to(self, sequence: Sequence, end: int) -> None:
+        """The next runs make the sequence `end` rows long."""
+        self.prepare(sequence)
+        self._lengths[0], self._total[...] = end - 1, end
+
+    def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
+        """The same over values of ONNX Runtime, behind `move_to`."""
+        binding = self._bindings[layer]
+        binding.input("hidden", hidden)
+        binding.output("hidden_out", out)
+        self.graphs[layer].run_bound(binding, n)
+
+    def bind(self, layer: int, sequence: Sequence) -> Binding:
+        """A binding to the sequence's memory; input `hidden` and output `hidden_out` are left to the caller."""
+        keys, values = shared(sequence.keys[layer][None]), shared(sequence.values[layer][None])
+        inputs = {**self._shared, **self._tables, "past_k": keys, "past_v": values}
+        if sequence.scales:
+            inputs["k_scale"], inputs["v_scale"] = (
+                shared(s[layer][None]) for s in (sequence.scales.keys, sequence.scales.values)
+            )
+        return Binding(self.graphs[layer].session, inputs, {"present_k": keys, "present_v": values})
+
+
+class LatentAttention:
+    """Latent attention (MLA) on the CPU: the cache comes and goes in the same memory, so that only new rows are written.
+
+    Runs cover the power of two that holds the whole step, not the chunk: sums then do not depend on the chunk's size.
+    """
+
+    def __init__(self, family: Family, backend: Backend, log: RunLog):
+        self.family, self.backend = family, backend
+        self.graphs = [
+            Graph(backend.session(attention_name(i), {}), log, Kind.ATTENTION, i, -1, backend.id, 0) for i in range(family.layers)
+        ]
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Nothing is bound ahead."""
+
+    def move_to(self, sequence: Sequence, end: int) -> None:
+        """The next runs make the sequence `end` rows long."""
+        sequence.end = end
+        self._of = sequence
+
+    def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
+        """Hidden [n, H] after attention and residual; the new keys join the sequence at `position`."""
+        out = np.empty_like(hidden)
+        self._run(layer, shared(np.ascontiguousarray(hidden)), shared(out), sequence, position, len(hidden))
+        return out
+
+    def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
+        """The same over values of ONNX Runtime, behind `move_to`."""
+        self._run(layer, hidden, out, self._of, self._of.end - n, n)
+
+    def _run(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, sequence: Sequence, position: int, n: int) -> None:
+        size = past_tier(max(sequence.end, position + n))
+        past, _ = sequence.past(layer, size)
+        keys = shared(past[0])
+        feeds = {
+            "cos": sequence.cos[position : position + n],
+            "sin": sequence.sin[position : position + n],
+            "mask": mask(n, size, position, self.family.window(layer), appended=False),
+            "rows": np.arange(position, position + n, dtype=np.int64)[:, None],
+        }
+        if sequence.scales:
+            feeds["k_scale"] = sequence.scales.keys[layer][0, 0]
+        inputs = {name: shared(np.ascontiguousarray(value)) for name, value in feeds.items()} | {"hidden": hidden, "past_k": keys}
+        graph = self.graphs[layer]
+        graph.run_bound(Binding(graph.session, inputs, {"hidden_out": out, "present_k": keys}), n)
+        if sequence.dtype != np.float32:
+            sequence.keep(layer, position, past[:, position : position + n])
+
+
+Attention = PortableAttention | FusedAttention | LatentAttention
+
+
+def make_attention(family: Family, backend: Backend, log: RunLog, rows: int) -> Attention:
+    """The kind of attention that the backend runs for this family."""
+    if backend.tiers:
+        return PortableAttention(family, backend, log, rows)
+    return (FusedAttention if family.FUSED_ATTENTION else LatentAttention)(family, backend, log)
+
+
+def mask(rows: int, past: int, position: int, window: int = 0, appended: bool = True) -> np.ndarray:
+    """Additive mask of `rows` new rows at `position`: each sees itself and earlier ones, the last `window` of them.
+
+    Columns are the `past` rows of the cache, then the new rows where they are `appended`.
+    """
+    own = np.arange(position, position + rows)[:, None]
+    columns = np.arange(past)
+    if appended:
+        # Rows of the cache behind `position` are empty.
+        columns = np.concatenate([np.where(columns < position, columns, np.iinfo(np.int64).max), own[:, 0]])
+    seen = columns <= own
+    if window:
+        seen &= columns > own - window
+    return np.where(seen, np.float32(0), np.float32(MASKED))
+
+
+def _padded(values: np.ndarray, rows: int) -> np.ndarray:
+    """The values with zero rows up to `rows`."""
+    if len(values) == rows:
+        return np.ascontiguousarray(values)
+    padded = np.zeros((rows, *values.shape[1:]), values.dtype)
+    padded[: len(values)] = values
+    return padded

@@ -1,0 +1,275 @@
+"""The engine: forward steps over subgraphs, layer by layer, each phase on its backend."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import monotonic_ns
+
+import numpy as np
+
+from runtime.backends.calls import combine
+from runtime.backends.cpu import CpuBackend
+from runtime.backends.graph import CPU, HTP, Backend, Graph
+from runtime.backends.kv_cache import TYPES, Scales
+from runtime.backends.operators import Operator, made_from
+from runtime.errors import RequestError
+from runtime.experts.predictor import Predictor, predictor_path
+from runtime.experts.prefetch import Prefetcher
+from runtime.experts.routing import Listener
+from runtime.experts.run import Experts, LayerWork
+from runtime.package.layout import Package, layer_name
+from runtime.placement.costs import CostTable, Flush, FlushByCost
+from runtime.placement.options import PLACED, Options, placed
+from runtime.step.attention import Attention, PortableAttention, Sequence, make_attention
+from runtime.step.sampling import Sampler
+from runtime.step.token_path import TokenPath
+from runtime.telemetry import probes
+from runtime.telemetry.log import RunLog, Step
+from runtime.telemetry.probes import Kind, Phase
+from runtime.telemetry.profile import QNN, Timers
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one phase runs its attention and its experts, and the most rows of one attention run.
+
+    Embedding, routers, shared experts, dense layers and head stay on the CPU.
+    """
+
+    attention: Attention
+    experts: Backend
+    rows: int
+
+    @property
+    def static(self) -> bool:
+        """Has attention static shapes?"""
+        return isinstance(self.attention, PortableAttention)
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        own = self.attention.backend.label
+        return own if own == self.experts.label else f"{own} (attention) and {self.experts.label} (experts)"
+
+
+class Engine:
+    """A model ready to step. One sequence at a time."""
+
+    def __init__(
+        self, package: Package, options: Options, log: RunLog, costs: CostTable | None = None, kv_scales: Scales | None = None
+    ):
+        self.package, self.options, self.log, self.family = package, options, log, package.family
+        self.kv_scales = kv_scales
+        self.backends = make_backends(package, options, log.timers)
+        self._attentions: dict[tuple[int, int], Attention] = {}
+        self.listeners: list[Listener] = []
+        self.placements = {
+            Phase.PREFILL: self._placement(placed(options.prefill_backend), options.chunk),
+            Phase.DECODE: self._placement(placed(options.decode_backend), 1),
+        }
+        used = {p.experts.id: p.experts for p in self.placements.values()}
+        flush = FlushByCost(costs, options.tiers, options.expert_cache is not None) if costs else Flush(options.tiers)
+        if HTP in used and flush.uses_cpu:
+            used[CPU] = self.backends[CPU]
+        predictor = Predictor.of(package) if wants_prefetch(package, options) else None
+        self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, predictor is not None, flush)
+        self._table = package.embedding()
+        self._head = self._graph("head", Kind.HEAD, -1)
+        self._mixers, self._shared = self._make_mixers()
+        self._tokens = self._token_path()
+        if predictor:
+            self.listeners.append(Prefetcher(predictor, self.experts.cache, self.family, CPU))
+        if options.expert_cache is None:
+            self.experts.preload(self.placements[Phase.DECODE].experts)
+
+    def begin_sequence(self, tokens: int) -> Sequence:
+        """An empty sequence with room for `tokens`, and the attention graphs it needs."""
+        if tokens > self.family.context:
+            raise RequestError(f"{tokens} tokens exceed the model's context of {self.family.context}: ask for fewer")
+        sequence = Sequence(self.family, self._room(tokens), TYPES[self.options.kv_bits], self.kv_scales)
+        for placement in self.placements.values():
+            placement.attention.prepare(sequence)
+        return sequence
+
+    def _room(self, tokens: int) -> int:
+        """Rows for a sequence of `tokens`: the least that attention was compiled for ahead of time, where any phase needs it."""
+        if not any(placement.static for placement in self.placements.values()):
+            return tokens
+        compiled = self.package.manifest.get("compiled", {}).get("contexts", ())
+        return min((room for room in compiled if room >= tokens), default=tokens)
+
+    def step(self, sequence: Sequence, ids: list[int], sampler: Sampler) -> tuple[Step, np.ndarray]:
+        """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from."""
+        phase = Phase.PREFILL if sequence.length == 0 else Phase.DECODE
+        step = Step(len(self.log.steps), phase, len(ids), sequence.length)
+        # Between the probes: what a tracer's trap takes is no part of the step.
+        probes.token_begin(step.seq, phase, step.n_tokens, step.position)
+        step.begin_ns = monotonic_ns()
+        logits = self.forward(sequence, ids, step)
+        with Operator(self.log, Kind.SAMPLE, -1, 1, made_from(Kind.SAMPLE, -1)):
+            step.sampled = sampler.choose(logits)
+        step.end_ns = monotonic_ns()
+        probes.token_end(step.seq, step.sampled, step.end_ns)
+        self.log.steps.append(step)
+        cache = self.experts.cache
+        self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched
+        return step, logits
+
+    def forward(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
+        """Logits [V] of the last token."""
+        hidden = self.hidden(sequence, ids, step)
+        return np.asarray(self.logits(hidden[-1:])[0])
+
+    def hidden(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
+        """Hidden [n, H] of fed tokens behind the last layer; the sequence grows."""
+        n = len(ids)
+        sequence.end = sequence.length + n
+        with Operator(self.log, Kind.EMBED, -1, n, made_from(Kind.EMBED, -1)):
+            hidden = self._table[ids].astype(np.float32)
+            if self.family.embedding_multiplier != 1:
+                hidden *= np.float32(self.family.embedding_multiplier)
+        for listener in self.listeners:
+            listener.step_begins(hidden)
+        if self._tokens and step.phase == Phase.DECODE and n == 1:
+            hidden = self._tokens.run(sequence, hidden, step.seq)
+        else:
+            for layer in range(self.family.layers):
+                hidden = self._layer(layer, hidden, sequence, step)
+        sequence.length += n
+        return hidden
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        """Logits [n, V] of hidden rows [n, H]."""
+        layers, n = self.family.layers, len(hidden)
+        origin = made_from(Kind.HEAD, -1, layers=layers, after_dense=layers - 1 in self.family.dense)
+        with Operator(self.log, Kind.HEAD, -1, n, origin):
+            logits: np.ndarray = self._head.run({"hidden": hidden}, n)[0]
+        return logits
+
+    def close(self) -> None:
+        """Stop threads."""
+        self.experts.close()
+
+    def _layer(self, layer: int, hidden: np.ndarray, sequence: Sequence, step: Step) -> np.ndarray:
+        """Attention and routing chunk by chunk; experts run whenever a buffer is full, the rest at the end; then combine."""
+        place, n = self.placements[step.phase], len(hidden)
+        if layer in self.family.dense:
+            return self._dense_layer(layer, hidden, sequence, step)
+        work = self.experts.begin(layer, n, place.experts)
+        self._tell_layer(layer, hidden)
+        attended = np.empty_like(hidden)
+        weights = np.empty((n, self.family.top_k), np.float32)
+        for part in chunks(n, place.rows, place.static):
+            attended[part] = self._attend(layer, hidden, part, sequence, step)
+            normed, chosen, weights[part] = self._route(layer, attended[part], step.seq)
+            self.experts.dispatch(work, place.experts, part.start, normed, chosen)
+        common = self._share(work)
+        self.experts.finish(work, place.experts)
+        return self._combine(work, attended, weights, common)
+
+    def _dense_layer(self, layer: int, hidden: np.ndarray, sequence: Sequence, step: Step) -> np.ndarray:
+        """Attention chunk by chunk, then one MLP for all rows."""
+        place, n = self.placements[step.phase], len(hidden)
+        self._tell_layer(layer, hidden)
+        attended = np.empty_like(hidden)
+        for part in chunks(n, place.rows, place.static):
+            attended[part] = self._attend(layer, hidden, part, sequence, step)
+        with Operator(self.log, Kind.MLP, layer, n, made_from(Kind.MLP, layer)):
+            return self._mixers[layer].run({"hidden": attended}, n)[0]
+
+    def _tell_layer(self, layer: int, hidden: np.ndarray) -> None:
+        for listener in self.listeners:
+            listener.layer_begins(layer, hidden)
+
+    def _attend(self, layer: int, hidden: np.ndarray, part: slice, sequence: Sequence, step: Step) -> np.ndarray:
+        origin = made_from(Kind.ATTENTION, layer, after_dense=layer - 1 in self.family.dense)
+        with Operator(self.log, Kind.ATTENTION, layer, part.stop - part.start, origin):
+            return self.placements[step.phase].attention.run(layer, hidden[part], sequence, step.position + part.start)
+
+    def _share(self, work: LayerWork) -> np.ndarray | None:
+        """The shared expert's output [n, H] for all rows, while routed experts may still run elsewhere."""
+        graph, n = self._shared[work.layer], len(work.normed)
+        if graph is None:
+            return None
+        with Operator(self.log, Kind.MLP, work.layer, n, made_from(Kind.MLP, work.layer, shared=True)):
+            return graph.run({"rows": work.normed}, n)[0]
+
+    def _route(self, layer: int, attended: np.ndarray, seq: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        n = len(attended)
+        with Operator(self.log, Kind.ROUTER, layer, n, made_from(Kind.ROUTER, layer)):
+            normed, chosen, weights = self._mixers[layer].run({"hidden": attended}, n)
+            experts = chosen.astype(np.uint16)
+            probes.route(layer, n, self.family.top_k, experts, weights)
+        self.log.route(seq, layer, experts, weights)
+        for listener in self.listeners:
+            listener.routed(layer, attended, chosen)
+        return normed, chosen, weights
+
+    def _combine(self, work: LayerWork, attended: np.ndarray, weights: np.ndarray, common: np.ndarray | None) -> np.ndarray:
+        """The layer's result: the same for every arrival order."""
+        origin = made_from(Kind.COMBINE, work.layer, used=tuple(sorted(work.used)), shared=common is not None)
+        with Operator(self.log, Kind.COMBINE, work.layer, len(attended), origin):
+            return combine(weights, work.outputs, common, self.family.residual_multiplier, attended)
+
+    def _placement(self, names: dict[str, str], rows: int) -> Placement:
+        attention, experts = (self.backends[HTP if names[kind] == "htp" else CPU] for kind in PLACED)
+        # Graphs of dynamic shape serve both phases.
+        key = (attention.id, rows if attention.tiers else 0)
+        if key not in self._attentions:
+            self._attentions[key] = make_attention(self.family, attention, self.log, rows)
+        return Placement(self._attentions[key], experts, rows)
+
+    def _graph(self, name: str, kind: Kind, layer: int) -> Graph:
+        return Graph(self.backends[CPU].session(name, {}), self.log, kind, layer, -1, CPU, 0)
+
+    def _make_mixers(self) -> tuple[list[Graph], list[Graph | None]]:
+        """Per layer: the router's graph or the dense MLP's, and the shared expert's where there is one."""
+        family, mixers, shared = self.family, [], []
+        for layer in range(family.layers):
+            dense = layer in family.dense
+            kind = Kind.MLP if dense else Kind.ROUTER
+            mixers.append(self._graph(layer_name("mlp" if dense else "router", layer), kind, layer))
+            has_shared = family.shared_width and not dense
+            shared.append(self._graph(layer_name("shared", layer), Kind.MLP, layer) if has_shared else None)
+        return mixers, shared
+
+    def _token_path(self) -> TokenPath | None:
+        """The quick way for one token, where all of it runs on the CPU."""
+        place = self.placements[Phase.DECODE]
+        if isinstance(place.attention, PortableAttention) or place.experts.id != CPU:
+            return None
+        parts = self._mixers, self._shared, self.listeners
+        return TokenPath(self.family, self.log, self.experts, place.attention, *parts)
+
+
+def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
+    """Rows of a step, `rows` at a time. Single rows join their neighbours where shapes are dynamic: matrix kernels sum one row in
+    another order than several, and results shall not depend on the chunk."""
+    if not static and n > 1:
+        rows = max(rows, 2)
+    first = 0
+    while first < n:
+        last = min(first + rows, n)
+        if not static and n - last == 1:
+            last = n
+        yield slice(first, last)
+        first = last
+
+
+def wants_prefetch(package: Package, options: Options) -> bool:
+    """Prefetching needs a limited cache and experts that decode on the CPU; `auto` also a trained predictor."""
+    if options.prefetch == "off" or options.expert_cache is None or placed(options.decode_backend)["expert"] == "htp":
+        return False
+    return options.prefetch == "on" or predictor_path(package) is not None
+
+
+def make_backends(package: Package, options: Options, timers: Timers | None = None) -> dict[int, Backend]:
+    """The CPU, and the NPU where a phase asks for it."""
+    backends: dict[int, Backend] = {CPU: CpuBackend(package, options.threads, options.kv_bits)}
+    if options.uses("htp"):
+        from runtime.backends.htp import HtpBackend
+
+        profiles = options.profile / QNN if options.profile else options.qnn_profile_dir
+        backends[HTP] = HtpBackend(
+            package, options.tiers, options.profiling(), profiles, options.soc, timers, options.performance
+        )
+    return backends

@@ -1,0 +1,143 @@
+"""One decoded token through all layers on the CPU: every buffer, binding and call stands before the token comes.
+
+A small graph costs as much to call as to run, so graphs that need nothing in between run in one go (runtime.calls).
+"""
+
+import numpy as np
+import onnxruntime as ort
+
+from runtime.backends.calls import Combine, Item, TokenRun, Told, prepare
+from runtime.backends.graph import Binding, Graph, shared
+from runtime.backends.operators import Operator, made_from
+from runtime.experts.routing import Listener
+from runtime.experts.run import Experts
+from runtime.models import Family
+from runtime.step.attention import FusedAttention, LatentAttention, Sequence
+from runtime.telemetry import probes
+from runtime.telemetry.log import RunLog
+from runtime.telemetry.probes import Kind, result_id
+
+
+class TokenPath:
+    """Buffers of one row and the graphs bound to them. `mixers`: router graphs, or the MLPs of dense layers."""
+
+    def __init__(
+        self,
+        family: Family,
+        log: RunLog,
+        experts: Experts,
+        attention: FusedAttention | LatentAttention,
+        mixers: list[Graph],
+        shared_experts: list[Graph | None],
+        listeners: list[Listener],
+    ):
+        self.family, self.log, self.experts, self.attention = family, log, experts, attention
+        self._mixers, self._shared, self._listeners = mixers, shared_experts, listeners
+        hidden, top_k, layers = family.hidden, family.top_k, family.layers
+        self.hidden, self.hidden_value = _buffer((1, hidden))
+        self._attended, self._attended_value = _buffer((1, hidden))
+        self._normed, self._normed_value = _buffer((1, hidden))
+        self._common, self._common_value = _buffer((1, hidden))
+        self._chosen, self._weights = np.zeros((layers, 1, top_k), np.int64), np.zeros((layers, 1, top_k), np.float32)
+        self._rows = np.zeros((family.experts, hidden), np.float32)
+        self._row_values = [shared(row[None]) for row in self._rows]
+        self._token = TokenRun(log, layers * (4 + top_k))
+        self._of: Sequence | None = None
+        self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
+        self._first: list[list[Item]] = []  # per layer, what runs before the router's choice is known
+        self._last = [self._mixer_item(layer) for layer in range(layers)]
+        self._prepare_shared()
+        self._routed_layers = [layer for layer in range(layers) if layer not in family.dense]
+        self._dispatches = [Operator(log, Kind.DISPATCH, layer, 1, made_from(Kind.DISPATCH, layer)) for layer in range(layers)]
+        self._combines = [self._combine_item(layer) for layer in range(layers)]
+
+    def run(self, sequence: Sequence, embedded: np.ndarray, seq: int) -> np.ndarray:
+        """Hidden [1, H] behind the last layer."""
+        self.hidden[...] = embedded
+        self.attention.move_to(sequence, sequence.length + 1)
+        if self._of is not sequence:
+            self._prepare(sequence)
+        try:
+            for layer in range(self.family.layers):
+                self._layer(layer)
+            self._token.flush()
+        finally:
+            self._token.account()
+        chosen, weights = self._chosen.astype(np.uint16), self._weights.copy()
+        for layer in self._routed_layers:
+            self.log.route(seq, layer, chosen[layer], weights[layer])
+        return self.hidden
+
+    def _layer(self, layer: int) -> None:
+        if self._listeners or isinstance(self.attention, LatentAttention):
+            self._token.flush()
+        self.experts.cache.begin_event()
+        for listener in self._listeners:
+            listener.layer_begins(layer, self.hidden)
+        if isinstance(self.attention, LatentAttention):
+            with Operator(self.log, Kind.ATTENTION, layer, 1, self._attention_from(layer)):
+                self.attention.run_into(layer, self.hidden_value, self._attended_value, 1)
+        for item in self._first[layer]:
+            self._token.put(item)
+        if layer not in self.family.dense:
+            self._token.flush()
+            self._routed(layer)
+
+    def _routed(self, layer: int) -> None:
+        for listener in self._listeners:
+            listener.routed(layer, self._attended, self._chosen[layer])
+        with self._dispatches[layer]:
+            # Before the shared expert runs: loads overlap it.
+            forms = self.experts.send_for(layer, self._chosen[layer, 0].tolist())
+        self.experts.run_token(self._token, self._shared[layer], forms, self._normed_value, self._row_values)
+        self._token.put(self._combines[layer])
+
+    def _prepare(self, sequence: Sequence) -> None:
+        """Bind attention to the sequence's memory, where it can be."""
+        self._of, self._attentions = sequence, []
+        if not isinstance(self.attention, FusedAttention):
+            self._first = [[item] for item in self._last]
+            return
+        self._first = []
+        for layer, item in enumerate(self._last):
+            binding, graph = self.attention.bind(layer, sequence), self.attention.graphs[layer]
+            binding.input("hidden", self.hidden_value)
+            binding.output("hidden_out", self._attended_value)
+            self._attentions.append(binding)
+            self._first.append([prepare(graph, binding, self._attention_from(layer)), item])
+
+    def _attention_from(self, layer: int) -> bytes:
+        return made_from(Kind.ATTENTION, layer, after_dense=layer - 1 in self.family.dense)
+
+    def _bind_mixer(self, layer: int) -> Binding:
+        session, inputs = self._mixers[layer].session, {"hidden": self._attended_value}
+        if layer in self.family.dense:
+            return Binding(session, inputs, {"hidden_out": self.hidden_value})
+        chosen, weights = shared(self._chosen[layer]), shared(self._weights[layer])
+        return Binding(session, inputs, {"normed": self._normed_value, "experts": chosen, "weights": weights})
+
+    def _mixer_item(self, layer: int) -> Item:
+        graph, binding = self._mixers[layer], self._bindings[layer]
+        choice = () if layer in self.family.dense else (self._chosen[layer], self._weights[layer])
+        return prepare(graph, binding, made_from(graph.kind, layer), *choice)
+
+    def _prepare_shared(self) -> None:
+        for layer, graph in enumerate(self._shared):
+            if graph:
+                binding = Binding(graph.session, {"rows": self._normed_value}, {"out": self._common_value})
+                self._bindings.append(binding)
+                graph.item = prepare(graph, binding, made_from(Kind.MLP, layer, shared=True))
+
+    def _combine_item(self, layer: int) -> Item:
+        common = self._common[0] if self._shared[layer] else None
+        sources = made_from(Kind.COMBINE, layer, shared=common is not None)
+        results = probes.sources(*(result_id(Kind.EXPERT, layer, expert) for expert in range(self.family.experts)))
+        choice = self._chosen[layer, 0], self._weights[layer, 0]
+        buffers = common, self.family.residual_multiplier, self._attended[0], self.hidden[0]
+        work = Combine(result_id(Kind.COMBINE, layer), sources, results, *choice, self._rows, *buffers)
+        return Item(work, Told(Kind.COMBINE, layer, -1, None))
+
+
+def _buffer(shape: tuple[int, ...], dtype: type = np.float32) -> tuple[np.ndarray, ort.OrtValue]:
+    array: np.ndarray = np.zeros(shape, dtype)
+    return array, shared(array)

@@ -1,0 +1,141 @@
+"""The runtime's own account of a run: what the tracer's records are checked against. Counted without looking at any probe."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from runtime.cache_rules import Form
+from runtime.telemetry.probes import Kind, Phase, Reason
+from runtime.telemetry.profile import Timers
+
+BACKENDS = {1: "cpu", 2: "htp"}
+
+
+@dataclass
+class Step:
+    """One forward step: a prefill of n_tokens, or one decoded token. Times are CLOCK_MONOTONIC nanoseconds."""
+
+    seq: int
+    phase: Phase
+    n_tokens: int
+    position: int
+    begin_ns: int = 0
+    end_ns: int = 0
+    sampled: int = -1
+
+    @property
+    def duration_ns(self) -> int:
+        """Wall time of the step."""
+        return self.end_ns - self.begin_ns
+
+
+@dataclass
+class RunLog:
+    """Counts of everything that the probes also tell."""
+
+    steps: list[Step] = field(default_factory=list)
+    graphs: Counter[tuple[Kind, int]] = field(default_factory=Counter)
+    graph_ns: Counter[Kind] = field(default_factory=Counter)
+    operators: Counter[Kind] = field(default_factory=Counter)
+    expert_runs: Counter[tuple[int, int]] = field(default_factory=Counter)
+    loads: Counter[Reason] = field(default_factory=Counter)
+    evictions: int = 0
+    load_bytes: Counter[Reason] = field(default_factory=Counter)
+    expert_rows: int = 0
+    padding_rows: int = 0
+    resident_bytes: int = 0
+    load_ns: int = 0
+    stall_ns: int = 0
+    hits: int = 0
+    misses: int = 0
+    prefetched: int = 0
+    routing: list[tuple[int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+    timers: Timers | None = None
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Expert bytes read, for whatever reason."""
+        return sum(self.load_bytes.values())
+
+    def graph(self, kind: Kind, backend: int, rows: int = 0, tier: int = 0, duration_ns: int = 0) -> None:
+        """A session ran over useful rows, in a static shape of `tier` rows or a dynamic one (0)."""
+        with self.lock:
+            self.graphs[kind, backend] += 1
+            self.graph_ns[kind] += duration_ns
+            if kind == Kind.EXPERT:
+                self.expert_rows += rows
+                self.padding_rows += max(tier - rows, 0)
+
+    def expert(self, form: Form) -> None:
+        """An expert ran once."""
+        with self.lock:
+            self.expert_runs[form.layer, form.expert] += 1
+
+    def route(self, seq: int, layer: int, experts: np.ndarray, weights: np.ndarray) -> None:
+        """A router chose `experts` [n, k] with `weights` [n, k]."""
+        self.routing.append((seq, layer, experts, weights))
+
+    def total_ns(self, phase: Phase) -> int:
+        """Wall time of the steps of one phase."""
+        return sum(step.duration_ns for step in self.steps if step.phase == phase)
+
+    def statistics(self) -> dict[str, Any]:
+        """The counts and times, ready for JSON, without the single steps and choices."""
+        decode = [step for step in self.steps if step.phase == Phase.DECODE]
+        asked = self.hits + self.misses
+        return {
+            "steps": len(self.steps),
+            "prompt_tokens": sum(step.n_tokens for step in self.steps if step.phase == Phase.PREFILL),
+            "prefill_ns": self.total_ns(Phase.PREFILL),
+            "decode_steps": len(decode),
+            "decode_ns": self.total_ns(Phase.DECODE),
+            "decode_ns_per_token": round(self.total_ns(Phase.DECODE) / len(decode)) if decode else None,
+            "total_ns": sum(step.duration_ns for step in self.steps),
+            "graph_runs": {
+                kind.name.lower(): {BACKENDS[b]: n for (k, b), n in sorted(self.graphs.items()) if k == kind}
+                for kind in sorted({kind for kind, _ in self.graphs})
+            },
+            "graph_ns": {kind.name.lower(): spent for kind, spent in sorted(self.graph_ns.items())},
+            "operators": {kind.name.lower(): count for kind, count in sorted(self.operators.items())},
+            "qnn_executes": sum(count for (_, backend), count in self.graphs.items() if backend == 2),
+            "expert_runs": sum(self.expert_runs.values()),
+            "loads": {reason.name.lower(): self.loads[reason] for reason in Reason},
+            "loaded_bytes": self.loaded_bytes,
+            "load_bytes": {reason.name.lower(): self.load_bytes[reason] for reason in Reason},
+            "load_ns": self.load_ns,
+            "stall_ns": self.stall_ns,
+            "hidden_share": 1 - min(self.stall_ns / self.load_ns, 1) if self.load_ns else None,
+            "expert_rows": self.expert_rows,
+            "padding_rows": self.padding_rows,
+            "evictions": self.evictions,
+            "resident_bytes": self.resident_bytes,
+            "hits": self.hits,
+            "misses": self.misses,
+            "prefetched": self.prefetched,
+            "hit_rate": self.hits / asked if asked else None,
+        }
+
+    def write(self, path: Path, engine: dict[str, Any]) -> None:
+        """The whole account as one JSON file."""
+        steps = [
+            {
+                "seq": s.seq,
+                "phase": s.phase.name.lower(),
+                "n_tokens": s.n_tokens,
+                "position": s.position,
+                "begin_ns": s.begin_ns,
+                "duration_ns": s.duration_ns,
+                "sampled": s.sampled,
+            }
+            for s in self.steps
+        ]
+        routing = [{"seq": q, "layer": layer, "experts": e.tolist(), "weights": w.tolist()} for q, layer, e, w in self.routing]
+        runs = [{"layer": layer, "expert": expert, "runs": n} for (layer, expert), n in sorted(self.expert_runs.items())]
+        whole = {"engine": engine, "statistics": self.statistics(), "steps": steps, "expert_runs": runs, "routing": routing}
+        path.write_text(json.dumps(whole) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""BPF objects: their layouts, loading, ring and counters."""

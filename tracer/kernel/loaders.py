@@ -1,0 +1,237 @@
+"""The two loaders behind one face: both give program and map descriptors; the maps always come from the compiled object."""
+
+import platform
+import re
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+from tracer.errors import ProbeError, RequirementError
+from tracer.kernel.btf import STRUCT, UNION, VMLINUX, Btf
+from tracer.kernel.libbpf import BpfObject, Kernel
+from tracer.probes.attach import KERNEL_PROBES, SOFTWARE
+from tracer.probes.perf_events import SYSCALL, TRACEFS
+from tracer.probes.uprobes import UPROBE_MULTI, has_multi_links
+from tracer.recording.format import dtype_to_json
+from tracer.recording.paths import BPF_OBJECT, BPF_OBJECTS, BPF_SOURCE, MAPS_OBJECTS
+
+DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
+MAPS: tuple[str, ...] = (
+    "events",
+    "details",
+    "lost",
+    "threads",
+    "calls",
+    "patterns",
+    "paths",
+    "chosen",
+    "described",
+    "runs",
+    "blank",
+    "call_specs",
+    "backends",
+)
+MAPS += ("faulting", "reading", "requests", "counted", "counters")
+KERNEL_PROGRAMS = {name: category for name, _, category in KERNEL_PROBES}
+BUFFER_MAPS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("doorbell",)}
+BUFFER_FLAGS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("-DBUFFER_PERF",)}
+TASK_FIELDS = ("maj_flt", "min_flt")
+# struct → members that KERNEL_AT looks into
+KERNEL_FIELDS = {
+    "task_struct": ("files",),
+    "files_struct": ("fdt",),
+    "fdtable": ("max_fds", "fd"),
+    "file": ("f_mapping", "f_path", "f_pos"),
+    "path": ("dentry",),
+    "address_space": ("host",),
+    "inode": ("i_mode", "i_ino", "i_sb"),
+    "super_block": ("s_dev",),
+    "dentry": ("d_name",),
+    "qstr": ("name",),
+}
+# tracepoint → the name of its record in bpf/compat.h, where that is another's
+TEMPLATES = {
+    "sched_waking": "sched_wakeup_template",
+    "sched_wakeup": "sched_wakeup_template",
+    "sched_process_free": "sched_process_template",
+    "mm_filemap_map_pages": "mm_filemap_op_page_cache_range",
+    "mm_filemap_add_to_page_cache": "mm_filemap_op_page_cache",
+    "block_io_start": "block_rq",
+    "block_rq_issue": "block_rq",
+    "block_rq_complete": "block_rq_completion",
+}
+USED_FIELD = re.compile(r"\bFIELD(?:_AT)?\(ctx, (\w+), (\w+)")
+TRACEPOINT_FIELD = re.compile(r"field:(__data_loc )?.*?(\w+)(?:\[\d*\])?;\s*offset:(\d+);")
+PATTERN = struct.Struct("<I28s")
+
+
+class LibbpfLoader:
+    """Loads the CO-RE object through libbpf."""
+
+    name = "libbpf"
+
+    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring"):
+        if not VMLINUX.exists():
+            raise RequirementError(f"this kernel has no BTF ({VMLINUX}), which the default loader needs; {other_ways()}")
+        self.object = open_object(kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
+        self.object.load(wanted)
+
+    def map_fd(self, name: str) -> int:
+        """File descriptor of a map."""
+        return self.object.map_fd(name)
+
+    def update(self, name: str, key: bytes, value: bytes) -> None:
+        """Set one element of a map."""
+        self.object.kernel.update(self.map_fd(name), key, value)
+
+    def program_fd(self, name: str) -> int:
+        """File descriptor of a program."""
+        return self.object.program_fd(name)
+
+    def close(self) -> None:
+        """Free what was loaded."""
+        self.object.close()
+
+
+class BccLoader(LibbpfLoader):
+    """Compiles the same sources through BCC against kernel headers; the maps are made from their own object."""
+
+    name = "bcc"
+
+    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring"):
+        bcc = import_bcc()
+        if headers() is None:
+            raise RequirementError(
+                f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`"
+            )
+        self.object = open_object(kernel, MAPS_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
+        self.object.load(set())
+        flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets(), *tracepoint_offsets()]
+        flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in (*MAPS, *BUFFER_MAPS[buffer])]
+        flags += BUFFER_FLAGS[buffer]
+        try:
+            self.module = bcc.BPF(src_file=str(BPF_SOURCE).encode(), cflags=flags)
+            self.programs = {name: self._load(bcc, name).fd for name in wanted}
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise ProbeError(f"BCC cannot compile or load the programs: {text}; its kernel headers: see doctor") from None
+
+    def _load(self, bcc: Any, name: str) -> Any:
+        category = KERNEL_PROGRAMS.get(name)
+        kind = bcc.BPF.KPROBE if category is None else bcc.BPF.PERF_EVENT if category == SOFTWARE else bcc.BPF.TRACEPOINT
+        attach_type = UPROBE_MULTI if category is None and has_multi_links() else -1
+        return self.module.load_func(name.encode(), kind, attach_type=attach_type)
+
+    def program_fd(self, name: str) -> int:
+        """File descriptor of a program."""
+        return int(self.programs[name])
+
+    def close(self) -> None:
+        """Free what was loaded."""
+        self.module.cleanup()
+        super().close()
+
+
+def open_object(kernel: Kernel, path: Path, ring_bytes: dict[str, int]) -> BpfObject:
+    """An object file with its rings sized, not yet loaded."""
+    opened = BpfObject(kernel, path)
+    for ring, size in ring_bytes.items():
+        opened.resize_map(ring, size)
+    return opened
+
+
+def headers() -> Path | None:
+    """The kernel headers that BCC would use."""
+    path = Path("/lib/modules") / platform.release() / "build"
+    return path if path.exists() else None
+
+
+def other_ways() -> str:
+    """What to do on a kernel without BTF."""
+    if headers():
+        return "use --loader bcc"
+    return f"it has no headers either: install linux-headers-{platform.release()} and use --loader bcc, or boot a kernel with BTF"
+
+
+def task_offsets() -> list[str]:
+    """Compiler flags: where the kernel's structs keep what we read, by BTF, else by the headers (which must then be its own)."""
+    fields = [(owner, name) for owner, names in KERNEL_FIELDS.items() for name in names]
+    if not VMLINUX.exists():
+        flags = ["-include", "linux/sched.h", "-include", "linux/fs.h", "-include", "linux/fdtable.h"]
+        flags += [f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS]
+        return flags + [f"-DOFFSET_{owner}_{name}=offsetof(struct {owner},{name})" for owner, name in fields]
+    btf = Btf.of_kernel()
+    flags = [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
+    return flags + [f"-DOFFSET_{owner}_{name}={btf.offset(owner, name)}" for owner, name in fields]
+
+
+def tracepoint_offsets() -> list[str]:
+    """Compiler flags: where the running kernel's tracepoints keep their fields, from tracefs; 0 for what it lacks."""
+    sources = "".join(path.read_text() for path in sorted(BPF_SOURCE.parent.glob("*.bpf.c")))
+    places = {f"{event}_{field}": "0" for event, field in USED_FIELD.findall(sources)}
+    for name, _, category in KERNEL_PROBES:
+        path = TRACEFS / "events" / category / name / "format"
+        for is_location, field, offset in TRACEPOINT_FIELD.findall(path.read_text()) if path.exists() else ():
+            full = f"__data_loc_{field}" if is_location else field
+            places[f"{TEMPLATES.get(name, name)}_{full}"] = offset
+    return [f"-DOFFSET_{place}={offset}" for place, offset in places.items()]
+
+
+LOADERS = {"libbpf": LibbpfLoader, "bcc": BccLoader}
+
+
+def import_bcc() -> Any:
+    """Debian's BCC bindings: pure Python over ctypes, so a virtual environment may borrow them."""
+    try:
+        import bcc
+    except ImportError:
+        sys.path.append(str(DIST_PACKAGES))
+        try:
+            import bcc
+        except ImportError:
+            raise RequirementError("--loader bcc needs BCC; on Debian: apt-get install python3-bpfcc") from None
+        finally:
+            sys.path.remove(str(DIST_PACKAGES))
+    return bcc
+
+
+def layouts() -> dict[str, Any]:
+    """Every record's layout for the manifest, from the object's BTF."""
+    if not BPF_OBJECT.exists():
+        raise RequirementError(f"{BPF_OBJECT.name} has not been built; run `make bpf`")
+    btf = Btf.of_object(BPF_OBJECT)
+    numbers = btf.enum("record_kind")
+    found = {}
+    for name, type_id, _ in btf.members(btf.find(UNION, "record")):
+        dtype = btf.dtype(type_id)
+        found[name] = {"kind": numbers[f"KIND_{name.upper()}"], "bytes": dtype.itemsize, "fields": dtype_to_json(dtype)}
+    return found
+
+
+def enumeration(name: str) -> dict[str, int]:
+    """Name → value of an enum of bpf/records.h, from the object's BTF."""
+    return Btf.of_object(BPF_OBJECT).enum(name)
+
+
+def struct_bytes(name: str) -> int:
+    """Size of a struct of bpf/, from the object's BTF."""
+    btf = Btf.of_object(BPF_OBJECT)
+    return btf.dtype(btf.find(STRUCT, name)).itemsize
+
+
+def program_numbers() -> dict[str, int]:
+    """Program → the number under which it counts its runs: where its mark stands in the object's section of marks."""
+    with open(BPF_OBJECT, "rb") as file:
+        tables = [section for section in ELFFile(file).iter_sections() if isinstance(section, SymbolTableSection)]
+        symbols = [symbol for table in tables for symbol in table.iter_symbols()]
+        return {s.name.removeprefix("number_"): int(s["st_value"]) for s in symbols if s.name.startswith("number_")}
+
+
+def check_architecture(machine: str) -> None:
+    """Raise where this architecture's system calls are not known."""
+    if machine not in SYSCALL:
+        raise RequirementError(f"{machine} is not supported; x86_64 and aarch64 are")

@@ -1,0 +1,1 @@
+"""Where probes stand, why there, and how they are attached."""

@@ -1,0 +1,89 @@
+"""Where a build of llama.cpp keeps the loop variables that the operators' one probe reads: learnt from its first graphs.
+
+The kernel side tells, for each operator, from where the leading thread entered the barrier behind it, and in which places of
+that caller's frame the operator's index and the graph stood at that moment. The graph loop is the caller that nearly
+all operators have in common; a place that keeps agreeing while the operator changes is where the loop has its variable.
+
+In a stripped program no probe tells the operator. There the kernel side looks at every barrier that is entered from a frame
+with the graph in it, and tells which places hold a number that has grown since the one before. The operator's index grows
+to the last index but one, for the loop has no barrier behind the last; the index of the operator behind it to the last.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracer.recording import machine
+
+REGISTERS = {
+    "x86_64": ("rbx", "rbp", "r12", "r13", "r14", "r15"),
+    "aarch64": tuple(f"x{number}" for number in range(19, 30)),
+}
+LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/maps.h
+GRAPHS = 2  # the end of one in which learning began, and a whole one
+MOST_GRAPHS = 64  # that do not tell: this build is not like those that we know
+AGREE = 0.85  # where operators are fused unannounced they pass the barrier and disagree
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What was learnt: the addresses behind the two calls of the barrier, and places as numbered in bpf/ggml.h."""
+
+    call: int
+    last_call: int
+    node_at: int
+    node_more: int
+    graph_at: int
+
+
+@dataclass
+class Learning:
+    """Gathers `site` records of one process until they agree."""
+
+    sites: list[np.void] = field(default_factory=list)
+    last_sites: list[int] = field(default_factory=list)
+    graphs: int = 0
+
+    def observe(self, record: np.void) -> Loop | None:
+        """Take one more record; the loop, once whole graphs tell it."""
+        if not record["last"]:
+            self.sites.append(record)
+            return None
+        self.graphs += 1
+        if record["address"]:
+            self.last_sites.append(int(record["address"]))
+        return self._conclude() if self.sites and len(self.last_sites) >= GRAPHS else None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether enough graphs were seen to give up; a single thread enters no barrier that tells."""
+        return self.graphs >= MOST_GRAPHS
+
+    def _conclude(self) -> Loop | None:
+        call, _ = Counter(int(record["address"]) for record in self.sites).most_common(1)[0]
+        same = [record for record in self.sites if record["address"] == call]
+        fields = ("here", "before", "last_but_one", "graph")
+        here, before, last_but_one, graph = (votes(np.array([r[name] for r in same])) for name in fields)
+        if same[0]["blind"]:
+            growing = here >= AGREE * len(same)
+            node, more = (before, 1) if (growing & (before > 0)).any() else (last_but_one, 0)
+            node = here * (growing & (node > 0))
+        else:
+            more = int(before.max() > here.max())
+            node = before if more else here
+        if min(len(same) / len(self.sites), node.max() / len(same), graph.max() / len(same)) < AGREE:
+            return None
+        last_call, _ = Counter(self.last_sites).most_common(1)[0]
+        return Loop(call, last_call, int(node.argmax()), more, int(graph.argmax()))
+
+
+def votes(masks: np.ndarray) -> np.ndarray:
+    """How many masks have each bit set, shape [32]."""
+    return ((masks[:, None].astype(np.uint32) >> np.arange(32, dtype=np.uint32)) & 1).sum(axis=0)
+
+
+def frame_place(number: int) -> str:
+    """The name of a place of the frame, as numbered in bpf/ggml.h."""
+    registers = REGISTERS[machine.describe()["arch"]]
+    return registers[number] if number < len(registers) else f"stack word {number - len(registers)}"

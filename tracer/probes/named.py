@@ -1,0 +1,119 @@
+"""Where the functions that a user named were found: their numbers in the manifest, their probes' cookies, what is missing."""
+
+import difflib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tracer.engines import Engine, Probe, all_engines
+from tracer.errors import ProbeError
+from tracer.probes.elf import Binary
+from tracer.probes.functions import Function
+
+MAX_FUNCTIONS = 511  # MAX_CALL_SPECS of bpf/maps.h, two for each; number 0 is none
+PROGRAMS = ("custom_begin", "custom_end")
+USER = Engine("user", 6, (), ())
+NEAR = 3  # names to suggest
+
+
+@dataclass(frozen=True)
+class Site:
+    """One function of a file, with what its probes send by cookie: number << 1 | at return."""
+
+    function: Function
+    name: str
+    offset: int
+    specs: dict[int, bytes]
+    inspect: bool
+
+    def probe(self, cookie: int) -> Probe:
+        """The probe with this cookie."""
+        at_return = cookie & 1
+        return Probe(PROGRAMS[at_return], self.function.level, at="return" if at_return else "entry")
+
+
+class NamedFunctions:
+    """All functions that the user's files name, in the order in which they were found."""
+
+    def __init__(self, declared: list[Function]):
+        self.declared = declared
+        self.found: list[dict[str, Any]] = []  # the manifest's `functions`
+        self._sites: dict[tuple[Function, int, int, int], Site] = {}
+        self._seen: dict[Function, set[str]] = {function: set() for function in declared}
+        self._near: dict[Function, list[str]] = {}
+        self._closed = [engine for engine in all_engines().values() if not engine.inspect] if declared else []
+
+    def programs(self) -> set[str]:
+        """Names of the BPF programs that are needed."""
+        return set(PROGRAMS) if self.declared else set()
+
+    def prefixes(self) -> set[str]:
+        """Beginnings of the file names to watch for."""
+        return {function.prefix for function in self.declared if function.prefix}
+
+    def wants(self, path: str, file_name: str, is_executable: bool) -> bool:
+        """Whether any declaration means this file."""
+        return os.path.isfile(path) and any(function.owns(path, file_name, is_executable) for function in self.declared)
+
+    def sites(self, binary: Binary, file_name: str, is_executable: bool, warnings: list[str]) -> list[Site]:
+        """The functions to probe in a file; a pattern that matches too many is refused with a warning."""
+        answer = []
+        for function in self.declared:
+            if not function.owns(binary.path, file_name, is_executable):
+                continue
+            self._seen[function].add(binary.path)
+            found = binary.functions(function.matches)
+            if not found:
+                self._near.setdefault(function, near(function, binary))
+            if len(found) > function.most:
+                names = ", ".join(sorted(found.values())[:NEAR])
+                warnings.append(
+                    f"{function.source}: {', '.join(function.symbols)} matches {len(found)} functions of {binary.path} "
+                    f"({names} ...), {function.most} are allowed: narrow it, or raise the key most"
+                )
+                continue
+            answer += [self._site(function, name, offset, binary) for offset, name in sorted(found.items())]
+        return answer
+
+    def _site(self, function: Function, name: str, offset: int, binary: Binary) -> Site:
+        status = os.stat(binary.path)
+        key = (function, status.st_dev, status.st_ino, offset)
+        if key not in self._sites:
+            number = len(self.found) + 1
+            if number > MAX_FUNCTIONS:
+                raise ProbeError(f"{number} functions are named, {MAX_FUNCTIONS} can be probed at once: narrow the patterns")
+            sides = {"entry": (False,), "return": (True,), "both": (False, True)}[function.at]
+            specs = {number << 1 | at_return: function.spec(at_return) for at_return in sides}
+            mine = [engine for engine in self._closed if engine.owns(os.path.basename(binary.path))]
+            inspect = all(engine.inspects(binary.path) for engine in mine)
+            self._sites[key] = Site(function, name, offset, specs, inspect)
+            self.found.append(describe(number, name, function, binary.path))
+        return self._sites[key]
+
+    def missing(self) -> list[str]:
+        """A line for each declaration that no function was found for."""
+        probed = {site.function for site in self._sites.values()}
+        lines = []
+        for function in self.declared:
+            what = f"{function.source}: {', '.join(function.symbols)} of {function.library}"
+            if function not in probed and not self._seen[function]:
+                lines.append(f"{what} was not probed: the target mapped no such file")
+            elif function in self._near and function not in probed:
+                hint = f"; near: {', '.join(self._near[function])}" if self._near[function] else "; is it inlined or stripped?"
+                lines.append(f"{what} was not found in {', '.join(sorted(self._seen[function]))}{hint}")
+        return lines
+
+
+def near(function: Function, binary: Binary) -> list[str]:
+    """Names in the file that resemble those that were not found."""
+    names = list(binary.functions(lambda name: True).values())
+    return [match for symbol in function.symbols for match in difflib.get_close_matches(symbol, names, NEAR)][:NEAR]
+
+
+def describe(number: int, name: str, function: Function, path: str) -> dict[str, Any]:
+    """The function's row of the manifest: its arguments in the order in which records carry them, numbers and texts apart."""
+    sides: dict[str, Any] = {}
+    for at_return, side in ((False, "entry"), (True, "return")):
+        numbers, texts = function.side(at_return)
+        sides[side] = {"numbers": [[a.name, a.type] for a in numbers], "texts": [a.name for a in texts]}
+    return {"probe": number, "name": name, "library": path, "level": function.level, "at": function.at, **sides}

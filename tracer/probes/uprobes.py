@@ -1,0 +1,106 @@
+"""Uprobes: a program at an instruction of a file, in every process that maps it; closing the descriptor detaches."""
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from tracer.errors import ProbeError, RequirementError
+from tracer.probes.perf_events import ATTR_BYTES, connect, libc, opened
+
+PROG_LOAD, LINK_CREATE = 5, 28
+KPROBE_PROGRAM = 2  # the type of programs that run at probes
+PERF_EVENT, UPROBE_MULTI = 41, 48  # ways of attaching
+AT_RETURN = 1
+SYSCALL = {"x86_64": 321, "aarch64": 280}
+RETURN_0 = struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+EXPECTED_ATTACH_TYPE_AT = 68  # bytes into what PROG_LOAD reads
+UPROBE = Path("/sys/bus/event_source/devices/uprobe")
+CLOSERS = 32
+
+
+def bpf(command: int, attributes: bytes) -> int:
+    """The bpf(2) system call; returns a descriptor or raises OSError."""
+    number, size = ctypes.c_long(SYSCALL[platform.machine()]), ctypes.c_uint(len(attributes))
+    result = libc.syscall(number, ctypes.c_int(command), attributes, size)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(result)
+
+
+def multi_link(program_fd: int, path: str, offset: int, at_return: bool, cookie: int) -> int:
+    """A link of the kernel's uprobe_multi kind; raises OSError."""
+    text = ctypes.create_string_buffer(path.encode())
+    place, mark = ctypes.c_uint64(offset), ctypes.c_uint64(cookie)
+    where = (ctypes.addressof(text), ctypes.addressof(place), 0, ctypes.addressof(mark))
+    kind = AT_RETURN if at_return else 0
+    return bpf(LINK_CREATE, struct.pack("<IIIIQQQQIIII", program_fd, 0, UPROBE_MULTI, 0, *where, 1, kind, 0, 0))
+
+
+@cache
+def has_multi_links() -> bool:
+    """Whether this kernel attaches uprobes without perf events (Linux 6.6): such probes go away in a fraction of the time.
+
+    It does so only with programs that were loaded with UPROBE_MULTI as the way they will be attached.
+    """
+    code, licence = ctypes.create_string_buffer(RETURN_0), ctypes.create_string_buffer(b"GPL")
+    head = struct.pack("<IIQQ", KPROBE_PROGRAM, len(RETURN_0) // 8, ctypes.addressof(code), ctypes.addressof(licence))
+    try:
+        program = bpf(PROG_LOAD, head.ljust(EXPECTED_ATTACH_TYPE_AT, b"\0") + struct.pack("<I", UPROBE_MULTI))
+    except OSError:
+        return False
+    try:
+        multi_link(program, "/", 0, False, 0)
+    except OSError as error:
+        return error.errno == errno.EBADF  # it looked at the file, which is none; other kernels do not get that far
+    finally:
+        os.close(program)
+    return False
+
+
+def perf_event(path: str, offset: int, at_return: bool) -> int:
+    """A perf event at the place, which has no program yet."""
+    try:
+        kind = int((UPROBE / "type").read_text())
+        bit = int((UPROBE / "format" / "retprobe").read_text().split(":")[1])
+    except OSError:
+        raise RequirementError("this kernel has no uprobes (CONFIG_UPROBE_EVENTS)") from None
+    text = ctypes.create_string_buffer(path.encode())
+    config = 1 << bit if at_return else 0
+    # struct perf_event_attr: type, size, config, period, sample_type, read_format, flags, wakeup, bp_type, config1, config2
+    head = struct.pack("<IIQQQQQIIQQ", kind, ATTR_BYTES, config, 0, 0, 0, 0, 0, 0, ctypes.addressof(text), offset)
+    return opened(head.ljust(ATTR_BYTES, b"\0"), f"{path}+{offset:#x}")
+
+
+def perf_link(program_fd: int, event: int, cookie: int) -> int:
+    """Connect a program and an event through a link, which carries a cookie (Linux 5.15); raises OSError."""
+    try:
+        return bpf(LINK_CREATE, struct.pack("<IIIIQ", program_fd, event, PERF_EVENT, 0, cookie))
+    finally:
+        os.close(event)
+
+
+def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool, cookie: int = 0) -> int:
+    """Probe byte `offset` of the file `path` in every process that maps it; returns the descriptor that holds the probe.
+
+    The program finds a `cookie` other than 0 with bpf_get_attach_cookie.
+    """
+    what = f"{path}+{offset:#x}"
+    try:
+        if has_multi_links():
+            return multi_link(program_fd, path, offset, at_return, cookie)
+        event = perf_event(path, offset, at_return)
+        return perf_link(program_fd, event, cookie) if cookie else connect(event, program_fd, what)
+    except OSError as error:
+        raise ProbeError(f"cannot attach to {what}: {error.strerror}") from None
+
+
+def detach(fds: Iterable[int]) -> None:
+    """Close what holds probes, at once: each waits until no CPU can be inside it any more, and they can wait together."""
+    with ThreadPoolExecutor(CLOSERS) as pool:
+        list(pool.map(os.close, fds))

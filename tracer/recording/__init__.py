@@ -1,0 +1,1 @@
+"""The recording on disk: format, manifest, and what is written there."""

@@ -1,0 +1,52 @@
+"""Where the project keeps its own built parts, and on whose behalf it runs."""
+
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+BPF_OBJECT = BUILD / "moescope.bpf.o"
+BPF_OBJECTS = {"ring": BPF_OBJECT, "perf": BUILD / "moescope-perf.bpf.o"}
+MAPS_OBJECTS = {"ring": BUILD / "maps.bpf.o", "perf": BUILD / "maps-perf.bpf.o"}
+BPF_SOURCE = ROOT / "bpf" / "moescope.bpf.c"
+CALIBRATION = BUILD / "calibrate.so"
+VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The user who typed sudo; the traced command runs as them and output belongs to them."""
+
+    uid: int
+    gid: int
+    name: str
+    home: str
+
+    def give(self, path: Path) -> None:
+        """Hand a file, or a folder with all it holds, to the owner."""
+        os.chown(path, self.uid, self.gid)
+        for folder, folders, files in os.walk(path):
+            for name in folders + files:
+                os.chown(os.path.join(folder, name), self.uid, self.gid, follow_symlinks=False)
+
+    def become(self) -> None:
+        """Drop root for good in this (child) process."""
+        os.initgroups(self.name, self.gid)
+        os.setgid(self.gid)
+        os.setuid(self.uid)
+
+    def environment(self) -> dict[str, str]:
+        """The process environment with the owner's identity instead of root's."""
+        return dict(os.environ, HOME=self.home, USER=self.name, LOGNAME=self.name)
+
+
+def invoking_user() -> Owner:
+    """The user behind sudo, or the present one."""
+    uid = int(os.environ.get("SUDO_UID", os.getuid())) if os.geteuid() == 0 else os.getuid()
+    try:
+        entry = pwd.getpwuid(uid)
+        return Owner(uid, entry.pw_gid, entry.pw_name, entry.pw_dir)
+    except KeyError:
+        return Owner(uid, int(os.environ.get("SUDO_GID", os.getgid())), str(uid), "/")

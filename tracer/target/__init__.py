@@ -1,0 +1,1 @@
+"""The traced processes: starting them, watching their libraries, and what they run."""

@@ -1,0 +1,201 @@
+"""The traced program: started held back until its probes stand, or followed by process id."""
+
+import contextlib
+import os
+import signal
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracer.errors import TargetError
+from tracer.recording.paths import Owner
+
+
+def tasks(pid: int) -> list[int]:
+    """Thread ids of a process; empty when it is gone."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of all descendants."""
+    found: list[int] = []
+    for tid in tasks(pid):
+        with contextlib.suppress(OSError):
+            direct = [int(p) for p in Path(f"/proc/{pid}/task/{tid}/children").read_text().split()]
+            found += direct + [grandchild for child in direct for grandchild in children(child)]
+    return found
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """One executable mapping of a file."""
+
+    start: int
+    end: int
+    offset: int
+    path: str
+
+    def file_offset(self, address: int) -> int:
+        """Where in the file an address of this mapping lies."""
+        return address - self.start + self.offset
+
+
+def mappings(pid: int) -> list[Mapping]:
+    """The executable file mappings of a process; empty when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        row = line.split(None, 5)
+        if len(row) == 6 and "x" in row[1] and row[5].startswith("/"):
+            start, end = (int(part, 16) for part in row[0].split("-"))
+            found.append(Mapping(start, end, int(row[2], 16), row[5]))
+    return found
+
+
+class Target:
+    """A command that this process started, waiting for `release` before its first instruction."""
+
+    started_here = True
+
+    def __init__(self, command: list[str], owner: Owner):
+        self.command = command
+        self.exit_code: int | None = None
+        self.cpu_ns = 0
+        self.started = time.monotonic_ns()
+        gate, self._gate = os.pipe2(os.O_CLOEXEC)
+        self._failure, failure = os.pipe2(os.O_CLOEXEC)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._child(gate, failure, owner)
+        os.close(gate)
+        os.close(failure)
+
+    def _child(self, gate: int, failure: int, owner: Owner) -> None:
+        try:
+            os.close(self._gate)
+            if not os.read(gate, 1):
+                os._exit(127)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):  # Python changes all of these
+                signal.signal(number, signal.SIG_DFL)
+            if os.geteuid() == 0 and owner.uid != 0:
+                owner.become()
+            os.execvpe(self.command[0], self.command, owner.environment())
+        except OSError as error:
+            os.write(failure, struct.pack("<i", error.errno or 0))
+        finally:
+            os._exit(127)
+
+    def folder(self) -> Path:
+        """Where relative paths on its command line begin."""
+        return Path.cwd()
+
+    def release(self) -> None:
+        """Let the command run; raises TargetError where it cannot be executed."""
+        os.write(self._gate, b"g")
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give up on a command that was not released: it ends without having run. Nothing happens to one that runs."""
+        if self._gate >= 0:
+            os.close(self._gate)
+        self._gate = -1
+
+    def check_start(self) -> None:
+        """Raise TargetError where the command could not be executed."""
+        data = os.read(self._failure, 4) if self.exit_code is not None else b""
+        if data:
+            reason = os.strerror(struct.unpack("<i", data)[0])
+            raise TargetError(f"cannot run {self.command[0]!r}: {reason}; give the full path or check $PATH")
+
+    def poll(self) -> bool:
+        """True while it lives."""
+        if self.exit_code is None:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+                self.cpu_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
+        return self.exit_code is None
+
+
+class Followed:
+    """A process that was there before; it is never waited for and never ended."""
+
+    started_here = False
+    exit_code: int | None = None
+    cpu_ns = 0
+
+    def __init__(self, pid: int):
+        if not tasks(pid):
+            raise TargetError(f"no process {pid}; it may have ended")
+        self.pid, self.started = pid, time.monotonic_ns()
+        self.command = [part.decode(errors="replace") for part in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if part]
+
+    def folder(self) -> Path:
+        """Where relative paths on its command line begin, as far as it did not change folders."""
+        return Path(f"/proc/{self.pid}/cwd").resolve()
+
+    def release(self) -> None:
+        """It runs already."""
+
+    def abandon(self) -> None:
+        """It runs already."""
+
+    def check_start(self) -> None:
+        """It runs already."""
+
+    def poll(self) -> bool:
+        """True while it lives."""
+        return bool(tasks(self.pid))
+
+
+class Guard:
+    """A small process that continues the target should the tracer die while it holds it stopped."""
+
+    def __init__(self) -> None:
+        read, self._write = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._write)
+            self._watch(read)
+        os.close(read)
+
+    @staticmethod
+    def _watch(read: int) -> None:
+        try:
+            os.setsid()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+            pids: set[int] = set()
+            while data := os.read(read, 4):
+                pid = struct.unpack("<i", data)[0]
+                (pids.add if pid > 0 else pids.discard)(abs(pid))
+            time.sleep(0.05 if pids else 0)
+            for pid in pids:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGCONT)
+        finally:
+            os._exit(0)
+
+    def add(self, pid: int) -> None:
+        """Watch over one more process."""
+        os.write(self._write, struct.pack("<i", pid))
+
+    def remove(self, pid: int) -> None:
+        """Stop watching over a process that has ended, so that a new owner of its number is left alone."""
+        os.write(self._write, struct.pack("<i", -pid))
+
+    def close(self) -> None:
+        """End the guard."""
+        os.close(self._write)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)

@@ -1,0 +1,284 @@
+"""Answering the target: new threads and children, programs executed, libraries opened, function tables handed out."""
+
+import contextlib
+import os
+import signal
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracer.engines import Engine
+from tracer.errors import EngineError, TracerError
+from tracer.kernel.libbpf import Kernel
+from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
+from tracer.kernel.pmc import Counters, Event
+from tracer.probes.attach import FAULT_BEGINS, Attachments
+from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
+from tracer.probes.perf_events import has_tracepoint
+from tracer.recording import machine
+from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
+from tracer.target.io_files import Files
+from tracer.target.process import Guard, mappings, tasks
+from tracer.target.qnn_logs import SerializedLogs
+
+MAX_PATTERNS = 16
+LAST_TABLE_PART = 48  # first slot of the last of the parts that the kernel side sends
+UNKNOWN_OPERATOR = 0xFFFFFFFF
+LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
+QNN_EMULATED_MACHINES = ("x86_64",)
+QNN_HTP = 6  # QNN's number of the backend
+NO_PROVIDER = 0xFFFFFFFF
+SETTINGS = struct.Struct("<14I")  # struct settings of bpf/maps.h
+QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
+
+
+class Watcher:
+    """Keeps track of the target's threads, places probes in what it loads, and continues it where the kernel side held it."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        loader: LibbpfLoader,
+        probes: Attachments,
+        guard: Guard,
+        layouts: dict[str, Any],
+        events: tuple[Event, ...] = (),
+        everyone: bool = False,
+    ):
+        self.kernel, self.loader, self.probes, self.guard = kernel, loader, probes, guard
+        self.everyone, self.files = everyone, Files()
+        self.counters = Counters(kernel, {name: loader.map_fd(name) for name in ("counters", "counted")}, events)
+        self.threads: dict[int, dict[str, Any]] = {}
+        self.qnn: dict[str, Any] | None = None
+        self.qnn_logs = SerializedLogs()
+        self.slots: dict[tuple[Any, ...], dict[int, tuple[str, int]]] = {}
+        self.dtypes = {name: dtype_from_json(layouts[name]["fields"], layouts[name]["bytes"]) for name in WATCHED}
+        self.names = {layouts[name]["kind"]: name for name in WATCHED}
+        self.kinds = tuple(self.names)
+        self.held_ns = 0  # time that the target stood still for us
+        self.learning: dict[int, Learning] = {}
+        self.loop: Loop | None = None
+        teaches = any(probe.teaches and probe.wanted(probes.levels) for engine in probes.engines for probe in engine.probes)
+        self.learns, self.stands_since, self.graphs_since = LEARN_PLACES if teaches else LEARN_NOTHING, 0, 0
+        self._rounds = 0
+        self.backends = enumeration("backend_id")
+        self._watch_for_libraries()
+        self._declare_backends()
+        self.set_chosen()
+
+    def _watch_for_libraries(self) -> None:
+        declared = {prefix for engine in self.probes.engines for prefix in engine.libraries} | self.probes.named.prefixes()
+        prefixes = [one for one in sorted(declared) if not any(one != other and one.startswith(other) for other in declared)]
+        if len(prefixes) > MAX_PATTERNS:
+            raise TracerError(f"{len(prefixes)} library prefixes declared, {MAX_PATTERNS} can be watched: choose fewer engines")
+        for index, prefix in enumerate(prefixes):
+            raw = prefix.encode()[:28]
+            self.kernel.update(self.loader.map_fd("patterns"), struct.pack("<I", index), PATTERN.pack(len(raw), raw))
+
+    def _declare_backends(self) -> None:
+        """Tell the kernel side which identities mean which ggml backend."""
+        declared = [pair for engine in self.probes.engines for pair in engine.backends.items()]
+        for name, identity in declared:
+            number = self.backends.get(f"BACKEND_{name.upper()}")
+            if number is None:
+                known = ", ".join(each.removeprefix("BACKEND_").lower() for each in self.backends)
+                raise EngineError(f"unknown backend {name}; known: {known}")
+            self.loader.update("backends", bytes.fromhex(identity)[:8], struct.pack("<I", number))
+
+    def set_chosen(self, stop: int = 1) -> None:
+        """Tell the kernel side what it cannot know: see struct settings in bpf/maps.h."""
+        levels = self.probes.levels - self.probes.shed_levels
+        mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == LLAMACPP)
+        names = max(mine, key=len, default=[])
+        number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
+        infers = not has_tracepoint("filemap", FAULT_BEGINS)
+        loop = self.loop or Loop(0, 0, 0, 0, 0)
+        places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
+        self._rounds += 1
+        recorded = "operator" in levels, "expert" in levels
+        more = self.everyone, len(self.counters.events), infers, self._rounds, bool(self.probes.spared)
+        wanted = number, stop, *recorded, *places, *more
+        self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
+
+    def attach_mapped(self, pid: int) -> None:
+        """Attach to every engine library, or statically linked engine, that a process has mapped."""
+        self._note_files(pid)
+        try:
+            executable = os.path.realpath(f"/proc/{pid}/exe")
+        except FileNotFoundError:  # it has ended meanwhile
+            return
+        for path in sorted({mapping.path for mapping in mappings(pid)}):
+            self._attach_file(path, path == executable)
+
+    def _note_files(self, pid: int) -> None:
+        if "io" in self.probes.levels:
+            self.files.note_mapped(pid)
+
+    def _attach_file(self, path: str, is_executable: bool = False) -> None:
+        if self.probes.attach_file(path, is_executable):
+            self.set_chosen()
+
+    def note_thread(self, tid: int, pid: int, name: str = "") -> None:
+        """Remember a thread under its latest known name."""
+        with contextlib.suppress(OSError):
+            name = name or Path(f"/proc/{pid}/task/{tid}/comm").read_text().strip()
+        row = self.threads.setdefault(tid, {"tid": tid, "pid": pid, "name": ""})
+        row["pid"], row["name"] = pid, name or row["name"]
+
+    def name_living_threads(self) -> None:
+        """Refresh the names of threads that are still there."""
+        for pid in {row["pid"] for row in self.threads.values()}:
+            for tid in self.threads.keys() & set(tasks(pid)):
+                self.note_thread(tid, pid)
+
+    def answer(self, slot: np.ndarray) -> None:
+        """Act on one slot of the ring whose kind is in `kinds`."""
+        name = self.names[int(slot[KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[0])]
+        dtype = self.dtypes[name]
+        record = slot[RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize].view(dtype)[0]
+        getattr(self, f"_on_{name}")(record, int(record["pid"]))
+
+    def _on_task_fork(self, record: np.void, pid: int) -> None:
+        """A new thread is named when it ends, or with those that live: it has hardly begun, and some programs make thousands."""
+        child = int(record["child_tid"])
+        self.counters.add(child)
+        is_process = not os.path.isdir(f"/proc/{pid}/task/{child}") and os.path.isdir(f"/proc/{child}")
+        if is_process:
+            self.note_thread(child, child)
+            self.guard.add(child)
+        else:
+            self.threads.setdefault(child, {"tid": child, "name": ""})["pid"] = pid
+
+    def _on_task_exit(self, record: np.void, pid: int) -> None:
+        tid = int(record["tid"])
+        self.note_thread(tid, pid, text(record["comm"]))
+        self.counters.remove(tid)
+        if tid == pid:
+            self.guard.remove(pid)
+
+    def _on_task_exec(self, record: np.void, pid: int) -> None:
+        self.note_thread(int(record["tid"]), pid)
+        self._note_files(pid)
+        self._attach_file(os.path.realpath(f"/proc/{pid}/exe"), is_executable=True)
+        self._continue(record, pid)
+
+    def _on_library(self, record: np.void, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), text(record["path"]))
+            if os.path.isfile(path):
+                self._attach_file(path)
+        self._continue(record, pid)
+
+    def _on_io_file(self, record: np.void, pid: int) -> None:
+        where = int(record["fd"]), int(record["dev"]), int(record["ino"])
+        self.files.note_open(pid, *where, text(record["name"]))
+
+    def _on_qnn_table(self, record: np.void, pid: int) -> None:
+        """Collect a provider's slots; with its last part, place the probes."""
+        engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
+        if int(record["provider"]) == NO_PROVIDER:
+            told = "gave no function table: its calls are not seen"
+            self.probes.warnings.append(f"{engine.name}: a library in process {pid} {told}")
+            return
+        table, backend = ("qnn", int(record["provider"])), int(record["backend"])
+        if int(record["first"]) == 0:
+            self.slots.pop((pid, table), None)  # another library's provider of this number
+        slots = self._collect(record, pid, table)
+        if int(record["first"]) < LAST_TABLE_PART:
+            return
+        api = tuple(record["api"].tolist())
+        self.probes.attach_table(engine, slots, api, backend)
+        self.set_chosen()
+        emulator = backend == QNN_HTP and machine.describe()["arch"] in QNN_EMULATED_MACHINES
+        if self.qnn is None or backend == QNN_HTP:
+            self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
+        if record["last"]:
+            self._continue(record, pid)
+
+    def _on_qnn_callback(self, record: np.void, pid: int) -> None:
+        """Stand where asynchronous executions tell that they are done, so far as that place is in a file."""
+        engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
+        site = self._site(pid, int(record["address"]))
+        if site:
+            self.probes.attach_callback(engine, "notify", *site)
+        else:
+            told = "is in no file: the end of these executions is not seen"
+            self.probes.warnings.append(f"{engine.name}: the function that graphExecuteAsync notifies {told}")
+        self._continue(record, pid)
+
+    def _on_qnn_reader(self, record: np.void, pid: int) -> None:
+        """Stand at QNN's own readers of events, unless the caller is known to hand on what it reads."""
+        site = self._site(pid, int(record["address"]))
+        if not site or not self.probes.stands_for_spared(site[0]):
+            self.probes.attach_spared()
+            self.set_chosen()
+        self._continue(record, pid)
+
+    def _on_qnn_log(self, record: np.void, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            self.qnn_logs.note(os.path.join(os.readlink(f"/proc/{pid}/cwd"), text(record["path"])))
+
+    def _on_api_table(self, record: np.void, pid: int) -> None:
+        """Collect a table of functions; with its last part, place the probes."""
+        table = text(record["table"])
+        slots = self._collect(record, pid, (table, int(record["address"])))
+        if record["last"]:
+            self.probes.attach_api(table, slots, int(record["version"]))
+            self._continue(record, pid)
+
+    def _collect(self, record: np.void, pid: int, table: Any) -> dict[int, tuple[str, int]]:
+        """Slot → (file, offset) of a table's parts so far."""
+        slots, mapped = self.slots.setdefault((pid, table), {}), mappings(pid)
+        for index, address in enumerate(record["slots"].tolist()):
+            place = next((m for m in mapped if m.start <= address < m.end), None)
+            if place:
+                slots[int(record["first"]) + index] = place.path, place.file_offset(address)
+        return slots
+
+    def _on_site(self, record: np.void, pid: int) -> None:
+        """Learn where the graph loop is, stand there, and let the probes that taught us go once both saw a whole graph."""
+        if self.loop:
+            self.graphs_since += int(record["last"] and record["ts"] > self.stands_since)
+            if self.graphs_since >= GRAPHS and self.learns:
+                self._learn(LEARN_NOTHING, self.loop)
+                self.probes.retire_teachers(self._llamacpp())
+            return
+        learning = self.learning.setdefault(pid, Learning())
+        loop = learning.observe(record)
+        if not loop and self.learns and learning.hopeless:
+            self._learn(LEARN_NOTHING, None)
+        site, last = (self._site(pid, loop.call), self._site(pid, loop.last_call)) if loop else (None, None)
+        if not (loop and site and last and self.learns):
+            return
+        self._learn(LEARN_ENDS, loop)
+        place = frame_place(loop.node_at)
+        why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
+        stands = self.probes.attach_learnt(self._llamacpp(), {"loop": site, "last": last}, why)
+        self.stands_since = time.monotonic_ns()
+        if not stands:
+            self._learn(LEARN_NOTHING, None)
+
+    def is_learning(self) -> bool:
+        """Whether probes stand that still look for an engine's graph loop."""
+        return self.learns != LEARN_NOTHING and bool(self.probes.teachers())
+
+    def _learn(self, what: int, loop: Loop | None) -> None:
+        self.learns, self.loop = what, loop
+        self.set_chosen()
+
+    def _llamacpp(self) -> Engine:
+        return next(engine for engine in self.probes.engines if engine.id == LLAMACPP)
+
+    def _site(self, pid: int, address: int) -> tuple[str, int] | None:
+        """(file, offset) of an address of a process; None where the process is gone."""
+        mapping = next((m for m in mappings(pid) if m.start <= address < m.end), None)
+        return (mapping.path, mapping.file_offset(address)) if mapping else None
+
+    def _continue(self, record: np.void, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+        self.held_ns += time.monotonic_ns() - int(record["ts"])

@@ -1,0 +1,1 @@
+"""profdag.html: operators as a graph."""

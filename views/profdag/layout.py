@@ -1,0 +1,166 @@
+"""Where the nodes of a ProfDAG stand within their block, one per layer of the model, execution downward; O(nodes + edges).
+
+Blocks make the model's repetition visible: layers that run the same operators in the same order share a class, which the page
+folds into one card. Where blocks stand the page decides, because that changes as cards open.
+Constants and other sources that nothing of the token made stand as dots on every consumer, one copy each.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+
+from analyzer.questions.structure import stem
+
+WIDTH, HEIGHT = 168, 40
+COLUMN, ROW, TOP = 188, 66, 46
+PER_ROW = 4
+INPUT, OUTPUT = "input", "output"
+
+
+@dataclass
+class Block:
+    """One layer of the model (or what comes before or after all): its class of identical layers, and its nodes."""
+
+    title: str
+    same_as: str
+    rows: list[list[str]]
+
+    @property
+    def width(self) -> float:
+        """As wide as its fullest row."""
+        return max(map(len, self.rows)) * COLUMN + 24
+
+    @property
+    def height(self) -> float:
+        """As high as its rows."""
+        return TOP + len(self.rows) * ROW
+
+
+@dataclass
+class Layout:
+    """Centres of nodes and dots of constants within their blocks, and the blocks."""
+
+    centre: dict[str, tuple[float, float]]
+    block: dict[str, int]
+    dots: list[tuple[str, str, float, float]]
+    blocks: list[Block]
+
+
+def drawn(graph: nx.DiGraph) -> list[str]:
+    """Operators in execution order, each after the views it reads."""
+    order: list[str] = []
+    placed = set[str]()
+    ops = sorted((node for node, data in graph.nodes(data=True) if data["role"] == "op"), key=lambda n: graph.nodes[n]["order"])
+    for op in ops:
+        stack = [op]
+        while stack:
+            node = stack[-1]
+            above = [p for p in graph.predecessors(node) if graph.nodes[p]["role"] == "view" and p not in placed]
+            if above and len(stack) <= len(graph):
+                stack.extend(above[:1])
+                continue
+            stack.pop()
+            if node not in placed:
+                placed.add(node)
+                order.append(node)
+    return order
+
+
+def block_titles(graph: nx.DiGraph, order: list[str]) -> list[str]:
+    """The block of every node: its layer; a node without one belongs to the layer at work, or before or after all of them."""
+    layers = [int(graph.nodes[node]["layer"]) for node in order]
+    last = max((i for i, layer in enumerate(layers) if layer >= 0), default=-1)
+    titles, current = [], INPUT
+    for i, layer in enumerate(layers):
+        current = f"layer {layer}" if layer >= 0 else OUTPUT if i > last >= 0 else current
+        titles.append(current)
+    return titles
+
+
+def classes(graph: nx.DiGraph, members: dict[str, list[str]]) -> dict[str, str]:
+    """Title → title of the first block that runs the same operator types in the same order."""
+    first: dict[tuple[str, ...], str] = {}
+    return {title: first.setdefault(tuple(graph.nodes[n]["type"] for n in nodes), title) for title, nodes in members.items()}
+
+
+def rows_of(graph: nx.DiGraph, nodes: list[str]) -> list[list[str]]:
+    """A block's nodes in rows: below everything in the block that they read, else beside or below what ran before them."""
+    row_of, rows, before = dict[str, int](), list[list[str]](), 0
+    for node in nodes:
+        above = [row_of[p] for p in graph.predecessors(node) if p in row_of]
+        row = max(above) + 1 if above else before
+        while row < len(rows) and len(rows[row]) >= PER_ROW:
+            row += 1
+        while len(rows) <= row:
+            rows.append([])
+        rows[row].append(node)
+        row_of[node] = before = row
+    return rows
+
+
+def arrange(graph: nx.DiGraph, block: Block, centre: dict[str, tuple[float, float]]) -> None:
+    """Place a block's nodes: in each row by the mean place of what they read, without overlap."""
+    middle, inside = block.width / 2, set[str]()
+    for depth, row in enumerate(block.rows):
+        wanted = {}
+        for node in row:
+            xs = [centre[p][0] for p in graph.predecessors(node) if p in inside]
+            wanted[node] = sum(xs) / len(xs) if xs else middle
+        row.sort(key=wanted.__getitem__)
+        inside.update(row)
+        left = middle - (len(row) - 1) * COLUMN / 2
+        for i, node in enumerate(row):
+            centre[node] = (left + i * COLUMN, TOP + depth * ROW + HEIGHT / 2)
+
+
+def dots_of(graph: nx.DiGraph, centre: dict[str, tuple[float, float]]) -> list[tuple[str, str, float, float]]:
+    """(source, consumer, x, y) of every source that is not drawn as a node, along the consumer's upper edge."""
+    dots = []
+    for node, (x, y) in centre.items():
+        sources = [p for p in graph.predecessors(node) if p not in centre]
+        dots += [(source, node, x - WIDTH / 2 + 12 + 14 * i, y - HEIGHT / 2) for i, source in enumerate(sources)]
+    return dots
+
+
+def lay_out(graph: nx.DiGraph) -> Layout:
+    """The layout of a ProfDAG from analyzer.profdag."""
+    order = drawn(graph)
+    members: dict[str, list[str]] = {}
+    for node, title in zip(order, block_titles(graph, order), strict=True):
+        members.setdefault(title, []).append(node)
+    same = classes(graph, members)
+    blocks = [Block(title, same[title], rows_of(graph, nodes)) for title, nodes in members.items()]
+    centre: dict[str, tuple[float, float]] = {}
+    number: dict[str, int] = {}
+    for i, block in enumerate(blocks):
+        arrange(graph, block, centre)
+        number |= dict.fromkeys(members[block.title], i)
+    return Layout(centre, number, dots_of(graph, centre), blocks)
+
+
+KEYS = (
+    *("role", "type", "name", "layer", "expert", "shape", "backend", "begin_ns", "duration_ns", "busy_ns", "wait_ns", "maj_flt"),
+    *("gflops", "gbytes_per_s", "cycles", "load_ns"),
+)
+"""What travels of each node, where it is known."""
+
+
+def document(graph: nx.DiGraph, layout: Layout, critical: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The layout as the page wants it: nodes with places in execution order, edges as pairs of numbers, dots as small nodes."""
+    nodes: list[dict[str, Any]] = []
+    index: dict[str, int] = {}
+    for node, (x, y) in layout.centre.items():
+        index[node] = len(nodes)
+        known = {key: value for key in KEYS if (value := graph.nodes[node].get(key)) is not None and value == value}
+        short = stem(str(known.get("name", "")))
+        known |= {"stem": short} if short != known.get("name") else {}
+        nodes.append({**known, "x": x, "y": y, "block": layout.block[node], "critical": node in critical})
+    edges = [[index[a], index[b]] for a, b in graph.edges() if a in index and b in index]
+    dots = []
+    for source, consumer, x, y in layout.dots:
+        data = graph.nodes[source]
+        told = {"name": data["name"], "type": data["type"], "shape": data.get("shape", "")}
+        dots.append({**told, "of": index[consumer], "x": x, "y": y})
+    blocks = [{"title": b.title, "same_as": b.same_as, "width": b.width, "height": b.height} for b in layout.blocks]
+    return {"nodes": nodes, "edges": edges, "dots": dots, "blocks": blocks, "size": [WIDTH, HEIGHT]}

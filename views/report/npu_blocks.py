@@ -1,0 +1,62 @@
+"""The report's blocks on the NPU beyond its executions: what does not add up, experts, idle time, host stages."""
+
+from typing import Any
+
+import pandas as pd
+
+from analyzer.questions.npu import statistics
+from views.report.sections import Block, bytes_text, heads, note, pairs, table
+
+Facts = dict[str, Any]
+FIGURES = "number executions, bar host ms, number accelerator ms, number median µs, number first µs, number cycles"
+MOST_FINDINGS = 20
+
+
+def findings(facts: Facts) -> list[Block]:
+    """What QNN's numbers promise of each other, and where they break it."""
+    broken = [{"level": "bad", "text": text} for text in facts["findings"][:MOST_FINDINGS]]
+    if facts["unjoined_events"]:
+        broken.append({"level": "warn", "text": f"{facts['unjoined_events']:,} profile events belong to no known call"})
+    rows = [[r["check"], r["looked_at"], r["broken"], r["residual"], r["unit"]] for r in facts["closure"]]
+    columns = heads("text must hold, number looked at, number broken, number residual, text unit")
+    blocks: list[Block] = [{"kind": "findings", "items": broken}] if broken else []
+    return [*blocks, table(columns, rows, "Whether the numbers add up")] if rows else blocks
+
+
+def by_expert(facts: Facts) -> list[Block]:
+    """Executions and cycles of each expert."""
+    figures = ("executes", "host_ms", "accel_ms", "median_us", "first_us", "cycles")
+    timed = [r | {"host_ms": r["host_us"] / 1e3, "accel_ms": (r["accel_us"] or 0) / 1e3} for r in facts["experts"]]
+    rows = [[r["layer"], r["expert"], *(r[name] for name in figures)] for r in timed]
+    return [table(heads(f"number layer, number expert, {FIGURES}"), rows, "By expert")] if rows else []
+
+
+def beside(facts: Facts) -> list[Block]:
+    """The NPU's idle time and the CPU's work beside it."""
+    idle, overlap, contexts = facts["idle"], facts["overlap"], facts["contexts"]
+    items: list[tuple[str, Any]] = []
+    if overlap:
+        both = {"both busy": "both", "NPU only": "npu_only", "CPU only": "cpu_only", "none": "none"}
+        items += [(f"CPU and NPU: {name}", f"{overlap[f'{key}_ms']:,.1f} ms") for name, key in both.items()]
+    if idle["gaps"]:
+        items.append(("NPU idle between executions", f"{idle['ms']:,.1f} ms in {idle['gaps']:,} gaps"))
+        items += [(f"idle, its thread {name}", f"{idle[f'{name}_ms']:,.1f} ms") for name in ("running", "runnable", "sleeping")]
+    if contexts["loads"]:
+        items.append(("contexts loaded", f"{bytes_text(contexts['load_bytes'])} in {contexts['load_ms']:,.1f} ms"))
+    return [pairs(items)] if items else []
+
+
+def stages(facts: Facts) -> list[Block]:
+    """Stages of the host's side."""
+    rows = [[name, row["count"], row["ms"], 1e3 * row["ms"] / row["count"]] for name, row in facts["stages"].items()]
+    columns = heads("text stage, number times, bar total ms, number mean µs")
+    return [table(columns, rows, "Host's stages in ONNX Runtime's QNN provider")] if rows else []
+
+
+def blocks(tables: dict[str, pd.DataFrame]) -> list[Block]:
+    """All of them."""
+    facts = statistics(tables)
+    made = [*findings(facts), *beside(facts), *by_expert(facts), *stages(facts)]
+    if not facts["closure"] and facts["executes"]:
+        made.append(note("No profile was made at detailed level: QNN's own times are not known."))
+    return made

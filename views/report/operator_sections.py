@@ -1,0 +1,136 @@
+"""The report's section on operators: what each took, what it achieved of what the machine can do, and what bounds it."""
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions import roofline
+from analyzer.questions.ceilings import Ceilings
+from views.report.sections import MS, US, Block, Run, Section, axis, chart, finished, heads, label, labels, note, table
+
+MOST_POINTS = 120
+BY_TYPE_QUERY = (
+    "select type, count(*) runs, sum(duration_ns)/1e6 ms, sum(wait_ns)/greatest(sum(busy_ns + wait_ns), 1) waiting "
+    "from operators where complete group by type order by ms desc"
+)
+BY_NAME_QUERY = (
+    "select type, name, shape, count(*) runs, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 worst_us "
+    "from operators where complete group by all order by ms desc"
+)
+ROOF_QUERY = (
+    "select type, shape, avg(flops/(read_bytes + written_bytes)) flop_per_byte, sum(flops)/sum(duration_ns) gflops, "
+    "sum(read_bytes + written_bytes)/sum(duration_ns) gbytes_per_s, sum(duration_ns)/1e6 ms "
+    "from operators where flops > 0 group by all order by ms desc"
+)
+NO_CEILINGS = "Measure this machine's ceilings once, and the report says what bounds each operator: python -m analyzer ceilings"
+NO_WORK = "The engine does not describe these operators' tensors: their work is not known, and no roofline can be drawn."
+
+
+def by_type(frame: pd.DataFrame) -> Block:
+    """Time by operator type, the costliest sixteen."""
+    shown = frame.groupby("type")["duration_ns"].sum().sort_values(ascending=False).head(16).iloc[::-1]
+    bars = {"type": "bar", "orientation": "h", "x": shown / MS, "y": labels(shown.index), "slot": 0}
+    bars["hovertemplate"] = "%{y}: %{x:.3f} ms<extra></extra>"
+    axes = {"xaxis": axis("ms, all steps"), "yaxis": {"automargin": True}, "showlegend": False}
+    return chart("Time by operator type", [bars], "", 90 + 24 * len(shown), BY_TYPE_QUERY, **axes)
+
+
+def achieved(rows: pd.DataFrame) -> Block:
+    """What each type achieved, by backend."""
+    shown = rows[["type", "backend", "bound", "count"]].assign(
+        ms=rows["ms"],
+        mean=rows["mean_us"],
+        roof=rows["roof_us"],
+        share=100 * rows["share_of_roof"],
+        above=rows["above_ms"],
+        gflops=rows["gflops"],
+        speed=rows["gbytes_per_s"],
+        intensity=rows["intensity"],
+        wait=100 * rows["wait_share"],
+        disk=100 * rows["disk_share"],
+    )
+    columns = heads(
+        "text type, text backend, text bound by, number runs, bar total ms, number mean µs, number attainable µs, "
+        "number achieved %, number above it ms, number GFLOP/s, number GB/s, number flop/byte, number waiting %, number disk %"
+    )
+    return table(columns, shown, "What each type achieved", BY_TYPE_QUERY)
+
+
+def roofs(ceilings: Ceilings, low: float, high: float) -> list[dict]:
+    """The machine's roofs, for one thread and for all."""
+    traces = []
+    for slot, threads in ((7, 1), (1, ceilings.cpus)):
+        bandwidth, flops = ceilings.of(threads)
+        x = np.geomspace(low, high, 60)
+        name = f"{threads} thread{'s' if threads > 1 else ''}: {bandwidth / 1e9:,.1f} GB/s, {flops / 1e9:,.0f} GFLOP/s"
+        y = np.minimum(x * bandwidth, flops) / 1e9
+        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "slot": slot, "hoverinfo": "name"})
+    return traces[: 1 + (ceilings.cpus > 1)]
+
+
+def roofline_chart(run: Run) -> Block | None:
+    """Operators by shape under the machine's roofs; the larger, the more time."""
+    rows = roofline.roofline(run.tables, run.ceilings, "shape")
+    rows = rows[(rows["flops"] > 0) & (rows["bytes"] > 0) & (rows["backend"] == "cpu")].head(MOST_POINTS)
+    if not len(rows):
+        return None
+    low, high = float(rows["intensity"].min()) / 3, float(rows["intensity"].max()) * 3
+    traces = roofs(run.ceilings, low, high) if run.ceilings else []
+    for slot, kind in enumerate(rows.groupby("type")["ms"].sum().sort_values(ascending=False).index[:6]):
+        mine = rows[rows["type"] == kind]
+        told = [
+            label(f"{s} {w}: {ms:,.1f} ms, {b}")
+            for s, w, ms, b in mine[["shape", "weights", "ms", "bound"]].itertuples(index=False)
+        ]
+        size = np.clip(8 + 34 * np.sqrt(mine["ms"] / rows["ms"].sum()), 8, 34).round(1)
+        hover = "%{text}<br>%{x:.2f} flop/byte, %{y:.2f} GFLOP/s<extra>%{fullData.name}</extra>"
+        points = {"type": "scatter", "mode": "markers", "x": mine["intensity"], "y": mine["gflops"], "sizes": size, "text": told}
+        traces.append({**points, "name": label(kind), "slot": slot, "hovertemplate": hover})
+    axes = {"xaxis": axis("flop/byte", type="log"), "yaxis": axis("GFLOP/s", type="log")}
+    remark = "Each point is one shape of operator on the CPU; its area is its share of time. Below the roof, time is lost."
+    return chart("Roofline", traces, remark, 460, ROOF_QUERY, **axes)
+
+
+def by_name(run: Run, frame: pd.DataFrame) -> Block:
+    """Every operator of the model, costliest first, with its slowest run."""
+    backends = run.tables["graphs"].set_index("graph_id")["backend"]
+    frame = frame.assign(backend=frame["graph_id"].map(backends).fillna("") if len(backends) else "")
+    grouped = frame.groupby(["type", "name", "shape", "backend"], sort=False)
+    rows = grouped.agg(
+        runs=("op_id", "size"),
+        total=("duration_ns", "sum"),
+        mean=("duration_ns", "mean"),
+        worst=("duration_ns", "max"),
+        at=("duration_ns", "idxmax"),
+        busy=("busy_ns", "sum"),
+        wait=("wait_ns", "sum"),
+        faults=("maj_flt", "sum"),
+    )
+    rows = rows.reset_index().sort_values("total", ascending=False)
+    known = (rows["busy"] >= 0) & (rows["busy"] + rows["wait"] > 0)
+    shown = rows[["type", "name", "shape", "backend", "runs"]].assign(
+        total=rows["total"] / MS,
+        share=100 * rows["total"] / max(float(rows["total"].sum()), 1.0),
+        mean=rows["mean"] / US,
+        worst=rows["worst"] / US,
+        wait=np.where(known, 100 * rows["wait"] / (rows["busy"] + rows["wait"]).where(known, 1), np.nan),
+        faults=rows["faults"].clip(lower=0),
+        at=run.moments(frame.loc[rows["at"]]),
+    )
+    columns = heads(
+        "text type, text name, text shape, text backend, number runs, bar total ms, number share %, number mean µs, "
+        "number max µs, number waiting %, number major faults, moment the slowest in the timeline"
+    )
+    return table(columns, shown, "Operators by name", BY_NAME_QUERY)
+
+
+def operators(run: Run) -> Section | None:
+    """Operators by type, under the roofline, and by name."""
+    frame = finished(run.tables["operators"])
+    if not len(frame):
+        return None
+    blocks = [by_type(frame), achieved(roofline.roofline(run.tables, run.ceilings))]
+    plot = roofline_chart(run)
+    blocks.append(plot or note(NO_WORK))
+    if plot and run.ceilings is None:
+        blocks.append(note(NO_CEILINGS))
+    return Section("operators", "Operators", [*blocks, by_name(run, frame)])

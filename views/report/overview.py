@@ -1,0 +1,77 @@
+"""The report's first section: what was run, how fast it was, and what costs most."""
+
+from typing import Any
+
+from analyzer.questions.longest_span import Spans, worst
+from views.report.sections import Block, Run, Section, cards, note, pairs
+
+HIGH_PRIZE = 0.1
+PRIZES = (
+    "A prize is the time that would go away with its cause, as a share of all steps' time; prizes overlap and do not add up. "
+    'Run a query with: python -m analyzer query RUN "…". Links into the timeline need `python -m views open RUN` to be running.'
+)
+
+
+def number(value: float | None, digits: int = 1, unit: str = "") -> str:
+    """A figure, or a dash where it was not measured."""
+    return "–" if value is None else f"{value:,.{digits}f}{unit}"  # noqa: RUF001
+
+
+def lasting(ms: float | None, digits: int = 1) -> str:
+    """A time in ms, or in seconds where it is long."""
+    return number(ms, digits, " ms") if ms is None or ms < 10_000 else number(ms / 1e3, 2, " s")
+
+
+def figures(summary: dict[str, Any]) -> Block:
+    """Speed, cache and completeness."""
+    tokens, experts, npu = summary.get("tokens") or {}, summary.get("experts") or {}, summary.get("npu") or {}
+    records, items = summary.get("records") or {}, []
+    if tokens:
+        tpot = tokens["tpot_ms"]
+        items += [
+            ("decode", number(tokens["decode_tokens_per_s"], 1, " tok/s"), f"{tokens['decode_steps']} steps"),
+            ("TPOT, median", lasting(tpot["median"], 2), f"p90 {lasting(tpot['p90'], 2)}, n {tpot['n']}"),
+            (
+                "TTFT",
+                lasting(tokens["ttft_ms"]),
+                f"{tokens['prefill_tokens']} tokens fed in prefill" if tokens["prefill_tokens"] else "prefill",
+            ),
+            ("prefill", number(tokens["prefill_tokens_per_s"] or None, 1, " tok/s"), f"{tokens['generations']} generation(s)"),
+        ]
+    if experts.get("hit_rate") is not None:
+        items.append(("expert cache hits", number(100 * experts["hit_rate"], 1, " %"), f"{experts['misses']:,} misses"))
+    if npu:
+        items.append((str(npu["backend"] or "NPU"), lasting(npu["ms"]), f"{npu['executes']:,} executions"))
+    lost = sum((records.get("lost") or {}).values())
+    items.append(("records lost", f"{lost:,}", f"{sum((records.get('kept') or {}).values()):,} kept"))
+    return cards(items)
+
+
+def costly(run: Run) -> Block | None:
+    """The analyzer's findings with their prizes, queries and worst moments, and what failed."""
+    items: list[Block] = []
+    summary, spans = run.summary, Spans(run.tables)
+    failed = (summary.get("npu") or {}).get("failed")
+    if failed:
+        query = "select * from qnn_executes where complete and status <> 0"
+        items.append({"level": "bad", "text": f"{failed:,} executions on the NPU failed.", "query": query})
+    for found in summary.get("findings") or []:
+        level = "warn" if found["prize_share"] >= HIGH_PRIZE else "info"
+        text = f"{found['text']} ({lasting(found['prize_ms'])})"
+        at = run.moments(worst(spans, found["rule"], found["evidence"]))
+        told = {"level": level, "text": text, "prize": min(found["prize_share"], 1.0), "query": found["query"]}
+        items.append(told | ({"at": at[0]} if at else {}))
+    return {"kind": "findings", "title": "What costs most", "items": items} if items else None
+
+
+def overview(run: Run) -> Section:
+    """Summary and findings."""
+    about, command = run.summary.get("recording") or {}, run.manifest.get("command") or []
+    told = [
+        ("command", " ".join(map(str, command))),
+        ("recorded", about.get("started_utc")),
+        ("engines", ", ".join(about.get("engines") or [])),
+    ]
+    found = costly(run)
+    blocks = [pairs(told), figures(run.summary), *([found, note(PRIZES)] if found else [])]
+    return Section("summary", "Summary", blocks)

@@ -1,0 +1,128 @@
+"""The report's last sections: how complete the recording is and what it cost; the machine and the probes."""
+
+from typing import Any
+
+from analyzer.records.observed import known_changes
+from views.report.overview import number
+from views.report.sections import Block, Run, Section, bytes_text, heads, note, pairs, table
+
+PROBE_KEYS = ("program", "library", "symbol", "level", "at", "instruction", "why", "ns_per_hit", "hits")
+PROBE_COLUMNS = heads(
+    "text program, text library, text symbol, text level, text at, text instruction, text why, number ns per hit, bar hits"
+)
+HIGH_COST = 0.05
+
+
+def lacks(run: Run) -> list[tuple[str, str]]:
+    """What is missing from the recording, in words."""
+    summary = run.summary
+    records, about = summary.get("records") or {}, summary.get("recording") or {}
+    found = [("warn", text) for text in summary.get("missing") or []]
+    lost = records.get("lost") or {}
+    if lost:
+        kinds = ", ".join(f"{kind} {n:,}" for kind, n in lost.items())
+        found.append(("bad", f"{sum(lost.values()):,} records were lost ({kinds}): sums are too low."))
+    dropped = records.get("dropped") or {}
+    if dropped:
+        limit, fast = number((dropped.get("slower_than_ns") or 0) / 1e6, 1, " ms"), dropped.get("tokens") or 0
+        found.append(("warn", f"Only tokens slower than {limit} were kept: {fast:,} faster ones are missing from every figure."))
+    if about.get("state") == "recording":
+        found.append(("warn", "The recording was not finished: it shows what had reached the disk."))
+    for title, key in (("Ends without a begin", "ends_without_begin"), ("Begins without an end", "begins_without_end")):
+        if records.get(key):
+            found.append(("warn", f"{title}: " + ", ".join(f"{kind} {n:,}" for kind, n in records[key].items()) + "."))
+    emulated = (summary.get("machine") or {}).get("emulated") or []
+    if emulated:
+        found.append(("warn", f"{', '.join(emulated)}: results are exact, its times and cycles are not a device's."))
+    return found
+
+
+def sampled(run: Run) -> list[tuple[str, str]]:
+    """Whether costly levels were recorded for part of the time only, and what recording them cost."""
+    sampling = run.manifest.get("sampling")
+    if not isinstance(sampling, dict):
+        if known_changes(run.manifest.get("level_changes")):
+            return [("warn", "Levels were switched off while decode was slow: their figures do not cover the whole time.")]
+        return []
+    share, slowdown, allowed = (sampling.get(key) for key in ("share_on", "slowdown_while_on", "allowed"))
+    covered = f"Operators and what lies below them were recorded for {number(100 * (share or 0), 1)} % of the time only"
+    limit = f"recording was allowed to slow decode down by {number(100 * (allowed or 0), 0)} %"
+    text = f"{covered}: {limit}. Steps outside of it have no operators, and sums over operators cover that part alone."
+    if slowdown is None:
+        return [("warn", text), ("info", "What recording cost is not known: too few windows with and without it.")]
+    cost = f"While they were recorded a decode token took {100 * slowdown:.1f} % longer than the tokens before and behind"
+    overall = slowdown * (share or 0) / (1 + slowdown * (1 - (share or 0)))
+    return [("warn", text), ("info", f"{cost}; over the whole run recording cost about {100 * overall:.1f} %.")]
+
+
+def cost(run: Run) -> list[tuple[str, str]]:
+    """What the probes cost, as accounted."""
+    share = (run.summary.get("cost") or {}).get("share_of_target_cpu")
+    if share is None:
+        return []
+    return [("warn" if share > HIGH_COST else "good", f"Tracing took {100 * share:.2f} % of the program's CPU time.")]
+
+
+def changes(run: Run) -> list[Block]:
+    """Levels that were switched off and on again."""
+    start = (run.manifest.get("clocks") or [{}])[0].get("monotonic_ns", 0)
+    rows = []
+    for row in known_changes(run.manifest.get("level_changes")):
+        at = (row["ts_ns"] - start) / 1e9
+        told = [str(row.get("level")), "on" if row.get("on") else "off", row.get("tps")]
+        rows.append([at, *told, str(row.get("why") or ""), [row["ts_ns"] + run.boot_ns, 0]])
+    columns = heads("number s, text level, text switched, number tok/s, text why, moment in the timeline")
+    return [table(columns, rows, "Levels switched")] if rows else []
+
+
+def recording(run: Run) -> Section:
+    """Losses, sampling and cost."""
+    manifest = run.manifest
+    told = [*lacks(run), *sampled(run), *cost(run)] or [("good", "Nothing is missing that was to be recorded.")]
+    blocks: list[Block] = [{"kind": "findings", "items": [{"level": level, "text": text} for level, text in told]}]
+    blocks += changes(run)
+    times = {name: value for name, value in (manifest.get("cost") or {}).items() if name.endswith("_ns")}
+    spent = [(name.replace("_ns", " ms").replace("_", " "), value) for name, value in times.items()]
+    if spent:
+        blocks.append(pairs([(name, number(value / 1e6, 2)) for name, value in spent if isinstance(value, int | float)]))
+    kept, lost = manifest.get("records") or {}, manifest.get("lost") or {}
+    rows = [[kind, kept.get(kind, 0), lost.get(kind, 0)] for kind in sorted({*kept, *lost})]
+    if rows:
+        blocks.append(table(heads("text record, number kept, number lost"), rows, "Records"))
+    blocks.append(note("Losses are counted in the kernel, exactly."))
+    return Section("recording", "Losses, sampling, cost", blocks)
+
+
+def machine(run: Run) -> Section:
+    """Machine, libraries and probes."""
+    manifest: dict[str, Any] = run.manifest
+    described, npu = manifest.get("machine") or {}, (run.summary.get("machine") or {}).get("npu")
+    memory, roof = described.get("memory_bytes"), run.ceilings
+    libraries = [
+        f"{lib.get('path')} {lib.get('build_id') or ''}"
+        for e in (manifest.get("engines") or {}).values()
+        for lib in e.get("libraries") or []
+    ]
+    speed = roof and ", ".join(
+        f"{n} thread(s) {roof.of(n)[0] / 1e9:,.1f} GB/s and {roof.of(n)[1] / 1e9:,.0f} GFLOP/s" for n in sorted({1, roof.cpus})
+    )
+    items = [
+        ("CPU", described.get("cpu_model")),
+        ("architecture", described.get("arch")),
+        ("CPUs", described.get("cpus")),
+        ("memory", bytes_text(memory) if memory else None),
+        ("measured ceilings", speed),
+        ("kernel", described.get("kernel")),
+        ("system", described.get("os")),
+        ("NPU", npu),
+        ("written by", manifest.get("program")),
+        ("loader", manifest.get("loader")),
+        ("levels", ", ".join(manifest.get("levels") or [])),
+        ("libraries", ", ".join(libraries)),
+    ]
+    blocks = [pairs(items)]
+    placed = sorted(manifest.get("probes") or [], key=lambda probe: -(probe.get("hits") or 0))
+    probes = [[probe.get(key) for key in PROBE_KEYS] for probe in placed]
+    if probes:
+        blocks.append(table(PROBE_COLUMNS, probes, "Probes"))
+    return Section("machine", "Machine and probes", blocks)

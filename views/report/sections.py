@@ -1,0 +1,158 @@
+"""What the report is made of, as data: sections of blocks. Makers select from the tables; static/report.js draws.
+
+A section is a title and a list of blocks. A block is one of
+    note      text
+    cards     label, value, note: the figures to read first
+    findings  level (good | warn | bad | info) and text, maybe with `prize` (share of step time), `query` and `at` (a moment)
+    pairs     label and value, maybe a moment
+    table     columns (name, kind: text | number | bar | moment) and rows, sortable; a moment links to the timeline
+    chart     Plotly traces; `slot` numbers the colour of the theme
+    heat      iteration by expert, one matrix per layer
+    graph     cards of operators, coloured by change (views/profdag/change_graph.py)
+
+A chart, heat or table may carry the `query` that gives its figures: SQL for `python -m analyzer query RUN`.
+"""
+
+import html
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions.ceilings import Ceilings
+
+Tables = dict[str, pd.DataFrame]
+Block = dict[str, Any]
+MS, US = 1e6, 1e3
+MAX_POINTS = 1500
+MAX_ROWS = 400
+
+
+@dataclass
+class Run:
+    """What the report is made from."""
+
+    manifest: dict[str, Any]
+    tables: Tables
+    summary: dict[str, Any] = field(default_factory=dict)
+    ceilings: Ceilings | None = None
+
+    @cached_property
+    def boot_ns(self) -> int:
+        """CLOCK_BOOTTIME - CLOCK_MONOTONIC: Perfetto counts in the former."""
+        clock = (self.manifest.get("clocks") or [{}])[0]
+        return int(clock.get("boottime_ns", 0) - clock.get("monotonic_ns", 0))
+
+    def moments(self, frame: pd.DataFrame) -> list[list[int]]:
+        """Where rows with begin_ns and duration_ns stand in the timeline: [begin on Perfetto's clock, duration]."""
+        begin = (frame["begin_ns"] + self.boot_ns).tolist()
+        return [[at, max(length, 0)] for at, length in zip(begin, frame["duration_ns"].tolist(), strict=True)]
+
+
+@dataclass
+class Section:
+    """One section of the report."""
+
+    name: str
+    title: str
+    blocks: list[Block]
+
+
+def note(text: str) -> Block:
+    """A sentence."""
+    return {"kind": "note", "text": text}
+
+
+def cards(items: list[tuple[str, str, str]]) -> Block:
+    """Figures to read first."""
+    return {"kind": "cards", "items": [{"label": label, "value": value, "note": remark} for label, value, remark in items]}
+
+
+def pairs(items: Sequence[tuple[Any, ...]]) -> Block:
+    """Labels and values, maybe with a moment as third."""
+    return {"kind": "pairs", "items": [[label, str(value), *at] for label, value, *at in items if value not in (None, "")]}
+
+
+def heads(spec: str) -> list[tuple[str, str]]:
+    """Columns from `kind name, kind name`."""
+    pairs_of = (one.split(None, 1) for one in spec.split(", "))
+    return [(name, kind) for kind, name in pairs_of]
+
+
+def known(value: Any, kind: str) -> bool:
+    """Whether a cell tells anything."""
+    return bool(value) if kind == "text" else value is not None and value == value
+
+
+def table(columns: list[tuple[str, str]], rows: pd.DataFrame | list[list[Any]], title: str = "", query: str = "") -> Block:
+    """A sortable table; only the first MAX_ROWS rows travel, and no column in which nothing is known."""
+    body = rows.to_numpy(object).tolist() if isinstance(rows, pd.DataFrame) else rows
+    told = [i for i, (_, kind) in enumerate(columns) if not body or any(known(row[i], kind) for row in body)]
+    heads = [{"name": columns[i][0], "kind": columns[i][1]} for i in told]
+    return {
+        "kind": "table",
+        "title": title,
+        "query": query,
+        "columns": heads,
+        "rows": [[row[i] for i in told] for row in body[:MAX_ROWS]],
+        "total": len(body),
+    }
+
+
+def chart(title: str, traces: list[dict[str, Any]], remark: str = "", height: int = 300, query: str = "", **layout: Any) -> Block:
+    """A Plotly chart."""
+    shown = {"title": title, "note": remark, "traces": traces, "layout": layout, "height": height}
+    return {"kind": "chart", "query": query, **shown}
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """A labelled axis."""
+    return {"title": {"text": title}, **more}
+
+
+def label(text: object, width: int = 48) -> str:
+    """A name for Plotly, which reads a little markup in its texts."""
+    whole, half = str(text), width // 2
+    return html.escape(whole if len(whole) <= width else f"{whole[:half]}…{whole[-half:]}", quote=False)
+
+
+def labels(texts: Iterable[object], width: int = 28) -> list[str]:
+    """Distinct labels of distinct names: Plotly adds up the bars of one label."""
+    made: dict[str, int] = {}
+    out = []
+    for text in texts:
+        short = label(text, width)
+        made[short] = made.get(short, 0) + 1
+        out.append(short if made[short] == 1 else f"{short} ({made[short]})")
+    return out
+
+
+def bytes_text(n: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n) < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def binned(n: int) -> np.ndarray:
+    """The bin of each of n points such that at most MAX_POINTS bins remain."""
+    return np.arange(n) // -(-max(n, 1) // MAX_POINTS)
+
+
+def per_bin(n: int) -> str:
+    """What to say about bins, if anything."""
+    width = -(-max(n, 1) // MAX_POINTS)
+    return f"Each point is the mean of {width} steps." if width > 1 else ""
+
+
+def finished(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows whose end was recorded: others have no duration."""
+    return frame[frame["complete"]]
+
+
+SectionMaker = Callable[[Run], Section | None]

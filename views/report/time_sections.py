@@ -1,0 +1,245 @@
+"""The report's sections on time: where a step's goes by phase, and how steps follow each other."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions import phases as parts
+from analyzer.questions import trends
+from analyzer.questions.groups import GROUPS
+from views.report.sections import (
+    MS,
+    US,
+    Block,
+    Run,
+    Section,
+    axis,
+    binned,
+    chart,
+    finished,
+    heads,
+    label,
+    note,
+    pairs,
+    per_bin,
+    table,
+)
+
+SLOWEST = 15
+GREY = 7
+MOST_GROUPS, SMALLER = 8, "smaller ones"
+STEPS_QUERY = "select token_id, phase, n_tokens, position, duration_ns/1e6 ms from tokens where complete order by begin_ns"
+PHASES_QUERY = (
+    "select phase, count(*) steps, avg(duration_ns)/1e6 mean_ms, median(duration_ns)/1e6 median_ms, "
+    "quantile_cont(duration_ns, 0.99)/1e6 p99_ms from tokens where complete group by phase"
+)
+GAPS_QUERY = "select cause, count(*) pieces, sum(duration_ns)/1e6 ms from gaps group by cause order by ms desc"
+WHERE_QUERY = "select * from phases order by token_id"
+COMPOSITION_QUERY = (
+    "select token_id, type, sum(duration_ns)/1e6 ms from operators where complete and token_id >= 0 "
+    "group by all order by token_id"
+)
+
+
+def by_phase(tokens: pd.DataFrame) -> Block:
+    """Steps by phase."""
+    rows = []
+    for name, part in tokens.assign(ms=tokens["duration_ns"] / MS).groupby("phase"):
+        ms = part["ms"]
+        quantiles = [float(ms.quantile(q)) for q in (0.5, 0.95, 0.99)]
+        faults, fed = (int(part[c].clip(lower=0).sum()) for c in ("maj_flt", "n_tokens"))
+        rows.append([name or "unknown", len(part), fed, float(ms.sum()), float(ms.mean()), *quantiles, float(ms.max()), faults])
+    columns = heads(
+        "text phase, number steps, number tokens fed, bar total ms, number mean ms, "
+        "number median ms, number p95 ms, number p99 ms, number max ms, number major faults"
+    )
+    return table(columns, rows, "Steps by phase", PHASES_QUERY)
+
+
+def few(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The groups of one phase, with those added up that are small in every phase: there are no more colours."""
+    share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in groups}
+    own = {"total", parts.RESIDUAL}
+    kept = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
+    rest = sum(float(ms or 0) for key, ms in groups.items() if key not in kept)
+    return {key: ms for key, ms in groups.items() if key in kept} | ({SMALLER: rest} if rest else {})
+
+
+def where(shares: dict[str, dict[str, float]]) -> Block:
+    """Shares of a mean step by operator group and cause of idle time, one bar per phase."""
+    shares = {phase: few(groups, shares) for phase, groups in shares.items()}
+    names = list(dict.fromkeys(key for groups in shares.values() for key in groups if key != "total"))
+    last = (SMALLER, parts.RESIDUAL)
+    ranked = sorted(names, key=lambda key: (key in last, -max(float(g.get(key) or 0) for g in shares.values())))
+    common = {"type": "bar", "orientation": "h", "y": [label(p or "unknown") for p in shares], "textposition": "none"}
+    traces = []
+    for slot, name in enumerate(ranked):
+        told = [float(groups.get(name) or 0) for groups in shares.values()]
+        percent = [100 * ms / max(float(g.get("total") or 0), 1e-12) for ms, g in zip(told, shares.values(), strict=True)]
+        hover = {"text": [f"{ms:.3f} ms" for ms in told], "hovertemplate": "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>"}
+        colour = GREY if name == parts.RESIDUAL else slot + (slot >= GREY)
+        traces.append({**common, **hover, "name": label(name), "x": percent, "slot": colour})
+    remark = "Shares of a mean step: operators by what they do, then idle time by its cause. Residual: no record explains it."
+    axes = {"xaxis": axis("% of a step"), "yaxis": {"automargin": True}}
+    return chart("Where a step's time goes", traces, remark, 150 + 50 * len(shares), WHERE_QUERY, barmode="stack", **axes)
+
+
+def idle(run: Run) -> list[Block]:
+    """The longest idle pieces of steps, by cause and by the operators around them."""
+    gaps = parts.gaps(run.tables)
+    gaps = gaps[gaps["duration_ns"] > 0]
+    if not len(gaps):
+        return []
+    grouped = gaps.groupby(["cause", "after", "before"], sort=False)
+    rows = grouped["duration_ns"].agg(["size", "sum", "max", "idxmax"]).reset_index().sort_values("sum", ascending=False)
+    shown = rows[["cause", "after", "before", "size"]].assign(
+        ms=rows["sum"] / MS, worst=rows["max"] / US, at=run.moments(gaps.loc[rows["idxmax"]])
+    )
+    columns = heads(
+        "text cause, text after, text before, number pieces, bar total ms, number longest µs, moment the longest in the timeline"
+    )
+    return [table(columns, shown, "Idle time within steps", GAPS_QUERY)]
+
+
+def phases(run: Run) -> Section | None:
+    """Where every moment of a step goes."""
+    tokens = finished(run.tables["tokens"])
+    if not len(tokens):
+        return None
+    shares = {phase: groups for phase, groups in (run.summary.get("phases") or {}).items() if groups}
+    blocks = [where(shares)] if shares else []
+    blocks += [by_phase(tokens), *idle(run)]
+    left_out = len(run.tables["tokens"]) - len(tokens)
+    if left_out:
+        blocks.append(note(f"{left_out} steps are left out: their end was not recorded."))
+    return Section("phases", "Phases", blocks)
+
+
+def composition(run: Run, tokens: pd.DataFrame, what: str) -> Block | None:
+    """Operator time per step, stacked by type."""
+    bins = binned(len(tokens))
+    operators = finished(run.tables["operators"])
+    row = pd.Index(tokens["token_id"]).get_indexer(operators["token_id"])
+    operators, row = operators[row >= 0], row[row >= 0]
+    if not len(row):
+        return None
+    order = operators.groupby("type")["duration_ns"].sum().sort_values(ascending=False).index
+    top, width = min(len(order), 7), int(bins[-1]) + 1
+    kind = np.minimum(pd.Index(order).get_indexer(operators["type"]), top)
+    sums = np.bincount(kind * width + bins[row], operators["duration_ns"] / MS, (top + 1) * width).reshape(top + 1, width)
+    ms = np.round(sums / np.bincount(bins, minlength=width), 4)
+    names = [*order[:top], "other types"][: top + (len(order) > top)]
+    common = {"type": "scatter", "mode": "lines", "stackgroup": "one", "line": {"width": 0}}
+    traces = [{**common, "name": label(name), "y": ms[i], "slot": i} for i, name in enumerate(names)]
+    axes = {"xaxis": axis(what), "yaxis": axis("ms by operator type")}
+    return chart(f"What a {what} computes", traces, per_bin(len(tokens)), 340, COMPOSITION_QUERY, **axes)
+
+
+def curve(name: str, slot: int, step: np.ndarray, ms: pd.Series) -> dict[str, Any]:
+    """Step times of one phase, binned where there are many."""
+    bins = binned(len(step))
+    x, y = (pd.Series(np.asarray(v)).groupby(bins).mean().to_numpy() for v in (step, ms))
+    mode = "lines+markers" if len(x) < 200 else "lines"
+    return {"type": "scatter", "mode": mode, "name": label(name), "x": x, "y": np.round(y, 4), "slot": slot}
+
+
+def durations(tokens: pd.DataFrame, found: dict[str, Any]) -> Block:
+    """Every step, with the line that the context explains and the steps where the level changes."""
+    traces, step = [], pd.Series(np.arange(len(tokens)), tokens["token_id"].to_numpy())
+    for slot, phase in enumerate(sorted(set(tokens["phase"]), key=lambda p: p != "decode")):
+        mine = tokens[tokens["phase"] == phase]
+        traces.append(curve(phase or "unknown", slot, step[mine["token_id"]].to_numpy(), mine["duration_ns"] / MS))
+    scale = {"type": "log"} if len(traces) > 1 else {"rangemode": "tozero"}
+    model, decode = found.get("model") or {}, tokens[tokens["phase"] == "decode"]
+    if model and len(decode):
+        context = decode["position"].where(decode["position"] >= 0, np.arange(len(decode)))
+        fitted = model["base_ms"] + model["us_per_token"] / 1e3 * context
+        line = curve("fitted to the context", 7, step[decode["token_id"]].to_numpy(), fitted)
+        traces.append({**line, "mode": "lines", "line": {"dash": "dash"}})
+    jumps = [int(step[jump["token_id"]]) for jump in found.get("change_points") or [] if jump["token_id"] in step.index]
+    bars = [
+        {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": at, "x1": at, "line": {"dash": "dot", "width": 2}}
+        for at in jumps
+    ]
+    remark = per_bin(len(tokens)) + (" Dotted: the level changes for good." if jumps else "")
+    axes = {"xaxis": axis("step"), "yaxis": axis("ms", **scale)}
+    return chart("Duration of every step", traces, remark.strip(), 320, STEPS_QUERY, **axes, shapes=bars)
+
+
+def told(run: Run, found: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Trends in words; change points with where they stand in the timeline."""
+    items: list[tuple[Any, ...]] = []
+    for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("decode step", "step_ms")):
+        spread = found.get(key) or {}
+        if spread.get("n"):
+            text = f"median {spread['p50']:,.2f} ms, p05 {spread['p05']:,.2f}, p95 {spread['p95']:,.2f}, p99 {spread['p99']:,.2f}"
+            items.append((name, f"{text}, n {spread['n']}"))
+    if "drift_per_100_steps" in found:
+        steps = min(100, (found.get("step_ms") or {}).get("n", 100))
+        items.append(("drift", f"{found['drift_per_100_steps'] * steps:+.1f} % of the median step per {steps} steps"))
+    tokens = run.tables["tokens"]
+    for jump in found.get("change_points") or []:
+        text = f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step"
+        items.append((f"from token {jump['token_id']}", text, *run.moments(tokens[tokens["token_id"] == jump["token_id"]])[:1]))
+    if found.get("periodic"):
+        beat = found["periodic"]
+        items.append(("periodic", f"every {beat['period']:.1f} steps, {100 * beat['share']:.0f} % of the variance"))
+    model = found.get("model") or {}
+    if model:
+        slope = model["us_per_token"]
+        law = f"{model['base_ms']:,.2f} ms {'-' if slope < 0 else '+'} {abs(slope):,.2f} µs per token of context"
+        error = f"off by {100 * model['mape']:.0f} % on steps it has not seen, a constant by {100 * model['mape_constant']:.0f} %"
+        items.append(("step against context", f"{law}; {error}"))
+    return items
+
+
+def slowest(run: Run, tokens: pd.DataFrame) -> Block:
+    """The slowest decode steps: what they spent more time in than the median step, and where they stand."""
+    rows = parts.per_token(run.tables).loc[tokens["token_id"]]
+    names = [name for name in (*GROUPS, *parts.CAUSES, parts.RESIDUAL) if name in rows]
+    excess = rows[names] - rows[names].median()
+    middle = tokens["duration_ns"].median()
+    top = tokens[tokens["duration_ns"] >= middle].sort_values("duration_ns", ascending=False).head(SLOWEST)
+    most = excess.loc[top["token_id"]]
+    shown = top[["token_id"]].assign(
+        position=top["position"].where(top["position"] >= 0),
+        ms=top["duration_ns"] / MS,
+        more=(top["duration_ns"] - middle) / MS,
+        mostly=[f"{name} {ns / MS:+.2f} ms" for name, ns in zip(most.idxmax(axis=1), most.max(axis=1), strict=True)],
+        at=run.moments(top),
+    )
+    columns = heads("text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline")
+    shown["token_id"] = shown["token_id"].astype(str)
+    query = "select t.token_id, t.duration_ns/1e6 ms, p.* from tokens t join phases p using (token_id) order by ms desc limit 15"
+    return table(columns, shown, "Slowest steps", query)
+
+
+def growing(run: Run) -> list[Block]:
+    """Operator types whose time grows with the context."""
+    rows = trends.growth(run.tables)
+    rows = rows[rows["ns_per_token"] > 2 * rows["error_ns"]]
+    if not len(rows):
+        return []
+    columns = heads(
+        "text type, number µs at no context, bar ns per token, number standard error, number share of growth %, number r²"
+    )
+    shown = rows.assign(share=100 * rows["share"])[["type", "base_us", "ns_per_token", "error_ns", "share", "r2"]]
+    return [table(columns, shown, "What grows with the context", "select * from growth order by ns_per_token desc")]
+
+
+def series(run: Run) -> Section | None:
+    """Every step in order."""
+    tokens = finished(run.tables["tokens"]).sort_values("begin_ns")
+    if not len(tokens):
+        return None
+    found = trends.summary(run.tables)
+    blocks = [durations(tokens, found)]
+    trend = told(run, found)
+    if trend:
+        blocks.append(pairs(trend))
+    decode = tokens[tokens["phase"] == "decode"]
+    shown, what = (decode, "decode step") if len(decode) else (tokens, "step")
+    stacked = composition(run, shown, what)
+    blocks += [stacked] if stacked else []
+    return Section("series", "Steps over time", [*blocks, slowest(run, shown), *growing(run)])

@@ -1,0 +1,1 @@
+"""The Perfetto trace."""

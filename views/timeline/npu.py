@@ -1,0 +1,230 @@
+"""The NPU's tracks: the host's stages, executions, and where inside these the device's own times and cycles may lie.
+
+QNN reports durations and cycles without a position in time. Device slices are centred in what encloses them, node slices
+fill the accelerator's window in proportion to their cycles, nodes of a node that of theirs; both carry `estimated` and the
+value as it was measured. Where a backend stamps its events, nodes begin where their stamps say, on the host's clock.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from views.timeline.slices import (
+    Column,
+    Slices,
+    Tables,
+    Text,
+    execute_flow,
+    ints,
+    of_frame,
+    place,
+    positive,
+    rows_of,
+    says,
+    texts,
+)
+
+NODE = 404
+STAGES, OPTRACE = "Host stages", "optrace "
+EXECUTE, DEVICE, NODES, IDLE = "QNN Execute", "QNN Device", "QNN Node", "QNN Idle"
+DEVICE_LEVELS = (("host RPC", "host_rpc_us"), ("HTP RPC", "htp_rpc_us"), ("accelerator", "accel_us"))
+
+
+def group_name(manifest: dict[str, Any]) -> str:
+    """The track group; the emulator must never pass for a device."""
+    return "HTP emulator" if (manifest.get("qnn") or {}).get("emulator") else "HTP"
+
+
+def track_name(manifest: dict[str, Any], track: str) -> str:
+    """A track's name, with the emulator named."""
+    return f"{track} (HTP emulator)" if (manifest.get("qnn") or {}).get("emulator") else track
+
+
+def execute_name(graph_name: str, kind: str, layer: int, expert: int) -> str:
+    """kind.layer.expert where the engine tells, else QNN's name of the graph."""
+    return place(kind, layer, expert) if kind else graph_name or "graphExecute"
+
+
+def executes(tables: Tables) -> Slices:
+    """One slice per execution, on the flow that its submission began; a graph's executions follow each other on one flow."""
+    frame = tables["qnn_executes"]
+    args = texts(frame, "graph_name") | ints(frame, "layer", "expert", "n_inputs", "n_outputs") | positive(frame, "tier")
+    args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
+    cycles = frame["accel_cycles"].fillna(-1)
+    args["accel_cycles"] = cycles.to_numpy(np.int64)
+    name = Text.joined(execute_name, frame["graph_name"], frame["kind"], frame["layer"], frame["expert"])
+    slices = of_frame("qnn", name, frame, args)
+    slices.flow = execute_flow(frame)
+    ordered = pd.Series(slices.flow).iloc[np.argsort(slices.begin, kind="stable")]
+    slices.ends_flow = ~ordered.duplicated(keep="last").sort_index().to_numpy()
+    return slices
+
+
+def windows(frame: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(begin, end, known) of host RPC, HTP RPC and accelerator for every execution, each within the one before."""
+    begin, end = frame["begin_ns"].to_numpy(np.int64), frame["end_ns"].to_numpy(np.int64)
+    out = []
+    for _, column in DEVICE_LEVELS:
+        us = frame[column].to_numpy(float)
+        known = ~np.isnan(us)
+        length = np.where(known, np.minimum(np.nan_to_num(us) * 1e3, end - begin), end - begin).astype(np.int64)
+        begin = begin + (end - begin - length) // 2
+        end = begin + length
+        out.append((begin, end, known))
+    return out
+
+
+def device(tables: Tables) -> Slices | None:
+    """Host RPC ⊃ HTP RPC ⊃ accelerator, inside each execution."""
+    frame = tables["qnn_executes"]
+    rows, begins, ends, labels, measured = [], [], [], [], []
+    for level, ((begin, end, known), (_, column)) in enumerate(zip(windows(frame), DEVICE_LEVELS, strict=True)):
+        at = np.flatnonzero(known & frame["complete"].to_numpy(bool))
+        rows.append(at)
+        begins.append(begin[at])
+        ends.append(end[at])
+        labels.append(np.full(len(at), level))
+        measured.append((frame[column].to_numpy(float)[at] * 1e3).astype(np.int64))
+    row = np.concatenate(rows)
+    if not len(row):
+        return None
+    args: dict[str, Column] = {"estimated": np.ones(len(row), np.int64), "measured_ns": np.concatenate(measured)}
+    name = Text(np.concatenate(labels), [label for label, _ in DEVICE_LEVELS])
+    tid = frame["tid"].to_numpy(np.int64)[row]
+    return Slices("qnn", name, tid, np.concatenate(begins), np.concatenate(ends), np.ones(len(row), bool), args)
+
+
+def nodes(tables: Tables) -> Slices | None:
+    """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
+    frame, every = tables["qnn_executes"], tables["qnn_events"]
+    counted, kind = says(every["unit"], "cycles"), every["type"].to_numpy()
+    of = rows_of(frame["execute_id"], every["execute_id"])
+    place = np.flatnonzero(counted & (kind == NODE) & (of >= 0))
+    if not len(place):
+        return None
+    place = place[np.argsort(of[place], kind="stable")]
+    events, row = every[["name", "tid", "value", "host_ns"]].iloc[place], of[place]
+    among = np.full(len(every) + 1, -1)
+    among[place] = np.arange(len(place))
+    parents = among[rows_of(every["event_id"], every["parent_id"])]
+    parent = parents[place]
+    cycles = events["value"].to_numpy(np.float64)
+    begin, end, _ = windows(frame)[-1]
+    first, last = side_by_side(row, cycles, parent, begin, end)
+    stamped = own_places(events, row, frame, first, last) if (parent < 0).all() else np.zeros(len(row), bool)
+    args: dict[str, Column] = {"estimated": np.where(stamped, -1, 1), "cycles": cycles.astype(np.int64)}
+    args["by_time_stamp"] = np.where(stamped, 1, -1)
+    said = np.flatnonzero(counted & (kind != NODE) & (parents >= 0))
+    if len(said):
+        args |= told_of(len(row), parents[said], every.iloc[said])
+    name = Text.joined(lambda text: text or "node", events["name"])
+    return Slices("qnn", name, events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args)
+
+
+def side_by_side(
+    row: np.ndarray, cycles: np.ndarray, parent: np.ndarray, begin: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(begin, end) of nodes that fill their execution's window, or a share of the node they are part of, by generation.
+
+    `row`: of each node's execution in `begin` and `end`; `parent`: the place of the node around it, -1 for none.
+    """
+    first, last = np.zeros(len(row), np.int64), np.zeros(len(row), np.int64)
+    placed, left = np.zeros(len(row), bool), np.flatnonzero(parent < 0)
+    window, owner, whole = (begin, end), row, np.zeros(len(begin))
+    while len(left):
+        mine, spent = owner[left], cycles[left]
+        ends = running(spent, mine)
+        share = np.maximum(np.maximum(np.bincount(mine, spent, len(whole)), whole)[mine], 1.0)
+        length = (window[1] - window[0])[mine]
+        first[left] = window[0][mine] + ((ends - spent) / share * length).astype(np.int64)
+        last[left] = window[0][mine] + (ends / share * length).astype(np.int64)
+        placed[left] = True
+        window, owner, whole = (first, last), parent, cycles
+        left = np.flatnonzero(~placed & (parent >= 0) & placed[parent])
+    return first, last
+
+
+def running(values: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """The sum of each value and those before it of the same owner."""
+    order = np.argsort(of, kind="stable")
+    sums, fresh = np.cumsum(values[order]), np.append(True, np.diff(of[order]) != 0)[: len(of)]
+    first = np.flatnonzero(fresh)
+    out = np.empty(len(values))
+    out[order] = sums - (sums - values[order])[first][np.cumsum(fresh) - 1]
+    return out
+
+
+def told_of(n: int, node: np.ndarray, said: pd.DataFrame) -> dict[str, Column]:
+    """What a profile at QNN's linting level says of `n` nodes besides (wait, overlap ...), in cycles, as arguments.
+
+    `node`: of which each event of `said` is.
+    """
+    args: dict[str, Column] = {}
+    for what, rows in said.reset_index(drop=True).groupby("type_name"):
+        column = np.full(n, -1)
+        column[node[rows.index]] = rows["value"]
+        args[f"{str(what).replace(' ', '_')}_cycles"] = column
+    return args
+
+
+def own_places(events: pd.DataFrame, row: np.ndarray, frame: pd.DataFrame, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Move nodes to where their own time stamps put them, until the next one's; which were moved.
+
+    Only executions whose nodes all have stamps of their own: equal ones tell nothing of an order.
+    """
+    stamp = events["host_ns"].to_numpy(np.int64)
+    if not (stamp >= 0).any():
+        return np.zeros(len(row), bool)
+    by_run = pd.Series(stamp).groupby(row)
+    moved = np.asarray((by_run.transform("min") >= 0) & (by_run.transform("nunique") == by_run.transform("size")))
+    order = np.lexsort((stamp, row))
+    order = order[moved[order]]
+    begin, end = (frame[column].to_numpy(np.int64)[row[order]] for column in ("begin_ns", "end_ns"))
+    first[order] = np.clip(stamp[order], begin, end)
+    following = np.append(first[order][1:], 0)
+    same = np.append(row[order][1:] == row[order][:-1], False)
+    last[order] = np.where(same[: len(order)], following[: len(order)], end)
+    return moved
+
+
+def idle(tables: Tables) -> Slices | None:
+    """The NPU's idle time between executions, with what the thread that ended it was at."""
+    frame = tables["qnn_gaps"]
+    if not len(frame):
+        return None
+    states = ints(frame, "running_ns", "runnable_ns", "sleeping_ns", "waiting_ns", "cpu_ns")
+    name = Text.joined(lambda what: f"idle: {what}" if what else "idle", frame["doing"])
+    return of_frame("qnn", name, frame.assign(complete=True), states)
+
+
+def stages(tables: Tables) -> Slices | None:
+    """Stages of the host's side: those of ONNX Runtime's QNN provider."""
+    frame = tables["qnn_stages"]
+    return of_frame("qnn", Text.of(frame["stage"]), frame, {}) if len(frame) else None
+
+
+def optrace(tables: Tables) -> dict[str, Slices]:
+    """Slices per thread of an optrace that was given for an execution (column `execute_id`), over the accelerator's window."""
+    events, frame = tables.get("qnn_optrace", pd.DataFrame()), tables["qnn_executes"]
+    if not len(events):
+        return {}
+    row = pd.Index(frame["execute_id"]).get_indexer(events["execute_id"])
+    since, cycles = (events[name].to_numpy(np.int64) for name in ("begin_cycles", "cycles"))
+    origin = since.min()
+    (begin, end, _), whole = windows(frame)[-1], max(1, int((since + cycles).max() - origin))
+    rate = (end - begin)[row] / whole
+    first, last = (begin[row] + (at * rate).astype(np.int64) for at in (since - origin, since - origin + cycles))
+    args = texts(events, "unit", "qnn_op") | ints(events, "begin_cycles", "cycles") | {"estimated": np.ones(len(row), np.int64)}
+    tid = frame["tid"].to_numpy(np.int64)[row]
+    slices = Slices("qnn", Text.of(events["name"]), tid, first, last, np.ones(len(row), bool), args)
+    return {OPTRACE + str(thread): slices.take(rows) for thread, rows in sorted(events.groupby("thread").indices.items())}
+
+
+def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
+    """(track name, slices) in the order to show."""
+    made = {STAGES: stages(tables)}
+    if len(tables["qnn_executes"]):
+        device_side = {EXECUTE: executes(tables), DEVICE: device(tables), NODES: nodes(tables), IDLE: idle(tables)}
+        made |= {track_name(manifest, name): slices for name, slices in device_side.items()} | optrace(tables)
+    return [(name, slices) for name, slices in made.items() if slices is not None]

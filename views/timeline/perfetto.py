@@ -1,0 +1,277 @@
+"""`trace.pftrace`: the tables as a native Perfetto trace.
+
+    threads    token ⊃ graph ⊃ operator ⊃ expert, cache loads, QNN calls, reads and major faults, on the thread they ran on
+    NPU        host stages, QNN Execute, QNN Device, QNN Node, threads of an optrace; a flow leads from a graph to its execution
+    flows      also from a prefetch to the expert run that used what it loaded
+    cpus       the kernel's scheduling events
+    process    counters: cache, faults, decode speed, loads and NPU executions in flight
+    marks      slow tokens; levels switched off and on; losses
+
+Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, which Perfetto demands, at the offset read when recording began.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
+
+from views.timeline import marks, npu, sched
+from views.timeline.protobuf import _messages, field_bytes
+from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets, valid
+from views.timeline.slices import Slices, Tables, close_open, distinct, on_program, rows_of
+from views.timeline.trace_file import Packets, TraceFile, usable_cpus
+
+BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
+GLOBAL_SEQUENCE = 1
+PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
+INT32 = 1 << 31
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Written:
+    """What went into a trace."""
+
+    events: int = 0
+    slices: int = 0
+    bytes: int = 0
+
+
+class TraceWriter:
+    """Writes one trace; `write_trace` is the way in."""
+
+    def __init__(self, manifest: dict[str, Any], tables: Tables, out: TraceFile):
+        self.manifest, self.out, self.tables = manifest, out, apart(tables)
+        self.npu_tracks = out.begin(partial(npu.tracks, manifest, apart(tables)))
+        self.written, self.names = Written(), Names()
+        self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
+        self.pids = thread_pids(manifest, self.tables)
+        target = manifest.get("target") or {}
+        self.pid = int(target.get("pid") or next(iter(self.pids.values()), 1))
+        self.start, self.end = extent(self.tables)
+
+    def packet(self, packet: TracePacket) -> None:
+        """Append one packet of the global sequence."""
+        packet.trusted_packet_sequence_id = GLOBAL_SEQUENCE
+        self.out.emit(field_bytes(PACKET, packet.SerializeToString()))
+
+    def header(self) -> int:
+        """Clocks and machine; returns CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
+        clocks = self.manifest.get("clocks") or [{}]
+        monotonic = clocks[0].get("monotonic_ns", self.start)
+        boottime, realtime = clocks[0].get("boottime_ns", monotonic), clocks[0].get("realtime_ns")
+        packet = TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED)
+        readings = ((BOOTTIME, boottime), (MONOTONIC, monotonic), (REALTIME, realtime))
+        for clock, reading in readings:
+            if reading is not None:
+                packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=reading)
+        self.packet(packet)
+        machine = self.manifest.get("machine") or {}
+        packet = TracePacket()
+        packet.system_info.utsname.sysname = "Linux"
+        packet.system_info.utsname.release = str(machine.get("kernel", ""))
+        packet.system_info.utsname.machine = str(machine.get("arch", ""))
+        self.packet(packet)
+        return int(boottime - monotonic)
+
+    def track(self, uuid: int, parent: int = 0, **fields: Any) -> int:
+        """Describe a track."""
+        packet = TracePacket(track_descriptor=TrackDescriptor(uuid=uuid, **fields))
+        if parent:
+            packet.track_descriptor.parent_uuid = parent
+        self.packet(packet)
+        return uuid
+
+    def new_track(self, name: str, parent: int = 0, **fields: Any) -> int:
+        """A track that is neither a process nor a thread."""
+        self.extra += 1
+        return self.track(self.extra, parent, name=valid(name), **fields)
+
+    def processes(self) -> None:
+        """Describe processes and threads."""
+        comms = {int(t["tid"]): str(t["name"]) for t in self.manifest.get("threads") or []}
+        rows = self.tables["threads"]
+        comms |= dict(zip(rows["tid"].tolist(), rows["name"].tolist(), strict=True))
+        command = [valid(str(word)) for word in self.manifest.get("command") or []]
+        for pid in sorted({*self.pids.values(), self.pid}):
+            packet = TracePacket(track_descriptor=TrackDescriptor(uuid=PROCESS | pid))
+            own = pid == self.pid and command
+            packet.track_descriptor.process.pid = pid
+            packet.track_descriptor.process.process_name = Path(command[0]).name if own else valid(comms.get(pid, ""))
+            packet.track_descriptor.process.cmdline.extend(command if own else [])
+            self.packet(packet)
+        for tid, pid in sorted(self.pids.items()):
+            packet = TracePacket(track_descriptor=TrackDescriptor(uuid=THREAD | tid, parent_uuid=PROCESS | pid))
+            packet.track_descriptor.thread.pid, packet.track_descriptor.thread.tid = pid, tid
+            packet.track_descriptor.thread.thread_name = valid(comms.get(tid, ""))
+            self.packet(packet)
+
+    def draw(self, levels: list[Level], rows: list[np.ndarray], track: int, overflow: Callable[[int], int]) -> None:
+        """Draw rows of some levels on one track; what does not nest goes to the tracks that `overflow(lane)` makes."""
+        for k, events in enumerate(Events.of(levels, rows).lanes()):
+            self.sequence_of(events, overflow(k) if k else track)
+
+    def sequence_of(self, events: Events, track: int) -> None:
+        """One sequence: its head, then its events."""
+        self.sequence += 1
+        self.out.later(partial(opening, self.sequence, track, events, self.names, self.start))
+        for job in slice_packets(self.sequence, events, self.start):
+            self.out.later(job)
+        self.written.slices += int((events.order < 0).sum())
+
+    def level(self, slices: Slices) -> Level:
+        """Slices as TrackEvents, which other threads may encode meanwhile."""
+        level = Level.of(close_open(slices, self.end), self.names)
+        level.parts = self.out.begin(level.encoded)
+        return level
+
+    def threads(self) -> None:
+        """Every slice of the program, thread by thread."""
+        levels = [self.level(slices) for slices in on_program(self.tables)]
+        by_tid = [groups_by(level.slices.tid) for level in levels]
+        for tid in sorted({tid for groups in by_tid for tid in groups}):
+            rows = [groups.get(tid, np.empty(0, np.int64)) for groups in by_tid]
+            self.draw(levels, rows, THREAD | tid, partial(self.overlapping, THREAD | tid))
+
+    def overlapping(self, parent: int, lane: int) -> int:
+        """One more track for slices of a thread that do not nest; every lane looks the same."""
+        return self.new_track("overlapping", parent)
+
+    def npu(self) -> None:
+        """The NPU's group of tracks."""
+        tracks = self.npu_tracks()
+        if not tracks:
+            return
+        group = self.new_track(npu.group_name(self.manifest), child_ordering=TrackDescriptor.EXPLICIT)
+        for rank, (name, slices) in enumerate(tracks):
+            fields = {"sibling_order_rank": rank}
+            make = lambda lane, name=name, fields=fields: self.new_track(name, group, **fields)  # noqa: E731
+            self.draw([self.level(slices)], [np.arange(len(slices))], make(0), make)
+
+    def counters(self) -> None:
+        """The counters, as tracks of the process."""
+        for name, ts, values in marks.counters(self.tables):
+            track = TrackDescriptor()
+            track.counter.unit = 3 if name.endswith("bytes") else 2
+            uuid = self.new_track(name, PROCESS | self.pid, counter=track.counter)
+            self.sequence += 1
+            self.out.emit(head(self.sequence, uuid, {}, self.names, self.start))
+            self.out.later(partial(counter_packets, self.sequence, ts, values, self.start))
+
+    def marks(self) -> None:
+        """Tracks of marks: slow tokens, and where the recording lacks something."""
+        tracks = (
+            ("MoEScope: slow tokens", marks.slow_tokens(self.tables)),
+            ("MoEScope: what this recording lacks", marks.lacking(self.manifest, self.end)),
+        )
+        for name, slices in tracks:
+            if slices is not None:
+                self.draw([self.level(slices)], [np.arange(len(slices))], self.new_track(name), partial(self.marked, name))
+
+    def marked(self, name: str, lane: int) -> int:
+        """One more track of marks; those of one name look like one."""
+        return self.new_track(name)
+
+    def scheduling(self, boot: int) -> None:
+        """The kernel's scheduling events."""
+        tables = apart({name: self.tables[name] for name in sched.TABLES})
+        switching = self.out.begin(partial(sched.Scheduling.of, tables, boot))
+
+        def packets(cpu: int) -> Packets:
+            return switching().packets(cpu)
+
+        for cpu in sorted(map(int, distinct(self.tables["sched"]["cpu"].to_numpy(np.int64))[1])):
+            self.out.later(partial(packets, cpu))
+
+    def write(self, progress: Progress) -> Written:
+        """Write everything."""
+        boot = self.header()
+        self.processes()
+        progress("scheduling")
+        self.scheduling(boot)
+        for name, step in (("threads", self.threads), ("NPU", self.npu), ("counters", self.counters), ("marks", self.marks)):
+            progress(name)
+            step()
+        self.out.finish()
+        self.written.events = self.out.events
+        return self.written
+
+
+def apart(tables: Tables) -> Tables:
+    """The same rows in frames of one thread's own, as pandas demands.
+
+    Columns are looked up hundreds of times, at five times the price where their names are Arrow's strings.
+    """
+    return {name: frame.set_axis(frame.columns.astype(object), axis=1) for name, frame in tables.items()}
+
+
+def groups_by(tid: np.ndarray) -> dict[int, np.ndarray]:
+    """tid → its rows, in order."""
+    code, tids = distinct(tid)
+    if len(tids) == 1:
+        return {int(tids[0]): np.arange(len(tid))}
+    order = np.argsort(code.astype(np.min_scalar_type(len(tids))), kind="stable")
+    return dict(zip(map(int, tids), np.split(order, np.cumsum(np.bincount(code))[:-1]), strict=True))
+
+
+def owners(frame: pd.DataFrame) -> dict[int, int]:
+    """tid → pid of the threads in a table's rows."""
+    tid, pid = (frame[column].to_numpy(np.int64) for column in ("tid", "pid"))
+    fresh = np.flatnonzero(np.append(True, tid[1:] != tid[:-1])[: len(tid)])
+    return dict(zip(tid[fresh].tolist(), pid[fresh].tolist(), strict=True))
+
+
+def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
+    """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
+    pids: dict[int, int] = {}
+    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults", "calls"):
+        pids |= owners(tables[table])
+    operators, threads = tables["operators"], tables["op_threads"]
+    code, tids = distinct(threads["tid"].to_numpy(np.int64))
+    some = np.empty(len(tids), np.int64)
+    some[code] = np.arange(len(code))
+    rows = rows_of(operators["op_id"], threads["op_id"].iloc[some])
+    owner = operators["pid"].to_numpy()[rows[rows >= 0]]
+    pids |= dict(zip(np.asarray(tids)[rows >= 0].tolist(), owner.tolist(), strict=True))
+    target = tables["threads"][tables["threads"]["target"]]
+    pids |= dict(zip(target["tid"].tolist(), target["pid"].tolist(), strict=True))
+    pids |= {int(thread["tid"]): int(thread["pid"]) for thread in manifest.get("threads") or []}
+    return {tid: pid for tid, pid in pids.items() if 0 <= tid < INT32 and 0 <= pid < INT32}
+
+
+def extent(tables: Tables) -> tuple[int, int]:
+    """First and last time in the tables."""
+    lows, highs = [], []
+    for frame in tables.values():
+        for column in ("begin_ns", "ts_ns", "end_ns"):
+            if column in frame and len(frame):
+                times = frame[column].to_numpy()
+                lows.append(int(times.min()))
+                highs.append(int(times.max()))
+    return (min(lows), max(highs)) if lows else (0, 0)
+
+
+def write_trace(
+    manifest: dict[str, Any],
+    tables: Tables,
+    path: Path,
+    progress: Progress = lambda step: None,
+    zipped: bool = False,
+    threads: int | None = None,
+) -> Written:
+    """Write the trace of a recording to `path`, which is replaced only when the trace is whole; `zipped`: as gzip.
+
+    `threads` share the work (None: as many as there are CPUs to run on); the bytes are the same with any number of them.
+    """
+    _messages.keep_memory()
+    partial = path.with_name(path.name + ".new")
+    with partial.open("wb") as file, TraceFile(file, threads or usable_cpus(), zipped) as out:
+        written = TraceWriter(manifest, tables, out).write(progress)
+    written.bytes = partial.stat().st_size
+    partial.replace(path)
+    return written

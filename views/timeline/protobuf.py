@@ -1,0 +1,108 @@
+"""Many protobuf messages at once: columns in, wire bytes out, by the C extension `_messages`."""
+
+import numpy as np
+
+from views.errors import ViewError
+
+try:
+    from views.timeline import _messages
+except ImportError:
+    raise ViewError("views/timeline/_messages.so is not built: run `make native`") from None
+
+VARINT, FIXED64, LENGTH = 0, 1, 2
+CONSTANT_STEP, VARINT_STEP, FIXED64_STEP, MEMBER_STEP, OPEN_STEP, CLOSE_STEP = range(6)
+Step = tuple[int, bytes, np.ndarray | None, np.ndarray | None, int | None]
+Part = tuple[bytes, np.ndarray, np.ndarray | None]
+"""Messages one after the other, where each begins and the last ends, and which of them each slice says (None: its own number)."""
+
+
+def varint_bytes(value: int) -> bytes:
+    """One unsigned integer as a varint."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def tag(field: int, wire: int) -> bytes:
+    """The tag of a field."""
+    return varint_bytes(field << 3 | wire)
+
+
+def field_bytes(field: int, payload: bytes) -> bytes:
+    """A length-delimited field."""
+    return tag(field, LENGTH) + varint_bytes(len(payload)) + payload
+
+
+def numbers(values: np.ndarray) -> np.ndarray:
+    """A column as the extension takes it: int64, or float64 as it is."""
+    return np.ascontiguousarray(values if values.dtype == np.float64 else values.astype(np.int64, copy=False))
+
+
+class Form:
+    """What messages of one kind have in common, built field by field in wire order; a message is a row of the columns.
+
+    A field with `absent` is left out of the messages that have this number there.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def step(self, kind: int, data: bytes, column: np.ndarray | None = None, absent: int | None = None) -> "Form":
+        """One more step, in one with the constant bytes before it where it is never left out."""
+        if self.steps and self.steps[-1][0] == CONSTANT_STEP and kind != MEMBER_STEP and absent is None:
+            data = self.steps.pop()[1] + data
+        self.steps.append((kind, data, None if column is None else numbers(column), None, absent))
+        return self
+
+    def constant(self, data: bytes) -> "Form":
+        """The same bytes in every message."""
+        return self.step(CONSTANT_STEP, data)
+
+    def varint(self, field: int, column: np.ndarray, labels: np.ndarray | None = None) -> "Form":
+        """An integer, enum or bool field; with `labels` the number that these have in place of the column's."""
+        self.step(VARINT_STEP, tag(field, VARINT), column)
+        if labels is not None:
+            self.steps[-1] = (*self.steps[-1][:3], numbers(labels), None)
+        return self
+
+    def fixed64(self, field: int, column: np.ndarray, absent: int | None = None) -> "Form":
+        """A fixed64 or double field, by the dtype of `column`."""
+        return self.step(FIXED64_STEP, tag(field, FIXED64), column, absent)
+
+    def member(self, field: int, head: bytes, number: int, column: np.ndarray, labels: np.ndarray | None, absent: int) -> "Form":
+        """A short sub-message: `head`, then one integer field. `field` is below 16, the sub-message below 128 bytes."""
+        inner = head + tag(number, VARINT)
+        data = tag(field, LENGTH) + bytes([(len(inner) + 1) & 0x7F]) + inner
+        self.steps.append((MEMBER_STEP, data, numbers(column), None if labels is None else numbers(labels), absent))
+        return self
+
+    def open(self, field: int) -> "Form":
+        """A sub-message begins."""
+        return self.step(OPEN_STEP, tag(field, LENGTH))
+
+    def then(self, other: "Form") -> "Form":
+        """Everything of another form."""
+        self.steps += other.steps
+        return self
+
+    def close(self) -> "Form":
+        """The sub-message that was opened last ends."""
+        self.steps.append((CLOSE_STEP, b"", None, None, None))
+        return self
+
+
+def encode(form: Form, n: int) -> tuple[bytes, np.ndarray]:
+    """A message for each of the first `n` rows of the columns, where each begins, and where the last ends [n + 1].
+
+    Raises IndexError where a column or a map is too short.
+    """
+    offsets = np.empty(n + 1, np.int64)
+    return _messages.encode(form.steps, offsets), offsets
+
+
+def packed_varints(values: np.ndarray) -> bytes:
+    """The payload of a packed repeated varint field."""
+    return _messages.varints(numbers(values))

@@ -1,0 +1,183 @@
+"""Scheduling as ftrace bundles: Perfetto then draws its own CPU tracks, thread states and wakers.
+
+Switches travel in the compact form, where a switch's `prev` is the `next` before it on that cpu. Only switches that involve
+the traced program are recorded. Where two others changed in between, that change is written at the moment the next recorded
+switch proves it: the times of others are upper bounds, after which they sleep. A thread of the program that exits leaves its
+cpu unrecorded; it leaves when `thread_states` says that it stopped running. The program's own times are exact.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from views.timeline.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
+from views.timeline.slices import Tables, distinct, says
+from views.timeline.trace_file import Packets
+
+TRACE_PACKET, FTRACE_EVENTS = 1, 1
+CPU, EVENT, COMPACT = 1, 2, 4
+SWITCH_TIMESTAMP, SWITCH_STATE, SWITCH_PID, SWITCH_PRIO, INTERN_TABLE, SWITCH_COMM = 1, 2, 3, 4, 5, 6
+SCHED_SWITCH, SCHED_WAKING = 4, 20
+UNKNOWN_PRIO, SLEEPING, EXITED = 120, 1, 0x10
+BATCH = 1 << 16
+FOREVER = np.iinfo(np.int64).max
+TABLES = ("threads", "sched", "thread_states")
+COLUMNS, RECORDED = ("ts", "prev", "next", "state", "prio"), ("ts_ns", "prev_tid", "next_tid", "prev_state", "next_prio")
+
+
+@dataclass
+class Switches:
+    """Switches of one cpu in order, as columns."""
+
+    ts: np.ndarray
+    prev: np.ndarray
+    next: np.ndarray
+    state: np.ndarray
+    prio: np.ndarray
+
+    def take(self, rows: np.ndarray | slice) -> "Switches":
+        """Some of them."""
+        return Switches(self.ts[rows], self.prev[rows], self.next[rows], self.state[rows], self.prio[rows])
+
+
+@dataclass
+class Running:
+    """When threads ran, by begin."""
+
+    tid: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+    @classmethod
+    def of(cls, states: pd.DataFrame) -> "Running":
+        """From `thread_states`."""
+        rows = np.flatnonzero(says(states["state"], "running"))
+        tid, begin, end = (states[name].to_numpy(np.int64)[rows] for name in ("tid", "begin_ns", "end_ns"))
+        order = np.argsort(begin, kind="stable")
+        return cls(tid[order], begin[order], end[order])
+
+    def until(self, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+        """When threads that began to run at `ts` stopped, where that is known; -1 else."""
+        found, place = np.full(len(ts), -1), np.searchsorted(self.begin, ts)
+        left = np.arange(len(ts))
+        while len(left):
+            place = place[(there := place < len(self.begin))]
+            left = left[there]
+            same = self.begin[place] == ts[left]
+            left, place = left[same], place[same]
+            mine = self.tid[place] == tid[left]
+            found[left[mine]] = self.end[place[mine]]
+            left, place = left[~mine], place[~mine] + 1
+        return found
+
+
+def chained(switches: Switches, running: Running) -> Switches:
+    """The switches of one cpu with the unrecorded ones filled in: between other threads, and away from threads that exit."""
+    after, until = np.append(switches.prev[1:], -1), np.append(switches.ts[1:], FOREVER)
+    odd = np.flatnonzero(switches.next != after)
+    left, after, until = switches.take(odd), after[odd], until[odd]
+    end = running.until(left.next, left.ts)
+    known = (end >= left.ts) & (end <= until)
+    real = np.flatnonzero(known | (until < FOREVER))
+    filled = Switches(
+        ts=np.where(known, end, until)[real],
+        prev=left.next[real],
+        next=np.maximum(after, 0)[real],
+        state=np.where(known, EXITED, SLEEPING)[real],
+        prio=np.full(len(real), UNKNOWN_PRIO),
+    )
+    new = np.zeros(len(switches.ts) + len(real), bool)
+    new[odd[real] + 1 + np.arange(len(real))] = True
+    old = np.flatnonzero(~new)
+    return Switches(*(merged(new, old, getattr(filled, name), getattr(switches, name)) for name in COLUMNS))
+
+
+def merged(new: np.ndarray, old: np.ndarray, filled: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+    """One column of both: `new` marks the places of those filled in, `old` tells those of the recorded ones."""
+    out = np.empty(len(new), np.int64)
+    out[new], out[old] = filled, recorded
+    return out
+
+
+def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
+    """The first switch of a cpu in full, from which the compact ones go on."""
+    values = ((2, row.prev_tid), (3, max(row.prev_prio, 0)), (4, max(row.prev_state, 0)))
+    switch = b"".join(tag(field, 0) + varint_bytes(int(value)) for field, value in values)
+    switch += field_bytes(5, name.encode(errors="replace"))
+    switch += b"".join(
+        tag(field, 0) + varint_bytes(int(value)) for field, value in ((6, row.next_tid), (7, max(row.next_prio, 0)))
+    )
+    event = tag(1, 0) + varint_bytes(int(row.ts_ns) + boot) + tag(2, 0) + varint_bytes(int(row.prev_tid))
+    return field_bytes(EVENT, event + field_bytes(SCHED_SWITCH, switch))
+
+
+def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
+    """A batch of switches in packed columns."""
+    comm, known = distinct(switches.next)
+    columns = (
+        (SWITCH_TIMESTAMP, np.diff(switches.ts, prepend=-boot)),
+        (SWITCH_STATE, np.maximum(switches.state, 0)),
+        (SWITCH_PID, switches.next),
+        (SWITCH_PRIO, np.maximum(switches.prio, 0)),
+        (SWITCH_COMM, comm),
+    )
+    table = b"".join(field_bytes(INTERN_TABLE, names.get(int(tid), "").encode(errors="replace")) for tid in known)
+    return field_bytes(COMPACT, b"".join(field_bytes(field, packed_varints(values)) for field, values in columns) + table)
+
+
+def wakings(columns: dict[str, np.ndarray], rows: np.ndarray, boot: int) -> bytes:
+    """A batch of wakings in full: the compact form would lose who woke."""
+    ts, by, woken, prio, cpu = (columns[name][rows] for name in ("ts_ns", "prev_tid", "next_tid", "next_prio", "target_cpu"))
+    form = Form().open(EVENT).varint(1, ts + boot).varint(2, by).open(SCHED_WAKING)
+    form.varint(2, woken).varint(3, np.maximum(prio, 0)).varint(5, np.maximum(cpu, 0)).close().close()
+    return encode(form, len(rows))[0]
+
+
+def bundle(cpu: int, body: bytes) -> bytes:
+    """One packet of one cpu."""
+    return field_bytes(TRACE_PACKET, field_bytes(FTRACE_EVENTS, tag(CPU, 0) + varint_bytes(cpu) + body))
+
+
+@dataclass
+class Scheduling:
+    """The scheduling events of all cpus as columns; `boot` is CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
+
+    events: pd.DataFrame
+    columns: dict[str, np.ndarray]
+    switched: np.ndarray
+    woken: np.ndarray
+    running: Running
+    names: dict[int, str]
+    boot: int
+
+    @classmethod
+    def of(cls, tables: Tables, boot: int) -> "Scheduling":
+        """From the tables."""
+        names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
+        events, running = tables["sched"], Running.of(tables["thread_states"])
+        columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
+        switched, woken = (says(events["event"], what) for what in ("switch", "waking"))
+        return cls(events, columns, switched, woken, running, names, boot)
+
+    def packets(self, cpu: int) -> Packets:
+        """Everything of one cpu."""
+        counts, parts = zip((0, b""), *self.batches(cpu), strict=True)
+        return sum(counts), b"".join(parts)
+
+    def batches(self, cpu: int) -> Iterator[Packets]:
+        """The events of one cpu, batch by batch."""
+        own = np.flatnonzero((self.columns["cpu"] == cpu) & (self.switched | self.woken))
+        own = own[np.argsort(self.columns["ts_ns"][own], kind="stable")]
+        recorded, wakes = own[self.switched[own]], own[self.woken[own]]
+        if len(recorded):
+            first = self.events.iloc[recorded[0]]
+            yield 1, bundle(cpu, first_switch(first, self.boot, self.names.get(int(first.next_tid), "")))
+        switches = chained(Switches(*(self.columns[name][recorded] for name in RECORDED)), self.running)
+        for start in range(1, len(switches.ts), BATCH):
+            part = switches.take(slice(start, start + BATCH))
+            yield len(part.ts), bundle(cpu, compact(part, self.boot, self.names))
+        for start in range(0, len(wakes), BATCH):
+            some = wakes[start : start + BATCH]
+            yield len(some), bundle(cpu, wakings(self.columns, some, self.boot))

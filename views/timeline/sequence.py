@@ -1,0 +1,243 @@
+"""One packet sequence of a native Perfetto trace: one track's events with incremental time, encoded in batches."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
+
+from views.timeline.protobuf import VARINT, VARINT_STEP, Form, Part, _messages, encode, field_bytes, tag, varint_bytes
+from views.timeline.slices import Column, Slices, Text, lanes, nested, preorder
+from views.timeline.trace_file import Packets
+
+PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT = 1, 8, 10, 11
+CATEGORY, ANNOTATION, TYPE, NAME = 3, 4, 9, 10
+COUNTER_VALUE, DOUBLE_COUNTER_VALUE, FLOW, TERMINATING_FLOW = 30, 44, 47, 48
+ARG_NAME, ARG_BOOL, ARG_INT, ARG_TEXT = 1, 2, 4, 17
+CATEGORIES, NAMES, ARG_NAMES, ARG_TEXTS = (
+    *("event_categories", "event_names"),
+    *("debug_annotation_names", "debug_annotation_string_values"),
+)
+BOOLEANS = {"estimated", "incomplete"}
+MONOTONIC, INCREMENTAL = 3, 64
+BATCH = 1 << 16
+
+
+def valid(text: str) -> str:
+    """A text as protobuf takes it: a command line may hold bytes that are no UTF-8."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+@dataclass
+class Names:
+    """Texts and the numbers that stand for them, by table of InternedData; 0 is "".
+
+    The numbers hold for the whole trace, each sequence defines those it uses.
+    """
+
+    ids: dict[str, dict[str, int]] = field(
+        default_factory=lambda: {t: {"": 0} for t in (CATEGORIES, NAMES, ARG_NAMES, ARG_TEXTS)}
+    )
+
+    def of(self, table: str, text: str) -> int:
+        """The number of one text."""
+        known = self.ids[table]
+        return known.setdefault(valid(text), len(known))
+
+    def labels(self, table: str, text: Text) -> np.ndarray:
+        """The numbers of a column's labels."""
+        return np.array([self.of(table, label) for label in text.labels] or [0], np.int64)
+
+
+@dataclass
+class Said:
+    """A column of texts: the numbers of its labels in a table of InternedData, and which row each slice takes (None: its own)."""
+
+    text: Text
+    labels: np.ndarray
+    table: str
+    row: np.ndarray | None
+
+    def by(self, rows: np.ndarray) -> set[int]:
+        """The numbers of the texts that some slices say."""
+        rows = rows if self.row is None else self.row[rows]
+        return set(self.labels[np.flatnonzero(np.bincount(self.text.codes[rows]))].tolist()) - {0}
+
+
+@dataclass
+class Level:
+    """Slices as TrackEvents. `texts`: their columns of texts; `constant`: numbers of texts that every slice uses.
+
+    `forms`: what their begins say, or the instants; of how many rows, and which row each slice takes (None: its own). `parts`
+    waits until these are encoded.
+    """
+
+    slices: Slices
+    forms: list[tuple[Form, int, np.ndarray | None]] = field(default_factory=list)
+    parts: Callable[[], list[Part]] = list
+    texts: list[Said] = field(default_factory=list)
+    constant: dict[str, set[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, slices: Slices, names: Names) -> "Level":
+        """Number the texts of `slices`."""
+        category, level = names.of(CATEGORIES, slices.category), cls(slices)
+        level.constant = {CATEGORIES: {category}, ARG_NAMES: set()}
+        kind = TrackEvent.TYPE_INSTANT if slices.instant else TrackEvent.TYPE_SLICE_BEGIN
+        form = Form().constant(tag(TYPE, VARINT) + varint_bytes(kind) + tag(CATEGORY, VARINT) + varint_bytes(category))
+        form.varint(NAME, slices.name.codes, level.text(names, slices.name, NAMES, slices.row))
+        level.arguments(form, names, slices.args, slices.row)
+        own = form if slices.row is None else Form()
+        level.arguments(own, names, slices.own, None)
+        if not slices.complete.all():
+            level.arguments(own, names, {"incomplete": np.where(slices.complete, -1, 1)}, None)
+        if slices.flow is not None and slices.flow.any():
+            ends = np.zeros(len(slices), bool) if slices.ends_flow is None else slices.ends_flow
+            own.fixed64(FLOW, np.where(ends, 0, slices.flow), absent=0)
+            own.fixed64(TERMINATING_FLOW, np.where(ends, slices.flow, 0), absent=0)
+        if slices.step_flow is not None and slices.step_flow.any():
+            own.fixed64(FLOW, slices.step_flow, absent=0)
+        level.forms = [(form, len(slices.name.codes), slices.row)]
+        if own is not form and own.steps:
+            level.forms.append((own, len(slices), None))
+        return level
+
+    def encoded(self) -> list[Part]:
+        """What the slices say, as bytes."""
+        return [(*encode(form, n), row) for form, n, row in self.forms]
+
+    def text(self, names: Names, text: Text, table: str, row: np.ndarray | None) -> np.ndarray:
+        """The numbers of a column's labels, which is noted."""
+        self.texts.append(Said(text, names.labels(table, text), table, row))
+        return self.texts[-1].labels
+
+    def arguments(self, form: Form, names: Names, args: dict[str, Column], row: np.ndarray | None) -> None:
+        """Arguments as annotations."""
+        for label, values in args.items():
+            number = names.of(ARG_NAMES, label)
+            self.constant[ARG_NAMES].add(number)
+            head = tag(ARG_NAME, VARINT) + varint_bytes(number)
+            if isinstance(values, Text):
+                labels = self.text(names, values, ARG_TEXTS, row)
+                form.member(ANNOTATION, head, ARG_TEXT, values.codes, labels, absent=0)
+            else:
+                form.member(ANNOTATION, head, ARG_BOOL if label in BOOLEANS else ARG_INT, values, None, absent=-1)
+
+    def used(self, rows: np.ndarray) -> dict[str, set[int]]:
+        """The numbers of the texts that some slices use, by table."""
+        found = {NAMES: set[int](), ARG_TEXTS: set[int](), **self.constant}
+        for said in self.texts:
+            found[said.table] |= said.by(rows)
+        return found
+
+
+@dataclass
+class Events:
+    """The slices of one track in their `preorder`, and their begin (i) and end (~i) events in the order of time.
+
+    Slice i is row `row[i]` of `levels[rank[i]]`. An instant has no end. `crossed`: slices that do not nest, see `nested`.
+    """
+
+    levels: list[Level]
+    begin: np.ndarray
+    end: np.ndarray
+    row: np.ndarray
+    rank: np.ndarray
+    complete: np.ndarray
+    order: np.ndarray
+    crossed: np.ndarray
+
+    @classmethod
+    def of(cls, levels: list[Level], rows: list[np.ndarray]) -> "Events":
+        """Rows of some levels, outermost level first."""
+        drawn = [(ly, r) for ly, r in zip(levels, rows, strict=True) if len(r)]
+        begin, end, complete = (
+            np.concatenate([getattr(ly.slices, column)[r] for ly, r in drawn]) for column in ("begin", "end", "complete")
+        )
+        rank = np.repeat(np.arange(len(drawn)), [len(r) for _, r in drawn])
+        row = np.concatenate([r for _, r in drawn])
+        return cls.arranged([ly for ly, _ in drawn], begin, np.maximum(begin, end), row, rank, complete)
+
+    @classmethod
+    def arranged(
+        cls, levels: list[Level], begin: np.ndarray, end: np.ndarray, row: np.ndarray, rank: np.ndarray, complete: np.ndarray
+    ) -> "Events":
+        """Slices of any order."""
+        by_begin = preorder(begin, end, rank)
+        begin, end, row, rank, complete = (column[by_begin] for column in (begin, end, row, rank, complete))
+        order, crossed = nested(begin, end, np.array([level.slices.instant for level in levels])[rank])
+        return cls(levels, begin, end, row, rank, complete, order, crossed)
+
+    def lanes(self) -> "list[Events]":
+        """Events that nest: these, or parts of these on as many lanes as that takes."""
+        if not self.crossed.any():
+            return [self]
+        lane, end = lanes(self.begin, self.end, self.rank, self.complete, self.crossed)
+        return [self.only(np.flatnonzero(lane == k), end) for k in range(int(lane.max()) + 1)]
+
+    def only(self, some: np.ndarray, end: np.ndarray) -> "Events":
+        """Some of the slices, with ends that may be new."""
+        begin, row, rank, complete = (column[some] for column in (self.begin, self.row, self.rank, self.complete))
+        return self.arranged(self.levels, begin, end[some], row, rank, complete)
+
+    def texts(self) -> dict[str, set[int]]:
+        """The numbers of the texts that the slices use, by table."""
+        found: dict[str, set[int]] = {}
+        for rank, level in enumerate(self.levels):
+            if len(rows := self.row[self.rank == rank]):
+                for table, numbers in level.used(rows).items():
+                    found.setdefault(table, set()).update(numbers)
+        return found
+
+
+def head(number: int, track: int, texts: dict[str, set[int]], names: Names, start: int) -> bytes:
+    """The packets that open a sequence: its clock, default track and texts."""
+    packet = TracePacket(trusted_packet_sequence_id=number, sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED)
+    packet.trace_packet_defaults.timestamp_clock_id = INCREMENTAL
+    packet.trace_packet_defaults.track_event_defaults.track_uuid = track
+    packet.clock_snapshot.clocks.add(clock_id=INCREMENTAL, timestamp=0, is_incremental=True)
+    packet.clock_snapshot.clocks.add(clock_id=MONOTONIC, timestamp=start)
+    for table, numbers in texts.items():
+        labels, entries = list(names.ids[table]), getattr(packet.interned_data, table)
+        for iid in sorted(numbers):
+            text = {"str": labels[iid].encode()} if table == ARG_TEXTS else {"name": labels[iid]}
+            entries.add(iid=iid, **text)
+    return field_bytes(PACKET, packet.SerializeToString())
+
+
+def opening(number: int, track: int, events: Events, names: Names, start: int) -> Packets:
+    """The packets that open a track's sequence."""
+    return 0, head(number, track, events.texts(), names, start)
+
+
+def packet(number: int) -> bytes:
+    """What every packet of a sequence says first, up to its time since the packet before."""
+    return tag(SEQUENCE_ID, VARINT) + varint_bytes(number) + tag(TIMESTAMP, VARINT)
+
+
+def slice_packets(number: int, events: Events, start: int) -> Iterator[Callable[[], Packets]]:
+    """The events of one track, a job for each batch."""
+    for at in range(0, len(events.order), BATCH):
+        order = events.order[at : at + BATCH]
+        yield partial(batch, number, events, order, start)
+        last = int(order[-1])
+        start = int(events.begin[last] if last >= 0 else events.end[~last])
+
+
+def batch(number: int, events: Events, order: np.ndarray, start: int) -> Packets:
+    """Some events in the order of time."""
+    ended, levels = tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_SLICE_END), [level.parts() for level in events.levels]
+    columns = (events.rank, events.row, events.begin, events.end)
+    return len(order), _messages.events(packet(number), ended, levels, order, *columns, start)
+
+
+def counter_packets(number: int, ts: np.ndarray, values: np.ndarray, start: int) -> Packets:
+    """The values of one counter."""
+    form = Form().open(PACKET).step(VARINT_STEP, packet(number), np.diff(ts, prepend=start))
+    form.open(TRACK_EVENT).constant(tag(TYPE, VARINT) + varint_bytes(TrackEvent.TYPE_COUNTER))
+    if np.array_equal(values, np.trunc(values)) and (np.abs(values) < 2**53).all():
+        form.varint(COUNTER_VALUE, values.astype(np.int64))
+    else:
+        form.fixed64(DOUBLE_COUNTER_VALUE, values)
+    return len(ts), encode(form.close().close(), len(ts))[0]

@@ -1,0 +1,405 @@
+"""What the timeline draws on the program's own threads: tables → slices with name, category and arguments.
+
+Slices of one thread must nest. `lanes` proves it, or moves those that do not nest to lanes of their own.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+
+from views.timeline.flows import PREFETCH, STEP, flow_of, prefetched_runs
+from views.timeline.protobuf import _messages
+
+Tables = dict[str, pd.DataFrame]
+SMALL = 1 << 16
+
+
+@dataclass
+class Text:
+    """A column of texts: `labels[codes[i]]`."""
+
+    codes: np.ndarray
+    labels: list[str]
+
+    @classmethod
+    def of(cls, values: pd.Series | np.ndarray | list[str]) -> "Text":
+        """Number a column's texts."""
+        codes, labels = numbered(np.asarray(values, object))
+        return cls(codes, [str(label) for label in labels])
+
+    @classmethod
+    def joined(cls, make: Callable[..., str], *columns: pd.Series | np.ndarray) -> "Text":
+        """`make(a, b, ...)` of columns, called once per distinct row."""
+        code, count = np.zeros(len(columns[0]), np.int64), 1
+        for column in columns:
+            codes, found = distinct(np.asarray(column))
+            code, among = dense(code * len(found) + codes, count * len(found))
+            count = len(among)
+        first = np.empty(count if len(code) else 0, np.int64)
+        first[code] = np.arange(len(code))
+        return cls(code, [make(*row) for row in zip(*(np.asarray(column)[first].tolist() for column in columns), strict=True)])
+
+    def take(self, rows: np.ndarray) -> "Text":
+        """Some rows; the labels stay."""
+        return Text(self.codes[rows], self.labels)
+
+
+def numbered(values: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """(codes, labels) of texts: `labels[codes[i]]` is `values[i]`."""
+    codes = np.empty(len(values), np.int64)
+    return codes, _messages.codes(np.ascontiguousarray(values), codes)
+
+
+def says(column: pd.Series, text: str) -> np.ndarray:
+    """Which rows of a column of texts say this one [bool]: few texts stand in many rows, and need not be compared in each."""
+    codes, labels = numbered(column.to_numpy(object))
+    return codes == (labels.index(text) if text in labels else -1)
+
+
+def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray | list[str]]:
+    """(codes, labels) of numbers or texts: `labels[codes[i]]` is `values[i]`."""
+    if values.dtype == object:
+        return numbered(values)
+    low = int(values.min(initial=0))
+    codes, labels = dense(values.astype(np.int64) - low, int(values.max(initial=0)) - low + 1)
+    return codes, labels + low
+
+
+def dense(values: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same for numbers from 0 to `n` - 1."""
+    if n > max(SMALL, 4 * len(values)):
+        return pd.factorize(values)
+    seen = np.zeros(n, bool)
+    seen[values] = True
+    return (np.cumsum(seen) - 1)[values], np.flatnonzero(seen)
+
+
+Column = np.ndarray | Text
+
+
+@dataclass
+class Slices:
+    """Slices or instants of one category. An argument that is -1 or "" is not written.
+
+    `flow`: the arrow that each is on, `step_flow`: the one from a step to its graphs on other threads; 0: none.
+    `row`: where several say the same, as the threads of an operator do, which row of `name` and `args` each of them says; `own`:
+    arguments besides, of each slice.
+    """
+
+    category: str
+    name: Text
+    tid: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    complete: np.ndarray
+    args: dict[str, Column] = field(default_factory=dict)
+    flow: np.ndarray | None = None
+    instant: bool = False
+    ends_flow: np.ndarray | None = None
+    step_flow: np.ndarray | None = None
+    row: np.ndarray | None = None
+    own: dict[str, Column] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    def take(self, rows: np.ndarray) -> "Slices":
+        """Some of them."""
+        flows = (self.flow, self.ends_flow, self.step_flow)
+        flow, ends_flow, step_flow = (None if column is None else column[rows] for column in flows)
+        tid, begin, end, complete = (column[rows] for column in (self.tid, self.begin, self.end, self.complete))
+        some = replace(
+            self, tid=tid, begin=begin, end=end, complete=complete, flow=flow, ends_flow=ends_flow, step_flow=step_flow
+        )
+        some.own = {label: taken(column, rows) for label, column in self.own.items()}
+        if self.row is not None:
+            return replace(some, row=self.row[rows])
+        return replace(some, name=self.name.take(rows), args={label: taken(column, rows) for label, column in self.args.items()})
+
+    def alone(self) -> "Slices":
+        """The same, each with all that it says in a row of its own."""
+        if self.row is None:
+            return self
+        args = {label: taken(column, self.row) for label, column in self.args.items()}
+        return replace(self, name=self.name.take(self.row), args=args | self.own, row=None, own={})
+
+
+def taken(column: Column, rows: np.ndarray) -> Column:
+    """Some rows of a column."""
+    return column.take(rows) if isinstance(column, Text) else column[rows]
+
+
+def ints(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
+    """Integer columns as arguments."""
+    return {name: frame[name].to_numpy(np.int64) for name in names}
+
+
+def texts(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
+    """Text columns as arguments."""
+    return {name: Text.of(frame[name]) for name in names}
+
+
+def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
+    """Integer columns as arguments where they are above zero: a count of nothing is not worth the bytes."""
+    return above(frame, 0, names)
+
+
+def several(frame: pd.DataFrame, name: str) -> dict[str, Column]:
+    """An integer column as argument where it is above one: most slices are of one row, and a reader keeps every argument."""
+    return above(frame, 1, (name,))
+
+
+def above(frame: pd.DataFrame, least: int, names: tuple[str, ...]) -> dict[str, Column]:
+    """Integer columns as arguments where they are above a number."""
+    columns = {name: frame[name].to_numpy(np.int64) for name in names}
+    return {name: np.where(column > least, column, -1) for name, column in columns.items()}
+
+
+def of_frame(category: str, name: Text, frame: pd.DataFrame, args: dict[str, Column]) -> Slices:
+    """Slices from a table with the span columns."""
+    tid, begin, end = (frame[c].to_numpy(np.int64) for c in ("tid", "begin_ns", "end_ns"))
+    return Slices(category, name, tid, begin, end, frame["complete"].to_numpy(bool), args)
+
+
+def place(kind: str, layer: int, expert: int) -> str:
+    """`kind.layer.expert`, as far as they are known."""
+    return ".".join([kind or "graph", *(str(i) for i in (layer, expert) if i >= 0)])
+
+
+def tokens(tables: Tables) -> Slices:
+    """One slice per step of the model."""
+    frame = tables["tokens"]
+    args = ints(frame, "seq", "n_tokens", "position", "result") | positive(frame, "maj_flt", "min_flt")
+    slices = of_frame("token", Text.joined(lambda p: p or "step", frame["phase"]), frame, args)
+    slices.step_flow = np.where(np.isin(frame["token_id"], graph_steps(tables)), frame["token_id"] + STEP, 0)
+    return slices
+
+
+def graph_steps(tables: Tables) -> np.ndarray:
+    """For each graph that ran on another thread than its step, the step's token_id; else -1."""
+    frame, steps = tables["graphs"], tables["tokens"]
+    step_tid = frame["token_id"].map(dict(zip(steps["token_id"], steps["tid"], strict=True))).fillna(-1)
+    elsewhere = (step_tid >= 0) & (step_tid != frame["tid"])
+    return np.where(elsewhere, frame["token_id"], -1).astype(np.int64)
+
+
+def graphs(tables: Tables) -> Slices:
+    """One slice per graph run; those that submit to the NPU start a flow, those on other threads join their step's."""
+    frame = tables["graphs"]
+    submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
+    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "tier")
+    args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
+    slices = of_frame("graph", Text.joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
+    slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
+    step = graph_steps(tables)
+    slices.step_flow = np.where(step >= 0, step + STEP, 0)
+    return slices
+
+
+def operator_name(kind: str, name: str) -> str:
+    """The type first, so that equal work stands together in lists; an engine's name that repeats it is enough alone."""
+    return name if name.startswith(kind) else f"{kind} {name}"
+
+
+def rows_of(ids: pd.Series, wanted: pd.Series) -> np.ndarray:
+    """The row of each wanted id, -1 where there is none; tables mostly number their rows from 0."""
+    known, sought = ids.to_numpy(np.int64), wanted.to_numpy(np.int64)
+    if np.array_equal(known, np.arange(len(known))):
+        return np.where((sought >= 0) & (sought < len(known)), sought, -1)
+    return pd.Index(known).get_indexer(sought)
+
+
+def moved(frame: pd.DataFrame) -> dict[str, Column]:
+    """What an operator has to move at least, and how fast it did, where its shapes tell."""
+    work = (frame["read_bytes"] + frame["written_bytes"]).fillna(-1).to_numpy()
+    rate = np.where(work > 0, 1e3 * work / frame["duration_ns"].clip(lower=1).to_numpy(), -1)
+    return {"bytes": np.where(work > 0, work, -1).astype(np.int64), "MB_per_s": rate.astype(np.int64)}
+
+
+def operators(tables: Tables) -> tuple[Slices, Slices]:
+    """One slice per operator and thread, and inside it one for the time the thread waited for the others.
+
+    An operator without thread rows is drawn on the thread that began it.
+    """
+    frame, threads = tables["operators"], tables["op_threads"]
+    args = texts(frame, "shape") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "maj_flt")
+    if frame["read_bytes"].notna().any():
+        args |= moved(frame)
+    whole = of_frame("operator", Text.joined(operator_name, frame["type"], frame["name"]), frame, args)
+    row = rows_of(frame["op_id"], threads["op_id"])
+    known, drawn = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
+    drawn[row[known]] = True
+    alone = np.flatnonzero(~drawn)
+    own = (threads[column].to_numpy(np.int64)[known] for column in ("tid", "begin_ns", "end_ns", "wait_ns"))
+    rest = (column[alone] for column in (whole.tid, whole.begin, whole.end, whole.end))
+    tid, begin, end, since = (np.concatenate(both) for both in zip(own, rest, strict=True))
+    row, wait = np.concatenate([row[known], alone]), np.maximum(end - since, 0)
+    told: dict[str, Column] = {"wait_ns": np.where(wait > 0, wait, -1)}
+    slices = replace(whole, tid=tid, begin=begin, end=end, complete=whole.complete[row], row=row, own=told)
+    waited = np.flatnonzero((wait > 0) & slices.complete)
+    label = Text(np.zeros(len(waited), np.int64), ["wait for threads"])
+    since, end = since[waited], end[waited]
+    return slices, Slices("wait", label, tid[waited], since, end, np.ones(len(waited), bool))
+
+
+def experts(tables: Tables, used: pd.DataFrame) -> Slices:
+    """One slice per expert run; those that used what a prefetch had loaded end its flow."""
+    frame = tables["experts"]
+    name = Text.joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
+    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several(frame, "n_tokens")
+    args |= positive(frame, "tier", "maj_flt")
+    slices = of_frame("expert", name, frame, args)
+    slices.flow = flow_of(frame["run_id"], used["run_id"], used["load_id"] + PREFETCH)
+    slices.ends_flow = slices.flow > 0
+    return slices
+
+
+def loads(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
+    """Loads of experts as slices, evictions as instants; prefetches that a run used begin a flow."""
+    frame = tables["loads"]
+    name = Text.joined(place, frame["action"], frame["layer"], frame["expert"])
+    both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
+    both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
+    evicted = says(frame["action"], "evict")
+    return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
+
+
+def qnn_calls(tables: Tables) -> Slices:
+    """Context and graph calls of QNN on the thread that made them."""
+    frame = tables["qnn_calls"]
+    return of_frame("qnn", Text.of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
+
+
+def calls(tables: Tables) -> tuple[Slices, Slices]:
+    """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
+    frame = tables["calls"]
+    args = texts(frame, "args") | positive(frame, "depth")
+    both = of_frame("call", Text.of(frame["function"]), frame, args)
+    lasting = says(frame["at"], "both")
+    return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
+
+
+def lone_executes(tables: Tables) -> Slices:
+    """Executions that no graph of the engine encloses: the call itself stands on the thread and starts the flow."""
+    frame = tables["qnn_executes"]
+    frame = frame[frame["graph_id"] < 0]
+    slices = of_frame("qnn", Text(np.zeros(len(frame), np.int64), ["graphExecute"]), frame, texts(frame, "graph_name"))
+    slices.flow = execute_flow(frame)
+    return slices
+
+
+def execute_flow(executes: pd.DataFrame) -> np.ndarray:
+    """Flow id of an execution: its graph's, or one of its own."""
+    ids = executes["graph_id"] + 1
+    return np.where(ids > 0, ids, (1 << 40) + executes["execute_id"]).astype(np.int64)
+
+
+def file_name(file: str) -> str:
+    """A path without its folder."""
+    return file.rsplit("/", 1)[-1] or "memory"
+
+
+def reads(tables: Tables) -> Slices:
+    """One slice per read of a file."""
+    frame = tables["reads"]
+    name = Text.joined(lambda call, file: f"{call} {file_name(file)}", frame["call"], frame["file"])
+    args = texts(frame, "file") | ints(frame, "offset", "bytes") | positive(frame, "missed_bytes", "error")
+    return of_frame("io", name, frame, args)
+
+
+def major_faults(tables: Tables) -> tuple[Slices, Slices]:
+    """Major page faults: slices, and instants where the kernel did not tell when they began."""
+    frame = tables["faults"]
+    frame = frame[frame["kind"] == "major"].assign(complete=True)
+    name = Text.joined(lambda file: f"major fault {file_name(file)}", frame["file"])
+    both = of_frame("io", name, frame, texts(frame, "file") | ints(frame, "offset", "bytes"))
+    timed = (frame["duration_ns"] >= 0).to_numpy()
+    return both.take(np.flatnonzero(timed)), replace(both.take(np.flatnonzero(~timed)), instant=True)
+
+
+def close_open(slices: Slices, end: int) -> Slices:
+    """An unfinished slice lasts until its thread begins the next one of its kind at the latest, or to the trace's end."""
+    opened = ~slices.complete
+    if slices.instant or not opened.any():
+        return slices
+    order = np.lexsort((slices.begin, slices.tid))
+    after = np.full(len(slices), end, np.int64)
+    same = slices.tid[order][1:] == slices.tid[order][:-1]
+    after[order[:-1][same]] = slices.begin[order[1:][same]]
+    return replace(slices, end=np.where(opened, np.maximum(after, slices.begin), slices.end))
+
+
+def on_program(tables: Tables) -> Iterator[Slices]:
+    """Everything drawn on threads, outermost level first."""
+    return (level for level in levels(tables) if len(level))
+
+
+def levels(tables: Tables) -> Iterator[Slices]:
+    """The levels of slices on threads, outermost first; some are empty."""
+    operator, wait = operators(tables)
+    yield tokens(tables)
+    yield graphs(tables)
+    yield operator
+    used = prefetched_runs(tables)
+    yield experts(tables, used)
+    yield from loads(tables, used)
+    yield qnn_calls(tables)
+    yield lone_executes(tables)
+    yield from calls(tables)
+    yield wait
+    yield reads(tables)
+    yield from major_faults(tables)
+
+
+def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Slices by begin; of one begin the longest first, then by rank. Cheap where the levels come sorted, as tables do."""
+    order = np.argsort(begin, kind="stable")
+    by_begin = begin[order]
+    same = by_begin[1:] == by_begin[:-1]
+    if same.any():
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        rows = order[tied]
+        order[tied] = rows[np.lexsort((rank[rows], -end[rows], begin[rows]))]
+    return order
+
+
+def nested(begin: np.ndarray, end: np.ndarray, instant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(events, crossed): begin (i) and end (~i) events, in the order to write them, of one thread's slices in their `preorder`.
+
+    At one instant the ends come first, the innermost first, then the begins, the outermost first; an empty slice ends at once, an
+    instant has no end. `crossed` [bool] marks slices that outlast what they began in: at least one of each stretch, from a moment
+    without a slice to the next, in which slices do not nest; the order of its events is of no use then.
+    """
+    events, crossed = np.empty(2 * len(begin), np.int64), np.zeros(len(begin), bool)
+    count = _messages.nested(begin, end, instant, events, crossed)
+    return events[:count], crossed
+
+
+def lanes(
+    begin: np.ndarray, end: np.ndarray, rank: np.ndarray, complete: np.ndarray, crossed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(lane, end) of every slice such that each lane nests; an unfinished slice is cut to the one that encloses it.
+
+    Slice by slice, but only through those stretches between two moments without a slice in which some have `crossed`.
+    """
+    lane, end, stacks = np.zeros(len(begin), np.int64), end.copy(), list[list[int]]()
+    order = preorder(begin, end, rank)
+    until = np.maximum.accumulate(end[order])
+    stretch = np.cumsum(np.append(True, begin[order][1:] >= until[:-1])[: len(order)])
+    order = order[np.isin(stretch, stretch[crossed[order]])]
+    for i in order.tolist():
+        for k in range(len(stacks) + 1):
+            if k == len(stacks):
+                stacks.append([])
+            stack = stacks[k]
+            while stack and stack[-1] <= begin[i]:
+                stack.pop()
+            if stack and stack[-1] < end[i] and not complete[i]:
+                end[i] = stack[-1]
+            if not stack or end[i] <= stack[-1]:
+                stack.append(int(end[i]))
+                lane[i] = k
+                break
+    return lane, end

@@ -1,0 +1,120 @@
+"""Recording → files: what the verbs share."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from views.errors import ViewError
+
+Tables = dict[str, Any]
+TRACE, REPORT, DAG = "trace.pftrace", "report.html", "profdag.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every verb that writes one file of a recording."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="default: inside RUN")
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A status line on the terminal while something long runs; `step(text)` replaces its text."""
+    with Console(stderr=True).status("reading the recording") as status:
+        yield lambda text: status.update(text)
+
+
+def make_trace(
+    run_dir: Path,
+    out: Path | None,
+    step: Callable[[str], None],
+    zipped: bool = False,
+    optrace: Path | None = None,
+    execute: int | None = None,
+) -> dict[str, Any]:
+    """Write the timeline, as gzip where asked, with an optrace of one execution where there is one."""
+    from analyzer.tables.store import load
+    from tracer.recording.format import Recording
+    from views.timeline.perfetto import write_trace
+
+    path = out or run_dir / (TRACE + ".gz" * zipped)
+    manifest, tables = Recording(run_dir).manifest, load(run_dir)
+    if optrace:
+        tables["qnn_optrace"] = optrace_of(tables, optrace, execute)
+    written = write_trace(manifest, tables, path, lambda name: step(f"timeline: {name}"), zipped)
+    return {"path": str(path), "bytes": written.bytes, "events": written.events, "slices": written.slices}
+
+
+def optrace_of(tables: Tables, path: Path, execute: int | None) -> Any:
+    """An optrace's events with the execution to draw them in. Raises ViewError where there is none such."""
+    from analyzer.imports.optrace import read_optrace
+
+    runs = tables["qnn_executes"].query("complete")
+    timed = runs[runs["accel_us"] > 0]["execute_id"].tolist()
+    chosen = execute if execute is not None else next(iter(timed or runs["execute_id"].tolist()), None)
+    if chosen is None or chosen not in set(runs["execute_id"]):
+        known = (
+            f"the recording has {runs['execute_id'].min()} to {runs['execute_id'].max()}"
+            if len(runs)
+            else "the recording has none"
+        )
+        raise ViewError(f"no complete execution {'on the NPU' if execute is None else execute} to draw the optrace in: {known}")
+    trace = read_optrace(path)
+    for complaint in trace.complaints:
+        print(f"views: {complaint}", file=sys.stderr)
+    return trace.events.assign(execute_id=chosen)
+
+
+def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None]) -> dict[str, Any]:
+    """Write the report."""
+    from analyzer.questions.summary import summarize
+    from analyzer.tables.store import load
+    from tracer.recording.format import Recording
+    from views.report.report import write_report
+
+    path, recording = out or run_dir / REPORT, Recording(run_dir)
+    tables = load(run_dir)
+    step("report: summary")
+    summary = summarize(recording, tables)
+    step("report: page")
+    return {"path": str(path), "bytes": write_report(recording.manifest, tables, summary, path)}
+
+
+def default_token(tables: Tables) -> int:
+    """The middle complete decode token, else the first token that has operators."""
+    from analyzer.questions.profdag import decode_tokens
+
+    decode = decode_tokens(tables)
+    with_operators = tables["operators"].loc[tables["operators"]["token_id"] >= 0, "token_id"]
+    return decode[len(decode) // 2] if decode else int(with_operators.min()) if len(with_operators) else 0
+
+
+def make_dag(run_dir: Path, out: Path | None, step: Callable[[str], None], token: int | None = None) -> dict[str, Any]:
+    """Write the ProfDAG page of one token."""
+    from analyzer.questions.profdag import build
+    from analyzer.tables.store import load
+    from tracer.recording.format import Recording
+    from views.profdag.page import write_profdag
+
+    path, recording = out or run_dir / DAG, Recording(run_dir)
+    tables = load(run_dir)
+    chosen = default_token(tables) if token is None else token
+    step(f"ProfDAG of token {chosen}")
+    graph = build(tables, chosen)
+    written = write_profdag(graph, tables, recording.manifest, path)
+    return {"path": str(path), "bytes": written, "token": chosen, "nodes": graph.number_of_nodes()}
+
+
+def announce(made: dict[str, Any], as_json: bool) -> None:
+    """Say what was made: one line, or JSON."""
+    if as_json:
+        print(json.dumps(made))
+        return
+    rest = ", ".join(f"{name} {value:,}" for name, value in made.items() if name not in ("path", "bytes"))
+    print(f"{made['path']}  {made['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))
