@@ -7,11 +7,12 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from analyzer.questions.profdag import middle_token
 from views.timeline import npu
 from views.timeline.marks import counters
 from views.timeline.perfetto import extent, thread_pids
 from views.timeline.slices import Slices, Text, close_open, on_program
-from views.write_outputs import Tables, default_token
+from views.write_outputs import Tables
 
 FORMULA = r"^\s*[=+\-@\t\r]"
 NPU_TID = 1 << 30
@@ -136,7 +137,7 @@ def graphml(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any
     from analyzer.tables.store import load
 
     path, tables = out or run_dir / "profdag.graphml", load(run_dir)
-    chosen = default_token(tables) if token is None else token
+    chosen = middle_token(tables) if token is None else token
     graph = build(tables, chosen)
     export(graph, path, "graphml")
     return {"path": str(path), "bytes": path.stat().st_size, "token": chosen, "nodes": graph.number_of_nodes()}

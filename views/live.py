@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import experts
+from analyzer.questions.figures import cache_hits
 from analyzer.questions.phases import phase_shares
 from analyzer.questions.summary import operators, tokens
 from analyzer.records.reading import section
@@ -112,7 +112,7 @@ def snapshot(run_dir: Path, names: Names, seconds: float = 10.0) -> Snapshot:
     manifest = recording.manifest
     tables = latest(build(recording), seconds)
     steps = tables["tokens"]
-    rates, cost = experts.hit_rate(tables), section(manifest, "cost")
+    rates, cost = cache_hits(tables), section(manifest, "cost")
     covered = (steps["end_ns"].max() - steps["begin_ns"].min()) / 1e9 if len(steps) else 0.0
     return Snapshot(
         state=str(manifest.get("state")),

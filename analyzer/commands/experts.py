@@ -18,6 +18,7 @@ from rich.table import Table
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import cache_curves, experts
+from analyzer.questions.figures import cache_hits
 from analyzer.tables.store import load
 
 
@@ -32,7 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def layers(tables: dict[str, pd.DataFrame], phase: str | None) -> pd.DataFrame:
     """One row per layer: distinct experts, per step, top experts, hit rate and median reuse distance in steps."""
     seen = experts.distinct(tables, phase).set_index("layer")
-    rates = experts.hit_rate(tables, phase).groupby("layer")[["hits", "misses"]].sum()
+    rates = cache_hits(tables, phase).groupby("layer")[["hits", "misses"]].sum()
     reuse = experts.reuse_distance(tables, phase).groupby("layer")["distance"].median()
     used = experts.activations(tables, phase).groupby(["layer", "expert"])["n_tokens"].sum().reset_index()
     used = used.sort_values(["layer", "n_tokens"], ascending=[True, False])

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare.attribution import charge
-from analyzer.questions.experts import activations, hit_rate
+from analyzer.questions import figures
+from analyzer.questions.experts import activations
 from analyzer.questions.groups import group_times, working
-from analyzer.questions.summary import sequences
 from analyzer.records.schema import columns
 
 Tables = dict[str, pd.DataFrame]
@@ -58,11 +58,10 @@ class Facts:
 
     def __init__(self, tables: Tables):
         self.tables = tables
-        tokens = tables["tokens"]
-        self.done = tokens[tokens["complete"]].assign(sequence=sequences(tokens[tokens["complete"]]))
+        self.done = figures.complete_steps(tables["tokens"]).sort_index()
         self.steps = self.done[self.done["phase"] != ""].set_index("token_id")
-        self.gaps = decode_gaps(self.done)["gap"].to_numpy()
-        self.ttfts = ttfts(self.done)
+        self.itl = self.done.sort_values("end_ns")["itl_ms"].dropna()
+        self.ttfts = figures.ttft_ms(self.done)
 
 
 def extract(tables: Tables) -> pd.DataFrame:
@@ -88,51 +87,36 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
     return joined.to_numpy(object)
 
 
-def decode_gaps(done: pd.DataFrame) -> pd.DataFrame:
-    """Complete decode steps with `gap` (ms between the ends of successive steps of a generation) in order of time."""
-    done = done.sort_values(["sequence", "end_ns"])
-    gap = done.groupby("sequence")["end_ns"].diff() / MS
-    chosen = (done["phase"] == "decode") & gap.notna()
-    return done[chosen].assign(gap=gap[chosen]).sort_values("end_ns")
-
-
-def ttfts(done: pd.DataFrame) -> np.ndarray:
-    """ms from each generation's first begin to its last prefill's end, in order."""
-    prefill = done[done["phase"] == "prefill"]
-    waited = prefill.groupby("sequence").agg({"begin_ns": "min", "end_ns": "max"}).sort_values("begin_ns")
-    return ((waited["end_ns"] - waited["begin_ns"]) / MS).to_numpy()
-
-
 def speed(facts: Facts) -> Iterator[Row]:
-    """TTFT, TPOT, prefill and decode speed. First executions stand apart, in `tails`, wherever there are later ones."""
-    tokens, gap, waited = facts.done, facts.gaps, facts.ttfts
-    steady, later = gap[1:] if len(gap) > 1 else gap, waited[1:] if len(waited) > 1 else waited
-    if len(later):
-        yield {"family": "speed", "metric": "TTFT", "unit": "ms", "value": np.median(later), "n": len(later)}
-    if len(steady):
-        yield {"family": "speed", "metric": "TPOT", "unit": "ms", "value": np.median(steady), "n": len(steady)}
-        rate = {"value": 1e3 / np.mean(steady), "n": len(steady), "better": "higher"}
-        yield {"family": "speed", "metric": "decode speed", "unit": "tok/s", **rate}
-    inside = tokens.loc[tokens["phase"] == "decode", "duration_ns"].iloc[1:] / MS
-    if len(inside):
-        yield {"family": "speed", "metric": "decode step", "unit": "ms", "value": inside.median(), "n": len(inside)}
-    prefill = tokens[tokens["phase"] == "prefill"].sort_values("begin_ns")
-    prefill = prefill.iloc[1:] if len(prefill) > 1 else prefill
-    spent, fed = prefill["duration_ns"].sum() / 1e9, prefill["n_tokens"].clip(lower=0).sum()
-    if spent > 0 and fed > 0:
-        rate = {"value": fed / spent, "n": len(prefill), "better": "higher"}
-        yield {"family": "speed", "metric": "prefill speed", "unit": "tok/s", **rate}
+    """TTFT, TPOT, prefill and decode speed, as questions/figures.py defines them; the median where it is robust."""
+    itl, waited, decode = facts.itl, facts.ttfts, facts.done[facts.done["phase"] == "decode"]
+    if len(waited):
+        yield {"family": "speed", "metric": "TTFT", "unit": "ms", "value": waited.median(), "n": len(waited)}
+    if len(itl):
+        yield {"family": "speed", "metric": "TPOT", "unit": "ms", "value": itl.median(), "n": len(itl)}
+    if len(decode):
+        step = {"value": decode["duration_ns"].median() / MS, "n": len(decode)}
+        yield {"family": "speed", "metric": "decode step", "unit": "ms", **step}
+    n_prefill = int((facts.done["phase"] == "prefill").sum())
+    rates = (
+        ("decode", figures.decode_tokens_per_s(itl), len(itl)),
+        ("prefill", figures.prefill_tokens_per_s(facts.done), n_prefill),
+    )
+    for phase, value, n in rates:
+        if value is not None:
+            rate = {"value": value, "n": n, "better": "higher"}
+            yield {"family": "speed", "metric": f"{phase} speed", "unit": "tok/s", **rate}
 
 
 def tails(facts: Facts) -> Iterator[Row]:
     """What the middle does not show: first executions and slow steps."""
-    gap, waited = facts.gaps, facts.ttfts
+    itl, waited = facts.itl, facts.ttfts
     if len(waited) > 1:
-        yield {"family": "tail", "metric": "TTFT, first generation", "unit": "ms", "value": waited[0], "n": 1}
-    if len(gap) > 1:
-        yield {"family": "tail", "metric": "TPOT, first step", "unit": "ms", "value": gap[0], "n": 1}
-    if len(gap) > 10:
-        yield {"family": "tail", "metric": "TPOT, p90", "unit": "ms", "value": np.quantile(gap[1:], 0.9), "n": len(gap) - 1}
+        yield {"family": "tail", "metric": "TTFT, first generation", "unit": "ms", "value": waited.iloc[0], "n": 1}
+    if len(itl) > 1:
+        yield {"family": "tail", "metric": "TPOT, first step", "unit": "ms", "value": itl.iloc[0], "n": 1}
+    if len(itl) > 10:
+        yield {"family": "tail", "metric": "TPOT, p90", "unit": "ms", "value": itl.quantile(0.9), "n": len(itl)}
 
 
 def phases(facts: Facts) -> Iterator[Row]:
@@ -241,10 +225,10 @@ def experts(facts: Facts) -> Iterator[Row]:
     if len(steps) == 0:
         return
     for phase in ("prefill", "decode"):
-        rates = hit_rate(facts.tables, phase)
-        asked = rates["hits"].sum() + rates["misses"].sum()
-        if asked:
-            rate = {"value": rates["hits"].sum() / asked, "n": asked, "better": "higher", "offset": 0.01}
+        counted = figures.cache_hits(facts.tables, phase)
+        hits, misses = int(counted["hits"].sum()), int(counted["misses"].sum())
+        if hits + misses:
+            rate = {"value": figures.hit_rate(hits, misses), "n": hits + misses, "better": "higher", "offset": 0.01}
             yield {"family": "expert", "metric": "hit rate", "unit": "share", "phase": phase, **rate}
 
 

@@ -181,6 +181,13 @@ def decode_tokens(tables: Tables) -> list[int]:
     return sorted(set(good.tolist()) & set(tables["operators"]["token_id"].unique().tolist()))
 
 
+def middle_token(tables: Tables) -> int:
+    """The middle complete decode token, else the first token that has operators."""
+    decode = decode_tokens(tables)
+    with_operators = tables["operators"].loc[tables["operators"]["token_id"] >= 0, "token_id"]
+    return decode[len(decode) // 2] if decode else int(with_operators.min()) if len(with_operators) else 0
+
+
 def to_json(graph: nx.DiGraph) -> dict[str, Any]:
     """The graph as {graph, nodes, edges}, JSON-able."""
     nodes = [{"id": node, **_plain(values)} for node, values in graph.nodes(data=True)]

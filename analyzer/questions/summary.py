@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import ceilings, experts
+from analyzer.questions import ceilings, experts, figures
 from analyzer.questions.findings import findings
 from analyzer.questions.groups import operator_groups
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.threads import STATES
-from analyzer.questions.trends import sequences
 from analyzer.records.observed import known_changes
 from analyzer.records.reading import Source, section
 from analyzer.records.schema import reads
@@ -110,29 +109,28 @@ def machine(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokens(table: pd.DataFrame) -> dict[str, Any]:
-    """Speed: TTFT from a generation's first begin to its last prefill's end; TPOT between the ends of successive steps."""
-    done = table[table["complete"]]
+    """Steps and speed, as figures.py defines them; `tpot_ms` holds the mean, which is TPOT, and quantiles of its ITLs."""
     if len(table) == 0:
         return {}
-    done = done.assign(sequence=sequences(done), prefill=done["phase"] == "prefill")
-    prefill, decode = done[done["prefill"]], done[~done["prefill"]]
-    waited = prefill.groupby("sequence").agg({"begin_ns": "min", "end_ns": "max"})
-    ordered = done.sort_values(["sequence", "end_ns"])
-    gap = ordered.groupby("sequence")["end_ns"].diff()[~ordered["prefill"]].dropna() / 1e6
-    spent, fed = prefill["duration_ns"].sum() / 1e9, int(prefill["n_tokens"].sum())
+    steps = figures.complete_steps(table)
+    itl, decode, prefill = steps["itl_ms"].dropna(), steps[steps["phase"] == "decode"], steps[steps["phase"] == "prefill"]
     return {
         "steps": len(table),
-        "incomplete": int((~table["complete"]).sum()),
-        "generations": int(done["sequence"].nunique()),
-        "prefill_tokens": fed,
+        "incomplete": len(table) - len(steps),
+        "generations": int(steps["generation"].nunique()),
+        "prefill_tokens": int(prefill["n_tokens"].sum()),
         "decode_steps": len(decode),
-        "ttft_ms": _median((waited["end_ns"] - waited["begin_ns"]) / 1e6),
-        "tpot_ms": {"median": _median(gap), "p90": _quantile(gap, 0.9), "n": len(gap)},
+        "ttft_ms": _median(figures.ttft_ms(steps)),
+        "tpot_ms": {"mean": _mean(itl), "median": _median(itl), "p90": _quantile(itl, 0.9), "n": len(itl)},
         "decode_step_ms": {"median": _median(decode["duration_ns"] / 1e6), "p90": _quantile(decode["duration_ns"] / 1e6, 0.9)},
-        "decode_tokens_per_s": len(gap) / (float(gap.sum()) / 1e3) if gap.sum() > 0 else None,
-        "prefill_tokens_per_s": fed / float(spent) if spent > 0 else None,
-        "major_faults": int(done["maj_flt"].clip(lower=0).sum()),
+        "decode_tokens_per_s": figures.decode_tokens_per_s(itl),
+        "prefill_tokens_per_s": figures.prefill_tokens_per_s(steps),
+        "major_faults": int(steps["maj_flt"].clip(lower=0).sum()),
     }
+
+
+def _mean(values: pd.Series) -> float | None:
+    return float(values.mean()) if len(values) else None
 
 
 def _median(values: pd.Series) -> float | None:

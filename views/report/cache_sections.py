@@ -7,6 +7,7 @@ import pandas as pd
 
 from analyzer.questions import cache_curves
 from analyzer.questions import experts as activation
+from analyzer.questions.figures import cache_hits
 from views.report.sections import (
     MS,
     Block,
@@ -40,7 +41,7 @@ LOADS_QUERY = (
 
 def hits(tables: Tables) -> list[Block]:
     """Hit rate over steps, and per layer."""
-    rates = activation.hit_rate(tables)
+    rates = cache_hits(tables)
     if not len(rates):
         return []
     by_step = rates.groupby("token_id")[["hits", "misses"]].sum()

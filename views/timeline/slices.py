@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from views.timeline.flows import PREFETCH, STEP, flow_of, prefetched_runs
+from analyzer.questions.experts import prefetched_runs
 from views.timeline.protobuf import _messages
 
 Tables = dict[str, pd.DataFrame]
 SMALL = 1 << 16
+PREFETCH, STEP = 1 << 41, 1 << 42  # added to a load's and a step's number, so that their arrows are not those of graphs
 
 
 @dataclass
@@ -242,6 +243,13 @@ def operators(tables: Tables) -> tuple[Slices, Slices]:
     label = Text(np.zeros(len(waited), np.int64), ["wait for threads"])
     since, end = since[waited], end[waited]
     return slices, Slices("wait", label, tid[waited], since, end, np.ones(len(waited), bool))
+
+
+def flow_of(ids: pd.Series, column: pd.Series, flow: pd.Series) -> np.ndarray:
+    """The flow ids of rows: that of the pair whose `column` is the row's id, else 0."""
+    if not len(column):
+        return np.zeros(len(ids), np.int64)
+    return ids.map(dict(zip(column.tolist(), flow.tolist(), strict=True))).fillna(0).to_numpy(np.int64)
 
 
 def experts(tables: Tables, used: pd.DataFrame) -> Slices:
