@@ -21,6 +21,7 @@ from analyzer.commands.query import execute
 from analyzer.questions import ceilings
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.findings import findings as analyzer_findings
+from analyzer.questions.live import Live
 from analyzer.questions.profdag import as_text, build
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import fingerprint, load
@@ -29,7 +30,6 @@ from tests import tables_fixture as fixture
 from tracer.recording.format import Recording, dtype_from_json
 from views.__main__ import main
 from views.errors import ViewError
-from views.live import Names, snapshot
 from views.profdag.layout import HEIGHT, WIDTH, document, lay_out
 from views.profdag.page import write_profdag
 from views.report.page import plain, write_page
@@ -429,10 +429,10 @@ def growing(folder: Path, tokens: int, extra: bytes = b"") -> None:
 
 
 def test_top_shows_the_latest_steps_of_a_growing_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = Names()
+    live = Live(tmp_path, seconds=1.0)
     for tokens in (20, 300):
         growing(tmp_path, tokens, extra=b"half a slot")
-        now = snapshot(tmp_path, names, seconds=1.0)
+        now = live.snapshot()
         assert now.tokens["decode_tokens_per_s"] == pytest.approx(100) and now.state == "recording"
         assert now.tokens["steps"] == min(tokens, 101) and now.lost == 3
     assert main(["top", str(tmp_path), "--once"]) == 0

@@ -8,7 +8,6 @@ import pandas as pd
 
 from analyzer.questions import ceilings, experts, figures
 from analyzer.questions.findings import findings
-from analyzer.questions.groups import operator_groups
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.threads import STATES
 from analyzer.records.observed import known_changes
@@ -146,16 +145,26 @@ def operators(tables: Tables, top: int = TOP) -> dict[str, Any]:
     table = tables["operators"]
     if len(table) == 0:
         return {}
-    busy = table.assign(group=operator_groups(table)).groupby(["engine", "type"], as_index=False)
-    total = busy.agg(
-        count=("op_id", "size"),
-        ns=("duration_ns", "sum"),
-        busy=("busy_ns", "sum"),
-        wait=("wait_ns", "sum"),
-        faults=("maj_flt", "sum"),
-    )
-    ranked, everything = total.sort_values("ns", ascending=False), float(total["ns"].sum())
-    rows = [
+    return {
+        "count": len(table),
+        "incomplete": int((~table["complete"]).sum()),
+        "threads": int(table["n_threads"].max()),
+        "ms": float(table["duration_ns"].sum()) / 1e6,
+        "top": ranked_operators(operator_totals(table), top),
+    }
+
+
+def operator_totals(table: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Per operator type, and per value of the columns `by`: `count`, and the sums `ns`, `busy` and `wait`."""
+    kinds = table.groupby([*by, "engine", "type"], as_index=False)
+    return kinds.agg(count=("op_id", "size"), ns=("duration_ns", "sum"), busy=("busy_ns", "sum"), wait=("wait_ns", "sum"))
+
+
+def ranked_operators(totals: pd.DataFrame, top: int) -> list[dict[str, Any]]:
+    """The costliest types of `operator_totals`, whatever else these were counted by."""
+    kinds = totals.groupby(["engine", "type"], as_index=False)[["count", "ns", "busy", "wait"]].sum()
+    everything = float(kinds["ns"].sum())
+    return [
         {
             "engine": row["engine"],
             "type": row["type"],
@@ -165,16 +174,8 @@ def operators(tables: Tables, top: int = TOP) -> dict[str, Any]:
             "share": row["ns"] / everything if everything else 0.0,
             "wait_share": row["wait"] / (row["busy"] + row["wait"]) if row["busy"] + row["wait"] else 0.0,
         }
-        for row in ranked.head(top).to_dict("records")
+        for row in kinds.sort_values("ns", ascending=False).head(top).to_dict("records")
     ]
-    threads = int(table["n_threads"].max())
-    return {
-        "count": len(table),
-        "incomplete": int((~table["complete"]).sum()),
-        "threads": threads,
-        "ms": everything / 1e6,
-        "top": rows,
-    }
 
 
 def npu(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
