@@ -19,7 +19,7 @@ from analyzer.tables.store import build
 from tracer.recording.format import BUSY, DISCARD, KIND_OFFSET, RING_HEADER_BYTES, STREAMS, Recording
 
 TOP = 10
-LATE_NS = 250_000_000
+LATE_NS = 100_000_000
 """A record may come to the file so much later than younger ones: buffers of several CPUs are drained one after the other."""
 MOST_HELD = 200_000
 """Slots of a stream: of an open step with more, the figures cover the last ones."""
@@ -83,13 +83,15 @@ def times(slots: np.ndarray) -> np.ndarray:
     return number(slots, RING_HEADER_BYTES, "<i8")
 
 
-def of_kind(recording: Recording, slots: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, records) of one kind among slots."""
-    known, dtype = recording.layouts.get(kind, (0, np.dtype([("tid", "<u4")])))
+def of_kind(recording: Recording, slots: np.ndarray, kind: str) -> tuple[np.ndarray, pd.DataFrame]:
+    """(rows, whole-number fields) of the records of one kind among slots; none where the recording does not know it."""
+    known, dtype = recording.layouts.get(kind, (0, np.dtype([])))
     rows = np.flatnonzero(number(slots, KIND_OFFSET, "<u2") == known) if known else np.empty(0, np.int64)
     if not len(rows):
-        return rows, np.empty(0, dtype)
-    return rows, np.ascontiguousarray(slots[rows, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize]).view(dtype)[:, 0]
+        return rows, pd.DataFrame()
+    fields = [(name, at, field) for name, (field, at, *_) in (dtype.fields or {}).items() if field.kind in "iu"]
+    columns = {name: number(slots, RING_HEADER_BYTES + at, field.str)[rows] for name, at, field in fields}
+    return rows, pd.DataFrame(columns, copy=False)
 
 
 def lasting(recording: Recording, slots: np.ndarray) -> np.ndarray:
@@ -97,12 +99,11 @@ def lasting(recording: Recording, slots: np.ndarray) -> np.ndarray:
     kept = [np.empty(0, np.int64)]
     for kind, fields in DESCRIBING.items():
         rows, records = of_kind(recording, slots, kind)
-        superseded = pd.DataFrame({field: records[field] for field in fields}).duplicated(keep="last")
-        kept.append(rows[~superseded.to_numpy()])
+        kept.append(rows[~records.duplicated(list(fields), keep="last").to_numpy()] if len(rows) else rows)
     for kind, fields in LASTING.items():
         rows, records = of_kind(recording, slots, kind)
-        thread = np.concatenate([records[field] for field in fields])
-        kept.append(pd.Series(np.tile(rows, len(fields))).groupby(thread).max().to_numpy(np.int64))
+        by_thread = (pd.Series(rows).groupby(records[field].to_numpy()) for field in fields if len(rows))
+        kept += [thread.max().to_numpy(np.int64) for thread in by_thread]
     return np.concatenate(kept)
 
 
