@@ -9,10 +9,12 @@ prefill tokens/s  tokens fed in prefill steps / the sum of these steps' duration
 hit rate          hits / (hits + misses), of distinct experts of each step and layer, by the cache's state when the layer began
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 MS = 1e6
 
 

@@ -15,7 +15,7 @@ from analyzer.questions import figures
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.summary import operator_totals, ranked_operators, tokens
 from analyzer.records.reading import section
-from analyzer.tables.store import build
+from analyzer.tables.store import Tables, build
 from tracer.recording.format import BUSY, DISCARD, KIND_OFFSET, RING_HEADER_BYTES, STREAMS, Recording
 
 TOP = 10
@@ -32,7 +32,7 @@ LASTING: dict[str, tuple[str, ...]] = {
     "token_end": ("tid",),
 }
 """Kinds of which the last one of each thread still holds, and the fields that name the thread."""
-Tables = dict[str, pd.DataFrame]
+Rows = dict[str, pd.DataFrame]
 Slots = dict[str, np.ndarray]
 
 
@@ -120,7 +120,7 @@ def levels_off(changes: Any) -> tuple[str, ...]:
     return tuple(sorted(str(level) for level, on in last.items() if not on))
 
 
-def by_step(tables: Tables) -> Tables:
+def by_step(tables: Tables) -> Rows:
     """The figures of every step in rows that name it: `tokens`, `phases`, `operators` and `cache`."""
     return {
         "tokens": tables["tokens"],
@@ -130,7 +130,7 @@ def by_step(tables: Tables) -> Tables:
     }
 
 
-def renumbered(rows: Tables, token_ids: pd.Series) -> Tables:
+def renumbered(rows: Rows, token_ids: pd.Series) -> Rows:
     """The rows of some steps, with other numbers: `token_ids` by those that they have."""
     own = {name: part[part["token_id"].isin(token_ids.index)] for name, part in rows.items()}
     return {name: part.assign(token_id=part["token_id"].map(token_ids)) for name, part in own.items()}
@@ -151,9 +151,9 @@ class Live:
         """Time up to which steps that are over are counted, and how many."""
         self.open: list[tuple[int, int]] = []
         """(tid, begin_ns) of steps that began before and are not over."""
-        self.over: Tables = {}
+        self.over: Rows = {}
         """Figures of steps that are over, as of `by_step`; their token_id counts on from turn to turn."""
-        self.now: Tables = {}
+        self.now: Rows = {}
         """The same with the steps that are open."""
 
     def snapshot(self) -> Snapshot:
@@ -222,7 +222,7 @@ class Live:
         """The time before which a stream's slots are too many to hold; -1 where they are not."""
         return int(times(slots)[-MOST_HELD]) if len(slots) > MOST_HELD else -1
 
-    def _window(self, rows: Tables) -> Tables:
+    def _window(self, rows: Rows) -> Rows:
         """The figures of the steps that end within the window."""
         steps = rows["tokens"]
         ids = steps.loc[steps["end_ns"] >= self._since(steps), "token_id"] if len(steps) else steps["token_id"]

@@ -5,7 +5,6 @@ import pandas as pd
 
 from analyzer.questions.figures import complete_steps
 
-Tables = dict[str, pd.DataFrame]
 Series = tuple[np.ndarray, np.ndarray]
 """(times in ns, in order; the value from each time on)."""
 SLOW_DEVIATIONS, SLOW_TIMES = 5.0, 1.2

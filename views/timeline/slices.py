@@ -3,7 +3,7 @@
 Slices of one thread must nest. `lanes` proves it, or moves those that do not nest to lanes of their own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 from analyzer.questions.experts import prefetched_runs
 from views.timeline.protobuf import _messages
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 SMALL = 1 << 16
 PREFETCH, STEP = 1 << 41, 1 << 42  # added to a load's and a step's number, so that their arrows are not those of graphs
 
