@@ -1,10 +1,9 @@
-"""What the C extension offers; views/protobuf.py and views/slices.py are the ways in."""
+"""What the C extension offers; views/timeline/protobuf.py and slices.py are the ways in."""
 
 import numpy as np
 
-from views.protobuf import Part, Step
+from views.timeline.protobuf import Part, Step
 
-def codes(texts: np.ndarray, codes: np.ndarray) -> list[str]: ...
 def encode(steps: list[Step], offsets: np.ndarray) -> bytes: ...
 def events(
     head: bytes,

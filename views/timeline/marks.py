@@ -6,7 +6,7 @@ import numpy as np
 
 from analyzer.questions import over_time
 from analyzer.records.observed import known_changes
-from views.timeline.slices import Slices, Tables, Text
+from views.timeline.slices import Slices, Tables, numbered, says, text_of
 
 Named = tuple[str, np.ndarray, np.ndarray]
 """A counter: its name, times in ns and the value from each time on."""
@@ -15,14 +15,16 @@ Named = tuple[str, np.ndarray, np.ndarray]
 def counters(tables: Tables) -> list[Named]:
     """Every counter, recorded or derived."""
     recorded = []
-    frame, names = tables["counters"], Text.of(tables["counters"]["name"])
+    frame = tables["counters"]
+    codes, names = numbered(frame["name"])
     ts, values = frame["ts_ns"].to_numpy(np.int64), frame["value"].to_numpy(np.float64)
-    for name, code in sorted((name, code) for code, name in enumerate(names.labels)):
-        rows = np.flatnonzero(names.codes == code)
+    for name, code in sorted((name, code) for code, name in enumerate(names)):
+        rows = np.flatnonzero(codes == code)
         rows = rows[np.argsort(ts[rows], kind="stable")]
         recorded.append((name, ts[rows], values[rows]))
     loads, executes = tables["loads"], tables["qnn_executes"]
-    loads, executes = loads[(loads["action"] == "load") & loads["complete"]], executes[executes["complete"]]
+    loads = loads[["begin_ns", "end_ns"]][says(loads["action"], "load") & loads["complete"].to_numpy()]
+    executes = executes[["begin_ns", "end_ns"]][executes["complete"].to_numpy()]
     derived = [
         ("decode tokens/s", *over_time.decode_speed(tables["tokens"])),
         ("expert loads in flight", *over_time.in_flight(loads)),
@@ -33,7 +35,7 @@ def counters(tables: Tables) -> list[Named]:
 
 def instants(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None = None) -> Slices:
     """Marks on a track of their own."""
-    return Slices("moescope", Text.of(texts), ts, ts, ts, np.ones(len(ts), bool), args or {}, instant=True)
+    return Slices("moescope", text_of(texts), ts, ts, ts, np.ones(len(ts), bool), args or {}, instant=True)
 
 
 def slow_tokens(tables: Tables) -> Slices | None:

@@ -14,18 +14,21 @@ from views.timeline.slices import (
     Column,
     Slices,
     Tables,
-    Text,
     execute_flow,
     ints,
+    joined,
     of_frame,
     place,
     positive,
     rows_of,
     says,
+    text_column,
+    text_of,
     texts,
 )
 
 NODE = 404
+TABLES = {"qnn_events", "qnn_executes", "qnn_gaps", "qnn_optrace", "qnn_stages"}
 STAGES, OPTRACE = "Host stages", "optrace "
 EXECUTE, DEVICE, NODES, IDLE = "QNN Execute", "QNN Device", "QNN Node", "QNN Idle"
 DEVICE_LEVELS = (("host RPC", "host_rpc_us"), ("HTP RPC", "htp_rpc_us"), ("accelerator", "accel_us"))
@@ -53,7 +56,7 @@ def executes(tables: Tables) -> Slices:
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     cycles = frame["accel_cycles"].fillna(-1)
     args["accel_cycles"] = cycles.to_numpy(np.int64)
-    name = Text.joined(execute_name, frame["graph_name"], frame["kind"], frame["layer"], frame["expert"])
+    name = joined(execute_name, frame["graph_name"], frame["kind"], frame["layer"], frame["expert"])
     slices = of_frame("qnn", name, frame, args)
     slices.flow = execute_flow(frame)
     ordered = pd.Series(slices.flow).iloc[np.argsort(slices.begin, kind="stable")]
@@ -90,7 +93,7 @@ def device(tables: Tables) -> Slices | None:
     if not len(row):
         return None
     args: dict[str, Column] = {"estimated": np.ones(len(row), np.int64), "measured_ns": np.concatenate(measured)}
-    name = Text(np.concatenate(labels), [label for label, _ in DEVICE_LEVELS])
+    name = text_column(np.concatenate(labels), [label for label, _ in DEVICE_LEVELS])
     tid = frame["tid"].to_numpy(np.int64)[row]
     return Slices("qnn", name, tid, np.concatenate(begins), np.concatenate(ends), np.ones(len(row), bool), args)
 
@@ -118,7 +121,7 @@ def nodes(tables: Tables) -> Slices | None:
     said = np.flatnonzero(counted & (kind != NODE) & (parents >= 0))
     if len(said):
         args |= told_of(len(row), parents[said], every.iloc[said])
-    name = Text.joined(lambda text: text or "node", events["name"])
+    name = joined(lambda text: text or "node", events["name"])
     return Slices("qnn", name, events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args)
 
 
@@ -194,14 +197,14 @@ def idle(tables: Tables) -> Slices | None:
     if not len(frame):
         return None
     states = ints(frame, "running_ns", "runnable_ns", "sleeping_ns", "waiting_ns", "cpu_ns")
-    name = Text.joined(lambda what: f"idle: {what}" if what else "idle", frame["doing"])
+    name = joined(lambda what: f"idle: {what}" if what else "idle", frame["doing"])
     return of_frame("qnn", name, frame.assign(complete=True), states)
 
 
 def stages(tables: Tables) -> Slices | None:
     """Stages of the host's side: those of ONNX Runtime's QNN provider."""
     frame = tables["qnn_stages"]
-    return of_frame("qnn", Text.of(frame["stage"]), frame, {}) if len(frame) else None
+    return of_frame("qnn", text_of(frame["stage"]), frame, {}) if len(frame) else None
 
 
 def optrace(tables: Tables) -> dict[str, Slices]:
@@ -217,7 +220,7 @@ def optrace(tables: Tables) -> dict[str, Slices]:
     first, last = (begin[row] + (at * rate).astype(np.int64) for at in (since - origin, since - origin + cycles))
     args = texts(events, "unit", "qnn_op") | ints(events, "begin_cycles", "cycles") | {"estimated": np.ones(len(row), np.int64)}
     tid = frame["tid"].to_numpy(np.int64)[row]
-    slices = Slices("qnn", Text.of(events["name"]), tid, first, last, np.ones(len(row), bool), args)
+    slices = Slices("qnn", text_of(events["name"]), tid, first, last, np.ones(len(row), bool), args)
     return {OPTRACE + str(thread): slices.take(rows) for thread, rows in sorted(events.groupby("thread").indices.items())}
 
 
