@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from tracer.errors import TracerError
 from tracer.kernel.btf import VMLINUX
@@ -16,7 +17,7 @@ from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.probes.calibration import measure
 from tracer.probes.perf_events import SYSCALL, TRACEFS, mount_tracefs
 from tracer.probes.uprobes import UPROBE
-from tracer.recording.paths import BPF_OBJECTS, BUILD, CALIBRATION, ROOT
+from tracer.recording.paths import BPF_OBJECTS, BUILD, CALIBRATION
 
 EXAMPLES = """examples:
   sudo python -m tracer doctor
@@ -106,7 +107,7 @@ def _tracefs() -> Check:
 
 def _built() -> Check:
     missing = [path.name for path in (*BPF_OBJECTS.values(), CALIBRATION) if not path.exists()]
-    missing += [] if list((ROOT / "runtime").glob("_probes*.so")) else ["runtime/_probes"]
+    missing += [] if find_spec("runtime.telemetry._probes") else ["runtime/telemetry/_probes"]
     return Check(
         "built parts",
         "everything",
