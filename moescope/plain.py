@@ -1,7 +1,7 @@
 """Names from outside as text that a terminal shows and never obeys."""
 
 import re
-from typing import Any
+from typing import Any, TextIO
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line separators, marks that change the direction of text, and halves of surrogate pairs."""
@@ -21,6 +21,11 @@ def plain_lines(value: Any) -> str:
 def one_line(message: Any) -> str:
     """A message whose line breaks became spaces, without control characters."""
     return plain_text(" ".join(str(message).split()))
+
+
+def say(line: Any, file: TextIO | None = None) -> None:
+    """Print a line that holds names from outside."""
+    print(plain_text(line), file=file)
 
 
 def _shown(found: re.Match[str]) -> str:

@@ -21,20 +21,21 @@ from analyzer.jsonable import as_json
 from analyzer.questions import structure
 from analyzer.questions.profdag import Tables, as_text, build, decode_tokens, export
 from analyzer.tables.store import load
+from moescope.arguments import add_out, add_run, add_token
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--token", metavar="N", type=int, help="token_id; default: the middle decode token, else the first token")
+    add_run(parser)
+    add_token(parser)
     parser.add_argument("--mean", action="store_true", help="average times over the decode tokens")
     parser.add_argument("--resolve", action="store_true", help="leave out views: readers hang on what made the memory")
     parser.add_argument("--fold", action="store_true", help="equal layers as one, with the sum of their times; implies --resolve")
     parser.add_argument("--diff", metavar="OTHER", type=Path, help="compare with another recording's graph")
     parser.add_argument("--format", choices=("graphml", "dot", "json"), default="json")
-    parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
     parser.add_argument("--text", action="store_true", help="with --diff: a table instead of JSON")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="default: standard output")
+    add_out(parser, "standard output")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,8 +12,6 @@ import argparse
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from analyzer.commands._show import show as show_frame
 from analyzer.jsonable import as_json
@@ -23,6 +21,9 @@ from analyzer.predict.beside import beside, mismatch
 from analyzer.predict.prediction import Prediction, predict
 from analyzer.predict.setup import KV_BYTES, OVERLAPS, Setup
 from analyzer.tables.store import load
+from moescope.arguments import add_json
+from moescope.plain import say
+from moescope.terminal import console, grid, words
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--kv", choices=tuple(KV_BYTES), default="fp16", help="type of the KV cache [fp16]")
     add("--unit", metavar="NAME", default="", help="compute unit; default: the profile's first")
     add("--beside", metavar="RUN", type=Path, help="a recording of the same model: its operators beside the predicted parts")
-    add("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,36 +65,38 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(as_json({"parts": made.rows(), "summary": made.summary(), "measured": measured}))
         return 0
-    show(made, Console(highlight=False))
+    show(made, console())
     if measured is not None and tables:
         show_frame(measured, f"measured beside predicted: the mean {setup.phase} step")
         if text := mismatch(made, tables):
-            print(f"warning: {text}")
+            say(f"warning: {text}")
     return 0
 
 
-def show(made: Prediction, console: Console) -> None:
+def show(made: Prediction, screen: Console) -> None:
     """The parts, then the figures, then the warnings."""
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for name in ("part", "layers", "GFLOP", "weights", "KV", "us", "step ms", "bound"):
-        table.add_column(name, justify="left" if name in ("part", "bound") else "right", no_wrap=True)
+    columns = ("part", "layers", "GFLOP", "weights", "KV", "us", "step ms", "bound")
+    table = grid(*columns, left=("part", "bound"))
     for row in made.rows():
         sizes = (f"{row['gflop']:.3g}", _size(row["weight_bytes"]), _size(row["kv_bytes"]))
         times = (f"{row['us']:.1f}", f"{row['step_ms']:.2f}")
         table.add_row(row["part"], str(row["layers"]), *sizes, *times, row["bound"])
-    console.print(table)
-    console.print("\n[bold]from[/]")
+    screen.print(table)
+    screen.print()
+    screen.print(words(("from", "bold")))
     for row in made.rows():
-        console.print(f"{row['part']}: {escape(row['source'])}", soft_wrap=True)
+        screen.print(f"{row['part']}: {row['source']}", soft_wrap=True)
     answer = made.summary()
     name = "TTFT" if answer["phase"] == "prefill" else "TPOT"
-    console.print(f"\n[bold]{answer['model']}[/] ({answer['weights']}) on [bold]{answer['device']}[/], predicted, not measured")
-    console.print(
+    screen.print()
+    about = (f" ({answer['weights']}) on ", (answer["device"], "bold"), ", predicted, not measured")
+    screen.print(words((answer["model"], "bold"), *about))
+    screen.print(
         f"{name} {made.seconds * 1e3:.2f} ms, {made.tokens_per_s:,.1f} tokens/s and device; a layer is {answer['formula']}"
     )
-    console.print(f"weights {_size(answer['weight_bytes'])}, KV cache {_size(answer['kv_bytes'])} per device")
+    screen.print(f"weights {_size(answer['weight_bytes'])}, KV cache {_size(answer['kv_bytes'])} per device")
     for text in answer["warnings"]:
-        console.print(f"[yellow]warning:[/] {escape(text)}")
+        screen.print(words(("warning:", "yellow"), f" {text}"))
 
 
 def _size(count: float) -> str:

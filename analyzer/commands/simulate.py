@@ -19,13 +19,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import costs, devices, simulator, timeline, trace
 from analyzer.tables.store import load
+from moescope.arguments import add_json
+from moescope.terminal import console, grid, words
 
 SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 MIB = 2**20
@@ -45,7 +44,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="PATH", type=Path, help="the model whose roofline is taken, with --device")
     add("--weights", choices=tuple(BITS), help="storage of that model's weights")
     add("--timeline", metavar="DIR", type=Path, help="write the (first) simulated run as a folder for python -m views trace")
-    add("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,20 +94,20 @@ def cache_bytes(word: str, whole: int) -> int | None:
 
 def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, steps: int) -> None:
     """One line a run; a star marks what nothing beats in both memory and time per token."""
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for name in ("cache MiB", "prefetch", "chunk", "TTFT ms", "TPOT ms", "p90", "hits", "stall ms", "loaded MiB", "Pareto"):
-        table.add_column(name, justify="right")
+    columns = ("cache MiB", "prefetch", "chunk", "TTFT ms", "TPOT ms", "p90", "hits", "stall ms", "loaded MiB", "Pareto")
+    table = grid(*columns, left=0, fold=True)
     for outcome, flag in zip(outcomes, best, strict=True):
         s = outcome.summary()
         sizes = (f"{outcome.peak_bytes / MIB:.2f}", str(s["prefetch"] or "off"), str(s["chunk"]))
         times = (_ms(s["ttft_ms"]), _ms(s["tpot_ms"]), _ms(s["tpot_p90_ms"]))
         hits = "-" if s["hit_rate"] is None else f"{s['hit_rate']:.1%}"
         table.add_row(*sizes, *times, hits, _ms(s["stall_ms"]), f"{s['loaded_bytes'] / MIB:.1f}", "*" if flag else "")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"\nsimulated, not measured: {steps} steps of the recorded routes; costs {cost.source}", soft_wrap=True)
+    screen = console(soft_wrap=True)
+    screen.print(table)
+    screen.print()
+    screen.print(f"simulated, not measured: {steps} steps of the recorded routes; costs {cost.source}")
     for text in cost.warnings:
-        console.print(f"[yellow]warning:[/] {text}", soft_wrap=True)
+        screen.print(words(("warning:", "yellow"), f" {text}"))
 
 
 def _costs(args: argparse.Namespace, recordings: list[costs.Tables]) -> costs.Costs:

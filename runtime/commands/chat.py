@@ -17,9 +17,9 @@ EXAMPLES = """example:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("model", type=Path, help="folder of a Hugging Face model, or a package")
-    parser.add_argument("--system", default="", help="what the model is told first")
+    parser.add_argument("--system", default="", help="system prompt")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=512, metavar="N", help="tokens of one answer at most (default: 512)"
+        "--max-new-tokens", type=int, default=512, metavar="N", help="largest number of tokens in an answer (default: 512)"
     )
     add_sampling(parser)
     add_placement(parser)

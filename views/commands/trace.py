@@ -12,7 +12,8 @@ An optrace does not say which execution it is of; without --execute it is drawn 
 import argparse
 from pathlib import Path
 
-from views.write_outputs import add_arguments, announce, make_trace, progress
+from moescope.terminal import progress
+from views.write_outputs import add_arguments, announce, make_trace
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write it."""
-    with progress() as step:
+    with progress("reading the recording") as step:
         made = make_trace(args.run_dir, args.out, step, args.gzip, args.optrace, args.execute)
     announce(made, args.json)
     return 0
