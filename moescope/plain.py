@@ -1,6 +1,7 @@
 """Names from outside as text that a terminal shows and never obeys."""
 
 import re
+import sys
 from typing import Any, TextIO
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -16,6 +17,11 @@ def plain_text(value: Any) -> str:
 def plain_lines(value: Any) -> str:
     """The same for text of several lines: line ends and tabs stay."""
     return CONTROL_BUT_LAYOUT.sub(_shown, str(value))
+
+
+def for_output(text: str) -> str:
+    """What goes to standard output: exact in a file or a pipe, without control characters on a terminal."""
+    return plain_lines(text) if sys.stdout.isatty() else text
 
 
 def one_line(message: Any) -> str:

@@ -22,6 +22,7 @@ from analyzer.questions import structure
 from analyzer.questions.profdag import Tables, as_text, build, decode_tokens, export
 from analyzer.tables.store import load
 from moescope.arguments import add_out, add_run, add_token
+from moescope.plain import for_output
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         export(graph, args.out, args.format)
     else:
-        print(as_text(graph, args.format))
+        print(for_output(as_text(graph, args.format)))
     roles = [role for _, role in graph.nodes(data="role")]
     counts = ", ".join(f"{roles.count(role)} {role}s" for role in ("op", "view", "constant"))
     print(

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moescope.plain import for_output
 from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _answer(model: "MoE", messages: list[dict[str, str]], args: argparse.Namespa
     try:
         for token in model.generate(prompt_of(model.package.folder, messages), args.max_new_tokens, **sampling_options(args)):
             said += token.text
-            print(token.text, end="", flush=True)
+            print(for_output(token.text), end="", flush=True)
     except KeyboardInterrupt:
         print(" [stopped]", end="", file=sys.stderr)
     print(flush=True)

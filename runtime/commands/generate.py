@@ -8,6 +8,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from moescope.arguments import add_json
+from moescope.plain import for_output
 
 if TYPE_CHECKING:
     from runtime.moe import MoE
@@ -161,7 +162,7 @@ def _speak(model: "MoE", prompt: str, args: argparse.Namespace) -> tuple[str, bo
         for token in model.generate(prompt, args.max_new_tokens, ignore_end=args.ignore_end, **sampling_options(args)):
             pieces.append(token.text)
             if not args.json:
-                print(token.text, end="", flush=True)
+                print(for_output(token.text), end="", flush=True)
     except KeyboardInterrupt:
         interrupted = True
     if not args.json:
