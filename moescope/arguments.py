@@ -15,8 +15,8 @@ def add_run(parser: argparse.ArgumentParser, newest: bool = False) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
-    """A model as `args.model`."""
-    parser.add_argument(name, type=Path, help="folder of a Hugging Face model, or a package that `convert` made of one")
+    """A model as `args.model`, or by another name."""
+    parser.add_argument(name, type=Path, help="folder of a Hugging Face model, or of a package that `convert` made")
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:
@@ -24,9 +24,10 @@ def add_json(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
-def add_out(parser: argparse.ArgumentParser, default: str, metavar: str = "FILE") -> None:
-    """`--out`, None where it is not given; `default` says what happens then."""
-    parser.add_argument("--out", metavar=metavar, type=Path, help=f"where to write (default: {default})")
+def add_out(parser: argparse.ArgumentParser, default: str | Path, metavar: str = "FILE") -> None:
+    """`--out`: a default path, or a text that says what happens where the option is not given and None is its value."""
+    path = default if isinstance(default, Path) else None
+    parser.add_argument("--out", metavar=metavar, type=Path, default=path, help=f"where to write (default: {default})")
 
 
 def add_token(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +36,10 @@ def add_token(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", metavar="N", type=int, help=text)
 
 
-def add_phase(parser: argparse.ArgumentParser) -> None:
-    """`--phase`, None for all steps."""
-    parser.add_argument("--phase", choices=PHASES, help="only steps of this phase (default: all)")
+def add_phase(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """`--phase`, None for all steps where it may be left out."""
+    text = "steps of this phase" if required else "only steps of this phase (default: all)"
+    parser.add_argument("--phase", choices=PHASES, required=required, help=text)
 
 
 def add_ceilings(parser: argparse.ArgumentParser) -> None:

@@ -9,17 +9,16 @@ examples:
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 from analyzer.questions import ceilings
-from moescope.arguments import add_json
+from moescope.arguments import add_json, add_out
 from moescope.plain import say
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--fresh", action="store_true", help="measure again, even where earlier results are kept")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write them to this file too")
+    add_out(parser, "in the cache alone")
     add_json(parser)
 
 

@@ -41,11 +41,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a summary in Markdown")
     parser.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit XML")
-    parser.add_argument("--save", metavar="DIR", type=Path, help="store each run's result there, small, for later comparisons")
-    text = "what makes the exit code 1: slower[:P%%], operator[:P%%], structure, unlike, cannot-tell, nothing (default: slower)"
+    parser.add_argument(
+        "--save", metavar="DIR", type=Path, help="store each run's result in this folder, small, for later comparisons"
+    )
+    kinds = "slower[:P%%], operator[:P%%], structure, unlike, cannot-tell, nothing"
+    text = f"findings that make the exit code 1: {kinds} (default: slower)"
     parser.add_argument("--fail-on", metavar="WHAT", type=parse_limit, action="append", default=[], help=f"{text}; repeatable")
     parser.add_argument(
-        "--threshold", metavar="PERCENT", type=percentage, default=0.02, help="least change that matters (default: 2%%)"
+        "--threshold", metavar="PERCENT", type=percentage, default=0.02, help="smallest change that matters (default: 2%%)"
     )
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of a false alarm in a family of metrics (default: 0.05)"

@@ -29,13 +29,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
     add_token(parser)
-    parser.add_argument("--mean", action="store_true", help="average times over the decode tokens")
-    parser.add_argument("--resolve", action="store_true", help="leave out views: readers hang on what made the memory")
-    parser.add_argument("--fold", action="store_true", help="equal layers as one, with the sum of their times; implies --resolve")
+    parser.add_argument("--mean", action="store_true", help="times averaged over the decode tokens of the same structure")
+    parser.add_argument(
+        "--resolve", action="store_true", help="leave out views: readers depend on the operator that wrote the memory"
+    )
+    parser.add_argument("--fold", action="store_true", help="merge equal layers and sum their times; implies --resolve")
     parser.add_argument("--diff", metavar="OTHER", type=Path, help="compare with another recording's graph")
-    parser.add_argument("--format", choices=("graphml", "dot", "json"), default="json")
+    parser.add_argument("--format", choices=("graphml", "dot", "json"), default="json", help="default: json")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
-    parser.add_argument("--text", action="store_true", help="with --diff: a table instead of JSON")
+    parser.add_argument("--text", action="store_true", help="with --diff: print a table instead of JSON")
     add_out(parser, "standard output")
 
 

@@ -22,9 +22,9 @@ from moescope.terminal import console, grid
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--show", metavar="NAME", help="one profile in full, by name or TOML file")
+    what.add_argument("--show", metavar="NAME", help="show one profile in full, by name or TOML file")
     what.add_argument("--measure", action="store_true", help="measure this machine's CPU, memory and storage (some seconds)")
-    parser.add_argument("--storage", metavar="DIR", type=Path, help="folder on the storage to measure")
+    parser.add_argument("--storage", metavar="DIR", type=Path, help="folder on the storage to measure, with --measure")
     add_out(parser, "standard output")
     add_json(parser)
 

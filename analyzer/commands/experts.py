@@ -24,7 +24,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
     add_phase(parser)
-    parser.add_argument("--curves", metavar="SLOTS", type=int, nargs="*", help="hit rates by cache size; default: eighths")
+    parser.add_argument(
+        "--curves",
+        metavar="SLOTS",
+        type=int,
+        nargs="*",
+        help="show hit rates by cache size, in experts (default: eighths of all)",
+    )
     add_json(parser)
 
 

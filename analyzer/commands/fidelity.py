@@ -21,7 +21,9 @@ from moescope.arguments import add_json, add_run
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
-    parser.add_argument("--truth", metavar="FILE", type=Path, help='JSON: {"phases": {name: ms per step}, "kernels": {...}}')
+    parser.add_argument(
+        "--truth", metavar="FILE", type=Path, help='truth as JSON: {"phases": {name: ms per step}, "kernels": {...}}'
+    )
     add_json(parser)
 
 

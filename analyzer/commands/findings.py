@@ -22,7 +22,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
     add_ceilings(parser)
-    parser.add_argument("--queries", action="store_true", help="print the query behind each")
+    parser.add_argument("--queries", action="store_true", help="print the query behind each finding")
     add_json(parser)
 
 

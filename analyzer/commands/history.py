@@ -30,12 +30,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("dataset", metavar="DATASET", help="folder or address of the dataset")
     parser.add_argument("--add", metavar="RUN", type=Path, nargs="+", help="recordings or stored results to add")
-    parser.add_argument("--build", default="", help="what the added runs are runs of: a version, a commit")
-    parser.add_argument("--device", default="", help="with --add: name of the device (default: its CPU); else: only this one")
+    parser.add_argument("--build", default="", help="version or commit of the added runs")
     parser.add_argument(
-        "--family", default="speed", help="speed, tail, phase, operator, expert, npu, memory ... (default: speed)"
+        "--device", default="", help="with --add the name of the device (default: its CPU); without it, show only this device"
     )
-    parser.add_argument("--engine", choices=ENGINES, default="duckdb", help="what reads the dataset (default: duckdb)")
+    parser.add_argument(
+        "--family",
+        default="speed",
+        help="family of metrics: speed, tail, phase, operator, expert, npu, memory ... (default: speed)",
+    )
+    parser.add_argument("--engine", choices=ENGINES, default="duckdb", help="library that reads the dataset (default: duckdb)")
     add_json(parser)
 
 

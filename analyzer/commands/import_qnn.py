@@ -31,12 +31,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="CSV or JSON")
     parser.add_argument("--onto", metavar="RUN", type=Path, help="recording that the files belong to")
     add_out(parser, "with --onto RUN/imported, else nowhere", "DIR")
-    parser.add_argument("--mhz", type=float, metavar="MHZ", help="frequency of the NPU: without it cycles are not shown as time")
+    parser.add_argument("--mhz", type=float, metavar="MHZ", help="frequency of the NPU, to show cycles as time too")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read each file; one that cannot be read is told, and the others go on."""
+    """Read each file; one that cannot be read is reported, and the others go on."""
     events = load(args.onto)["qnn_events"] if args.onto else None
     out = args.out or (args.onto / "imported" if args.onto else None)
     answers: list[dict[str, Any]] = []

@@ -28,7 +28,12 @@ MOST, LEAST_WIDTH = 12, 110
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
-    parser.add_argument("--op-map", metavar="FILE", type=Path, help="ONNX Runtime's framework op trace: model operator by QNN op")
+    parser.add_argument(
+        "--op-map",
+        metavar="FILE",
+        type=Path,
+        help="ONNX Runtime's framework op trace, which maps QNN ops to the model's operators",
+    )
     add_json(parser)
 
 

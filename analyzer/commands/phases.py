@@ -25,8 +25,8 @@ from moescope.plain import say
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
-    parser.add_argument("--tokens", action="store_true", help="one row per token, in ms")
-    parser.add_argument("--gaps", action="store_true", help="the idle gaps")
+    parser.add_argument("--tokens", action="store_true", help="show one row per token, in ms")
+    parser.add_argument("--gaps", action="store_true", help="show the idle gaps")
     add_json(parser)
 
 

@@ -21,7 +21,7 @@ from analyzer.predict.beside import beside, mismatch
 from analyzer.predict.prediction import Prediction, predict
 from analyzer.predict.setup import KV_BYTES, OVERLAPS, Setup
 from analyzer.tables.store import load
-from moescope.arguments import add_json
+from moescope.arguments import add_json, add_phase
 from moescope.plain import say
 from moescope.terminal import console, grid, words
 
@@ -30,24 +30,24 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add("--config", metavar="PATH", type=Path, required=True, help="config.json of a Hugging Face model, or its folder")
-    add("--device", metavar="NAME", required=True, help="a profile (python -m analyzer device lists them) or a TOML file")
-    add("--phase", choices=("prefill", "decode"), required=True)
-    add("--batch", metavar="N", type=int, default=1, help="sequences on each device [1]")
+    add("--device", metavar="NAME", required=True, help="device profile (`python -m analyzer device` lists them) or a TOML file")
+    add_phase(parser, required=True)
+    add("--batch", metavar="N", type=int, default=1, help="sequences on each device (default: 1)")
     add(
         "--context",
         metavar="N",
         type=int,
         default=1024,
-        help="length of each prompt, or of each cache in decode [1024]",
+        help="length of each prompt, or of each KV cache in decode (default: 1024)",
     )
-    add("--ep", metavar="N", type=int, default=1, help="devices that share the experts [1]")
-    add("--tp", metavar="N", type=int, default=1, help="devices that share heads and dense layers [1]")
-    add("--overlap", choices=OVERLAPS, default="none", help="how communication hides behind computing [none]")
-    add("--micro-batches", metavar="N", type=int, default=2, help="with --overlap [2]")
-    add("--weights", choices=tuple(BITS), help="storage of the weights; default: what the config says")
-    add("--kv", choices=tuple(KV_BYTES), default="fp16", help="type of the KV cache [fp16]")
-    add("--unit", metavar="NAME", default="", help="compute unit; default: the profile's first")
-    add("--beside", metavar="RUN", type=Path, help="a recording of the same model: its operators beside the predicted parts")
+    add("--ep", metavar="N", type=int, default=1, help="devices that share the experts (default: 1)")
+    add("--tp", metavar="N", type=int, default=1, help="devices that share heads and dense layers (default: 1)")
+    add("--overlap", choices=OVERLAPS, default="none", help="how communication overlaps with computing (default: none)")
+    add("--micro-batches", metavar="N", type=int, default=2, help="micro-batches, with --overlap (default: 2)")
+    add("--weights", choices=tuple(BITS), help="type of the stored weights (default: as in the config)")
+    add("--kv", choices=tuple(KV_BYTES), default="fp16", help="type of the KV cache (default: fp16)")
+    add("--unit", metavar="NAME", default="", help="compute unit (default: the profile's first)")
+    add("--beside", metavar="RUN", type=Path, help="recording of the same model: shows its operators beside the predicted parts")
     add_json(parser)
 
 

@@ -34,16 +34,26 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add("run_dirs", metavar="RUN", type=Path, nargs="+", help="folder of a recording with routes, then others that add costs")
-    add("--cache", metavar="SIZES", default="100%", help="bytes or share of all experts, or a list: 25%%,64MiB [100%%]")
-    add("--prefetch", metavar="P", default="off", help="fetch ahead from this probability on, or what was recorded; a list [off]")
-    add("--chunk", metavar="ROWS", default="64", help="prompt rows of one attention run, or a list [64]")
-    add("--tiers", metavar="ROWS", default="1,8,32", help="rows of the experts' static shapes on the NPU [1,8,32]")
-    add("--prefill", choices=("cpu", "npu"), default="cpu", help="where the prompt runs [cpu]")
-    add("--decode", choices=("cpu", "npu"), default="cpu", help="where new tokens run [cpu]")
-    add("--device", metavar="NAME", help="a device profile, with --config")
-    add("--config", metavar="PATH", type=Path, help="the model whose roofline is taken, with --device")
-    add("--weights", choices=tuple(BITS), help="storage of that model's weights")
-    add("--timeline", metavar="DIR", type=Path, help="write the (first) simulated run as a folder for python -m views trace")
+    add(
+        "--cache",
+        metavar="SIZES",
+        default="100%",
+        help="size of the expert cache, in bytes or as a share of all experts, or a list: 25%%,64MiB (default: 100%%)",
+    )
+    add(
+        "--prefetch",
+        metavar="P",
+        default="off",
+        help="prefetch experts from this probability on, `recorded` as in the recording, or `off`; or a list (default: off)",
+    )
+    add("--chunk", metavar="ROWS", default="64", help="prompt rows of one attention run, or a list (default: 64)")
+    add("--tiers", metavar="ROWS", default="1,8,32", help="rows of the experts' static shapes on the NPU (default: 1,8,32)")
+    add("--prefill", choices=("cpu", "npu"), default="cpu", help="where the prompt runs (default: cpu)")
+    add("--decode", choices=("cpu", "npu"), default="cpu", help="where new tokens run (default: cpu)")
+    add("--device", metavar="NAME", help="device profile, with --config")
+    add("--config", metavar="PATH", type=Path, help="config.json of the model whose roofline gives the costs, with --device")
+    add("--weights", choices=tuple(BITS), help="type of that model's stored weights")
+    add("--timeline", metavar="DIR", type=Path, help="write the first simulated run as a folder for `python -m views trace`")
     add_json(parser)
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moescope.arguments import add_model
 from runtime.commands.generate import add_placement
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Row:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", type=Path, help="folder of a Hugging Face model, or a package")
+    add_model(parser)
     parser.add_argument(
         "-p",
         "--n-prompt",

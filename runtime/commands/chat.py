@@ -2,9 +2,9 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moescope.arguments import add_model
 from moescope.plain import for_output
 from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling
 
@@ -17,7 +17,7 @@ EXAMPLES = """example:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", type=Path, help="folder of a Hugging Face model, or a package")
+    add_model(parser)
     parser.add_argument("--system", default="", help="system prompt")
     parser.add_argument(
         "--max-new-tokens", type=int, default=512, metavar="N", help="largest number of tokens in an answer (default: 512)"

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from moescope.arguments import add_json
+from moescope.arguments import add_json, add_model
 from moescope.plain import for_output
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", type=Path, help="folder of a Hugging Face model, or a package")
+    add_model(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text to continue")
     prompt.add_argument("--prompt-file", type=Path, help="file that holds the text to continue")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from moescope.arguments import add_json
+from moescope.arguments import add_json, add_model
 from moescope.plain import say
 
 EXAMPLES = """example:
@@ -16,7 +16,7 @@ EXAMPLES = """example:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("path", type=Path, help="folder of a Hugging Face model, or a package")
+    add_model(parser, "path")
     add_json(parser)
 
 

@@ -28,9 +28,9 @@ EXAMPLES = """examples:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("file", nargs="+", type=Path, help="libraries or executables to look at")
-    parser.add_argument("--engine", default="auto", help="auto, or names separated by commas")
-    parser.add_argument("--levels", default="all", help="all, or levels separated by commas")
+    parser.add_argument("file", nargs="+", type=Path, help="libraries or executables to examine")
+    parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
+    parser.add_argument("--levels", default="all", help="all, or levels separated by commas (default: all)")
     add_probe_files(parser)
     add_json(parser)
 

@@ -19,9 +19,13 @@ from views.write_outputs import TRACE, make_trace
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
-    parser.add_argument("--offline", action="store_true", help="serve the UI too")
-    parser.add_argument("--port", type=int, help=f"default: {UI_PORT}, which ui.perfetto.dev insists on; offline: a free one")
-    parser.add_argument("--no-browser", action="store_true", help="print the address, start no browser")
+    parser.add_argument("--offline", action="store_true", help="serve the Perfetto UI from this machine too; needs no network")
+    parser.add_argument(
+        "--port",
+        type=int,
+        help=f"port to serve on (default: {UI_PORT}, the one that ui.perfetto.dev reads; with --offline a free one)",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address and start no browser")
 
 
 def run(args: argparse.Namespace) -> int:

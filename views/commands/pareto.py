@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from moescope.arguments import add_json
+from moescope.arguments import add_json, add_out
 from views.errors import ViewError
 from views.write_outputs import announce
 
@@ -17,7 +17,7 @@ from views.write_outputs import announce
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("sweep", metavar="FILE", type=Path, help="what `python -m analyzer simulate --json` printed")
-    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("pareto.html"), help="default: pareto.html")
+    add_out(parser, Path("pareto.html"))
     add_json(parser)
 
 

@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from moescope.arguments import add_json
+from moescope.arguments import add_json, add_out
 from views.errors import ViewError
 from views.write_outputs import announce
 
@@ -18,7 +18,7 @@ from views.write_outputs import announce
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("comparison", metavar="FILE", type=Path, help="what `python -m analyzer compare --json` printed")
-    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("regression.html"), help="default: regression.html")
+    add_out(parser, Path("regression.html"))
     add_json(parser)
 
 
