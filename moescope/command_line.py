@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from moescope.calling import as_called
 from moescope.errors import UserError
@@ -108,6 +108,14 @@ class Program:
         return f"{self.label}: there is no verb {one_line(name)!r}; {meant}"
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints show what was typed and never obey it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with code 2."""
+        super().error(one_line(message))
+
+
 def run(verb: Any, prog: str, words: Sequence[str]) -> int:
     """Load a verb, parse its words, run it."""
     module = verb.load()
@@ -120,7 +128,7 @@ def run(verb: Any, prog: str, words: Sequence[str]) -> int:
 def parser_of(module: Any, prog: str, about: str) -> argparse.ArgumentParser:
     """A verb's parser; its texts name commands as the user called them."""
     has_examples = hasattr(module, "EXAMPLES")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description=as_called(about if has_examples else module.__doc__ or about),
         epilog=as_called(module.EXAMPLES) if has_examples else None,

@@ -49,6 +49,8 @@ VERBS = [
     "inspect nowhere-HOSTILE",
     "import-qnn CSV",
     "HOSTILE",
+    "summary RUN HOSTILE",
+    "tune RUN --runs HOSTILE",
 ]
 texts = st.text(st.characters(), max_size=30)
 
@@ -80,7 +82,10 @@ def csv(tmp_path: Path) -> Path:
 def test_no_verb_obeys_a_name(run_dir: Path, csv: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
     given = {"RUN": str(run_dir), "CSV": str(csv)}
     typed = [given.get(word, word).replace("|", " ").replace("HOSTILE", f'"{HOSTILE}"') for word in words.split()]
-    assert main(typed) in (0, 1, 2)
+    try:
+        assert main(typed) in (0, 1, 2)
+    except SystemExit as ended:
+        assert ended.code == 2
     shown = capsys.readouterr()
     assert shown.out + shown.err and not OBEYED.search(shown.out + shown.err)
 
