@@ -5,7 +5,6 @@ A verb is a module `ROOM/commands/VERB.py` with `prepare_parser(parser)` and `ru
 """
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +102,9 @@ class Program:
         """What is wrong with the first word, and what was perhaps meant."""
         if not name:
             return f"{self.help()}\n\n{self.label}: no verb was given"
-        near = difflib.get_close_matches(name, self.verbs, n=3)
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, self.verbs, n=3)
         meant = f"did you mean {' or '.join(near)}?" if near else f"`{self.prog} --help` lists them"
         return f"{self.label}: there is no verb {one_line(name)!r}; {meant}"
 

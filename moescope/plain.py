@@ -29,7 +29,7 @@ def one_line(message: Any) -> str:
     return plain_text(" ".join(str(message).split()))
 
 
-def say(line: Any, file: TextIO | None = None) -> None:
+def print_plain(line: Any, file: TextIO | None = None) -> None:
     """Print a line that holds names from outside."""
     print(plain_text(line), file=file)
 

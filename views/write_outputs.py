@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moescope.arguments import add_json, add_out, add_run
-from moescope.plain import say
+from moescope.plain import print_plain
 from views.errors import ViewError
 
 Tables = dict[str, Any]
@@ -59,7 +59,7 @@ def optrace_of(tables: Tables, path: Path, execute: int | None) -> Any:
         raise ViewError(f"no complete execution {'on the NPU' if execute is None else execute} to draw the optrace in: {known}")
     trace = read_optrace(path)
     for complaint in trace.complaints:
-        say(f"views: {complaint}", sys.stderr)
+        print_plain(f"views: {complaint}", sys.stderr)
     return trace.events.assign(execute_id=chosen)
 
 
@@ -109,4 +109,4 @@ def announce(made: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(made))
         return
     rest = ", ".join(f"{name} {value:,}" for name, value in made.items() if name not in ("path", "bytes"))
-    say(f"{made['path']}  {made['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))
+    print_plain(f"{made['path']}  {made['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from analyzer.questions import ceilings
 from moescope.arguments import add_json, add_out
-from moescope.plain import say
+from moescope.plain import print_plain
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +33,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(asdict(found)))
         return 0
-    say(f"{found.cpu_model}, {found.cpus} CPUs")
+    print_plain(f"{found.cpu_model}, {found.cpus} CPUs")
     for threads, speed in found.bandwidth.items():
         flops = found.flops[threads]
         print(
             f"{threads:>3} threads: {speed / 1e9:6.1f} GB/s, {flops / 1e9:7.1f} GFLOP/s fp32; ridge at {flops / speed:.1f} FLOP/B"
         )
     print(f"least time of a call: {found.launch_ns:,.0f} ns")
-    say(f"kept in {kept}")
+    print_plain(f"kept in {kept}")
     return 0

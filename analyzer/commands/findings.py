@@ -15,7 +15,7 @@ from analyzer.questions.findings import findings
 from analyzer.records.reading import open_recording, section
 from analyzer.tables.store import load
 from moescope.arguments import add_ceilings, add_json, add_run
-from moescope.plain import say
+from moescope.plain import print_plain
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
         print(as_json([asdict(finding) for finding in found]))
         return 0
     for place, finding in enumerate(found, 1):
-        say(f"{place}. {finding.text} ({finding.prize_ms:,.1f} ms)")
+        print_plain(f"{place}. {finding.text} ({finding.prize_ms:,.1f} ms)")
         if args.queries:
-            say(f"   {finding.query}")
+            print_plain(f"   {finding.query}")
     if not found:
         print("nothing that costs 1 % of the steps' time or more was found")
     return 0

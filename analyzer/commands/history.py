@@ -20,7 +20,7 @@ import pandas as pd
 from analyzer.compare.history import ENGINES, add, changes, medians, read
 from analyzer.compare.results import CompareError, read_all
 from moescope.arguments import add_json
-from moescope.plain import say
+from moescope.plain import print_plain
 from moescope.terminal import console, grid, words
 
 SHOWN = 40
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.build:
             raise CompareError("--add needs --build: say which version or commit these runs are of")
         written = add(args.dataset, read_all(args.add), args.build, args.device)
-        say(json.dumps(written) if args.json else f"{len(written)} runs added to {args.dataset}")
+        print_plain(json.dumps(written) if args.json else f"{len(written)} runs added to {args.dataset}")
         return 0
     frame = read(args.dataset, args.family, args.engine, args.device)
     table, found = medians(frame), changes(frame)

@@ -19,7 +19,7 @@ from analyzer.imports.csv import join, read_csv
 from analyzer.imports.optrace import critical_path, read_optrace, utilization
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_out
-from moescope.plain import say
+from moescope.plain import print_plain
 from moescope.terminal import console, grid, words
 from tracer.recording.format import RecordingError
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             answers.append({"file": str(path), "complaints": [reason], "failed": True})
     for answer in answers:
         for complaint in answer["complaints"]:
-            say(f"import-qnn: {complaint}", sys.stderr)
+            print_plain(f"import-qnn: {complaint}", sys.stderr)
     if args.json:
         print(json.dumps(answers))
     else:

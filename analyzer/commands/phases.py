@@ -19,7 +19,7 @@ from analyzer.jsonable import as_json
 from analyzer.questions import phases
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_run
-from moescope.plain import say
+from moescope.plain import print_plain
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         print("no complete tokens in this recording")
         return 0
     show(side_by_side(shares), "ms per step", 40)
-    say(closing(whole))
+    print_plain(closing(whole))
     print(f"{steps['steps']} steps {added(steps, ('operators', 'gaps'))}")
     if npu:
         untold = f"; {npu['untold']} more without profile events" if npu["untold"] else ""

@@ -22,7 +22,7 @@ from analyzer.predict.prediction import Prediction, predict
 from analyzer.predict.setup import KV_BYTES, OVERLAPS, Setup
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_phase
-from moescope.plain import say
+from moescope.plain import print_plain
 from moescope.terminal import console, grid, words
 
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if measured is not None and tables:
         show_frame(measured, f"measured beside predicted: the mean {setup.phase} step")
         if text := mismatch(made, tables):
-            say(f"warning: {text}")
+            print_plain(f"warning: {text}")
     return 0
 
 

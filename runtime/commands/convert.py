@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from runtime.package.convert import Target
     from runtime.prepare.precompile import Shapes
 
-from moescope.plain import say
+from moescope.plain import print_plain
 
 EXAMPLES = """examples:
   python -m runtime convert /models/qwen3-moe /models/qwen3-moe.package --backend cpu --bits 4
@@ -71,13 +71,15 @@ def run(args: argparse.Namespace) -> int:
             package = convert(args.model, args.package, progress, target)
     size = sum(entry["bytes"] for entry in package.manifest["files"].values())
     each = show_bytes(package.expert_bytes)
-    say(f"{args.package}: {len(package.manifest['files'])} files, {show_bytes(size)}; an expert is {each} in one aligned read")
+    print_plain(
+        f"{args.package}: {len(package.manifest['files'])} files, {show_bytes(size)}; an expert is {each} in one aligned read"
+    )
     if shapes:
         from runtime.prepare.precompile import precompile
 
         with show_progress("compiling") as progress:
             count = precompile(package, shapes, progress)
-        say(f"{args.package}: {count} context binaries, {show_bytes(_compiled_bytes(args.package))}")
+        print_plain(f"{args.package}: {count} context binaries, {show_bytes(_compiled_bytes(args.package))}")
     return 0
 
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from moescope.plain import say
+from moescope.plain import print_plain
 
 EXAMPLES = """example:
   python -m runtime demo-model /tmp/demo
@@ -27,5 +27,5 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ModelError(f"{args.folder} cannot be written ({error.strerror}): choose another folder") from None
     size = sum(path.stat().st_size for path in args.folder.iterdir() if path.is_file())
-    say(f"{args.folder}: Qwen3-MoE demo model, {show_bytes(size)}")
+    print_plain(f"{args.folder}: Qwen3-MoE demo model, {show_bytes(size)}")
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moescope.arguments import add_json, add_model
-from moescope.plain import say
+from moescope.plain import print_plain
 
 EXAMPLES = """example:
   python -m runtime inspect /models/qwen3-moe
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=1))
     else:
         for key, value in facts.items():
-            say(f"{key.replace('_', ' '):<18} {value}")
+            print_plain(f"{key.replace('_', ' '):<18} {value}")
     return 1 if facts.get("damaged_files") else 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moescope.arguments import add_json
-from moescope.plain import say
+from moescope.plain import print_plain
 
 if TYPE_CHECKING:
     from runtime.moe import MoE
@@ -82,7 +82,7 @@ def show(report: dict[str, Any]) -> None:
     """The report for a person."""
     from runtime.units import show_bytes
 
-    say(f"{report['package']}: learnt from {report['train_tokens']} tokens, {show_bytes(report['bytes'])} of linear maps")
+    print_plain(f"{report['package']}: learnt from {report['train_tokens']} tokens, {show_bytes(report['bytes'])} of linear maps")
     print(f"held-out text, {report['test_tokens']} tokens; recall of the {report['top_k']} true experts of {report['experts']}:")
     for view, facts in report["views"].items():
         recalls = "  ".join(f"{r:.3f} at {w}" for w, r in zip(facts["widths"], facts["recall"], strict=True))

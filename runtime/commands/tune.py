@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moescope.arguments import add_json
-from moescope.plain import say
+from moescope.plain import print_plain
 
 if TYPE_CHECKING:
     from runtime.package.layout import Package
@@ -72,7 +72,7 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
     here, rows = table.machine, sorted({cell.rows for cell in table.cells if cell.rows})
     npu = here.get("npu", "")
     threads = f"{here['threads']} threads a graph, onnxruntime {here['onnxruntime']}"
-    say(f"{package.folder}: {here['cpu']}, {here['cores']} cores, {threads}")
+    print_plain(f"{package.folder}: {here['cpu']}, {here['cores']} cores, {threads}")
     if npu:
         print(f"{npu}" + (": no timing model, its times are this host's" if here.get("emulated") else ""))
     else:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from moescope.plain import say as say_plain
+from moescope.plain import print_plain
 from tracer.commands.options import need_root, seconds, share
 from tracer.commands.run import python, say
 from tracer.errors import TargetError, TracerError
@@ -158,8 +158,8 @@ def report(args: argparse.Namespace, folder: Path, owner: Owner) -> int:
     (here / "comparison.json").write_text(json.dumps(document))
     owner.give(folder)
     for one in document["words"]:
-        say_plain(one["text"])
+        print_plain(one["text"])
     for failure in document["failures"]:
-        say_plain(f"limit broken: {failure}", sys.stderr)
-    say_plain(f"report        {folder / 'regression.html'}   open it in a browser")
+        print_plain(f"limit broken: {failure}", sys.stderr)
+    print_plain(f"report        {folder / 'regression.html'}   open it in a browser")
     return code

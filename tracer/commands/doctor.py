@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from moescope.arguments import add_json
 from moescope.calling import as_called
-from moescope.plain import say
+from moescope.plain import print_plain
 from tracer.errors import TracerError
 from tracer.kernel.btf import VMLINUX
 from tracer.kernel.libbpf import Kernel
@@ -66,7 +66,7 @@ def show(checks: list[Check]) -> None:
     console().print(table)
     for check in checks:
         if not check.ok:
-            say(f"{check.name}: {as_called(check.remedy)}")
+            print_plain(f"{check.name}: {as_called(check.remedy)}")
 
 
 def _attempt(action: Callable[[], str]) -> tuple[bool, str]:

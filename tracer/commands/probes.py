@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moescope.arguments import add_json
-from moescope.plain import say
+from moescope.plain import print_plain
 from tracer.commands.options import add_probe_files, chosen_levels, need_root
 from tracer.engines import choose
 from tracer.errors import TracerError
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         row.ns_per_hit, row.ns_per_hit_cold = costs[kind], costs[f"cold_{kind}"]
     rows = probes.rows + probes.at_run_time()
     for warning in probes.warnings + probes.named.missing():
-        say(warning, sys.stderr)
+        print_plain(warning, sys.stderr)
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return 0

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moescope.calling import as_called
-from moescope.plain import plain_text
-from moescope.plain import say as print_plain
+from moescope.plain import plain_text, print_plain
 from tracer.commands.options import add_options, session_options
 from tracer.config import parse
 from tracer.control.status import Status

@@ -11,7 +11,7 @@ import sys
 
 from analyzer.questions.profdag import DagError
 from moescope.arguments import add_json, add_run
-from moescope.plain import say
+from moescope.plain import print_plain
 from moescope.terminal import progress
 from views.write_outputs import announce, make_dag, make_report, make_trace
 
@@ -38,5 +38,5 @@ def run(args: argparse.Namespace) -> int:
     for one in made:
         announce(one, False)
     if reason:
-        say(f"no ProfDAG page: {reason}", sys.stderr)
+        print_plain(f"no ProfDAG page: {reason}", sys.stderr)
     return 0
