@@ -22,8 +22,8 @@ from typing import Any
 from analyzer.compare.document import compare, document
 from analyzer.compare.limits import broken, parse_limit
 from analyzer.compare.results import CompareError, read_all, save
-from analyzer.compare.verdict_text import called, figure, junit, markdown, percent
-from analyzer.compare.verdicts import FASTER, SLOWER, Rules
+from analyzer.compare.verdict_text import junit, markdown, table
+from analyzer.compare.verdicts import Rules
 from moescope.arguments import add_json
 from moescope.terminal import console, grid, progress, words
 
@@ -114,19 +114,16 @@ def show(shown: dict[str, Any]) -> None:
     screen = console()
     for one in shown["words"]:
         screen.print(words(("•", STYLE[one["level"]]), f" {one['text']}"))
-    rows = [m for m in shown["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:SHOWN]
-    table = grid("metric", "base", "candidate", "change", "interval %", "verdict")
-    table.columns[0].min_width = METRIC_WIDTH
-    for m in rows:
-        if m["ratio"] is None or m["low"] is None:
-            continue
-        value = m["cand"] if m["at_pace"] is None else m["at_pace"]
-        figures = figure(m["base"], m["unit"]), figure(value, m["unit"]) + "*" * m["paced"], percent(m["ratio"])
-        more = f" +{m['more_runs']} runs" if m["more_runs"] else ""
-        table.add_row(called(m), *figures, f"{100 * (m['low'] - 1):+.1f} … {100 * (m['high'] - 1):+.1f}", m["verdict"] + more)
-    screen.print(table)
-    if any(m["paced"] for m in rows):
-        screen.print("* at the base's pace: without what made all operators of a run faster or slower alike")
+    names, rows = table(shown, SHOWN)
+    shown_table = grid(*names, fold=True)
+    shown_table.columns[0].min_width = METRIC_WIDTH
+    for row in rows:
+        shown_table.add_row(*row)
+    screen.print(shown_table)
+    if "at the base's pace" in names:
+        screen.print(
+            "at the base's pace: without what made all operators of a run faster or slower alike; interval and verdict are of it"
+        )
     counts = ", ".join(f"{n:,} {name}" for name, n in shown["verdicts"].items())
     screen.print(f"{shown['metrics_total']:,} metrics: {counts}")
     for failure in shown["failures"]:

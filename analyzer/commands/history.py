@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.compare.history import ENGINES, add, changes, medians, read
+from analyzer.compare.history import ENGINES, add, changes, medians, read, unjudged
 from analyzer.compare.results import CompareError, read_all
 from moescope.arguments import add_json
 from moescope.plain import print_plain
@@ -52,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
         print_plain(json.dumps(written) if args.json else f"{len(written)} runs added to {args.dataset}")
         return 0
     frame = read(args.dataset, args.family, args.engine, args.device)
-    table, found = medians(frame), changes(frame)
+    table, found, reason = medians(frame), changes(frame), unjudged(frame)
     newest = frame.groupby("device").apply(lambda rows: rows.loc[rows["recorded"].idxmax(), "build"], include_groups=False)
     worse = [row for row in found.to_dict("records") if worsened(row) and row["build"] == newest[row["device"]]]
     if args.json:
-        print(json.dumps({"builds": table.to_dict("records"), "changes": found.to_dict("records")}))
+        print(json.dumps({"builds": table.to_dict("records"), "changes": found.to_dict("records"), "unjudged": reason}))
     else:
-        show(table, found)
+        show(table, found, reason)
     return int(bool(worse))
 
 
@@ -67,8 +67,8 @@ def worsened(change: dict[str, Any]) -> bool:
     return (float(change["ratio"]) > 1) == (change["better"] == "lower")
 
 
-def show(table: pd.DataFrame, found: pd.DataFrame) -> None:
-    """Builds and changes on the terminal."""
+def show(table: pd.DataFrame, found: pd.DataFrame, reason: str) -> None:
+    """Builds and changes on the terminal; `reason`: why some builds are not judged."""
     screen, shown = console(), grid("device", "metric", "build", "median", "least", "most", "runs", left=3, fold=True)
     for row in table.tail(SHOWN).to_dict("records"):
         figures = (f"{row[name]:,.4g} {row['unit']}" for name in ("median", "low", "high"))
@@ -81,4 +81,6 @@ def show(table: pd.DataFrame, found: pd.DataFrame) -> None:
         )
         screen.print(words(("•", style), f" {text}"))
     if not len(found):
-        screen.print("no change of level found" + ("; that needs 24 runs of a metric" if table["runs"].sum() else ""))
+        screen.print("no change found")
+    if reason:
+        screen.print(reason)

@@ -10,6 +10,7 @@ import json
 import sys
 
 from analyzer.questions.profdag import DagError
+from analyzer.tables.store import load
 from moescope.arguments import add_json, add_run
 from moescope.plain import print_plain
 from moescope.terminal import progress
@@ -26,10 +27,11 @@ def run(args: argparse.Namespace) -> int:
     """Write all three; a recording without operators has no ProfDAG, which is said and is no error."""
     made, reason = [], ""
     with progress("reading the recording") as step:
-        made.append(make_trace(args.run_dir, None, step))
-        made.append(make_report(args.run_dir, None, step))
+        tables = load(args.run_dir)
+        made.append(make_trace(args.run_dir, None, step, tables=tables))
+        made.append(make_report(args.run_dir, None, step, tables))
         try:
-            made.append(make_dag(args.run_dir, None, step))
+            made.append(make_dag(args.run_dir, None, step, tables=tables))
         except DagError as error:
             reason = str(error)
     if args.json:
