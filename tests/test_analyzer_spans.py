@@ -1,12 +1,12 @@
 """The joins against plain loops that anyone can check."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.records.schema import reads
+from analyzer.records.intervals import Intervals, covered
+from analyzer.records.schema import TEXT, says, text
 from analyzer.records.slot_columns import by_kind, columns_of, firsts
 from analyzer.records.spans import (
     GREATEST,
@@ -26,7 +26,6 @@ from analyzer.records.spans import (
     successors,
     within,
 )
-from analyzer.records.time_sets import covered_by_each
 from tests.recordings import layouts, records
 
 TIMES = st.integers(0, 30)
@@ -135,13 +134,20 @@ SPANS = st.lists(st.tuples(TIMES, TIMES).map(sorted))
 def test_time_covered_by_each_interval_equals_the_sum_of_what_they_share(spans, windows):
     (opened, closed), (begin, end) = (np.array(each, np.int64).reshape(-1, 2).T for each in (spans, windows))
     expected = [sum(max(0, min(b, y) - max(a, x)) for a, b in spans) for x, y in windows]
-    assert covered_by_each(opened, closed, begin, end).tolist() == expected
+    assert covered(Intervals.of(opened, closed), Intervals.of(begin, end)).tolist() == expected
 
 
-@given(st.lists(st.sampled_from(["running", "waiting", "", "r" * 2, None])), st.sampled_from(["running", "", "rr"]))
-def test_reading_a_word_equals_comparing_every_row(rows, word):
-    texts = [None if text is None else "".join(list(text)) for text in rows]  # equal, but not the same objects
-    assert reads(pd.Series(texts, dtype=object), word).tolist() == [text == word for text in texts]
+WORDS = st.lists(st.sampled_from(["running", "waiting", "", "rr"]), min_size=1)
+
+
+@given(WORDS, st.data())
+def test_a_column_of_texts_reads_as_its_values_do_and_holds_each_once(values, data):
+    codes = np.array(data.draw(st.lists(st.integers(-1, len(values) - 1))), np.int64)
+    column, rows = text(codes, values), [values[code] for code in codes]
+    assert column.to_pylist() == rows and column.type == TEXT
+    assert len(set(column.dictionary.to_pylist())) == len(column.dictionary)
+    for words in (["running"], ["", "rr"], []):
+        assert says(column, *words).tolist() == [row in words for row in rows]
 
 
 @given(ROWS)
