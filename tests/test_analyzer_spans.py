@@ -9,15 +9,11 @@ from analyzer.records.intervals import Intervals, covered
 from analyzer.records.schema import TEXT, says, text
 from analyzer.records.slot_columns import by_kind, columns_of, firsts
 from analyzer.records.spans import (
-    GREATEST,
-    KNOWN_SUM,
-    SUM,
     Marks,
     Nest,
     codes,
     distinct,
     first_rows,
-    fold,
     following,
     latest,
     numbered,
@@ -26,6 +22,7 @@ from analyzer.records.spans import (
     successors,
     within,
 )
+from analyzer.tables.operators import known_total, total
 from tests.recordings import layouts, records
 
 TIMES = st.integers(0, 30)
@@ -228,19 +225,16 @@ def test_running_counts_by_group_equal_a_sort(rows):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 9)), max_size=20))
-def test_folding_equals_a_loop_over_the_rows_of_each_group(rows):
+def test_summing_equals_a_loop_over_the_rows_of_each_group(rows):
     group, value = columns(rows)
     of = [[v for g, v in rows if g == wanted] for wanted in range(4)]
     known = [[v for v in values if v >= 0] for values in of]
-    assert fold(GREATEST, group, value, np.full(4, -5)).tolist() == [max(values, default=-5) for values in of]
-    assert fold(SUM, group, value, np.zeros(4, np.int64)).tolist() == [sum(values) for values in of]
-    assert fold(KNOWN_SUM, group, value, np.full(4, -1)).tolist() == [sum(values) if values else -1 for values in known]
+    assert total(group, value, 4).tolist() == [sum(values) for values in of]
+    assert known_total(group, value, 4).tolist() == [sum(values) if values else -1 for values in known]
 
 
 @pytest.mark.parametrize("group", [-1, 4, 2**62])
-def test_a_group_or_slot_out_of_range_is_refused(group):
-    with pytest.raises(IndexError):
-        fold(SUM, np.array([group]), np.array([1]), np.zeros(4, np.int64))
+def test_a_slot_out_of_range_is_refused(group):
     slots = records("op_wait", 4).view("V64")[:, 0]
     with pytest.raises(IndexError):
         columns_of(slots, np.array([group]), layouts()["op_wait"][1], ("ts",))
