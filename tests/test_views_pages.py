@@ -132,6 +132,26 @@ def test_the_findings_stand_before_all_else_with_prize_and_query(usual: Path) ->
     assert [item["prize"] for item in found] == [pytest.approx(min(finding.prize_share, 1)) for finding in expected]
 
 
+def told_by(cell: object, row: tuple[object, ...]) -> bool:
+    """Whether a cell of a table stands in a row of a query's answer."""
+    numbers = [float(value) for value in row if isinstance(value, int | float) and not isinstance(value, bool)]
+    return str(cell) in map(str, row) or (isinstance(cell, int | float) and any(cell == pytest.approx(n) for n in numbers))
+
+
+def test_tables_show_what_their_queries_answer(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tables = fixture.make(tokens=12)
+    monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: Tables.of(tables))
+    sections = data_of(usual)["sections"]
+    shown = [block for section in sections for block in section["blocks"] if block["kind"] == "table" and block["query"]]
+    assert len(shown) > 6
+    for block in shown:
+        _, rows = execute(usual.parent, block["query"])
+        plain = [i for i, column in enumerate(block["columns"]) if column["kind"] != "moment"]
+        assert block["total"] == len(rows)
+        for cells, row in zip(block["rows"], rows, strict=False):
+            assert all(told_by(cells[i], row) for i in plain if cells[i] not in (None, "unknown")), (block["title"], cells, row)
+
+
 def test_every_chart_has_a_query_and_every_query_runs(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, tables = fixture.make(tokens=12)
     monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: Tables.of(tables))

@@ -1,68 +1,52 @@
 """The report's section on the NPU: executions by graph, what QNN tells of them, and what npu_blocks adds."""
 
-import numpy as np
 import pandas as pd
 
 from views.report import npu_blocks
-from views.report.sections import MS, US, Block, Run, Section, axis, chart, finished, heads, labels, note, table
+from views.report.sections import Block, Run, Section, axis, chart, heads, labels, note, table
 
-NODE = 404
 EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are the host's and say nothing about a device."
+LABEL = "kind || if(kind = '', '', ' · ') || replace(graph_name, 'QNNExecutionProvider_', '')"
+"""The subgraph kind, where the engine tells one, before QNN's own name of the graph, without what ONNX Runtime puts before it."""
+TIMES = "host_rpc_us, htp_rpc_us, accel_us, accel_cycles"
 GRAPHS_QUERY = (
-    "select kind, graph_name, count(*) executions, sum(duration_ns)/1e6 ms, avg(host_rpc_us) host_rpc_us, "
-    "avg(htp_rpc_us) htp_rpc_us, avg(accel_us) accel_us, avg(accel_cycles) cycles "
-    "from qnn_executes where complete group by all order by ms desc"
+    f"select {LABEL} as graph, count(*) executions, sum(duration_ns)/1e6 ms, avg(duration_ns)/1e3 mean_us, "
+    + ", ".join(f"avg({name}) filter (not isnan({name})) as {name}" for name in TIMES.split(", "))
+    + " from qnn_executes where complete group by 1 order by ms desc, graph"
 )
 NODES_QUERY = (
-    "select x.graph_name, e.name, count(*) runs, sum(e.value) cycles from qnn_events e join qnn_executes x using (execute_id) "
-    "where e.type = 404 and e.unit = 'cycles' group by all order by cycles desc"
+    f"select {LABEL} as graph, e.name as node, count(*) runs, sum(e.value) cycles, avg(e.value) mean_cycles, "
+    "100 * sum(e.value)/greatest(sum(sum(e.value)) over (), 1) as share from qnn_events e join qnn_executes x using (execute_id) "
+    "where e.type = 404 and e.unit = 'cycles' group by 1, 2 order by cycles desc, graph, node"
 )
 CALLS_QUERY = (
-    "select call, name, count(*) calls, max(bytes) bytes, sum(duration_ns)/1e6 ms from qnn_calls group by all order by ms desc"
+    "select call, name, count(*) calls, if(max(bytes) > 0, max(bytes)/1048576, null) mib, sum(duration_ns)/1e6 ms "
+    "from qnn_calls where complete group by all order by ms desc, call, name"
 )
 
-PROVIDER = "QNNExecutionProvider_"
-"""What ONNX Runtime puts before the name of every graph, twice."""
 
-
-def graph_labels(executes: pd.DataFrame) -> pd.Series:
-    """The subgraph kind, where the engine tells one, before QNN's own name of the graph, as far as that tells graphs apart."""
-    kind, name = executes["kind"], executes["graph_name"].str.replace(PROVIDER, "")
-    return kind.where(kind == "", kind + " · ") + name
-
-
-def by_graph(executes: pd.DataFrame) -> list[Block]:
+def by_graph(run: Run) -> list[Block]:
     """Executions by graph: where the call's time goes, as far as QNN tells."""
-    grouped = executes.assign(graph=graph_labels(executes)).groupby("graph")
-    rows = grouped.agg(
-        n=("execute_id", "size"),
-        ns=("duration_ns", "sum"),
-        mean=("duration_ns", "mean"),
-        rpc=("host_rpc_us", "mean"),
-        htp=("htp_rpc_us", "mean"),
-        accel=("accel_us", "mean"),
-        cycles=("accel_cycles", "mean"),
-    ).reset_index()
-    rows = rows.sort_values("ns", ascending=False)
-    body = rows.assign(ns=rows["ns"] / MS, mean=rows["mean"] / US)
+    rows = run.ask(GRAPHS_QUERY)
     columns = heads(
         "text graph, number executions, bar total ms, number mean µs, number host RPC µs, number HTP RPC µs, "
         "number accelerator µs, number accelerator cycles"
     )
-    blocks = [table(columns, body, "By graph (means per execution)", GRAPHS_QUERY)]
-    told = rows[rows["accel"].notna()].head(16).iloc[::-1]
-    return [*blocks, execution_chart(told)] if len(told) else blocks
+    blocks = [table(columns, rows, "By graph (means per execution)", GRAPHS_QUERY)]
+    timed = rows[rows["accel_us"].notna()].head(16).iloc[::-1]
+    return [*blocks, execution_chart(timed)] if len(timed) else blocks
 
 
 def execution_chart(rows: pd.DataFrame) -> Block:
     """A mean execution's time: accelerator, then what each level adds around it."""
     y = labels([name or "unnamed" for name in rows["graph"]], 36)
-    host, htp = rows["rpc"].fillna(rows["accel"]), rows["htp"].fillna(rows["accel"])
+    accelerator = rows["accel_us"]
+    host, htp = rows["host_rpc_us"].fillna(accelerator), rows["htp_rpc_us"].fillna(accelerator)
     parts = (
-        ("accelerator", rows["accel"], 0),
-        ("HTP RPC beyond it", htp - rows["accel"], 1),
+        ("accelerator", accelerator, 0),
+        ("HTP RPC beyond it", htp - accelerator, 1),
         ("host RPC beyond it", host - htp, 2),
-        ("call beyond RPC", rows["mean"] / US - host, 7),
+        ("call beyond RPC", rows["mean_us"] - host, 7),
     )
     bar = {"type": "bar", "orientation": "h", "y": y}
     traces = [{**bar, "name": name, "x": values.clip(lower=0).round(3), "slot": slot} for name, values, slot in parts]
@@ -72,7 +56,7 @@ def execution_chart(rows: pd.DataFrame) -> Block:
 
 def npu(run: Run) -> Section | None:
     """QNN on the NPU, or on its emulator."""
-    executes, events, calls = (run.tables[name] for name in ("qnn_executes", "qnn_events", "qnn_calls"))
+    executes, calls = run.tables["qnn_executes"], run.tables["qnn_calls"]
     if not len(executes) and not len(calls):
         return None
     backend = (run.summary.get("machine") or {}).get("npu") or "NPU"
@@ -80,27 +64,13 @@ def npu(run: Run) -> Section | None:
     if (run.manifest.get("qnn") or {}).get("emulator"):
         blocks.append(note(EMULATED))
     if len(executes):
-        blocks += by_graph(finished(executes))
+        blocks += by_graph(run)
         blocks += npu_blocks.blocks(run.tables)
-    nodes = events[(events["type"] == NODE) & (events["unit"] == "cycles") & (events["execute_id"] >= 0)]
+    nodes, other = run.ask(NODES_QUERY), run.ask(CALLS_QUERY)
     if len(nodes):
-        graph = nodes["execute_id"].map(graph_labels(executes).set_axis(executes["execute_id"])).fillna("")
-        grouped = nodes.assign(graph=graph, cycles=nodes["value"].astype(np.float64)).groupby(["graph", "name"])["cycles"]
-        rows = grouped.agg(["size", "sum", "mean"]).reset_index().sort_values("sum", ascending=False)
-        rows["share"] = 100 * rows["sum"] / max(float(rows["sum"].sum()), 1.0)
         columns = heads("text graph, text node, number runs, bar total cycles, number mean cycles, number share %")
-        blocks.append(table(columns, rows, "Cycles by node", NODES_QUERY))
-    if len(calls):
-        grouped = finished(calls).groupby(["call", "name"])
-        rows = (
-            grouped.agg(n=("call_id", "size"), size=("bytes", "max"), ns=("duration_ns", "sum"))
-            .reset_index()
-            .sort_values("ns", ascending=False)
-        )
-        body = [
-            [c, name, n, size / 2**20 if size > 0 else None, ns / MS] for c, name, n, size, ns in rows.itertuples(index=False)
-        ]
-        blocks.append(
-            table(heads("text call, text graph, number calls, number MiB, bar total ms"), body, "Other calls", CALLS_QUERY)
-        )
+        blocks.append(table(columns, nodes, "Cycles by node", NODES_QUERY))
+    if len(other):
+        columns = heads("text call, text graph, number calls, number MiB, bar total ms")
+        blocks.append(table(columns, other, "Other calls", CALLS_QUERY))
     return Section("npu", f"NPU: {backend}", blocks)
