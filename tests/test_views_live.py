@@ -9,7 +9,7 @@ import pytest
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.live import MOST_HELD, TOP, Live, Snapshot
 from analyzer.questions.phases import phase_shares
-from analyzer.questions.summary import operators, tokens
+from analyzer.questions.summary import operator_summary, token_summary
 from analyzer.tables.store import build
 from tests.recordings import LLAMA_OPERATORS, MAIN, WORKER, manifest, records
 from tracer.recording.format import RING_HEADER_BYTES, Recording, write_manifest
@@ -84,9 +84,9 @@ def expected(folder: Path, seconds: float) -> dict[str, object]:
     cut = {**tables, **cut, "op_threads": shares[row >= 0].assign(op_id=row[row >= 0])}
     counted = cache_hits(cut)
     return {
-        "tokens": tokens(cut["tokens"]),
+        "tokens": token_summary(cut["tokens"]),
         "phases": phase_shares(cut),
-        "operators": operators(cut, TOP).get("top", []),
+        "operators": operator_summary(cut, TOP).get("top", []),
         "hits": int(counted["hits"].sum()),
         "misses": int(counted["misses"].sum()),
     }

@@ -67,8 +67,9 @@ class Facts:
 def extract(tables: Tables) -> pd.DataFrame:
     """The metrics of a recording, indexed by `key`, columns METRICS. What was not recorded has no row."""
     facts = Facts(tables)
-    rows = [row for make in (speed, tails, phases, experts, npu, memory, scheduling) for row in make(facts)]
-    parts = [pd.DataFrame(rows), operators(facts), expert_times(facts)]
+    makers = (speed_metrics, tail_metrics, phase_metrics, expert_metrics, npu_metrics, memory_metrics, scheduling_metrics)
+    rows = [row for make in makers for row in make(facts)]
+    parts = [pd.DataFrame(rows), operator_metrics(facts), expert_time_metrics(facts)]
     frame = pd.concat([pd.DataFrame([DEFAULTS]).iloc[:0], *(part for part in parts if len(part))], ignore_index=True)
     frame = frame.reindex(columns=[c.name for c in METRICS])
     for column in METRICS:
@@ -87,7 +88,7 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
     return joined.to_numpy(object)
 
 
-def speed(facts: Facts) -> Iterator[Row]:
+def speed_metrics(facts: Facts) -> Iterator[Row]:
     """TTFT, TPOT, prefill and decode speed, as questions/figures.py defines them; the median where it is robust."""
     itl, waited, decode = facts.itl, facts.ttfts, facts.done[facts.done["phase"] == "decode"]
     if len(waited):
@@ -108,7 +109,7 @@ def speed(facts: Facts) -> Iterator[Row]:
             yield {"family": "speed", "metric": f"{phase} speed", "unit": "tok/s", **rate}
 
 
-def tails(facts: Facts) -> Iterator[Row]:
+def tail_metrics(facts: Facts) -> Iterator[Row]:
     """What the middle does not show: first executions and slow steps."""
     itl, waited = facts.itl, facts.ttfts
     if len(waited) > 1:
@@ -119,7 +120,7 @@ def tails(facts: Facts) -> Iterator[Row]:
         yield {"family": "tail", "metric": "TPOT, p90", "unit": "ms", "value": itl.quantile(0.9), "n": len(itl)}
 
 
-def phases(facts: Facts) -> Iterator[Row]:
+def phase_metrics(facts: Facts) -> Iterator[Row]:
     """Median ms per step of every group of operators, by phase."""
     steps = facts.steps
     if len(steps) == 0 or len(facts.tables["operators"]) == 0:
@@ -151,7 +152,7 @@ def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
 OPERATOR = ["phase", "graph", "layer", "type", "shape", "backend", "expert"]
 
 
-def operators(facts: Facts) -> pd.DataFrame:
+def operator_metrics(facts: Facts) -> pd.DataFrame:
     """Families `operator` and `closure`: ms per step of each (graph, layer, type, shape, backend), by phase.
 
     The first execution of each stands apart: compiling, page faults and empty caches make it another thing.
@@ -180,7 +181,7 @@ def operators(facts: Facts) -> pd.DataFrame:
         share=made["sum"] / total,
     )
     made = made[made["value"] + made["mean"] > 0]
-    return pd.concat([made, pd.DataFrame(list(closure(facts, frame, charges.loads)))], ignore_index=True)
+    return pd.concat([made, pd.DataFrame(list(closure_metrics(facts, frame, charges.loads)))], ignore_index=True)
 
 
 def _usual(frame: pd.DataFrame) -> pd.Series:
@@ -200,7 +201,7 @@ def _labels(frame: pd.DataFrame) -> pd.Series:
     return names.groupby("number")["name"].agg(lambda n: ", ".join(n[:NAMES_SHOWN]) + (" …" if len(n) > NAMES_SHOWN else ""))
 
 
-def closure(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[Row]:
+def closure_metrics(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[Row]:
     """Per phase: the mean step, and what of it is first executions, loads and nobody's."""
     steps = facts.steps
     loaded = facts.tables["loads"].assign(charged=charged)
@@ -219,7 +220,7 @@ def closure(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[
                 yield {"family": "closure", "metric": name, "unit": "ms", "phase": phase, **figure}
 
 
-def experts(facts: Facts) -> Iterator[Row]:
+def expert_metrics(facts: Facts) -> Iterator[Row]:
     """Hit rate of the expert cache, by phase."""
     steps = facts.steps
     if len(steps) == 0:
@@ -232,7 +233,7 @@ def experts(facts: Facts) -> Iterator[Row]:
             yield {"family": "expert", "metric": "hit rate", "unit": "share", "phase": phase, **rate}
 
 
-def expert_times(facts: Facts) -> pd.DataFrame:
+def expert_time_metrics(facts: Facts) -> pd.DataFrame:
     """Of every expert: ms per step that its loads took, and ms of its runs without the first, by phase and backend."""
     steps = facts.steps
     if len(steps) == 0:
@@ -254,7 +255,7 @@ def expert_times(facts: Facts) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).assign(family="expert", unit="ms") if parts else pd.DataFrame()
 
 
-def npu(facts: Facts) -> Iterator[Row]:
+def npu_metrics(facts: Facts) -> Iterator[Row]:
     """Per execute, by subgraph kind and tier, without the first one: duration, RPC, accelerator time and cycles (medians)."""
     executes = facts.tables["qnn_executes"].sort_values("begin_ns")
     executes = executes.assign(duration_us=executes["duration_ns"] / 1e3)
@@ -268,7 +269,7 @@ def npu(facts: Facts) -> Iterator[Row]:
                 yield {"family": "npu", "metric": name.rsplit("_", 1)[0], "unit": unit, "graph": kind, **figure}
 
 
-def memory(facts: Facts) -> Iterator[Row]:
+def memory_metrics(facts: Facts) -> Iterator[Row]:
     """Faults and bytes read per step, and the greatest value of every counter of bytes."""
     steps = facts.steps
     for name, title in (("maj_flt", "major faults per step"), ("min_flt", "minor faults per step")):
@@ -285,7 +286,7 @@ def memory(facts: Facts) -> Iterator[Row]:
         yield {"family": "memory", "metric": f"peak {name}", "unit": "bytes", "value": rows["value"].max(), "n": len(rows)}
 
 
-def scheduling(facts: Facts) -> Iterator[Row]:
+def scheduling_metrics(facts: Facts) -> Iterator[Row]:
     """Per busy thread of the target: ms per step that it was ready and waited for a cpu, between first and last step."""
     steps, states = facts.steps, facts.tables["thread_states"]
     if len(steps) == 0 or len(states) == 0:

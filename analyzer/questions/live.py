@@ -13,7 +13,7 @@ import pandas as pd
 
 from analyzer.questions import figures
 from analyzer.questions.phases import per_token, phase_shares
-from analyzer.questions.summary import operator_totals, ranked_operators, tokens
+from analyzer.questions.summary import operator_totals, ranked_operators, token_summary
 from analyzer.records.reading import section
 from analyzer.tables.store import Tables, build
 from tracer.recording.format import BUSY, DISCARD, KIND_OFFSET, RING_HEADER_BYTES, STREAMS, Recording
@@ -245,7 +245,7 @@ class Live:
             seconds=float(covered),
             records=sum(section(manifest, "records").values()),
             lost=sum(section(manifest, "lost").values()),
-            tokens=tokens(steps),
+            tokens=token_summary(steps),
             phases=phase_shares({}, self.now["phases"]) if len(steps) else {},
             operators=ranked_operators(self.now["operators"], TOP),
             hits=int(cache["hits"].sum()),

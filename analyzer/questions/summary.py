@@ -34,19 +34,19 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
     """
     rows, source = per_token(tables), source or Source(recording)
     return {
-        "recording": about(recording, tables),
-        "machine": machine(recording.manifest),
+        "recording": recording_summary(recording, tables),
+        "machine": machine_summary(recording.manifest),
         "missing": [*incomplete(source), *missing(tables)],
-        "tokens": tokens(tables["tokens"]),
+        "tokens": token_summary(tables["tokens"]),
         "phases": phase_shares(tables, rows),
-        "findings": told(recording, tables, rows),
-        "operators": operators(tables),
+        "findings": finding_rows(recording, tables, rows),
+        "operators": operator_summary(tables),
         "experts": experts.summary(tables),
-        "npu": npu(recording.manifest, tables),
-        "scheduling": scheduling(tables),
-        "io": io(tables),
-        "records": records(source, tables),
-        "cost": cost(recording.manifest, tables),
+        "npu": npu_summary(recording.manifest, tables),
+        "scheduling": scheduling_summary(tables),
+        "io": io_summary(tables),
+        "records": record_summary(source, tables),
+        "cost": cost_summary(recording.manifest, tables),
     }
 
 
@@ -82,13 +82,13 @@ def incomplete(source: Source) -> list[str]:
     return lines
 
 
-def told(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
+def finding_rows(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The findings; against the ceilings of the machine, where those were measured."""
     roof = ceilings.load(section(recording.manifest, "machine"))
     return [asdict(finding) for finding in findings(tables, roof, rows)]
 
 
-def about(recording: Recording, tables: Tables) -> dict[str, Any]:
+def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
     """What was recorded; a state other than `complete` says that the writer did not finish."""
     manifest = recording.manifest
     keys = ("program", "state", "started_utc", "duration_ns", "command", "loader", "levels")
@@ -96,7 +96,7 @@ def about(recording: Recording, tables: Tables) -> dict[str, Any]:
     return {**{key: manifest.get(key) for key in keys}, "engines": engines or list(section(manifest, "engines"))}
 
 
-def machine(manifest: dict[str, Any]) -> dict[str, Any]:
+def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:
     """The machine, and which of it is emulated."""
     qnn = section(manifest, "qnn")
     npu = None
@@ -107,7 +107,7 @@ def machine(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**section(manifest, "machine"), "npu": npu, "emulated": [npu] if npu == "HTP emulator" else []}
 
 
-def tokens(table: pd.DataFrame) -> dict[str, Any]:
+def token_summary(table: pd.DataFrame) -> dict[str, Any]:
     """Steps and speed, as figures.py defines them; `tpot_ms` holds the mean, which is TPOT, and quantiles of its ITLs."""
     if len(table) == 0:
         return {}
@@ -140,7 +140,7 @@ def _quantile(values: pd.Series, q: float) -> float | None:
     return float(values.quantile(q)) if len(values) else None
 
 
-def operators(tables: Tables, top: int = TOP) -> dict[str, Any]:
+def operator_summary(tables: Tables, top: int = TOP) -> dict[str, Any]:
     """Operator types by time: `ms` from first begin to last end, `wait_share` of the threads' time, `share` of all operators."""
     table = tables["operators"]
     if len(table) == 0:
@@ -178,7 +178,7 @@ def ranked_operators(totals: pd.DataFrame, top: int) -> list[dict[str, Any]]:
     ]
 
 
-def npu(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
+def npu_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     """QNN: executions as the host saw them and as the backend's own events tell; what joined nothing is counted."""
     executes, events, calls = tables["qnn_executes"], tables["qnn_events"], tables["qnn_calls"]
     if len(executes) == 0 and len(events) == 0 and len(calls) == 0:
@@ -187,7 +187,7 @@ def npu(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     told = {name: executes[name].dropna() for name in ("host_rpc_us", "htp_rpc_us", "accel_us", "accel_cycles")}
     by_graph = executes.groupby("graph_name")["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
     return {
-        "backend": machine(manifest)["npu"],
+        "backend": machine_summary(manifest)["npu"],
         "executes": len(executes),
         "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),
         "incomplete": int((~executes["complete"]).sum()),
@@ -205,7 +205,7 @@ def npu(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     }
 
 
-def scheduling(tables: Tables) -> dict[str, Any]:
+def scheduling_summary(tables: Tables) -> dict[str, Any]:
     """Time of the target's threads in each state: in all, and for the threads that ran longest."""
     states = tables["thread_states"]
     if len(states) == 0:
@@ -227,7 +227,7 @@ def scheduling(tables: Tables) -> dict[str, Any]:
     return {"threads": len(wide), "switches": int(switches.sum()), **total, "top": rows}
 
 
-def io(tables: Tables) -> dict[str, Any]:
+def io_summary(tables: Tables) -> dict[str, Any]:
     """What the target's threads read, how long reads and major faults kept them, and what they were in by shares of that time."""
     faults, reads, blocks = tables["faults"], tables["reads"], tables["blocks"]
     if len(faults) == 0 and len(reads) == 0 and len(blocks) == 0:
@@ -255,7 +255,7 @@ def io(tables: Tables) -> dict[str, Any]:
     }
 
 
-def records(source: Source, tables: Tables) -> dict[str, Any]:
+def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
     """Records found in the files, lost in the kernel, and those that found no partner."""
     lost = {kind: int(n) for kind, n in section(source.manifest, "lost").items() if isinstance(n, int) and n}
     ends = tables["unpaired"].groupby("kind").size()
@@ -274,7 +274,7 @@ def records(source: Source, tables: Tables) -> dict[str, Any]:
     }
 
 
-def cost(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
+def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     """What tracing cost: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
     given = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
     probes = manifest.get("probes") if isinstance(manifest.get("probes"), list) else []

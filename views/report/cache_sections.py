@@ -126,7 +126,7 @@ def counters(run: Run) -> list[Block]:
     return [*blocks, pairs([(label(name.capitalize()), "0 throughout") for name in idle])] if idle else blocks
 
 
-def cache(run: Run) -> Section | None:
+def cache_section(run: Run) -> Section | None:
     """Hits, loads, evictions, curves and the counters."""
     blocks = [*hits(run), *curves(run), *loads(run), *counters(run)]
     return Section("cache", "Cache and prefetch", blocks) if blocks else None

@@ -117,7 +117,7 @@ def runs_table(run: Run) -> list[Block]:
     return [table(columns, body.assign(slowest=run.moments(rows)), "Expert runs", RUNS_QUERY)]
 
 
-def experts(run: Run) -> Section | None:
+def expert_section(run: Run) -> Section | None:
     """Which experts ran."""
     map_of = heat(run)
     blocks: list[Block] = [map_of] if map_of else []

@@ -54,7 +54,7 @@ def execution_chart(rows: pd.DataFrame) -> Block:
     return chart("An execution's time", traces, "", 120 + 28 * len(rows), GRAPHS_QUERY, barmode="stack", **axes)
 
 
-def npu(run: Run) -> Section | None:
+def npu_section(run: Run) -> Section | None:
     """QNN on the NPU, or on its emulator."""
     executes, calls = run.tables["qnn_executes"], run.tables["qnn_calls"]
     if not len(executes) and not len(calls):

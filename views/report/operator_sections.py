@@ -106,7 +106,7 @@ def by_name(run: Run) -> Block:
     return table(columns, shown, "Operators by name", BY_NAME_QUERY)
 
 
-def operators(run: Run) -> Section | None:
+def operator_section(run: Run) -> Section | None:
     """Operators by type, under the roofline, and by name."""
     if not run.tables["operators"]["complete"].any():
         return None

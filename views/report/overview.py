@@ -64,7 +64,7 @@ def costly(run: Run) -> Block | None:
     return {"kind": "findings", "title": "What costs most", "items": items} if items else None
 
 
-def overview(run: Run) -> Section:
+def overview_section(run: Run) -> Section:
     """Summary and findings."""
     about, command = run.summary.get("recording") or {}, run.manifest.get("command") or []
     told = [

@@ -20,16 +20,16 @@ from views.report.page import write_page
 from views.report.sections import Run, SectionMaker, Tables
 
 SECTIONS: tuple[SectionMaker, ...] = (
-    overview.overview,
-    time_sections.phases,
-    time_sections.series,
-    operator_sections.operators,
-    moe_sections.experts,
-    cache_sections.cache,
-    npu_section.npu,
-    thread_sections.threads,
-    recording_sections.recording,
-    recording_sections.machine,
+    overview.overview_section,
+    time_sections.phase_section,
+    time_sections.step_section,
+    operator_sections.operator_section,
+    moe_sections.expert_section,
+    cache_sections.cache_section,
+    npu_section.npu_section,
+    thread_sections.thread_section,
+    recording_sections.recording_section,
+    recording_sections.machine_section,
 )
 
 

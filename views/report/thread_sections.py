@@ -69,7 +69,7 @@ def displaced(run: Run) -> list[Block]:
     return [table(columns, rows, "Who took a CPU from threads within operators", DISPLACED_QUERY)]
 
 
-def threads(run: Run) -> Section | None:
+def thread_section(run: Run) -> Section | None:
     """What every thread of the program did with its time."""
     blocks = [*states(run), *balance(run), *displaced(run)]
     if blocks and not len(run.tables["thread_states"]):

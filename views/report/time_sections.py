@@ -110,7 +110,7 @@ def idle(run: Run) -> list[Block]:
     return [table(columns, shown, "Idle time within steps", GAPS_QUERY)]
 
 
-def phases(run: Run) -> Section | None:
+def phase_section(run: Run) -> Section | None:
     """Where every moment of a step goes."""
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
@@ -232,7 +232,7 @@ def growing(run: Run) -> list[Block]:
     return [table(columns, rows, "What grows with the context", GROWTH_QUERY)]
 
 
-def series(run: Run) -> Section | None:
+def step_section(run: Run) -> Section | None:
     """Every step in order."""
     tokens = finished(run.tables["tokens"]).sort_values("begin_ns")
     if not len(tokens):

@@ -49,7 +49,7 @@ def execute_name(graph_name: str, kind: str, layer: int, expert: int) -> str:
     return place(kind, layer, expert) if kind else graph_name or "graphExecute"
 
 
-def executes(tables: Tables) -> Slices:
+def execute_slices(tables: Tables) -> Slices:
     """One slice per execution, on the flow that its submission began; a graph's executions follow each other on one flow."""
     frame = tables["qnn_executes"]
     args = texts(frame, "graph_name") | ints(frame, "layer", "expert", "n_inputs", "n_outputs") | positive(frame, "tier")
@@ -78,7 +78,7 @@ def windows(frame: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray, np.ndarra
     return out
 
 
-def device(tables: Tables) -> Slices | None:
+def device_slices(tables: Tables) -> Slices | None:
     """Host RPC ⊃ HTP RPC ⊃ accelerator, inside each execution."""
     frame = tables["qnn_executes"]
     rows, begins, ends, labels, measured = [], [], [], [], []
@@ -98,7 +98,7 @@ def device(tables: Tables) -> Slices | None:
     return Slices("qnn", name, tid, np.concatenate(begins), np.concatenate(ends), np.ones(len(row), bool), args)
 
 
-def nodes(tables: Tables) -> Slices | None:
+def node_slices(tables: Tables) -> Slices | None:
     """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
     frame, every = tables["qnn_executes"], tables["qnn_events"]
     counted, kind = says(every["unit"], "cycles"), every["type"].to_numpy()
@@ -191,7 +191,7 @@ def own_places(events: pd.DataFrame, row: np.ndarray, frame: pd.DataFrame, first
     return moved
 
 
-def idle(tables: Tables) -> Slices | None:
+def idle_slices(tables: Tables) -> Slices | None:
     """The NPU's idle time between executions, with what the thread that ended it was at."""
     frame = tables["qnn_gaps"]
     if not len(frame):
@@ -201,13 +201,13 @@ def idle(tables: Tables) -> Slices | None:
     return of_frame("qnn", name, frame.assign(complete=True), states)
 
 
-def stages(tables: Tables) -> Slices | None:
+def stage_slices(tables: Tables) -> Slices | None:
     """Stages of the host's side: those of ONNX Runtime's QNN provider."""
     frame = tables["qnn_stages"]
     return of_frame("qnn", text_of(frame["stage"]), frame, {}) if len(frame) else None
 
 
-def optrace(tables: Tables) -> dict[str, Slices]:
+def optrace_slices(tables: Tables) -> dict[str, Slices]:
     """Slices per thread of an optrace that was given for an execution (column `execute_id`), over the accelerator's window."""
     events, frame = tables.get("qnn_optrace", pd.DataFrame()), tables["qnn_executes"]
     if not len(events):
@@ -226,8 +226,13 @@ def optrace(tables: Tables) -> dict[str, Slices]:
 
 def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
     """(track name, slices) in the order to show."""
-    made = {STAGES: stages(tables)}
+    made = {STAGES: stage_slices(tables)}
     if len(tables["qnn_executes"]):
-        device_side = {EXECUTE: executes(tables), DEVICE: device(tables), NODES: nodes(tables), IDLE: idle(tables)}
-        made |= {track_name(manifest, name): slices for name, slices in device_side.items()} | optrace(tables)
+        device_side = {
+            EXECUTE: execute_slices(tables),
+            DEVICE: device_slices(tables),
+            NODES: node_slices(tables),
+            IDLE: idle_slices(tables),
+        }
+        made |= {track_name(manifest, name): slices for name, slices in device_side.items()} | optrace_slices(tables)
     return [(name, slices) for name, slices in made.items() if slices is not None]

@@ -179,7 +179,7 @@ def place(kind: str, layer: int, expert: int) -> str:
     return ".".join([kind or "graph", *(str(i) for i in (layer, expert) if i >= 0)])
 
 
-def tokens(tables: Tables) -> Slices:
+def token_slices(tables: Tables) -> Slices:
     """One slice per step of the model."""
     frame = tables["tokens"]
     args = ints(frame, "seq", "n_tokens", "position", "result") | positive(frame, "maj_flt", "min_flt")
@@ -196,7 +196,7 @@ def graph_steps(tables: Tables) -> np.ndarray:
     return np.where(elsewhere, frame["token_id"], -1).astype(np.int64)
 
 
-def graphs(tables: Tables) -> Slices:
+def graph_slices(tables: Tables) -> Slices:
     """One slice per graph run; those that submit to the NPU start a flow, those on other threads join their step's."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
@@ -229,7 +229,7 @@ def moved(frame: pd.DataFrame) -> dict[str, Column]:
     return {"bytes": np.where(work > 0, work, -1).astype(np.int64), "MB_per_s": rate.astype(np.int64)}
 
 
-def operators(tables: Tables) -> tuple[Slices, Slices]:
+def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
     """One slice per operator and thread, and inside it one for the time the thread waited for the others.
 
     An operator without thread rows is drawn on the thread that began it.
@@ -262,7 +262,7 @@ def flow_of(ids: pd.Series, column: pd.Series, flow: pd.Series) -> np.ndarray:
     return ids.map(dict(zip(column.tolist(), flow.tolist(), strict=True))).fillna(0).to_numpy(np.int64)
 
 
-def experts(tables: Tables, used: pd.DataFrame) -> Slices:
+def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
     """One slice per expert run; those that used what a prefetch had loaded end its flow."""
     frame = tables["experts"]
     name = joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
@@ -274,7 +274,7 @@ def experts(tables: Tables, used: pd.DataFrame) -> Slices:
     return slices
 
 
-def loads(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
+def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
     """Loads of experts as slices, evictions as instants; prefetches that a run used begin a flow."""
     frame = tables["loads"]
     name = joined(place, frame["action"], frame["layer"], frame["expert"])
@@ -284,13 +284,13 @@ def loads(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
     return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
 
 
-def qnn_calls(tables: Tables) -> Slices:
+def qnn_call_slices(tables: Tables) -> Slices:
     """Context and graph calls of QNN on the thread that made them."""
     frame = tables["qnn_calls"]
     return of_frame("qnn", text_of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
 
 
-def calls(tables: Tables) -> tuple[Slices, Slices]:
+def call_slices(tables: Tables) -> tuple[Slices, Slices]:
     """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
     frame = tables["calls"]
     args = texts(frame, "args") | positive(frame, "depth")
@@ -299,7 +299,7 @@ def calls(tables: Tables) -> tuple[Slices, Slices]:
     return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
 
 
-def lone_executes(tables: Tables) -> Slices:
+def lone_execute_slices(tables: Tables) -> Slices:
     """Executions that no graph of the engine encloses: the call itself stands on the thread and starts the flow."""
     frame = tables["qnn_executes"]
     frame = frame[frame["graph_id"] < 0]
@@ -319,7 +319,7 @@ def file_name(file: str) -> str:
     return file.rsplit("/", 1)[-1] or "memory"
 
 
-def reads(tables: Tables) -> Slices:
+def read_slices(tables: Tables) -> Slices:
     """One slice per read of a file."""
     frame = tables["reads"]
     name = joined(lambda call, file: f"{call} {file_name(file)}", frame["call"], frame["file"])
@@ -327,7 +327,7 @@ def reads(tables: Tables) -> Slices:
     return of_frame("io", name, frame, args)
 
 
-def major_faults(tables: Tables) -> tuple[Slices, Slices]:
+def major_fault_slices(tables: Tables) -> tuple[Slices, Slices]:
     """Major page faults: slices, and instants where the kernel did not tell when they began."""
     frame = tables["faults"]
     frame = frame[frame["kind"] == "major"].assign(complete=True)
@@ -356,19 +356,19 @@ def on_program(tables: Tables) -> Iterator[Slices]:
 
 def levels(tables: Tables) -> Iterator[Slices]:
     """The levels of slices on threads, outermost first; some are empty."""
-    operator, wait = operators(tables)
-    yield tokens(tables)
-    yield graphs(tables)
+    operator, wait = operator_slices(tables)
+    yield token_slices(tables)
+    yield graph_slices(tables)
     yield operator
     used = prefetched_runs(tables)
-    yield experts(tables, used)
-    yield from loads(tables, used)
-    yield qnn_calls(tables)
-    yield lone_executes(tables)
-    yield from calls(tables)
+    yield expert_slices(tables, used)
+    yield from load_slices(tables, used)
+    yield qnn_call_slices(tables)
+    yield lone_execute_slices(tables)
+    yield from call_slices(tables)
     yield wait
-    yield reads(tables)
-    yield from major_faults(tables)
+    yield read_slices(tables)
+    yield from major_fault_slices(tables)
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:
