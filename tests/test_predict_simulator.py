@@ -21,12 +21,11 @@ from analyzer.predict.simulator import PIECE, Outcome, Settings, pareto, simulat
 from analyzer.predict.trace import Step, Trace, from_tables
 from analyzer.records.schema import empty
 from analyzer.tables.store import load
-from runtime.experts.buffers import TokenBuffers
-from runtime.experts.cache import ExpertCache, Form
+from runtime.cache_rules.batches import TokenBuffers, smallest_tier
+from runtime.cache_rules.forms import Form, Reason
+from runtime.experts.cache import ExpertCache
 from runtime.experts.loader import Loader
 from runtime.package.demo_model import write_demo_model
-from runtime.placement.options import smallest_tier
-from runtime.telemetry.probes import Reason
 from tests import tables_fixture
 from tests.tables_fixture import frame, spans
 

@@ -14,8 +14,8 @@ import pytest
 
 from runtime import MoE
 from runtime.backends import htp
-from runtime.backends.graph import CPU, HTP
 from runtime.backends.qnn_profiling import Profiling, SwitchingSession
+from runtime.cache_rules.forms import CPU, HTP
 from runtime.errors import BackendError, RequestError
 from runtime.package.convert import Target, convert, open_or_convert
 from runtime.package.demo_model import DemoSizes, write_demo_model

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from runtime import MoE
 from runtime.__main__ import main
 from runtime.backends import htp
-from runtime.backends.graph import CPU, HTP
+from runtime.cache_rules.forms import BACKENDS, CPU, HTP
 from runtime.errors import RequestError
 from runtime.package.convert import Target, convert
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.layout import Package
 from runtime.placement.costs import Cost, CostTable, FlushByCost
 from runtime.placement.options import Options
-from runtime.telemetry.log import BACKENDS
 from runtime.telemetry.probes import Kind
 from tests.runtime_models import PROMPT
 

@@ -13,8 +13,8 @@ import onnx
 import onnxruntime as ort
 
 from runtime.backends.cpu import CpuBackend, session_options
-from runtime.backends.graph import CPU, Binding, Graph, shared
-from runtime.cache_rules import Form
+from runtime.backends.graph import Binding, Graph, shared
+from runtime.cache_rules.forms import CPU, Form
 from runtime.errors import BackendError
 from runtime.package.reader import BlockPool, Reader
 from runtime.telemetry.log import RunLog
