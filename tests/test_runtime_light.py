@@ -8,7 +8,8 @@ import pytest
 PROGRAM = """
 import importlib, sys
 importlib.import_module({module!r})
-print(*sorted({{name.partition('.')[0] for name in sys.modules}} & {{'onnx', 'onnxruntime', 'tokenizers', 'safetensors', 'pandas'}}))
+heavy = {{"onnx", "onnxruntime", "tokenizers", "safetensors", "pandas"}}
+print(*sorted(heavy & {{name.partition(".")[0] for name in sys.modules}}))
 print(*sorted(name for name in sys.modules if name.startswith('runtime.')))
 """
 
