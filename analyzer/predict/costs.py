@@ -202,7 +202,7 @@ def _seconds(model: Model, device: Device, unit: str, rows: int, context: int) -
     """Seconds of attention, router, experts in one layer, and of the head, for `rows` decoding rows."""
     setup = Setup("decode", rows, context, unit=unit)
     found = dict.fromkeys(("attention", "router", "experts", "head"), 0.0)
-    for part in roofline.parts(model, roofline.target(device, model, setup), setup):
+    for part in roofline.parts(model, roofline.unit_peak(device, model, setup), setup):
         found[part.name.split()[0]] = found.get(part.name.split()[0], 0.0) + part.seconds
     return found
 

@@ -84,7 +84,7 @@ class CpuExperts:
         if self.mapped:
             return self.package.read_mapped(form.layer, form.expert), None
         block = self.pool.take(self.package.expert_stride)
-        return self.reader.read(self.package.expert_place(form.layer, form.expert), block), block
+        return self.reader.read(self.package.expert_range(form.layer, form.expert), block), block
 
     def _widened(
         self, weights: dict[str, np.ndarray], block: np.ndarray | None
