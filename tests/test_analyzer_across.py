@@ -79,6 +79,14 @@ def test_curves_and_the_slots_for_a_rate_agree():
     assert cache_curves.slots_for(tables, 1.01) is None
 
 
+def test_curves_of_caches_that_hold_what_they_run_lie_below_their_best():
+    _, tables = make(tokens=12)
+    rows = cache_curves.curves(tables, policies=("lru", "lfru", "belady_without_bypass", "belady"))
+    assert list(rows.columns) == ["slots", "share", "lru", "lfru", "belady_without_bypass", "belady"]
+    assert (rows["belady_without_bypass"] >= rows[["lru", "lfru"]].max(axis=1)).all()
+    assert (rows["belady"] >= rows["belady_without_bypass"]).all()
+
+
 PUBLISHED = """
 Embedding 0.8038 0.7763 96.46 35.412|Prefill 3433.8628 3433.8142 99.99 0.014|Decode 62.5669 62.5303 99.94 0.585
 Softmax 142.6166 142.6542 99.97 0.264|CopyProbsToCPU 0.4929 0.4616 93.22 67.718|Sampling 0.0675 0.0824 81.86 181.439

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from analyzer.__main__ import main
 from analyzer.errors import PredictError
 from analyzer.model import read_config
-from analyzer.predict.kernels import backends, fusion, graphs, regressors, sampling
+from analyzer.predict.kernels import backends, fusion, graphs, regressors, sampling, training
 from analyzer.predict.kernels.backends import Cpu, Htp
 from analyzer.predict.kernels.graphs import Shape
 from analyzer.predict.kernels.law import passes
@@ -258,6 +258,7 @@ class Lawful(Made):
 def made_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "Cpu", lambda runs: Lawful())
     monkeypatch.setattr(regressors, "choose", lambda *measured: "law")
+    monkeypatch.setattr(training, "PRIOR", [(64, 128), (128, 64)])
 
 
 @pytest.mark.usefixtures("made_backend")
@@ -269,14 +270,14 @@ def test_predictors_are_trained_and_asked_from_the_command_line(tmp_path: Path, 
     assert {"Gemm+Relu", "Gemm", "MatMul", "Sigmoid"} <= {row["kernel"] for row in told["kernels"]}
     assert all(row["repeated_rmspe"] == 0 for row in told["kernels"]), "the same law answers twice"
     predict = ["kernels", "predict", str(file), "--rows", "1,8"]
-    assert main([*predict, "--widths", "512,512,512", "--json"]) == 0
+    assert main([*predict, "--widths", "64,128,64", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["rows"] for one in told["predictions"]] == [1, 8]
     for one in told["predictions"]:
         assert [part["kernel"] for part in one["kernels"]] == ["Gemm+Relu", "Gemm"]
         assert one["time"] == pytest.approx(sum(part["time"] for part in one["kernels"]))
     assert told["measured_on"]["backend"] == "made"
-    assert main([*predict, "--widths", "512,512,512"]) == 0
+    assert main([*predict, "--widths", "64,128,64"]) == 0
     assert "Gemm+Relu" in capsys.readouterr().out
 
 

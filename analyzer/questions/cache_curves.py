@@ -11,11 +11,28 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions.experts import activations
-from runtime.cache_rules.replay import Event, Outcome, belady_with_bypass, lfu, lru
+from runtime.cache_rules.eviction import LFRU
+from runtime.cache_rules.forms import CPU, Form
+from runtime.cache_rules.replay import Event, Outcome, belady, belady_with_bypass, lfu, lru, replay
 
 Tables = dict[str, pd.DataFrame]
-POLICIES: dict[str, Callable[[Sequence[Event], int], Outcome]] = {"lru": lru, "lfu": lfu, "belady": belady_with_bypass}
-"""Of the best caches the one that no cache beats: it may leave out what it was just asked for, as `lfu` may."""
+
+
+def lfru(events: Sequence[Event], size: int) -> Outcome:
+    """The runtime's rule with its LFRU policy, of events whose keys are (layer, expert)."""
+    forms = [Event(tuple(Form(*key, CPU, 0) for key in event.keys), event.counts) for event in events]
+    return replay(forms, size, LFRU())
+
+
+POLICIES: dict[str, Callable[[Sequence[Event], int], Outcome]] = {
+    "lru": lru,
+    "lfu": lfu,
+    "belady": belady_with_bypass,
+    "lfru": lfru,
+    "belady_without_bypass": belady,
+}
+"""`belady` is the best cache of all: like `lfu` it may leave out what it was just asked for. The last two and `lru` may not."""
+SHOWN = ("lru", "lfu", "belady")
 
 
 def events_of(tables: Tables, phase: str | None = None) -> list[Event]:
@@ -31,16 +48,18 @@ def events_of(tables: Tables, phase: str | None = None) -> list[Event]:
     return [Event(tuple(pairs), counts[step]) for step, pairs in asked.items()]
 
 
-def curves(tables: Tables, sizes: Sequence[int] | None = None, phase: str | None = None) -> pd.DataFrame:
-    """Hit rate by cache size: slots, share (of all experts seen), lru, lfu, belady. By default at eighths of what was seen."""
+def curves(
+    tables: Tables, sizes: Sequence[int] | None = None, phase: str | None = None, policies: Sequence[str] = SHOWN
+) -> pd.DataFrame:
+    """Hit rate by cache size: slots, share (of all experts seen), a column by policy. By default at eighths of what was seen."""
     events = events_of(tables, phase)
     seen = len({pair for event in events for pair in event.keys})
     chosen = sorted({max(1, seen * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
     rows = []
     for size in chosen if events else ():
-        rates = {name: policy(events, size).hit_rate for name, policy in POLICIES.items()}
+        rates = {name: POLICIES[name](events, size).hit_rate for name in policies}
         rows.append({"slots": size, "share": size / seen, **rates})
-    return pd.DataFrame(rows, columns=["slots", "share", *POLICIES])
+    return pd.DataFrame(rows, columns=["slots", "share", *policies])
 
 
 def slots_for(tables: Tables, rate: float, phase: str | None = None, policy: str = "lru") -> int | None:

@@ -7,7 +7,7 @@ any cache.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from heapq import nlargest
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ from runtime.cache_rules.rule import CacheRule, Entry
 
 
 class Event(NamedTuple):
-    """What one layer of one step asks for, each key once; whether its hits and misses count. Others still fill the cache."""
+    """What one layer of one step asks for, each (hashable) key once; whether it counts. What does not still fills the cache."""
 
-    keys: tuple[Hashable, ...]
+    keys: tuple[Any, ...]
     counts: bool = True
 
 
@@ -63,13 +63,15 @@ class Replay:
         return Outcome(self.cache.hits, self.cache.misses, self.cache.begun)
 
 
-def replay(events: Iterable[Event], capacity: int, policy: Policy) -> Outcome:
-    """Demand loading alone, of events whose keys are forms; all of them count."""
-    played = Replay(capacity, policy)
+def replay(events: Sequence[Event], capacity: int, policy: Policy) -> Outcome:
+    """Demand loading alone, of events whose keys are forms."""
+    played, hits = Replay(capacity, policy), []
     for forms, _ in events:
+        before = played.cache.hits
         played.begin()
         played.run(forms)
-    return played.outcome()
+        hits.append(played.cache.hits - before)
+    return _counted(events, hits)
 
 
 def lru(events: Sequence[Event], capacity: int) -> Outcome:
