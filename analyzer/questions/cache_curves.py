@@ -5,7 +5,7 @@ the layer began; what is asked for together does not evict each other where the 
 layers: one cache of (layer, expert) pairs. Only some events may count, a phase's; the others still fill the cache.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from runtime.cache_rules.eviction import LFRU
 from runtime.cache_rules.forms import CPU, Form
 from runtime.cache_rules.replay import Event, Outcome, belady, belady_with_bypass, lfu, lru, replay
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 def lfru(events: Sequence[Event], size: int) -> Outcome:
