@@ -20,7 +20,7 @@ Tables = Mapping[str, pd.DataFrame]
 
 def lfru(events: Sequence[Event], size: int) -> Outcome:
     """The runtime's rule with its LFRU policy, of events whose keys are (layer, expert)."""
-    forms = [Event(tuple(Form(*key, CPU, 0) for key in event.keys), event.counts) for event in events]
+    forms = [Event(tuple(Form(layer, expert, CPU, 0) for layer, expert in keys), counts) for keys, counts in events]
     return replay(forms, size, LFRU())
 
 
