@@ -26,8 +26,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.recordings import MAIN, WORKER, manifest, records
 from tracer.recording.format import RING_HEADER_BYTES, write_manifest
+from workloads.recordings import MAIN, WORKER, manifest, records
 
 ROOT = Path(__file__).resolve().parent.parent
 OPS, LAYERS, OP_NS, BATCH = 300, 25, 1000, 32

@@ -22,7 +22,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.truth import WITH_SITES, changed_sites, compiled
 from tracer import session as session_module
 from tracer.engines import choose
 from tracer.kernel.libbpf import ProgramInfo
@@ -30,6 +29,8 @@ from tracer.probes.calibration import measure
 from tracer.recording.format import Recording
 from tracer.session import Options, Session
 from tracer.target.process import Followed
+from workloads.attach_cycles import changed_sites
+from workloads.compiling import WITH_SITES, compiled
 
 SETTLE_SECONDS = 5.0  # the kernel frees programs and maps after a grace period
 MOMENT = 0.05

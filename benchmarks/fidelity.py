@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from analyzer.questions import fidelity
 from analyzer.tables.store import load
-from benchmarks.ggml_copies import ALONE
-from benchmarks.runtime_copies import WARM
+from benchmarks.programs.ggml_copies import ALONE
+from benchmarks.programs.runtime_copies import WARM
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL, GGUF = ROOT / "build" / "demo-model", ROOT / "build" / "models" / "llama-1b.gguf"

@@ -30,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
-from benchmarks.seeded_moe import seeded_package
+from benchmarks.lib.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
+from benchmarks.lib.seeded_moe import seeded_package
 
 MODES = ("resident", "prefetch", "demand")
 IN_FLIGHT = 4  # blocks that are being read or wait to be
@@ -135,7 +135,7 @@ def run_llama(args: argparse.Namespace, limit: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder, MemoryCgroup(limit) as group:
         log = Path(folder) / "tokens"
-        command = [sys.executable, "-m", "benchmarks.decode", default_library(), str(args.llama), str(log), "2"]
+        command = [sys.executable, "-m", "benchmarks.programs.decode", default_library(), str(args.llama), str(log), "2"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=group.join
         )

@@ -40,8 +40,6 @@ import numpy as np
 
 from analyzer.tables.store import load
 from benchmarks.bootstrap import interval
-from benchmarks.host_time import MOST_STOLEN, HostTime
-from tests.gguf_model import SHAPES, write
 from tracer.commands.options import add_options, session_options
 from tracer.kernel.loaders import import_bcc
 from tracer.probes.elf import read_binary
@@ -50,6 +48,8 @@ from tracer.probes.uprobes import detach, perf_event
 from tracer.recording.paths import BUILD
 from tracer.session import Session
 from tracer.target.process import Followed
+from workloads.gguf_model import SHAPES, write
+from workloads.host_time import MOST_STOLEN, HostTime
 
 THREADS = {"runtime": 1}  # of the engine; llama.cpp has two
 WARM_UP_S, LEARN_S = 3.0, 20.0
@@ -144,13 +144,13 @@ def start(args: argparse.Namespace, folder: Path) -> Engine:
     log, python = folder / "tokens.bin", sys.executable
     threads = THREADS.get(args.engine, 2)
     if args.engine == "runtime":
-        return Engine([python, "-m", "benchmarks.decode_runtime", str(BUILD / "demo-model"), str(log)], log, threads)
+        return Engine([python, "-m", "benchmarks.programs.decode_runtime", str(BUILD / "demo-model"), str(log)], log, threads)
     path = BUILD / "models" / f"{args.engine}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, SHAPES[args.engine], quantized=True)
     library = args.library or default_library()
-    return Engine([python, "-m", "benchmarks.decode", library, str(path), str(log), str(threads)], log, threads)
+    return Engine([python, "-m", "benchmarks.programs.decode", library, str(path), str(log), str(threads)], log, threads)
 
 
 def window(seconds: float) -> Window:

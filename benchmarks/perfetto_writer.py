@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.tables_fixture import Tables, make
 from views.timeline import perfetto
 from views.timeline.slices import Slices, on_program
 from views.timeline.trace_file import usable_cpus
+from workloads.tables_fixture import Tables, make
 
 EVENTS_PER_TOKEN_AND_LAYER = 30
 MIB = 1 << 20
@@ -80,7 +80,7 @@ def repeated(manifest: dict[str, Any], tables: Tables, path: Path, runs: int) ->
 
 def opened(path: Path) -> None:
     """Read the trace with the trace processor and count."""
-    from tests.trace_processor import TraceProcessorWasm
+    from workloads.trace_processor import TraceProcessorWasm
 
     forget()
     before, begin = held(), time.perf_counter()

@@ -31,15 +31,14 @@ from analyzer.compare.results import Result, matrices
 from analyzer.compare.structure import changes
 from analyzer.compare.verdicts import FASTER, SLOWER, judge_apart
 from analyzer.tables.store import load
-from tests import planting
-from tests.conftest import ROOT
-from tests.truth import WITH_SITES, compiled
+from workloads import ROOT, planting
+from workloads.compiling import WITH_SITES, compiled
 
 SIZES = (0.03, 0.05, 0.10)
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
 GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "150", "--ignore-end"]
 ENGINES = {
-    "llama": {"base": ["tests/programs/llama_steps.py", "build/models/tiny-moe.gguf", "16", "150", "0.005"]},
+    "llama": {"base": ["workloads/programs/llama_steps.py", "build/models/tiny-moe.gguf", "16", "150", "0.005"]},
     "runtime": {"base": [*GENERATE, "--expert-cache", "3MiB"], "halved": [*GENERATE, "--expert-cache", "1.5MiB"]},
 }
 PROGRAM = ("base", "again", "slow3", "slow5", "slow10", "cold", "displaced", "split", "halved")
@@ -164,13 +163,13 @@ def power(args: argparse.Namespace) -> None:
 
 
 def program(args: argparse.Namespace) -> None:
-    """The table for tests/programs/planted.c, whose changes are in what it does."""
+    """The table for workloads/programs/planted.c, whose changes are in what it does."""
     with tempfile.TemporaryDirectory() as folder:
         binary = compiled(Path(folder) / "planted", "planted.c", flags=WITH_SITES)
         levels = ("--levels", "token,operator,expert,sched", "-o", f"{folder}/run")
         printed = trace(*levels, "--", str(binary), str(args.count), "20", *PROGRAM)
         results = planting.by_variant(load(f"{folder}/run"), printed)
-    print(f"{args.count} runs of each variant of tests/programs/planted.c, recorded by turns")
+    print(f"{args.count} runs of each variant of workloads/programs/planted.c, recorded by turns")
     rows = {
         "again": ("nothing", "", "operator", {"type": ""}),
         **{

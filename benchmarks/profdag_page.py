@@ -15,8 +15,8 @@ from typing import Any
 
 import networkx as nx
 
-from tests.tables_fixture import make
 from views.profdag.page import write_profdag
+from workloads.tables_fixture import make
 
 FLAGS = "--headless=new --no-sandbox --disable-gpu --no-first-run --window-size=1400,900"
 PAN = """

@@ -31,7 +31,7 @@ from analyzer.tables.store import load
 from benchmarks.overhead import Block, Engine, Window, recording, summarize, times, window
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = str(ROOT / "tests" / "programs" / "plain_qnn.py")
+PROGRAM = str(ROOT / "workloads" / "programs" / "plain_qnn.py")
 UNITS = {"US": "us", "CYCLES": "cycles", "COUNT": "count", "BYTES": "bytes"}
 WARM_UP_RUNS, WARM_UP_S = 20, 1.0
 Row = tuple[str, int, str, int]
@@ -88,7 +88,7 @@ def overhead(args: argparse.Namespace) -> int:
 
 def measure(level: str, rows: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """A process's runs with probes on and off by turns."""
-    command = [sys.executable, "-m", "benchmarks.execute_qnn", str(folder), level, rows]
+    command = [sys.executable, "-m", "benchmarks.programs.execute_qnn", str(folder), level, rows]
     with contextlib.closing(Engine(command, folder / "runs.bin", 1)) as engine:
         with recording(engine, "--levels qnn", folder / "run") as session:
             assert engine.process.stdin is not None  # a pipe

@@ -1,6 +1,6 @@
 """Our runtime with every expert in memory, against llama.cpp and transformers on the CPU: runtime.py [--rounds 16] [--json FILE].
 
-The shape is `qwen-moe` of tests/gguf_model.py (8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp (blocks of 32,
+The shape is `qwen-moe` of workloads/gguf_model.py (8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp (blocks of 32,
 float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a process of its
 own and works in short windows, by turns (ABBA), while the other is stopped. A round gives one ratio of speeds for decode and one
 for prefill; the table has their medians and 95 % bootstrap intervals. transformers runs in float32 with fewer layers, against
@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.bootstrap import interval
-from benchmarks.seeded_moe import ROOT, config, seeded_package
-from tests.gguf_model import SHAPES, write
+from benchmarks.lib.seeded_moe import ROOT, config, seeded_package
+from workloads.gguf_model import SHAPES, write
 
 SHAPE = SHAPES["qwen-moe"]
 PROMPT = 8  # tokens before a window of decoding
@@ -75,7 +75,7 @@ class Llama:
     def __init__(self, path: Path, threads: int):
         import ctypes
 
-        from tests.programs.llama_steps import library
+        from workloads.programs.llama_steps import library
 
         self.ctypes, self.lib = ctypes, library()
         self.lib.llama_get_memory.restype, self.lib.llama_get_memory.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

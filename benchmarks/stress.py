@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.truth import WITH_SITES, compiled
 from tracer.recording.format import STREAMS, Recording
+from workloads.compiling import WITH_SITES, compiled
 
 KIND = "evict"
 HEAD = "threads ring MiB  seconds         hits    records/s       lost  tracer CPU %  BPF ns/hit  B/record"

@@ -27,8 +27,8 @@ from runtime.experts.loader import Loader
 from runtime.package.demo_model import write_demo_model
 from runtime.placement.options import smallest_tier
 from runtime.telemetry.probes import Reason
-from tests import tables_fixture
-from tests.tables_fixture import frame, spans
+from workloads import tables_fixture
+from workloads.tables_fixture import frame, spans
 
 SIZE = 100
 KINDS = ("attention", "router", "dispatch", "combine", "outside", "expert")

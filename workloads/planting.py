@@ -126,7 +126,7 @@ def of_process(tables: Tables, pid: int) -> Tables:
 
 
 def by_variant(tables: Tables, printed: str) -> dict[str, list[Result]]:
-    """Results of every run of tests/programs/planted.c, by variant, from what it printed: "pid variant" per run."""
+    """Results of every run of workloads/programs/planted.c, by variant, from what it printed: "pid variant" per run."""
     found: dict[str, list[Result]] = {}
     for line in printed.splitlines():
         pid, _, variant = line.partition(" ")

@@ -1,7 +1,7 @@
-"""The shape `qwen-moe` of tests/gguf_model.py as a package of our runtime, seeded: seeded_moe.py [--train 1024].
+"""The shape `qwen-moe` of workloads/gguf_model.py as a package of our runtime, seeded: seeded_moe.py [--train 1024].
 
 Embedding and routers are cut from a pool of normal numbers, scaled so that every layer adds about as much as the embedding
-brings: routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as tests/gguf_model.py
+brings: routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as workloads/gguf_model.py
 does it: to quantize five billion numbers takes minutes and would change no time that is measured.
 """
 
@@ -23,14 +23,14 @@ from runtime.package.convert import Conversion, Target
 from runtime.package.demo_model import train_tokenizer
 from runtime.package.layout import Package, is_package
 from runtime.prepare import training
-from tests.gguf_model import SHAPES, Shape
+from workloads.gguf_model import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parents[1]
 POOL = CODES = (1 << 26) - 1
 SPREAD = 4.32  # standard deviation of codes from -7 to 7
 FLOATS = ("embed_tokens.weight", "gate.weight", "shared_expert_gate.weight")
 SEGMENT = 128  # tokens of one sequence to calibrate with
-CONTEXT = 1024  # as in tests/gguf_model.py
+CONTEXT = 1024  # as in workloads/gguf_model.py
 
 
 def config(shape: Shape) -> dict[str, Any]:
