@@ -1,4 +1,4 @@
-"""Hit rates of cache policies on a model's own routing: cache_policies.py PACKAGE --text FILE [--tokens N] [--json].
+"""Hit rates of cache policies on a model's own routing: python -m benchmarks.cache_policies PACKAGE --text FILE.
 
 Runs text through the engine, then replays the routing token by token, as decoding would meet it, against the engine's own cache
 code. Half of the segments warm up popularity counts (static), the other half is judged. Loads take no time here: what a disk does
@@ -6,13 +6,14 @@ to it is benchmarks/memory_limited.py's business. PACKAGE needs a trained predic
 """
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import single
 from runtime.cache_rules import LFRU, LRU, Policy, Static
 from runtime.experts.predictor import Predictor, log_odds
 from runtime.experts.prefetch import SPARE, Prefetcher
@@ -104,20 +105,18 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("package", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--spare", type=float, default=SPARE, help="least chance of a prefetch")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = measure(args)
-    if args.json:
-        print(json.dumps(rows))
-        return
-    print(f"{rows[0]['tokens']} tokens of held-out routing")
+    report, rows = Report("cache_policies", args), measure(args)
     for row in rows:
-        print(f"{row['share']:6.1%} {row['policy']:<18} hits {row['hit_rate']:.3f}  reads {row['reads_vs_lru']:.2f} x LRU's")
+        name = f"{row['policy']}, room for {row['share']:.1%} of the experts"
+        report.add(f"{name}: hits", "%", single(100 * row["hit_rate"], row["tokens"]))
+        report.add(f"{name}: reads", "ratio", single(row["reads_vs_lru"], row["tokens"]), against="LRU")
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -10,9 +10,6 @@ import ctypes
 import json
 import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from workloads.programs.llama_steps import library
 

@@ -4,12 +4,8 @@ The first step is the prompt's. Otherwise as workloads/programs/llama_steps.py.
 """
 
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from workloads.programs.llama_steps import arguments, decode, library
 

@@ -23,8 +23,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from runtime.backends import calls
 from runtime.moe import MoE
 from runtime.step import token_path  # type: ignore[attr-defined]
