@@ -171,8 +171,9 @@ def repeated(once: Callable[[Path, argparse.Namespace, float], Run], args: argpa
 
 
 def compared(runs: list[Run], truth: Callable[[Run], dict[str, float]]) -> pd.DataFrame:
-    """By (kernel, round) what was measured, its truth and alpha; each round went at a pace of its own."""
-    return pd.concat([fidelity.compare(run.measured, truth(run)).assign(round=i) for i, run in enumerate(runs)])
+    """By kernel and round what was measured, its truth and alpha; each round went at a pace of its own."""
+    rows = [fidelity.compare(run.measured, truth(run)).assign(round=i) for i, run in enumerate(runs)]
+    return pd.concat(rows).set_index("name")
 
 
 def add_figures(report: Report, runs: list[Run]) -> None:

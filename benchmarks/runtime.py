@@ -2,7 +2,7 @@
 
     python -m benchmarks.runtime [--rounds 16] [--against llama.cpp] [--json FILE]
 
-The shape is `qwen-moe` of workloads/gguf_model.py (8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp (blocks of
+Shapes are those of workloads/gguf_model.py (`qwen-moe`: 8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp (blocks of
 32, float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a process of
 its own and works in short windows, by turns (ABBA), while the other is stopped. A round gives one ratio of speeds for decode
 and one for prefill; the figures are their medians and 95 % bootstrap intervals. transformers runs in float32 with fewer layers,
@@ -18,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
@@ -30,9 +31,8 @@ from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.seeded_moe import config, seeded_package
 from benchmarks.lib.spread import bootstrap
 from workloads import ROOT
-from workloads.gguf_model import SHAPES
+from workloads.gguf_model import SHAPES, Shape
 
-SHAPE = SHAPES["qwen-moe"]
 PROMPT = 8  # tokens before a window of decoding
 WARM_UP = 2  # of its tokens, which are not counted
 FEW_LAYERS = 2  # that transformers gets: all of them in float32 take 20 GB
@@ -106,14 +106,13 @@ class Llama:
 class Transformers:
     """transformers on the CPU in float32, weights as it draws them."""
 
-    def __init__(self, threads: int, layers: int):
+    def __init__(self, threads: int, shape: Shape):
         import torch
         import transformers
 
         torch.set_num_threads(threads)
-        sizes = config(replace(SHAPE, layers=layers))
         self.torch = torch
-        self.model = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**sizes)).float().eval()
+        self.model = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**config(shape))).float().eval()
 
     def begin(self, tokens: int) -> None:
         self.past: Any = None
@@ -128,9 +127,16 @@ class Transformers:
         return 0
 
 
-def serve(peer: Peer) -> None:
+PEERS: dict[str, Callable[[argparse.Namespace, Shape], Peer]] = {
+    "ours": lambda args, shape: Ours(args.model, args.threads, shape.layers),
+    "llama": lambda args, shape: Llama(args.model, args.threads),
+    "transformers": lambda args, shape: Transformers(args.threads, shape),
+}
+
+
+def serve(peer: Peer, vocabulary: int) -> None:
     """Answer one window after the other: `decode N` or `prefill N` in, ns per token and ns inside the library out."""
-    ids = np.random.default_rng(0).integers(0, SHAPE.vocabulary, 4096).tolist()
+    ids = np.random.default_rng(0).integers(0, vocabulary, 4096).tolist()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         what, count = line.split()[0], int(line.split()[1])
@@ -217,37 +223,35 @@ def windows_of_round(ours: Process, other: Process, what: str, count: int) -> tu
 
 def measure(args: argparse.Namespace, report: Report) -> None:
     """Ours against each peer that was asked for."""
-    package, threads = str(seeded_package(args.block).folder), str(args.threads)
+    package, threads = str(seeded_package(args.block, args.shape).folder), str(args.threads)
     for name in args.against.split(","):
         few = name == "transformers"
-        layers, rounds = (FEW_LAYERS, max(args.rounds // 2, 1)) if few else (SHAPE.layers, args.rounds)
+        layers, rounds = (FEW_LAYERS, max(args.rounds // 2, 1)) if few else (SHAPES[args.shape].layers, args.rounds)
         counts = {"decode": max(args.tokens // 4, 4) if few else args.tokens, "prefill": args.prompt}
-        peer = ["transformers", "--model", ""] if few else ["llama", "--model", str(seeded_gguf("qwen-moe"))]
-        numbers = ["--threads", threads, "--layers", str(layers)]
+        peer = ["transformers", "--model", ""] if few else ["llama", "--model", str(seeded_gguf(args.shape))]
+        numbers = ["--shape", args.shape, "--threads", threads, "--layers", str(layers)]
         with (
             contextlib.closing(Process("--child", "ours", "--model", package, *numbers)) as ours,
             contextlib.closing(Process("--child", *peer, *numbers)) as other,
         ):
-            compare(ours, other, rounds, counts, f"{name}, {layers} layers, {threads} threads", report)
+            compare(ours, other, rounds, counts, f"{name}, {args.shape}, {layers} layers, {threads} threads", report)
 
 
 def main() -> None:
     parser = arguments(__doc__, rounds=16)
+    parser.add_argument("--shape", choices=[name for name in SHAPES if "moe" in name], default="qwen-moe")
     parser.add_argument("--tokens", type=int, default=32, help="of a window of decoding")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a window of prefill")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--block", type=int, default=64, help="weights that share a scale, in ours")
     parser.add_argument("--against", default="llama.cpp,transformers")
-    parser.add_argument("--child", choices=("ours", "llama", "transformers"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--layers", type=int, default=SHAPE.layers, help=argparse.SUPPRESS)
+    parser.add_argument("--layers", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child == "ours":
-        serve(Ours(args.model, args.threads, args.layers))
-    elif args.child == "llama":
-        serve(Llama(args.model, args.threads))
-    elif args.child == "transformers":
-        serve(Transformers(args.threads, args.layers))
+    if args.child:
+        shape = replace(SHAPES[args.shape], layers=args.layers)
+        serve(PEERS[args.child](args, shape), shape.vocabulary)
     else:
         report = Report("runtime", args)
         measure(args, report)

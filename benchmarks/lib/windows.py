@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -101,5 +102,7 @@ def slowdown(blocks: list[Block], tokens: np.ndarray) -> Slowdown:
                 before, during, behind = (float(block.middle(each)) for each in inside)
                 rounds.append(((during / before, during / behind), max(window.stolen for window in around)))
             cpu.append(around[1].cpu_ns / (around[1].end - around[1].begin))
+    if not rounds:
+        sys.exit("the process was too slow: no round has two tokens in each of its windows; give more --seconds")
     ratios = [pair for pair, stolen in rounds if stolen <= MOST_STOLEN] or [pair for pair, _ in rounds]
     return Slowdown(bootstrap(np.array(ratios) - 1), len(rounds) - len(ratios), float(np.mean(cpu)))
