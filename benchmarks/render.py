@@ -17,10 +17,10 @@ from workloads import ROOT
 DOCUMENT = ROOT / "docs" / "results.md"
 HEAD = """# Results
 
-What the benchmarks measured. `make results` writes this page from `benchmarks/results/*.json`; `python -m benchmarks.NAME --json
-benchmarks/results/NAME-DATE-COMMIT.json` adds a result. A commit is what was measured; a plus means that files differed from it, an
-asterisk that the figure was kept in a document before, and that this is the commit which added it there. n: of how many values or
-draws. *emulator*: on Qualcomm's HTP emulator, whose times are those of the host.
+What the benchmarks measured. `make results` writes this page from `benchmarks/results/*.json`; `python -m benchmarks.NAME
+--json benchmarks/results/NAME-DATE-COMMIT.json` adds a result. A commit is what was measured; a plus means that files differed
+from it, an asterisk that the figure was kept in a document before, and that this is the commit which added it there. n: of how
+many values or draws. *emulator*: on Qualcomm's HTP emulator, whose times are those of the host.
 
 Earlier series, and figures that do not fit into a table, stand in [earlier.md](../benchmarks/results/earlier.md).
 """

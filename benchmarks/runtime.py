@@ -2,11 +2,11 @@
 
     python -m benchmarks.runtime [--rounds 16] [--against llama.cpp] [--json FILE]
 
-Shapes are those of workloads/gguf_model.py (`qwen-moe`: 8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp (blocks of
-32, float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a process of
-its own and works in short windows, by turns (ABBA), while the other is stopped. A round gives one ratio of speeds for decode
-and one for prefill; the figures are their medians and 95 % bootstrap intervals. transformers runs in float32 with fewer layers,
-against ours with as many.
+Shapes are those of workloads/gguf_model.py (`qwen-moe`: 8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp
+(blocks of 32, float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a
+process of its own and works in short windows, by turns (ABBA), while the other is stopped. A round gives one ratio of speeds
+for decode and one for prefill; the figures are their medians and 95 % bootstrap intervals. transformers runs in float32 with
+fewer layers, against ours with as many.
 
 Orchestration is the part of a decoded token that ours spends outside ONNX Runtime's `run`.
 """
