@@ -69,8 +69,8 @@ def batch() -> dict[str, np.ndarray]:
         parts.append((op[::20] + 500 + shift, "sched_switch", back))
     slots = np.concatenate([records(kind, len(ts), ts=ts, **fields) for ts, kind, fields in parts])
     order = np.argsort(np.concatenate([ts for ts, _, _ in parts]), kind="stable")
-    told = {"engine": 2, "layer": layer, "n_tokens": 1, "k": 4, "count": 4, "experts": chosen}
-    return {"events": slots[order], "details": records("route", len(routed), ts=routed, **told)}
+    fields = {"engine": 2, "layer": layer, "n_tokens": 1, "k": 4, "count": 4, "experts": chosen}
+    return {"events": slots[order], "details": records("route", len(routed), ts=routed, **fields)}
 
 
 def synthetic(folder: Path, wanted: int) -> int:
@@ -79,12 +79,12 @@ def synthetic(folder: Path, wanted: int) -> int:
     write_manifest(folder, json.loads(json.dumps(manifest())))
     parts, count, long = batch(), OPS, BATCH * (OPS + 2) * OP_NS
     names = np.arange(1, OPS + 1)
-    told = {"tensor": names * 64, "type": 1 + (names % (OPS // LAYERS) == 0) * 3, "dtype": 0}
+    fields = {"tensor": names * 64, "type": 1 + (names % (OPS // LAYERS) == 0) * 3, "dtype": 0}
     shape = {"ne": [[2048, 1, 1, 1]] * OPS, "n_sources": 2, "sources": [[(n - 1) * 64, n * 64 % 640] + [0] * 8 for n in names]}
     named = [
         f"{what}-{n % LAYERS}".encode() for n, what in zip(names, ("attn_norm", "ffn_moe_gate", "ffn_out") * OPS, strict=False)
     ]
-    tensors = records("tensor", OPS, engine=2, ts=999_999, name=named, **told, **shape)
+    tensors = records("tensor", OPS, engine=2, ts=999_999, name=named, **fields, **shape)
     with open(folder / "events.bin", "wb") as events, open(folder / "details.bin", "wb") as details:
         details.write(tensors.tobytes())
         for number in range(max(1, wanted // sum(map(len, parts.values())))):

@@ -26,11 +26,11 @@ SHARES = (0.125, 0.25, 0.5)
 SEGMENT = 512
 
 
-class Told:
+class Foreseen:
     """Predictions made beforehand for every token of a segment, in a Prefetcher's shape (runtime.prefetch.Odds)."""
 
     def __init__(self, predictor: Predictor, routed: Routed):
-        self.at = 0
+        self.token = 0
         self._rows = {view: self._all(predictor, routed, view) for view in ("token", "next", "near")}
 
     @staticmethod
@@ -45,10 +45,10 @@ class Told:
         return rows
 
     def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray:
-        return np.stack([rows[self.at] for rows in self._rows["token"]])
+        return np.stack([rows[self.token] for rows in self._rows["token"]])
 
     def ahead(self, layer: int, hidden: np.ndarray) -> list[np.ndarray]:
-        return [rows[self.at] for rows in (self._rows["near"][layer : layer + 1] + self._rows["next"][layer + 1 : layer + 2])]
+        return [rows[self.token] for rows in (self._rows["near"][layer : layer + 1] + self._rows["next"][layer + 1 : layer + 2])]
 
 
 def events(segment: Routed) -> list[Event]:
@@ -56,12 +56,14 @@ def events(segment: Routed) -> list[Event]:
     return [(layer, tuple(choice[i].tolist())) for i in range(len(segment.states[0])) for layer, choice in chosen.items()]
 
 
-def with_prefetch(segments: list[Routed], told: list[Told], capacity: int, policy: Policy, family: Any, spare: float) -> Outcome:
+def with_prefetch(
+    segments: list[Routed], foreseen: list[Foreseen], capacity: int, policy: Policy, family: Any, spare: float
+) -> Outcome:
     played, one = Replay(capacity, policy, prefetching=True), np.zeros((1, 1), np.float32)
-    for segment, predictions in zip(segments, told, strict=True):
+    for segment, predictions in zip(segments, foreseen, strict=True):
         listener = Prefetcher(predictions, played.cache, family, CPU, frugal=False, spare=spare)
         trace = iter(events(segment))
-        for predictions.at in range(len(segment.states[0])):
+        for predictions.token in range(len(segment.states[0])):
             listener.step_begins(one)
             for layer in range(family.layers):
                 played.begin()
@@ -82,19 +84,19 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     warm, judged = segments[::2], segments[1::2]
     popularity = Counter((layer, expert) for segment in warm for layer, chosen in events(segment) for expert in chosen)
     trace = [event for segment in judged for event in events(segment)]
-    told = [Told(predictor, segment) for segment in judged] if predictor.trained else []
+    foreseen = [Foreseen(predictor, segment) for segment in judged] if predictor.trained else []
     routed_layers = family.layers - len(family.dense)
     rows = []
     for share in SHARES:
         capacity = max(round(share * routed_layers * family.experts), family.top_k)
         outcomes = {name: replay(trace, capacity, make()) for name, make in (("LRU", LRU), ("LFRU", LFRU))}
         held = {key for key, _ in popularity.most_common(capacity)}
-        found = sum((layer, expert) in held for layer, chosen in trace for expert in chosen)
+        hits = sum((layer, expert) in held for layer, chosen in trace for expert in chosen)
         asked = sum(len(chosen) for _, chosen in trace)
-        outcomes = {"static": Outcome(found, asked - found, asked - found), **outcomes}
+        outcomes = {"static": Outcome(hits, asked - hits, asked - hits), **outcomes}
         outcomes["static, evicting"] = replay(trace, capacity, Static(popularity))
-        for name, make in (("LRU + prefetch", LRU), ("LFRU + prefetch", LFRU)) if told else ():
-            outcomes[name] = with_prefetch(judged, told, capacity, make(), family, args.spare)
+        for name, make in (("LRU + prefetch", LRU), ("LFRU + prefetch", LFRU)) if foreseen else ():
+            outcomes[name] = with_prefetch(judged, foreseen, capacity, make(), family, args.spare)
         outcomes["Belady"] = belady(trace, capacity)
         lru = outcomes["LRU"].reads
         rows += [

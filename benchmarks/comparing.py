@@ -50,31 +50,31 @@ def power(args: argparse.Namespace, report: Report) -> None:
     report.note(f"noise {args.noise} % per run and operator, {OPERATORS} operators")
     for runs in map(int, args.runs.split(",")):
         for planted in (0.0, *PLANTED):
-            rng, found, wrong, open_ones = np.random.default_rng(runs), 0, 0, 0
+            rng, hits, wrong, open_ones = np.random.default_rng(runs), 0, 0, 0
             for _ in range(args.repeats):
                 both = values(rng, 2 * runs, OPERATORS, args.noise / 100)
                 both[runs:, 0] *= 1 + planted
                 verdict = judge(dims, both[:runs], both[runs:])["verdict"].to_numpy()
-                found += verdict[0] == SLOWER
+                hits += verdict[0] == SLOWER
                 wrong += np.isin(verdict[1:], [SLOWER, FASTER]).any()
                 open_ones += verdict[0] == "cannot tell"
-            for what, count in (("found", found), ("others accused", wrong), ("cannot tell", open_ones)):
+            for what, count in (("found", hits), ("others accused", wrong), ("cannot tell", open_ones)):
                 name = f"{runs} + {runs} runs, one operator {planted:+.0%}: {what}"
                 report.add(name, "%", single(100 * count / args.repeats, args.repeats))
 
 
 def alarms(args: argparse.Namespace, report: Report) -> None:
     """Share of pairs with an alarm, by family of metrics."""
-    found = [run for folder in args.recordings for run in read(Path(folder))]
+    results = [run for folder in args.recordings for run in read(Path(folder))]
     rng, size = np.random.default_rng(0), int(args.runs.split(",")[0])
-    if len(found) < 2 * size:
-        sys.exit(f"{len(found)} runs are too few for pairs of {size} + {size}")
-    dims, every, *_ = matrices(found, found[:1])
+    if len(results) < 2 * size:
+        sys.exit(f"{len(results)} runs are too few for pairs of {size} + {size}")
+    dims, every, *_ = matrices(results, results[:1])
     counts: dict[str, int] = {}
     for _ in range(args.pairs):
-        order = rng.permutation(len(found))[: 2 * size]
+        order = rng.permutation(len(results))[: 2 * size]
         add_alarms(counts, judge_apart(dims, every[order[:size]], every[order[size:]])[0])
-    report.note(f"drawn from {len(found)} runs, {len(dims)} metrics")
+    report.note(f"drawn from {len(results)} runs, {len(dims)} metrics")
     for family, n in counts.items():
         report.add(f"alarms of {family}, {size} + {size} drawn runs", "%", single(100 * n / args.pairs, args.pairs))
 
@@ -104,11 +104,11 @@ def windows(args: argparse.Namespace, report: Report) -> None:
                 report.add(f"alarms of {family}, {size} + {size} {name}", "%", single(100 * n / seen[family], seen[family]))
 
 
-def judged_windows(found: list[Result], size: int, order: np.ndarray | None) -> Iterator[pd.DataFrame]:
+def judged_windows(results: list[Result], size: int, order: np.ndarray | None) -> Iterator[pd.DataFrame]:
     """Comparisons of the runs at places 0 of `order` (None: drawn by pairs) with those at places 1, for every window."""
-    dims, every, *_ = matrices(found, found[:1])
-    began, rng = np.array([run.began for run in found]), np.random.default_rng(0)
-    for first in range(len(found) - (2 * size if order is None else len(order)) + 1):
+    dims, every, *_ = matrices(results, results[:1])
+    began, rng = np.array([run.began for run in results]), np.random.default_rng(0)
+    for first in range(len(results) - (2 * size if order is None else len(order)) + 1):
         places = rng.permuted(np.tile([0, 1], (size, 1)), axis=1).ravel() if order is None else order
         sides = [first + np.flatnonzero(places == side) for side in (0, 1)]
         rules = Rules(wander=wander(*(began[side] for side in sides)))
@@ -143,12 +143,12 @@ def speed(args: argparse.Namespace, report: Report) -> None:
     )
     frame.loc[frame.index[: args.operators // 2], "share"] = 0.01
     frame.index = pd.Index(keys(frame), name="key")
-    made = []
+    results = []
     for i in range(count):
         jittered = values(rng, 1, args.operators, 0.02)[0]
-        made.append(Result(f"run-{i}", frame.assign(value=jittered, mean=jittered), {}, rng.normal(10, 1, 500).tolist()))
+        results.append(Result(f"run-{i}", frame.assign(value=jittered, mean=jittered), {}, rng.normal(10, 1, 500).tolist()))
     began = time.perf_counter()
-    result = compare(made[: count // 2], made[count // 2 :])
+    result = compare(results[: count // 2], results[count // 2 :])
     compared = time.perf_counter()
     document(result)
     for what, seconds in (("compared", compared - began), ("document written", time.perf_counter() - compared)):

@@ -74,9 +74,9 @@ class Paced:
         """ms by name, by the program's own clock."""
         assert self.process.stdin and self.process.stdout
         print(file=self.process.stdin, flush=True)
-        told = next(line for line in self.process.stdout if line.startswith("{"))
+        line = next(line for line in self.process.stdout if line.startswith("{"))
         time.sleep(self.rest_s)
-        return dict(json.loads(told))
+        return dict(json.loads(line))
 
     def close(self) -> str:
         """Let it end; its last words."""
@@ -86,23 +86,23 @@ class Paced:
 
 
 def rounds_of(own: Paced, rounds: int, until: float, recorded: Paced | None = None) -> pd.DataFrame:
-    """ms that `own` told in each of as many rounds as there is time for, at most `rounds`, by turns with `recorded`."""
-    told: list[dict[str, float]] = []
-    while not told or (len(told) < rounds and time.monotonic() < until):
-        told.append(own.round())
+    """ms that `own` took in each of as many rounds as there is time for, at most `rounds`, by turns with `recorded`."""
+    taken: list[dict[str, float]] = []
+    while not taken or (len(taken) < rounds and time.monotonic() < until):
+        taken.append(own.round())
         if recorded:
             recorded.round()
-        print(f"\r{len(told)} rounds", end="", file=sys.stderr)
+        print(f"\r{len(taken)} rounds", end="", file=sys.stderr)
     print(file=sys.stderr)
-    return pd.DataFrame(told)
+    return pd.DataFrame(taken)
 
 
 def runtime_kernels(folder: Path, args: argparse.Namespace, until: float) -> Run:
     """Our runtime's subgraphs and phases."""
     program = Paced(recording(copies("runtime_copies", args.model or demo_model(), args.extra), folder / "run", args.levels))
-    told = rounds_of(program, args.turns, until)
-    seen = told.filter(like="seen ").rename(columns=lambda name: name.removeprefix("seen "))
-    spent = told[list(seen)]
+    rounds = rounds_of(program, args.turns, until)
+    seen = rounds.filter(like="seen ").rename(columns=lambda name: name.removeprefix("seen "))
+    spent = rounds[list(seen)]
     timed = pd.DataFrame(json.loads(program.close().splitlines()[-1]), columns=["phase", "ns"])
     tables = load(folder / "run")
     steps, own_steps = (
@@ -147,8 +147,8 @@ def llama_kernels(folder: Path, rounds: int, extra: int, until: float) -> tuple[
 def llama_phases(folder: Path, tokens: int) -> dict[str, float]:
     """alpha of prefill and decode, as recorded, against the program's own clock."""
     command = recording(copies("llama_phases", seeded_gguf("llama-1b"), PROMPT, tokens), folder / "steps")
-    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    timed = json.loads(next(line for line in told.splitlines() if line.startswith("[") and line.endswith("]")))
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    timed = json.loads(next(line for line in printed.splitlines() if line.startswith("[") and line.endswith("]")))
     steps = load(folder / "steps")["tokens"]["duration_ns"].to_numpy() / 1e6
     decode = fidelity.accuracy(float(np.median(steps[1:])), float(np.median(timed[1:])))
     return {"prefill": fidelity.accuracy(float(steps[0]), timed[0]), "decode": decode}

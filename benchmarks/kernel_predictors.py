@@ -54,9 +54,9 @@ def find_fusion(backend: Backend, shape: graphs.Shape, report: Report) -> set[tu
     return fusion.rules(verdicts)
 
 
-def times(backend: Backend, made: list[Callable[[], bytes]]) -> np.ndarray:
+def times(backend: Backend, makers: list[Callable[[], bytes]]) -> np.ndarray:
     """Measured times of models, made in batches so that few live at once."""
-    batches = (made[i : i + BATCH] for i in range(0, len(made), BATCH))
+    batches = (makers[i : i + BATCH] for i in range(0, len(makers), BATCH))
     return np.array([t for batch in batches for t in backend.times([one() for one in batch])])
 
 

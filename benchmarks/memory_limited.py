@@ -100,7 +100,7 @@ def child(args: argparse.Namespace) -> None:
     read, after = kernel_bytes() - read, log.statistics()
     delta = {name: after[name] - before[name] for name in ("hits", "misses", "prefetched", "loaded_bytes", "load_ns", "stall_ns")}
     model.close()
-    told = {
+    figures = {
         "ns_per_token": statistics.median(step.duration_ns for step in steps),
         "mean_ns_per_token": statistics.mean(step.duration_ns for step in steps),
         "kernel_bytes_per_token": read / len(steps),
@@ -111,7 +111,7 @@ def child(args: argparse.Namespace) -> None:
         "peak_resident_bytes": status("VmHWM"),
         "tokens": [step.sampled for step in steps],
     }
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 def disk_speed(package: Any) -> float:
@@ -172,8 +172,8 @@ def run_child(args: argparse.Namespace, mode: str, budget: int, limit: int | Non
             peak = group.peak()
     if done.returncode:
         raise SystemExit(f"{mode} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told | {"cgroup_peak_bytes": peak, "cgroup_limit_bytes": limit}
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures | {"cgroup_peak_bytes": peak, "cgroup_limit_bytes": limit}
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:

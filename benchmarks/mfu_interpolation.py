@@ -15,7 +15,7 @@ from benchmarks.lib.spread import quartiles, single
 
 def errors(curves: Curves, groups: list[list[int]]) -> np.ndarray:
     """[rows, 3]: |error| of interpolation, of the nearest row, whether the row lay inside its curve; one group out at a time."""
-    found = []
+    rows = []
     for group in groups:
         rest = without(curves, group)
         if not rest.points:
@@ -25,8 +25,8 @@ def errors(curves: Curves, groups: list[list[int]]) -> np.ndarray:
             own = [p.x for p in rest.points if p.key == point.key]
             inside = bool(own) and min(own) < point.x < max(own)
             answers = (rest.at(point.key, point.x).value, rest.nearest(point.key, point.x))
-            found.append((*(abs(answer / point.y - 1) for answer in answers), inside))
-    return np.array(found, float).reshape(-1, 3)
+            rows.append((*(abs(answer / point.y - 1) for answer in answers), inside))
+    return np.array(rows, float).reshape(-1, 3)
 
 
 def curves_of(curves: Curves) -> list[list[int]]:

@@ -73,7 +73,7 @@ int seen(struct pt_regs *ctx) {
     return 0;
 }"""
 COUNT_S = 3  # how long the naive way's hits are counted
-BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it goes to sleep just after it was told, and must be told again
+BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it misses the signal, and needs another
 LIMITED_S = 10.0  # a window with or without a limited recording, which switches its probes itself
 
 
@@ -90,11 +90,11 @@ def start(args: argparse.Namespace, folder: Path) -> Engine:
 def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path) -> Block:
     """Rounds of one variant: probes off, on, off, on ... off."""
     with recording(engine, words, folder) as session:
-        levels, found, with_probes = sorted(session.options.levels), [], time.monotonic_ns() - session.began_ns
+        levels, windows, with_probes = sorted(session.options.levels), [], time.monotonic_ns() - session.began_ns
         for number in range(2 * rounds + 1):
             began = time.monotonic_ns()
             (session.probes.restore if number % 2 else session.probes.shed)(levels)
-            found.append(window(seconds))
+            windows.append(window(seconds))
             with_probes += time.monotonic_ns() - began if number % 2 else 0
     manifest = json.loads((folder / "manifest.json").read_text())
     written = sum(path.stat().st_size for path in folder.glob("*.bin"))
@@ -102,23 +102,23 @@ def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path
     costs = [accounted(manifest["probes"], cost) for cost in ("ns_per_hit", "ns_per_hit_cold")]
     slowdowns = [cost / (engine.threads * with_probes - cost) for cost in costs]
     steps = max(1, manifest["records"].get("token_end", 0))
-    return Block(found, np.median, *slowdowns, written / steps, sum(manifest["lost"].values()))
+    return Block(windows, np.median, *slowdowns, written / steps, sum(manifest["lost"].values()))
 
 
 def limited(engine: Engine, words: str, rounds: int, folder: Path) -> Block:
     """Rounds of a recording that switches its probes itself."""
-    found, steps, written, lost = [window(LIMITED_S)], 1, 0, 0
+    windows, steps, written, lost = [window(LIMITED_S)], 1, 0, 0
     for _ in range(rounds):
         with recording(engine, words, folder) as session:
             while len(session.switch.changes) < 2 * len(session.sampling.costly):
                 time.sleep(0.1)
-            found.append(window(LIMITED_S))
+            windows.append(window(LIMITED_S))
         manifest = json.loads((folder / "manifest.json").read_text())
         steps, lost = steps + manifest["records"].get("token_end", 0), lost + sum(manifest["lost"].values())
         written += sum(path.stat().st_size for path in folder.glob("*.bin"))
         shutil.rmtree(folder)
-        found.append(window(LIMITED_S))
-    return Block(found, np.mean, bytes_per_token=written / steps, lost=lost)
+        windows.append(window(LIMITED_S))
+    return Block(windows, np.mean, bytes_per_token=written / steps, lost=lost)
 
 
 def accounted(probes: list[dict[str, Any]], cost: str) -> float:
@@ -160,33 +160,33 @@ def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
     """Rounds of the naive way, with a program by BCC."""
     bcc = import_bcc()
     module, places = bcc.BPF(text=NAIVE_PROGRAM), [(offset, at_return) for offset in way.offsets for at_return in (False, True)]
-    program, found = module.load_func(b"seen", bcc.BPF.KPROBE).fd, [window(seconds)]
+    program, windows = module.load_func(b"seen", bcc.BPF.KPROBE).fd, [window(seconds)]
     for _ in range(rounds):
         probes = [connect(perf_event(way.library, *place), program, way.library) for place in places]
-        found.append(window(seconds))
+        windows.append(window(seconds))
         detach(probes)
-        found.append(window(seconds))
+        windows.append(window(seconds))
     module.cleanup()
-    return Block(found, warm=way.warm, cold=way.cold)
+    return Block(windows, warm=way.warm, cold=way.cold)
 
 
 def bpftrace(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
     """Rounds of the naive way, by bpftrace."""
-    found = [window(seconds)]
+    windows = [window(seconds)]
     for _ in range(rounds):
         with subprocess.Popen(way.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as peer:
             assert peer.stdout is not None
             while "ready" not in peer.stdout.readline():
                 pass
-            found.append(window(seconds))
+            windows.append(window(seconds))
             ended = False
             while not ended:
                 peer.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     peer.communicate(timeout=BPFTRACE_ENDS_S)
                     ended = True
-        found.append(window(seconds))
-    return Block(found, warm=way.warm, cold=way.cold)
+        windows.append(window(seconds))
+    return Block(windows, warm=way.warm, cold=way.cold)
 
 
 NAIVE_WAYS = {"naive": naive, "bpftrace": bpftrace}

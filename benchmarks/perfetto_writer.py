@@ -64,10 +64,10 @@ def write(manifest: dict[str, Any], tables: Tables, path: Path, zipped: bool, th
     forget()
     path.unlink(missing_ok=True)
     before, wall, cpu = held(), time.perf_counter(), time.process_time()
-    made = perfetto.write_trace(manifest, tables, path, zipped=zipped, threads=threads)
+    trace = perfetto.write_trace(manifest, tables, path, zipped=zipped, threads=threads)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    rates = made.events / wall / 1e6, made.events / cpu / 1e6
-    return Written(*rates, made.bytes / made.events, held("VmHWM") - before)
+    rates = trace.events / wall / 1e6, trace.events / cpu / 1e6
+    return Written(*rates, trace.bytes / trace.events, held("VmHWM") - before)
 
 
 def write_all(manifest: dict[str, Any], tables: Tables, path: Path, rounds: int, report: Report) -> None:

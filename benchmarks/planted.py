@@ -152,18 +152,18 @@ def power(args: argparse.Namespace) -> None:
     paths = sorted((folder / "base").iterdir())
     with ProcessPoolExecutor(args.workers) as pool:
         base = [one for (one,) in pool.map(partial(results_of, changes=[unchanged]), paths)]
-        made = list(plants(paths, base))
-        for run in pool.map(partial(results_of, changes=[plant.change for plant in made]), paths):
-            for plant, result in zip(made, run, strict=True):
+        planted = list(plants(paths, base))
+        for run in pool.map(partial(results_of, changes=[plant.change for plant in planted]), paths):
+            for plant, result in zip(planted, run, strict=True):
                 plant.runs.append(result)
         if (folder / "halved").exists():
             halved = pool.map(partial(results_of, changes=[unchanged]), sorted((folder / "halved").iterdir()))
             rate = {"metric": "hit rate", "phase": "decode"}
             row = ("cache halved by the runtime's option", "1.5 of 3 MiB", "expert", rate)
-            made.append(Plant(*row, runs=[one for (one,) in halved], apart=True))
+            planted.append(Plant(*row, runs=[one for (one,) in halved], apart=True))
     report = Report("planted", args)
     report.note(f"{len(base)} unchanged runs; changes planted in their recorded times unless said otherwise")
-    add_power(report, [Plant("nothing", "", "operator", {"type": ""}, runs=base), *made], base, args)
+    add_power(report, [Plant("nothing", "", "operator", {"type": ""}, runs=base), *planted], base, args)
 
 
 def program(args: argparse.Namespace) -> None:
@@ -189,9 +189,9 @@ def program(args: argparse.Namespace) -> None:
     add_power(report, [Plant(*row, runs=results[name], apart=True) for name, row in rows.items()], results["base"], args)
 
 
-def add_power(report: Report, made: list[Plant], base: list[Result], args: argparse.Namespace) -> None:
+def add_power(report: Report, planted: list[Plant], base: list[Result], args: argparse.Namespace) -> None:
     """Power by number of runs."""
-    for plant in made:
+    for plant in planted:
         for runs in map(int, args.runs.split(",")):
             if (runs if plant.apart else 2 * runs) <= len(base):
                 name = f"{runs} + {runs} runs, {plant.what} {plant.size}".rstrip()

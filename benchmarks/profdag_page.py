@@ -46,10 +46,10 @@ def graph(nodes: int, layers: int) -> nx.DiGraph:
     dag, each = nx.DiGraph(token_id=1), nodes // layers
     common = {"expert": -1, "shape": "2048x1", "backend": "cpu", "busy_ns": 100, "wait_ns": 20, "maj_flt": 0, "gbytes_per_s": 3.0}
     for i in range(nodes):
-        at = i % each
-        times = {"begin_ns": i * 1000, "duration_ns": 100 + at * at % 977}
+        place = i % each
+        times = {"begin_ns": i * 1000, "duration_ns": 100 + place * place % 977}
         dag.add_node(
-            i, role="op", type=f"TYPE_{at % 9}", name=f"op_{at}-{i // each}", layer=i // each, order=i, **common, **times
+            i, role="op", type=f"TYPE_{place % 9}", name=f"op_{place}-{i // each}", layer=i // each, order=i, **common, **times
         )
         dag.add_edges_from((j, i) for j in {i - 1, i - 2, i - 37} if j >= 0)
     return dag

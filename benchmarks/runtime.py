@@ -181,9 +181,9 @@ class Process:
         os.kill(self.process.pid, signal.SIGCONT)
         self.process.stdin.write(f"{what} {count}\n")
         self.process.stdin.flush()
-        told = self._read()
+        answer = self._read()
         os.kill(self.process.pid, signal.SIGSTOP)
-        return Window(float(np.median(told["ns"])), float(np.median(told["inside_ns"])))
+        return Window(float(np.median(answer["ns"])), float(np.median(answer["inside_ns"])))
 
     def close(self) -> None:
         """Let it end."""
@@ -197,8 +197,8 @@ class Process:
         for line in self.process.stdout:
             if line.startswith(("{", '"ready"')):  # libraries talk too
                 return json.loads(line)
-        told = f"`{' '.join(self.process.args)}` ended with status {self.process.wait()}"
-        raise SystemExit(f"{told}: run it alone to see why")
+        ended = f"`{' '.join(self.process.args)}` ended with status {self.process.wait()}"
+        raise SystemExit(f"{ended}: run it alone to see why")
 
 
 def compare(ours: Process, other: Process, rounds: int, counts: dict[str, int], name: str, report: Report) -> None:

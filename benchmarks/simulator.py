@@ -89,11 +89,11 @@ class Runtime:
         """Figures of an untraced run."""
         began = monotonic()
         done = subprocess.run(self.words(one), check=True, capture_output=True, text=True)
-        told: dict[str, Any] = json.loads(done.stdout)["statistics"]
-        loads = sum(told["loads"].values())
-        figures = {"ttft_ms": told["prefill_ns"] / 1e6, "tpot_ms": told["decode_ns_per_token"] / 1e6}
-        figures |= {"hit_rate": told["hit_rate"], "load_ms": told["load_ns"] / 1e6 / loads if loads else 0.0}
-        return figures | {"total_ms": told["total_ns"] / 1e6, "at_s": (began + monotonic()) / 2}
+        statistics: dict[str, Any] = json.loads(done.stdout)["statistics"]
+        loads = sum(statistics["loads"].values())
+        figures = {"ttft_ms": statistics["prefill_ns"] / 1e6, "tpot_ms": statistics["decode_ns_per_token"] / 1e6}
+        figures |= {"hit_rate": statistics["hit_rate"], "load_ms": statistics["load_ns"] / 1e6 / loads if loads else 0.0}
+        return figures | {"total_ms": statistics["total_ns"] / 1e6, "at_s": (began + monotonic()) / 2}
 
     def record(self, one: Setting, number: int) -> costs.Tables:
         """Tables of a traced run."""
@@ -110,12 +110,12 @@ def measured(runtime: Runtime, reference: Setting, settings: list[Setting], roun
     kept: list[Round] = json.loads(figures.read_text()) if figures.exists() else []
     for number in range(rounds):
         turned = settings[number % len(settings) :] + settings[: number % len(settings)]
-        made: Round = [(str(reference), runtime.run(reference))]
+        runs: Round = [(str(reference), runtime.run(reference))]
         for i, one in enumerate(turned, 1):
-            made.append((str(one), runtime.run(one)))
+            runs.append((str(one), runtime.run(one)))
             if i % BETWEEN_REFERENCES == 0 or i == len(turned):
-                made.append((str(reference), runtime.run(reference)))
-        kept.append(made)
+                runs.append((str(reference), runtime.run(reference)))
+        kept.append(runs)
         figures.write_text(json.dumps(kept))
     return kept
 
@@ -125,15 +125,15 @@ def paced(rounds: list[Round], reference: str) -> dict[str, list[Run]]:
 
     A single reference run has hiccups of its own: each counts as the median of itself and its neighbours.
     """
-    usual = np.median([run["total_ms"] for made in rounds for name, run in made if name == reference])
-    found: dict[str, list[Run]] = {}
-    for made in rounds:
-        at, took = np.array([(run["at_s"], run["total_ms"]) for name, run in made if name == reference]).T
+    usual = np.median([run["total_ms"] for runs in rounds for name, run in runs if name == reference])
+    by_setting: dict[str, list[Run]] = {}
+    for runs in rounds:
+        moments, took = np.array([(run["at_s"], run["total_ms"]) for name, run in runs if name == reference]).T
         near = np.array([np.median(took[max(i - 1, 0) : i + 2]) for i in range(len(took))])
-        for name, run in made:
-            pace = float(np.exp(np.interp(run["at_s"], at, np.log(near / usual))))
-            found.setdefault(name, []).append(run | {"pace": pace})
-    return found
+        for name, run in runs:
+            pace = float(np.exp(np.interp(run["at_s"], moments, np.log(near / usual))))
+            by_setting.setdefault(name, []).append(run | {"pace": pace})
+    return by_setting
 
 
 def middle(runs: list[Run], at_pace: bool) -> Run:
@@ -160,11 +160,11 @@ def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) 
     work, chunk = {(phase, mode): 1.0 for phase in PHASES.values() for mode in by_mode}, dict.fromkeys(by_mode, 1.0)
     for _, (mode, members) in itertools.product(range(LEVELLING), by_mode.items()):
         now = cost.scaled(work, load, behind, chunk)
-        found = {one: simulator.simulate(routes, now, one.simulated()).summary() for one in members}
+        simulated = {one: simulator.simulate(routes, now, one.simulated()).summary() for one in members}
         for name, phase in PHASES.items():
-            work[phase, mode] *= float(np.exp(np.mean([np.log(twins[one][name] / found[one][name]) for one in members])))
+            work[phase, mode] *= float(np.exp(np.mean([np.log(twins[one][name] / simulated[one][name]) for one in members])))
         small, large = members
-        apart = [max(each[small]["ttft_ms"] - each[large]["ttft_ms"], 1e-3) for each in (twins, found)]
+        apart = [max(each[small]["ttft_ms"] - each[large]["ttft_ms"], 1e-3) for each in (twins, simulated)]
         chunk[mode] = float(np.clip(chunk[mode] * apart[0] / apart[1], *CHUNKS_APART))
     return cost.scaled(work, load, behind, chunk)
 
@@ -204,6 +204,52 @@ def add_summary(report: Report, name: str, rows: np.ndarray) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Settings that calibrate (the second is the reference), the one that shows what is fetched ahead, and those under test."""
+
+    twins: list[Setting]
+    asking: Setting
+    tests: list[Setting]
+
+    @property
+    def reference(self) -> Setting:
+        """Everything resident, at a chunk that is not under test."""
+        return self.twins[1]
+
+
+def planned(args: argparse.Namespace) -> Plan:
+    """The settings that the command line asks for."""
+    sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
+    whole = sizes["all_experts_bytes"]
+    small, least = (cache_bytes(share, whole) for share in (CALIBRATION_SHARE, ASKING_SHARE))
+    kinds = ((None, False), (small, False), (small, True))
+    twins = [Setting(size, ahead, chunk) for (size, ahead), chunk in itertools.product(kinds, CALIBRATION_CHUNKS)]
+    asking = Setting(least, True, CALIBRATION_CHUNKS[-1])
+    tests = [
+        Setting(cache_bytes(word, whole), prefetch, chunk)
+        for word, prefetch, chunk in itertools.product(args.caches, (False, True), args.chunks)
+    ]
+    tests = [one for one in tests if one.cache is not None or not one.prefetch]
+    if set(tests) & {*twins, asking}:
+        sys.exit(f"chunks {CALIBRATION_CHUNKS} with {CALIBRATION_SHARE}, {ASKING_SHARE} or all are the calibration's")
+    return Plan(twins, asking, tests)
+
+
+def judge(plan: Plan, traced: costs.Costs, routes: trace.Trace, rounds: list[Round], report: Report) -> None:
+    """Errors of the settings under test, raw and at the reference's pace."""
+    by_setting = paced(rounds, str(plan.reference))
+    lasted = [runs[-1][1]["at_s"] - runs[0][1]["at_s"] for runs in rounds]
+    paces = [run["pace"] for runs in by_setting.values() for run in runs]
+    report.note(
+        f"{len(plan.tests)} settings, {len(rounds)} rounds of {np.mean(lasted):.0f} s; {routes.steps[0].rows} prompt tokens, "
+        f"{len(routes.steps) - 1} decode steps; paces {min(paces):.2f} to {max(paces):.2f}"
+    )
+    for at_pace in (False, True):
+        cost = untraced(traced, routes, {one: middle(by_setting[str(one)], at_pace) for one in plan.twins})
+        add_errors(report, {one: by_setting[str(one)] for one in plan.tests}, cost, routes, at_pace)
+
+
 def main() -> None:
     parser = arguments(__doc__, rounds=4)
     parser.add_argument("package", type=Path)
@@ -217,39 +263,16 @@ def main() -> None:
         "--keep", type=Path, metavar="DIR", help="keep recordings and figures, and go on with those that lie there"
     )
     args = parser.parse_args()
-    sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
-    whole = sizes["all_experts_bytes"]
-    small, least = (cache_bytes(share, whole) for share in (CALIBRATION_SHARE, ASKING_SHARE))
-    kinds = ((None, False), (small, False), (small, True))
-    twins = [Setting(size, ahead, chunk) for (size, ahead), chunk in itertools.product(kinds, CALIBRATION_CHUNKS)]
-    reference, asking = twins[1], Setting(least, True, CALIBRATION_CHUNKS[-1])
-    tests = [
-        Setting(cache_bytes(word, whole), prefetch, chunk)
-        for word, prefetch, chunk in itertools.product(args.caches, (False, True), args.chunks)
-    ]
-    tests = [one for one in tests if one.cache is not None or not one.prefetch]
-    if set(tests) & {*twins, asking}:
-        parser.error(f"chunks {CALIBRATION_CHUNKS} with {CALIBRATION_SHARE}, {ASKING_SHARE} or all are the calibration's")
+    report, plan = Report("simulator", args), planned(args)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         runtime = Runtime(args, folder)
-        recordings = [runtime.record(one, n) for n, one in itertools.product(range(args.recordings), twins)]
-        routes = trace.from_tables(runtime.record(asking, 0))
-        others = [one for one in [*twins, *tests] if one != reference]
-        rounds = measured(runtime, reference, others, args.rounds, folder / "figures.json")
-    found = paced(rounds, str(reference))
-    lasted = [made[-1][1]["at_s"] - made[0][1]["at_s"] for made in rounds]
-    paces = [run["pace"] for made in found.values() for run in made]
-    report = Report("simulator", args)
-    report.note(
-        f"{len(tests)} settings, {len(rounds)} rounds of {np.mean(lasted):.0f} s; {routes.steps[0].rows} prompt tokens, "
-        f"{len(routes.steps) - 1} decode steps; paces {min(paces):.2f} to {max(paces):.2f}"
-    )
-    traced = costs.from_tables(*recordings)
-    for at_pace in (False, True):
-        cost = untraced(traced, routes, {one: middle(found[str(one)], at_pace) for one in twins})
-        add_errors(report, {one: found[str(one)] for one in tests}, cost, routes, at_pace)
+        recordings = [runtime.record(one, n) for n, one in itertools.product(range(args.recordings), plan.twins)]
+        routes = trace.from_tables(runtime.record(plan.asking, 0))
+        others = [one for one in [*plan.twins, *plan.tests] if one != plan.reference]
+        rounds = measured(runtime, plan.reference, others, args.rounds, folder / "figures.json")
+    judge(plan, costs.from_tables(*recordings), routes, rounds, report)
     report.finish()
 
 

@@ -68,9 +68,9 @@ class Ids:
         return count
 
     def _count(self) -> int:
-        found = [self.lib.bpf_prog_get_fd_by_id(number) for number in self.programs]
-        found += [self.lib.bpf_map_get_fd_by_id(number) for number in self.maps]
-        alive = [fd for fd in found if fd >= 0]
+        descriptors = [self.lib.bpf_prog_get_fd_by_id(number) for number in self.programs]
+        descriptors += [self.lib.bpf_map_get_fd_by_id(number) for number in self.maps]
+        alive = [fd for fd in descriptors if fd >= 0]
         for fd in alive:
             os.close(fd)
         return len(alive)
@@ -153,9 +153,9 @@ def changed_sites(pid: int, manifest: dict[str, Any]) -> int:
         for probe in manifest["probes"]:
             for row in maps:
                 start, end = (int(part, 16) for part in row[0].split("-"))
-                at = start + probe["offset"] - int(row[2], 16)
-                if len(row) == 6 and row[5] == probe["library"] and "x" in row[1] and start <= at < end:
-                    memory.seek(at)
+                address = start + probe["offset"] - int(row[2], 16)
+                if len(row) == 6 and row[5] == probe["library"] and "x" in row[1] and start <= address < end:
+                    memory.seek(address)
                     with open(probe["library"], "rb") as file:
                         file.seek(probe["offset"])
                         changed += memory.read(5) != file.read(5)

@@ -61,7 +61,7 @@ def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: s
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):  # 1: something was lost
         raise RuntimeError(done.stderr)
-    told = json.loads(done.stdout.splitlines()[-1])
+    printed = json.loads(done.stdout.splitlines()[-1])
     recording = Recording(folder / "run")
     records = int(np.count_nonzero(recording.kinds("events") == recording.layouts[KIND][0]))
     written = sum((folder / "run" / f"{stream}.bin").stat().st_size for stream in STREAMS)
@@ -71,8 +71,8 @@ def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: s
     return Result(
         threads=threads,
         ring_bytes=ring_mib << 20,
-        seconds=told["ns"] / 1e9,
-        hits=told["hits"],
+        seconds=printed["ns"] / 1e9,
+        hits=printed["hits"],
         records=records,
         lost=manifest["lost"].get(KIND, 0),
         tracer_cpu_s=manifest["cost"]["tracer_cpu_ns"] / 1e9,

@@ -46,9 +46,9 @@ class Report:
 
     def add(self, name: str, unit: str, spread: Spread, against: str = "", labels: tuple[str, ...] = ()) -> None:
         """Keep a figure and print it."""
-        made = results.figure(name, unit, spread, against, labels)
-        self.figures.append(made)
-        print(line(made), flush=True)
+        figure = results.figure(name, unit, spread, against, labels)
+        self.figures.append(figure)
+        print(line(figure), flush=True)
 
     def note(self, text: str) -> None:
         """Keep a sentence and print it."""
