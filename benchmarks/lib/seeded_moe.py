@@ -20,7 +20,7 @@ from runtime.graphs.quantize import Precision, Quantized
 from runtime.models import Family, read_family
 from runtime.models.decoder import Precisions
 from runtime.moe import MoE
-from runtime.package.convert import Conversion, Target
+from runtime.package.convert import Conversion, PackageFormat
 from runtime.package.demo_model import train_tokenizer
 from runtime.package.layout import Package, is_package
 from runtime.prepare import training
@@ -94,19 +94,19 @@ class SeededWeights:
         return self.tensor(name, shape) if name in self else None
 
 
-def drawn_target(weights: SeededWeights, block: int) -> Target:
+def drawn_format(weights: SeededWeights, block: int) -> PackageFormat:
     """4 bits in blocks, drawn rather than computed from a matrix."""
 
     class DrawnPrecision(Precision):
         def pack(self, weight: np.ndarray) -> Quantized:
             return weights.draw(weight, self)
 
-    class DrawnTarget(Target):
+    class DrawnFormat(PackageFormat):
         def precisions(self) -> Precisions:
             every = DrawnPrecision(self.bits, self.block)
             return Precisions(every, every, every)
 
-    return DrawnTarget("cpu", 4, block)
+    return DrawnFormat("cpu", 4, block)
 
 
 def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
@@ -122,7 +122,7 @@ def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
     working.mkdir(exist_ok=True)
     family = read_family(config(SHAPES[name]), donor)
     weights = SeededWeights()
-    conversion = Conversion(working, donor, family, drawn_target(weights, block), show)
+    conversion = Conversion(working, donor, family, drawn_format(weights, block), show)
     conversion.checkpoint = weights  # type: ignore[assignment]
     conversion.run()
     print()
