@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analyzer.questions import cache_curves, fidelity, structure, trends
 from runtime.cache_rules.replay import Event, belady_with_bypass, lfu, lru
-from tests.tables_fixture import make
+from workloads.tables_fixture import make
 
 TOY = [Event(keys) for keys in (("a", "b"), ("c", "a"), ("b", "c"), ("a", "d"), ("a", "b"))]
 """With two slots, by hand. LRU: miss miss | miss hit {a c} | miss hit {b c} | miss miss {a d} | hit miss: 3 of 10."""

@@ -17,7 +17,7 @@ from analyzer.predict import devices, links, roofline
 from analyzer.predict.beside import beside, mismatch
 from analyzer.predict.prediction import predict, weight_bytes
 from analyzer.predict.setup import Setup
-from tests import tables_fixture
+from workloads import tables_fixture
 
 CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 128}

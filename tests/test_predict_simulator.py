@@ -26,8 +26,8 @@ from runtime.cache_rules.forms import Form, Reason
 from runtime.experts.cache import ExpertCache
 from runtime.experts.loader import Loader
 from runtime.package.demo_model import write_demo_model
-from tests import tables_fixture
-from tests.tables_fixture import frame, spans
+from workloads import tables_fixture
+from workloads.tables_fixture import frame, spans
 
 SIZE = 100
 KINDS = ("attention", "router", "dispatch", "combine", "outside", "expert")

@@ -13,8 +13,8 @@ from analyzer.errors import PredictError
 from analyzer.predict.prompts import divergence, matched_subset
 from analyzer.predict.quantization import Measured, from_perplexity, harmonic_score
 from analyzer.predict.steps import replay
-from tests import tables_fixture
 from tracer.control.step_latency import CONTEXT_SCALE, SLOPE, WIDE, StepLatency
+from workloads import tables_fixture
 
 
 def steps(n: int, seed: int, noise: float = 0.0) -> list[tuple[int, int, float]]:

@@ -219,7 +219,8 @@ def test_evicted_and_reloaded_context_binaries_leave_nothing_and_two_run_from_tw
     sizes = DemoSizes(hidden=64, layers=1, experts=2, intermediate=64, vocabulary=400)
     package = convert(write_demo_model(tmp_path / "model", sizes=sizes), tmp_path / "package")
     script = (
-        "import sys; from pathlib import Path; from benchmarks.htp_cycles import *\n"
+        "import sys; from pathlib import Path; from workloads.htp_cycles import *\n"
+        "from runtime.backends.cpu import return_freed_memory; from runtime.package.layout import Package\n"
         "return_freed_memory(); backend = HtpBackend(Package(Path(sys.argv[1])), (1,))\n"
         "names = ['expert_00_000', 'expert_00_001']\n"
         "warm, half, end = cycle(backend, names, 16); assert from_two_threads(backend, names, 5)\n"

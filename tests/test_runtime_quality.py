@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.quality import negative_log_likelihoods, windows
 from runtime import MoE
 from runtime.backends.kv_cache import TYPES
 from runtime.package.convert import PackageFormat, convert
 from runtime.package.layout import Package
 from runtime.step.attention import Sequence
 from tests.runtime_models import trained_model, trained_package
+from workloads.perplexity import negative_log_likelihoods, windows
 
 TOKENS, WINDOW = 256, 256
 

@@ -1,15 +1,15 @@
-"""The shape `qwen-moe` of tests/gguf_model.py as a package of our runtime, seeded: seeded_moe.py [--train 1024].
+"""The shape `qwen-moe` of workloads/gguf_model.py as a package of our runtime, seeded.
+
+    python -m benchmarks.lib.seeded_moe [--train 1024]
 
 Embedding and routers are cut from a pool of normal numbers, scaled so that every layer adds about as much as the embedding
-brings: routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as tests/gguf_model.py
+brings: routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as workloads/gguf_model.py
 does it: to quantize five billion numbers takes minutes and would change no time that is measured.
 """
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 from zlib import crc32
 
 import numpy as np
@@ -18,19 +18,20 @@ from safetensors.numpy import save_file
 from runtime.experts import predictor
 from runtime.graphs.quantize import Precision, Quantized
 from runtime.models import Family, read_family
+from runtime.models.decoder import Precisions
 from runtime.moe import MoE
 from runtime.package.convert import Conversion, PackageFormat
 from runtime.package.demo_model import train_tokenizer
 from runtime.package.layout import Package, is_package
 from runtime.prepare import training
-from tests.gguf_model import SHAPES, Shape
+from workloads import ROOT
+from workloads.gguf_model import SHAPES, Shape
 
-ROOT = Path(__file__).resolve().parents[1]
 POOL = CODES = (1 << 26) - 1
 SPREAD = 4.32  # standard deviation of codes from -7 to 7
 FLOATS = ("embed_tokens.weight", "gate.weight", "shared_expert_gate.weight")
 SEGMENT = 128  # tokens of one sequence to calibrate with
-CONTEXT = 1024  # as in tests/gguf_model.py
+CONTEXT = 1024  # as in workloads/gguf_model.py
 
 
 def config(shape: Shape) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def config(shape: Shape) -> dict[str, Any]:
 
 
 class SeededWeights:
-    """Stands where a Checkpoint does, and in the place of `quantize`: has whatever tensor a Qwen2-MoE is asked for."""
+    """Stands where a Checkpoint does: has whatever tensor a Qwen2-MoE is asked for, and draws quantized ones."""
 
     def __init__(self, seed: int = 0):
         self.rng = np.random.default_rng(seed)
@@ -65,7 +66,7 @@ class SeededWeights:
         return not name.endswith(("gate_up_proj", "o_proj.bias", "lm_head.bias", "gate.bias"))
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
-        """The tensor in float32, or rows of it; zeros where `drawn` takes their place."""
+        """The tensor in float32, or rows of it; zeros where `draw` takes their place."""
         if len(shape) == 1:
             return np.zeros(shape, np.float32) if name.endswith("bias") else np.ones(shape, np.float32)
         if not name.endswith(FLOATS):
@@ -76,7 +77,7 @@ class SeededWeights:
         # The embedding's rows are as large as what a layer adds.
         return values * np.float32(1 if "embed" in name else shape[1] ** -0.5)
 
-    def drawn(self, weight: np.ndarray, precision: Precision) -> Quantized:
+    def draw(self, weight: np.ndarray, precision: Precision) -> Quantized:
         """Random codes for a matrix [N, K], of the size that keeps a row's norm."""
         rows, columns = weight.shape
         values = np.empty((rows, columns // precision.block, precision.block // 2), np.uint8)
@@ -93,6 +94,21 @@ class SeededWeights:
         return self.tensor(name, shape) if name in self else None
 
 
+def drawn_format(weights: SeededWeights, block: int) -> PackageFormat:
+    """4 bits in blocks, drawn rather than computed from a matrix."""
+
+    class DrawnPrecision(Precision):
+        def pack(self, weight: np.ndarray) -> Quantized:
+            return weights.draw(weight, self)
+
+    class DrawnFormat(PackageFormat):
+        def precisions(self) -> Precisions:
+            every = DrawnPrecision(self.bits, self.block)
+            return Precisions(every, every, every)
+
+    return DrawnFormat("cpu", 4, block)
+
+
 def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
     """The package in 4 bits under build/, made the first time. Blocks of 64 take as many bits a weight as Q4_0: 4.5."""
     folder = ROOT / "build" / f"{name}-4bit-{block}"
@@ -105,10 +121,10 @@ def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
     train_tokenizer(1024).save(str(donor / "tokenizer.json"))
     working.mkdir(exist_ok=True)
     family = read_family(config(SHAPES[name]), donor)
-    conversion = Conversion(working, donor, family, PackageFormat("cpu", 4, block), show)
-    conversion.checkpoint = SeededWeights()
-    with patch("runtime.package.layout.graph_builder.quantize", conversion.checkpoint.drawn):
-        conversion.run()
+    weights = SeededWeights()
+    conversion = Conversion(working, donor, family, drawn_format(weights, block), show)
+    conversion.checkpoint = weights  # type: ignore[assignment]
+    conversion.run()
     print()
     working.rename(folder)
     return Package(folder, verify=False)
@@ -148,7 +164,7 @@ def router_views(family: Family) -> dict[str, predictor.View]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--block", type=int, default=64, help="weights that share a scale")
     parser.add_argument("--train", type=int, default=0, metavar="TOKENS", help="calibrate a predictor too")
     parser.add_argument("--threads", type=int, default=2)

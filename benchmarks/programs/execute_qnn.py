@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 import onnxruntime_qnn
 
-from tests.programs.plain_qnn import model
+from workloads.programs.plain_qnn import model
 
 RUNS_AT_ONCE = 4
 

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.programs import llama_steps
+from workloads.programs import llama_steps
 
 
 class Functions:

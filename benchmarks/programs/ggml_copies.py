@@ -10,11 +10,8 @@ import ctypes
 import json
 import sys
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from tests.programs.llama_steps import library
+from workloads.programs.llama_steps import library
 
 Q4_0, F32 = 2, 0
 FILL = 0x3C

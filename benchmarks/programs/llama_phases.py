@@ -1,17 +1,13 @@
 """Steps of a llama.cpp by the host's own clock: llama_phases.py MODEL PROMPT_TOKENS NEW_TOKENS. Prints ms of each step as JSON.
 
-The first step is the prompt's. Otherwise as tests/programs/llama_steps.py.
+The first step is the prompt's. Otherwise as workloads/programs/llama_steps.py.
 """
 
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from tests.programs.llama_steps import arguments, decode, library
+from workloads.programs.llama_steps import arguments, decode, library
 
 
 class Timed:

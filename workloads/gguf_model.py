@@ -87,11 +87,11 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
 def _tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     """(name, dims) of every weight, rows first."""
     hidden, kv = shape.hidden, shape.kv_heads * (shape.hidden // shape.heads)
-    found: list[tuple[str, tuple[int, ...]]] = [
+    tensors: list[tuple[str, tuple[int, ...]]] = [
         ("token_embd.weight", (shape.vocabulary, hidden)),
         ("output_norm.weight", (hidden,)),
     ]
-    found += [("output.weight", (shape.vocabulary, hidden))] if shape.experts else []
+    tensors += [("output.weight", (shape.vocabulary, hidden))] if shape.experts else []
     for layer in range(shape.layers):
         block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
         if shape.architecture == "gemma2":
@@ -102,8 +102,8 @@ def _tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
                 block[f"attn_{name}.bias"] = (rows,)
         block["attn_output.weight"] = (hidden, hidden)
         block |= _experts(shape) if shape.experts else _feed_forward("", hidden, shape.width)
-        found += [(f"blk.{layer}.{name}", dims) for name, dims in block.items()]
-    return found
+        tensors += [(f"blk.{layer}.{name}", dims) for name, dims in block.items()]
+    return tensors
 
 
 def _feed_forward(suffix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:

@@ -23,8 +23,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from runtime.backends import calls
 from runtime.moe import MoE
 from runtime.step import token_path  # type: ignore[attr-defined]
@@ -91,7 +89,7 @@ class Stepper:
         self.model = MoE.load(model, "all", prefill_backend="cpu", decode_backend="cpu", prefetch="off")
         self.ids, self.sampler = self.model.encode(PROMPT), Sampler(Sampling(0.0, 0, 1.0, 0))
         self.sequence = self.model.engine.begin_sequence(len(self.ids) + 1)
-        self.told: list[Step] = []
+        self.steps: list[Step] = []
         for _ in range(PREFILLS):
             self._take(0, self.ids)
         for _ in range(WARM):
@@ -120,7 +118,7 @@ class Stepper:
         self.sequence.length = behind
         step, _ = self.model.engine.step(self.sequence, ids, self.sampler)
         if self.twice.seen:
-            self.told.append(step)
+            self.steps.append(step)
 
 
 def main() -> None:
@@ -128,7 +126,7 @@ def main() -> None:
     for turn, _ in enumerate(sys.stdin):
         print(json.dumps(stepper.round(turn)), flush=True)
     stepper.model.close()
-    print(json.dumps([(Phase(step.phase).name.lower(), step.duration_ns) for step in stepper.told]), flush=True)
+    print(json.dumps([(Phase(step.phase).name.lower(), step.duration_ns) for step in stepper.steps]), flush=True)
 
 
 if __name__ == "__main__":

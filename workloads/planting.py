@@ -18,15 +18,15 @@ def warped(tables: Tables, begin: np.ndarray, end: np.ndarray, factor: np.ndarra
     if not len(begin):
         return tables
     more = np.broadcast_to(np.asarray(factor, np.float64), begin.shape) - 1
-    at, rate = np.concatenate((begin, end)), np.concatenate((more, -more))
-    order = np.argsort(at, kind="stable")
-    at, rate = at[order], np.cumsum(rate[order])
-    late = np.concatenate(([0.0], np.cumsum(rate[:-1] * np.diff(at))))
-    origin = int(at[0])
+    edges, rate = np.concatenate((begin, end)), np.concatenate((more, -more))
+    order = np.argsort(edges, kind="stable")
+    edges, rate = edges[order], np.cumsum(rate[order])
+    late = np.concatenate(([0.0], np.cumsum(rate[:-1] * np.diff(edges))))
+    origin = int(edges[0])
 
     def moved(times: pd.Series) -> np.ndarray:
         ts = times.to_numpy(np.int64)
-        return ts + np.round(np.interp((ts - origin).astype(np.float64), at - origin, late)).astype(np.int64)
+        return ts + np.round(np.interp((ts - origin).astype(np.float64), edges - origin, late)).astype(np.int64)
 
     out = {}
     for name, table in tables.items():
@@ -47,14 +47,14 @@ def displaced(tables: Tables, tid: int, share: float) -> Tables:
     states, steps = tables["thread_states"], tables["tokens"]
     running = states[(states["tid"] == tid) & (states["state"] == "running")]
     first, last = running["begin_ns"].to_numpy(), running["end_ns"].to_numpy()
-    at, lost = [], []
+    moments, lost = [], []
     for step in steps[steps["complete"]].itertuples():
         inside = np.minimum(last, step.end_ns) - np.maximum(first, step.begin_ns)
         if len(inside) and inside.max() > 2:
             row = int(inside.argmax())
-            at.append((max(first[row], step.begin_ns) + min(last[row], step.end_ns)) // 2)
+            moments.append((max(first[row], step.begin_ns) + min(last[row], step.end_ns)) // 2)
             lost.append(share * step.duration_ns)
-    begin, length = np.array(at, np.int64), np.array(lost)
+    begin, length = np.array(moments, np.int64), np.array(lost)
     out = warped(tables, begin, begin + 1, 1 + length)
     late = np.concatenate(([0.0], np.cumsum(length)[:-1]))
     return out | {
@@ -80,9 +80,9 @@ def switched_out(states: pd.DataFrame, tid: int, begin: np.ndarray, length: np.n
 def cold(tables: Tables, layer: int, expert: int, load_ns: int) -> Tables:
     """The expert is never in the cache: each of its runs waits for a load of that long first."""
     runs = tables["experts"].query("layer == @layer and expert == @expert").sort_values("begin_ns")
-    at = runs["begin_ns"].to_numpy() - 1
-    out = warped(tables, at, at + 1, float(1 + load_ns))
-    begin = at + load_ns * np.arange(len(at))
+    before = runs["begin_ns"].to_numpy() - 1
+    out = warped(tables, before, before + 1, float(1 + load_ns))
+    begin = before + load_ns * np.arange(len(before))
     known = {name: runs[name].to_numpy() for name in ("engine", "pid", "tid", "token_id", "layer", "expert", "backend")}
     load = {**known, "action": "load", "reason": "demand", "bytes": 4096, "resident_bytes": 4096, "complete": True}
     load |= {"begin_ns": begin, "end_ns": begin + load_ns, "duration_ns": load_ns}
@@ -126,12 +126,12 @@ def of_process(tables: Tables, pid: int) -> Tables:
 
 
 def by_variant(tables: Tables, printed: str) -> dict[str, list[Result]]:
-    """Results of every run of tests/programs/planted.c, by variant, from what it printed: "pid variant" per run."""
-    found: dict[str, list[Result]] = {}
+    """Results of every run of workloads/programs/planted.c, by variant, from what it printed: "pid variant" per run."""
+    results: dict[str, list[Result]] = {}
     for line in printed.splitlines():
         pid, _, variant = line.partition(" ")
         if pid.isdigit() and variant:
             mine = of_process(tables, int(pid))
             run = Result(pid, extract(mine), began=float(mine["tokens"]["begin_ns"].min()) / 1e9)
-            found.setdefault(variant, []).append(run)
-    return found
+            results.setdefault(variant, []).append(run)
+    return results

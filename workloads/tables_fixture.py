@@ -118,8 +118,13 @@ def steps(tokens: int, layers: int, op_ns: int) -> Tables:
     graph = np.cumsum(kind == len(OPERATORS) - 1) - 1
     run["graph_id"] = np.where(kind == len(OPERATORS) - 1, graph, -1)
     end = np.repeat(op_begin + op_ns, 2)
-    told = {"tensor": np.arange(ops) + 1, "name": list(name), "type": [OPERATORS[i % 4] for i in range(ops)], "shape": "2048x1"}
-    told["sources"] = [[i] if i else [] for i in range(ops)]
+    described = {
+        "tensor": np.arange(ops) + 1,
+        "name": list(name),
+        "type": [OPERATORS[i % 4] for i in range(ops)],
+        "shape": "2048x1",
+    }
+    described["sources"] = [[i] if i else [] for i in range(ops)]
     position = np.where(token == 0, 0, 11 + token)
     return {
         "tokens": frame("tokens", position=position, **step, **spans(begin, np.full(tokens, (ops + 1) * pitch))),
@@ -132,7 +137,7 @@ def steps(tokens: int, layers: int, op_ns: int) -> Tables:
             wait_ns=end - np.tile([0, wait], len(op)),
             end_ns=end,
         ),
-        "tensors": frame("tensors", engine="moescope", pid=PID, since_ns=START, **told),
+        "tensors": frame("tensors", engine="moescope", pid=PID, since_ns=START, **described),
     }
 
 

@@ -94,8 +94,8 @@ class WasmTransport:
     def _host_fd_write(self, fd: int, vectors: int, count: int, written: int) -> int:
         total = 0
         for i in range(count):
-            at = self._address(vectors) + 8 * i
-            start, size = self._word(at), self._word(at + 4)
+            vector = self._address(vectors) + 8 * i
+            start, size = self._word(vector), self._word(vector + 4)
             self.log.append(bytes(self.memory.read(self.store, start, start + size)))
             total += size
         self._set_word(written, total)

@@ -1,7 +1,7 @@
 """Decodes with a llama.cpp until standard input closes: decode.py LIBRARY MODEL LOG [THREADS].
 
 LIBRARY is a file that exports llama.h's functions. LOG gets the begin and end of every decoded token, CLOCK_MONOTONIC ns, as
-pairs of 64-bit numbers. Parameter structs are opaque, as in tests/programs/llama_steps.py.
+pairs of 64-bit numbers. Parameter structs are opaque, as in workloads/programs/llama_steps.py.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import struct
 import sys
 import time
 
-from tests.programs.llama_steps import Batch, Opaque
+from workloads.programs.llama_steps import Batch, Opaque
 
 CONTEXT = 256  # steps after which the key-value cache is emptied: decoding costs much the same all the time
 FLUSH_NS = 500_000_000
