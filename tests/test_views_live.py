@@ -11,8 +11,8 @@ from analyzer.questions.live import MOST_HELD, TOP, Live, Snapshot
 from analyzer.questions.phases import phase_shares
 from analyzer.questions.summary import operator_summary, token_summary
 from analyzer.tables.store import build
-from tests.recordings import LLAMA_OPERATORS, MAIN, WORKER, manifest, records
 from tracer.recording.format import RING_HEADER_BYTES, Recording, write_manifest
+from workloads.recordings import LLAMA_OPERATORS, MAIN, WORKER, manifest, records
 
 OPS, STEP_NS, START = 12, 2_000_000, 10**12
 NO_SEQ, UNKNOWN = 2**64 - 1, 2**32 - 1
