@@ -16,8 +16,8 @@ from analyzer.questions.summary import incomplete, summarize
 from analyzer.records.intervals import Intervals, common, covered, merged, overlaps, uncovered
 from analyzer.records.reading import Source, open_recording
 from analyzer.tables.store import load
-from tests.recordings import MAIN, WORKER, Writer
-from tests.tables_fixture import make
+from workloads.recordings import MAIN, WORKER, Writer
+from workloads.tables_fixture import make
 
 SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 12)), max_size=12)
 

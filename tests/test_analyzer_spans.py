@@ -23,7 +23,7 @@ from analyzer.records.spans import (
     within,
 )
 from analyzer.tables.operators import known_total, total
-from tests.recordings import layouts, records
+from workloads.recordings import layouts, records
 
 TIMES = st.integers(0, 30)
 EVENT = st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 2))  # thread, is begin, identity

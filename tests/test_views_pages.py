@@ -25,7 +25,6 @@ from analyzer.questions.profdag import as_text, build
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import Tables, fingerprint, load
 from analyzer.tables.store import write as write_tables
-from tests import tables_fixture as fixture
 from tracer.recording.format import Recording, dtype_from_json
 from views.__main__ import main
 from views.errors import ViewError
@@ -35,6 +34,7 @@ from views.profdag.page import write_profdag
 from views.report.page import plain, write_page
 from views.report.report import write_report
 from views.serving import server
+from workloads import tables_fixture as fixture
 
 HOSTILE = "</script><img src=x onerror='document.pwned=1'>"
 
