@@ -22,7 +22,7 @@ from analyzer.questions import ceilings
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.findings import findings as analyzer_findings
 from analyzer.questions.live import Live
-from analyzer.questions.profdag import as_text, build
+from analyzer.questions.profdag import as_text, build_profdag
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import Tables, fingerprint, load
 from analyzer.tables.store import write as write_tables
@@ -199,7 +199,7 @@ def test_a_recording_that_lacks_a_part_still_makes_a_report(tmp_path: Path, miss
 def test_names_from_the_traced_program_are_never_markup(tmp_path: Path) -> None:
     manifest, tables = hostile()
     path = report(tmp_path, manifest, tables)
-    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     for page in (path, tmp_path / "profdag.html"):
         text = page.read_text()
         assert "<img" not in text and text.count("</script>") == text.count("<script")
@@ -219,7 +219,7 @@ def test_a_page_has_no_number_that_json_lacks(tmp_path: Path) -> None:
 
 def test_identical_layers_are_recognised_and_nodes_do_not_overlap() -> None:
     _, tables = fixture.make(layers=5)
-    graph = build(tables, 1)
+    graph = build_profdag(tables, 1)
     layout = lay_out(graph)
     assert [b.same_as for b in layout.blocks if b.title.startswith("layer")] == ["layer 0"] * 5
     for number, block in enumerate(layout.blocks):
@@ -269,7 +269,7 @@ def test_the_critical_path_is_the_longest_of_all_chains(rows: list[tuple[int, li
 def test_nodes_carry_their_loads_and_the_npu_s_cycles(tmp_path: Path) -> None:
     manifest, tables = fixture.make(layers=4)
     tables["operators"]["expert"] = tables["operators"]["graph_id"].map(tables["graphs"].set_index("graph_id").expert).fillna(-1)
-    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     shown = data_of(tmp_path / "profdag.html")
     mine = tables["loads"][(tables["loads"].token_id == 1) & (tables["loads"].action == "load")]
     assert sum(node.get("load_ns", 0) for node in shown["nodes"]) == mine.duration_ns.sum() > 0
@@ -397,7 +397,7 @@ def test_hostile_names_survive_json_and_graphml_as_text(hostile_export: Path, tm
 
 
 def test_hostile_names_stay_within_their_strings_in_dot(hostile_export: Path) -> None:
-    text = as_text(build(load(hostile_export), 1), "dot")
+    text = as_text(build_profdag(load(hostile_export), 1), "dot")
     string = re.compile(r'"(?:[^"\\]|\\.)*"')
     left = string.sub("", text)
     assert '"' not in left and "evil" not in left and "onerror" not in left and "evil" in text

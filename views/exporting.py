@@ -132,12 +132,12 @@ def parquet_files(run_dir: Path, out: Path | None, token: int | None) -> dict[st
 
 def graphml(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
     """One token's ProfDAG."""
-    from analyzer.questions.profdag import build, export
+    from analyzer.questions.profdag import build_profdag, export
     from analyzer.tables.store import load
 
     path, tables = out or run_dir / "profdag.graphml", load(run_dir)
     chosen = middle_token(tables) if token is None else token
-    graph = build(tables, chosen)
+    graph = build_profdag(tables, chosen)
     export(graph, path, "graphml")
     return {"path": str(path), "bytes": path.stat().st_size, "token": chosen, "nodes": graph.number_of_nodes()}
 

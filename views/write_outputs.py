@@ -86,7 +86,7 @@ def make_dag(
     run_dir: Path, out: Path | None, step: Callable[[str], None], token: int | None = None, tables: Tables | None = None
 ) -> dict[str, Any]:
     """Write the ProfDAG page of one token."""
-    from analyzer.questions.profdag import build, middle_token
+    from analyzer.questions.profdag import build_profdag, middle_token
     from analyzer.tables.store import load
     from tracer.recording.format import Recording
     from views.profdag.page import write_profdag
@@ -95,7 +95,7 @@ def make_dag(
     tables = load(run_dir) if tables is None else tables
     chosen = middle_token(tables) if token is None else token
     step(f"ProfDAG of token {chosen}")
-    graph = build(tables, chosen)
+    graph = build_profdag(tables, chosen)
     written = write_profdag(graph, tables, recording.manifest, path)
     return {"path": str(path), "bytes": written, "token": chosen, "nodes": graph.number_of_nodes()}
 

@@ -19,7 +19,7 @@ import pandas as pd
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import structure
-from analyzer.questions.profdag import as_text, build, decode_tokens, export, middle_token
+from analyzer.questions.profdag import as_text, build_profdag, decode_tokens, export, middle_token
 from analyzer.tables.store import load
 from moescope.arguments import add_out, add_run, add_token
 from moescope.plain import for_output
@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     """Build and write."""
     tables = load(args.run_dir)
     token = args.token if args.token is not None else middle_token(tables)
-    graph = build(tables, token, decode_tokens(tables) if args.mean else None)
+    graph = build_profdag(tables, token, decode_tokens(tables) if args.mean else None)
     if args.diff:
         others = load(args.diff)
-        return compare(structure.difference(graph, build(others, middle_token(others))), args.text)
+        return compare(structure.difference(graph, build_profdag(others, middle_token(others))), args.text)
     if args.fold or args.resolve:
         graph = structure.folded(graph) if args.fold else structure.resolved(graph)
     if args.out:

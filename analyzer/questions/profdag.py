@@ -112,7 +112,7 @@ def counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, flo
     return answer
 
 
-def build(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
+def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
     """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
     begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
     read_bytes, written_bytes, gflops, gbytes_per_s and hardware counters by name. Edges: kind (data | memory | order), memory
