@@ -16,7 +16,7 @@ from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.probes.calibration import measure
 from tracer.probes.perf_events import SYSCALL, TRACEFS, mount_tracefs
 from tracer.probes.uprobes import UPROBE
-from tracer.recording.paths import BPF_OBJECTS, BUILD, CALIBRATION, ROOT
+from tracer.recording.paths import BUILT_PARTS, ROOT
 
 EXAMPLES = """examples:
   sudo python -m tracer doctor
@@ -105,14 +105,13 @@ def _tracefs() -> Check:
 
 
 def _built() -> Check:
-    missing = [path.name for path in (*BPF_OBJECTS.values(), CALIBRATION) if not path.exists()]
-    missing += [] if list((ROOT / "runtime").glob("_probes*.so")) else ["runtime/_probes"]
+    missing = [path.name for path in BUILT_PARTS if not path.exists()]
     return Check(
         "built parts",
         "everything",
         True,
         not missing,
-        "missing: " + ", ".join(missing) if missing else str(BUILD),
+        "missing: " + ", ".join(missing) if missing else str(ROOT),
         "run `make build`",
     )
 
