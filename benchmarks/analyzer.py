@@ -34,7 +34,7 @@ OPS, LAYERS, OP_NS, BATCH = 300, 25, 1000, 32
 NO_SEQ = 2**64 - 1
 CHILD = """
 import json, resource, sys, time
-from analyzer.tables import row_counts
+from analyzer.tables.store import row_counts
 begun, start = time.process_time(), time.perf_counter()
 rows = row_counts(sys.argv[1])
 spent = time.process_time() - begun, time.perf_counter() - start

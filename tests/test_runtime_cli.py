@@ -314,7 +314,7 @@ def test_a_changed_model_is_converted_again(demo: Path, capsys: pytest.CaptureFi
 
 def test_a_model_in_a_read_only_folder_is_converted_into_the_users_cache(demo: Path, tmp_path: Path) -> None:
     demo.chmod(0o555)
-    script = "import os, sys; from pathlib import Path; from runtime.package import default_target\n"
+    script = "import os, sys; from pathlib import Path; from runtime.package.layout import default_target\n"
     script += "if os.getuid() == 0: os.setuid(65534)\n"
     script += "print(default_target(Path(sys.argv[1])))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}

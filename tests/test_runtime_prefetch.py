@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("prefetch")
     model = write_demo_model(folder / "model", sizes=SIZES)
     package = convert(model, folder / "package")
-    text = ROOT / "runtime" / "demo_text.txt"
+    text = ROOT / "runtime" / "package" / "demo_text.txt"
     command = [sys.executable, "-m", "runtime", "train-predictor", str(package.folder), "--text", str(text), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     return package.folder, json.loads(done.stdout)
@@ -78,7 +78,14 @@ def test_training_says_how_good_it_is_and_the_package_stays_whole(trained: tuple
 
 def test_training_again_replaces_the_predictor(package: Path) -> None:
     before = [path.name for path in package.glob("predictor_*")]
-    arguments = ["train-predictor", str(package), "--text", str(ROOT / "runtime" / "demo_text.txt"), "--tokens", "1600"]
+    arguments = [
+        "train-predictor",
+        str(package),
+        "--text",
+        str(ROOT / "runtime" / "package" / "demo_text.txt"),
+        "--tokens",
+        "1600",
+    ]
     assert main(arguments) == 0
     after = [path.name for path in package.glob("predictor_*")]
     assert len(before) == len(after) == 1
@@ -89,7 +96,7 @@ def test_training_again_replaces_the_predictor(package: Path) -> None:
 
 def test_a_full_disk_leaves_the_package_as_it_was(package: Path) -> None:
     before = {path.name: path.read_bytes() for path in package.iterdir()}
-    text = str(ROOT / "runtime" / "demo_text.txt")
+    text = str(ROOT / "runtime" / "package" / "demo_text.txt")
     command = [sys.executable, "-m", "runtime", "train-predictor", str(package), "--text", text, "--tokens", "800"]
     limit = (1024, 1024)
     refuse = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)  # noqa: E731

@@ -148,8 +148,8 @@ def test_what_a_tiny_buffer_loses_is_hits_minus_records(tmp_path: Path, buffer: 
 from pathlib import Path
 from tracer.engines import choose
 from tracer.session import Options, Session
-from tracer.target import Target
-from tracer.paths import invoking_user
+from tracer.target.process import Target
+from tracer.recording.paths import invoking_user
 engines, owner = choose(["moescope"]), invoking_user()
 options = Options(Path({str(tmp_path)!r}), engines, {{"token"}}, buffer={buffer!r}, ring_bytes=8192, owner=owner)
 with Session(options) as session:

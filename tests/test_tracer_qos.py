@@ -176,7 +176,7 @@ def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_leve
     probes.costs = dict.fromkeys(("emulated", "stepped", "nop5", "return"), 1.0)
     try:
         probes.shed(["expert"])
-        assert probes.attach_file(str(next((ROOT / "runtime").glob("_probes*.so")))) > 4
+        assert probes.attach_file(str(next((ROOT / "runtime" / "telemetry").glob("_probes*.so")))) > 4
         standing = {probes.rows[index].level for index in probes._fds}
         assert standing == {"token"} and {row.level for row in probes.rows} == {"token", "expert"}
         probes.restore(["expert"])

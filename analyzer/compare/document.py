@@ -93,8 +93,8 @@ def document(result: Comparison) -> dict[str, Any]:
         "series": {side: series(runs) for side, runs in sides(result)},
         "graph": graph.merged(first_graph(result.base), first_graph(result.cand), result.judged),
         "structure": [asdict(change) for change in result.structure],
-        "drift": [asdict(one) | {"usual": finite(one.usual)} for one in result.drift],
-        "environment": [asdict(one) for one in result.differences],
+        "drift": [asdict(drift) | {"usual": finite(drift.usual)} for drift in result.drift],
+        "environment": [asdict(difference) for difference in result.differences],
         "conditions": result.cand[0].environment,
     }
 
@@ -116,17 +116,17 @@ def finite(value: Any) -> float | None:
 
 def series(runs: list[Result]) -> dict[str, Any]:
     """ms of each decode step, the median over runs, with where its level changes and what disturbs it periodically."""
-    told = [np.asarray(run.series, np.float64) for run in runs if len(run.series)]
-    if not told:
+    step_times = [np.asarray(run.series, np.float64) for run in runs if len(run.series)]
+    if not step_times:
         return {"ms": [], "shifts": [], "period": None}
-    length = int(np.median([len(one) for one in told]))
-    padded = np.full((len(told), length), np.nan)
-    for row, one in zip(padded, told, strict=True):
-        row[: min(length, len(one))] = one[:length]
+    length = int(np.median([len(times) for times in step_times]))
+    padded = np.full((len(step_times), length), np.nan)
+    for row, times in zip(padded, step_times, strict=True):
+        row[: min(length, len(times))] = times[:length]
     ms = np.nanmedian(padded, axis=0)
-    found = changepoints.period(ms)
+    period = changepoints.period(ms)
     return {
         "ms": np.round(ms, 4).tolist(),
         "shifts": [asdict(shift) for shift in changepoints.shifts(ms)],
-        "period": asdict(found) if found else None,
+        "period": asdict(period) if period else None,
     }

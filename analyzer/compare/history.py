@@ -106,7 +106,7 @@ def changes(frame: pd.DataFrame) -> pd.DataFrame:
     """Where a metric's level changed from build to build: columns device, key, metric, build (the first of the new level),
     before (the build ahead of it), ratio, better, runs (behind it). The unit is the run; drift is no change.
     """
-    found = []
+    level_changes = []
     for (device, key), rows in frame.groupby(["device", "key"], sort=False):
         values = rows["value"].to_numpy()
         if (values <= 0).any():
@@ -114,12 +114,13 @@ def changes(frame: pd.DataFrame) -> pd.DataFrame:
         builds = rows["build"].to_numpy()
         first = np.flatnonzero(np.append(True, builds[1:] != builds[:-1]))
         for shift in shifts(np.log(values)):
-            at = first[1:][np.argmin(np.abs(first[1:] - shift.at))] if len(first) > 1 else -1
-            if at > 0:
-                row = rows.iloc[at]
-                known = {"device": device, "key": key, "build": builds[at], "before": builds[at - 1], "runs": len(values)}
-                found.append({**known, "metric": row["metric"], "better": row["better"], "ratio": float(np.exp(shift.change))})
-    return pd.DataFrame(found, columns=["device", "key", "metric", "before", "build", "ratio", "better", "runs"])
+            first_row = first[1:][np.argmin(np.abs(first[1:] - shift.at))] if len(first) > 1 else -1
+            if first_row > 0:
+                row = rows.iloc[first_row]
+                place = {"device": device, "key": key, "build": builds[first_row], "before": builds[first_row - 1]}
+                change = {"runs": len(values), "ratio": float(np.exp(shift.change))}
+                level_changes.append({**place, **change, "metric": row["metric"], "better": row["better"]})
+    return pd.DataFrame(level_changes, columns=["device", "key", "metric", "before", "build", "ratio", "better", "runs"])
 
 
 def medians(frame: pd.DataFrame) -> pd.DataFrame:

@@ -46,11 +46,11 @@ def _broken_by(document: dict[str, Any], limit: Limit) -> list[str]:
     if limit.kind == "structure":
         return [f"{c['what']} {'appeared' if c['appeared'] else 'vanished'} in {c['phase']}" for c in document["structure"]]
     if limit.kind == "unlike":
-        return [f"{one['what']} differs: {one['base']} → {one['cand']}" for one in document["environment"] if one["unfair"]]
+        return [f"{row['what']} differs: {row['base']} → {row['cand']}" for row in document["environment"] if row["unfair"]]
     if limit.kind == "cannot-tell":
         return [f"{called(m)}: cannot tell" for m in document["metrics"] if m["family"] == "speed" and m["verdict"] == UNKNOWN]
-    found = [m for m in document["metrics"] if m["family"] in KINDS[limit.kind] and m["verdict"] == SLOWER]
-    return [f"{called(m)}: {percent(m['ratio'])}" for m in found if cost(m) > limit.least]
+    slower = [m for m in document["metrics"] if m["family"] in KINDS[limit.kind] and m["verdict"] == SLOWER]
+    return [f"{called(m)}: {percent(m['ratio'])}" for m in slower if cost(m) > limit.least]
 
 
 def cost(metric: dict[str, Any]) -> float:

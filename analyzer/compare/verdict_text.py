@@ -49,7 +49,7 @@ def called(row: dict[str, Any]) -> str:
     return " ".join([*([name] if name else []), *where]) + names + phase
 
 
-def told(row: dict[str, Any]) -> str:
+def with_figures(row: dict[str, Any]) -> str:
     """A verdict with its figures: what, from, to, interval, runs; both medians at one pace where the pace was taken out."""
     sure = f"{percent(row['ratio'])}, 95 % interval {percent(row['low'])} to {percent(row['high'])}"
     change = f"{figure(row['base'], row['unit'])} → {candidate(row)}"
@@ -76,9 +76,9 @@ def conclude(
     out += causes(judged)
     out += structural(structure)
     out += drifted(drift)
-    unfair = [one for one in unlike if one.unfair]
+    unfair = [difference for difference in unlike if difference.unfair]
     if unfair:
-        text = "; ".join(f"{one.what}: {one.base} → {one.cand}" for one in unfair[:LISTED])
+        text = "; ".join(f"{d.what}: {d.base} → {d.cand}" for d in unfair[:LISTED])
         out.append(("warn", f"Not like for like: {text}."))
     return out
 
@@ -88,7 +88,7 @@ def headline(row: dict[str, Any]) -> str:
     words = {SLOWER: "is slower", FASTER: "is faster", UNKNOWN: "cannot be told"}.get(row["verdict"])
     more = f"; {needed(row)}" if row["verdict"] == UNKNOWN else ""
     same = f"is the same within {100 * row['threshold']:.1f} %" if words is None else words
-    return f"{row['metric']} {same}: {told(row).split(': ', 1)[1]}{more}."
+    return f"{row['metric']} {same}: {with_figures(row).split(': ', 1)[1]}{more}."
 
 
 def needed(row: dict[str, Any]) -> str:
@@ -112,11 +112,11 @@ def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
 
 def causes(judged: pd.DataFrame) -> Words:
     """The metrics below speed that changed for certain, the largest share of a step first."""
-    found = judged[judged["family"].isin(CAUSES) & judged["verdict"].isin([SLOWER, FASTER])]
-    weight = found["estimate"].abs() * found["share"].fillna(0.05)
-    rows = found.iloc[(-weight).argsort()[:LISTED]].to_dict("records")
-    out = [(LEVEL[row["verdict"]], f"{'Slower' if row['verdict'] == SLOWER else 'Faster'}: {told(row)}.") for row in rows]
-    left = len(found) - len(rows)
+    changed = judged[judged["family"].isin(CAUSES) & judged["verdict"].isin([SLOWER, FASTER])]
+    weight = changed["estimate"].abs() * changed["share"].fillna(0.05)
+    rows = changed.iloc[(-weight).argsort()[:LISTED]].to_dict("records")
+    out = [(LEVEL[row["verdict"]], f"{'Slower' if row['verdict'] == SLOWER else 'Faster'}: {with_figures(row)}.") for row in rows]
+    left = len(changed) - len(rows)
     return [*out, ("info", f"{left} more metrics changed; see the tables.")] if left else out
 
 
@@ -191,7 +191,7 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname=f"compare.{row['family']}", name=printable(name))
         mine = [failure for failure in left if failure.startswith(f"{name}: ")]
         if mine:
-            ElementTree.SubElement(case, "failure", message=printable(told(row)))
+            ElementTree.SubElement(case, "failure", message=printable(with_figures(row)))
             left = [failure for failure in left if failure not in mine]
         elif row["verdict"] == UNKNOWN:
             ElementTree.SubElement(case, "skipped", message=needed(row))
