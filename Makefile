@@ -87,4 +87,4 @@ constraints: build/.pip
 
 clean:
 	rm -rf build dist tracer/kernel/objects
-	find tracer analyzer views runtime -name '*.so' -delete
+	find moescope tracer analyzer views runtime -name '*.so' -delete

