@@ -26,8 +26,8 @@ from rich.table import Table
 from analyzer.compare.document import compare, document
 from analyzer.compare.limits import broken, parse_limit
 from analyzer.compare.results import CompareError, read_all, save
-from analyzer.compare.verdict_text import called, figure, junit, markdown, percent
-from analyzer.compare.verdicts import FASTER, SLOWER, Rules
+from analyzer.compare.verdict_text import junit, markdown, table
+from analyzer.compare.verdicts import Rules
 
 SHOWN, METRIC_WIDTH = 16, 16
 STYLE = {"bad": "bold red", "good": "bold green", "warn": "yellow", "info": ""}
@@ -113,23 +113,18 @@ def show(shown: dict[str, Any]) -> None:
     console = Console(highlight=False)
     for one in shown["words"]:
         console.print(f"[{STYLE[one['level']]}]•[/] {escape(one['text'])}" if STYLE[one["level"]] else f"• {escape(one['text'])}")
-    rows = [m for m in shown["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:SHOWN]
-    table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    table.add_column("metric", min_width=METRIC_WIDTH, no_wrap=True, overflow="ellipsis")
-    for name in ("base", "candidate", "change", "interval %", "verdict"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for m in rows:
-        if m["ratio"] is None or m["low"] is None:
-            continue
-        value = m["cand"] if m["at_pace"] is None else m["at_pace"]
-        figures = figure(m["base"], m["unit"]), figure(value, m["unit"]) + "*" * m["paced"], percent(m["ratio"])
-        more = f" +{m['more_runs']} runs" if m["more_runs"] else ""
-        table.add_row(
-            escape(called(m)), *figures, f"{100 * (m['low'] - 1):+.1f} … {100 * (m['high'] - 1):+.1f}", m["verdict"] + more
+    (first, *names), rows = table(shown, SHOWN)
+    grid = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
+    grid.add_column(first, min_width=METRIC_WIDTH, overflow="fold")
+    for name in names:
+        grid.add_column(name, justify="right")
+    for row in rows:
+        grid.add_row(*map(escape, row))
+    console.print(grid)
+    if "at the base's pace" in names:
+        console.print(
+            "at the base's pace: without what made all operators of a run faster or slower alike; interval and verdict are of it"
         )
-    console.print(table)
-    if any(m["paced"] for m in rows):
-        console.print("* at the base's pace: without what made all operators of a run faster or slower alike")
     counts = ", ".join(f"{n:,} {name}" for name, n in shown["verdicts"].items())
     console.print(f"{shown['metrics_total']:,} metrics: {counts}")
     for failure in shown["failures"]:

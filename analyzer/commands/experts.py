@@ -8,6 +8,7 @@ examples:
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def layers(tables: dict[str, pd.DataFrame], phase: str | None) -> pd.DataFrame:
+def layers(tables: Mapping[str, pd.DataFrame], phase: str | None) -> pd.DataFrame:
     """One row per layer: distinct experts, per step, top experts, hit rate and median reuse distance in steps."""
     seen = experts.distinct(tables, phase).set_index("layer")
     rates = experts.hit_rate(tables, phase).groupby("layer")[["hits", "misses"]].sum()
@@ -73,7 +74,7 @@ def _number(value: float, form: str) -> str:
     return "-" if value != value else format(value, form)
 
 
-def everything(tables: dict[str, pd.DataFrame], rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
+def everything(tables: Mapping[str, pd.DataFrame], rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
     """All that is known of the experts, by layer and in whole."""
     numbers = rows["layer"].tolist()
     return {
@@ -88,7 +89,7 @@ def everything(tables: dict[str, pd.DataFrame], rows: pd.DataFrame, phase: str |
     }
 
 
-def activation(tables: dict[str, pd.DataFrame], layer: int, phase: str | None) -> dict[str, Any]:
+def activation(tables: Mapping[str, pd.DataFrame], layer: int, phase: str | None) -> dict[str, Any]:
     """A layer's activation matrix: rows routed to each expert, by token."""
     tokens, table = experts.matrix(tables, layer, phase)
     return {"token_id": tokens, "rows": table}

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analyzer.compare.history import ENGINES, add, changes, medians, read
+from analyzer.compare.history import ENGINES, add, changes, medians, read, unjudged
 from analyzer.compare.results import CompareError, read_all
 
 SHOWN = 40
@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(written) if args.json else f"{len(written)} runs added to {args.dataset}")
         return 0
     frame = read(args.dataset, args.family, args.engine, args.device)
-    table, found = medians(frame), changes(frame)
+    table, found, reason = medians(frame), changes(frame), unjudged(frame)
     newest = frame.groupby("device").apply(lambda rows: rows.loc[rows["recorded"].idxmax(), "build"], include_groups=False)
     worse = [row for row in found.to_dict("records") if worsened(row) and row["build"] == newest[row["device"]]]
     if args.json:
-        print(json.dumps({"builds": table.to_dict("records"), "changes": found.to_dict("records")}))
+        print(json.dumps({"builds": table.to_dict("records"), "changes": found.to_dict("records"), "unjudged": reason}))
     else:
-        show(table, found)
+        show(table, found, reason)
     return int(bool(worse))
 
 
@@ -63,8 +63,8 @@ def worsened(change: dict[str, Any]) -> bool:
     return (float(change["ratio"]) > 1) == (change["better"] == "lower")
 
 
-def show(table: pd.DataFrame, found: pd.DataFrame) -> None:
-    """Builds and changes on the terminal."""
+def show(table: pd.DataFrame, found: pd.DataFrame, reason: str) -> None:
+    """Builds and changes on the terminal; `reason`: why some builds are not judged."""
     console = Console(highlight=False)
     shown = Table("device", "metric", "build", box=None, header_style="bold", padding=(0, 1), pad_edge=False)
     for name in ("median", "least", "most", "runs"):
@@ -80,4 +80,6 @@ def show(table: pd.DataFrame, found: pd.DataFrame) -> None:
         )
         console.print(f"[{style}]•[/] {escape(text)}")
     if not len(found):
-        console.print("no change of level found" + ("; that needs 24 runs of a metric" if table["runs"].sum() else ""))
+        console.print("no change found")
+    if reason:
+        console.print(escape(reason))

@@ -16,6 +16,7 @@ import argparse
 import itertools
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs,
         console.print(f"[yellow]warning:[/] {text}", soft_wrap=True)
 
 
-def _costs(args: argparse.Namespace, recordings: list[costs.Tables]) -> costs.Costs:
+def _costs(args: argparse.Namespace, recordings: Sequence[costs.Tables]) -> costs.Costs:
     if bool(args.device) != bool(args.config):
         raise PredictError("--device and --config go together: the roofline needs both")
     if not args.device:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from analyzer.questions.profdag import DagError
+from analyzer.tables.store import load
 from views.write_outputs import announce, make_dag, make_report, make_trace, progress
 
 
@@ -24,10 +25,11 @@ def run(args: argparse.Namespace) -> int:
     """Write all three; a recording without operators has no ProfDAG, which is said and is no error."""
     made, reason = [], ""
     with progress() as step:
-        made.append(make_trace(args.run_dir, None, step))
-        made.append(make_report(args.run_dir, None, step))
+        tables = load(args.run_dir)
+        made.append(make_trace(args.run_dir, None, step, tables=tables))
+        made.append(make_report(args.run_dir, None, step, tables))
         try:
-            made.append(make_dag(args.run_dir, None, step))
+            made.append(make_dag(args.run_dir, None, step, tables=tables))
         except DagError as error:
             reason = str(error)
     if args.json:
