@@ -1,1 +1,1 @@
-"""The command line that all rooms share, and the one command `moescope` over them. Imports the standard library alone."""
+"""The command line that all rooms share, and the one command `moescope`. Only `terminal` needs more than the standard library."""

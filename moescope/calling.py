@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -36,7 +35,9 @@ def _spelled(found: re.Match[str], program: str) -> str:
 
 def for_sudo(program: str) -> str:
     """The program as sudo finds it: by its full path where it lies outside the system's folders."""
+    from shutil import which
+
     script = Path(sys.argv[0])
-    if program != "moescope" or shutil.which(program, path=SYSTEM_PATH) or script.name != program:
+    if program != "moescope" or which(program, path=SYSTEM_PATH) or script.name != program:
         return program
     return str(script.absolute())

@@ -5,13 +5,12 @@ A verb is a module `ROOM/commands/VERB.py` with `prepare_parser(parser)` and `ru
 """
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from moescope.calling import as_called
 from moescope.errors import UserError
@@ -103,9 +102,19 @@ class Program:
         """What is wrong with the first word, and what was perhaps meant."""
         if not name:
             return f"{self.help()}\n\n{self.label}: no verb was given"
-        near = difflib.get_close_matches(name, self.verbs, n=3)
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, self.verbs, n=3)
         meant = f"did you mean {' or '.join(near)}?" if near else f"`{self.prog} --help` lists them"
         return f"{self.label}: there is no verb {one_line(name)!r}; {meant}"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints show what was typed and never obey it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with code 2."""
+        super().error(one_line(message))
 
 
 def run(verb: Any, prog: str, words: Sequence[str]) -> int:
@@ -120,7 +129,7 @@ def run(verb: Any, prog: str, words: Sequence[str]) -> int:
 def parser_of(module: Any, prog: str, about: str) -> argparse.ArgumentParser:
     """A verb's parser; its texts name commands as the user called them."""
     has_examples = hasattr(module, "EXAMPLES")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description=as_called(about if has_examples else module.__doc__ or about),
         epilog=as_called(module.EXAMPLES) if has_examples else None,

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from moescope import __main__ as product
+from moescope import extras
 from moescope.calling import VARIABLE, as_called
 from moescope.command_line import Program
 from tests.conftest import ROOT
@@ -152,6 +154,43 @@ def test_hints_name_commands_as_the_user_called_them(monkeypatch: pytest.MonkeyP
     assert as_called(text) == ", ".join(
         [f"{renamed} open RUN", f"{renamed} compare-commands", f"sudo {renamed} run", f"{renamed} profdag", renamed]
     )
+
+
+def test_the_installed_command_names_itself_and_for_sudo_its_path(tmp_path: Path) -> None:
+    script = tmp_path / "moescope"
+    script.write_text(f"#!{sys.executable}\nimport sys\nfrom moescope.__main__ import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([script, "run", "--help"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("usage: moescope run ")
+    assert f"sudo {script} run --levels token,expert" in done.stdout
+    done = subprocess.run([script, "sumary"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("moescope: ")
+
+
+EXTRAS = ["numpy>=2.0", "onnxruntime>=1.24; extra == 'runtime'", 'onnxruntime-qnn>=2.0 ; extra == "npu"']
+EXTRAS += ["scikit-learn>=1.6; extra == 'all'", "scikit-learn>=1.6; extra == 'kernels'", "dask[dataframe]>=1; extra == 'history'"]
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("onnxruntime", "pip install 'moescope[runtime]'"),
+        ("onnxruntime_qnn", "pip install 'moescope[npu]'"),
+        ("sklearn", "pip install 'moescope[kernels]'"),
+        ("dask", "pip install 'moescope[history]'"),
+        ("numpy", "pip install numpy"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_holds_it(monkeypatch, tmp_path: Path, module: str, said: str) -> None:
+    monkeypatch.setattr(extras, "requires", lambda _: EXTRAS)
+    monkeypatch.setattr(extras, "CHECKOUT", tmp_path / "none")
+    assert extras.remedy(module) == said
+
+
+def test_in_a_checkout_a_missing_base_package_is_a_case_for_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "requires", lambda _: EXTRAS)
+    assert extras.remedy("numpy") == "run `make setup` in the project's folder"
 
 
 def test_a_system_python_without_the_packages_goes_on_in_the_projects_environment(tmp_path) -> None:

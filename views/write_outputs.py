@@ -3,13 +3,12 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from moescope.arguments import add_json, add_out, add_run
+from moescope.plain import print_plain
 from views.errors import ViewError
 
 if TYPE_CHECKING:
@@ -21,16 +20,9 @@ TRACE, REPORT, DAG = "trace.pftrace", "report.html", "profdag.html"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of every verb that writes one file of a recording."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="default: inside RUN")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A status line on the terminal while something long runs; `step(text)` replaces its text."""
-    with Console(stderr=True).status("reading the recording") as status:
-        yield lambda text: status.update(text)
+    add_run(parser)
+    add_out(parser, "inside RUN")
+    add_json(parser)
 
 
 def make_trace(
@@ -71,7 +63,7 @@ def optrace_of(tables: Tables, path: Path, execute: int | None) -> Any:
         raise ViewError(f"no complete execution {'on the NPU' if execute is None else execute} to draw the optrace in: {known}")
     trace = read_optrace(path)
     for complaint in trace.complaints:
-        print(f"views: {complaint}", file=sys.stderr)
+        print_plain(f"views: {complaint}", sys.stderr)
     return trace.events.assign(execute_id=chosen)
 
 
@@ -123,4 +115,4 @@ def announce(made: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(made))
         return
     rest = ", ".join(f"{name} {value:,}" for name, value in made.items() if name not in ("path", "bytes"))
-    print(f"{made['path']}  {made['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))
+    print_plain(f"{made['path']}  {made['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))
