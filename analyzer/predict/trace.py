@@ -67,7 +67,7 @@ def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
     return Trace(tuple(steps), int(known["expert"].max()) + 1)
 
 
-def _asked(tables: dict[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
+def _asked(tables: Mapping[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
     """Step → layer in which loads ahead began → what they brought, layers by their place in `layers`."""
     loads = tables["loads"]
     ahead = loads[(loads["action"] == "load") & (loads["reason"] == "prefetch") & loads["layer"].isin(layers)]
