@@ -137,7 +137,7 @@ def test_the_demo_is_traced_and_its_results_are_there(installed: Installation, r
     folder = installed.folder / recording
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["state"] == "complete" and not any(manifest["lost"].values()) and manifest["target"]["exit_code"] == 0
-    assert (installed.cache / "demo-model" / "config.json").exists()
+    assert (installed.cache / "moescope" / "demo-model" / "config.json").exists()
     for name in ("trace.pftrace", "report.html", "profdag.html", "tables/tokens.parquet"):
         assert (folder / name).stat().st_size > 1000, name
 
