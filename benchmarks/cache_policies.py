@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from runtime.cache_rules import LFRU, LRU, Policy, Static
+from runtime.cache_rules.eviction import LFRU, LRU, Policy, Static
+from runtime.cache_rules.forms import CPU, Form
+from runtime.cache_rules.replay import Event, Outcome, Replay, belady, replay
 from runtime.experts.predictor import Predictor, log_odds
 from runtime.experts.prefetch import SPARE, Prefetcher
 from runtime.experts.routing import History
-from runtime.experts.simulation import CPU, Event, Outcome, Replay, belady, replay
 from runtime.moe import MoE
 from runtime.prepare.training import Routed, collect
 
@@ -52,7 +53,9 @@ class Told:
 
 def events(segment: Routed) -> list[Event]:
     chosen = {layer: np.nonzero(hot)[1].reshape(len(hot), -1) for layer, hot in segment.hot.items()}
-    return [(layer, tuple(choice[i].tolist())) for i in range(len(segment.states[0])) for layer, choice in chosen.items()]
+    tokens = range(len(segment.states[0]))
+    layers = ((layer, choice[i].tolist()) for i in tokens for layer, choice in chosen.items())
+    return [Event(tuple(Form(layer, expert, CPU, 0) for expert in experts)) for layer, experts in layers]
 
 
 def with_prefetch(segments: list[Routed], told: list[Told], capacity: int, policy: Policy, family: Any, spare: float) -> Outcome:
@@ -66,7 +69,7 @@ def with_prefetch(segments: list[Routed], told: list[Told], capacity: int, polic
                 played.begin()
                 listener.layer_begins(layer, one)
                 if layer not in family.dense:
-                    played.run(*next(trace))
+                    played.run(next(trace).keys)
     return played.outcome()
 
 
@@ -79,7 +82,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     family, predictor = model.package.family, Predictor.of(model.package)
     model.close()
     warm, judged = segments[::2], segments[1::2]
-    popularity = Counter((layer, expert) for segment in warm for layer, chosen in events(segment) for expert in chosen)
+    popularity = Counter((form.layer, form.expert) for segment in warm for event in events(segment) for form in event.keys)
     trace = [event for segment in judged for event in events(segment)]
     told = [Told(predictor, segment) for segment in judged] if predictor.trained else []
     routed_layers = family.layers - len(family.dense)
@@ -88,8 +91,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         capacity = max(round(share * routed_layers * family.experts), family.top_k)
         outcomes = {name: replay(trace, capacity, make()) for name, make in (("LRU", LRU), ("LFRU", LFRU))}
         held = {key for key, _ in popularity.most_common(capacity)}
-        found = sum((layer, expert) in held for layer, chosen in trace for expert in chosen)
-        asked = sum(len(chosen) for _, chosen in trace)
+        found = sum((form.layer, form.expert) in held for event in trace for form in event.keys)
+        asked = sum(len(event.keys) for event in trace)
         outcomes = {"static": Outcome(found, asked - found, asked - found), **outcomes}
         outcomes["static, evicting"] = replay(trace, capacity, Static(popularity))
         for name, make in (("LRU + prefetch", LRU), ("LFRU + prefetch", LFRU)) if told else ():

@@ -112,7 +112,7 @@ def disk_speed(package: Any) -> float:
 
     def read(place: tuple[int, int]) -> int:
         block = pool.take(package.expert_stride)
-        reader.read(package.expert_place(*place), block)
+        reader.read(package.expert_range(*place), block)
         pool.give(block)
         return len(block)
 

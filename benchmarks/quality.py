@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from runtime.moe import MoE
-from runtime.package.convert import Target, convert
+from runtime.package.convert import PackageFormat, convert
 from runtime.telemetry.log import Step
 from runtime.telemetry.probes import Phase
 
 PRECISIONS = ("32", "16", "8", "8/64", "4", "4/64", "4a", "4/16", "4+4", "4a+4")
 
 
-def parse(text: str) -> Target:
+def parse(text: str) -> PackageFormat:
     """`4a/64+8`: 4 bits, asymmetric, blocks of 64; attention and head at 8 bits (default: the runtime's own choice).
 
     A `k8` or `k16` behind it is of keys and values, see `kv_bits`.
@@ -30,7 +30,7 @@ def parse(text: str) -> Target:
     text = text.partition("k")[0]
     experts, _, others = text.partition("+")
     bits, _, block = experts.partition("/")
-    target = Target(backend="cpu", bits=int(bits.rstrip("as")))
+    target = PackageFormat(backend="cpu", bits=int(bits.rstrip("as")))
     if bits.endswith(("a", "s")):
         target = replace(target, symmetric=bits.endswith("s"))
     if block:

@@ -19,7 +19,7 @@ from runtime.experts import predictor
 from runtime.graphs.quantize import Precision, Quantized
 from runtime.models import Family, read_family
 from runtime.moe import MoE
-from runtime.package.convert import Conversion, Target
+from runtime.package.convert import Conversion, PackageFormat
 from runtime.package.demo_model import train_tokenizer
 from runtime.package.layout import Package, is_package
 from runtime.prepare import training
@@ -105,7 +105,7 @@ def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
     train_tokenizer(1024).save(str(donor / "tokenizer.json"))
     working.mkdir(exist_ok=True)
     family = read_family(config(SHAPES[name]), donor)
-    conversion = Conversion(working, donor, family, Target("cpu", 4, block), show)
+    conversion = Conversion(working, donor, family, PackageFormat("cpu", 4, block), show)
     conversion.checkpoint = SeededWeights()
     with patch("runtime.package.layout.graph_builder.quantize", conversion.checkpoint.drawn):
         conversion.run()

@@ -110,7 +110,7 @@ def test_operations_are_those_that_pytorch_counts(both: tuple[Any, Model]) -> No
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         oracle(torch.arange(rows)[None], use_cache=False)
     setup = Setup("prefill", 1, rows)
-    parts = roofline.parts(model, roofline.target(devices.load("rk3588"), model, replace(setup, unit="cpu")), setup)
+    parts = roofline.parts(model, roofline.unit_peak(devices.load("rk3588"), model, replace(setup, unit="cpu")), setup)
     whole = {part.name: part.flops * part.times for part in parts}
     whole["head"] *= rows
     whole["attention core"] *= 2

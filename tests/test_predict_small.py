@@ -46,8 +46,6 @@ def test_a_linear_law_is_learnt_and_a_change_is_followed() -> None:
         learner.update(context, missed, seconds)
     assert learner.predict(500, 4) == pytest.approx(0.02 + 0.015 + 0.016, rel=0.05)
     assert learner.error()["median"] < 0.03
-    assert learner.slower_than(30, 500, 4)
-    assert not learner.slower_than(10, 500, 4)
     for context, missed, seconds in steps(200, 2):
         learner.update(context, missed, 2 * seconds)
     assert learner.predict(200, 4) == pytest.approx(2 * (0.02 + 0.006 + 0.016), rel=0.1)
@@ -56,7 +54,6 @@ def test_a_linear_law_is_learnt_and_a_change_is_followed() -> None:
 def test_nothing_is_claimed_before_enough_steps() -> None:
     learner = StepLatency()
     assert learner.predict(100, 1) == 0
-    assert not learner.slower_than(1e9, 100, 1)
 
 
 def test_a_recording_is_replayed_step_by_step() -> None:

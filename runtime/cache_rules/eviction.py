@@ -3,16 +3,9 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from math import log2
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-
-class Form(NamedTuple):
-    """An expert as one backend runs it. `tier` is the rows of its static shape, 0 where dynamic."""
-
-    layer: int
-    expert: int
-    backend: int
-    tier: int
+from runtime.cache_rules.forms import Form
 
 
 class Policy(Protocol):

@@ -1,4 +1,4 @@
-"""Expert-wise token buffers: rows wait with their expert until a full tier of them can run at once."""
+"""How a step is cut: chunks of rows, tiers of static shapes, and buffers where rows wait until a full tier can run at once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,3 +54,22 @@ class TokenBuffers:
     def _take(self, expert: int) -> Batch:
         waiting, self._waiting[expert] = self._waiting[expert], []
         return Batch(expert, np.concatenate([tokens for tokens, _ in waiting]), np.concatenate([slots for _, slots in waiting]))
+
+
+def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
+    """Rows of a step, `rows` at a time. Single rows join their neighbours where shapes are dynamic: matrix kernels sum one row in
+    another order than several, and results shall not depend on the chunk."""
+    if not static and n > 1:
+        rows = max(rows, 2)
+    first = 0
+    while first < n:
+        last = min(first + rows, n)
+        if not static and n - last == 1:
+            last = n
+        yield slice(first, last)
+        first = last
+
+
+def smallest_tier(tiers: tuple[int, ...], rows: int) -> int:
+    """The smallest static shape that holds `rows`; 0 (dynamic) where there are no tiers."""
+    return min((tier for tier in tiers if tier >= rows), default=0)
