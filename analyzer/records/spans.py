@@ -14,7 +14,7 @@ from analyzer.errors import AnalysisError
 try:
     from analyzer.records import _joins  # type: ignore[attr-defined]
 except ImportError:
-    raise AnalysisError("analyzer/records/_joins.so is not built: run `make native`") from None
+    raise AnalysisError("analyzer/records/_joins.so is not built: run `make build`") from None
 
 NONE = -1
 
