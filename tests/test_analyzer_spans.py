@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.records.intervals import Intervals, covered
-from analyzer.records.schema import TEXT, says, text
+from analyzer.records.schema import TEXT, equals_any, text
 from analyzer.records.slot_columns import by_kind, columns_of, firsts
 from analyzer.records.spans import (
     Marks,
@@ -15,12 +15,12 @@ from analyzer.records.spans import (
     distinct,
     first_rows,
     following,
+    lasting,
     latest,
     numbered,
     pair,
     running_count,
     successors,
-    within,
 )
 from analyzer.tables.operators import known_total, total
 from workloads.recordings import layouts, records
@@ -120,7 +120,7 @@ def test_what_lasts_long_enough_is_found_by_those_without_an_answer(right, left,
     found = latest(*columns(right), *columns(left))
     lasts = (found >= 0) & (columns(left)[1] < np.append(until, -1)[found])
     expected = np.where(answer >= 0, answer, np.where(lasts, found, -1))
-    within((*columns(right), until), columns(left), answer)
+    lasting((*columns(right), until), columns(left), answer)
     assert answer.tolist() == expected.tolist()
 
 
@@ -144,7 +144,7 @@ def test_a_column_of_texts_reads_as_its_values_do_and_holds_each_once(values, da
     assert column.to_pylist() == rows and column.type == TEXT
     assert len(set(column.dictionary.to_pylist())) == len(column.dictionary)
     for words in (["running"], ["", "rr"], []):
-        assert says(column, *words).tolist() == [row in words for row in rows]
+        assert equals_any(column, *words).tolist() == [row in words for row in rows]
 
 
 @given(ROWS)

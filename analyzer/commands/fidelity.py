@@ -30,7 +30,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print both figures for each phase and kernel."""
     tables = load(args.run_dir, ("tokens", "operators", "graphs"))
-    truth = fidelity.given_truth(args.truth) if args.truth else {"phases": fidelity.log_truth(args.run_dir / "runtime.json")}
+    truth = fidelity.read_truth(args.truth) if args.truth else {"phases": fidelity.log_truth(args.run_dir / "runtime.json")}
     found = fidelity.report(tables, truth)
     if args.json:
         print(as_json(found))

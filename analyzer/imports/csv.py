@@ -95,9 +95,9 @@ def read_csv(path: Path) -> Imported:
     text = path.read_text(errors="replace")
     if "\0" in text:
         raise RecordingError(f"{path} is no CSV but QNN's serialized log, or damaged: make it a CSV with qnn-profile-viewer")
-    whole = text[: text.rfind("\n") + 1]
-    found, bad, sequence = [], [], Sequence()
-    for line, cells in rows_of(path, whole):
+    complete_lines = text[: text.rfind("\n") + 1]
+    rows, bad, sequence = [], [], Sequence()
+    for line, cells in rows_of(path, complete_lines):
         message, level, name = (str(cells.get(column, "")).strip() for column in COLUMNS[1:2] + COLUMNS[5:7])
         try:
             value, stamp = int(cells["Time"]), int(cells["Msg Timestamp"])
@@ -109,13 +109,13 @@ def read_csv(path: Path) -> Imported:
         unit = str(cells["Unit of Measurement"]).strip()
         of = sequence.place(message, level, name)
         depth = int(level != "ROOT")
-        found.append(
+        rows.append(
             (of, type_of(message, name), message, UNITS.get(unit, unit), value, name, depth, cells["Timing Source"], stamp)
         )
     names = ["execute", "type", "message", "unit", "value", "name", "depth", "source", "timestamp"]
-    frame = pd.DataFrame(found, columns=names)
+    frame = pd.DataFrame(rows, columns=names)
     complaints = [f"{path}: {len(bad)} damaged lines are left out, the first is line {bad[0]}"] if bad else []
-    if whole != text:
+    if complete_lines != text:
         complaints.append(f"{path}: the last line has no end and is left out: the file was cut off")
     return Imported(path, conform("qnn_imported", frame.assign(file=path.name, row=np.arange(len(frame)))), complaints)
 
@@ -125,12 +125,12 @@ def join(imported: pd.DataFrame, events: pd.DataFrame) -> np.ndarray:
 
     Executions are compared as a whole: unit, value and name of every event, in order. Equal ones are taken in order.
     """
-    known: dict[tuple, list[int]] = {}
+    by_signature: dict[tuple, list[int]] = {}
     for execute_id, rows in events[events["execute_id"] >= 0].groupby("execute_id"):
-        known.setdefault(signature(rows), []).append(int(execute_id))
+        by_signature.setdefault(signature(rows), []).append(int(execute_id))
     answer = pd.Series(-1, imported.index)
     for _, rows in imported[imported["execute"] >= 0].groupby("execute"):
-        waiting = known.get(signature(rows))
+        waiting = by_signature.get(signature(rows))
         if waiting:
             answer[rows.index] = waiting.pop(0)
     return answer.to_numpy(np.int64)

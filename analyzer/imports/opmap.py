@@ -24,7 +24,7 @@ def read_op_map(path: Path) -> dict[str, Mapped]:
         mappings = [row for graph in data["subgraph_traces"] for row in graph["op_mappings"]]
         return {
             str(row["dst_name"]): Mapped(
-                str(row["dst_qnn_op_type"]), tuple(str(one["name"]) for one in row["sources"] if one.get("type") == "OP")
+                str(row["dst_qnn_op_type"]), tuple(str(source["name"]) for source in row["sources"] if source.get("type") == "OP")
             )
             for row in mappings
         }

@@ -36,16 +36,16 @@ class Optrace:
 
 def salvaged(text: str) -> list[Any]:
     """The whole events at the beginning of a file that was cut off."""
-    begin, decoder, found = text.find("["), json.JSONDecoder(), []
-    at = text.find("{", begin + 1) if begin >= 0 else -1
-    while at >= 0:
+    begin, decoder, events = text.find("["), json.JSONDecoder(), []
+    start = text.find("{", begin + 1) if begin >= 0 else -1
+    while start >= 0:
         try:
-            event, end = decoder.raw_decode(text, at)
+            event, end = decoder.raw_decode(text, start)
         except ValueError:
             break
-        found.append(event)
-        at = text.find("{", end)
-    return found
+        events.append(event)
+        start = text.find("{", end)
+    return events
 
 
 def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -54,7 +54,7 @@ def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     complaints = []
     try:
         data = json.loads(text)
-        refuse_others(path, data)
+        refuse_other_artifacts(path, data)
         rows = data["traceEvents"] if isinstance(data, dict) else data
     except (ValueError, KeyError):
         rows = salvaged(text)
@@ -65,7 +65,7 @@ def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, complaints
 
 
-def refuse_others(path: Path, data: Any) -> None:
+def refuse_other_artifacts(path: Path, data: Any) -> None:
     """Raise RecordingError for the viewer's other files: a run trace's times are no cycles, a summary has no events."""
     header = data.get("header") if isinstance(data, dict) else None
     kind = header.get("artifact_type", ARTIFACT) if isinstance(header, dict) else ARTIFACT
@@ -81,36 +81,36 @@ def is_event(row: Any) -> bool:
 
 def unit_of(thread: str, flags: Any) -> str:
     """The unit that an event's flags name, or its thread where it has none: HVX | HMX | DMA | "" (something else)."""
-    told = " ".join(map(str, flags)) if isinstance(flags, list) and flags else thread
-    return next((unit for unit, pattern in UNITS if pattern.search(told)), "")
+    label = " ".join(map(str, flags)) if isinstance(flags, list) and flags else thread
+    return next((unit for unit, pattern in UNITS if pattern.search(label)), "")
 
 
 def spans(rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
     """COLUMNS of complete events and of begins with their ends; and how many could not be read."""
-    found, bad = [], 0
+    events, bad = [], 0
     open_: dict[Any, list[tuple[str, float, Any]]] = {}
     for row in rows:
         thread, args = (row.get("pid"), row.get("tid")), row.get("args", {})
-        told = args.get("Flags"), str(args.get("QNN Op Name", ""))
+        details = args.get("Flags"), str(args.get("QNN Op Name", ""))
         try:
             if row["ph"] == "X":
-                found.append((str(row["name"]), float(row["ts"]), float(row["dur"]), *thread, *told))
+                events.append((str(row["name"]), float(row["ts"]), float(row["dur"]), *thread, *details))
             elif row["ph"] == "B":
-                open_.setdefault(thread, []).append((str(row["name"]), float(row["ts"]), told))
+                open_.setdefault(thread, []).append((str(row["name"]), float(row["ts"]), details))
             elif row["ph"] == "E":
-                name, begin, told = open_[thread].pop()
-                found.append((name, begin, float(row["ts"]) - begin, *thread, *told))
+                name, begin, details = open_[thread].pop()
+                events.append((name, begin, float(row["ts"]) - begin, *thread, *details))
         except (KeyError, TypeError, ValueError, IndexError):
             bad += 1
-    return found, bad + sum(len(left) for left in open_.values())
+    return events, bad + sum(len(left) for left in open_.values())
 
 
-def named(rows: list[dict[str, Any]], what: str) -> dict[Any, str]:
+def named(rows: list[dict[str, Any]], kind: str) -> dict[Any, str]:
     """(process, thread) → name, from the metadata of that kind."""
     return {
         (row.get("pid"), row.get("tid")): str(row.get("args", {}).get("name", ""))
         for row in rows
-        if row["ph"] == "M" and row.get("name") == what
+        if row["ph"] == "M" and row.get("name") == kind
     }
 
 
@@ -119,25 +119,25 @@ def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
     copy = frame.groupby(["pid", "tid", "name", "begin_cycles", "cycles"], dropna=False).cumcount()
     second = ~frame["pid"].map(lambda pid: bool(OVERVIEW.search(processes.get((pid, None), "")))).astype(bool)
     first = frame.assign(copy=copy, second=second).sort_values("second", kind="stable")
-    kept = first.drop_duplicates(["tid", "name", "begin_cycles", "cycles", "copy"])
-    return kept.sort_values("begin_cycles", kind="stable", ignore_index=True)
+    distinct = first.drop_duplicates(["tid", "name", "begin_cycles", "cycles", "copy"])
+    return distinct.sort_values("begin_cycles", kind="stable", ignore_index=True)
 
 
 def read_optrace(path: Path) -> Optrace:
     """Read a file. Raises RecordingError where it is none."""
     rows, complaints = raw_events(path)
-    found, bad = spans(rows)
+    events, bad = spans(rows)
     if bad:
         complaints.append(f"{path}: {bad} events without name, time or partner are left out")
-    threads, frame = named(rows, "thread_name"), pd.DataFrame(found, columns=COLUMNS)
+    threads, frame = named(rows, "thread_name"), pd.DataFrame(events, columns=COLUMNS)
     names = [threads.get(key, "") for key in zip(frame["pid"], frame["tid"], strict=True)]
     frame["thread"] = [
         name if "tid" in name.lower() else f"{name} Tid: {tid}" for name, tid in zip(names, frame["tid"], strict=True)
     ]
     frame["unit"] = [unit_of(*told) for told in zip(names, frame["flags"], strict=True)]
     frame = frame[[not NOT_RUN.search(name) for name in names]]
-    kept = once(frame, named(rows, "process_name"))
-    return Optrace(conform("qnn_optrace", kept), complaints, len(frame) - len(kept))
+    distinct = once(frame, named(rows, "process_name"))
+    return Optrace(conform("qnn_optrace", distinct), complaints, len(frame) - len(distinct))
 
 
 def utilization(events: pd.DataFrame) -> dict[str, Any]:

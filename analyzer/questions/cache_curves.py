@@ -53,20 +53,20 @@ def curves(
 ) -> pd.DataFrame:
     """Hit rate by cache size: slots, share (of all experts seen), a column by policy. By default at eighths of what was seen."""
     events = events_of(tables, phase)
-    seen = len({pair for event in events for pair in event.keys})
-    chosen = sorted({max(1, seen * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
+    n_experts = len({pair for event in events for pair in event.keys})
+    chosen = sorted({max(1, n_experts * i // 8) for i in range(1, 9)}) if sizes is None else sorted(set(sizes))
     rows = []
     for size in chosen if events else ():
         rates = {name: POLICIES[name](events, size).hit_rate for name in policies}
-        rows.append({"slots": size, "share": size / seen, **rates})
+        rows.append({"slots": size, "share": size / n_experts, **rates})
     return pd.DataFrame(rows, columns=["slots", "share", *policies])
 
 
 def slots_for(tables: Tables, rate: float, phase: str | None = None, policy: str = "lru") -> int | None:
     """The fewest slots with which a policy reaches a hit rate; None where even all experts do not."""
     events = events_of(tables, phase)
-    seen = len({pair for event in events for pair in event.keys})
-    low, high = 1, seen
+    n_experts = len({pair for event in events for pair in event.keys})
+    low, high = 1, n_experts
     if not events or POLICIES[policy](events, high).hit_rate < rate:
         return None
     while low < high:

@@ -34,15 +34,15 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
     path, now = run_dir / "tables" / "summary.json", stamp(run_dir, cache_file())
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(path.read_text())
-        if kept["stamp"] == now and now["files"][0]:
-            return dict(kept["summary"])
-    made = fresh(run_dir)
+        cached = json.loads(path.read_text())
+        if cached["stamp"] == now and now["files"][0]:
+            return dict(cached["summary"])
+    figures = fresh(run_dir)
     with contextlib.suppress(OSError):  # a read-only recording is summarised every time
         temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps({"stamp": now, "summary": made}))
+        temporary.write_text(json.dumps({"stamp": now, "summary": figures}))
         os.replace(temporary, path)
-    return made
+    return figures
 
 
 def fresh(run_dir: Path) -> dict[str, Any]:

@@ -100,8 +100,8 @@ def load(machine: dict[str, Any], path: Path | None = None) -> Ceilings | None:
     """The ceilings for a recording's machine: a file's, else this machine's kept ones where it is of that kind, else None."""
     if path is not None:
         return read(path)
-    kept = read(cache_file()) if cache_file().exists() else None
-    return kept if kept is not None and kept.fits(machine) else None
+    ceilings = read(cache_file()) if cache_file().exists() else None
+    return ceilings if ceilings is not None and ceilings.fits(machine) else None
 
 
 def rate(once: Callable[[], object], threads: int) -> float:
@@ -123,7 +123,7 @@ def rate(once: Callable[[], object], threads: int) -> float:
     return best
 
 
-def here() -> Ceilings:
+def measure_here() -> Ceilings:
     """Measure in this process; its BLAS must be limited to one thread."""
     cpus = os.cpu_count() or 1
     vector = np.ones(VECTOR_BYTES // 4, np.float32)
@@ -135,4 +135,4 @@ def here() -> Ceilings:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(here())))
+    print(json.dumps(asdict(measure_here())))

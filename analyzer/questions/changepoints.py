@@ -55,27 +55,27 @@ def spikes(values: np.ndarray) -> np.ndarray:
 
 def period(values: np.ndarray) -> Period | None:
     """The periodic disturbance of a series, if there is one: spikes at regular distances, a few missed ones allowed."""
-    at = spikes(values)
-    at = at[np.append(True, np.diff(at) > 1)] if len(at) else at
-    if len(at) < MIN_SPIKES:
+    spiking = spikes(values)
+    spiking = spiking[np.append(True, np.diff(spiking) > 1)] if len(spiking) else spiking
+    if len(spiking) < MIN_SPIKES:
         return None
-    gap = np.diff(at)
+    gap = np.diff(spiking)
     steps = float(np.median(gap))
     turns = np.maximum(np.round(gap / steps), 1)
-    steps = float((at[-1] - at[0]) / turns.sum())
+    steps = float((spiking[-1] - spiking[0]) / turns.sum())
     off = np.abs(gap - turns * steps)
     if np.median(off) > max(1.0, REGULAR * steps) or turns.sum() > 2 * len(gap):
         return None
-    height = float(np.median((values - running_median(values))[at]))
-    return Period(steps, height, len(at), int(at[0]))
+    height = float(np.median((values - running_median(values))[spiking]))
+    return Period(steps, height, len(spiking), int(spiking[0]))
 
 
 def correlation(values: np.ndarray) -> float:
     """Lag-one correlation of the noise: differences over two steps vary 1 + rho times as much as over one; level and drift
     drop out, and clipping takes out shifts. A standard error is added: too small a correlation sees shifts in noise.
     """
-    one, two = (_clipped_variance(d) for d in (np.diff(values), values[2:] - values[:-2]))
-    return float(np.clip(two / one - 1 + 1 / np.sqrt(len(values)), 0.0, 0.9)) if one > 0 else 0.0
+    over_one, over_two = (_clipped_variance(d) for d in (np.diff(values), values[2:] - values[:-2]))
+    return float(np.clip(over_two / over_one - 1 + 1 / np.sqrt(len(values)), 0.0, 0.9)) if over_one > 0 else 0.0
 
 
 def _clipped_variance(values: np.ndarray) -> float:
@@ -90,19 +90,19 @@ def shifts(values: np.ndarray) -> list[Shift]:
     y = np.asarray(values, np.float64).copy()
     if len(y) < LEAST_SERIES:
         return []
-    at = spikes(y)
-    y[at] = running_median(y)[at]
+    outliers = spikes(y)
+    y[outliers] = running_median(y)[outliers]
     rho = correlation(y)
-    found: list[int] = []
-    while len(found) < len(y) // MIN_STEPS:
-        place, score = _strongest(y, found, rho)
+    places: list[int] = []
+    while len(places) < len(y) // MIN_STEPS:
+        place, score = _strongest(y, places, rho)
         if score < SHIFT_SIGMAS:
             break
-        found = _settled(y, sorted([*found, place]), rho)
-        if place not in found and all(abs(place - other) > 2 for other in found):
+        places = _settled(y, sorted([*places, place]), rho)
+        if place not in places and all(abs(place - earlier) > 2 for earlier in places):
             break
-    sizes, scores = _fit(y, found, rho)
-    return [Shift(k, float(s)) for k, s, t in zip(found, sizes, scores, strict=True) if abs(t) >= SHIFT_SIGMAS]
+    sizes, scores = _fit(y, places, rho)
+    return [Shift(k, float(s)) for k, s, t in zip(places, sizes, scores, strict=True) if abs(t) >= SHIFT_SIGMAS]
 
 
 def _whitened(columns: np.ndarray, rho: float) -> np.ndarray:
@@ -113,25 +113,25 @@ def _whitened(columns: np.ndarray, rho: float) -> np.ndarray:
     return out
 
 
-def _basis(n: int, at: list[int], rho: float) -> np.ndarray:
+def _basis(n: int, places: list[int], rho: float) -> np.ndarray:
     """Whitened columns [n, 2 + shifts]: level, drift, and a step at each place."""
     t = np.arange(n)
-    return _whitened(np.column_stack([np.ones(n), t / n, *(t >= k for k in at)]).astype(np.float64), rho)
+    return _whitened(np.column_stack([np.ones(n), t / n, *(t >= k for k in places)]).astype(np.float64), rho)
 
 
-def _strongest(y: np.ndarray, at: list[int], rho: float) -> tuple[int, float]:
+def _strongest(y: np.ndarray, places: list[int], rho: float) -> tuple[int, float]:
     """The place whose additional step explains most, and its |t|: all places by cumulative sums."""
     n = len(y)
-    q = np.linalg.qr(_basis(n, at, rho))[0]
+    q = np.linalg.qr(_basis(n, places, rho))[0]
     z = _whitened(y[:, None], rho)[:, 0]
     residual = z - q @ (q.T @ z)
     vectors = np.column_stack([residual, q])
     after = np.vstack([np.cumsum(vectors[::-1], axis=0)[::-1][1:], np.zeros(vectors.shape[1])])
     product = vectors + (1 - rho) * after  # of the whitened step at k with every vector
-    own = 1 + (1 - rho) ** 2 * (n - 1 - np.arange(n)) - (product[:, 1:] ** 2).sum(axis=1)
-    gain = np.where(own > 1e-3, product[:, 0] ** 2 / np.maximum(own, 1e-3), 0.0)
+    norm = 1 + (1 - rho) ** 2 * (n - 1 - np.arange(n)) - (product[:, 1:] ** 2).sum(axis=1)
+    gain = np.where(norm > 1e-3, product[:, 0] ** 2 / np.maximum(norm, 1e-3), 0.0)
     blocked = np.zeros(n, bool)
-    for k in [0, n, *at]:
+    for k in [0, n, *places]:
         blocked[max(0, k - MIN_STEPS // 2) : k + MIN_STEPS // 2] = True
     gain[blocked] = 0.0
     best = int(np.argmax(gain))
@@ -139,20 +139,20 @@ def _strongest(y: np.ndarray, at: list[int], rho: float) -> tuple[int, float]:
     return best, float(np.sqrt(gain[best] / noise))
 
 
-def _settled(y: np.ndarray, at: list[int], rho: float) -> list[int]:
+def _settled(y: np.ndarray, places: list[int], rho: float) -> list[int]:
     """Each place moved to where it explains most given the others; places that then explain too little are dropped."""
-    for i, _ in enumerate(at):
-        at[i] = _strongest(y, at[:i] + at[i + 1 :], rho)[0]
-    at = sorted(set(at))
-    scores = _fit(y, at, rho)[1]
-    return [k for k, t in zip(at, scores, strict=True) if abs(t) >= SHIFT_SIGMAS]
+    for i, _ in enumerate(places):
+        places[i] = _strongest(y, places[:i] + places[i + 1 :], rho)[0]
+    places = sorted(set(places))
+    scores = _fit(y, places, rho)[1]
+    return [k for k, t in zip(places, scores, strict=True) if abs(t) >= SHIFT_SIGMAS]
 
 
-def _fit(y: np.ndarray, at: list[int], rho: float) -> tuple[np.ndarray, np.ndarray]:
+def _fit(y: np.ndarray, places: list[int], rho: float) -> tuple[np.ndarray, np.ndarray]:
     """(size, t) of the step at each place, all fitted together."""
-    if not at:
+    if not places:
         return np.empty(0), np.empty(0)
-    basis, z = _basis(len(y), at, rho), _whitened(y[:, None], rho)[:, 0]
+    basis, z = _basis(len(y), places, rho), _whitened(y[:, None], rho)[:, 0]
     inverse = np.linalg.pinv(basis.T @ basis)
     beta = inverse @ basis.T @ z
     noise = max(float(((z - basis @ beta) ** 2).sum()) / max(len(y) - basis.shape[1], 1), 1e-24)

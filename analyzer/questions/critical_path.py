@@ -8,8 +8,8 @@ def critical_path(graph: nx.DiGraph, order: list[str]) -> tuple[list[str], int]:
     spent: dict[str, int] = {}
     before: dict[str, str | None] = {}
     for node in order:
-        known = [above for above in graph.predecessors(node) if above in spent]
-        best = max(known, key=spent.__getitem__, default=None)
+        makers = [above for above in graph.predecessors(node) if above in spent]
+        best = max(makers, key=spent.__getitem__, default=None)
         before[node] = best
         spent[node] = int(graph.nodes[node].get("duration_ns") or 0) + (spent[best] if best is not None else 0)
     last = max(spent, key=spent.__getitem__, default=None)

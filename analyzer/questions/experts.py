@@ -42,10 +42,10 @@ def distinct(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per layer: `experts` distinct experts seen, `per_step` mean distinct experts in a step, `steps`."""
     rows = activations(tables, phase)
     per_step = rows.groupby(["layer", "token_id"])["expert"].nunique().groupby("layer").agg(["mean", "size"])
-    seen = rows.groupby("layer")["expert"].nunique()
+    per_layer = rows.groupby("layer")["expert"].nunique()
     columns = {
-        "layer": seen.index,
-        "experts": seen.to_numpy(),
+        "layer": per_layer.index,
+        "experts": per_layer.to_numpy(),
         "per_step": per_step["mean"].to_numpy(),
         "steps": per_step["size"].to_numpy(),
     }
@@ -95,8 +95,8 @@ def time_by_distance(tables: Tables) -> pd.DataFrame:
     reuse = reuse_distance(tables, "decode")
     steps = reuse.groupby(["token_id", "layer"])["distance"].agg(distance="mean", new=lambda values: int(values.isna().sum()))
     operators = tables["operators"]
-    own = operators[np.isin(operator_groups(operators), ("expert compute", "expert load"))]
-    spent = own.groupby(["token_id", "layer"])[["duration_ns", "maj_flt"]].sum()
+    expert_operators = operators[np.isin(operator_groups(operators), ("expert compute", "expert load"))]
+    spent = expert_operators.groupby(["token_id", "layer"])[["duration_ns", "maj_flt"]].sum()
     joined = steps.join(spent, how="inner").rename(columns={"duration_ns": "expert_ns"})
     return joined.reset_index()
 
@@ -107,11 +107,11 @@ def distance_effect(tables: Tables) -> dict[str, Any]:
     if len(rows) < 8 or rows["distance"].nunique() < 2:
         return {}
     ranks = rows[["distance", "expert_ns", "maj_flt"]].rank()
-    found = ranks.corr()["distance"]
-    return {"steps": len(rows), "time": _known(found["expert_ns"]), "major_faults": _known(found["maj_flt"])}
+    correlations = ranks.corr()["distance"]
+    return {"steps": len(rows), "time": _number(correlations["expert_ns"]), "major_faults": _number(correlations["maj_flt"])}
 
 
-def _known(value: float) -> float | None:
+def _number(value: float) -> float | None:
     return float(value) if value == value else None
 
 
@@ -164,8 +164,8 @@ def lateness(tables: Tables) -> dict[str, Any]:
 def summary(tables: Tables) -> dict[str, Any]:
     """Experts in numbers, JSON-able; {} where the recording has none."""
     runs, loads = tables["experts"], tables["loads"]
-    seen = activations(tables)
-    if len(seen) == 0 and len(loads) == 0:
+    active = activations(tables)
+    if len(active) == 0 and len(loads) == 0:
         return {}
     counted, reuse = cache_hits(tables), reuse_distance(tables)["distance"].dropna()
     hits, misses = int(counted["hits"].sum()), int(counted["misses"].sum())
@@ -175,7 +175,7 @@ def summary(tables: Tables) -> dict[str, Any]:
         for reason, rows in loaded.groupby("reason")
     }
     return {
-        "layers": int(seen["layer"].nunique()),
+        "layers": int(active["layer"].nunique()),
         "distinct_per_layer": {phase: _means(distinct(tables, phase)) for phase in ("prefill", "decode")},
         "runs": len(runs),
         "hits": hits,

@@ -68,11 +68,11 @@ def log_truth(path: Path) -> dict[str, float]:
         raise AnalysisError(f"{path} is no log of the runtime ({error!r}); write one with: runtime generate --log FILE") from None
 
 
-def given_truth(path: Path) -> dict[str, dict[str, float]]:
+def read_truth(path: Path) -> dict[str, dict[str, float]]:
     """{"phases": {name: ms per step}, "kernels": {...}} from a file, as benchmarks/fidelity.py writes it."""
     try:
-        given = json.loads(path.read_text())
-        return {part: {str(k): float(v) for k, v in (given.get(part) or {}).items()} for part in ("phases", "kernels")}
+        truth = json.loads(path.read_text())
+        return {part: {str(k): float(v) for k, v in (truth.get(part) or {}).items()} for part in ("phases", "kernels")}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise AnalysisError(
             f'{path} holds no truth ({error}); it should be {{"phases": {{name: ms}}, "kernels": {{…}}}}'
@@ -83,8 +83,8 @@ def report(tables: Tables, truth: dict[str, dict[str, float]]) -> dict[str, Any]
     """Tables `phases` and `kernels`, and the mean and median accuracy of each; absent where no truth was given."""
     measured = {"phases": measured_phases(tables), "kernels": measured_kernels(tables)}
     answer: dict[str, Any] = {}
-    for part, given in truth.items():
-        rows = compare(measured[part], given)
+    for part, truths in truth.items():
+        rows = compare(measured[part], truths)
         if len(rows):
             middle = {"mean": float(rows["accuracy_percent"].mean()), "median": float(rows["accuracy_percent"].median())}
             answer[part] = {"rows": rows, "accuracy_percent": middle}

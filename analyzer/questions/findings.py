@@ -66,11 +66,11 @@ def expert_loads(facts: Facts) -> Iterator[Finding]:
     loads = loads[(loads["action"] == "load") & (loads["reason"] == "demand") & (loads["token_id"] >= 0)]
     if spent <= 0 or len(loads) == 0:
         return
-    one = cache_curves.expert_bytes(facts.tables)
+    expert_size = cache_curves.expert_bytes(facts.tables)
     slots = cache_curves.slots_for(facts.tables, GOAL_HIT_RATE, "decode")
     remedy = "no cache would reach a hit rate of 90 % in decode"
     if slots is not None:
-        remedy = f"a cache of {slots} experts" + (f" ({size(slots * one)})" if np.isfinite(one) else "")
+        remedy = f"a cache of {slots} experts" + (f" ({size(slots * expert_size)})" if np.isfinite(expert_size) else "")
         remedy += " would hit 90 % in decode (LRU)"
     steps = loads["token_id"].nunique() / max(len(facts.rows), 1)
     moved = int(loads["bytes"].sum())
@@ -134,9 +134,9 @@ def displaced(facts: Facts) -> Iterator[Finding]:
     rows = rows[rows["token_id"] >= 0]
     cost = float(rows["cost_ns"].sum())
     by = threads.displaced_by(facts.tables, rows).head(3)
-    own = by.loc[by["own"], "cost_ms"].sum() > by["cost_ms"].sum() / 2
-    who = ", ".join(dict.fromkeys(by["name"]))
-    text = f"threads within operators are ready but have no CPU, mostly displaced by {'its own threads ' if own else ''}{who}"
+    ours = by.loc[by["own"], "cost_ms"].sum() > by["cost_ms"].sum() / 2
+    names = ", ".join(dict.fromkeys(by["name"]))
+    text = f"threads within operators are ready but have no CPU, mostly displaced by {'its own threads ' if ours else ''}{names}"
     query = (
         "select by_tid, count(*) times, sum(cost_ns)/1e6 cost_ms from displacements "
         "where token_id >= 0 group by all order by cost_ms desc"
@@ -168,8 +168,8 @@ def below_roof(facts: Facts) -> Iterator[Finding]:
     rows = roofline.roofline(facts.tables, facts.ceilings, "type")
     rows = rows[rows["bound"].isin(("memory", "compute"))]
     gain = rows["above_ms"]
-    for at in gain.sort_values(ascending=False).head(2).index:
-        row = rows.loc[at]
+    for index in gain.sort_values(ascending=False).head(2).index:
+        row = rows.loc[index]
         times = row["ms"] / (row["roof_us"] * row["count"] / 1e3)
         text = f"{row['type']} is {row['bound']}-bound and takes {times:.1f} times the roofline's time"
         query = (
@@ -177,13 +177,13 @@ def below_roof(facts: Facts) -> Iterator[Finding]:
             f"from operators where type = '{row['type']}' group by all order by ms desc"
         )
         evidence = {name: row[name] for name in ("ms", "intensity", "gflops", "gbytes_per_s", "share_of_roof")}
-        yield facts.finding(f"roofline: {row['type']}", text, float(gain[at]) * 1e6, evidence, query)
+        yield facts.finding(f"roofline: {row['type']}", text, float(gain[index]) * 1e6, evidence, query)
 
 
 def slower_backend(facts: Facts) -> Iterator[Finding]:
     """Subgraphs that run slower on the NPU than equal ones do on the CPU."""
-    both = roofline.backends(facts.tables)
-    slow = both[(both["backend"] != "cpu") & (both["times_cpu"] > 1)]
+    compared = roofline.backends(facts.tables)
+    slow = compared[(compared["backend"] != "cpu") & (compared["times_cpu"] > 1)]
     for row in slow.to_dict("records"):
         lost = row["runs"] * row["median_us"] * (1 - 1 / row["times_cpu"]) * 1e3
         slower = f"{row['times_cpu']:.1f} times as long on {row['backend']} as on the CPU"
@@ -200,17 +200,17 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
     steps = trends.decode_steps(facts.tables)
     if len(steps) < trends.LEAST:
         return
-    found = trends.summary(facts.tables, steps)
+    trend = trends.summary(facts.tables, steps)
     query = "select token_id, position, duration_ns/1e6 ms from tokens where phase = 'decode' order by token_id"
     lost = float((steps["ms"] - steps["ms"].median()).clip(lower=0).sum()) * 1e6
-    for jump in found["change_points"]:
+    for jump in trend["change_points"]:
         if jump["after_ms"] > jump["before_ms"]:
             later = int((steps["token_id"] >= jump["token_id"]).sum())
             text = f"from token {jump['token_id']} on, steps take {jump['after_ms']:.1f} instead of {jump['before_ms']:.1f} ms"
             yield facts.finding("change point", text, (jump["after_ms"] - jump["before_ms"]) * later * 1e6, jump, query)
-    if found["periodic"]:
-        text = f"every {found['periodic']['period']:.1f} steps something slows a step down"
-        yield facts.finding("periodic", text, lost * found["periodic"]["share"], found["periodic"], query)
+    if trend["periodic"]:
+        text = f"every {trend['periodic']['period']:.1f} steps something slows a step down"
+        yield facts.finding("periodic", text, lost * trend["periodic"]["share"], trend["periodic"], query)
     grown = trends.growth(facts.tables, steps)
     for row in grown[(grown["ns_per_token"] > 3 * grown["error_ns"]) & (grown["r2"] > 0.5)].head(1).to_dict("records"):
         reach = float((steps["context"] - steps["context"].min()).sum())

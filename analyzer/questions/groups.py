@@ -87,8 +87,8 @@ def group_times(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
     steps = np.zeros((len(order), 2 * len(GROUPS)))
     steps[np.arange(len(order)), np.concatenate((column, column))] = np.repeat([1.0, -1.0], len(rows))
     active = np.cumsum(steps[order], axis=0)
-    own, others = active[:, : len(GROUPS)], active[:, len(GROUPS) :]
-    shown = np.where(own.sum(axis=1)[:, None] > 0, own, others)
+    of_owner, of_others = active[:, : len(GROUPS)], active[:, len(GROUPS) :]
+    shown = np.where(of_owner.sum(axis=1)[:, None] > 0, of_owner, of_others)
     share = shown / np.maximum(shown.sum(axis=1), 1.0)[:, None]
     token, ts = token[order], ts[order]
     lasting = np.append(np.where(token[1:] == token[:-1], np.diff(ts), 0), 0)[: len(ts)]

@@ -60,8 +60,8 @@ class Snapshot:
 class Held(Recording):
     """A recording of which nothing is to be read but some slots in memory."""
 
-    def __init__(self, whole: Recording, slots: Slots):
-        vars(self).update(vars(whole))
+    def __init__(self, recording: Recording, slots: Slots):
+        vars(self).update(vars(recording))
         self.held = slots
 
     def slot_count(self, stream: str) -> int:
@@ -85,26 +85,26 @@ def times(slots: np.ndarray) -> np.ndarray:
 
 def of_kind(recording: Recording, slots: np.ndarray, kind: str) -> tuple[np.ndarray, pd.DataFrame]:
     """(rows, whole-number fields) of the records of one kind among slots; none where the recording does not know it."""
-    known, dtype = recording.layouts.get(kind, (0, np.dtype([])))
-    rows = np.flatnonzero(number(slots, KIND_OFFSET, "<u2") == known) if known else np.empty(0, np.int64)
+    kind_number, dtype = recording.layouts.get(kind, (0, np.dtype([])))
+    rows = np.flatnonzero(number(slots, KIND_OFFSET, "<u2") == kind_number) if kind_number else np.empty(0, np.int64)
     if not len(rows):
         return rows, pd.DataFrame()
-    fields = [(name, at, field) for name, (field, at, *_) in (dtype.fields or {}).items() if field.kind in "iu"]
-    columns = {name: number(slots, RING_HEADER_BYTES + at, field.str)[rows] for name, at, field in fields}
+    fields = [(name, offset, field) for name, (field, offset, *_) in (dtype.fields or {}).items() if field.kind in "iu"]
+    columns = {name: number(slots, RING_HEADER_BYTES + offset, field.str)[rows] for name, offset, field in fields}
     return rows, pd.DataFrame(columns, copy=False)
 
 
 def lasting(recording: Recording, slots: np.ndarray) -> np.ndarray:
     """Rows of past slots that still hold: descriptions that none supersedes, and the last record of each thread."""
-    kept = [np.empty(0, np.int64)]
+    still_valid = [np.empty(0, np.int64)]
     for kind, fields in DESCRIBING.items():
         rows, records = of_kind(recording, slots, kind)
-        kept.append(rows[~records.duplicated(list(fields), keep="last").to_numpy()] if len(rows) else rows)
+        still_valid.append(rows[~records.duplicated(list(fields), keep="last").to_numpy()] if len(rows) else rows)
     for kind, fields in LASTING.items():
         rows, records = of_kind(recording, slots, kind)
         by_thread = (pd.Series(rows).groupby(records[field].to_numpy()) for field in fields if len(rows))
-        kept += [thread.max().to_numpy(np.int64) for thread in by_thread]
-    return np.concatenate(kept)
+        still_valid += [thread.max().to_numpy(np.int64) for thread in by_thread]
+    return np.concatenate(still_valid)
 
 
 def begin_alone(steps: pd.DataFrame, ns: int) -> int:
@@ -132,8 +132,8 @@ def by_step(tables: Tables) -> Rows:
 
 def renumbered(rows: Rows, token_ids: pd.Series) -> Rows:
     """The rows of some steps, with other numbers: `token_ids` by those that they have."""
-    own = {name: part[part["token_id"].isin(token_ids.index)] for name, part in rows.items()}
-    return {name: part.assign(token_id=part["token_id"].map(token_ids)) for name, part in own.items()}
+    chosen = {name: part[part["token_id"].isin(token_ids.index)] for name, part in rows.items()}
+    return {name: part.assign(token_id=part["token_id"].map(token_ids)) for name, part in chosen.items()}
 
 
 class Live:
@@ -183,10 +183,10 @@ class Live:
         """Leave out what lies before the window, where recording began long before the first turn."""
         rows = [of_kind(recording, self.slots["events"], kind)[0] for kind in ("token_begin", "token_end")]
         steps = {**self.slots, "events": self.slots["events"][np.concatenate(rows)], "details": self.slots["details"][:0]}
-        known = build(Held(recording, steps))["tokens"]
-        if len(known):
-            begin_ns = known["begin_ns"][known["end_ns"] >= self._since(known)].min()
-            self.counted_until = begin_alone(known, int(begin_ns))
+        steps_begun = build(Held(recording, steps))["tokens"]
+        if len(steps_begun):
+            begin_ns = steps_begun["begin_ns"][steps_begun["end_ns"] >= self._since(steps_begun)].min()
+            self.counted_until = begin_alone(steps_begun, int(begin_ns))
         self._forget(recording)
 
     def _since(self, steps: pd.DataFrame) -> int:
@@ -231,10 +231,10 @@ class Live:
     def _forget(self, recording: Recording) -> None:
         """Hold only what is not counted yet, and what still holds."""
         for stream, slots in self.slots.items():
-            kept = times(slots) >= self.counted_until
-            before = np.flatnonzero(~kept)
-            kept[before[lasting(recording, slots[before])]] = True
-            self.slots[stream] = slots[kept]
+            hold = times(slots) >= self.counted_until
+            before = np.flatnonzero(~hold)
+            hold[before[lasting(recording, slots[before])]] = True
+            self.slots[stream] = slots[hold]
 
     def _shown(self, manifest: dict[str, Any]) -> Snapshot:
         """The figures as they stand."""

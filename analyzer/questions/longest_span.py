@@ -30,9 +30,9 @@ class Spans:
         return make(self, subject, evidence) if make else (self.tables["tokens"].iloc[:0], LONG)
 
 
-def equal(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
+def equal(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
     """The rows whose columns have these values."""
-    for column, value in wanted.items():
+    for column, value in values.items():
         frame = frame[frame[column] == value]
     return frame
 

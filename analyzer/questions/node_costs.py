@@ -17,17 +17,17 @@ def cycles_of(tables: Tables, operators: pd.DataFrame) -> dict[int, float]:
     runs = tables["qnn_executes"].dropna(subset=["accel_cycles"])
     row = nest.innermost(runs["tid"].to_numpy(np.int64), runs["begin_ns"].to_numpy(np.int64))
     spent = pd.Series(runs["accel_cycles"].to_numpy()[row >= 0]).groupby(row[row >= 0]).sum()
-    return {int(operators["order"].iloc[int(str(at))]): float(value) for at, value in spent.items()}
+    return {int(operators["order"].iloc[int(str(row_number))]): float(value) for row_number, value in spent.items()}
 
 
 def loads_of(tables: Tables, operators: pd.DataFrame, token_id: int) -> dict[int, int]:
     """order → ns of the loads of its expert within the token, shared evenly by the expert's operators."""
     loads = tables["loads"].query("action == 'load' and complete")
     spent = loads[loads["token_id"] == token_id].groupby(["layer", "expert"])["duration_ns"].sum()
-    mine = operators[operators["expert"] >= 0]
-    count = mine.groupby(["layer", "expert"])["order"].transform("size").clip(lower=1)
-    told = spent.reindex(pd.MultiIndex.from_frame(mine[["layer", "expert"]])).fillna(0).to_numpy()
-    return dict(zip(mine["order"].tolist(), (told / count.to_numpy()).astype(np.int64).tolist(), strict=True))
+    of_experts = operators[operators["expert"] >= 0]
+    count = of_experts.groupby(["layer", "expert"])["order"].transform("size").clip(lower=1)
+    load_ns = spent.reindex(pd.MultiIndex.from_frame(of_experts[["layer", "expert"]])).fillna(0).to_numpy()
+    return dict(zip(of_experts["order"].tolist(), (load_ns / count.to_numpy()).astype(np.int64).tolist(), strict=True))
 
 
 def add_costs(graph: nx.DiGraph, tables: Tables, token_id: int) -> None:

@@ -22,9 +22,9 @@ RESOURCE_MASK = 5004
 
 def node_names(names: pd.Series) -> pd.DataFrame:
     """QNN's identifiers, `name:OpId_12 (cycles)`, as columns `node` (the model's name) and `op_id` (-1 for none)."""
-    found = [OP_ID.fullmatch(name) for name in names]
-    nodes = [match[1] if match else name.removesuffix(" (cycles)") for match, name in zip(found, names, strict=True)]
-    return pd.DataFrame({"node": nodes, "op_id": [int(match[2]) if match else -1 for match in found]}, index=names.index)
+    matches = [OP_ID.fullmatch(name) for name in names]
+    nodes = [match[1] if match else name.removesuffix(" (cycles)") for match, name in zip(matches, names, strict=True)]
+    return pd.DataFrame({"node": nodes, "op_id": [int(match[2]) if match else -1 for match in matches]}, index=names.index)
 
 
 def node_type(name: str, op_map: OpMap) -> str:
@@ -43,8 +43,8 @@ def labels(executes: pd.DataFrame) -> pd.Series:
 
 def total(values: pd.Series) -> float | None:
     """The sum of what is known; None where nothing is."""
-    known = values.dropna()
-    return float(known.sum()) if len(known) else None
+    numbers = values.dropna()
+    return float(numbers.sum()) if len(numbers) else None
 
 
 def group(rows: pd.DataFrame) -> Row:
@@ -52,8 +52,8 @@ def group(rows: pd.DataFrame) -> Row:
     warm = rows[~rows["first"]] if (~rows["first"]).any() else rows
     first = rows[rows["first"]]
     host, accel = rows["duration_ns"].sum() / 1e3, total(rows["accel_us"])
-    known = rows[rows["accel_us"].notna()]
-    beside = (known["duration_ns"] / 1e3 - known["accel_us"]).sum()
+    timed = rows[rows["accel_us"].notna()]
+    beside = (timed["duration_ns"] / 1e3 - timed["accel_us"]).sum()
     return {
         "executes": len(rows),
         "host_us": float(host),
@@ -61,7 +61,7 @@ def group(rows: pd.DataFrame) -> Row:
         "first_us": float(first["duration_ns"].mean() / 1e3) if len(first) else None,
         "accel_us": accel,
         "cycles": total(rows["accel_cycles"]),
-        "rpc_share": float(beside / (known["duration_ns"].sum() / 1e3)) if len(known) and known["duration_ns"].sum() else None,
+        "rpc_share": float(beside / (timed["duration_ns"].sum() / 1e3)) if len(timed) and timed["duration_ns"].sum() else None,
     }
 
 
@@ -74,24 +74,24 @@ def grouped(executes: pd.DataFrame, by: list[str], count: int | None = None) -> 
 def nodes(tables: Tables, op_map: OpMap) -> pd.DataFrame:
     """Cycles per graph and node: columns graph, node, type, source, op_id, runs, cycles, share (of all nodes'), resources."""
     events = tables["qnn_events"]
-    mine = events[(events["type"] == NODE) & (events["unit"] == "cycles") & (events["execute_id"] >= 0)]
+    node_events = events[(events["type"] == NODE) & (events["unit"] == "cycles") & (events["execute_id"] >= 0)]
     label = labels(tables["qnn_executes"]).set_axis(tables["qnn_executes"]["execute_id"])
-    frame = pd.concat([mine, node_names(mine["name"])], axis=1).assign(graph=mine["execute_id"].map(label))
+    frame = pd.concat([node_events, node_names(node_events["name"])], axis=1).assign(graph=node_events["execute_id"].map(label))
     frame["cycles"] = frame["value"].astype(np.float64)
-    told = masks(events)
-    frame["resources"] = [told.get(event, "") for event in frame["event_id"]]
-    made = frame.groupby(["graph", "node", "op_id", "resources"], as_index=False)["cycles"].agg(runs="size", cycles="sum")
-    made["type"] = [node_type(name, op_map) for name in made["node"]]
-    made["source"] = [" ".join(op_map[name].sources) if name in op_map else "" for name in made["node"]]
-    made["share"] = made["cycles"] / max(float(made["cycles"].sum()), 1.0)
-    return made.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+    units = masks(events)
+    frame["resources"] = [units.get(event, "") for event in frame["event_id"]]
+    totals = frame.groupby(["graph", "node", "op_id", "resources"], as_index=False)["cycles"].agg(runs="size", cycles="sum")
+    totals["type"] = [node_type(name, op_map) for name in totals["node"]]
+    totals["source"] = [" ".join(op_map[name].sources) if name in op_map else "" for name in totals["node"]]
+    totals["share"] = totals["cycles"] / max(float(totals["cycles"].sum()), 1.0)
+    return totals.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
 
 
 def masks(events: pd.DataFrame) -> dict[int, str]:
     """event_id of a node → the units that it used, where its sub-events tell (linting)."""
-    mine = events[(events["type"] == RESOURCE_MASK) & (events["parent_id"] >= 0)]
-    told = [" ".join(name for bit, name in RESOURCES.items() if int(value) & bit) for value in mine["value"]]
-    return dict(zip(mine["parent_id"], told, strict=True))
+    mask_events = events[(events["type"] == RESOURCE_MASK) & (events["parent_id"] >= 0)]
+    units = [" ".join(name for bit, name in RESOURCES.items() if int(value) & bit) for value in mask_events["value"]]
+    return dict(zip(mask_events["parent_id"], units, strict=True))
 
 
 def contexts(tables: Tables) -> Row:
@@ -128,10 +128,10 @@ def closure(tables: Tables) -> list[Row]:
     """Each relation that must hold: how often it could be looked at, how often it was broken, and the residual left over."""
     rows = []
     for check in checks(tables["qnn_executes"], tables["qnn_events"]):
-        known = ~np.isnan(check.found) & ~np.isnan(check.expected)
-        if known.any():
-            residual = float((check.expected - check.found)[known].sum())
-            counts = {"looked_at": int(known.sum()), "broken": int(check.broken.sum())}
+        comparable = ~np.isnan(check.found) & ~np.isnan(check.expected)
+        if comparable.any():
+            residual = float((check.expected - check.found)[comparable].sum())
+            counts = {"looked_at": int(comparable.sum()), "broken": int(check.broken.sum())}
             rows.append({"check": check.name, "unit": check.unit, **counts, "residual": residual})
     return rows
 

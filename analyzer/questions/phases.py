@@ -44,10 +44,10 @@ def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
     return explained(tables, left, (("npu", npu_spans(tables)), ("load", load_spans(tables))))
 
 
-def explained(tables: Tables, left: Intervals, known: tuple[tuple[str, Intervals], ...]) -> pd.DataFrame:
-    """Idle pieces of tokens cut by cause: the first of `known` that covers them, else the state of the token's thread."""
+def explained(tables: Tables, left: Intervals, candidates: tuple[tuple[str, Intervals], ...]) -> pd.DataFrame:
+    """Idle pieces of tokens cut by cause: the first of `candidates` that covers them, else the state of the token's thread."""
     parts, causes = [], []
-    for cause, spans in known:
+    for cause, spans in candidates:
         taken = common(left, merged(spans))
         parts.append(taken)
         causes.append(np.full(len(taken), cause, object))
@@ -73,22 +73,22 @@ def load_spans(tables: Tables) -> Intervals:
     loads = loads[(loads["action"] == "load") & (loads["token_id"] >= 0)]
     calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(("contextCreate", "contextCreateFromBinary", "graphFinalize"))]
     tokens = tables["tokens"]
-    made = overlaps(spans_of(tokens, "pid"), merged(spans_of(calls, "pid")))
-    return Intervals.joined(spans_of(loads), Intervals(tokens["token_id"].to_numpy()[made.left], made.begin, made.end))
+    setups = overlaps(spans_of(tokens, "pid"), merged(spans_of(calls, "pid")))
+    return Intervals.joined(spans_of(loads), Intervals(tokens["token_id"].to_numpy()[setups.left], setups.begin, setups.end))
 
 
 def by_thread_state(tables: Tables, left: Intervals) -> tuple[Intervals, np.ndarray]:
     """Gaps cut by the state of their token's own thread, each with its cause; where no state is known, the residual."""
     states = tables["thread_states"]
     owner = tables["tokens"].set_index("token_id")["tid"].reindex(left.key, fill_value=-1).to_numpy()
-    mine = states[np.isin(states["tid"].to_numpy(), np.unique(owner))]
-    known, named = spans_of(mine, "tid"), mine["state"].map(CAUSE_OF_STATE).to_numpy()
-    found = overlaps(Intervals(owner, left.begin, left.end), known)
-    own = np.arange(len(left.key))
-    rest = uncovered(Intervals(own, left.begin, left.end), Intervals(found.left, found.begin, found.end))
-    met = Intervals(left.key[found.left], found.begin, found.end)
-    pieces = Intervals.joined(met, Intervals(left.key[rest.key], rest.begin, rest.end))
-    causes = np.concatenate((named[found.right], np.full(len(rest.key), RESIDUAL, object)))
+    own_states = states[np.isin(states["tid"].to_numpy(), np.unique(owner))]
+    state_spans, named = spans_of(own_states, "tid"), own_states["state"].map(CAUSE_OF_STATE).to_numpy()
+    shared = overlaps(Intervals(owner, left.begin, left.end), state_spans)
+    rows = np.arange(len(left.key))
+    unknown = uncovered(Intervals(rows, left.begin, left.end), Intervals(shared.left, shared.begin, shared.end))
+    met = Intervals(left.key[shared.left], shared.begin, shared.end)
+    pieces = Intervals.joined(met, Intervals(left.key[unknown.key], unknown.begin, unknown.end))
+    causes = np.concatenate((named[shared.right], np.full(len(unknown.key), RESIDUAL, object)))
     return pieces, causes
 
 
@@ -96,11 +96,11 @@ def neighbours(operators: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Name the operators around each gap: `after` which it came and `before` which; "" at the token's edges."""
     named = operators.loc[operators["token_id"] >= 0, ["token_id", "begin_ns", "end_ns", "name"]]
     rows = rows.assign(row=np.arange(len(rows)))
-    for column, at, side, direction in (("after", "begin_ns", "end_ns", "backward"), ("before", "end_ns", "begin_ns", "forward")):
+    for column, ts, side, way in (("after", "begin_ns", "end_ns", "backward"), ("before", "end_ns", "begin_ns", "forward")):
         right = named[["token_id", side, "name"]].rename(columns={side: "at", "name": column}).sort_values("at")
-        left = rows.rename(columns={at: "at"})[["token_id", "at", "row"]].sort_values("at")
-        found = pd.merge_asof(left, right, on="at", by="token_id", direction=direction)
-        rows[column] = found.set_index("row")[column].reindex(rows["row"]).fillna("").to_numpy()
+        left = rows.rename(columns={ts: "at"})[["token_id", "at", "row"]].sort_values("at")
+        matched = pd.merge_asof(left, right, on="at", by="token_id", direction=way)
+        rows[column] = matched.set_index("row")[column].reindex(rows["row"]).fillna("").to_numpy()
     return rows
 
 
@@ -108,8 +108,8 @@ def by_cause(rows: pd.DataFrame, tokens: pd.Index) -> pd.DataFrame:
     """ns of the gaps of each cause in each token."""
     place, spent = tokens.get_indexer(rows["token_id"]), {}
     for cause in CAUSES:
-        mine = (rows["cause"] == cause).to_numpy() & (place >= 0)
-        spent[cause] = np.bincount(place[mine], rows["duration_ns"].to_numpy()[mine], len(tokens))
+        of_cause = (rows["cause"] == cause).to_numpy() & (place >= 0)
+        spent[cause] = np.bincount(place[of_cause], rows["duration_ns"].to_numpy()[of_cause], len(tokens))
     return pd.DataFrame(spent, index=tokens, dtype=np.float64)
 
 
@@ -118,20 +118,20 @@ def per_token(tables: Tables) -> pd.DataFrame:
     tokens = tables["tokens"].set_index("token_id")
     work = working(tables)
     spent = group_times(tables, work).reindex(tokens.index, fill_value=0.0)
-    both = pd.concat([spent, by_cause(idle(tables, work), tokens.index)], axis=1)
-    both[RESIDUAL] = tokens["duration_ns"] - both.sum(axis=1)
-    both["total"] = tokens["duration_ns"].astype(np.float64)
+    spent_by = pd.concat([spent, by_cause(idle(tables, work), tokens.index)], axis=1)
+    spent_by[RESIDUAL] = tokens["duration_ns"] - spent_by.sum(axis=1)
+    spent_by["total"] = tokens["duration_ns"].astype(np.float64)
     for name in ("phase", "position", "complete"):
-        both[name] = tokens[name]
-    return both
+        spent_by[name] = tokens[name]
+    return spent_by
 
 
 def phase_shares(tables: Tables, rows: pd.DataFrame | None = None) -> dict[str, dict[str, float]]:
     """Per phase: ms per step of each group, cause and of the residual; they add up to `total`. Complete tokens only."""
     rows = per_token(tables) if rows is None else rows
     answer: dict[str, dict[str, float]] = {}
-    for phase, mine in rows[rows["complete"]].groupby("phase"):
-        mean = mine[[*GROUPS, *CAUSES, RESIDUAL, "total"]].mean() / 1e6
+    for phase, steps in rows[rows["complete"]].groupby("phase"):
+        mean = steps[[*GROUPS, *CAUSES, RESIDUAL, "total"]].mean() / 1e6
         shares = {name: float(mean[name]) for name in (*GROUPS, *CAUSES) if mean[name] > 0}
         answer[str(phase)] = {**shares, RESIDUAL: float(mean[RESIDUAL]), "total": float(mean["total"])}
     return answer
@@ -144,8 +144,8 @@ def whole_run(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
         return {}
     first, last = int(tokens["begin_ns"].min()), int(tokens["end_ns"].max())
     window = Intervals.of(np.array([first]), np.array([last]))
-    own = spans_of(tokens)
-    between = uncovered(window, Intervals.of(own.begin, own.end)).length.sum()
+    token_spans = spans_of(tokens)
+    between = uncovered(window, Intervals.of(token_spans.begin, token_spans.end)).length.sum()
     spent = {str(phase): float(ns) / 1e6 for phase, ns in tokens.groupby("phase")["duration_ns"].sum().items()}
     total = (last - first) / 1e6
     unexplained = float(rows[RESIDUAL].sum()) / 1e6
@@ -167,20 +167,20 @@ def npu_windows(tables: Tables) -> pd.DataFrame:
     without profile events has no `accelerator` (NaN) and no `residual`.
     """
     executes, graphs = tables["qnn_executes"], tables["graphs"].set_index("graph_id")
-    mine = executes[executes["graph_id"].isin(graphs.index)]
-    outer = graphs.loc[mine["graph_id"], ["begin_ns", "end_ns", "backend"]].reset_index(drop=True)
-    mine = mine.reset_index(drop=True)
-    accelerator = mine["accel_us"] * 1e3
+    runs = executes[executes["graph_id"].isin(graphs.index)]
+    outer = graphs.loc[runs["graph_id"], ["begin_ns", "end_ns", "backend"]].reset_index(drop=True)
+    runs = runs.reset_index(drop=True)
+    accelerator = runs["accel_us"] * 1e3
     return pd.DataFrame(
         {
-            "graph_id": mine["graph_id"],
-            "execute_id": mine["execute_id"],
-            "token_id": mine["token_id"],
+            "graph_id": runs["graph_id"],
+            "execute_id": runs["execute_id"],
+            "token_id": runs["token_id"],
             "window_ns": outer["end_ns"] - outer["begin_ns"],
-            "before_ns": mine["begin_ns"] - outer["begin_ns"],
+            "before_ns": runs["begin_ns"] - outer["begin_ns"],
             "accelerator_ns": accelerator,
-            "residual_ns": mine["duration_ns"] - accelerator,
-            "after_ns": outer["end_ns"] - mine["end_ns"],
+            "residual_ns": runs["duration_ns"] - accelerator,
+            "after_ns": outer["end_ns"] - runs["end_ns"],
         }
     )
 
@@ -205,13 +205,13 @@ def npu_sum(tables: Tables) -> dict[str, float]:
     `untold` windows, whose executions have no profile events, are counted alone. Empty where no graph ran on the NPU.
     """
     windows = npu_windows(tables)
-    told = windows.dropna(subset=["accelerator_ns"])
+    profiled = windows.dropna(subset=["accelerator_ns"])
     if len(windows) == 0:
         return {}
-    parts = {name: float(told[f"{name}_ns"].sum()) / 1e6 for name in ("before", "accelerator", "after", "residual")}
-    total = float(told["window_ns"].sum()) / 1e6
+    parts = {name: float(profiled[f"{name}_ns"].sum()) / 1e6 for name in ("before", "accelerator", "after", "residual")}
+    total = float(profiled["window_ns"].sum()) / 1e6
     share = parts["residual"] / total if total else 0.0
-    return {"windows": len(told), "untold": len(windows) - len(told), "total": total, **parts, "residual_share": share}
+    return {"windows": len(profiled), "untold": len(windows) - len(profiled), "total": total, **parts, "residual_share": share}
 
 
 def npu_gaps(tables: Tables) -> pd.DataFrame:

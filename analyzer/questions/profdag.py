@@ -42,22 +42,22 @@ class _Builder:
     tensors: pd.DataFrame
     graph: nx.DiGraph = field(default_factory=nx.DiGraph)
     maker: dict[int, str] = field(default_factory=dict)
-    known: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
+    described: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
     writer: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         keys = zip(self.tensors["pid"].tolist(), self.tensors["tensor"].tolist(), strict=True)
         for row, (key, since) in enumerate(zip(keys, self.tensors["since_ns"].tolist(), strict=True)):
-            self.known.setdefault(key, []).append((since, row))
+            self.described.setdefault(key, []).append((since, row))
 
     def describe(self, pid: int, tensor: int, ts: int) -> tuple[str, str, str, list[int]]:
         """(type, name, shape, sources) of a tensor at a time; empty where nothing was recorded about it."""
-        told = self.known.get((pid, tensor))
-        if not told:
+        definitions = self.described.get((pid, tensor))
+        if not definitions:
             return "", "", "", []
-        row = max((pair for pair in told if pair[0] <= ts), default=min(told))[1]
-        found = self.tensors.iloc[row]
-        return found["type"], found["name"], found["shape"], [int(s) for s in found["sources"]]
+        row = max((pair for pair in definitions if pair[0] <= ts), default=min(definitions))[1]
+        definition = self.tensors.iloc[row]
+        return definition["type"], definition["name"], definition["shape"], [int(s) for s in definition["sources"]]
 
     def source(self, pid: int, tensor: int, ts: int, ancestors: tuple[int, ...] = ()) -> str:
         """The node that stands for a tensor as a source, made where it has none."""
@@ -67,9 +67,9 @@ class _Builder:
         sources = [s for s in sources if s != tensor and s not in ancestors]
         role = "view" if sources else "constant"
         node = f"{role} {tensor:x}"
-        what = {"role": role, "type": kind or "constant", "name": name or f"{tensor:x}", "layer": layer_of(name), "shape": shape}
+        shown = {"role": role, "type": kind or "constant", "name": name or f"{tensor:x}", "layer": layer_of(name), "shape": shape}
         unmeasured = {"expert": -1, "order": -1, "backend": "", "begin_ns": -1, "end_ns": -1, **dict.fromkeys(MEASURED, 0)}
-        self.graph.add_node(node, **what, **unmeasured)
+        self.graph.add_node(node, **shown, **unmeasured)
         self.maker[tensor] = node
         for above in sources:
             self.graph.add_edge(self.source(pid, above, ts, (*ancestors, tensor)), node, kind="data")
@@ -105,9 +105,9 @@ def speed(op: dict[str, Any]) -> dict[str, float]:
 def counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, float]]:
     """op_id → hardware counters of the operator, summed over its threads."""
     pmc = tables["pmc"]
-    mine = pmc[pmc["op_id"].isin(operators["op_id"])]
+    rows = pmc[pmc["op_id"].isin(operators["op_id"])]
     answer: dict[int, dict[str, float]] = {}
-    for (op, event), value in mine.groupby(["op_id", "event"])["value"].sum().items():
+    for (op, event), value in rows.groupby(["op_id", "event"])["value"].sum().items():
         answer.setdefault(int(op), {})[str(event)] = float(value)
     return answer
 
@@ -125,11 +125,11 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
     backends = dict(zip(tables["graphs"]["graph_id"].tolist(), tables["graphs"]["backend"].tolist(), strict=True))
     begun = tables["tokens"].loc[tables["tokens"]["token_id"] == token_id, "begin_ns"]
     origin = int(begun.iloc[0] if len(begun) else operators["begin_ns"].iloc[0])
-    builder, told = _Builder(tables["tensors"]), False
+    builder, structured = _Builder(tables["tensors"]), False
     counted = counters(tables, operators)
     for op in operators.to_dict("records"):
         sources = builder.describe(op["pid"], op["tensor"], op["end_ns"])[3]
-        told |= bool(sources)
+        structured |= bool(sources)
         makers = [builder.source(op["pid"], s, op["end_ns"]) for s in sources if s != op["tensor"]]
         writers = builder.written_before(op["pid"], sources, op["end_ns"])
         copied = {name: op[name] for name in COPIED}
@@ -141,7 +141,7 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
         builder.maker[int(op["tensor"])] = node
         builder.note_writer(op["type"], op["pid"], sources, op["end_ns"], node)
     graph = builder.graph
-    if not told:
+    if not structured:
         nx.add_path(graph, [f"op {order}" for order in operators["order"].tolist()], kind="order")
     used = average(graph, operators, tables["operators"], mean_over or [])
     graph.graph.update(token_id=token_id, tokens_used=used, tokens_skipped=len(set(mean_over or []) | {token_id}) - used)
@@ -151,24 +151,24 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
 def token_operators(tables: Tables, token_id: int) -> pd.DataFrame:
     """The operators of a token in execution order; raises DagError where there are none."""
     operators = tables["operators"]
-    mine = operators[operators["token_id"] == token_id].sort_values("order")
-    if len(mine) == 0:
-        known = operators["token_id"].unique()
-        known = np.sort(known[known >= 0])
-        have = f"tokens {known[0]} to {known[-1]} have" if len(known) else "none has: record at level operator"
+    rows = operators[operators["token_id"] == token_id].sort_values("order")
+    if len(rows) == 0:
+        token_ids = operators["token_id"].unique()
+        token_ids = np.sort(token_ids[token_ids >= 0])
+        have = f"tokens {token_ids[0]} to {token_ids[-1]} have" if len(token_ids) else "none has: record at level operator"
         raise DagError(f"token {token_id} has no operators; {have}")
-    return mine
+    return rows
 
 
-def average(graph: nx.DiGraph, operators: pd.DataFrame, everything: pd.DataFrame, others: list[int]) -> int:
+def average(graph: nx.DiGraph, operators: pd.DataFrame, everything: pd.DataFrame, token_ids: list[int]) -> int:
     """Replace measured values by means over all tokens of the same structure; answers how many tokens that were."""
-    shape, own = operators[["type", "layer"]].to_numpy().tolist(), int(operators["token_id"].iloc[0])
+    shape, token_id = operators[["type", "layer"]].to_numpy().tolist(), int(operators["token_id"].iloc[0])
     total, used = operators[list(MEASURED)].to_numpy(np.float64), 1
-    rows = everything[everything["token_id"].isin(set(others) - {own})]
-    for _, other in rows.groupby("token_id"):
-        other = other.sort_values("order")
-        if other[["type", "layer"]].to_numpy().tolist() == shape:
-            total, used = total + other[list(MEASURED)].to_numpy(np.float64), used + 1
+    rows = everything[everything["token_id"].isin(set(token_ids) - {token_id})]
+    for _, rows_of_token in rows.groupby("token_id"):
+        rows_of_token = rows_of_token.sort_values("order")
+        if rows_of_token[["type", "layer"]].to_numpy().tolist() == shape:
+            total, used = total + rows_of_token[list(MEASURED)].to_numpy(np.float64), used + 1
     if used > 1:
         for order, values in zip(operators["order"].tolist(), (total / used).tolist(), strict=True):
             graph.nodes[f"op {order}"].update(zip(MEASURED, values, strict=True))
@@ -231,9 +231,9 @@ def in_xml(values: dict[str, Any]) -> dict[str, Any]:
 def finite(value: Any) -> Any:
     """The same with None for NaN, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [finite(one) for one in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and value != value else value
 
 

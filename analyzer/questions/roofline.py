@@ -23,26 +23,26 @@ def measured(tables: Tables, by: str = "type") -> pd.DataFrame:
     operators = tables["operators"]
     phase = tables["tokens"].set_index("token_id")["phase"].reindex(operators["token_id"]).fillna("").to_numpy()
     moved = (operators["read_bytes"] + operators["written_bytes"]).fillna(expert_bytes(tables))
-    told = {"backend": operator_backends(tables), "phase": phase, "bytes": moved, "disk_ns": disk_time(tables)}
+    columns = {"backend": operator_backends(tables), "phase": phase, "bytes": moved, "disk_ns": disk_time(tables)}
     if by == "shape":
-        told["weights"] = weight_shapes(operators, tables["tensors"])
-    return operators.assign(**told)
+        columns["weights"] = weight_shapes(operators, tables["tensors"])
+    return operators.assign(**columns)
 
 
 def operator_backends(tables: Tables) -> np.ndarray:
     """Where each operator ran: the backend of the graph that encloses it, else of the graphs that it encloses, else cpu."""
     operators, graphs = tables["operators"], tables["graphs"]
-    told = graphs.set_index("graph_id")["backend"].reindex(operators["graph_id"]).fillna("").to_numpy(dtype=object, copy=True)
+    backend = graphs.set_index("graph_id")["backend"].reindex(operators["graph_id"]).fillna("").to_numpy(dtype=object, copy=True)
     inner = Nest(*(operators[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
-    within = inner.innermost(graphs["tid"].to_numpy(), graphs["begin_ns"].to_numpy())
-    known = graphs.assign(row=within)[(within >= 0) & (graphs["backend"] != "").to_numpy()]
-    within_row: dict[int, set[str]] = {}
-    for row, name in zip(known["row"].tolist(), known["backend"].tolist(), strict=True):
-        within_row.setdefault(row, set()).add(name)
-    for row, names in within_row.items():
-        told[row] = told[row] or "+".join(sorted(names))
-    told[told == ""] = "cpu"
-    return told
+    enclosing_row = inner.innermost(graphs["tid"].to_numpy(), graphs["begin_ns"].to_numpy())
+    placed = graphs.assign(row=enclosing_row)[(enclosing_row >= 0) & (graphs["backend"] != "").to_numpy()]
+    enclosed: dict[int, set[str]] = {}
+    for row, name in zip(placed["row"].tolist(), placed["backend"].tolist(), strict=True):
+        enclosed.setdefault(row, set()).add(name)
+    for row, names in enclosed.items():
+        backend[row] = backend[row] or "+".join(sorted(names))
+    backend[backend == ""] = "cpu"
+    return backend
 
 
 def expert_bytes(tables: Tables) -> pd.Series:
@@ -50,8 +50,8 @@ def expert_bytes(tables: Tables) -> pd.Series:
     loads, operators = tables["loads"], tables["operators"]
     size = loads[loads["bytes"] > 0].groupby(["layer", "expert"])["bytes"].last()
     place = pd.MultiIndex.from_frame(operators[["layer", "expert"]])
-    told = size.reindex(place).to_numpy(np.float64) if len(size) else np.full(len(operators), np.nan)
-    return pd.Series(np.where(operators["expert"] >= 0, told, np.nan), index=operators.index)
+    bytes_loaded = size.reindex(place).to_numpy(np.float64) if len(size) else np.full(len(operators), np.nan)
+    return pd.Series(np.where(operators["expert"] >= 0, bytes_loaded, np.nan), index=operators.index)
 
 
 def weight_shapes(operators: pd.DataFrame, tensors: pd.DataFrame) -> np.ndarray:
@@ -70,8 +70,8 @@ def disk_time(tables: Tables) -> np.ndarray:
     n = len(tables["operators"])
     busy, away = (Intervals(*(part[name].to_numpy() for name in ("tid", "begin_ns", "end_ns"))) for part in (shares, states))
     away = away.where((states["state"] == "waiting").to_numpy() & np.isin(away.key, distinct(busy.key)))
-    found = overlaps(busy, away)
-    waited = np.bincount(shares["op_id"].to_numpy()[found.left], found.length, minlength=n)[:n]
+    waits = overlaps(busy, away)
+    waited = np.bincount(shares["op_id"].to_numpy()[waits.left], waits.length, minlength=n)[:n]
     faults = tables["faults"]
     faults = faults[(faults["kind"] == "major") & (faults["op_id"] >= 0)]
     read = np.bincount(faults["op_id"], faults["duration_ns"].clip(lower=0), minlength=n)[:n]
@@ -87,7 +87,7 @@ def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase:
     rows = measured(tables, by)
     rows = rows if phase is None else rows[rows["phase"] == phase]
     grouped = rows.groupby([*GROUPINGS[by], "backend"], as_index=False, sort=False)
-    found = grouped.agg(
+    table = grouped.agg(
         count=("op_id", "size"),
         ns=("duration_ns", "sum"),
         median_ns=("duration_ns", "median"),
@@ -98,32 +98,32 @@ def roofline(tables: Tables, ceilings: Ceilings | None, by: str = "type", phase:
         wait=("wait_ns", "sum"),
         disk=("disk_ns", "sum"),
     )
-    found = found.assign(
-        ms=found["ns"] / 1e6,
-        mean_us=found["ns"] / found["count"] / 1e3,
-        median_us=found["median_ns"] / 1e3,
-        intensity=found["flops"] / found["bytes"],
-        gflops=found["flops"] * found["count"] / found["ns"],
-        gbytes_per_s=found["bytes"] * found["count"] / found["ns"],
-        wait_share=found["wait"] / (found["busy"] + found["wait"]).clip(lower=1),
-        disk_share=found["disk"] / (found["busy"] + found["wait"]).clip(lower=1),
+    table = table.assign(
+        ms=table["ns"] / 1e6,
+        mean_us=table["ns"] / table["count"] / 1e3,
+        median_us=table["median_ns"] / 1e3,
+        intensity=table["flops"] / table["bytes"],
+        gflops=table["flops"] * table["count"] / table["ns"],
+        gbytes_per_s=table["bytes"] * table["count"] / table["ns"],
+        wait_share=table["wait"] / (table["busy"] + table["wait"]).clip(lower=1),
+        disk_share=table["disk"] / (table["busy"] + table["wait"]).clip(lower=1),
     )
-    found = bounds(found, ceilings)
-    return found.drop(columns=["ns", "median_ns", "busy", "wait", "disk"]).sort_values("ms", ascending=False, ignore_index=True)
+    table = bounds(table, ceilings)
+    return table.drop(columns=["ns", "median_ns", "busy", "wait", "disk"]).sort_values("ms", ascending=False, ignore_index=True)
 
 
-def bounds(found: pd.DataFrame, ceilings: Ceilings | None) -> pd.DataFrame:
+def bounds(rows: pd.DataFrame, ceilings: Ceilings | None) -> pd.DataFrame:
     """Add roof_us, share_of_roof, above_ms and bound; without ceilings, or off the CPU, only the disk is known to bind."""
-    disk = found["disk_share"] > DISK_SHARE
+    disk = rows["disk_share"] > DISK_SHARE
     if ceilings is None:
-        return found.assign(roof_us=np.nan, share_of_roof=np.nan, above_ms=np.nan, bound=np.where(disk, "disk", ""))
-    speeds = np.array([ceilings.of(int(n)) for n in found["threads"]]).reshape(-1, 2)
-    memory, compute = found["bytes"] / speeds[:, 0], found["flops"] / speeds[:, 1]
-    roof = np.where(found["backend"] == "cpu", np.fmax(memory, compute) * 1e6, np.nan)
+        return rows.assign(roof_us=np.nan, share_of_roof=np.nan, above_ms=np.nan, bound=np.where(disk, "disk", ""))
+    speeds = np.array([ceilings.of(int(n)) for n in rows["threads"]]).reshape(-1, 2)
+    memory, compute = rows["bytes"] / speeds[:, 0], rows["flops"] / speeds[:, 1]
+    roof = np.where(rows["backend"] == "cpu", np.fmax(memory, compute) * 1e6, np.nan)
     launch = roof * 1e3 < ceilings.launch_ns
     named = np.where(np.isnan(roof), "", np.where(launch, "launch", np.where(compute > memory, "compute", "memory")))
-    share, above = roof / found["median_us"], (found["ms"] - roof * found["count"] / 1e3).clip(lower=0)
-    return found.assign(roof_us=roof, share_of_roof=share, above_ms=above, bound=np.where(disk, "disk", named))
+    share, above = roof / rows["median_us"], (rows["ms"] - roof * rows["count"] / 1e3).clip(lower=0)
+    return rows.assign(roof_us=roof, share_of_roof=share, above_ms=above, bound=np.where(disk, "disk", named))
 
 
 def complexity_fits(tables: Tables, phase: str = "decode") -> pd.DataFrame:
@@ -132,24 +132,24 @@ def complexity_fits(tables: Tables, phase: str = "decode") -> pd.DataFrame:
     rows = rows[(rows["phase"] == phase) & (rows["flops"] > 0)]
     points = rows.groupby(["type", "flops"])["duration_ns"].agg(["median", "size"]).reset_index()
     answer = []
-    for kind, mine in points.groupby("type"):
-        if len(mine) < 3:
+    for kind, shapes in points.groupby("type"):
+        if len(shapes) < 3:
             continue
-        x, y = mine["flops"].to_numpy(), mine["median"].to_numpy()
+        x, y = shapes["flops"].to_numpy(), shapes["median"].to_numpy()
         slope, start = np.polyfit(x, y, 1)
-        rest, spread = y - (start + slope * x), y - y.mean()
-        r2 = 1 - (rest @ rest) / (spread @ spread) if spread @ spread else 1.0
+        residual, spread = y - (start + slope * x), y - y.mean()
+        r2 = 1 - (residual @ residual) / (spread @ spread) if spread @ spread else 1.0
         speed = 1 / slope if slope > 0 else np.nan
-        answer.append({"type": kind, "shapes": len(mine), "launch_us": start / 1e3, "gflops": speed, "r2": r2})
+        answer.append({"type": kind, "shapes": len(shapes), "launch_us": start / 1e3, "gflops": speed, "r2": r2})
     return pd.DataFrame(answer, columns=["type", "shapes", "launch_us", "gflops", "r2"])
 
 
 def backends(tables: Tables) -> pd.DataFrame:
     """Subgraphs of one kind and size that ran on several backends (Figure 12): median us on each, and the ratio to the CPU."""
     graphs = tables["graphs"]
-    mine = graphs[graphs["complete"] & (graphs["backend"] != "")]
+    finished = graphs[graphs["complete"] & (graphs["backend"] != "")]
     keys = ["kind", "n_tokens"]
-    middle = mine.groupby([*keys, "backend"])["duration_ns"].agg(["median", "size"]).reset_index()
+    middle = finished.groupby([*keys, "backend"])["duration_ns"].agg(["median", "size"]).reset_index()
     shared = middle[middle.groupby(keys)["backend"].transform("nunique") > 1]
     cpu = shared[shared["backend"] == "cpu"].set_index(keys)["median"]
     place = pd.MultiIndex.from_frame(shared[keys])

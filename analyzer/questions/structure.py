@@ -15,13 +15,13 @@ SUMMED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt", "flops", "r
 
 def resolved(graph: nx.DiGraph) -> nx.DiGraph:
     """The graph without views: who reads a view reads what made the memory behind it."""
-    found = graph.copy()
+    plain = graph.copy()
     for node, role in list(graph.nodes(data="role")):
         if role == "view":
-            makers, readers = list(found.predecessors(node)), list(found.successors(node))
-            found.add_edges_from(((a, b) for a in makers for b in readers), kind="data")
-            found.remove_node(node)
-    return found
+            makers, readers = list(plain.predecessors(node)), list(plain.successors(node))
+            plain.add_edges_from(((a, b) for a in makers for b in readers), kind="data")
+            plain.remove_node(node)
+    return plain
 
 
 def operators(graph: nx.DiGraph) -> list[str]:
@@ -33,10 +33,10 @@ def operators(graph: nx.DiGraph) -> list[str]:
 def layers_of(graph: nx.DiGraph) -> dict[str, int]:
     """The layer of each operator; one whose name tells none belongs to the layer that runs around it, -1 outside of all."""
     order = operators(graph)
-    told = [graph.nodes[node]["layer"] for node in order]
-    last = {layer: i for i, layer in enumerate(told)}
+    declared = [graph.nodes[node]["layer"] for node in order]
+    last = {layer: i for i, layer in enumerate(declared)}
     answer, inside = {}, -1
-    for i, (node, layer) in enumerate(zip(order, told, strict=True)):
+    for i, (node, layer) in enumerate(zip(order, declared, strict=True)):
         if layer >= 0:
             inside = layer
         elif inside >= 0 and last[inside] < i:
@@ -87,34 +87,34 @@ def folded(graph: nx.DiGraph) -> nx.DiGraph:
     """
     plain = resolved(graph)
     stands = {node: block.nodes[i] for block in blocks(plain) for nodes in block.repeats for i, node in enumerate(nodes)}
-    found = nx.DiGraph(**graph.graph)
+    result = nx.DiGraph(**graph.graph)
     for node, first in stands.items():
         values = plain.nodes[node]
-        if first not in found:
-            found.add_node(first, **{**values, **dict.fromkeys(SUMMED, 0), "layers": 0, "name": stem(values["name"])})
-        kept = found.nodes[first]
-        kept["layers"] += 1
+        if first not in result:
+            result.add_node(first, **{**values, **dict.fromkeys(SUMMED, 0), "layers": 0, "name": stem(values["name"])})
+        node_sums = result.nodes[first]
+        node_sums["layers"] += 1
         for name in SUMMED:
-            kept[name] += values.get(name, 0)
-    kept_constants: dict[tuple[str, str, tuple[str, ...]], str] = {}
+            node_sums[name] += values.get(name, 0)
+    constants: dict[tuple[str, str, tuple[str, ...]], str] = {}
     for node, values in plain.nodes(data=True):
         if values["role"] == "constant":
             readers = tuple(sorted({stands[b] for b in plain.successors(node)}))
             key = stem(values["name"]), values["shape"], readers
-            kept_constants.setdefault(key, node)
-            stands[node] = kept_constants[key]
-            found.add_node(stands[node], **{**values, "name": key[0], "layers": 1})
+            constants.setdefault(key, node)
+            stands[node] = constants[key]
+            result.add_node(stands[node], **{**values, "name": key[0], "layers": 1})
     for a, b, kind in plain.edges(data="kind"):
-        one, other = stands[a], stands[b]
-        backward = found.nodes[one]["order"] >= found.nodes[other]["order"] and found.nodes[one]["role"] == "op"
-        if not found.has_edge(one, other):
-            found.add_edge(one, other, kind="next layer" if backward else kind)
-    return found
+        source, target = stands[a], stands[b]
+        backward = result.nodes[source]["order"] >= result.nodes[target]["order"] and result.nodes[source]["role"] == "op"
+        if not result.has_edge(source, target):
+            result.add_edge(source, target, kind="next layer" if backward else kind)
+    return result
 
 
 def stem(name: str) -> str:
     """A tensor's name without its layer: attn_norm-3 → attn_norm, blk.3.attn_q.weight → blk.*.attn_q.weight."""
-    return LAYER_IN_NAME.sub(lambda found: "*" if found.group().isdigit() else "", name)
+    return LAYER_IN_NAME.sub(lambda match: "*" if match.group().isdigit() else "", name)
 
 
 @dataclass(frozen=True)
@@ -128,28 +128,28 @@ class Difference:
     layers: int
 
 
-def difference(one: nx.DiGraph, other: nx.DiGraph) -> dict[str, Any]:
+def difference(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, Any]:
     """How two models differ: operators by place (after folding), counts per type in a typical layer, and edges between types."""
-    left, right = blocks(resolved(one)), blocks(resolved(other))
-    found: list[Difference] = []
-    matcher = SequenceMatcher(None, [labels(one, block) for block in left], [labels(other, block) for block in right], False)
+    left, right = blocks(resolved(first)), blocks(resolved(second))
+    differences: list[Difference] = []
+    matcher = SequenceMatcher(None, [labels(first, block) for block in left], [labels(second, block) for block in right], False)
     for tag, i0, i1, j0, j1 in matcher.get_opcodes():
         if tag == "equal":
             continue
         for i in range(max(i1 - i0, j1 - j0)):
-            mine = left[i0 + i] if i0 + i < i1 else None
-            theirs = right[j0 + i] if j0 + i < j1 else None
-            found += within(one, mine, other, theirs)
+            left_block = left[i0 + i] if i0 + i < i1 else None
+            right_block = right[j0 + i] if j0 + i < j1 else None
+            differences += block_difference(first, left_block, second, right_block)
     typical = [max(side, key=lambda block: (block.layer >= 0) * len(block.repeats)) if side else None for side in (left, right)]
     counts = [
         Counter(graph.nodes[node]["type"] for node in block.nodes) if block else Counter()
-        for graph, block in zip((one, other), typical, strict=True)
+        for graph, block in zip((first, second), typical, strict=True)
     ]
     kinds = sorted(set(counts[0]) | set(counts[1]))
     return {
-        "operators": found,
+        "operators": differences,
         "layer_types": {kind: (counts[0][kind], counts[1][kind]) for kind in kinds if counts[0][kind] != counts[1][kind]},
-        "edges": edge_types(resolved(one), resolved(other)),
+        "edges": edge_types(resolved(first), resolved(second)),
         "layers": [sum(len(block.repeats) for block in side if block.layer >= 0) for side in (left, right)],
     }
 
@@ -159,9 +159,9 @@ def labels(graph: nx.DiGraph, block: Block) -> tuple[str, ...]:
     return ("layer" if block.layer >= 0 else "", *(graph.nodes[node]["type"] for node in block.nodes))
 
 
-def within(one: nx.DiGraph, mine: Block | None, other: nx.DiGraph, theirs: Block | None) -> list[Difference]:
+def block_difference(first: nx.DiGraph, left: Block | None, second: nx.DiGraph, right: Block | None) -> list[Difference]:
     """The operators in which two blocks differ, by their types in order."""
-    sides = [(one, mine, "-"), (other, theirs, "+")]
+    sides = [(first, left, "-"), (second, right, "+")]
     kinds = [[graph.nodes[node]["type"] for node in (block.nodes if block else ())] for graph, block, _ in sides]
     answer = []
     for tag, *spans in SequenceMatcher(None, kinds[0], kinds[1], False).get_opcodes():
@@ -174,7 +174,7 @@ def within(one: nx.DiGraph, mine: Block | None, other: nx.DiGraph, theirs: Block
     return answer
 
 
-def edge_types(one: nx.DiGraph, other: nx.DiGraph) -> dict[str, tuple[int, int]]:
+def edge_types(first: nx.DiGraph, second: nx.DiGraph) -> dict[str, tuple[int, int]]:
     """ "MUL_MAT → ADD": how many such edges between operators each graph has, where the numbers differ."""
     counts = [
         Counter(
@@ -182,7 +182,7 @@ def edge_types(one: nx.DiGraph, other: nx.DiGraph) -> dict[str, tuple[int, int]]
             for a, b in graph.edges
             if graph.nodes[a]["role"] == graph.nodes[b]["role"] == "op"
         )
-        for graph in (one, other)
+        for graph in (first, second)
     ]
     return {
         key: (counts[0][key], counts[1][key])

@@ -65,16 +65,14 @@ def missing(tables: Tables) -> list[str]:
 
 def incomplete(source: Source) -> list[str]:
     """How the files fall short of what the manifest counts, or hold what it does not describe."""
-    said, found = section(source.manifest, "records"), source.count()
-    known = {kind: n for kind, n in said.items() if isinstance(n, int) and kind in source.recording.layouts}
-    short = {kind: n - found.get(kind, 0) for kind, n in known.items() if n > found.get(kind, 0)}
+    expected, counts = section(source.manifest, "records"), source.count()
+    described = {kind: n for kind, n in expected.items() if isinstance(n, int) and kind in source.recording.layouts}
+    short = {kind: n - counts.get(kind, 0) for kind, n in described.items() if n > counts.get(kind, 0)}
     lines = []
     if short:
-        worst = max(short, key=lambda kind: short[kind])
-        lines.append(
-            f"{sum(short.values()):,} of {sum(known.values()):,} records are not in the files ({worst} above all): cut short"
-        )
-    odd = found.get("unknown", 0)
+        lacking, most = f"{sum(short.values()):,} of {sum(described.values()):,}", max(short, key=short.__getitem__)
+        lines.append(f"{lacking} records are not in the files ({most} above all): cut short")
+    odd = counts.get("unknown", 0)
     if odd:
         lines.append(f"{odd:,} records are of kinds that the manifest does not describe: left out")
     if source.damaged:
@@ -184,7 +182,7 @@ def npu_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     if len(executes) == 0 and len(events) == 0 and len(calls) == 0:
         return {}
     loose = (events["execute_id"] < 0) & (events["call_id"] < 0)
-    told = {name: executes[name].dropna() for name in ("host_rpc_us", "htp_rpc_us", "accel_us", "accel_cycles")}
+    measures = {name: executes[name].dropna() for name in ("host_rpc_us", "htp_rpc_us", "accel_us", "accel_cycles")}
     by_graph = executes.groupby("graph_name")["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
     return {
         "backend": machine_summary(manifest)["npu"],
@@ -192,8 +190,8 @@ def npu_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
         "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),
         "incomplete": int((~executes["complete"]).sum()),
         "ms": float(executes["duration_ns"].sum()) / 1e6,
-        **{name: float(values.sum()) if len(values) else None for name, values in told.items()},
-        "profiled_executes": len(told["host_rpc_us"]),
+        **{name: float(values.sum()) if len(values) else None for name, values in measures.items()},
+        "profiled_executes": len(measures["host_rpc_us"]),
         "graphs": [
             {"name": name, "executes": int(row["size"]), "ms": row["sum"] / 1e6} for name, row in by_graph.head(TOP).iterrows()
         ],
@@ -221,8 +219,8 @@ def scheduling_summary(tables: Tables) -> dict[str, Any]:
         for tid, row in top.iterrows()
     ]
     sched = tables["sched"]
-    ours = np.isin(sched["prev_tid"].to_numpy(), tids) | np.isin(sched["next_tid"].to_numpy(), tids)
-    switches = (sched["event"] == "switch").to_numpy() & ours
+    of_target = np.isin(sched["prev_tid"].to_numpy(), tids) | np.isin(sched["next_tid"].to_numpy(), tids)
+    switches = (sched["event"] == "switch").to_numpy() & of_target
     total = {f"{name}_ms": float(each.sum()) / 1e6 for name, each in ns.items()}
     return {"threads": len(wide), "switches": int(switches.sum()), **total, "top": rows}
 
@@ -236,7 +234,7 @@ def io_summary(tables: Tables) -> dict[str, Any]:
     waits = pd.concat([part[["token_id", "op_id", "load_id", "duration_ns"]] for part in (major, reads)], ignore_index=True)
     spent = waits["duration_ns"].clip(lower=0)
     total = float(spent.sum())
-    within = {name: float(spent[waits[column] >= 0].sum()) for name, column in WITHIN.items()}
+    spent_within = {name: float(spent[waits[column] >= 0].sum()) for name, column in WITHIN.items()}
     asked = blocks[blocks["operation"] == "read"]
     by_file = pd.concat([major[["file", "bytes"]], reads[["file", "bytes"]]]).groupby("file")["bytes"].sum()
     return {
@@ -250,7 +248,7 @@ def io_summary(tables: Tables) -> dict[str, Any]:
         "fault_ms": float(major["duration_ns"].clip(lower=0).sum()) / 1e6,
         "read_ms": float(reads["duration_ns"].sum()) / 1e6,
         "waited_ms": total / 1e6,
-        "shares": {name: ns / total if total else 0.0 for name, ns in within.items()},
+        "shares": {name: ns / total if total else 0.0 for name, ns in spent_within.items()},
         "files": {str(name): int(size) for name, size in by_file.sort_values(ascending=False).head(TOP).items() if size},
     }
 
@@ -276,16 +274,16 @@ def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
 
 def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     """What tracing cost: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
-    given = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
+    cost = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
     probes = manifest.get("probes") if isinstance(manifest.get("probes"), list) else []
     hits = sum(int(p.get("hits") or 0) for p in probes or [] if isinstance(p, dict))
-    spent = float(np.nansum([given.get("trap_ns", 0), given.get("bpf_ns", 0)]))
-    cold = float(np.nansum([given.get("trap_cold_ns", 0), given.get("bpf_ns", 0)]))
-    token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(given.get("target_cpu_ns", 0))
+    spent = float(np.nansum([cost.get("trap_ns", 0), cost.get("bpf_ns", 0)]))
+    cold = float(np.nansum([cost.get("trap_cold_ns", 0), cost.get("bpf_ns", 0)]))
+    token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(cost.get("target_cpu_ns", 0))
     return {
-        **given,
+        **cost,
         "probe_hits": hits,
-        "share_of_token_time": spent / token_ns if token_ns > 0 and given else None,
-        "cold_share_of_token_time": cold / token_ns if token_ns > 0 and "trap_cold_ns" in given else None,
+        "share_of_token_time": spent / token_ns if token_ns > 0 and cost else None,
+        "cold_share_of_token_time": cold / token_ns if token_ns > 0 and "trap_cold_ns" in cost else None,
         "share_of_target_cpu": spent / cpu if cpu > 0 else None,
     }

@@ -29,9 +29,9 @@ def operator_states(tables: Tables) -> pd.DataFrame:
     """Per operator type: `busy_ms` summed over threads, its share in each state, and `unknown` where no state was recorded."""
     shares, states, operators = tables["op_threads"], tables["thread_states"], tables["operators"]
     spans = busy_spans(shares)
-    found = overlaps(spans, state_spans(states))
+    pieces = overlaps(spans, state_spans(states))
     kind = operators["type"].to_numpy()[shares["op_id"].to_numpy()]
-    spent = pd.DataFrame({"type": kind[found.left], "state": states["state"].to_numpy()[found.right], "ns": found.length})
+    spent = pd.DataFrame({"type": kind[pieces.left], "state": states["state"].to_numpy()[pieces.right], "ns": pieces.length})
     wide = spent.pivot_table(index="type", columns="state", values="ns", aggfunc="sum", fill_value=0)
     busy = pd.Series(spans.length).groupby(kind).sum()
     shared = wide.reindex(index=busy.index, columns=STATES, fill_value=0).div(busy.clip(lower=1), axis=0)
@@ -46,18 +46,18 @@ def balance(tables: Tables) -> pd.DataFrame:
     latest = shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")
     rows = shares.assign(busy=shares["wait_ns"] - shares["begin_ns"], wait=shares["end_ns"] - shares["wait_ns"])
     rows = rows.assign(shared=shared, last=shared & latest)
-    found = rows.groupby("tid").agg(
+    by_thread = rows.groupby("tid").agg(
         operators=("op_id", "size"), busy=("busy", "sum"), wait=("wait", "sum"), shared=("shared", "sum"), last=("last", "sum")
     )
     names = tables["threads"].set_index("tid")["name"]
     return pd.DataFrame(
         {
-            "tid": found.index,
-            "name": names.reindex(found.index).fillna("").to_numpy(),
-            "operators": found["operators"].to_numpy(),
-            "busy_ms": found["busy"].to_numpy() / 1e6,
-            "wait_ms": found["wait"].to_numpy() / 1e6,
-            "last_share": (found["last"] / found["shared"].where(found["shared"] > 0)).to_numpy(),
+            "tid": by_thread.index,
+            "name": names.reindex(by_thread.index).fillna("").to_numpy(),
+            "operators": by_thread["operators"].to_numpy(),
+            "busy_ms": by_thread["busy"].to_numpy() / 1e6,
+            "wait_ms": by_thread["wait"].to_numpy() / 1e6,
+            "last_share": (by_thread["last"] / by_thread["shared"].where(by_thread["shared"] > 0)).to_numpy(),
         }
     ).sort_values("busy_ms", ascending=False, ignore_index=True)
 
@@ -70,19 +70,19 @@ def displacements(tables: Tables) -> pd.DataFrame:
     """
     shares, states = tables["op_threads"], tables["thread_states"]
     ready = (states["state"] == "runnable").to_numpy() & np.isin(states["tid"].to_numpy(), distinct(shares["tid"].to_numpy()))
-    found = overlaps(busy_spans(shares), state_spans(states).where(ready))
-    op = shares["op_id"].to_numpy()[found.left]
+    pieces = overlaps(busy_spans(shares), state_spans(states).where(ready))
+    op = shares["op_id"].to_numpy()[pieces.left]
     last = (shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")).to_numpy()
-    tid = shares["tid"].to_numpy()[found.left]
+    tid = shares["tid"].to_numpy()[pieces.left]
     return pd.DataFrame(
         {
             "op_id": op,
             "token_id": tables["operators"]["token_id"].to_numpy()[op],
             "tid": tid,
-            "begin_ns": found.begin,
-            "end_ns": found.end,
-            "by_tid": displacers(tables["sched"], tid, found.begin),
-            "cost_ns": np.where(last[found.left], found.length, 0),
+            "begin_ns": pieces.begin,
+            "end_ns": pieces.end,
+            "by_tid": displacers(tables["sched"], tid, pieces.begin),
+            "cost_ns": np.where(last[pieces.left], pieces.length, 0),
         }
     )
 
@@ -90,9 +90,9 @@ def displacements(tables: Tables) -> pd.DataFrame:
 def displacers(sched: pd.DataFrame, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """Who was running, at each time, on the CPU where a thread had last been switched out; -1 where that is not known."""
     switch = (sched["event"] == "switch").to_numpy()
-    since, left, came, cpu = (sched[name].to_numpy()[switch] for name in ("ts_ns", "prev_tid", "next_tid", "cpu"))
+    since, left, incoming, cpu = (sched[name].to_numpy()[switch] for name in ("ts_ns", "prev_tid", "next_tid", "cpu"))
     where = np.append(cpu, NONE)[latest(left, since, tid, ts)]
-    return np.append(came, NONE)[latest(cpu, since, where, ts)]
+    return np.append(incoming, NONE)[latest(cpu, since, where, ts)]
 
 
 def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -100,19 +100,19 @@ def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFra
     rows = displacements(tables) if rows is None else rows
     rows = rows[rows["by_tid"] != rows["tid"]]
     threads = tables["threads"].set_index("tid")
-    found = (
+    by_thread = (
         rows.assign(ns=rows["end_ns"] - rows["begin_ns"])
         .groupby("by_tid")
         .agg(times=("op_id", "size"), ns=("ns", "sum"), cost=("cost_ns", "sum"))
     )
     return pd.DataFrame(
         {
-            "by_tid": found.index,
-            "name": np.where(found.index == 0, IDLE, threads["name"].reindex(found.index).fillna("?")),
-            "own": threads["target"].reindex(found.index).eq(True).to_numpy(),
-            "times": found["times"].to_numpy(),
-            "ms": found["ns"].to_numpy() / 1e6,
-            "cost_ms": found["cost"].to_numpy() / 1e6,
+            "by_tid": by_thread.index,
+            "name": np.where(by_thread.index == 0, IDLE, threads["name"].reindex(by_thread.index).fillna("?")),
+            "own": threads["target"].reindex(by_thread.index).eq(True).to_numpy(),
+            "times": by_thread["times"].to_numpy(),
+            "ms": by_thread["ns"].to_numpy() / 1e6,
+            "cost_ms": by_thread["cost"].to_numpy() / 1e6,
         }
     ).sort_values("cost_ms", ascending=False, ignore_index=True)
 

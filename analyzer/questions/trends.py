@@ -31,11 +31,11 @@ def decode_steps(tables: Tables) -> pd.DataFrame:
 
 def distribution(values: pd.Series) -> dict[str, float]:
     """Count, mean, standard deviation and quantiles."""
-    known = values.dropna()
-    if len(known) == 0:
+    present = values.dropna()
+    if len(present) == 0:
         return {"n": 0}
-    spread = {f"p{round(q * 100):02d}": float(v) for q, v in zip(QUANTILES, known.quantile(list(QUANTILES)), strict=True)}
-    return {"n": len(known), "mean": float(known.mean()), "std": float(known.std(ddof=0)), **spread}
+    spread = {f"p{round(q * 100):02d}": float(v) for q, v in zip(QUANTILES, present.quantile(list(QUANTILES)), strict=True)}
+    return {"n": len(present), "mean": float(present.mean()), "std": float(present.std(ddof=0)), **spread}
 
 
 def theil_sen(x: np.ndarray, y: np.ndarray, most: int = 400) -> float:
@@ -54,15 +54,15 @@ def change_points(values: np.ndarray, least: int = 4) -> list[int]:
     Ranks make single outliers weigh little; a cut is kept where it lowers n ln(variance) by more than PENALTY ln(n).
     """
     ranks = pd.Series(values).rank().to_numpy()
-    found: list[int] = []
+    cuts: list[int] = []
     open_parts = [(0, len(ranks))]
     while open_parts:
         low, high = open_parts.pop()
         cut, gain = best_cut(ranks[low:high], least)
         if cut and gain > PENALTY * np.log(len(ranks)):
-            found.append(low + cut)
+            cuts.append(low + cut)
             open_parts += [(low, low + cut), (low + cut, high)]
-    return sorted(found)
+    return sorted(cuts)
 
 
 def best_cut(values: np.ndarray, least: int) -> tuple[int, float]:
@@ -73,11 +73,11 @@ def best_cut(values: np.ndarray, least: int) -> tuple[int, float]:
     cuts = np.arange(least, n - least + 1)
     total, square = np.cumsum(values), np.cumsum(values * values)
     left = square[cuts - 1] - total[cuts - 1] ** 2 / cuts
-    rest, rest_square = total[-1] - total[cuts - 1], square[-1] - square[cuts - 1]
-    right = rest_square - rest**2 / (n - cuts)
-    whole = square[-1] - total[-1] ** 2 / n
-    floor = 1e-9 * max(whole, 1.0)
-    gains = n * np.log(max(whole, floor) / np.maximum(left + right, floor))
+    right_total, right_square = total[-1] - total[cuts - 1], square[-1] - square[cuts - 1]
+    right = right_square - right_total**2 / (n - cuts)
+    undivided = square[-1] - total[-1] ** 2 / n
+    floor = 1e-9 * max(undivided, 1.0)
+    gains = n * np.log(max(undivided, floor) / np.maximum(left + right, floor))
     best = int(np.argmax(gains))
     return int(cuts[best]), float(gains[best])
 
@@ -91,15 +91,15 @@ def periodic(values: np.ndarray) -> dict[str, float] | None:
     if n < 4 * LEAST:
         return None
     x = np.arange(n)
-    rest = values - np.polyval(np.polyfit(x, values, 1), x)
-    rest = np.clip(rest, *np.quantile(rest, [0.05, 0.95]))
-    power = np.abs(np.fft.rfft(rest - rest.mean())[1:]) ** 2
+    residual = values - np.polyval(np.polyfit(x, values, 1), x)
+    residual = np.clip(residual, *np.quantile(residual, [0.05, 0.95]))
+    power = np.abs(np.fft.rfft(residual - residual.mean())[1:]) ** 2
     if power.sum() <= 0:
         return None
-    at, count = int(np.argmax(power)), len(power)
-    share = float(power[at] / power.sum())
+    peak, count = int(np.argmax(power)), len(power)
+    share = float(power[peak] / power.sum())
     chance = min(1.0, count * (1 - share) ** (count - 1))
-    return {"period": n / (at + 1), "share": share} if chance < PERIOD_P and at > 0 else None
+    return {"period": n / (peak + 1), "share": share} if chance < PERIOD_P and peak > 0 else None
 
 
 def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -114,17 +114,17 @@ def growth(tables: Tables, steps: pd.DataFrame | None = None) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     steps = steps[steps["ms"] <= steps["ms"].quantile(0.99)].set_index("token_id")
     operators = tables["operators"]
-    mine = operators[operators["token_id"].isin(steps.index)]
-    spent = mine.pivot_table(index="token_id", columns="type", values="duration_ns", aggfunc="sum", fill_value=0)
+    of_steps = operators[operators["token_id"].isin(steps.index)]
+    spent = of_steps.pivot_table(index="token_id", columns="type", values="duration_ns", aggfunc="sum", fill_value=0)
     spent = spent.reindex(steps.index, fill_value=0)
     spent["between operators"] = steps["ms"] * 1e6 - spent.sum(axis=1)
     x = steps["context"].to_numpy(np.float64)
     rows = [(name, *line(x, spent[name].to_numpy(np.float64))) for name in spent.columns]
-    found = pd.DataFrame(rows, columns=["type", "base_us", "ns_per_token", "error_ns", "r2"])
-    total = found["ns_per_token"].sum()
-    found["base_us"] /= 1e3
-    found["share"] = found["ns_per_token"] / total if total else np.nan
-    return found.sort_values("ns_per_token", ascending=False, ignore_index=True)[columns]
+    table = pd.DataFrame(rows, columns=["type", "base_us", "ns_per_token", "error_ns", "r2"])
+    total = table["ns_per_token"].sum()
+    table["base_us"] /= 1e3
+    table["share"] = table["ns_per_token"] / total if total else np.nan
+    return table.sort_values("ns_per_token", ascending=False, ignore_index=True)[columns]
 
 
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, float]:
@@ -133,10 +133,10 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float, float]:
     spread = centred @ centred
     slope = float(centred @ y / spread) if spread else 0.0
     start = float(y.mean() - slope * x.mean())
-    rest = y - start - slope * x
-    error = float(np.sqrt(rest @ rest / max(len(x) - 2, 1) / spread)) if spread else float("nan")
-    whole = (y - y.mean()) @ (y - y.mean())
-    return start, slope, error, float(1 - rest @ rest / whole) if whole else 1.0
+    residual = y - start - slope * x
+    error = float(np.sqrt(residual @ residual / max(len(x) - 2, 1) / spread)) if spread else float("nan")
+    spread_y = (y - y.mean()) @ (y - y.mean())
+    return start, slope, error, float(1 - residual @ residual / spread_y) if spread_y else 1.0
 
 
 def step_model(steps: pd.DataFrame) -> dict[str, Any]:
@@ -147,12 +147,12 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
     """
     if len(steps) < 2 * LEAST:
         return {}
-    fit, held = steps.iloc[::2], steps.iloc[1::2]
+    fit, judged = steps.iloc[::2], steps.iloc[1::2]
     x, y = fit["context"].to_numpy(np.float64), fit["ms"].to_numpy()
     slope = theil_sen(x, y)
     base = float(np.median(y - slope * x))
-    truth = held["ms"].to_numpy()
-    error = np.abs(base + slope * held["context"].to_numpy() - truth) / truth
+    truth = judged["ms"].to_numpy()
+    error = np.abs(base + slope * judged["context"].to_numpy() - truth) / truth
     flat = np.abs(np.median(y) - truth) / truth
     return {
         "base_ms": base,
@@ -161,7 +161,7 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
         "error_p90": float(np.quantile(error, 0.9)),
         "mape_constant": float(flat.mean()),
         "fitted_on": len(fit),
-        "judged_on": len(held),
+        "judged_on": len(judged),
     }
 
 

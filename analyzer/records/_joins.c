@@ -147,7 +147,7 @@ static int in_order_with(const int64_t *ts, const int64_t *position, Py_ssize_t 
 }
 
 /* The result of a call: whether rows were in order, or an error. */
-static PyObject *told(struct given *given, int ordered, int memory)
+static PyObject *answered(struct given *given, int ordered, int memory)
 {
 	release(given);
 	if (!memory)
@@ -187,12 +187,12 @@ static PyObject *latest(PyObject *module, PyObject *const *arguments, Py_ssize_t
 		}
 		map_close(&map);
 	}
-	return told(&given, ordered, memory);
+	return answered(&given, ordered, memory);
 }
 
-/* within(right_group, right_ts, right_until, left_group, left_ts, answer): per left row without an answer (-1) the last right row
+/* lasting(right_group, right_ts, right_until, left_group, left_ts, answer): per left row without an answer (-1) the last right row
  * of its group up to its time, if that reaches beyond it. */
-static PyObject *within(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *lasting(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
 	OPENING(6);
 	if (alike(&given, 0, 2) && alike(&given, 3, 5) && in_order(COLUMN(1), LENGTH(1)) && in_order(COLUMN(4), LENGTH(4))) {
@@ -211,7 +211,7 @@ static PyObject *within(PyObject *module, PyObject *const *arguments, Py_ssize_t
 		}
 		map_close(&map);
 	}
-	return told(&given, ordered, memory);
+	return answered(&given, ordered, memory);
 }
 
 /* For each key the last of the rows from the end up to one time, in passes from the end: see `ends`. */
@@ -279,7 +279,7 @@ static PyObject *ends(PyObject *module, PyObject *const *arguments, Py_ssize_t c
 	if (LENGTH(16) != 4 * n || !alike(&given, 0, 5) || !alike(&given, 6, 7) || !alike(&given, 8, 9) || !alike(&given, 10, 14)) {
 		if (!PyErr_Occurred())
 			PyErr_SetString(PyExc_ValueError, "columns of different lengths");
-		return told(&given, 0, 1);
+		return answered(&given, 0, 1);
 	}
 	ordered = in_order(ts, n) && in_order(COLUMN(7), LENGTH(7)) && in_order(COLUMN(9), LENGTH(9)) && in_order(read_ts, LENGTH(11));
 	memory = ahead_open(&graph, COLUMN(6), COLUMN(7), LENGTH(7)) && ahead_open(&token_end, COLUMN(8), COLUMN(9), LENGTH(9)) &&
@@ -315,7 +315,7 @@ static PyObject *ends(PyObject *module, PyObject *const *arguments, Py_ssize_t c
 	map_close(&token_end.map);
 	map_close(&reading.map);
 	map_close(&map);
-	return told(&given, ordered, memory);
+	return answered(&given, ordered, memory);
 }
 
 /* waits(mark_tid, mark_ts, tid, begin, end, answer): of each span the last mark of its thread behind its begin and before its end,
@@ -365,7 +365,7 @@ static PyObject *waits(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 	free(from);
 	free(marks);
 	free(at);
-	return told(&given, ordered, memory);
+	return answered(&given, ordered, memory);
 }
 
 /* running_count(group, ts, answer): 0, 1, 2 ... within each group. */
@@ -383,7 +383,7 @@ static PyObject *running_count(PyObject *module, PyObject *const *arguments, Py_
 				answer[i] = ++*found;
 		map_close(&map);
 	}
-	return told(&given, ordered, memory);
+	return answered(&given, ordered, memory);
 }
 
 /* pairs(begin_key, begin_ts, begin_position, end_key, end_ts, end_position, answer): a stack per key; of each begin its end. */
@@ -414,7 +414,7 @@ static PyObject *pairs(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 		free(before);
 		map_close(&map);
 	}
-	return told(&given, ordered, memory);
+	return answered(&given, ordered, memory);
 }
 
 /* Number combinations of values in a table of all that are possible, if these are not too many: 1, or 0 where they are; -1
@@ -604,7 +604,7 @@ static PyObject *gather(PyObject *module, PyObject *const *arguments, Py_ssize_t
 	for (Py_ssize_t from = 0; good && from < n; from += NEAR) /* few slots at a time: they stay in the cache for all fields */
 		for (Py_ssize_t f = 0; f < fields; f++)
 			gather_field(slots + place[4 * f], width, &place[4 * f], row + from, answer + f * n + from, n - from < NEAR ? n - from : NEAR);
-	return told(&given, 1, 1);
+	return answered(&given, 1, 1);
 }
 
 /* Some fields of a slot into `value`; answers their hash. */
@@ -655,7 +655,7 @@ static PyObject *firsts(PyObject *module, PyObject *const *arguments, Py_ssize_t
 		good = good && is_place(width, place[4 * f], place[4 * f + 1]);
 	if (!good) {
 		PyErr_SetString(PyExc_IndexError, "no such slot or field");
-		return told(&given, 0, 1);
+		return answered(&given, 0, 1);
 	}
 	seen = calloc(mask + 1, sizeof(*seen));
 	values = malloc((mask + 1) / 2 * MOST_COLUMNS * sizeof(*values));
@@ -748,7 +748,7 @@ static PyObject *by_kind(PyObject *module, PyObject *const *arguments, Py_ssize_
 		return NULL;
 	if (width < KIND + 2 || given.view[0].len / width > LENGTH(1)) {
 		PyErr_SetString(PyExc_ValueError, "slots too small, or more of them than places");
-		return told(&given, 0, 1);
+		return answered(&given, 0, 1);
 	}
 	counts = calloc(1 << 16, sizeof(*counts));
 	kind = malloc(given.view[0].len / width * sizeof(*kind) + 1);
@@ -873,7 +873,7 @@ static PyObject *states(PyObject *module, PyObject *const *arguments, Py_ssize_t
 
 	if (LENGTH(3) != 4 * known || room < 2 * n + m + known) {
 		PyErr_SetString(PyExc_ValueError, "no room for the states");
-		return told(&given, 0, 1);
+		return answered(&given, 0, 1);
 	}
 	memory = map_open(&map, 64);
 	for (Py_ssize_t i = 0; memory && i < known; i++)
@@ -900,7 +900,7 @@ static PyObject *states(PyObject *module, PyObject *const *arguments, Py_ssize_t
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-	METHOD(latest), METHOD(within), METHOD(running_count), METHOD(pairs),   METHOD(codes),  METHOD(ends),
+	METHOD(latest), METHOD(lasting), METHOD(running_count), METHOD(pairs),   METHOD(codes),  METHOD(ends),
 	METHOD(waits),  METHOD(gather), METHOD(firsts),        METHOD(by_kind), METHOD(states), {NULL, NULL, 0, NULL},
 };
 

@@ -22,7 +22,7 @@ IMPOSSIBLE_NS = 1 << 62
 EVER = np.iinfo(np.int64).max
 BLOCK = 1 << 16
 """Slots that are looked at in one go."""
-TELLING = ("graph_begin", "op_begin", "op_shares", "expert_begin", "sched_switch")
+THREAD_KINDS = ("graph_begin", "op_begin", "op_shares", "expert_begin", "sched_switch")
 """Kinds of STREAMED whose threads and processes are asked for later (analyzer/tables/sched.py)."""
 
 
@@ -64,9 +64,9 @@ class Contents:
         self.nodes = np.empty((0, 2), np.uint64)
         """Distinct nodes of op_shares: the graph's identity and the node's place."""
         self.streams = {name: self._scan(name) for name in STREAMS}
-        seen = [(s.first.min(), s.last.max()) for s in self.streams.values() if len(s.first) and s.last.max() >= 0]
-        self.first_ns = int(min((first for first, _ in seen), default=0))
-        self.last_ns = int(max((last for _, last in seen), default=0))
+        extents = [(s.first.min(), s.last.max()) for s in self.streams.values() if len(s.first) and s.last.max() >= 0]
+        self.first_ns = int(min((first for first, _ in extents), default=0))
+        self.last_ns = int(max((last for _, last in extents), default=0))
 
     def _scan(self, stream: str) -> Stream:
         total = self.recording.slot_count(stream)
@@ -83,13 +83,13 @@ class Contents:
 
     def _block(self, slots: np.ndarray, start: int) -> tuple[int, int]:
         """Take note of one block; its first and last time."""
-        found = by_kind(slots)
-        self.discarded += found.discarded
-        self.damaged += found.damaged
-        for number, rows in found.rows.items():
+        kinds = by_kind(slots)
+        self.discarded += kinds.discarded
+        self.damaged += kinds.damaged
+        for number, rows in kinds.rows.items():
             self.counts[number] = self.counts.get(number, 0) + len(rows)
             self._kind(number, slots, rows, start)
-        return (found.first_ns, found.last_ns) if sum(map(len, found.rows.values())) > found.damaged else (EVER, -1)
+        return (kinds.first_ns, kinds.last_ns) if sum(map(len, kinds.rows.values())) > kinds.damaged else (EVER, -1)
 
     def _kind(self, number: int, slots: np.ndarray, rows: np.ndarray, start: int) -> None:
         """Keep what is few, and of the rest what later questions need."""
@@ -101,7 +101,7 @@ class Contents:
             few.slots.append(slots[rows])
             few.position.append(rows + start)
             return
-        if name in TELLING:
+        if name in THREAD_KINDS:
             self._threads(name, slots, rows)
         if name == "op_shares":
             self._shares(slots[rows])
@@ -109,14 +109,14 @@ class Contents:
     def _threads(self, name: str, slots: np.ndarray, rows: np.ndarray) -> None:
         """Take note of the threads of one kind and of their processes; of op_begin's results, too."""
         dtype = self.recording.layouts[name][1]
-        known = [of for of in ("pid", "tid", "tensor", "prev_tid") if of in (dtype.names or ())]
-        new = firsts(slots, rows, dtype, known)
-        fields = {"tensor": np.zeros(len(new), np.int64), **columns_of(slots, new, dtype, known)}
-        own = np.flatnonzero(fields["tid"] == fields.get("prev_tid", 0)) if name == "sched_switch" else np.arange(len(new))
-        own = own[numbered(fields["tid"][own])[1]]
-        mine = self.processes.setdefault(name, {})
-        for thread, pid in zip(fields["tid"][own].tolist(), fields["pid"][own].tolist(), strict=True):
-            mine.setdefault(thread, pid)
+        names = [of for of in ("pid", "tid", "tensor", "prev_tid") if of in (dtype.names or ())]
+        new = firsts(slots, rows, dtype, names)
+        fields = {"tensor": np.zeros(len(new), np.int64), **columns_of(slots, new, dtype, names)}
+        picked = np.flatnonzero(fields["tid"] == fields.get("prev_tid", 0)) if name == "sched_switch" else np.arange(len(new))
+        picked = picked[numbered(fields["tid"][picked])[1]]
+        processes = self.processes.setdefault(name, {})
+        for thread, pid in zip(fields["tid"][picked].tolist(), fields["pid"][picked].tolist(), strict=True):
+            processes.setdefault(thread, pid)
         if name == "op_begin":
             self.tensors = pd.unique(np.concatenate((self.tensors, identities(fields["pid"], fields["tensor"]))))
 
@@ -124,12 +124,12 @@ class Contents:
         dtype = self.recording.layouts["op_shares"][1]
         if dtype.fields is None or not {"graph", "count", "node"} <= dtype.fields.keys():
             return
-        whole = np.dtype({"names": ["r"], "formats": [dtype], "offsets": [RING_HEADER_BYTES], "itemsize": slots.dtype.itemsize})
-        records = slots.view(whole)["r"]
+        slot = np.dtype({"names": ["r"], "formats": [dtype], "offsets": [RING_HEADER_BYTES], "itemsize": slots.dtype.itemsize})
+        records = slots.view(slot)["r"]
         graphs, inverse = np.unique(identities(records["pid"], records["graph"]), return_inverse=True)
         inside = np.arange(records["node"].shape[1]) < records["count"][:, None]
-        both = np.repeat(inverse.astype(np.int64), inside.sum(axis=1)) << 16 | records["node"][inside]
-        distinct = pd.unique(both)
+        node_keys = np.repeat(inverse.astype(np.int64), inside.sum(axis=1)) << 16 | records["node"][inside]
+        distinct = pd.unique(node_keys)
         pairs = np.stack((graphs[distinct >> 16], (distinct & 0xFFFF).astype(np.uint64)), axis=1)
         self.nodes = np.unique(np.concatenate((self.nodes, pairs)), axis=0)
 
@@ -145,13 +145,13 @@ class Contents:
 
     def stretches(self, cuts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         """Stretches of time that tile everything, cut at some of `cuts` (sorted): each holds about `most` records, if it can."""
-        held = np.zeros(len(cuts), np.int64)
+        before = np.zeros(len(cuts), np.int64)
         for stream in self.streams.values():
-            held += np.searchsorted(np.sort(stream.first), cuts) * self.block
+            before += np.searchsorted(np.sort(stream.first), cuts) * self.block
         total = sum(stream.slots for stream in self.streams.values())
-        begin, taken, at = -1, 0, 0
-        while at < len(cuts) and total - taken > most:
-            at = max(at, int(np.searchsorted(held, taken + most, "right")) - 1)
-            yield begin, int(cuts[at])
-            begin, taken, at = int(cuts[at]), int(held[at]), at + 1
+        begin, taken, cut = -1, 0, 0
+        while cut < len(cuts) and total - taken > most:
+            cut = max(cut, int(np.searchsorted(before, taken + most, "right")) - 1)
+            yield begin, int(cuts[cut])
+            begin, taken, cut = int(cuts[cut]), int(before[cut]), cut + 1
         yield begin, EVER

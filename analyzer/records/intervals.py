@@ -53,19 +53,19 @@ class Overlaps:
 
 def overlaps(left: Intervals, right: Intervals) -> Overlaps:
     """Every pair of the same key that shares time. The right side's intervals must not overlap within a key."""
-    rows, others = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    lefts, rights = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for key in np.intersect1d(left.key, right.key):
-        mine, theirs = np.flatnonzero(left.key == key), np.flatnonzero(right.key == key)
-        theirs = theirs[np.argsort(right.begin[theirs], kind="stable")]
-        low = np.searchsorted(right.end[theirs], left.begin[mine], "right")
-        count = np.maximum(np.searchsorted(right.begin[theirs], left.end[mine], "left") - low, 0)
+        left_rows, right_rows = np.flatnonzero(left.key == key), np.flatnonzero(right.key == key)
+        right_rows = right_rows[np.argsort(right.begin[right_rows], kind="stable")]
+        low = np.searchsorted(right.end[right_rows], left.begin[left_rows], "right")
+        count = np.maximum(np.searchsorted(right.begin[right_rows], left.end[left_rows], "left") - low, 0)
         offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        rows.append(np.repeat(mine, count))
-        others.append(theirs[np.repeat(low, count) + offset])
-    a, b = np.concatenate(rows), np.concatenate(others)
-    begin, end = np.maximum(left.begin[a], right.begin[b]), np.minimum(left.end[a], right.end[b])
+        lefts.append(np.repeat(left_rows, count))
+        rights.append(right_rows[np.repeat(low, count) + offset])
+    left_row, right_row = np.concatenate(lefts), np.concatenate(rights)
+    begin, end = np.maximum(left.begin[left_row], right.begin[right_row]), np.minimum(left.end[left_row], right.end[right_row])
     real = end > begin
-    return Overlaps(a[real], b[real], begin[real], end[real])
+    return Overlaps(left_row[real], right_row[real], begin[real], end[real])
 
 
 def common(left: Intervals, right: Intervals) -> Intervals:
@@ -96,12 +96,12 @@ def uncovered(windows: Intervals, spans: Intervals) -> Intervals:
     place = np.searchsorted(keys, spans.key)
     if np.any(keys[1:] == keys[:-1]):
         met = overlaps(windows.where(order), merged(spans))
-        rest = uncovered(Intervals(np.arange(len(keys)), opened, closed), Intervals(met.left, met.begin, met.end))
-        return Intervals(keys[rest.key], rest.begin, rest.end)
-    known = place < len(keys)
-    known[known] = keys[place[known]] == spans.key[known]
-    place = place[known]
-    begin, end = (np.clip(side[known], opened[place], closed[place]) for side in (spans.begin, spans.end))
+        pieces = uncovered(Intervals(np.arange(len(keys)), opened, closed), Intervals(met.left, met.begin, met.end))
+        return Intervals(keys[pieces.key], pieces.begin, pieces.end)
+    inside = place < len(keys)
+    inside[inside] = keys[place[inside]] == spans.key[inside]
+    place = place[inside]
+    begin, end = (np.clip(side[inside], opened[place], closed[place]) for side in (spans.begin, spans.end))
     every = np.arange(len(keys))
     place = np.concatenate((every, place, every))
     begin, end = np.concatenate((opened, begin, closed)), np.concatenate((opened, end, closed))
@@ -117,10 +117,10 @@ def covered(spans: Intervals, windows: Intervals) -> np.ndarray:
     """How much of each window the intervals of its key cover, summed over the intervals. All may overlap."""
     answer = np.zeros(len(windows), np.int64)
     for key in np.intersect1d(spans.key, windows.key):
-        mine, theirs = windows.key == key, spans.key == key
-        begin, end = windows.begin[mine], windows.end[mine]
-        opened, closed = np.sort(spans.begin[theirs], kind="stable"), np.sort(spans.end[theirs], kind="stable")
-        answer[mine] = passed(opened, end) - passed(closed, end) - passed(opened, begin) + passed(closed, begin)
+        of_windows, of_spans = windows.key == key, spans.key == key
+        begin, end = windows.begin[of_windows], windows.end[of_windows]
+        opened, closed = np.sort(spans.begin[of_spans], kind="stable"), np.sort(spans.end[of_spans], kind="stable")
+        answer[of_windows] = passed(opened, end) - passed(closed, end) - passed(opened, begin) + passed(closed, begin)
     return answer
 
 

@@ -43,7 +43,7 @@ def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
 class Source:
     """The records of a recording by kind, the span of time they cover, and the ends that found no begin.
 
-    Kinds of which there are many are read for a stretch of time (`within`); by default that is all there is.
+    Kinds of which there are many are read for a stretch of time (`between`); by default that is all there is.
     """
 
     def __init__(self, recording: Recording, block: int = BLOCK):
@@ -56,16 +56,16 @@ class Source:
         self._few: dict[str, Rows] = {}
         self._stretch(-1, EVER, np.empty(0, np.int64))
         engines = section(self.manifest, "engines")
-        known = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
-        known.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, that which was found
-        self.engine_names = {int(e["id"]): name for name, e in known}
+        declared = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
+        declared.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, that which was found
+        self.engine_names = {int(e["id"]): name for name, e in declared}
 
     def _stretch(self, begin_ns: int, end_ns: int, step_begins: np.ndarray) -> None:
         self.begin_ns, self.end_ns, self.step_begins = begin_ns, end_ns, step_begins
         self._many: dict[str, Rows] = {}
         self._slots: dict[str, tuple[np.ndarray, dict[int, np.ndarray], int]] = {}
 
-    def within(self, begin_ns: int, end_ns: int, step_begins: np.ndarray) -> "Source":
+    def between(self, begin_ns: int, end_ns: int, step_begins: np.ndarray) -> "Source":
         """The same recording, of the kinds of which there are many only the records of that time.
 
         `step_begins`: times at which a step begins while no other is open. No graph, operator or expert reaches across one.
@@ -76,10 +76,10 @@ class Source:
 
     def rows(self, kind: str) -> Rows:
         """The records of one kind; none where the recording does not know the kind."""
-        known = self._many if kind in STREAMED else self._few
-        if kind not in known:
-            known[kind] = self._read(kind)
-        return known[kind]
+        cached = self._many if kind in STREAMED else self._few
+        if kind not in cached:
+            cached[kind] = self._read(kind)
+        return cached[kind]
 
     def _read(self, kind: str) -> Rows:
         if kind not in self.recording.layouts:
@@ -203,5 +203,5 @@ class Source:
 
 def chosen(names: np.ndarray, numbers: np.ndarray) -> pyarrow.DictionaryArray:
     """names[numbers], "" for numbers beyond the table."""
-    known = (numbers >= 0) & (numbers < len(names))
-    return text(np.where(known, numbers, len(names)), np.append(names, ""))
+    inside = (numbers >= 0) & (numbers < len(names))
+    return text(np.where(inside, numbers, len(names)), np.append(names, ""))

@@ -19,15 +19,15 @@ class Rows:
     They are rows `at` of `held`, which may be the file itself as it is mapped: nothing is copied but the fields asked for.
     """
 
-    def __init__(self, held: np.ndarray, dtype: np.dtype, position: np.ndarray, at: np.ndarray | None = None):
-        self.held, self.dtype, self.position = held, dtype, position
-        self.at = np.arange(len(held)) if at is None else at
+    def __init__(self, stored: np.ndarray, dtype: np.dtype, position: np.ndarray, index: np.ndarray | None = None):
+        self.stored, self.dtype, self.position = stored, dtype, position
+        self.index = np.arange(len(stored)) if index is None else index
         self._columns: dict[str, np.ndarray] = {}
         self._of: tuple[Rows, np.ndarray] | None = None
         """The rows that these were chosen from, and which."""
 
     @classmethod
-    def made(cls, columns: dict[str, np.ndarray], position: np.ndarray) -> "Rows":
+    def of_columns(cls, columns: dict[str, np.ndarray], position: np.ndarray) -> "Rows":
         """Records that stand in no file: int64 columns by field, and the slot of the file that each was made from."""
         rows = cls(np.empty(0, "V64"), np.dtype([(name, "<i8") for name in columns]), position, np.arange(len(position)))
         rows._columns = dict(columns)
@@ -36,17 +36,17 @@ class Rows:
     @cached_property
     def slots(self) -> np.ndarray:
         """The records' slots."""
-        return self.held[self.at]
+        return self.stored[self.index]
 
     @property
     def records(self) -> np.ndarray:
         """The records as a structured array."""
         width = self.slots.dtype.itemsize
-        whole = np.dtype({"names": ["r"], "formats": [self.dtype], "offsets": [RING_HEADER_BYTES], "itemsize": width})
-        return self.slots.view(whole)["r"]
+        slot_dtype = np.dtype({"names": ["r"], "formats": [self.dtype], "offsets": [RING_HEADER_BYTES], "itemsize": width})
+        return self.slots.view(slot_dtype)["r"]
 
     def __len__(self) -> int:
-        return len(self.at)
+        return len(self.index)
 
     def __getitem__(self, field: str) -> np.ndarray:
         """A field as int64 (numbers), float64 or bytes; not to be written to."""
@@ -64,8 +64,8 @@ class Rows:
             return rows[field][keep]
         numbers = [name for name in self.dtype.names or () if self.dtype[name].kind in "iu" and name != "kind"]
         if field in numbers:  # all in one go, but for what is seldom asked for: each slot is fetched once
-            wanted = [name for name in numbers if name == field or (name not in SELDOM and name not in self._columns)]
-            self._columns |= columns_of(self.held, self.at, self.dtype, wanted)
+            fields = [name for name in numbers if name == field or (name not in SELDOM and name not in self._columns)]
+            self._columns |= columns_of(self.stored, self.index, self.dtype, fields)
             return self._columns[field]
         column = self.records[field]
         return column.astype(np.int64) if column.dtype.kind in "iu" else column.copy()
@@ -78,18 +78,18 @@ class Rows:
         """Some of the records."""
         if keep.dtype == bool and keep.all():
             return self
-        chosen = Rows(self.held, self.dtype, self.position[keep], self.at[keep])
+        chosen = Rows(self.stored, self.dtype, self.position[keep], self.index[keep])
         chosen._of = self, keep
         return chosen
 
     def marks(self, identity: np.ndarray | None = None, unknown: int | None = None) -> Marks:
         """The records as begins or ends on their threads; an identity equal to `unknown` was not told."""
-        known = np.zeros(len(self), bool)
+        identified = np.zeros(len(self), bool)
         if identity is None:
             identity = np.zeros(len(self), np.int64)
         else:
-            known = identity != unknown if unknown is not None else ~known
-        return Marks(self["tid"], self["ts"], self.position, identity, known)
+            identified = identity != unknown if unknown is not None else ~identified
+        return Marks(self["tid"], self["ts"], self.position, identity, identified)
 
 
 @dataclass(frozen=True)

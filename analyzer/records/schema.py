@@ -464,7 +464,7 @@ def text(codes: np.ndarray, values: Sequence[str] | np.ndarray) -> pyarrow.Dicti
     return pyarrow.DictionaryArray.from_arrays(pyarrow.array(once.indices.to_numpy()[codes]), once.dictionary, safe=False)
 
 
-def says(column: pyarrow.DictionaryArray, *words: str) -> np.ndarray:
+def equals_any(column: pyarrow.DictionaryArray, *words: str) -> np.ndarray:
     """Which rows of a column of texts read one of these words."""
     return np.array([*(value in words for value in column.dictionary.to_pylist()), False])[column.indices.to_numpy()]
 
@@ -502,13 +502,13 @@ def frame_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Series:
     """A column as pandas takes it without making strings of its own of every row."""
     if column.num_chunks != 1:
         column = pyarrow.chunked_array([column.unify_dictionaries().combine_chunks()])
-    whole = column.chunk(0)
+    chunk = column.chunk(0)
     if pyarrow.types.is_dictionary(column.type):
-        values = np.array([*whole.dictionary.to_pylist(), ""], object)
-        return pd.Series(values[whole.indices.to_numpy()], dtype=object, copy=False)
+        values = np.array([*chunk.dictionary.to_pylist(), ""], object)
+        return pd.Series(values[chunk.indices.to_numpy()], dtype=object, copy=False)
     if pyarrow.types.is_list(column.type):
-        return pd.Series(whole.to_pandas().to_numpy(object), dtype=object, copy=False)
-    return whole.to_numpy(zero_copy_only=False)
+        return pd.Series(chunk.to_pandas().to_numpy(object), dtype=object, copy=False)
+    return chunk.to_numpy(zero_copy_only=False)
 
 
 def declared_columns(table: str) -> tuple[Column, ...]:

@@ -35,8 +35,8 @@ def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> So
 def places(dtype: np.dtype, names: Iterable[str]) -> np.ndarray:
     """Where integer fields of a record lie in its slot, as the C code reads it."""
     fields: Mapping[str, Any] = dtype.fields or {}
-    told = [fields[name] for name in names]
-    return np.array([(RING_HEADER_BYTES + at, one.itemsize, one.kind == "i", 0) for one, at, *_ in told], np.int32)
+    declared = [fields[name] for name in names]
+    return np.array([(RING_HEADER_BYTES + begin, each.itemsize, each.kind == "i", 0) for each, begin, *_ in declared], np.int32)
 
 
 def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ class Marks:
     ts: np.ndarray  # ns
     position: np.ndarray  # slot in the file: the thread's program order among equal times
     identity: np.ndarray  # what begins or ends
-    known: np.ndarray  # bool: `identity` was told
+    identified: np.ndarray  # bool: `identity` is known
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ def stack_depth(group: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.nda
 
 def _matched(begin: Marks, end: Marks, group: np.ndarray, b: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Stack-match begin rows `b` with end rows `e` within groups (of begins, then ends); rows of begins and their ends."""
-    own, theirs = group[: len(begin.ts)][b], group[len(begin.ts) :][e]
-    opened, closed = (own, begin.ts[b], begin.position[b]), (theirs, end.ts[e], end.position[e])
+    begin_group, end_group = group[: len(begin.ts)][b], group[len(begin.ts) :][e]
+    opened, closed = (begin_group, begin.ts[b], begin.position[b]), (end_group, end.ts[e], end.position[e])
     answer = np.empty(len(b), np.int64)
     if not _joins.pairs(*map(flat, (*opened, *closed)), answer):
         first, second = (np.lexsort(columns[:0:-1]) for columns in (opened, closed))
         return _matched(begin, end, group, b[first], e[second])
-    found = np.flatnonzero(answer >= 0)
-    return b[found], e[answer[found]]
+    matched = np.flatnonzero(answer >= 0)
+    return b[matched], e[answer[matched]]
 
 
 def pair(begin: Marks, end: Marks) -> Pairs:
@@ -128,10 +128,10 @@ def pair(begin: Marks, end: Marks) -> Pairs:
     taken = np.zeros(len(end.ts), bool)
     thread = np.concatenate((begin.key, end.key))
     b, e = _matched(begin, end, thread, np.arange(len(begin.ts)), np.arange(len(end.ts)))
-    agree = ~begin.known[b] | ~end.known[e] | (begin.identity[b] == end.identity[e])
+    agree = ~begin.identified[b] | ~end.identified[e] | (begin.identity[b] == end.identity[e])
     answer[b[agree]], taken[e[agree]] = e[agree], True
     if not agree.all():
-        left, right = np.flatnonzero((answer < 0) & begin.known), np.flatnonzero(~taken & end.known)
+        left, right = np.flatnonzero((answer < 0) & begin.identified), np.flatnonzero(~taken & end.identified)
         group = codes(thread, np.concatenate((begin.identity, end.identity)))
         b, e = _matched(begin, end, group, left, right)
         answer[b], taken[e] = e, True
@@ -142,9 +142,9 @@ def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray
     """For each left row the right row of its group with the greatest time <= its own; among equal times the last."""
     answer = np.empty(len(left_ts), np.int64)
     if not _joins.latest(*map(flat, (right_group, right_ts, left_group, left_ts)), answer):
-        theirs, ours = (np.argsort(ts, kind="stable") for ts in (right_ts, left_ts))
-        row = latest(right_group[theirs], right_ts[theirs], left_group[ours], left_ts[ours])
-        answer[ours] = np.append(theirs, NONE)[row]
+        right_order, left_order = (np.argsort(ts, kind="stable") for ts in (right_ts, left_ts))
+        row = latest(right_group[right_order], right_ts[right_order], left_group[left_order], left_ts[left_order])
+        answer[left_order] = np.append(right_order, NONE)[row]
     return answer
 
 
@@ -154,16 +154,16 @@ def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndar
     return np.where(backwards >= 0, len(right_ts) - 1 - backwards, NONE)
 
 
-def within(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
+def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
     """For each left row (group, time) without an answer (-1) yet: what `latest` tells of right, if that lasts beyond its time.
 
     `right` are groups, times and until when each row lasts.
     """
-    if not _joins.within(*map(flat, (*right, *left)), answer):
-        theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
-        row, open_rows = answer[ours], answer[ours] < 0
-        within((right[0][theirs], right[1][theirs], right[2][theirs]), (left[0][ours], left[1][ours]), row)
-        answer[ours[open_rows]] = np.append(theirs, NONE)[row[open_rows]]
+    if not _joins.lasting(*map(flat, (*right, *left)), answer):
+        order, rows = (np.argsort(side[1], kind="stable") for side in (right, left))
+        row, open_rows = answer[rows], answer[rows] < 0
+        lasting((right[0][order], right[1][order], right[2][order]), (left[0][rows], left[1][rows]), row)
+        answer[rows[open_rows]] = np.append(order, NONE)[row[open_rows]]
 
 
 def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
@@ -202,19 +202,19 @@ class Nest:
         ts = np.concatenate((begin[span], end[span]))
         thread = np.concatenate((key[span], key[span]))
         step = np.repeat([1, -1], len(span))
-        other = np.concatenate((-end[span], -begin[span]))  # ends before begins, outer begins first, inner ends first
-        order = np.lexsort((other, step, ts, thread))
-        self.at, self.thread, self.step = ts[order], thread[order], step[order]
+        partner = np.concatenate((-end[span], -begin[span]))  # ends before begins, outer begins first, inner ends first
+        order = np.lexsort((partner, step, ts, thread))
+        self.ts, self.thread, self.step = ts[order], thread[order], step[order]
         self.span = np.concatenate((span, span))[order]
         self.top = self._tops()
 
     def _tops(self) -> np.ndarray:
         """The innermost span after each event."""
-        top = np.full(len(self.at), NONE, np.int64)
-        if len(self.at) == 0:
+        top = np.full(len(self.ts), NONE, np.int64)
+        if len(self.ts) == 0:
             return top
         depth, _ = stack_depth(self.thread, self.step)
-        rows = np.arange(len(self.at))
+        rows = np.arange(len(self.ts))
         for level in range(1, int(depth.max()) + 1):
             opened = np.maximum.accumulate(np.where((self.step > 0) & (depth == level), rows, NONE))
             inside = depth == level
@@ -225,14 +225,14 @@ class Nest:
         """The innermost span of `key` that contains `ts`."""
         event = np.full(len(ts), NONE, np.int64)
         until = np.where(self.top >= 0, np.append(self.end, 0)[self.top], 0)
-        within((self.thread, self.at, until), (key, ts), event)
+        lasting((self.thread, self.ts, until), (key, ts), event)
         return np.append(self.top, NONE)[event]
 
     def segments(self) -> "Segments":
         """Each thread's time cut into pieces by its innermost span; time without a span is left out."""
-        if len(self.at) == 0:
-            return Segments(self.top, self.at, self.at)
+        if len(self.ts) == 0:
+            return Segments(self.top, self.ts, self.ts)
         same = np.append(self.thread[1:] == self.thread[:-1], False)
-        end = np.where(same, np.append(self.at[1:], 0), self.at)
-        keep = (self.top >= 0) & (end > self.at)
-        return Segments(self.top[keep], self.at[keep], end[keep])
+        end = np.where(same, np.append(self.ts[1:], 0), self.ts)
+        keep = (self.top >= 0) & (end > self.ts)
+        return Segments(self.top[keep], self.ts[keep], end[keep])

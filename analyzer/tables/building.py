@@ -34,7 +34,7 @@ class Builder:
         self.step_begins = self.tokens.begins_alone()
         self.n_tokens = [np.empty(0, np.int64)]
         """Tokens fed to each step, stretch by stretch."""
-        self.known = operators.Known(source)
+        self.definitions = operators.Definitions(source)
         self.loads = moe.loads(source, self.tokens)
         self.first = operators.First()
         self.scheduling, self.counters, self.readings = sched.Scheduling(source), moe.Counters(), pmc.Readings()
@@ -45,20 +45,20 @@ class Builder:
         """The rows of the tables LONG, of one stretch of about `most` records after the other."""
         stretches = list(self.source.contents.stretches(self.step_begins, most))
         for number, (begin_ns, end_ns) in enumerate(stretches):
-            yield self._piece(self.source.within(begin_ns, end_ns, self.step_begins), number == len(stretches) - 1)
+            yield self._piece(self.source.between(begin_ns, end_ns, self.step_begins), number == len(stretches) - 1)
 
     def _piece(self, source: Source, final: bool) -> Piece:
         announced, readings = nodes.unfold(source), self.readings.of(source)
-        tokens, first, known = self.tokens.within(source, announced.begin), self.first, self.known
+        tokens, first, definitions = self.tokens.begun_in(source, announced.begin), self.first, self.definitions
         self.n_tokens.append(tokens.n_tokens)
         runs = graphs(source, first.graph)
-        columns, threads, op = operators.build(source, announced, tokens, runs, known, first)
+        columns, threads, op = operators.build(source, announced, tokens, runs, definitions, first)
         spans = source.spans("expert", ("layer", "expert"))
-        enclosing = operators.finish(columns, known, threads, op, source.rows("expert_begin"))
+        enclosing = operators.finish(columns, definitions, threads, op, source.rows("expert_begin"))
         experts = moe.experts(source, tokens, spans, enclosing, first)
-        routes = moe.routes(source, tokens, known)
+        routes = moe.routes(source, tokens, definitions)
         self.executes.note(source, runs)
-        self.events.note(source, io.Place(threads, op, columns["expert"], first.op, experts))
+        self.events.note(source, io.Activity(threads, op, columns["expert"], first.op, experts))
         tables = {
             "graphs": arrow_table("graphs", runs.table(source, tokens)),
             "operators": arrow_table("operators", columns | self._work(columns, routes, tokens)),
@@ -80,17 +80,17 @@ class Builder:
 
     def _work(self, columns: Columns, routes: Columns, tokens: Steps) -> dict[str, np.ndarray]:
         """The columns flops, read_bytes and written_bytes of `operators`."""
-        figures = self.known.work.columns(columns, routes, tokens.lengths())
+        figures = self.definitions.work.columns(columns, routes, tokens.lengths())
         if self.subgraphs is not None:
             self.subgraphs.fill(columns, contexts(columns["token_id"], tokens.lengths()), figures)
         return figures
 
-    def rest(self) -> Piece:
+    def last_tables(self) -> Piece:
         """The other tables but `qnn_gaps`, once all pieces are made."""
         source, tokens = self.source, replace(self.tokens, n_tokens=np.concatenate(self.n_tokens))
         tables = {
             "tokens": tokens.table(source),
-            "tensors": self.known.table,
+            "tensors": self.definitions.table,
             "loads": self.loads,
             **events.build(source, tokens, self.executes),
             "sessions": sessions(source),
@@ -105,9 +105,9 @@ class Builder:
 def unpaired(source: Source) -> Columns:
     """The table `unpaired`: ends that no begin was recorded for, in order of time."""
     parts = [part | {"kind": np.full(len(part["tid"]), kind, object)} for kind, rows in source.unpaired.items() for part in rows]
-    both = {name: np.concatenate([np.empty(0, dtype), *(part[name] for part in parts)]) for name, dtype in UNPAIRED.items()}
-    order = np.argsort(both["ts_ns"], kind="stable")
-    return {name: column[order] for name, column in both.items()}
+    columns = {name: np.concatenate([np.empty(0, dtype), *(part[name] for part in parts)]) for name, dtype in UNPAIRED.items()}
+    order = np.argsort(columns["ts_ns"], kind="stable")
+    return {name: column[order] for name, column in columns.items()}
 
 
 UNPAIRED = {"kind": object, "pid": np.int64, "tid": np.int64, "ts_ns": np.int64}

@@ -30,7 +30,7 @@ def build(source: Source, tokens: Steps) -> pd.DataFrame:
     points = end.where(only_end)
     both = [begin, points]
     instants = Spans(np.full(len(points), NONE), points["ts"], points["ts"], np.ones(len(points), bool))
-    columns = {name: np.concatenate([one.columns()[name] for one in (spans, instants)]) for name in spans.columns()}
+    columns = {name: np.concatenate([part.columns()[name] for part in (spans, instants)]) for name in spans.columns()}
     columns |= {name: np.concatenate([rows[name] for rows in both]) for name in ("pid", "tid", "probe")}
     columns["token_id"] = np.concatenate([tokens.of(rows) for rows in both])
     columns["args"] = as_json(args + written.of(points, at_return=True))
@@ -66,16 +66,16 @@ def depths(tid: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     """How many calls of the thread were open when each began."""
     lasting = np.flatnonzero(end > begin)
     answer = np.zeros(len(tid), np.int64)
-    at, thread = np.concatenate((begin[lasting], end[lasting])), np.concatenate((tid[lasting], tid[lasting]))
+    ts, thread = np.concatenate((begin[lasting], end[lasting])), np.concatenate((tid[lasting], tid[lasting]))
     step = np.repeat([1, -1], len(lasting))
     outer = np.concatenate((-end[lasting], -begin[lasting]))
-    order = np.lexsort((outer, step, at, thread))
+    order = np.lexsort((outer, step, ts, thread))
     if len(order):
         depth, _ = stack_depth(thread[order], step[order])
         opening = order < len(lasting)
         answer[lasting[order[opening]]] = depth[opening] - 1
         instant = np.flatnonzero(end <= begin)
-        inside = latest(thread[order], at[order], tid[instant], begin[instant])
+        inside = latest(thread[order], ts[order], tid[instant], begin[instant])
         answer[instant] = np.where(inside >= 0, depth[inside], 0)
     return answer
 
@@ -91,10 +91,10 @@ class Arguments:
         """Name → value for each record; None where memory could not be read, or the detail was lost."""
         answer: list[dict[str, Any]] = [{} for _ in range(len(rows))]
         for number in np.unique(rows["probe"]).tolist():
-            mine = np.flatnonzero(rows["probe"] == number)
+            of_function = np.flatnonzero(rows["probe"] == number)
             declared = self.functions.get(number, {}).get("return" if at_return else "entry") or {}
-            for name, values in self._columns(rows.where(mine), declared, at_return):
-                for i, value in zip(mine.tolist(), values, strict=True):
+            for name, values in self._columns(rows.where(of_function), declared, at_return):
+                for i, value in zip(of_function.tolist(), values, strict=True):
                     answer[i][name] = value
         return answer
 
@@ -109,13 +109,13 @@ class Arguments:
 
         columns: list[tuple[str, list[Any]]] = []
         for i, (name, kind) in enumerate(declared.get("numbers") or []):
-            carrier, at = part(i // width)
-            columns.append((name, numbers(carrier, at, i % width, kind)))
+            carriers, row_of = part(i // width)
+            columns.append((name, numbers(carriers, row_of, i % width, kind)))
         for i, name in enumerate(declared.get("texts") or []):
-            carrier, at = part(i + 1)
-            unread = carrier["unread"] >> width & 1
-            told = [None if failed else text for text, failed in zip(texts(carrier["text"]), unread, strict=True)] + [None]
-            columns.append((name, [told[j] for j in at.tolist()]))
+            carriers, row_of = part(i + 1)
+            unread = carriers["unread"] >> width & 1
+            values = [None if failed else text for text, failed in zip(texts(carriers["text"]), unread, strict=True)] + [None]
+            columns.append((name, [values[j] for j in row_of.tolist()]))
         return columns
 
     def _part(self, rows: Rows, number: int, at_return: bool) -> tuple[Rows, np.ndarray]:
@@ -128,7 +128,7 @@ class Arguments:
         return more, place[key[len(more) :]]
 
 
-def numbers(rows: Rows, at: np.ndarray, column: int, kind: str) -> list[Any]:
+def numbers(rows: Rows, row_of: np.ndarray, column: int, kind: str) -> list[Any]:
     """One column of values as their type has them; addresses as hexadecimal text."""
     raw = np.ascontiguousarray(rows.records["values"][:, column].astype("<u8"))
     dtype = np.dtype(FORMATS.get(kind, "<u8"))
@@ -138,8 +138,8 @@ def numbers(rows: Rows, at: np.ndarray, column: int, kind: str) -> list[Any]:
     elif kind in ("f32", "f64"):
         typed = [value if math.isfinite(value) else str(value) for value in typed]
     failed = (rows["unread"] >> column & 1).tolist()
-    told = [None if bad else value for value, bad in zip(typed, failed, strict=True)] + [None]
-    return [told[i] for i in at.tolist()]
+    values = [None if bad else value for value, bad in zip(typed, failed, strict=True)] + [None]
+    return [values[i] for i in row_of.tolist()]
 
 
 def as_json(rows: list[dict[str, Any]]) -> np.ndarray:

@@ -89,28 +89,28 @@ Formula = Callable[[Tensor, list[Tensor], Facts], Work]
 UNKNOWN = Work(nan, nan, nan)
 
 
-def whole(flops: float, out: Tensor, sources: list[Tensor]) -> Work:
+def full_traffic(flops: float, out: Tensor, sources: list[Tensor]) -> Work:
     """Every source read and the result written once."""
     return Work(flops, sum(source.bytes() for source in sources), out.bytes())
 
 
 def elementwise(per_element: float) -> Formula:
     """A fixed number of operations for each element of the result."""
-    return lambda out, sources, _: whole(per_element * out.elements, out, sources)
+    return lambda out, sources, _: full_traffic(per_element * out.elements, out, sources)
 
 
 def mul_mat(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
     """[K, M] x [K, N] → [M, N] for each outer index: 2 K M N."""
-    return whole(2.0 * sources[0].dim(0) * out.elements, out, sources)
+    return full_traffic(2.0 * sources[0].dim(0) * out.elements, out, sources)
 
 
 def mul_mat_id(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
     """Experts [K, M, E], rows, ids [k, N] → [M, k, N]: 2 K M k N; of the experts, only the chosen ones are read."""
     experts, rows, ids = sources[:3]
-    one = experts.bytes() / max(experts.dim(2), 1)
+    expert_bytes = experts.bytes() / max(experts.dim(2), 1)
     expected = expected_distinct(experts.dim(2), ids.dim(0), ids.dim(1))
     used = expected if np.isnan(facts.distinct) else facts.distinct
-    return Work(2.0 * experts.dim(0) * out.elements, used * one + rows.bytes() + ids.bytes(), out.bytes())
+    return Work(2.0 * experts.dim(0) * out.elements, used * expert_bytes + rows.bytes() + ids.bytes(), out.bytes())
 
 
 def expected_distinct(experts: int, k: int, tokens: int) -> float:
@@ -144,7 +144,7 @@ def set_rows(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
 
 def reduction(out: Tensor, sources: list[Tensor], _: Facts) -> Work:
     """One operation for each element of the source."""
-    return whole(float(sources[0].elements), out, sources)
+    return full_traffic(float(sources[0].elements), out, sources)
 
 
 FORMULAS: dict[str, tuple[int, Formula]] = {
@@ -208,13 +208,13 @@ class Described:
             return np.full(len(number), NONE, np.int64)
         asked = self.index.get_indexer(pd.Index(values))[number]
         row = np.where(asked >= 0, self.only[asked], NONE)
-        told_again = np.flatnonzero((asked >= 0) & (self.count[asked] > 1))
-        if len(told_again):
-            key, ts = asked[told_again], ts[told_again]
-            found = latest(self.key, self.since, key, ts)
-            late = np.flatnonzero(found < 0)
-            found[late] = following(self.key, self.since, key[late], ts[late])
-            row[told_again] = found
+        redescribed = np.flatnonzero((asked >= 0) & (self.count[asked] > 1))
+        if len(redescribed):
+            key, ts = asked[redescribed], ts[redescribed]
+            row_then = latest(self.key, self.since, key, ts)
+            late = np.flatnonzero(row_then < 0)
+            row_then[late] = following(self.key, self.since, key[late], ts[late])
+            row[redescribed] = row_then
         return row
 
 
@@ -226,14 +226,14 @@ class Works:
         self.described, self.types = described, types
         texts = (tensors["shape"] + "/" + tensors["dtype"]).to_numpy()
         number, values = pd.factorize(texts)
-        self.shape, self.made = np.append(number, NONE), [parse(*text.split("/")) for text in values]
-        self.known = np.append([t in FORMULAS and not s.startswith("/") for t, s in zip(types, texts, strict=True)], False)
+        self.shape, self.parsed = np.append(number, NONE), [parse(*text.split("/")) for text in values]
+        self.computable = np.append([t in FORMULAS and not s.startswith("/") for t, s in zip(types, texts, strict=True)], False)
         self.kind = np.append(pd.factorize(types)[0], NONE)
         self.changes = np.unique(described.since)
         self.sources = declared_sources(tensors)
         self.part = np.append((tensors["type"] == "VIEW").to_numpy(), False)
         self.renames = np.append(tensors["type"].isin(("RESHAPE", "PERMUTE", "TRANSPOSE")).to_numpy(), False)
-        self.size = np.append([min(self.made[n].elements, EVER) for n in number], 0).astype(np.int64)
+        self.size = np.append([min(self.parsed[n].elements, EVER) for n in number], 0).astype(np.int64)
 
     def columns(self, operators: Columns, routes: Columns, lengths: pd.DataFrame) -> dict[str, np.ndarray]:
         """The columns flops, read_bytes and written_bytes of the table `operators`.
@@ -242,7 +242,7 @@ class Works:
         position and number of tokens of each step.
         """
         figures = {name: np.full(len(operators["described"]), nan) for name in ("flops", "read_bytes", "written_bytes")}
-        rows = np.flatnonzero(self.known.astype(bool)[operators["described"]])
+        rows = np.flatnonzero(self.computable.astype(bool)[operators["described"]])
         if len(rows):
             out, token = operators["described"][rows], operators["token_id"][rows]
             shapes, inverse = self._shapes(out, operators["pid"][rows], operators["end_ns"][rows])
@@ -260,8 +260,8 @@ class Works:
     def _shapes(self, out: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(kind, shape of the result, shapes of its sources) of each distinct operator, and which one each row is."""
         settled = ts.min() >= self.changes[-1]
-        when = np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right")
-        key, first = numbered(out, when, pid)
+        epoch = np.zeros(len(out), np.int64) if settled else np.searchsorted(self.changes, ts, "right")
+        key, first = numbered(out, epoch, pid)
         sources = self._source_rows(out[first], pid[first], ts[first])
         shapes = np.column_stack((self.kind[out[first]], self.shape[out[first]], *self.shape[sources].T))
         return shapes, key
@@ -298,8 +298,8 @@ class Works:
         answer = []
         for row in first.tolist():
             kind, out, *sources = shapes[inverse[row]].tolist()
-            given = [self.made[s] for s in sources if s >= 0]
-            work = work_of(str(names[kind]), self.made[out], given, Facts(distinct[row], context[row]))
+            known_sources = [self.parsed[s] for s in sources if s >= 0]
+            work = work_of(str(names[kind]), self.parsed[out], known_sources, Facts(distinct[row], context[row]))
             answer.append((work.flops, work.read, work.written))
         return np.array(answer).reshape(-1, 3), key
 
@@ -307,10 +307,10 @@ class Works:
 def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
     """The first sources of each definition, [definitions + 1, widest]; 0 where there is none."""
     lists = tensors["sources"].to_numpy()
-    width = max(1, min(max((len(one) for one in lists), default=0), 5))
+    width = max(1, min(max((len(sources) for sources in lists), default=0), 5))
     declared = np.zeros((len(lists) + 1, width), np.uint64)
-    for at, sources in enumerate(lists):
-        declared[at, : min(len(sources), width)] = sources[:width]
+    for row, sources in enumerate(lists):
+        declared[row, : min(len(sources), width)] = sources[:width]
     return declared
 
 

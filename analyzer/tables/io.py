@@ -28,32 +28,32 @@ class Enclosed:
         self.rows, self.ts = rows, ts
         self.op, self.expert = np.full(len(ts), NONE, np.int64), np.full(len(ts), NONE, np.int64)
 
-    def note(self, piece: Source, place: "Place") -> None:
+    def note(self, piece: Source, activity: "Activity") -> None:
         """Find those of a stretch of time."""
-        own = np.flatnonzero((self.ts >= piece.begin_ns) & (self.ts < piece.end_ns))
-        if len(own) == 0:
+        rows = np.flatnonzero((self.ts >= piece.begin_ns) & (self.ts < piece.end_ns))
+        if len(rows) == 0:
             return
-        tid, ts = self.rows["tid"][own], self.ts[own]
-        op = found(place.op_id, place.operators.innermost(tid, ts))
-        run = found(place.experts["expert"], place.runs.innermost(tid, ts))
-        self.op[own] = np.where(op >= 0, op + place.first_op, NONE)
-        self.expert[own] = np.where(run >= 0, run, found(place.op_expert, op))
+        tid, ts = self.rows["tid"][rows], self.ts[rows]
+        op = values_at(activity.op_id, activity.operators.innermost(tid, ts))
+        run = values_at(activity.experts["expert"], activity.runs.innermost(tid, ts))
+        self.op[rows] = np.where(op >= 0, op + activity.first_op, NONE)
+        self.expert[rows] = np.where(run >= 0, run, values_at(activity.op_expert, op))
 
     def columns(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, np.ndarray]:
         """The columns of schema.WITHIN."""
         tid, pid = self.rows["tid"], self.rows["pid"]
         return {
-            "token_id": tokens.at({"tid": tid, "pid": pid}, self.ts),
+            "token_id": tokens.containing({"tid": tid, "pid": pid}, self.ts),
             "op_id": self.op,
             "expert": self.expert,
-            "load_id": found(loads["load_id"].to_numpy(), spans_of(loads).innermost(tid, self.ts)),
+            "load_id": values_at(loads["load_id"].to_numpy(), spans_of(loads).innermost(tid, self.ts)),
             "pid": pid,
             "tid": tid,
         }
 
 
 @dataclass(frozen=True)
-class Place:
+class Activity:
     """What threads were in during a stretch of time: `op_id` counts from 0, and from `first_op` in the tables."""
 
     ops: OpThreads
@@ -74,9 +74,9 @@ class Place:
         return spans_of(self.experts)
 
 
-def found(values: np.ndarray, at: np.ndarray) -> np.ndarray:
+def values_at(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """values[at], -1 where `at` is -1."""
-    return np.where(at >= 0, values[at], NONE) if len(values) else np.full(len(at), NONE, np.int64)
+    return np.where(rows >= 0, values[rows], NONE) if len(values) else np.full(len(rows), NONE, np.int64)
 
 
 def spans_of(table: pd.DataFrame | Columns) -> Nest:
@@ -120,14 +120,14 @@ def fault_begins(rows: Rows) -> np.ndarray:
     return np.where(rows["begin"] > 0, rows["begin"], rows["ts"])
 
 
-def faults(rows: Rows, within: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
+def faults(rows: Rows, context: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
     """The table `faults`, in order of their ends."""
-    flags, told, end, begin = rows["flags"], rows["begin"] > 0, rows["ts"], fault_begins(rows)
+    flags, begin_known, end, begin = rows["flags"], rows["begin"] > 0, rows["ts"], fault_begins(rows)
     return conform(
         "faults",
         {
             "fault_id": np.arange(len(rows)),
-            **within,
+            **context,
             **files.columns(rows),
             "kind": np.where(flags & MAJOR, "major", "minor").astype(object),
             "offset": np.where(rows["ino"] != 0, rows["page"] * files.page_bytes, NONE),
@@ -135,12 +135,12 @@ def faults(rows: Rows, within: dict[str, np.ndarray], files: Files) -> pd.DataFr
             "bytes": rows["added"] * files.page_bytes,
             "begin_ns": begin,
             "end_ns": end,
-            "duration_ns": np.where(told, end - begin, NONE),
+            "duration_ns": np.where(begin_known, end - begin, NONE),
         },
     )
 
 
-def reads(source: Source, within: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
+def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
     """The table `reads`."""
     spans = source.spans("read")
     begin, end = source.rows("read_begin"), source.rows("read_end")
@@ -151,7 +151,7 @@ def reads(source: Source, within: dict[str, np.ndarray], files: Files) -> pd.Dat
         "reads",
         {
             "read_id": np.arange(len(begin)),
-            **within,
+            **context,
             **files.columns(begin),
             "call": chosen(CALLS, begin["call"]),
             "fd": begin["fd"],
@@ -165,7 +165,7 @@ def reads(source: Source, within: dict[str, np.ndarray], files: Files) -> pd.Dat
     )
 
 
-def blocks(source: Source, within: dict[str, np.ndarray]) -> pd.DataFrame:
+def blocks(source: Source, context: dict[str, np.ndarray]) -> pd.DataFrame:
     """The table `blocks`: requests from issue to answer, paired by device and sector."""
     issue, done = source.rows("block_issue"), source.rows("block_done")
     key = codes(*(np.concatenate((issue[field], done[field])) for field in ("dev", "sector")))
@@ -182,7 +182,7 @@ def blocks(source: Source, within: dict[str, np.ndarray]) -> pd.DataFrame:
         "blocks",
         {
             "block_id": np.arange(len(issue)),
-            **within,
+            **context,
             "device": devices(issue["dev"]),
             "sector": issue["sector"],
             "bytes": issue["bytes"],
@@ -202,10 +202,10 @@ class Events:
         self.source = source
         self.parts = (Enclosed(fault, fault_begins(fault)), Enclosed(read, read["ts"]), Enclosed(issue, issue["ts"]))
 
-    def note(self, piece: Source, place: Place) -> None:
+    def note(self, piece: Source, activity: Activity) -> None:
         """Find what those of a stretch of time were in."""
         for part in self.parts:
-            part.note(piece, place)
+            part.note(piece, activity)
 
     def tables(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """The tables `faults`, `reads` and `blocks`."""

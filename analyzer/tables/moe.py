@@ -8,10 +8,10 @@ import pyarrow
 
 from analyzer.records.reading import BACKEND, CACHE, REASON, Source, chosen
 from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
-from analyzer.records.schema import Columns, arrow_table, conform, says, text
+from analyzer.records.schema import Columns, arrow_table, conform, equals_any, text
 from analyzer.records.spans import NONE, codes
 from analyzer.tables.nodes import Announced
-from analyzer.tables.operators import First, Known
+from analyzer.tables.operators import Definitions, First
 from analyzer.tables.steps import Steps, faults
 
 HITS = {"expert cache hits": ("hit", "prefetched"), "expert cache misses": ("miss",)}
@@ -19,7 +19,7 @@ FAULTS = {"maj_flt": "major faults", "min_flt": "minor faults"}
 WIDE = 2  # ROUTE_WIDE of bpf/records.h
 
 
-def routes(source: Source, tokens: Steps, known: Known) -> Columns:
+def routes(source: Source, tokens: Steps, definitions: Definitions) -> Columns:
     """The columns of `routes`: one row per choice of the router."""
     rows = source.rows("route")
     names = rows.dtype.names or ()
@@ -32,7 +32,7 @@ def routes(source: Source, tokens: Steps, known: Known) -> Columns:
     used = slot < rows["count"][:, None]
     entry = (rows["first"][:, None] + slot)[used]
     record = np.repeat(np.arange(len(rows)), used.sum(axis=1))
-    token_id, layer = tokens.of(rows), route_layers(rows, known)
+    token_id, layer = tokens.of(rows), route_layers(rows, definitions)
     before = rows_before(rows, layer, np.where(token_id < 0, NONE - step_of(source, rows), token_id))
     return {
         "token_id": token_id[record],
@@ -45,10 +45,10 @@ def routes(source: Source, tokens: Steps, known: Known) -> Columns:
     }
 
 
-def route_layers(rows: Rows, known: Known) -> np.ndarray:
+def route_layers(rows: Rows, definitions: Definitions) -> np.ndarray:
     """The layer of each choice: told by the engine, or by the name of the operator that is given it."""
-    described = known.described.rows(rows["pid"], rows["tensor"], rows["ts"])
-    return np.where(rows["tensor"] == 0, rows["layer"], np.append(known.layers, NONE)[described])
+    described = definitions.described.rows(rows["pid"], rows["tensor"], rows["ts"])
+    return np.where(rows["tensor"] == 0, rows["layer"], np.append(definitions.layers, NONE)[described])
 
 
 def rows_before(rows: Rows, layer: np.ndarray, token_id: np.ndarray) -> np.ndarray:
@@ -107,8 +107,8 @@ def loads(source: Source, tokens: Steps) -> pd.DataFrame:
         "complete": np.ones(len(evict), bool),
     }
     order = np.argsort(np.concatenate((loaded["begin_ns"], evicted["begin_ns"])), kind="stable")
-    both = {name: np.concatenate((loaded[name], evicted[name]))[order] for name in loaded}
-    return conform("loads", {"load_id": np.arange(len(order)), **both})
+    moves = {name: np.concatenate((loaded[name], evicted[name]))[order] for name in loaded}
+    return conform("loads", {"load_id": np.arange(len(order)), **moves})
 
 
 def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
@@ -135,10 +135,10 @@ class Counters:
     def of(self, source: Source, announced: Announced, runs: Columns, moves: pd.DataFrame) -> pyarrow.Table:
         """The rows of a stretch of time, which must follow on the last one; `moves` are the loads of the whole recording."""
         end = moves["end_ns"]
-        known = moves[(moves["resident_bytes"] >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)]
-        parts = [(known["end_ns"].to_numpy(), "expert cache bytes", known["resident_bytes"].to_numpy())]
+        finished = moves[(moves["resident_bytes"] >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)]
+        parts = [(finished["end_ns"].to_numpy(), "expert cache bytes", finished["resident_bytes"].to_numpy())]
         for name, states in HITS.items():
-            hit = says(runs["cache"], *states)
+            hit = equals_any(runs["cache"], *states)
             count = int(hit.sum())
             parts.append((runs["begin_ns"][hit], name, self.hits[name] + np.arange(1, count + 1)))
             self.hits[name] += count
@@ -158,13 +158,13 @@ class Counters:
         kinds += [begins, source.rows("op_end")]
         parts: dict[str, list[tuple[np.ndarray, str, np.ndarray]]] = {name: [] for name in FAULTS}
         for thread in main.tolist():
-            own = [np.flatnonzero(rows["tid"] == thread) for rows in kinds]
-            if not any(map(len, own)):
+            rows_of = [np.flatnonzero(rows["tid"] == thread) for rows in kinds]
+            if not any(map(len, rows_of)):
                 continue
-            ts = np.concatenate([rows["ts"][mine] for rows, mine in zip(kinds, own, strict=True)])
+            ts = np.concatenate([rows["ts"][part] for rows, part in zip(kinds, rows_of, strict=True)])
             order = np.argsort(ts, kind="stable")
             for name, title in FAULTS.items():
-                reading = np.concatenate([rows[name][mine] for rows, mine in zip(kinds, own, strict=True)])[order]
+                reading = np.concatenate([rows[name][part] for rows, part in zip(kinds, rows_of, strict=True)])[order]
                 first, last = self.readings.get((name, thread), (int(reading[0]), NONE))
                 value = (reading - first) & UNKNOWN_U32
                 changed = np.append(last, value[:-1]) != value

@@ -32,7 +32,7 @@ def shares(source: Source) -> Rows:
     """One row per share, in order of time: its time `ts`, `graph`, `node`, and the page faults since the share before."""
     batches = source.rows("op_shares")
     if len(batches) == 0:
-        return Rows.made({}, np.empty(0, np.int64))
+        return Rows.of_columns({}, np.empty(0, np.int64))
     records, count = batches.records, batches["count"]
     inside = np.arange(records["after"].shape[1]) < count[:, None]
     owner = np.repeat(np.arange(len(batches)), inside.sum(axis=1))
@@ -41,7 +41,7 @@ def shares(source: Source) -> Rows:
     owner = owner[order]
     columns = {name: batches[name][owner] for name in ("pid", "tid", "cpu", "engine", "graph")}
     columns |= {name: records[name][inside][order].astype(np.int64) for name in ("node", "maj_flt", "min_flt")}
-    return Rows.made({"ts": ts[order], **columns}, batches.position[owner])
+    return Rows.of_columns({"ts": ts[order], **columns}, batches.position[owner])
 
 
 def unfold(source: Source) -> Announced:
@@ -60,17 +60,17 @@ def unfold(source: Source) -> Announced:
     described = descriptions(source, done, tensor)
     real = ~np.isin(np.append(source.rows("tensor")["type"], NONE)[described], never_run(source))
     source.leave_unpaired("op", done.where(real & (graph < 0)))
-    kept = np.flatnonzero(real & (graph >= 0))
+    used = np.flatnonzero(real & (graph >= 0))
     owner = {kind: latest(graphs["pid"], graphs["ts"], rows["pid"], rows["ts"]) for kind, rows in announced.items()}
     owner = {kind: np.where(announced[kind]["ts"] < until[row], row, NONE) for kind, row in owner.items()}
     begun = owner["op_begin"] >= 0
-    theirs, ours = (owner["op_begin"][begun], announced["op_begin"]["tensor"][begun]), (graph[kept], tensor[kept])
-    by_done = np.append(told_by_done(len(graphs), ours, theirs), False)
-    kept = kept[by_done[graph[kept]]]
-    rows = done.where(kept)
-    begins = begin_times(graph[kept], rows["node"], rows["ts"], graphs["ts"])
-    old = {kind: announced[kind].where(~by_done[owner[kind]]) for kind in announced}
-    begin, by_share = joined(old["op_begin"], rows, begins, described_fields(source, rows, tensor[kept], described[kept]))
+    begun_ops = owner["op_begin"][begun], announced["op_begin"]["tensor"][begun]
+    by_shares = np.append(graphs_by_shares(len(graphs), (graph[used], tensor[used]), begun_ops), False)
+    used = used[by_shares[graph[used]]]
+    rows = done.where(used)
+    begins = begin_times(graph[used], rows["node"], rows["ts"], graphs["ts"])
+    old = {kind: announced[kind].where(~by_shares[owner[kind]]) for kind in announced}
+    begin, by_share = joined(old["op_begin"], rows, begins, described_fields(source, rows, tensor[used], described[used]))
     return Announced(begin, joined(old["op_wait"], rows, rows["ts"], {})[0], done, by_share)
 
 
@@ -101,7 +101,7 @@ def tensors_of(source: Source, done: Rows) -> np.ndarray:
     return np.append(nodes["tensor"], 0)[row]
 
 
-def told_by_done(n: int, done: tuple[np.ndarray, np.ndarray], begun: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def graphs_by_shares(n: int, done: tuple[np.ndarray, np.ndarray], begun: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """Of each of `n` graphs, whether op_done tells it; both are given as (graph, tensor) of each record."""
     count, count_begun = (np.bincount(graph, minlength=n) for graph, _ in (done, begun))
     key = codes(np.concatenate((done[0], begun[0])), np.concatenate((done[1], begun[1])))
@@ -129,10 +129,10 @@ def descriptions(source: Source, done: Rows, tensor: np.ndarray) -> np.ndarray:
     tensors = source.rows("tensor")
     key = codes(np.concatenate((tensors["pid"], done["pid"])), np.concatenate((tensors["tensor"], tensor)))
     head = np.flatnonzero(tensors["first"] == 0)
-    mine, ts = key[len(tensors) :], tensors["ts"][head]
-    row = latest(key[head], ts, mine, done["ts"])
+    wanted_key, ts = key[len(tensors) :], tensors["ts"][head]
+    row = latest(key[head], ts, wanted_key, done["ts"])
     late = np.flatnonzero(row < 0)
-    row[late] = following(key[head], ts, mine[late], done["ts"][late])
+    row[late] = following(key[head], ts, wanted_key[late], done["ts"][late])
     return np.where(row >= 0, np.append(head, NONE)[row], NONE)
 
 
@@ -152,7 +152,7 @@ def described_fields(source: Source, done: Rows, tensor: np.ndarray, described: 
 
 def joined(old: Rows, done: Rows, ts: np.ndarray, fields: dict[str, np.ndarray]) -> tuple[Rows, np.ndarray]:
     """(records as they were, and those made of shares at times `ts`, in order of time; which were made of shares)."""
-    made = {"ts": ts, **{name: done[name] for name in ("pid", "tid", "cpu", "engine")}, **fields}
+    merged = {"ts": ts, **{name: done[name] for name in ("pid", "tid", "cpu", "engine")}, **fields}
     order = np.argsort(np.concatenate((old["ts"], ts)), kind="stable")
-    columns = {name: np.concatenate((old[name], column))[order] for name, column in made.items()}
-    return Rows.made(columns, np.concatenate((old.position, done.position))[order]), order >= len(old)
+    merged = {name: np.concatenate((old[name], column))[order] for name, column in merged.items()}
+    return Rows.of_columns(merged, np.concatenate((old.position, done.position))[order]), order >= len(old)

@@ -62,10 +62,10 @@ def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Grap
     n = len(begin)
     end, complete = begin["ts"].copy(), np.zeros(n, bool)
     major, minor = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
-    own = begin.where(paired)
-    spans = source.spans("op", ("tensor",), unknown=0, begin=own)
+    ending = begin.where(paired)
+    spans = source.spans("op", ("tensor",), unknown=0, begin=ending)
     end[paired], complete[paired] = spans.end_ns, spans.complete
-    major[paired], minor[paired] = (faults(own, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
+    major[paired], minor[paired] = (faults(ending, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
     token = tokens.of(begin)
     if not paired.all():
         loose = ~paired
@@ -83,13 +83,13 @@ def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Grap
 def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np.ndarray:
     """Rows end, known, major and minor faults of operators without an end, as _joins.ends tells them."""
     matched, closing = tokens.spans.end, source.rows("token_end")
-    own = np.flatnonzero(matched >= 0)
-    own = own[np.argsort(closing["ts"][matched[own]], kind="stable")]
-    reading = closing.where(matched[own])
+    ended = np.flatnonzero(matched >= 0)
+    ended = ended[np.argsort(closing["ts"][matched[ended]], kind="stable")]
+    reading = closing.where(matched[ended])
     graph, answer = source.rows("graph_end"), np.empty((4, len(begin)), np.int64)
     columns = [begin["tid"], begin["pid"], begin["ts"], token, begin["maj_flt"], begin["min_flt"]]
     columns += [graph["pid"], graph["ts"], closing["pid"], closing["ts"]]
-    columns += [reading["tid"], reading["ts"], tokens.first + own, reading["maj_flt"], reading["min_flt"]]
+    columns += [reading["tid"], reading["ts"], tokens.first + ended, reading["maj_flt"], reading["min_flt"]]
     if not _joins.ends(source.last_ns, *map(flat, columns), flat(source.step_begins), answer):
         raise ValueError("records out of order")
     return answer
@@ -109,9 +109,9 @@ def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
     Threads meet at the same occurrence of the same tensor in the same token.
     """
     rows = ops.rows
-    own = np.arange(len(rows))
+    numbers = np.arange(len(rows))
     if not ops.merged.any() or len(distinct(rows["tid"])) < 2:
-        return own, own
+        return numbers, numbers
     token = ops.token
     if token.min() < 0:  # between steps, those that belong to none
         token = np.where(token < 0, NONE - np.searchsorted(source.step_begins, rows["ts"], "right"), token)
@@ -120,7 +120,7 @@ def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
     runs = work * len(threads) + thread
     if len(numbered(runs)[1]) < len(runs):  # a thread runs an operator more than once within a step
         work, first = numbered(work, running_count(runs, ops.begin))
-    return (work, first) if ops.merged.all() else numbered(np.where(ops.merged, work, len(rows) + own))
+    return (work, first) if ops.merged.all() else numbered(np.where(ops.merged, work, len(rows) + numbers))
 
 
 def reduce_threads(ops: OpThreads, op_id: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
@@ -189,7 +189,7 @@ def tensors(source: Source) -> pd.DataFrame:
 
 def element_types(head: Rows, shape: list[str]) -> np.ndarray:
     """The name of each tensor's element type, by ggml's numbers; "" where no shape was told, and so no type."""
-    names = [GGML_TYPES.get(number, ("",))[0] if told else "" for number, told in zip(head["dtype"].tolist(), shape, strict=True)]
+    names = [GGML_TYPES.get(number, ("",))[0] if dims else "" for number, dims in zip(head["dtype"].tolist(), shape, strict=True)]
     return np.array([*names, ""], object)[:-1]
 
 
@@ -200,10 +200,10 @@ def source_lists(rows: Rows, head: Rows) -> np.ndarray:
     owner = latest(codes_of(head), head["ts"], codes_of(rows), rows["ts"])
     order = np.lexsort((rows["first"], owner))
     slot = rows["first"][order, None] + np.arange(sources.shape[1])
-    told = (sources[order] != 0) & (slot < rows["n_sources"][order, None]) & (owner[order, None] >= 0)
-    owners = np.repeat(owner[order], told.sum(axis=1))
+    used = (sources[order] != 0) & (slot < rows["n_sources"][order, None]) & (owner[order, None] >= 0)
+    owners = np.repeat(owner[order], used.sum(axis=1))
     cuts = np.searchsorted(owners, np.arange(1, len(head)))
-    answer[:] = [*np.split(sources[order][told], cuts), None][: len(head)]
+    answer[:] = [*np.split(sources[order][used], cuts), None][: len(head)]
     return answer
 
 
@@ -212,7 +212,7 @@ def codes_of(rows: Rows) -> np.ndarray:
     return rows["tensor"] ^ (rows["pid"] << 48)
 
 
-class Known:
+class Definitions:
     """The tensors of a recording, and what their definitions tell of the operators that make them."""
 
     def __init__(self, source: Source):
@@ -235,7 +235,7 @@ class First:
 
 
 def build(
-    source: Source, announced: Announced, tokens: Steps, graphs: Graphs, known: Known, first_of: First
+    source: Source, announced: Announced, tokens: Steps, graphs: Graphs, definitions: Definitions, first_of: First
 ) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
     """(columns of `operators` but for names, the rows per thread, the number of their operator, from 0)."""
     ops = op_threads(source, announced, tokens, graphs)
@@ -256,12 +256,12 @@ def build(
         **merged,
         "duration_ns": merged["end_ns"] - merged["begin_ns"],
     }
-    described = known.described.rows_of(ops.result[first], ops.results, merged["end_ns"])
+    described = definitions.described.rows_of(ops.result[first], ops.results, merged["end_ns"])
     columns["described"], columns["layer"] = described, rows["layer"]
-    columns["shape"] = text(described, np.append(known.shapes, ""))
-    columns["type"] = where_described(columns["type"], described, known.types)
-    if len(known.layers):
-        columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), known.layers[described], rows["layer"])
+    columns["shape"] = text(described, np.append(definitions.shapes, ""))
+    columns["type"] = where_described(columns["type"], described, definitions.types)
+    if len(definitions.layers):
+        columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), definitions.layers[described], rows["layer"])
     return columns, ops, op_id
 
 
@@ -277,28 +277,28 @@ def ran(source: Source) -> set[int]:
     graph, node = identities(nodes.raw("pid"), nodes.raw("graph")), nodes.raw("node")
     n = len(contents.nodes)
     key = codes(np.concatenate((contents.nodes[:, 0], graph)), np.concatenate((contents.nodes[:, 1], node)))
-    own = np.isin(key[n:], key[:n])
-    return {*identities(nodes.raw("pid"), nodes.raw("tensor"))[own].tolist(), *contents.tensors.tolist()}
+    executed = np.isin(key[n:], key[:n])
+    return {*identities(nodes.raw("pid"), nodes.raw("tensor"))[executed].tolist(), *contents.tensors.tolist()}
 
 
-def fused_types(known: pd.DataFrame, ran: set[int]) -> np.ndarray:
+def fused_types(definitions: pd.DataFrame, ran: set[int]) -> np.ndarray:
     """The type of each tensor of `known`; "A+B" where B's first source is made by an A that never ran by itself.
 
     Engines compute some pairs of operators in one go and tell the second. Only where operators have declared structure.
     """
-    types = known["type"].to_numpy().copy()
-    pid = known["pid"].to_numpy()
-    own = identities(pid, known["tensor"].to_numpy()).tolist()
-    sources = np.array([one[0] if len(one) else 0 for one in known["sources"]], np.uint64)
-    by_tensor = {key: row for row, key in enumerate(own)}
+    types = definitions["type"].to_numpy().copy()
+    pid = definitions["pid"].to_numpy()
+    identity = identities(pid, definitions["tensor"].to_numpy()).tolist()
+    sources = np.array([sources[0] if len(sources) else 0 for sources in definitions["sources"]], np.uint64)
+    by_tensor = {key: row for row, key in enumerate(identity)}
     for row, first in enumerate(identities(pid, sources).tolist()):
         maker = by_tensor.get(first, NONE) if first not in ran and sources[row] else NONE
-        if maker >= 0 and own[row] in ran and types[maker] not in NEVER_RUN:
-            types[row] = f"{known['type'].iat[maker]}+{types[row]}"
+        if maker >= 0 and identity[row] in ran and types[maker] not in NEVER_RUN:
+            types[row] = f"{definitions['type'].iat[maker]}+{types[row]}"
     return types
 
 
-def finish(columns: Columns, known: Known, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:
+def finish(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np.ndarray, experts: Rows) -> np.ndarray:
     """Add `expert` and `name` to the operators' columns; answers the number of the operator of each expert run."""
     enclosing = np.full(len(experts), NONE, np.int64)
     if len(experts) and len(op_id):
@@ -306,18 +306,18 @@ def finish(columns: Columns, known: Known, ops: OpThreads, op_id: np.ndarray, ex
         inner = Nest(ops.rows["tid"], ops.begin, span_end).innermost(experts["tid"], experts["ts"])
         enclosing = np.where(inner >= 0, op_id[inner], NONE)
     columns["expert"] = sole_expert(len(columns["op_id"]), enclosing, experts["expert"])
-    named = np.append(known.names != "", False).astype(bool)[columns["described"]]
+    named = np.append(definitions.names != "", False).astype(bool)[columns["described"]]
     described = np.where(named, columns["described"], NONE)
-    columns["name"] = where_described(made_names(columns, ~named), described, known.names)
+    columns["name"] = where_described(composed_names(columns, ~named), described, definitions.names)
     return enclosing
 
 
-def made_names(columns: Columns, wanted: np.ndarray) -> pyarrow.DictionaryArray:
+def composed_names(columns: Columns, unnamed: np.ndarray) -> pyarrow.DictionaryArray:
     """Names made of type, layer and expert, for those operators that want one."""
-    unnamed, answer = np.flatnonzero(wanted), np.full(len(wanted), NONE)
+    rows, answer = np.flatnonzero(unnamed), np.full(len(unnamed), NONE)
     kind, kinds = columns["type"].indices.to_numpy(), columns["type"].dictionary.to_pylist()
-    answer[unnamed], first = numbered(*(column[unnamed] for column in (kind, columns["layer"], columns["expert"])))
-    parts = (column[unnamed[first]].tolist() for column in (kind, columns["layer"], columns["expert"]))
+    answer[rows], first = numbered(*(column[rows] for column in (kind, columns["layer"], columns["expert"])))
+    parts = (column[rows[first]].tolist() for column in (kind, columns["layer"], columns["expert"]))
     names = [".".join(str(p) for p in (kinds[t], *place) if p != NONE) for t, *place in zip(*parts, strict=True)]
     return text(answer, [*names, ""])
 

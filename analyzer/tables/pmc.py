@@ -30,7 +30,7 @@ def readings_at(rows: Rows, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
     return row[key[len(rows) :]]
 
 
-def told_by_done(done: Rows, ops: OpThreads) -> np.ndarray:
+def recorded_by_shares(done: Rows, ops: OpThreads) -> np.ndarray:
     """Which operators were told by one record, at the end of the thread's share."""
     key = codes(np.concatenate((done["tid"], ops.rows["tid"])), np.concatenate((done["ts"], ops.wait)))
     return np.isin(key[len(done) :], key[: len(done)])
@@ -71,12 +71,12 @@ def build(source: Source, rows: Rows, shares: Rows, ops: OpThreads, op_id: np.nd
     if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):
         return arrow_table("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
     first, last = readings_at(rows, ops.rows["tid"], ops.begin), readings_at(rows, ops.rows["tid"], ops.wait)
-    first = np.where(told_by_done(shares, ops), readings_before(rows, last), first)
+    first = np.where(recorded_by_shares(shares, ops), readings_before(rows, last), first)
     values = rows.records["values"].astype(np.uint64)[:, : len(names)]
     values = np.concatenate((values, np.full((1, len(names)), UNREAD)))
     before, after = values[first], values[last]
-    known = (first >= 0)[:, None] & (last >= 0)[:, None] & (before != UNREAD) & (after != UNREAD)
-    delta = np.where(known, (after - before).astype(np.float64), np.nan)
+    readable = (first >= 0)[:, None] & (last >= 0)[:, None] & (before != UNREAD) & (after != UNREAD)
+    delta = np.where(readable, (after - before).astype(np.float64), np.nan)
     n = len(names)
     return arrow_table(
         "pmc",

@@ -24,7 +24,7 @@ WORKING = (
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetThreads:
     """Threads of the traced program, sorted, with their processes (-1 where unknown)."""
 
     tid: np.ndarray
@@ -38,8 +38,8 @@ class Target:
         """Their processes; -1 for strangers."""
         if len(self.tid) == 0:
             return np.full(len(tid), NONE, np.int64)
-        at = np.minimum(np.searchsorted(self.tid, tid), len(self.tid) - 1)
-        return np.where(self.tid[at] == tid, self.pid[at], NONE)
+        row = np.minimum(np.searchsorted(self.tid, tid), len(self.tid) - 1)
+        return np.where(self.tid[row] == tid, self.pid[row], NONE)
 
 
 def listed_threads(source: Source) -> list[tuple[int, int, str]]:
@@ -49,7 +49,7 @@ def listed_threads(source: Source) -> list[tuple[int, int, str]]:
     return [(r["tid"], int(r.get("pid", NONE)), str(r.get("name", ""))) for r in good]
 
 
-def target(source: Source) -> Target:
+def target_threads(source: Source) -> TargetThreads:
     """Threads that the manifest names, that did the program's work, or that such threads made."""
     process: dict[int, int] = {}
     for tid, pid, _ in listed_threads(source):
@@ -63,9 +63,9 @@ def target(source: Source) -> Target:
     for tid in distinct(fork["child_tid"]).tolist():
         process.setdefault(tid, NONE)
     switched = source.contents.processes.get("sched_switch", {})
-    known = np.array(sorted(process), np.int64)
-    pids = [process[t] if process[t] >= 0 else switched.get(t, NONE) for t in known.tolist()]
-    return Target(known, np.array(pids, np.int64))
+    tids = np.array(sorted(process), np.int64)
+    pids = [process[t] if process[t] >= 0 else switched.get(t, NONE) for t in tids.tolist()]
+    return TargetThreads(tids, np.array(pids, np.int64))
 
 
 def members(rows: Rows) -> Iterable[tuple[int, int]]:
@@ -74,12 +74,12 @@ def members(rows: Rows) -> Iterable[tuple[int, int]]:
     return zip(tid.tolist(), rows["pid"][first].tolist(), strict=True)
 
 
-class Open:
+class OpenStates:
     """The state that each of the target's threads was left in; rows begin_ns, state (NONE: not seen yet), cpu, last event."""
 
-    def __init__(self, known: Target):
-        self.known = known
-        self.rows = np.full((4, len(known.tid)), NONE, np.int64)
+    def __init__(self, target: TargetThreads):
+        self.target = target
+        self.rows = np.full((4, len(target.tid)), NONE, np.int64)
 
     def thread_states(self, switch: Rows, waking: Rows, fork: Rows, final: bool, gaps: list[Gaps]) -> pyarrow.Table:
         """The table `thread_states` of a stretch of time.
@@ -94,17 +94,17 @@ class Open:
         if len(fork):
             woken = np.concatenate((woken, np.stack([fork["ts"], fork.position, fork["child_tid"]])), axis=1)
             woken = woken[:, np.lexsort(woken[1::-1])]
-        room = 2 * len(switch) + woken.shape[1] + len(self.known.tid)
+        room = 2 * len(switch) + woken.shape[1] + len(self.target.tid)
         rows = np.empty((5, room), np.int64)
-        count = _joins.states(final, flat(self.known.tid), switches, np.ascontiguousarray(woken), self.rows, rows)
+        count = _joins.states(final, flat(self.target.tid), switches, np.ascontiguousarray(woken), self.rows, rows)
         thread, state, cpu, begin, end = rows[:, :count]
         stop = clipped(begin, end, gaps)
         if stop is not end:
-            kept = stop > begin
-            thread, state, cpu, begin, stop = (column[kept] for column in (thread, state, cpu, begin, stop))
+            lasting = stop > begin
+            thread, state, cpu, begin, stop = (column[lasting] for column in (thread, state, cpu, begin, stop))
         columns = {
-            "tid": self.known.tid[thread],
-            "pid": self.known.pid[thread],
+            "tid": self.target.tid[thread],
+            "pid": self.target.pid[thread],
             "state": text(state, STATES),
             "cpu": cpu,
             "begin_ns": begin,
@@ -118,12 +118,12 @@ class Scheduling:
     """The tables `thread_states`, `threads` and `sched`, made of stretches of time that follow on each other."""
 
     def __init__(self, source: Source):
-        self.source, self.known = source, target(source)
+        self.source, self.target = source, target_threads(source)
         self.gaps = source.gaps("sched")
-        self.open = Open(self.known)
+        self.open = OpenStates(self.target)
         self.names: dict[int, str] = {}
         self.processes: dict[int, int] = {}
-        self.seen = self.known.tid
+        self.seen = self.target.tid
 
     def piece(self, source: Source, final: bool) -> dict[str, pyarrow.Table]:
         """`thread_states` and `sched` of one stretch; `final`: none follows."""
@@ -139,26 +139,26 @@ class Scheduling:
             (np.where(switch["comm_of_next"] > 0, switch["next_tid"], switch["prev_tid"]), waking["woken_tid"])
         )
         order = np.argsort(np.concatenate((switch["ts"], waking["ts"])), kind="stable")[::-1]
-        who, newest = first_rows(named[order])
+        tids, newest = first_rows(named[order])
         row = order[newest]
         of_switch = row < len(switch)
-        for rows, mine, at in ((switch, of_switch, row[of_switch]), (waking, ~of_switch, row[~of_switch] - len(switch))):
-            self.names.update(zip(who[mine].tolist(), texts(rows.where(at)["comm"]).tolist(), strict=True))
+        for rows, of_kind, chosen in ((switch, of_switch, row[of_switch]), (waking, ~of_switch, row[~of_switch] - len(switch))):
+            self.names.update(zip(tids[of_kind].tolist(), texts(rows.where(chosen)["comm"]).tolist(), strict=True))
         for rows in (switch.where(switch["tid"] == switch["prev_tid"]), waking):
             for tid, pid in members(rows):
                 self.processes.setdefault(tid, pid)
-        both = (switch["prev_tid"], switch["next_tid"], waking["tid"], waking["woken_tid"])
-        self.seen = np.union1d(self.seen, np.concatenate([distinct(tid) for tid in both]))
+        everyone = (switch["prev_tid"], switch["next_tid"], waking["tid"], waking["woken_tid"])
+        self.seen = np.union1d(self.seen, np.concatenate([distinct(tid) for tid in everyone]))
 
     def threads(self) -> pd.DataFrame:
         """The table `threads`: the target's, and everyone who took a CPU from them or woke them."""
         names = self.names | {tid: name for tid, _, name in listed_threads(self.source) if name}
         names.setdefault(0, "swapper")
         tid = self.seen
-        pid, mine = self.known.process(tid), self.known.has(tid) & (tid > 0)
-        others = np.array([self.processes.get(t, NONE) for t in tid.tolist()], np.int64)
+        pid, of_target = self.target.process(tid), self.target.has(tid) & (tid > 0)
+        elsewhere = np.array([self.processes.get(t, NONE) for t in tid.tolist()], np.int64)
         label = np.array([*(names.get(t, "") for t in tid.tolist()), ""], object)[:-1]
-        return conform("threads", {"tid": tid, "pid": np.where(pid >= 0, pid, others), "name": label, "target": mine})
+        return conform("threads", {"tid": tid, "pid": np.where(pid >= 0, pid, elsewhere), "name": label, "target": of_target})
 
 
 def events(source: Source) -> pyarrow.Table:
@@ -177,6 +177,6 @@ def events(source: Source) -> pyarrow.Table:
         "next_prio": (switch["next_prio"], waking["prio"], wakeup["prio"]),
         "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"]),
     }
-    merged = {name: np.concatenate(both)[order] for name, both in columns.items()}
+    merged = {name: np.concatenate(parts)[order] for name, parts in columns.items()}
     number = np.repeat(np.arange(len(kinds)), [len(rows) for rows in kinds])
     return arrow_table("sched", {"ts_ns": ts[order], "event": text(number[order], EVENTS), **merged})

@@ -13,25 +13,25 @@ from analyzer.records.spans import NONE, codes, following, latest
 def sessions(source: Source) -> pd.DataFrame:
     """The table `sessions`: one row per session made; its counts are those of its first run."""
     rows = source.rows("session")
-    made = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
+    created = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
     ran = rows.where(rows["n_inputs"] + rows["n_outputs"] > 0)
-    key = identity(made, ran)
-    owner = latest(key[: len(made)], made["ts"], key[len(made) :], ran["ts"])
+    key = identity(created, ran)
+    owner = latest(key[: len(created)], created["ts"], key[len(created) :], ran["ts"])
     counts = {}
     for name in ("n_inputs", "n_outputs"):
-        counts[name] = np.full(len(made), NONE, np.int64)
+        counts[name] = np.full(len(created), NONE, np.int64)
         for row in np.flatnonzero(owner >= 0)[::-1].tolist():  # the earliest is written last
             counts[name][owner[row]] = ran[name][row]
     return conform(
         "sessions",
         {
-            "session_id": np.arange(len(made)),
-            **source.thread(made),
-            "handle": made.raw("handle"),
-            "name": texts(made["name"]),
-            "bytes": np.where(made["bytes"] > 0, made["bytes"], NONE),
+            "session_id": np.arange(len(created)),
+            **source.thread(created),
+            "handle": created.raw("handle"),
+            "name": texts(created["name"]),
+            "bytes": np.where(created["bytes"] > 0, created["bytes"], NONE),
             **counts,
-            "since_ns": made["ts"],
+            "since_ns": created["ts"],
         },
     )
 
@@ -49,8 +49,8 @@ def model_names(
     `makes` marks the calls that make it: a session is told of just behind them.
     """
     rows = source.rows("session")
-    made = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
-    key = codes(np.concatenate((made["pid"], pid)), np.concatenate((made["handle"], handle.view(np.int64))))
-    known, asked = key[: len(made)], key[len(made) :]
-    session = np.where(makes, following(known, made["ts"], asked, ts), latest(known, made["ts"], asked, ts))
-    return text(session, np.append(texts(made["name"]), ""))
+    created = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
+    key = codes(np.concatenate((created["pid"], pid)), np.concatenate((created["handle"], handle.view(np.int64))))
+    handles, asked = key[: len(created)], key[len(created) :]
+    session = np.where(makes, following(handles, created["ts"], asked, ts), latest(handles, created["ts"], asked, ts))
+    return text(session, np.append(texts(created["name"]), ""))

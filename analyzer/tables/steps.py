@@ -10,7 +10,7 @@ from analyzer.records.contents import EVER
 from analyzer.records.reading import BACKEND, Source, chosen
 from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
 from analyzer.records.schema import Columns, text
-from analyzer.records.spans import NONE, Nest, numbered, successors, within
+from analyzer.records.spans import NONE, Nest, lasting, numbered, successors
 from analyzer.tables.sessions import model_names
 
 PHASES = np.array(["", "prefill", "decode"], object)
@@ -44,7 +44,7 @@ class Steps:
         reach = np.maximum.accumulate(self.until) if len(ts) else ts
         return np.unique(ts[1:][reach[:-1] <= ts[1:]])
 
-    def within(self, piece: Source, operators: Rows) -> "Steps":
+    def begun_in(self, piece: Source, operators: Rows) -> "Steps":
         """The tokens that begin in a stretch of time, with the number of tokens that each was fed; given its op_begin."""
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
         own, spans = np.arange(low, high), self.spans
@@ -52,8 +52,8 @@ class Steps:
         n_tokens = begin["n_tokens"]
         if np.any(n_tokens == 0):
             n_tokens = np.where(n_tokens > 0, n_tokens, rows_of_first_operator(begin, operators))
-        mine = Spans(*(column[own] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
-        return Steps(begin, self.end, mine, self.until[own], n_tokens, low)
+        spans = Spans(*(column[own] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
+        return Steps(begin, self.end, spans, self.until[own], n_tokens, low)
 
     def lengths(self) -> pd.DataFrame:
         """token_id, position and n_tokens."""
@@ -63,13 +63,13 @@ class Steps:
 
     def of(self, rows: Rows) -> np.ndarray:
         """token_id of the step that contains each record: of its own thread if there is one, else of its process."""
-        return self.at({"tid": rows["tid"], "pid": rows["pid"]}, rows["ts"])
+        return self.containing({"tid": rows["tid"], "pid": rows["pid"]}, rows["ts"])
 
-    def at(self, owners: dict[str, np.ndarray], ts: np.ndarray) -> np.ndarray:
+    def containing(self, owners: dict[str, np.ndarray], ts: np.ndarray) -> np.ndarray:
         """The same for moments of threads; `owners` has the columns `tid` and `pid`, in order of preference."""
         row = np.full(len(ts), NONE, np.int64)
         for field, owner in owners.items():
-            within((self.begin[field], self.begin["ts"], self.until), (owner, ts), row)
+            lasting((self.begin[field], self.begin["ts"], self.until), (owner, ts), row)
         return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
     def phases(self) -> np.ndarray:
@@ -104,16 +104,16 @@ def rows_of_first_operator(begin: Rows, operators: Rows) -> np.ndarray:
     """Rows of the first operator after each token's begin on its thread: the embedding look-up's are the tokens fed."""
     answer = np.zeros(len(begin), np.int64)
     for tid in np.unique(begin["tid"]):
-        mine, theirs = np.flatnonzero(begin["tid"] == tid), np.flatnonzero(operators["tid"] == tid)
-        ts = np.append(operators["ts"][theirs], EVER)
-        row = np.searchsorted(ts, begin["ts"][mine])
-        inside = ts[row] < np.append(begin["ts"][mine][1:], EVER)
-        answer[mine[inside]] = operators["n_tokens"][theirs[row[inside]]]
+        begins, of_thread = np.flatnonzero(begin["tid"] == tid), np.flatnonzero(operators["tid"] == tid)
+        ts = np.append(operators["ts"][of_thread], EVER)
+        row = np.searchsorted(ts, begin["ts"][begins])
+        inside = ts[row] < np.append(begin["ts"][begins][1:], EVER)
+        answer[begins[inside]] = operators["n_tokens"][of_thread[row[inside]]]
     return answer
 
 
 def steps(source: Source) -> Steps:
-    """The recording's tokens; how many a step was fed is told by `within` where the engine does not: its first operator does."""
+    """The recording's steps. Where the engine records no number of tokens fed, `begun_in` takes it from the first operator."""
     begin, spans = source.rows("token_begin"), source.spans("token", ("seq",), unknown=NONE)
     after = successors(begin["tid"], begin["ts"])
     following_ns = np.where(after >= 0, begin["ts"][after] if len(begin) else 0, spans.until())

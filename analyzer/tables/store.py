@@ -67,7 +67,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         """A table from Arrow, its columns as declared: texts by a dictionary, with int32 codes and each text once."""
         if name not in self._arrow:
             frame = self._frames.get(name)
-            self._arrow[name] = one(self._readers[name]()) if frame is None else arrow_of(name, frame)
+            self._arrow[name] = compact(self._readers[name]()) if frame is None else arrow_of(name, frame)
         return self._arrow[name]
 
     def with_table(self, name: str, frame: pd.DataFrame) -> "Tables":
@@ -80,8 +80,8 @@ class Tables(Mapping[str, pd.DataFrame]):
 
 def arrow_of(name: str, frame: pd.DataFrame) -> pyarrow.Table:
     """A frame from Arrow: a declared table's columns as declared, another's as they are."""
-    known = name in TABLES or name in IMPORTED
-    return arrow_table(name, frame) if known else pyarrow.Table.from_pandas(frame, preserve_index=False)
+    declared = name in TABLES or name in IMPORTED
+    return arrow_table(name, frame) if declared else pyarrow.Table.from_pandas(frame, preserve_index=False)
 
 
 def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> Tables:
@@ -91,12 +91,12 @@ def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> Tables:
     """
     builder = Builder(Source(recording, block))
     pieces = list(builder.pieces(most))
-    tables = {name: one(pyarrow.concat_tables(piece[name] for piece in pieces)) for name in LONG} | builder.rest()
+    tables = {name: compact(pyarrow.concat_tables(piece[name] for piece in pieces)) for name in LONG} | builder.last_tables()
     tables |= gap_table(Tables.of(tables))
     return Tables.of({name: tables[name] for name in TABLES})
 
 
-def one(table: pyarrow.Table) -> pyarrow.Table:
+def compact(table: pyarrow.Table) -> pyarrow.Table:
     """The table with each column in one piece, each text in its dictionary once."""
     return table.unify_dictionaries().combine_chunks()
 
@@ -119,18 +119,18 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
     """
     folder = Path(run_dir)
     recording = source.recording if source else open_recording(folder)
-    stamp, wanted = fingerprint(folder), tuple(TABLES if names is None else names)
-    kept = _kept(folder / "tables", stamp, wanted)
-    if kept is not None:
-        return kept
+    stamp, asked = fingerprint(folder), tuple(TABLES if names is None else names)
+    ready = _cached(folder / "tables", stamp, asked)
+    if ready is not None:
+        return ready
     try:
         with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
             keep(source or Source(recording), folder / "tables", stamp)
-            kept = _kept(folder / "tables", stamp, wanted)
-        tables = build(recording) if kept is None else kept
+            ready = _cached(folder / "tables", stamp, asked)
+        tables = build(recording) if ready is None else ready
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RecordingError(f"{folder} holds records that its manifest does not describe ({error!r}); record again") from error
-    return Tables.of({name: tables.arrow(name) for name in wanted}) if kept is None else kept
+    return Tables.of({name: tables.arrow(name) for name in asked}) if ready is None else ready
 
 
 def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
@@ -142,7 +142,7 @@ def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
         return {name: len(table) for name, table in load(run_dir).items()}
 
 
-def _kept(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables | None:
+def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables | None:
     """Kept tables that were made from exactly this recording by this schema, else None.
 
     Their files are open from now on: whoever makes them again meanwhile puts other files in their places.
@@ -176,12 +176,12 @@ def replaced(folder: Path, stamp: dict[str, Any] | None) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def write(tables: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
+def write(frames: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
     """Write the tables as Parquet into `folder`, replacing what was there."""
-    whole = Tables.of(tables)
+    tables = Tables.of(frames)
     with replaced(folder, stamp) as fresh:
-        for name in whole:
-            table = whole.arrow(name)
+        for name in tables:
+            table = tables.arrow(name)
             parquet.write_table(table, fresh / f"{name}.parquet", **options(table.schema))
 
 
@@ -191,7 +191,7 @@ def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) 
     with replaced(folder, stamp) as fresh, Files(fresh) as files:
         for piece in builder.pieces(most):
             files.add(piece)
-        tables = builder.rest()
+        tables = builder.last_tables()
         files.add(tables)
         needed = files.read(GAPS_NEED if tables["qnn_executes"].num_rows else {})
         files.add(gap_table(Tables.of(tables | needed)))

@@ -36,8 +36,8 @@ def gap_table(tables: Tables) -> pd.DataFrame:
         return empty("qnn_gaps")
     states, operators = tables["thread_states"], tables["operators"]
     parts = [gaps_of(runs, states, operators) for _, runs in executes.groupby("pid")]
-    whole = pd.concat(parts, ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
-    return conform("qnn_gaps", whole.assign(gap_id=np.arange(len(whole))))
+    frame = pd.concat(parts, ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
+    return conform("qnn_gaps", frame.assign(gap_id=np.arange(len(frame))))
 
 
 def gaps_of(runs: pd.DataFrame, states: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
@@ -70,9 +70,9 @@ def cpu_busy(tables: Tables, pid: int) -> Intervals:
     states, names = tables["thread_states"], tables["threads"]
     emulator = names[names["name"].str.match(EMULATOR_THREADS)]["tid"]
     running = ((states["state"] == "running") & (states["pid"] == pid)).to_numpy()
-    mine = states[running & ~states["tid"].isin(emulator).to_numpy()]
+    program = states[running & ~states["tid"].isin(emulator).to_numpy()]
     executes = tables["qnn_executes"]
-    return anyone(uncovered(merged(spans_of(mine)), spans_of(executes[~executes["asynchronous"]])))
+    return anyone(uncovered(merged(spans_of(program)), spans_of(executes[~executes["asynchronous"]])))
 
 
 def overlap(tables: Tables) -> dict[str, Any]:
@@ -86,10 +86,10 @@ def overlap(tables: Tables) -> dict[str, Any]:
         return {}
     first, last = int(npu.begin[0]), int(npu.end[-1])
     cpu = common(cpu_busy(tables, pid), Intervals.of(npu.begin[:1], npu.end[-1:]))
-    both, whole = int(common(npu, cpu).length.sum()), last - first
-    one = {"both": both, "npu_only": int(npu.length.sum()) - both, "cpu_only": int(cpu.length.sum()) - both}
+    both_ns, window_ns = int(common(npu, cpu).length.sum()), last - first
+    busy_ns = {"both": both_ns, "npu_only": int(npu.length.sum()) - both_ns, "cpu_only": int(cpu.length.sum()) - both_ns}
     return {
-        "window_ms": whole / 1e6,
-        **{f"{k}_ms": v / 1e6 for k, v in one.items()},
-        "none_ms": (whole - sum(one.values())) / 1e6,
+        "window_ms": window_ns / 1e6,
+        **{f"{k}_ms": v / 1e6 for k, v in busy_ns.items()},
+        "none_ms": (window_ns - sum(busy_ns.values())) / 1e6,
     }

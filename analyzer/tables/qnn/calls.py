@@ -22,8 +22,8 @@ def calls_and_stages(source: Source) -> tuple[Calls, Calls]:
     """(calls, stages of the host): stages come as calls with numbers of their own."""
     begin, end = source.rows("qnn_call_begin"), source.rows("qnn_call_end")
     parts = []
-    for kind, wanted in (("qnn_call", lambda call: call < FIRST_STAGE), ("qnn_stage", lambda call: call >= FIRST_STAGE)):
-        begins, ends = begin.where(wanted(begin["call"])), end.where(wanted(end["call"]))
+    for kind, belongs in (("qnn_call", lambda call: call < FIRST_STAGE), ("qnn_stage", lambda call: call >= FIRST_STAGE)):
+        begins, ends = begin.where(belongs(begin["call"])), end.where(belongs(end["call"]))
         parts.append(Calls(begins, ends, source.spans(kind, ("call",), begin=begins, end=ends)))
     return parts[0], parts[1]
 
@@ -32,13 +32,13 @@ def call_table(source: Source, calls: Calls, objects: Objects) -> pd.DataFrame:
     """The table `qnn_calls`."""
     begin, end, spans = calls.begin, calls.end, calls.spans
     row = np.where(spans.end >= 0, spans.end, len(end))
-    made, status, written = (np.append(end[name], none)[row] for name, none in (("handle", 0), ("status", NONE), ("bytes", 0)))
-    handle = np.where(made != 0, made, begin["handle"])
-    object_id = objects.made_by(len(begin))
+    created, status, written = (np.append(end[name], none)[row] for name, none in (("handle", 0), ("status", NONE), ("bytes", 0)))
+    handle = np.where(created != 0, created, begin["handle"])
+    object_id = objects.first_made_by(len(begin))
     finalized = np.isin(begin["call"], Work.FINALIZE.value)
-    object_id = np.where(finalized, objects.at("graph", begin["pid"], handle, begin["ts"]), object_id)
+    object_id = np.where(finalized, objects.ids_at("graph", begin["pid"], handle, begin["ts"]), object_id)
     used = np.isin(begin["call"], (CONTEXT_FREE, CONTEXT_GET_BINARY))
-    object_id = np.where(used, objects.at("context", begin["pid"], begin["handle"], begin["ts"]), object_id)
+    object_id = np.where(used, objects.ids_at("context", begin["pid"], begin["handle"], begin["ts"]), object_id)
     return conform(
         "qnn_calls",
         {
@@ -70,8 +70,8 @@ def stage_table(source: Source, stages: Calls, executes: pd.DataFrame) -> pd.Dat
     called, returned = (executes[column].to_numpy()[inside] for column in ("begin_ns", "end_ns"))
     before = frame.iloc[run].assign(stage="input", end_ns=called)
     after = frame.iloc[run].assign(stage="output", begin_ns=np.maximum(returned, until_harvested(frame, run, returned)))
-    whole = pd.concat([frame, before, after], ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
-    return conform("qnn_stages", whole.assign(stage_id=np.arange(len(whole)), duration_ns=whole["end_ns"] - whole["begin_ns"]))
+    rows = pd.concat([frame, before, after], ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
+    return conform("qnn_stages", rows.assign(stage_id=np.arange(len(rows)), duration_ns=rows["end_ns"] - rows["begin_ns"]))
 
 
 def until_harvested(frame: pd.DataFrame, run: np.ndarray, returned: np.ndarray) -> np.ndarray:

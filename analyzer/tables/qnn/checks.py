@@ -57,22 +57,22 @@ def children(events: pd.DataFrame) -> Iterator[Check]:
     parts = parts[same]
     grouped = parts["value"].astype(np.float64).groupby(parts["parent_id"].to_numpy())
     summed, count = grouped.sum(), grouped.size()
-    whole = events.iloc[summed.index]
+    parent_events = events.iloc[summed.index]
     for unit, slack in (("us", count.to_numpy() * MICROSECOND), ("cycles", np.zeros(len(count)))):
-        mine = (whole["unit"] == unit).to_numpy()
-        found, expected = summed.to_numpy()[mine], whole["value"].to_numpy(np.float64)[mine]
-        of = whole["execute_id"].to_numpy()[mine]
-        yield Check(f"sub-events within their event ({unit})", unit, of, found, expected, found > expected + slack[mine])
+        of_unit = (parent_events["unit"] == unit).to_numpy()
+        found, expected = summed.to_numpy()[of_unit], parent_events["value"].to_numpy(np.float64)[of_unit]
+        of = parent_events["execute_id"].to_numpy()[of_unit]
+        yield Check(f"sub-events within their event ({unit})", unit, of, found, expected, found > expected + slack[of_unit])
 
 
 def cycles(events: pd.DataFrame) -> Check:
     """The cycles of an execution's nodes add up to the accelerator's."""
-    mine = events[(events["execute_id"] >= 0) & (events["unit"] == "cycles")]
-    nodes = mine[mine["type"] == NODE].groupby("execute_id")["value"].sum()
-    whole = mine[mine["type"] == ACCEL_CYCLES].groupby("execute_id")["value"].first()
-    both = nodes.index.intersection(whole.index)
-    found, expected = nodes[both].to_numpy(np.float64), whole[both].to_numpy(np.float64)
-    return Check("node cycles equal the accelerator's", "cycles", both.to_numpy(), found, expected, found != expected)
+    counted = events[(events["execute_id"] >= 0) & (events["unit"] == "cycles")]
+    nodes = counted[counted["type"] == NODE].groupby("execute_id")["value"].sum()
+    total = counted[counted["type"] == ACCEL_CYCLES].groupby("execute_id")["value"].first()
+    ids = nodes.index.intersection(total.index)
+    found, expected = nodes[ids].to_numpy(np.float64), total[ids].to_numpy(np.float64)
+    return Check("node cycles equal the accelerator's", "cycles", ids.to_numpy(), found, expected, found != expected)
 
 
 def checks(executes: pd.DataFrame, events: pd.DataFrame) -> list[Check]:
@@ -84,8 +84,8 @@ def findings(executes: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
     """The table `qnn_findings`: a row for each breach."""
     rows = []
     for check in checks(executes, events):
-        for at in np.flatnonzero(check.broken):
-            text = f"{check.name}: {check.found[at]:,.0f} {check.unit} against {check.expected[at]:,.0f}"
-            rows.append((int(check.execute_id[at]), check.name, check.unit, check.found[at], check.expected[at], text))
+        for row in np.flatnonzero(check.broken):
+            text = f"{check.name}: {check.found[row]:,.0f} {check.unit} against {check.expected[row]:,.0f}"
+            rows.append((int(check.execute_id[row]), check.name, check.unit, check.found[row], check.expected[row], text))
     columns = ["execute_id", "check", "unit", "found", "expected", "text"]
     return conform("qnn_findings", pd.DataFrame(rows, columns=columns).sort_values("execute_id", kind="stable"))

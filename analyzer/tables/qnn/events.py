@@ -72,37 +72,37 @@ def events(source: Source, read: Harvests) -> Events:
     return Events(rows.where(keep), harvest[keep])
 
 
-def parents(source: Source, read: Harvests, found: Events) -> tuple[np.ndarray, np.ndarray]:
+def parents(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray, np.ndarray]:
     """(row of the parent event or -1, depth) of each event: by the lists of its harvest's sub-events, or by nesting."""
-    parent, depth = listed(source, read, found)
-    nests = np.flatnonzero((found.rows["frame"] > 0) & (found.harvest >= 0))
+    parent, depth = listed(source, read, events)
+    nests = np.flatnonzero((events.rows["frame"] > 0) & (events.harvest >= 0))
     if len(nests):
-        parent[nests], depth[nests] = nested(found, nests)
+        parent[nests], depth[nests] = nested(events, nests)
     return parent, depth
 
 
-def nested(found: Events, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def nested(events: Events, nesting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(parent, depth) of events that one function reads by calling itself: the deeper, the lower its frame.
 
     A harvest's frames are as many as its tree is deep; an event belongs to the last one before it of the depth above.
     """
-    harvest, ts, depth = found.harvest[rows], found.rows["ts"][rows], np.zeros(len(rows), np.int64)
-    frame = -found.rows["frame"][rows]
+    harvest, ts, depth = events.harvest[nesting], events.rows["ts"][nesting], np.zeros(len(nesting), np.int64)
+    frame = -events.rows["frame"][nesting]
     order = np.lexsort((frame, harvest))
     first = np.append(True, np.diff(harvest[order]) != 0)
     level = np.cumsum(first | np.append(True, np.diff(frame[order]) != 0))
     depth[order] = level - np.maximum.accumulate(np.where(first, level, 0))
-    parent = np.full(len(rows), NONE, np.int64)
+    parent = np.full(len(nesting), NONE, np.int64)
     for number in range(1, int(depth.max()) + 1):
-        mine, above = np.flatnonzero(depth == number), np.flatnonzero(depth == number - 1)
-        at = latest(harvest[above], ts[above], harvest[mine], ts[mine])
-        parent[mine[at >= 0]] = rows[above[at[at >= 0]]]
+        level_rows, above = np.flatnonzero(depth == number), np.flatnonzero(depth == number - 1)
+        row = latest(harvest[above], ts[above], harvest[level_rows], ts[level_rows])
+        parent[level_rows[row >= 0]] = nesting[above[row[row >= 0]]]
     return parent, depth
 
 
-def listed(source: Source, read: Harvests, found: Events) -> tuple[np.ndarray, np.ndarray]:
+def listed(source: Source, read: Harvests, events: Events) -> tuple[np.ndarray, np.ndarray]:
     """(parent, depth) by the lists of sub-events."""
-    n, lists = len(found.rows), source.rows("qnn_sub_events")
+    n, lists = len(events.rows), source.rows("qnn_sub_events")
     lists = lists.where(lists["of_profile"] == 0)
     parent, depth = np.full(n, NONE, np.int64), np.zeros(n, np.int64)
     if n == 0 or len(lists) == 0:
@@ -112,11 +112,11 @@ def listed(source: Source, read: Harvests, found: Events) -> tuple[np.ndarray, n
     record = np.repeat(np.arange(len(lists)), used.sum(axis=1))
     child = lists.records["events"].astype(np.int64)[used]
     harvest = latest(read.tid, read.ts, lists["tid"], lists["ts"])[record]
-    handle = found.rows["event"]
-    key = codes(np.concatenate((found.harvest, harvest, harvest)), np.concatenate((handle, child, lists["parent"][record])))
-    own, of_child, of_parent = key[:n], key[n : n + len(child)], key[n + len(child) :]
+    handle = events.rows["event"]
+    key = codes(np.concatenate((events.harvest, harvest, harvest)), np.concatenate((handle, child, lists["parent"][record])))
+    of_event, of_child, of_parent = key[:n], key[n : n + len(child)], key[n + len(child) :]
     event_of = np.full(int(key.max()) + 1, NONE, np.int64)
-    event_of[own] = np.arange(n)
+    event_of[of_event] = np.arange(n)
     row, above = event_of[of_child], event_of[of_parent]
     good = (row >= 0) & (harvest >= 0) & (row != above)
     parent[row[good]] = above[good]
@@ -131,64 +131,64 @@ def listed(source: Source, read: Harvests, found: Events) -> tuple[np.ndarray, n
 WORKS = tuple(Work)
 
 
-def work_of_harvests(n: int, found: Events) -> np.ndarray:
+def work_of_harvests(n: int, events: Events) -> np.ndarray:
     """Which work each harvest's events tell about, as an index into WORKS; -1 where no type tells."""
-    types = found.rows["type"]
+    types = events.rows["type"]
     values, inverse = np.unique(types, return_inverse=True)
-    told = [work_of(v) for v in values.tolist()]
-    work = np.array([WORKS.index(w) if w else NONE for w in told] or [NONE], np.int64)[inverse]
-    rows = np.flatnonzero((work >= 0) & (found.harvest >= 0))[::-1]
+    works = [work_of(v) for v in values.tolist()]
+    work = np.array([WORKS.index(w) if w else NONE for w in works] or [NONE], np.int64)[inverse]
+    rows = np.flatnonzero((work >= 0) & (events.harvest >= 0))[::-1]
     answer = np.full(n, NONE, np.int64)
-    answer[found.harvest[rows]] = work[rows]  # the first told event decides: later rows come first here
+    answer[events.harvest[rows]] = work[rows]  # the first event whose type tells decides: later rows come first here
     return answer
 
 
-def causes(runs: Rows, made: Rows, read: Harvests, work: np.ndarray, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
+def causes(runs: Rows, calls: Rows, read: Harvests, work: np.ndarray, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
     """(row of the execute, row of the call) that each harvest reads; -1 where it is the other or neither.
 
-    `runs` and `made` are the begins of executes and calls. Profiles are compared as objects: a handle that was freed and made
+    `runs` and `calls` are the begins of executes and calls. Profiles are compared as objects: a handle that was freed and made
     again is another profile.
     """
-    used_by_runs, used_by_calls = (objects.key(rows["pid"], rows["profile"], rows["ts"]) for rows in (runs, made))
-    given, profiles = made["profile"] != 0, objects.key(read.pid, read.profile, read.ts)
-    by_execute, when = np.full(len(read.ts), NONE, np.int64), np.full(len(read.ts), -1, np.int64)
+    used_by_runs, used_by_calls = (objects.key(rows["pid"], rows["profile"], rows["ts"]) for rows in (runs, calls))
+    has_profile, profiles = calls["profile"] != 0, objects.key(read.pid, read.profile, read.ts)
+    by_execute, run_ns = np.full(len(read.ts), NONE, np.int64), np.full(len(read.ts), -1, np.int64)
     for thread in ("tid", "pid"):
         left = np.flatnonzero(by_execute < 0)
         where = read.tid if thread == "tid" else read.pid
         key = codes(np.concatenate((runs[thread], where[left])), np.concatenate((used_by_runs, profiles[left])))
         by_execute[left] = latest(key[: len(runs)], runs["ts"], key[len(runs) :], read.ts[left])
-    found = by_execute >= 0
-    when[found] = runs["ts"][by_execute[found]]
+    by_run = by_execute >= 0
+    run_ns[by_run] = runs["ts"][by_execute[by_run]]
     by_call = np.full(len(read.ts), NONE, np.int64)
     for number, kind in enumerate(WORKS):
-        mine = np.flatnonzero((work == number) | ((work == NONE) & (kind in (Work.INIT, Work.FINALIZE))))
-        fits = np.flatnonzero(np.isin(made["call"], kind.value))
+        candidates = np.flatnonzero((work == number) | ((work == NONE) & (kind in (Work.INIT, Work.FINALIZE))))
+        fits = np.flatnonzero(np.isin(calls["call"], kind.value))
         for thread, where in (("tid", read.tid), ("pid", read.pid)):
-            for told in (True, False):  # the call that was given the profile, else any
-                left = mine[by_call[mine] < 0]
-                some = fits[given[fits] == told]  # a call that was given another profile is not the cause
-                fit, profile = used_by_calls[some] * told, profiles[left] * told
-                key = codes(np.concatenate((made[thread][some], where[left])), np.concatenate((fit, profile)))
-                at = latest(key[: len(some)], made["ts"][some], key[len(some) :], read.ts[left])
-                by_call[left[at >= 0]] = some[at[at >= 0]]
+            for with_profile in (True, False):  # the call that was given the profile, else any
+                left = candidates[by_call[candidates] < 0]
+                some = fits[has_profile[fits] == with_profile]  # a call that was given another profile is not the cause
+                fit, profile = used_by_calls[some] * with_profile, profiles[left] * with_profile
+                key = codes(np.concatenate((calls[thread][some], where[left])), np.concatenate((fit, profile)))
+                row = latest(key[: len(some)], calls["ts"][some], key[len(some) :], read.ts[left])
+                by_call[left[row >= 0]] = some[row[row >= 0]]
     is_execute, is_call = work == WORKS.index(Work.EXECUTE), work >= 0
-    called = made["ts"][by_call] if len(made) else when
-    unsure = np.where(by_call >= 0, called, -1) > when
+    called = calls["ts"][by_call] if len(calls) else run_ns
+    unsure = np.where(by_call >= 0, called, -1) > run_ns
     choose_call = (by_call >= 0) & ~is_execute & (is_call | unsure)
     return np.where(choose_call | (is_call & ~is_execute), NONE, by_execute), np.where(choose_call, by_call, NONE)
 
 
-def event_table(found: Events, parent: np.ndarray, depth: np.ndarray, execute: np.ndarray, call: np.ndarray) -> pd.DataFrame:
+def event_table(events: Events, parent: np.ndarray, depth: np.ndarray, execute: np.ndarray, call: np.ndarray) -> pd.DataFrame:
     """The table `qnn_events`, given the execute and call of each harvest."""
-    rows, value = found.rows, found.rows.raw("value").copy()
+    rows, value = events.rows, events.rows.raw("value").copy()
     for dtype, bits in UNSIGNED_BITS.items():
         value[rows["dtype"] == dtype] &= np.uint64((1 << bits) - 1)
     return conform(
         "qnn_events",
         {
             "event_id": np.arange(len(rows)),
-            "execute_id": np.append(execute, NONE)[found.harvest],
-            "call_id": np.append(call, NONE)[found.harvest],
+            "execute_id": np.append(execute, NONE)[events.harvest],
+            "call_id": np.append(call, NONE)[events.harvest],
             "parent_id": parent,
             "depth": depth,
             "type": rows["type"],
@@ -205,14 +205,14 @@ def event_table(found: Events, parent: np.ndarray, depth: np.ndarray, execute: n
     )
 
 
-def host_times(found: Events, execute: np.ndarray, begin_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+def host_times(events: Events, execute: np.ndarray, begin_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
     """Each event's own time stamp on the host's clock; -1 where the backend gives none, or too few to align its clock."""
-    stamp, of_event = found.rows["timestamp"], np.append(execute, NONE)[found.harvest]
+    stamp, of_event = events.rows["timestamp"], np.append(execute, NONE)[events.harvest]
     answer = np.full(len(stamp), NONE, np.int64)
     rows = np.flatnonzero((stamp > 0) & (of_event >= 0))
     _, first = np.unique(of_event[rows], return_index=True)
-    told = rows[first]
-    clock = align(stamp[told], begin_ns[of_event[told]], end_ns[of_event[told]])
+    first_stamped = rows[first]
+    clock = align(stamp[first_stamped], begin_ns[of_event[first_stamped]], end_ns[of_event[first_stamped]])
     if clock:
         answer[rows] = clock.to_host(stamp[rows])
     return answer
@@ -226,13 +226,13 @@ def build(source: Source, tokens: Steps, enclosing: Enclosing) -> dict[str, pd.D
     objects = build_objects(source, calls)
     execute = executions(source)
     read = harvests(source)
-    found = events(source, read)
-    parent, depth = parents(source, read, found)
+    profile_events = events(source, read)
+    parent, depth = parents(source, read, profile_events)
     by_execute, by_call = causes(
-        source.rows("qnn_execute_begin"), calls.begin, read, work_of_harvests(len(read.ts), found), objects
+        source.rows("qnn_execute_begin"), calls.begin, read, work_of_harvests(len(read.ts), profile_events), objects
     )
-    table = event_table(found, parent, depth, by_execute, by_call)
-    table["host_ns"] = host_times(found, by_execute, execute.spans.begin_ns, execute.spans.end_ns)
+    table = event_table(profile_events, parent, depth, by_execute, by_call)
+    table["host_ns"] = host_times(profile_events, by_execute, execute.spans.begin_ns, execute.spans.end_ns)
     runs = execute_table(source, execute, table, objects, tokens, enclosing)
     return {
         "qnn_executes": runs,

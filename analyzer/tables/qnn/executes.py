@@ -55,17 +55,17 @@ def executions(source: Source) -> Executions:
     rows, notice = np.flatnonzero(submitted), notices(begin["ts"], done["ts"], (begin, done), submitted)
     end_ns, complete, returned = spans.end_ns.copy(), spans.complete.copy(), np.full(len(begin), NONE, np.int64)
     returned[rows] = np.where(spans.complete, spans.end_ns, NONE)[rows]
-    told = notice >= 0
-    complete[rows] = told
-    end_ns[rows] = np.where(told, np.append(done["ts"], 0)[notice], np.maximum(end_ns[rows], source.last_ns))
-    status[rows] = np.where(told, np.append(done["status"], NONE)[notice], NONE)
+    ended = notice >= 0
+    complete[rows] = ended
+    end_ns[rows] = np.where(ended, np.append(done["ts"], 0)[notice], np.maximum(end_ns[rows], source.last_ns))
+    status[rows] = np.where(ended, np.append(done["status"], NONE)[notice], NONE)
     return Executions(Spans(spans.end, spans.begin_ns, end_ns, complete), status, begin["param"] != 0, returned)
 
 
-def notices(submitted_ns: np.ndarray, done_ns: np.ndarray, rows: tuple[Rows, Rows], wanted: np.ndarray) -> np.ndarray:
+def notices(submitted_ns: np.ndarray, done_ns: np.ndarray, rows: tuple[Rows, Rows], submitted: np.ndarray) -> np.ndarray:
     """For each wanted submission the notice that ends it: of the same process and parameter, in the order of both; -1: none."""
     begin, done = rows
-    asked = np.flatnonzero(wanted)
+    asked = np.flatnonzero(submitted)
     key = codes(np.concatenate((begin["pid"][asked], done["pid"])), np.concatenate((begin["param"][asked], done["param"])))
     answer = np.full(len(asked), NONE, np.int64)
     waiting: dict[int, list[int]] = {}
@@ -102,14 +102,14 @@ class Enclosing:
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
         if low == high or len(graphs.begin) == 0:
             return
-        own = np.arange(low, high)
-        graph_id = graphs.of(self.begin.where(own))
-        own, row = own[graph_id >= 0], graph_id[graph_id >= 0] - graphs.first
-        self.columns["graph_id"][own] = row + graphs.first
+        rows = np.arange(low, high)
+        graph_id = graphs.of(self.begin.where(rows))
+        rows, row = rows[graph_id >= 0], graph_id[graph_id >= 0] - graphs.first
+        self.columns["graph_id"][rows] = row + graphs.first
         outer = graphs.begin.where(row)
-        self.columns["kind"][own] = np.asarray(piece.named(outer["engine"], outer["type"], "graphs"))
+        self.columns["kind"][rows] = np.asarray(piece.named(outer["engine"], outer["type"], "graphs"))
         for name in ("layer", "expert", "tier"):
-            self.columns[name][own] = outer[name]
+            self.columns[name][rows] = outer[name]
 
 
 def execute_table(
@@ -117,8 +117,8 @@ def execute_table(
 ) -> pd.DataFrame:
     """The table `qnn_executes`."""
     begin = source.rows("qnn_execute_begin")
-    object_id = objects.at("graph", begin["pid"], begin["graph"], begin["ts"])
-    profile_id = objects.at("profile", begin["pid"], begin["profile"], begin["ts"])
+    object_id = objects.ids_at("graph", begin["pid"], begin["graph"], begin["ts"])
+    profile_id = objects.ids_at("profile", begin["pid"], begin["profile"], begin["ts"])
     return conform(
         "qnn_executes",
         {

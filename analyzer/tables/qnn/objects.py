@@ -59,8 +59,8 @@ class Lives:
             return
         self.rows[gone]["until_ns"] = ts
         if key[1] == "context":
-            for other in [k for k, row in self.alive.items() if k[0] == key[0] and self.rows[row]["owner_id"] == gone]:
-                self.free(other, ts)
+            for owned in [k for k, row in self.alive.items() if k[0] == key[0] and self.rows[row]["owner_id"] == gone]:
+                self.free(owned, ts)
 
 
 @dataclass(frozen=True)
@@ -69,30 +69,30 @@ class Objects:
 
     table: pd.DataFrame
 
-    def at(self, kind: str, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    def ids_at(self, kind: str, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray) -> np.ndarray:
         """object_id of handles at times; -1 where none is known to have lived then."""
-        mine = self.table[self.table["kind"] == kind].sort_values("since_ns", kind="stable")
-        n, since = len(mine), mine["since_ns"].to_numpy()
-        handles = mine["handle"].to_numpy(np.uint64).view(np.int64)
-        key = codes(np.concatenate((mine["pid"].to_numpy(), pid)), np.concatenate((handles, handle)))
+        lives = self.table[self.table["kind"] == kind].sort_values("since_ns", kind="stable")
+        n, since = len(lives), lives["since_ns"].to_numpy()
+        handles = lives["handle"].to_numpy(np.uint64).view(np.int64)
+        key = codes(np.concatenate((lives["pid"].to_numpy(), pid)), np.concatenate((handles, handle)))
         row = latest(key[:n], since, key[n:], ts)
-        ids, until = np.append(mine["object_id"].to_numpy(), NONE), np.append(mine["until_ns"].to_numpy(), NONE)
+        ids, until = np.append(lives["object_id"].to_numpy(), NONE), np.append(lives["until_ns"].to_numpy(), NONE)
         return np.where((until[row] >= 0) & (until[row] < ts), NONE, ids[row])
 
     def key(self, pid: np.ndarray, profile: np.ndarray, ts: np.ndarray) -> np.ndarray:
         """A number that tells profiles apart: the object's where it is known, else a negative one for the handle."""
-        found = self.at("profile", pid, profile, ts)
-        return np.where(found >= 0, found, ~profile)
+        ids = self.ids_at("profile", pid, profile, ts)
+        return np.where(ids >= 0, ids, ~profile)
 
     def column(self, name: str, ids: np.ndarray, unknown: Any) -> np.ndarray:
         """A column's values of objects; `unknown` for -1."""
         return np.append(self.table[name].to_numpy(object), unknown)[ids]
 
-    def made_by(self, n_calls: int) -> np.ndarray:
+    def first_made_by(self, n_calls: int) -> np.ndarray:
         """object_id of the first object that each call made; -1 for none."""
         answer = np.full(n_calls + 1, NONE, np.int64)
-        made = self.table[self.table["call_id"] >= 0]
-        answer[made["call_id"].to_numpy()[::-1]] = made["object_id"].to_numpy()[::-1]
+        created = self.table[self.table["call_id"] >= 0]
+        answer[created["call_id"].to_numpy()[::-1]] = created["object_id"].to_numpy()[::-1]
         return answer[:n_calls]
 
 
@@ -110,8 +110,8 @@ def call_of(rows: Rows, calls: Calls) -> np.ndarray:
 def build(source: Source, calls: Calls) -> Objects:
     """All objects of a recording."""
     rows, begin, end, spans = source.rows("qnn_object"), calls.begin, calls.end, calls.spans
-    made = np.isin(rows["call"], list(MAKES))
-    call_id, size = np.where(made, call_of(rows, calls), NONE), np.append(begin["size"], 0)
+    makes_object = np.isin(rows["call"], list(MAKES))
+    call_id, size = np.where(makes_object, call_of(rows, calls), NONE), np.append(begin["size"], 0)
     status = np.append(end["status"], 0)[np.where(spans.complete, spans.end, len(end))]
     freed = np.flatnonzero((begin["call"] == CONTEXT_FREE) & (status == 0))
     names, lives = texts(rows["name"]), Lives()
@@ -123,10 +123,10 @@ def build(source: Source, calls: Calls) -> Objects:
         if number in FREES:
             lives.free((pid, FREES[number], handle), ts)
         elif number in MAKES and handle:
-            told = {"call": number, "owner": int(rows["owner"][i]), "name": names[i], "level": int(rows["level"][i])}
+            facts = {"call": number, "owner": int(rows["owner"][i]), "name": names[i], "level": int(rows["level"][i])}
             of_call = int(call_id[i])
             bytes_ = int(rows["bytes"][i]) or int(size[of_call])
-            lives.make((pid, MAKES[number], handle), ts, told | {"bytes": bytes_, "call_id": of_call})
+            lives.make((pid, MAKES[number], handle), ts, facts | {"bytes": bytes_, "call_id": of_call})
     frame = pd.DataFrame(lives.rows, columns=OBJECT_COLUMNS)
     frame["handle"] = frame["handle"].to_numpy(np.int64).view(np.uint64)
     return Objects(conform("qnn_objects", frame))
