@@ -113,7 +113,7 @@ struct syscall_exit {
 };
 
 /* A file is mapped: faults name it by its inode alone. */
-TRACEPOINT(syscalls, sys_enter_mmap)
+static INLINE int maps_file(void *ctx)
 {
 	struct syscall_enter *call = ctx;
 	struct opened o;
@@ -123,6 +123,11 @@ TRACEPOINT(syscalls, sys_enter_mmap)
 	if (find_file(call->args[4], &o))
 		send_file(ctx, &o);
 	return 0;
+}
+
+TRACEPOINT(syscalls, sys_enter_mmap)
+{
+	return maps_file(ctx);
 }
 
 /* `offset`: of the call; NO_COUNT where it reads on from the file's position. */
@@ -188,6 +193,23 @@ READ_CALL(pread64, CALL_PREAD64, ARGS[2], ARGS[3])
 READ_CALL(readv, CALL_READV, NO_BYTES, NO_COUNT)
 READ_CALL(preadv, CALL_PREADV, NO_BYTES, ARGS[3])
 READ_CALL(preadv2, CALL_PREADV2, NO_BYTES, ARGS[3])
+
+/* Any of these, by its number. */
+static INLINE int reads_file(void *ctx, u64 number)
+{
+	u64 bytes = ARGS[2], offset = ARGS[3];
+	u32 call;
+
+	switch (number) {
+	case SYSCALL_READ: call = CALL_READ, offset = NO_COUNT; break;
+	case SYSCALL_PREAD64: call = CALL_PREAD64; break;
+	case SYSCALL_READV: call = CALL_READV, bytes = NO_BYTES, offset = NO_COUNT; break;
+	case SYSCALL_PREADV: call = CALL_PREADV, bytes = NO_BYTES; break;
+	case SYSCALL_PREADV2: call = CALL_PREADV2, bytes = NO_BYTES; break;
+	default: return 0;
+	}
+	return read_begins(ctx, call, ARGS[0], bytes, offset);
+}
 
 static INLINE void fault_begins(u32 tid, u64 ino, u32 dev, u32 page, u32 last, u32 flags)
 {

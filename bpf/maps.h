@@ -38,6 +38,7 @@ struct settings {
 	u32 n_counters; /* performance counters read at operator boundaries; 0: none */
 	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 	u32 round;      /* grows when probes come or go: what was told to none of them is told again */
+	u32 files;  /* record reads and mappings of files, where one program sees all system calls */
 	u32 spared; /* QNN's own readers of events are not probed, since those who call them are known to hand on what they read */
 };
 
