@@ -5,7 +5,8 @@
  * libbpf: maps are declared here and found by name; kernel fields are relocated against the running kernel's BTF.
  * BCC: the loader defines LOADER_BCC, passes the file descriptor of each map as MAP_FD_<name> and the offset of each
  * kernel field as OFFSET_<field>, because the headers BCC compiles against need not be the running kernel's. Tracepoint
- * fields likewise, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT gives an array's address.
+ * fields likewise, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT gives an array's address. HAS_RECORD(event)
+ * tells whether this kernel has such a record; where it has none, the verifier never sees what reads it.
  * KERNEL_AT(type, field, pointer) is the address of a field of a kernel struct; KERNEL_READ below reads it.
  */
 #ifndef MOESCOPE_COMPAT_H
@@ -34,6 +35,7 @@ enum { SYSCALL_PREADV = 295, SYSCALL_PREADV2 = 327 };
 #include <uapi/linux/ptrace.h>
 
 #define MAP(name) ((void *)bpf_pseudo_fd(1, MAP_FD_##name))
+#define HAS_RECORD(event) 1
 #define FIELD_AT(ctx, event, field) ((char *)(ctx) + OFFSET_##event##_##field)
 #define FIELD(ctx, event, field, type) (*(type *)FIELD_AT(ctx, event, field))
 #define map_lookup(map, key) bpf_map_lookup_elem_((u64)map, (void *)(key))
@@ -169,6 +171,14 @@ struct trace_event_raw_block_rq_completion {
 	int error;
 } RELOCATED;
 
+/* Until Linux 5.18 (`block: introduce block_rq_error tracepoint`) the record of completed requests was called so. */
+struct trace_event_raw_block_rq_complete {
+	u32 dev;
+	u64 sector;
+	int error;
+} RELOCATED;
+
+#define HAS_RECORD(event) bpf_core_type_exists(struct trace_event_raw_##event)
 #define MAP(name) (&name)
 #define FIELD_AT(ctx, event, field) (((struct trace_event_raw_##event *)(ctx))->field)
 #define FIELD(ctx, event, field, type) (((struct trace_event_raw_##event *)(ctx))->field)

@@ -219,7 +219,7 @@ static INLINE void fault_begins(u32 tid, u64 ino, u32 dev, u32 page, u32 last, u
 }
 
 /* The handler looks for the page: at its begin, and again where it had to wait and is retried. */
-TRACEPOINT(filemap, mm_filemap_fault)
+RECENT_TRACEPOINT(filemap, mm_filemap_fault, HAS_RECORD(mm_filemap_fault))
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid(), dev = FIELD(ctx, mm_filemap_fault, s_dev, u32);
 	u64 ino = FIELD(ctx, mm_filemap_fault, i_ino, unsigned long);
@@ -239,7 +239,7 @@ TRACEPOINT(filemap, mm_filemap_fault)
 }
 
 /* Pages around the touched one are mapped where the page cache has them: before the handler above, or instead, or after a retry. */
-TRACEPOINT(filemap, mm_filemap_map_pages)
+RECENT_TRACEPOINT(filemap, mm_filemap_map_pages, HAS_RECORD(mm_filemap_op_page_cache_range))
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid(), dev = FIELD(ctx, mm_filemap_op_page_cache_range, s_dev, u32);
 	u64 ino = FIELD(ctx, mm_filemap_op_page_cache_range, i_ino, unsigned long);
@@ -395,10 +395,13 @@ TRACEPOINT(block, block_rq_issue)
 	return 0;
 }
 
+#define COMPLETED(ctx, field, type)                                                                                    \
+	(HAS_RECORD(block_rq_completion) ? READ_NOW(FIELD(ctx, block_rq_completion, field, type)) :                    \
+					   READ_NOW(FIELD(ctx, block_rq_complete, field, type)))
+
 TRACEPOINT(block, block_rq_complete)
 {
-	struct request_key key =
-		request_at(FIELD(ctx, block_rq_completion, dev, u32), FIELD(ctx, block_rq_completion, sector, u64));
+	struct request_key key = request_at(COMPLETED(ctx, dev, u32), COMPLETED(ctx, sector, u64));
 	struct request *known = map_lookup(MAP(requests), &key), owner;
 	RECORD(rec_block_done, r);
 
@@ -412,7 +415,7 @@ TRACEPOINT(block, block_rq_complete)
 	r->h.tid = owner.tid;
 	r->sector = key.sector;
 	r->dev = key.dev;
-	r->error = FIELD(ctx, block_rq_completion, error, s32);
+	r->error = COMPLETED(ctx, error, s32);
 	r->pad[0] = r->pad[1] = 0;
 	submit(ctx, r);
 	return 0;

@@ -39,7 +39,7 @@ class Refused(ProbeError):
 
 def last_lines(text: str) -> str:
     """What the verifier said last, before its statistics."""
-    said = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("libbpf:", "processed "))]
+    said = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("libbpf:", "processed ", "-- "))]
     return " | ".join(line[:LONGEST_LINE] for line in said[-LAST_LINES:])
 
 
