@@ -15,7 +15,7 @@ from benchmarks.host_time import MOST_STOLEN
 from tests.conftest import ROOT
 
 PROGRAMS = ROOT / "tests" / "programs"
-RUNTIME = ROOT / "runtime"
+RUNTIME = ROOT / "runtime" / "telemetry"
 # The extension with the sites is linked by its bare name; Python's own symbols in it stay unresolved, for nothing calls them.
 WITH_SITES = (
     "-rdynamic",
