@@ -13,7 +13,9 @@ DEBIAN_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,amd64)
 RUN ?= recordings/$(shell date +%Y%m%d-%H%M%S)
 APT := clang libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH) chromium chromium-driver bpftrace
 
-.PHONY: run test lint setup build bpf native headers doctor clean
+APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+
+.PHONY: run test test-vm lint setup build bpf native headers doctor clean
 
 run: setup
 	@echo "== tracing the bundled demo"
@@ -22,6 +24,15 @@ run: setup
 test: setup
 	@echo "== tests (those that probe the kernel run as root)"
 	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+# Other kernels and the other architecture, one after the other: GUEST=arm64, GUEST=amd64-6.1 ... for some of tests/vm/guests.toml
+test-vm: build build/.apt-vm
+	$(PY) -m tests.vm.guest $(GUEST)
+
+build/.apt-vm: Makefile
+	@if command -v apt-get > /dev/null; then $(SUDO) apt-get update -qq && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(APT_VM) > /dev/null; fi
+	@touch $@
 
 lint: setup
 	$(VENV)/bin/ruff check .

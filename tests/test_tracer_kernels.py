@@ -1,6 +1,7 @@
 """What a kernel lacks or refuses costs that one thing: the session goes on, and says what it goes without."""
 
 import errno
+import gzip
 import os
 import platform
 import shutil
@@ -15,9 +16,11 @@ from tests.bpf_objects import compile_object
 from tests.conftest import ROOT
 from tests.test_tracer_custom import COUNT, DECLARED
 from tracer.errors import ProbeError
+from tracer.kernel import features
+from tracer.kernel.btf import VMLINUX
 from tracer.kernel.libbpf import BpfObject, Kernel, last_lines
 from tracer.kernel.loaders import LibbpfLoader
-from tracer.probes import denials
+from tracer.probes import denials, perf_events
 from tracer.recording.format import Recording
 from tracer.recording.paths import BPF_OBJECT
 
@@ -133,6 +136,57 @@ def test_named_functions_are_told_apart_where_probes_have_no_cookies(tmp_path: P
         calls[name] = [run.records(kind)[["probe", "values"]].tolist() for kind in ("call_begin", "call_end")]
     assert len({probe for probe, _ in calls["with"][0]}) > 1
     assert [[probe for probe, _ in rows] for rows in calls["with"]] == [[probe for probe, _ in rows] for rows in calls["without"]]
+
+
+@pytest.mark.needs("probes")
+def test_a_file_holds_the_types_of_a_kernel_that_holds_none(tmp_path: Path) -> None:
+    types = write(tmp_path, "types.btf", "")
+    types.write_bytes(VMLINUX.read_bytes())
+    options = ("--no-views", "--levels", "token,sched", "-o", str(tmp_path / "run"))
+    command = ("--", sys.executable, STEPS, "50", "0.001")
+    refused = altered("--without-btf", "run", *options, *command)
+    assert refused.returncode == 2
+    assert "--btf FILE" in refused.stderr
+    done = altered("--without-btf", "run", "--btf", str(types), *options, *command)
+    assert done.returncode == 0, done.stderr
+    run = Recording(tmp_path / "run")
+    assert len(run.records("token_end")) == 50
+    assert len(run.records("sched_switch")) >= 50
+    assert run.records("token_end")["min_flt"].max() > 0  # read without the typed task
+
+
+@pytest.mark.needs("probes")
+def test_a_kernel_without_uprobes_still_shows_its_scheduler(tmp_path: Path) -> None:
+    command = ("--", sys.executable, STEPS, "50", "0.001")
+    done = altered("--without-uprobes", "run", "--no-views", "-o", str(tmp_path / "run"), *command)
+    assert done.returncode == 0, done.stderr
+    assert "CONFIG_UPROBE_EVENTS" in done.stderr
+    run = Recording(tmp_path / "run")
+    assert len(run.records("sched_switch")) >= 50
+    assert len(run.records("token_end")) == 0
+    nothing = altered("--without-uprobes", "run", "--levels", "token", "-o", str(tmp_path / "other"), *command)
+    assert nothing.returncode == 2
+    assert "offers sched and io" in nothing.stderr
+
+
+def test_tracefs_is_found_wherever_it_is_mounted(tmp_path: Path) -> None:
+    place = tmp_path / "somewhere"
+    (place / "events" / "sched").mkdir(parents=True)
+    rows = f"proc /proc proc rw 0 0\ntracefs {tmp_path} tracefs rw 0 0\ntracefs {place} tracefs rw 0 0\n"
+    assert perf_events.mounted(rows) == [place]
+
+
+def test_the_kernels_options_are_read_where_a_distribution_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = tmp_path / "config.gz"
+    packed.write_bytes(gzip.compress(b"CONFIG_UPROBES=y\n# CONFIG_FTRACE_SYSCALLS is not set\n"))
+    monkeypatch.setattr(features, "CONFIGS", (str(packed),))
+    features.kernel_config.cache_clear()
+    assert features.option_state("CONFIG_UPROBES") == "CONFIG_UPROBES=y"
+    assert features.option_state("CONFIG_FTRACE_SYSCALLS") == "CONFIG_FTRACE_SYSCALLS is not set"
+    monkeypatch.setattr(features, "CONFIGS", ())
+    features.kernel_config.cache_clear()
+    assert features.option_state("CONFIG_UPROBES") == "CONFIG_UPROBES"
+    features.kernel_config.cache_clear()
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -15,6 +15,7 @@ from tracer.control.qos import Quality
 from tracer.control.status import Reading
 from tracer.control.switching import Switch
 from tracer.engines import Engine
+from tracer.errors import RequirementError
 from tracer.kernel.accounting import Accounting
 from tracer.kernel.features import has_ring_buffers, option_state
 from tracer.kernel.libbpf import Kernel
@@ -136,6 +137,8 @@ class Session:
             self.options.engines, self.options.functions = [], []
             self.options.levels &= KERNEL_LEVELS
             option = option_state("CONFIG_UPROBE_EVENTS")
+            if not self.options.levels:
+                raise RequirementError(f"this kernel has no uprobes ({option}), which these levels need: it offers sched and io")
             missing.append(f"this kernel has no uprobes ({option}): no engine is seen, levels sched and io alone are recorded")
         return missing
 

@@ -123,7 +123,7 @@ def _system_calls() -> Check:
 
 
 OPTIONAL_EVENTS = (
-    ("filemap", "mm_filemap_fault", "when a fault of a file begins (level io)", "Linux 6.13 or newer; it is inferred without"),
+    ("filemap", "mm_filemap_fault", "when a fault of a file begins (level io)", "Linux 6.12 or newer; it is inferred without"),
     ("block", "block_rq_issue", "block requests (level io)", "a kernel with CONFIG_BLOCK=y and block tracepoints"),
     ("sched", "sched_switch", "level sched", "a kernel with CONFIG_SCHED_TRACER or CONFIG_EVENT_TRACING"),
 )

@@ -222,9 +222,11 @@ def headers() -> Path | None:
 
 def other_ways() -> str:
     """What to do on a kernel without BTF."""
+    file = "give --btf FILE with its types (docs/kernels.md)"
     if headers():
-        return "use --loader bcc"
-    return f"it has no headers either: install linux-headers-{platform.release()} and use --loader bcc, or boot a kernel with BTF"
+        return f"{file}, or use --loader bcc"
+    install = f"install linux-headers-{platform.release()} and use --loader bcc"
+    return f"it has no headers either: {file}, or {install}, or boot a kernel with BTF"
 
 
 def task_offsets(btf_file: Path | None = None) -> list[str]:

@@ -64,12 +64,17 @@ def set_aside(fd: int) -> int:
 
 @cache
 def tracefs() -> Path:
-    """Where tracefs is mounted; it is mounted at its standard place where it is at none."""
-    rows = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    places = [Path(row[1]) for row in rows if row[2] == "tracefs" and os.path.isdir(f"{row[1]}/events")]
-    if TRACEFS not in places and not places and os.geteuid() == 0:
+    """Where tracefs is mounted; root mounts it at its standard place where it is at none."""
+    places = mounted(Path("/proc/self/mounts").read_text())
+    if not places and os.geteuid() == 0:
         libc.mount(b"tracefs", bytes(TRACEFS), b"tracefs", 0, None)
     return TRACEFS if TRACEFS in places or not places else places[0]
+
+
+def mounted(table: str) -> list[Path]:
+    """Where a table of mounts has a tracefs that can be looked into."""
+    rows = [line.split() for line in table.splitlines()]
+    return [Path(row[1]) for row in rows if row[2] == "tracefs" and os.path.isdir(f"{row[1]}/events")]
 
 
 def has_tracepoint(category: str, name: str) -> bool:
