@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import json
 import os
 import platform
 import shutil
@@ -187,6 +188,22 @@ def test_the_kernels_options_are_read_where_a_distribution_keeps_them(tmp_path: 
     features.kernel_config.cache_clear()
     assert features.option_state("CONFIG_UPROBES") == "CONFIG_UPROBES"
     features.kernel_config.cache_clear()
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+def test_root_without_capabilities_is_told_so_and_not_that_something_is_missing(tmp_path: Path) -> None:
+    bare = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", sys.executable, "-m", "tracer"]
+    run = subprocess.run(
+        [*bare, "run", "-o", str(tmp_path / "run"), "--", "true"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert "lacks CAP_BPF and CAP_PERFMON" in run.stderr
+    doctor = subprocess.run([*bare, "doctor", "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    checks = {check["name"]: check for check in json.loads(doctor.stdout)}
+    assert doctor.returncode == 1
+    assert checks["kernel BTF"]["ok"] and checks["uprobes"]["ok"]
+    assert "CAP_BPF" in checks["nothing forbids BPF"]["seen"]
 
 
 def write(folder: Path, name: str, text: str) -> Path:

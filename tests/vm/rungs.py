@@ -49,7 +49,8 @@ def steps() -> tuple[bool, str]:
     source, sites = ROOT / "tests" / "programs" / "usdt_calls.c", ROOT / "runtime" / "telemetry"
     flags = ["-rdynamic", f"-L{sites}", "-l:_probes.so", f"-Wl,-rpath,{sites},--allow-shlib-undefined,-z,lazy"]
     subprocess.run(["gcc", "-O2", "-o", str(program), str(source), *flags], check=True)
-    done = command("-m", "tracer", "run", "--no-views", "-o", str(OUT / "steps"), "--", str(program), str(CALLS))
+    options = ["--no-views", "--engine", "moescope", "-o", str(OUT / "steps")]
+    done = command("-m", "tracer", "run", *options, "--", str(program), str(CALLS))
     print(done.stderr[-2000:], flush=True)
     run = Recording(OUT / "steps")
     hits = Counter({row["program"]: row["hits"] for row in run.manifest["probes"] if row["engine"] == "moescope"})

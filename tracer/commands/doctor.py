@@ -18,7 +18,7 @@ from tracer.kernel.features import option_state
 from tracer.kernel.libbpf import BpfObject, Kernel
 from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.probes.calibration import measure
-from tracer.probes.denials import lockdown
+from tracer.probes.denials import denials, lockdown, selinux_enforces
 from tracer.probes.perf_events import SYSCALL, TRACEFS, has_tracepoint, tracefs
 from tracer.probes.uprobes import UPROBE, has_uprobes
 from tracer.recording.paths import BPF_OBJECTS, BUILD, CALIBRATION, ROOT
@@ -88,6 +88,14 @@ def _root() -> Check:
 def _architecture() -> Check:
     name = platform.machine()
     return Check("architecture", "everything", True, name in SYSCALL, name, "x86_64 or aarch64 is needed")
+
+
+def _permitted() -> Check:
+    """Rules that refuse what the kernel offers; a requirement that fails for one of these is not missing."""
+    against = list(denials())
+    enforces = "enforcing" if selinux_enforces() else "not enforcing"
+    seen = "; ".join(against) or f"lockdown {lockdown() or 'none'}, SELinux {enforces}"
+    return Check("nothing forbids BPF", "everything", False, not against, seen, "; ".join(against) or "nothing to do")
 
 
 def _btf() -> Check:
@@ -242,6 +250,7 @@ def _program(name: str, purpose: str, remedy: str) -> Check:
 CHECKS: list[Callable[[], Check]] = [
     _architecture,
     _root,
+    _permitted,
     _btf,
     _uprobes,
     _tracefs,

@@ -13,10 +13,11 @@ def why_denied(code: int) -> str:
     """What on this machine forbids BPF or probes to a process that is root, in words; empty where nothing is known to."""
     if code not in (errno.EPERM, errno.EACCES):
         return ""
-    return "; ".join(_denials()) or "a seccomp filter, a security module or a container forbids it"
+    return "; ".join(denials()) or "a seccomp filter, a security module or a container forbids it"
 
 
-def _denials() -> Iterator[str]:
+def denials() -> Iterator[str]:
+    """Whatever of this machine's rules may forbid BPF, with the remedy."""
     mode = lockdown()
     if mode == "confidentiality":
         yield f"the kernel is locked down ({LOCKDOWN}: {mode}), which forbids reading its memory: boot with lockdown=integrity"
