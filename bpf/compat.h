@@ -171,7 +171,7 @@ struct trace_event_raw_block_rq_completion {
 	int error;
 } RELOCATED;
 
-/* Until Linux 5.18 (`block: introduce block_rq_error tracepoint`) the record of completed requests was called so. */
+/* Until Linux 5.18 (d5869fdc189f `block: introduce block_rq_error tracepoint`) the record of completed requests was called so. */
 struct trace_event_raw_block_rq_complete {
 	u32 dev;
 	u64 sector;

@@ -26,7 +26,7 @@ class Offered:
 def offered(lib: ctypes.CDLL) -> Offered:
     """What this kernel has."""
     return Offered(
-        # Linux 5.11: 3ca1032ab7ab "bpf: Implement bpf_get_current_task_btf() helper"; its result is typed by the kernel's BTF
+        # Linux 5.11: 3ca1032ab7ab "bpf: Implement get_current_task_btf and RET_PTR_TO_BTF_ID"; typed by the kernel's BTF
         task_btf=VMLINUX.exists() and lib.libbpf_probe_bpf_helper(KPROBE_TYPE, CURRENT_TASK_BTF, None) == 1,
         # Linux 5.15: 7adfc6c9b315 "bpf: Add bpf_get_attach_cookie() BPF helper to access bpf_cookie value"
         cookies=lib.libbpf_probe_bpf_helper(KPROBE_TYPE, ATTACH_COOKIE, None) == 1,
