@@ -307,9 +307,9 @@ static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 		u64 value = frame_word(ctx, words, i);
 		u64 at = head.nodes + 8ULL * (u32)value;
 
-		here |= (read_u64(at) == t->tensor) << i;
-		before |= (read_u64(at - 8) == t->tensor) << i;
-		graph |= (value == t->graph) << i;
+		here |= (u32)(read_u64(at) == t->tensor) << i;
+		before |= (u32)(read_u64(at - 8) == t->tensor) << i;
+		graph |= (u32)(value == t->graph) << i;
 	}
 	t->here = here;
 	t->before = before;
