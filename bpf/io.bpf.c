@@ -395,13 +395,23 @@ TRACEPOINT(block, block_rq_issue)
 	return 0;
 }
 
-#define COMPLETED(ctx, field, type)                                                                                    \
-	(HAS_RECORD(block_rq_completion) ? READ_NOW(FIELD(ctx, block_rq_completion, field, type)) :                    \
-					   READ_NOW(FIELD(ctx, block_rq_complete, field, type)))
+/* Which request is complete, and with which error. READ_NOW keeps the compiler from making one read of the two ways. */
+static INLINE struct request_key completed(void *ctx, s32 *error)
+{
+	if (HAS_RECORD(block_rq_completion)) {
+		*error = READ_NOW(FIELD(ctx, block_rq_completion, error, s32));
+		return request_at(READ_NOW(FIELD(ctx, block_rq_completion, dev, u32)),
+				  READ_NOW(FIELD(ctx, block_rq_completion, sector, u64)));
+	}
+	*error = READ_NOW(FIELD(ctx, block_rq_complete, error, s32));
+	return request_at(READ_NOW(FIELD(ctx, block_rq_complete, dev, u32)),
+			  READ_NOW(FIELD(ctx, block_rq_complete, sector, u64)));
+}
 
 TRACEPOINT(block, block_rq_complete)
 {
-	struct request_key key = request_at(COMPLETED(ctx, dev, u32), COMPLETED(ctx, sector, u64));
+	s32 error;
+	struct request_key key = completed(ctx, &error);
 	struct request *known = map_lookup(MAP(requests), &key), owner;
 	RECORD(rec_block_done, r);
 
@@ -415,7 +425,7 @@ TRACEPOINT(block, block_rq_complete)
 	r->h.tid = owner.tid;
 	r->sector = key.sector;
 	r->dev = key.dev;
-	r->error = COMPLETED(ctx, error, s32);
+	r->error = error;
 	r->pad[0] = r->pad[1] = 0;
 	submit(ctx, r);
 	return 0;

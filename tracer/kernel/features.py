@@ -9,7 +9,7 @@ from functools import cache
 
 from tracer.kernel.btf import VMLINUX
 
-KPROBE_TYPE, TRACEPOINT_TYPE = 2, 5
+KPROBE_TYPE = 2
 RINGBUF_MAP = 27
 CURRENT_TASK_BTF, ATTACH_COOKIE = 158, 174  # numbers of helpers
 CONFIGS = ("/proc/config.gz", "/boot/config-{0}", "/lib/modules/{0}/config", "/lib/modules/{0}/build/.config")

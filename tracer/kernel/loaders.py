@@ -84,7 +84,7 @@ class LibbpfLoader:
         if not (btf or VMLINUX).exists():
             raise RequirementError(f"this kernel has no BTF ({btf or VMLINUX}), which the default loader needs; {other_ways()}")
         self.refused: dict[str, str] = {}  # program → what the kernel said against it
-        self.copies: list[int] = []
+        self.copies: dict[tuple[str, int], int] = {}  # (program, cookie) → descriptor of the copy that has it inside
         self.object = self._load(kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {}, wanted, btf)
 
     def _load(self, kernel: Kernel, path: Path, ring_bytes: dict[str, int], wanted: set[str], btf: Path | None) -> BpfObject:
@@ -120,12 +120,13 @@ class LibbpfLoader:
         """(descriptor of a program, cookie to attach it with): without cookies in this kernel, of a copy that has it inside."""
         if not cookie or self.object.kernel.offered.cookies:
             return self.program_fd(name), cookie
-        self.copies.append(self.object.copy_with_cookie(name, cookie))
-        return self.copies[-1], 0
+        if (name, cookie) not in self.copies:
+            self.copies[name, cookie] = self.object.copy_with_cookie(name, cookie)
+        return self.copies[name, cookie], 0
 
     def close(self) -> None:
         """Free what was loaded."""
-        for fd in self.copies:
+        for fd in self.copies.values():
             os.close(fd)
         self.copies.clear()
         self.object.close()
@@ -144,7 +145,7 @@ class BccLoader(LibbpfLoader):
             raise RequirementError(
                 f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`"
             )
-        self.refused, self.copies = {}, []
+        self.refused, self.copies = {}, {}
         self.object = open_object(kernel, MAPS_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
         self.object.load(set())
         flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets(btf), *tracepoint_offsets()]
