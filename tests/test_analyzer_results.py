@@ -290,7 +290,7 @@ def test_tables_query_experts_and_dag_answer_in_json(tmp_path, capsys):
 def test_errors_are_one_line_and_exit_code_2(tmp_path, capsys, words):
     folder = runtime().write(tmp_path)
     code, _, err = run(capsys, *(folder if word == "RUN" else word for word in words))
-    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+    assert code == 2 and err.startswith("analyzer: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

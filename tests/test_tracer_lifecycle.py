@@ -233,7 +233,7 @@ def test_an_existing_recording_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_without_root_one_line_says_how(tmp_path: Path) -> None:
-    script = "import os, sys; import tracer.__main__ as program; import tracer.command_line, tracer.commands.run\n"
+    script = "import os, sys; import tracer.__main__ as program; import tracer.commands.run\n"
     script += "os.setuid(65534); sys.argv = ['tracer', 'run', '--', 'true']; sys.exit(program.main())"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2

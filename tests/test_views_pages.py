@@ -297,7 +297,7 @@ def test_the_server_gives_the_trace_to_the_ui_s_origin_alone_and_nothing_else(tm
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main([word.format(tmp_path) for word in words]) == 2
     told = capsys.readouterr().err.strip()
-    assert told.startswith("error: ") and "\n" not in told and "manifest.json" in told
+    assert told.startswith("views: ") and "\n" not in told and "manifest.json" in told
 
 
 def test_a_crashed_empty_recording_can_still_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

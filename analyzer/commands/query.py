@@ -13,29 +13,27 @@ examples:
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow
-from rich.console import Console
-from rich.table import Table
 
-from analyzer.commands._show import PLAIN_WIDTH
 from analyzer.errors import AnalysisError
 from analyzer.questions.derived import DERIVED
 from analyzer.records.schema import TABLES
 from analyzer.tables.store import load
+from moescope.arguments import add_json, add_run
+from moescope.terminal import console, grid
 
 SHOWN = 200
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+    add_run(parser)
     parser.add_argument("sql", metavar="SQL", help="one statement")
-    parser.add_argument("--json", action="store_true", help="print all rows as JSON objects")
+    add_json(parser)
 
 
 def named_in(sql: str) -> list[str]:
@@ -67,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
         return 0
-    table = Table(*names, box=None, header_style="bold")
+    table = grid(*names, left=len(names), fold=True)
     for row in rows[:SHOWN]:
         table.add_row(*(f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row))
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    console.print(table)
+    screen = console(wide=True)
+    screen.print(table)
     if len(rows) > SHOWN:
-        console.print(f"{len(rows) - SHOWN} more rows: use LIMIT, or --json for all")
+        screen.print(f"{len(rows) - SHOWN} more rows: use LIMIT, or --json for all")
     return 0

@@ -12,13 +12,13 @@ from analyzer.compare import structure as structures
 from analyzer.compare.closure import Waterfall, waterfall
 from analyzer.compare.metrics import DIMS
 from analyzer.compare.results import Result, matrices
-from analyzer.compare.verdict_text import conclude, in_turns
+from analyzer.compare.verdict_text import conclude, direction, in_turns
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
 from analyzer.questions import changepoints
 
 PHASES = ("prefill", "decode")
-FIGURES = ("base", "cand", "at_pace", "ratio", "low", "high", "p", "threshold", "share")
-SAID = ("unit", "better", "label", "verdict", "more_runs", "n_base", "n_cand", "paced")
+FIGURES = ("base", "cand", "change", "at_pace", "ratio", "low", "high", "p", "threshold", "share")
+SAID = ("unit", "better", "label", "verdict", "more_runs", "more_runs_known", "n_base", "n_cand", "paced")
 SHOWN_METRICS = 600
 VALUES_SHOWN = 200
 
@@ -51,7 +51,7 @@ def compare(
     judged, a, b = judge_apart(dims, a, b, rules)
     structure, drift = structures.changes(base, cand), structures.drift(base, cand)
     unlike = environment.differences([r.environment for r in base], [r.environment for r in cand])
-    words = conclude(judged, falls, structure, drift, unlike) + in_turns(*times)
+    words = conclude(judged, falls, structure, drift, unlike, rules.practical) + in_turns(*times)
     return Comparison(base, cand, rules, judged, falls, structure, drift, unlike, (a, b), words)
 
 
@@ -71,6 +71,7 @@ def document(result: Comparison) -> dict[str, Any]:
         {
             **{name: row[name] for name in (*DIMS, *SAID)},
             **{name: finite(row[name]) for name in FIGURES},
+            "direction": direction(row),
             "runs": [[finite(v) for v in side[:VALUES_SHOWN, i]] for side in result.values],
         }
         for row, i in zip(rows.to_dict("records"), where.tolist(), strict=True)

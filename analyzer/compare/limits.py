@@ -54,6 +54,10 @@ def _broken_by(document: dict[str, Any], limit: Limit) -> list[str]:
 
 
 def cost(metric: dict[str, Any]) -> float:
-    """How much worse a metric is, as a share: 0.05 for 5 % more of what should be low, or 5 % less of what should be high."""
-    ratio = metric["ratio"] if metric["ratio"] is not None else 1.0
-    return float(ratio - 1 if metric["better"] == "lower" else 1 - ratio)
+    """How much worse a metric is, as a share: 0.05 for 5 % more of what should be low, or 5 % less of what should be high.
+
+    From 0 it is infinitely worse.
+    """
+    if metric["ratio"] is None:
+        return float("inf")
+    return float(metric["ratio"] - 1 if metric["better"] == "lower" else 1 - metric["ratio"])

@@ -1,6 +1,6 @@
 """What the parts of a step cost: fitted to a recording of this machine, or from a model's roofline on a device profile."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ CHUNKED = ("attention", "router", "dispatch")
 SAME_EVERYWHERE = ("attention", "router", "combine")
 """Decoded work that no setting changes: by it recordings are brought to one pace."""
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)

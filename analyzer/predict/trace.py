@@ -1,5 +1,6 @@
 """A recorded routing trace: which experts every row of every step chose, layer by layer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,7 +45,7 @@ class Trace:
         return int(self.steps[0].routes[0].shape[1])
 
 
-def from_tables(tables: dict[str, pd.DataFrame]) -> Trace:
+def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
     """The trace in a recording's tables `routes` and `tokens`; steps that miss a part of their routes are left out."""
     routes, tokens = tables["routes"], tables["tokens"].set_index("token_id")
     known = routes[routes["token_id"].isin(tokens.index)]
@@ -66,7 +67,7 @@ def from_tables(tables: dict[str, pd.DataFrame]) -> Trace:
     return Trace(tuple(steps), int(known["expert"].max()) + 1)
 
 
-def _asked(tables: dict[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
+def _asked(tables: Mapping[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
     """Step → layer in which loads ahead began → what they brought, layers by their place in `layers`."""
     loads = tables["loads"]
     ahead = loads[(loads["action"] == "load") & (loads["reason"] == "prefetch") & loads["layer"].isin(layers)]

@@ -6,7 +6,7 @@ layers: one cache of (layer, expert) pairs. Only some groups may count, a phase'
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import pandas as pd
 
 from analyzer.questions.experts import activations
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)

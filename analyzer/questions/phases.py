@@ -4,6 +4,7 @@ A gap is time of a token in which no thread works on any of its operators or loa
 the NPU's execution, a load, or the state of the token's own thread.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,8 @@ import pandas as pd
 
 from analyzer.questions.groups import GROUPS, group_times, working
 from analyzer.records.intervals import Intervals, overlaps, uncovered
-from analyzer.records.schema import reads
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 CAUSE_OF_STATE = {
     "running": "host",
     "runnable": "scheduling",
@@ -132,7 +132,7 @@ def by_cause(rows: pd.DataFrame, tokens: pd.Index) -> pd.DataFrame:
     """ns of the gaps of each cause in each token."""
     place, spent = tokens.get_indexer(rows["token_id"]), {}
     for cause in CAUSES:
-        mine = reads(rows["cause"], cause) & (place >= 0)
+        mine = (rows["cause"] == cause).to_numpy() & (place >= 0)
         spent[cause] = np.bincount(place[mine], rows["duration_ns"].to_numpy()[mine], len(tokens))
     return pd.DataFrame(spent, index=tokens, dtype=np.float64)
 

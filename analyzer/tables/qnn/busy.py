@@ -4,19 +4,20 @@ The NPU counts as busy from a graphExecute to its return (or to the notice of it
 busy while a thread of the program runs that is not in an execution itself and is none of the emulator's own.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.records import time_sets
-from analyzer.records.schema import conform, empty, reads
+from analyzer.records.schema import conform, empty
 from analyzer.records.spans import NONE, latest
 from analyzer.records.time_sets import TimeSet
 
 EMULATOR_THREADS = r"thr_h[vml]x_"
 STATES = ("running", "runnable", "sleeping", "waiting")
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 def spans_of(frame: pd.DataFrame) -> TimeSet:
@@ -44,7 +45,7 @@ def gaps_of(runs: pd.DataFrame, states: pd.DataFrame, operators: pd.DataFrame) -
     frame = pd.DataFrame({"begin_ns": begin, "end_ns": end, "duration_ns": end - begin, "pid": after["pid"].to_numpy()})
     frame["tid"], frame["execute_id"] = after["tid"].to_numpy(), after["execute_id"].to_numpy()
     tid, pid, opened, closed = (states[name].to_numpy() for name in ("tid", "pid", "begin_ns", "end_ns"))
-    in_state = {state: reads(states["state"], state) for state in STATES}
+    in_state = {state: (states["state"] == state).to_numpy() for state in STATES}
     threads = frame.groupby("tid").indices
     for state, those in in_state.items():
         spent = np.zeros(len(frame), np.int64)
@@ -71,7 +72,7 @@ def cpu_busy(tables: Tables, pid: int) -> TimeSet:
     """When the program's own work ran on a CPU."""
     states, names = tables["thread_states"], tables["threads"]
     emulator = names[names["name"].str.match(EMULATOR_THREADS)]["tid"]
-    running = reads(states["state"], "running") & (states["pid"] == pid).to_numpy()
+    running = ((states["state"] == "running") & (states["pid"] == pid)).to_numpy()
     mine = states[running & ~states["tid"].isin(emulator).to_numpy()]
     executes, parts = tables["qnn_executes"], []
     for tid, rows in mine.groupby("tid"):
