@@ -17,7 +17,6 @@ def test_what_rungs_say_is_found_between_what_else_a_console_prints() -> None:
     assert results(printed) == [{"rung": "programs", "ok": True, "seen": "142 of 142"}]
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(bool(lacking(QUICK)), reason=lacking(QUICK))
 def test_a_guest_of_an_older_kernel_takes_every_program_and_counts_every_call() -> None:
     rows = climb(QUICK, ("programs", "steps"), echo=False)
