@@ -15,7 +15,7 @@ APT := clang libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-v
 
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 
-.PHONY: run test test-vm lint setup build bpf native headers doctor clean
+.PHONY: run test test-vm lint results setup build bpf native headers doctor clean
 
 run: setup
 	@echo "== tracing the bundled demo"
@@ -39,6 +39,10 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# docs/results.md from what benchmarks kept in benchmarks/results.
+results: setup
+	$(PY) -m benchmarks.render
 
 setup: build/.apt build/.pip build headers
 

@@ -23,6 +23,8 @@ COMMANDS = {
     "predict": "what a step should take on a device, from a model's config",
     "simulate": "replay recorded routes with other settings or on another device",
     "steps": "decode steps predicted from the ones before them",
+    "kernels": "what kernels cost by shape: train, predict, fusion",
+    "quantization": "what a quantized model gained in speed against what it lost",
     "prompts": "a subset of prompts with the whole's token lengths",
     "device": "device profiles: list, show, measure this machine",
     "compare": "what changed between two groups of runs, and how sure that is",
@@ -33,5 +35,6 @@ main = ROOM.main
 
 if __name__ == "__main__":
     code = main()
-    gc.freeze()  # spares the last collections, which with pandas loaded take a fifth of a second
+    if "duckdb" not in sys.modules:  # which says what it had to leave behind
+        gc.freeze()  # spares the last collections, which with pandas loaded take a fifth of a second
     sys.exit(code)

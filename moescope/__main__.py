@@ -17,7 +17,7 @@ GROUPS = {
     "Read": "summary findings phases trends threads experts npu roofline fidelity dag tables query import-qnn",
     "Look": "open top report profdag trace write queries export",
     "Compare": "compare compare-commands history regression",
-    "Predict": "predict simulate pareto steps device ceilings prompts",
+    "Predict": "predict simulate pareto steps kernels quantization device ceilings prompts",
     "Runtime": "generate chat bench convert tune train-predictor inspect demo-model",
 }
 

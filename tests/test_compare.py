@@ -20,10 +20,10 @@ from analyzer.compare.metrics import Facts, extract, routing
 from analyzer.compare.results import CompareError, Result, save
 from analyzer.compare.results import read as read_results
 from analyzer.compare.verdict_text import figure, percent
-from tests import tables_fixture as fixture
-from tests.planting import Tables, cold, displaced, slowed, split, warped
 from views.regression import metrics as regression_table
 from views.regression import write_regression
+from workloads import tables_fixture as fixture
+from workloads.planting import Tables, cold, displaced, slowed, split, warped
 
 HOSTILE = '</script><img src=x onerror="document.pwned=1">|\u0001`'
 

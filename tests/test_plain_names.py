@@ -16,7 +16,7 @@ from analyzer.tables.store import fingerprint, write
 from moescope.__main__ import main
 from moescope.plain import one_line, plain_lines, plain_text
 from moescope.terminal import PlainConsole, grid, words
-from tests import tables_fixture as fixture
+from workloads import tables_fixture as fixture
 
 HOSTILE = "[red]x[/red]\x1b[2J\x9b1m:smile:\r\n\u202e[/]\\"
 SHOWN = r"[red]x[/red]\x1b[2J\x9b1m:smile:\r\n\u202e[/]" + "\\"

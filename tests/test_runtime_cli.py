@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from runtime import MoE
 from runtime.__main__ import main
 from runtime.chat import prompt_of
-from runtime.package.convert import Target, convert
+from runtime.package.convert import PackageFormat, convert
 from runtime.package.demo_model import write_demo_model
 from runtime.package.layout import sha256
 from tests.runtime_models import PROMPT, shard
@@ -188,7 +188,7 @@ def test_a_package_of_an_older_format_asks_to_be_converted_again(
 
 
 def test_every_expert_is_one_aligned_read_that_matches_its_hash(demo: Path, tmp_path: Path) -> None:
-    package = convert(demo, tmp_path / "package", None, Target(backend="cpu", bits=4))
+    package = convert(demo, tmp_path / "package", None, PackageFormat(backend="cpu", bits=4))
     hashes = package.manifest["experts"]["layers"]
     for layer in range(package.family.layers):
         for expert in range(package.family.experts):

@@ -19,7 +19,7 @@ from tracer.kernel.perf_buffer import DATA_HEAD, DATA_TAIL, PAGE, RAW_OFFSET, RE
 from tracer.recording.drain import BUSY_SHARE, IDLE_SHARE, QUICK_S, SLOW_S, WATCHFUL_S, Pace
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
 
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 THROTTLE = 5
 Item = tuple[str, int]
 

@@ -25,8 +25,8 @@ from tracer.probes import denials, perf_events
 from tracer.recording.format import Recording
 from tracer.recording.paths import BPF_OBJECT
 
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
-ALTERED = str(ROOT / "tests" / "programs" / "altered_tracer.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
+ALTERED = str(ROOT / "workloads" / "programs" / "altered_tracer.py")
 # A program under the name of one of ours that reads memory through a number, which no verifier lets pass.
 REFUSED = """
 BARE_UPROBE(moescope_token_end)
@@ -125,7 +125,7 @@ def test_libraries_are_noticed_where_there_are_no_events_of_single_system_calls(
 @pytest.mark.needs("probes")
 def test_named_functions_are_told_apart_where_probes_have_no_cookies(tmp_path: Path) -> None:
     program, declared = tmp_path / "named", tmp_path / "my.toml"
-    source = ROOT / "tests" / "programs" / "named.c"
+    source = ROOT / "workloads" / "programs" / "named.c"
     subprocess.run(["cc", "-O2", "-fno-ipa-ra", "-o", str(program), str(source)], check=True)
     declared.write_text(DECLARED.format(library=str(program)))
     calls = {}

@@ -15,13 +15,13 @@ import pytest
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tests.truth import changed_sites
 from tracer.recording.format import Recording
+from workloads.attach_cycles import changed_sites
 
 pytestmark = pytest.mark.needs("probes")
 STEPS_LONG = 100_000  # of 10 ms: until the test has seen what it wants, however busy the machine
 PATIENCE_S = 120
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 
 
 class Traced:

@@ -21,7 +21,7 @@ from tracer.config import options
 from tracer.control.status import Reading, describe
 from tracer.recording.format import Recording
 
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 ENV = {"PYTHONPATH": str(ROOT)}
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.host_time import HostTime
 from tests.conftest import ROOT, begin_trace, manifest_when
 from tests.truth import skip_where_stolen
 from tracer.control.qos import HOLD_NS, LONGEST_HOLD_NS, Controller, Explanation
@@ -22,8 +21,9 @@ from tracer.probes.attach import Attachments
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, Recording, dtype_from_json
 from tracer.recording.paths import invoking_user
 from tracer.recording.tokens import STEP, Misses
+from workloads.host_time import HostTime
 
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 MIN_TPS = 10.0
 LEVELS = {"sched": 5.0, "operator": 9.0, "expert": 3.0}
 

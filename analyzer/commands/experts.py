@@ -5,6 +5,7 @@ examples:
   python -m analyzer experts RUN --phase decode --json
   python -m analyzer experts RUN --curves                 hit rates of LRU, LFU and Belady's optimum by cache size
   python -m analyzer experts RUN --curves 8 16 64 --json
+  python -m analyzer experts RUN --curves --policies lru lfru belady_without_bypass      as the runtime's cache would do
 """
 
 import argparse
@@ -32,6 +33,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="show hit rates by cache size, in experts (default: eighths of all)",
     )
+    parser.add_argument(
+        "--policies",
+        metavar="NAME",
+        nargs="+",
+        choices=tuple(cache_curves.POLICIES),
+        default=cache_curves.SHOWN,
+        help=f"eviction policies of --curves: {', '.join(cache_curves.POLICIES)} (default: {' '.join(cache_curves.SHOWN)})",
+    )
     add_json(parser)
 
 
@@ -53,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the layers."""
     tables = load(args.run_dir)
     rows = layers(tables, args.phase)
-    found = cache_curves.curves(tables, args.curves or None, args.phase) if args.curves is not None else None
+    found = cache_curves.curves(tables, args.curves or None, args.phase, args.policies) if args.curves is not None else None
     if args.json:
         print(as_json(everything(tables, rows, args.phase) | ({"curves": found} if found is not None else {})))
         return 0

@@ -88,3 +88,25 @@ def _asked(tables: Mapping[str, pd.DataFrame], layers: np.ndarray) -> dict[int, 
     ):
         found.setdefault(number, {}).setdefault(layer, []).append((target, expert))
     return found
+
+
+class Followers:
+    """Experts of the next layer from those of this one: how often they followed each other so far in the trace."""
+
+    def __init__(self, layers: int, experts: int):
+        self._followed = np.zeros((layers, experts, experts))
+        self._seen = np.zeros((layers, experts))
+
+    def probabilities(self, layer: int, chosen: np.ndarray) -> np.ndarray:
+        """Share of the time [experts] that layer + 1 used each expert when `chosen` ran in `layer`, averaged over `chosen`."""
+        used = np.unique(chosen)
+        seen = self._seen[layer, used][:, None]
+        return np.asarray(
+            np.divide(self._followed[layer, used], seen, where=seen > 0, out=np.zeros_like(self._followed[layer, used])).mean(0)
+        )
+
+    def learn(self, layer: int, chosen: np.ndarray, following: np.ndarray) -> None:
+        """Layer + 1 used `following`."""
+        used = np.unique(chosen)
+        self._seen[layer, used] += 1
+        self._followed[layer][np.ix_(used, np.unique(following))] += 1

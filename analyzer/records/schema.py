@@ -487,19 +487,27 @@ def _array(values: Any, column: Column) -> pyarrow.Array:
 
 def frame_of(table: pyarrow.Table) -> pd.DataFrame:
     """An Arrow table as pandas has it: numbers as they lie in memory, texts as objects that equal rows share."""
-    columns = {name: frame_column(column) for name, column in zip(table.column_names, table.columns, strict=True)}
-    return pd.DataFrame(columns, copy=False)
+    return framed({name: frame_column(column) for name, column in zip(table.column_names, table.columns, strict=True)})
+
+
+def framed(columns: dict[str, np.ndarray | pd.Series]) -> pd.DataFrame:
+    """The columns as a frame. Their names are objects: pandas' own kind of text is a conversion for every small frame."""
+    frame = pd.DataFrame(dict(enumerate(columns.values())), copy=False)
+    frame.columns = pd.Index(list(columns), dtype=object)
+    return frame
 
 
 def frame_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Series:
     """A column as pandas takes it without making strings of its own of every row."""
+    if column.num_chunks != 1:
+        column = pyarrow.chunked_array([column.unify_dictionaries().combine_chunks()])
+    whole = column.chunk(0)
     if pyarrow.types.is_dictionary(column.type):
-        whole = column.unify_dictionaries().combine_chunks()
         values = np.array([*whole.dictionary.to_pylist(), ""], object)
         return pd.Series(values[whole.indices.to_numpy()], dtype=object, copy=False)
     if pyarrow.types.is_list(column.type):
-        return pd.Series(column.to_pandas().to_numpy(object), dtype=object, copy=False)
-    return column.combine_chunks().to_numpy(zero_copy_only=False)
+        return pd.Series(whole.to_pandas().to_numpy(object), dtype=object, copy=False)
+    return whole.to_numpy(zero_copy_only=False)
 
 
 def declared_columns(table: str) -> tuple[Column, ...]:
@@ -514,7 +522,7 @@ def empty(table: str) -> pd.DataFrame:
 
 def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """`frame` with exactly the declared columns, order and dtypes; raises KeyError on a missing column."""
-    return pd.DataFrame({c.name: _column(frame[c.name], c.dtype) for c in declared_columns(table)}, copy=False)
+    return framed({c.name: _column(frame[c.name], c.dtype) for c in declared_columns(table)})
 
 
 def _column(values: Any, dtype: str) -> np.ndarray | pd.Series:

@@ -13,17 +13,13 @@ from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import Columns, arrow_table, conform, text
 from analyzer.records.spans import (
-    GREATEST,
-    KNOWN_SUM,
     NONE,
-    SUM,
     Nest,
     _joins,
     codes,
     distinct,
     first_of_runs,
     flat,
-    fold,
     latest,
     numbered,
     running_count,
@@ -130,18 +126,35 @@ def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
 def reduce_threads(ops: OpThreads, op_id: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
     """The numeric columns of each operator, of those of its threads; `first` is its first row."""
     n = len(first)
+    end, graph = ops.end[first], ops.graph[first]
+    np.maximum.at(end, op_id, ops.end)
+    np.maximum.at(graph, op_id, ops.graph)
     return {
         "begin_ns": ops.begin[first],  # rows come in order of begin
-        "end_ns": fold(GREATEST, op_id, ops.end, ops.end[first]),
+        "end_ns": end,
         "complete": np.bincount(op_id[~ops.complete], minlength=n) == 0,
         "n_threads": np.bincount(op_id, minlength=n),
-        "busy_ns": fold(SUM, op_id, ops.wait - ops.begin, np.zeros(n, np.int64)),
-        "wait_ns": fold(SUM, op_id, ops.end - ops.wait, np.zeros(n, np.int64)),
-        "maj_flt": fold(KNOWN_SUM, op_id, ops.maj_flt, np.full(n, NONE, np.int64)),
-        "min_flt": fold(KNOWN_SUM, op_id, ops.min_flt, np.full(n, NONE, np.int64)),
+        "busy_ns": total(op_id, ops.wait - ops.begin, n),
+        "wait_ns": total(op_id, ops.end - ops.wait, n),
+        "maj_flt": known_total(op_id, ops.maj_flt, n),
+        "min_flt": known_total(op_id, ops.min_flt, n),
         "token": ops.token[first],
-        "graph": fold(GREATEST, op_id, ops.graph, ops.graph[first]),
+        "graph": graph,
     }
+
+
+def total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
+    """The sum of each group's values."""
+    answer = np.zeros(groups, np.int64)
+    np.add.at(answer, group, values)
+    return answer
+
+
+def known_total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
+    """The sum of each group's known values (>= 0); -1 where none is."""
+    known = values >= 0
+    some = np.bincount(group[known], minlength=groups) > 0
+    return np.where(some, total(group[known], values[known], groups), NONE)
 
 
 def tensors(source: Source) -> pd.DataFrame:

@@ -12,8 +12,8 @@ from moescope.arguments import add_model
 from runtime.commands.generate import add_placement
 
 if TYPE_CHECKING:
+    from runtime.cache_rules.forms import Reason
     from runtime.moe import MoE
-    from runtime.telemetry.probes import Reason
 
 EXAMPLES = """examples:
   python -m runtime bench /models/qwen3-moe.package --threads 2
@@ -95,7 +95,8 @@ def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: i
     """One test: seeded token ids, a repetition to warm up, then the counted ones."""
     import numpy as np
 
-    from runtime.telemetry.probes import Phase, Reason
+    from runtime.cache_rules.forms import Reason
+    from runtime.telemetry.probes import Phase
 
     decoding, speeds = bool(generated), []
     run_once(model, prompt or 1, min(generated, 4) if decoding else 1)

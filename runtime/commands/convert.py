@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.package.convert import Target
+    from runtime.package.convert import PackageFormat
     from runtime.prepare.precompile import Shapes
 
 from moescope.plain import print_plain
@@ -60,10 +60,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, compile where asked to, and say what came out. A package that is up to date is kept."""
     from runtime.commands import show_progress
-    from runtime.package.convert import Target, convert, up_to_date
+    from runtime.package.convert import PackageFormat, convert, up_to_date
     from runtime.units import show_bytes
 
-    target = Target(args.backend, args.bits, args.block, not args.asymmetric, args.attention_bits, args.head_bits)
+    target = PackageFormat(args.backend, args.bits, args.block, not args.asymmetric, args.attention_bits, args.head_bits)
     shapes = _shapes(args, target)
     package = up_to_date(args.model, args.package, target)
     if package is None:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _shapes(args: argparse.Namespace, target: "Target") -> "Shapes | None":
+def _shapes(args: argparse.Namespace, target: "PackageFormat") -> "Shapes | None":
     """The shapes to compile now; raises before the conversion where they cannot be compiled."""
     given = {"chunk": args.chunk, "soc": args.soc, "layout": args.layout, "tiers": args.tiers, "contexts": args.context}
     if all(value is None for value in given.values()):

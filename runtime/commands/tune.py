@@ -89,7 +89,7 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
 
 def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
     """What placement `auto` makes of the table, a line each."""
-    from runtime.backends.graph import CPU, HTP
+    from runtime.cache_rules.forms import CPU, HTP
     from runtime.placement.costs import FlushByCost
 
     if not table.measured("expert", HTP):

@@ -44,7 +44,7 @@ def steps() -> tuple[bool, str]:
     from tracer.recording.format import Recording
 
     program = OUT / "usdt_calls"
-    source, sites = ROOT / "tests" / "programs" / "usdt_calls.c", ROOT / "runtime" / "telemetry"
+    source, sites = ROOT / "workloads" / "programs" / "usdt_calls.c", ROOT / "runtime" / "telemetry"
     flags = ["-rdynamic", f"-L{sites}", "-l:_probes.so", f"-Wl,-rpath,{sites},--allow-shlib-undefined,-z,lazy"]
     subprocess.run(["gcc", "-O2", "-o", str(program), str(source), *flags], check=True)
     options = ["--no-views", "--engine", "moescope", "-o", str(OUT / "steps")]
