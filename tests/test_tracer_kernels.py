@@ -24,6 +24,7 @@ from tracer.kernel.loaders import LibbpfLoader
 from tracer.probes import denials, perf_events
 from tracer.recording.format import Recording
 from tracer.recording.paths import BPF_OBJECT
+from workloads.compiling import compiled
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 ALTERED = str(ROOT / "workloads" / "programs" / "altered_tracer.py")
@@ -124,9 +125,7 @@ def test_libraries_are_noticed_where_there_are_no_events_of_single_system_calls(
 
 @pytest.mark.needs("probes")
 def test_named_functions_are_told_apart_where_probes_have_no_cookies(tmp_path: Path) -> None:
-    program, declared = tmp_path / "named", tmp_path / "my.toml"
-    source = ROOT / "workloads" / "programs" / "named.c"
-    subprocess.run(["cc", "-O2", "-fno-ipa-ra", "-o", str(program), str(source)], check=True)
+    program, declared = compiled(tmp_path / "named", "named.c", flags=("-fno-ipa-ra",)), tmp_path / "my.toml"
     declared.write_text(DECLARED.format(library=str(program)))
     calls = {}
     for name, ways in (("with", ()), ("without", ("--without-cookies",))):

@@ -42,11 +42,9 @@ def doctor() -> tuple[bool, str]:
 def steps() -> tuple[bool, str]:
     """A C program calls each of the runtime's sites so often; the tracer counts the same, in the kernel and in records."""
     from tracer.recording.format import Recording
+    from workloads.compiling import WITH_SITES, compiled
 
-    program = OUT / "usdt_calls"
-    source, sites = ROOT / "workloads" / "programs" / "usdt_calls.c", ROOT / "runtime" / "telemetry"
-    flags = ["-rdynamic", f"-L{sites}", "-l:_probes.so", f"-Wl,-rpath,{sites},--allow-shlib-undefined,-z,lazy"]
-    subprocess.run(["gcc", "-O2", "-o", str(program), str(source), *flags], check=True)
+    program = compiled(OUT / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)
     options = ["--no-views", "--engine", "moescope", "-o", str(OUT / "steps")]
     done = command("-m", "tracer", "run", *options, "--", str(program), str(CALLS))
     print(done.stderr[-2000:], flush=True)
