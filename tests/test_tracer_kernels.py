@@ -125,7 +125,7 @@ def test_libraries_are_noticed_where_there_are_no_events_of_single_system_calls(
 
 @pytest.mark.needs("probes")
 def test_named_functions_are_told_apart_where_probes_have_no_cookies(tmp_path: Path) -> None:
-    program, declared = compiled(tmp_path / "named", "named.c", flags=("-fno-ipa-ra",)), tmp_path / "my.toml"
+    program, declared = compiled(tmp_path / "named", "named.c", flags=("-fno-ipa-ra", "-Wno-error")), tmp_path / "my.toml"
     declared.write_text(DECLARED.format(library=str(program)))
     calls = {}
     for name, ways in (("with", ()), ("without", ("--without-cookies",))):
