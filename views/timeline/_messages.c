@@ -19,9 +19,10 @@ enum { VARINT_BYTES = 10, WORD = 8, CHUNK = 16, USUAL_BYTES = 24, MET = 4096 };
 enum { KEPT_COLUMN = 32 << 20, KEPT_MEMORY = 256 << 20 };
 enum { PACKET = 0x0a, TRACK_EVENT = 0x5a }; /* tags of Trace.packet and TracePacket.track_event */
 
-/* Bytes that grow. `aside`: this thread's state while it works without Python's lock, beside others. */
+/* Bytes that grow, and where they start. `aside`: this thread's state while it works without Python's lock, beside others. */
 struct out {
-	PyObject *bytes;
+	PyObject *bytes; /* a bytearray: Python's stable interface lets it grow */
+	uint8_t *start;
 	Py_ssize_t used, room;
 	PyThreadState *aside;
 };
@@ -44,10 +45,11 @@ static void grow(struct out *out, Py_ssize_t more)
 	if (!alone)
 		enter(out);
 	out->room = out->used + more + out->used / 2;
-	if (out->bytes)
-		_PyBytes_Resize(&out->bytes, out->room);
-	else
-		out->bytes = PyBytes_FromStringAndSize(NULL, out->room);
+	if (!out->bytes)
+		out->bytes = PyByteArray_FromStringAndSize(NULL, out->room);
+	else if (PyByteArray_Resize(out->bytes, out->room))
+		Py_CLEAR(out->bytes);
+	out->start = out->bytes ? (uint8_t *)PyByteArray_AsString(out->bytes) : NULL;
 	if (!alone)
 		leave(out);
 }
@@ -57,12 +59,12 @@ static uint8_t *reserve(struct out *out, Py_ssize_t more)
 {
 	if (out->room < out->used + more)
 		grow(out, more);
-	return out->bytes ? (uint8_t *)PyBytes_AS_STRING(out->bytes) + out->used : NULL;
+	return out->start ? out->start + out->used : NULL;
 }
 
 static void use(struct out *out, const uint8_t *end)
 {
-	out->used = end - (const uint8_t *)PyBytes_AS_STRING(out->bytes);
+	out->used = end - out->start;
 }
 
 /* What was written, or NULL where there was an error; `wrong` says which, if nothing has. */
@@ -70,10 +72,8 @@ static PyObject *finish(struct out *out, const char *wrong)
 {
 	if (wrong && !PyErr_Occurred())
 		PyErr_SetString(PyExc_IndexError, wrong);
-	if (PyErr_Occurred() || !reserve(out, 1))
+	if (PyErr_Occurred() || !reserve(out, 1) || PyByteArray_Resize(out->bytes, out->used))
 		Py_CLEAR(out->bytes);
-	else
-		_PyBytes_Resize(&out->bytes, out->used);
 	return out->bytes;
 }
 
