@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import tomllib
@@ -211,7 +212,7 @@ def copy_tree(guest: Guest, place: Path) -> None:
 def build(guest: Guest, place: Path) -> None:
     """Compile what is compiled, for the guest's architecture."""
     folder, machine = place / "build" / "cmake", MACHINES[guest.arch][3]
-    options = [f"-DPython_EXECUTABLE={sys.executable}"]
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={sysconfig.get_paths()['include']}"]
     if guest.arch != NATIVE:
         options.append(f"-DCMAKE_TOOLCHAIN_FILE={place}/cmake/{machine}-linux-gnu.cmake")
     run("cmake", "-S", place, "-B", folder, "-G", "Ninja", *options)
