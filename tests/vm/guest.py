@@ -19,7 +19,6 @@ import sysconfig
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,10 +99,10 @@ def lacking(guest: Guest) -> str:
 
 
 def mirrors() -> dict[bool, str]:
-    """The addresses of the machine's own Debian mirror: of the suites, and of their security updates."""
-    told = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages").stdout
-    uris = sorted(set(told.split()))
-    return {secure: next((uri for uri in uris if uri.rstrip("/").endswith("debian-security") == secure), "") for secure in (0, 1)}
+    """The addresses of the machine's own Debian mirror: of the suites (False), and of their security updates (True)."""
+    uris = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages").stdout.split()
+    ends = {False: "/debian", True: "/debian-security"}
+    return {secure: next((uri for uri in uris if uri.rstrip("/").endswith(end)), "") for secure, end in ends.items()}
 
 
 def apt_of(arch: str, name: str, suites: list[str]) -> Path:
@@ -128,7 +127,7 @@ def apt_of(arch: str, name: str, suites: list[str]) -> Path:
     return conf
 
 
-def unpack(packages: Iterator[Path] | list[Path], place: Path) -> None:
+def unpack(packages: list[Path], place: Path) -> None:
     """Lay Debian packages out in a folder, without running anything of theirs."""
     place.mkdir(parents=True, exist_ok=True)
     for package in packages:
