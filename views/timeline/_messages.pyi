@@ -4,7 +4,6 @@ import numpy as np
 
 from views.timeline.protobuf import Part, Step
 
-def codes(texts: np.ndarray, codes: np.ndarray) -> list[str]: ...
 def encode(steps: list[Step], offsets: np.ndarray) -> bytearray: ...
 def events(
     head: bytes,
