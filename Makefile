@@ -75,8 +75,8 @@ build/calibrate.so: tracer/probes/calibrate.c build/.apt
 runtime/telemetry/_probes.so: runtime/telemetry/_probes.c build/.pip
 	$(CC) -O3 -ffp-contract=off -Wall -fPIC -shared -fcf-protection=none -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
 
-runtime/backends/_blocks.so: runtime/backends/_blocks.c build/.apt
-	$(CC) -O3 -Wall -fPIC -shared -fvisibility=hidden -fno-math-errno -o $@ $<
+runtime/backends/_blocks.so: $(wildcard runtime/backends/kernels/*) build/.apt
+	$(CC) -O3 -Wall -fPIC -shared -fvisibility=hidden -fno-math-errno -ffp-contract=off -o $@ runtime/backends/kernels/*.c -lm
 
 views/timeline/_messages.so: views/timeline/_messages.c build/.pip
 	$(CC) -O2 -Wall -fPIC -shared -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
