@@ -13,7 +13,7 @@ DEBIAN_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,amd64)
 RUN ?= recordings/$(shell date +%Y%m%d-%H%M%S)
 APT := clang libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH) chromium chromium-driver bpftrace
 
-.PHONY: run test lint setup build bpf native headers doctor clean
+.PHONY: run test lint results setup build bpf native headers doctor clean
 
 run: setup
 	@echo "== tracing the bundled demo"
@@ -28,6 +28,10 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# docs/results.md from what benchmarks kept in benchmarks/results.
+results: setup
+	$(PY) -m benchmarks.render
 
 setup: build/.apt build/.pip build headers
 

@@ -1,7 +1,9 @@
 """What the analyzer cannot do with a recording, told in one line."""
 
+from moescope.errors import UserError
 
-class AnalysisError(Exception):
+
+class AnalysisError(UserError):
     """A question that this recording cannot answer; the message says why and what to do."""
 
 

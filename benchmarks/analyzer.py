@@ -1,15 +1,14 @@
 """Records per second from a recording to all tables on disk, and how much memory that takes: a synthetic llama.cpp decode.
 
-python benchmarks/analyzer.py [--records 1e6 1e7 1e8] [--repeats 3]
-python benchmarks/analyzer.py --run RUN [--repeats 3]      the same for a recording
-python benchmarks/analyzer.py --summary RUN                seconds of `analyzer summary RUN`: made of raw records, of tables, kept
+python -m benchmarks.analyzer [--records 1e6 1e7 1e8] [--rounds 3]
+python -m benchmarks.analyzer --run RUN [--rounds 3]      the same for a recording
+python -m benchmarks.analyzer --summary RUN               seconds of `analyzer summary RUN`: made of raw records, of tables, kept
 
 The synthetic one: 300 operators a token with structure on two threads, a router's choice for each of 25 layers, scheduling.
-Speed is told by CPU time (all threads, so that other processes do not count), imports apart; memory is the greatest resident
+Speed is by CPU time (all threads, so that other processes do not count), imports apart; memory is the greatest resident
 size of the process that does it alone. 1e8 records are 7 GB on disk, and as much again of tables.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -24,17 +23,17 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import extremes
+from tracer.recording.format import RING_HEADER_BYTES, STREAMS, write_manifest
+from workloads import ROOT
+from workloads.recordings import MAIN, WORKER, manifest, records
 
-from tests.recordings import MAIN, WORKER, manifest, records
-from tracer.recording.format import RING_HEADER_BYTES, write_manifest
-
-ROOT = Path(__file__).resolve().parent.parent
 OPS, LAYERS, OP_NS, BATCH = 300, 25, 1000, 32
 NO_SEQ = 2**64 - 1
 CHILD = """
 import json, resource, sys, time
-from analyzer.tables import row_counts
+from analyzer.tables.store import row_counts
 begun, start = time.process_time(), time.perf_counter()
 rows = row_counts(sys.argv[1])
 spent = time.process_time() - begun, time.perf_counter() - start
@@ -70,8 +69,8 @@ def batch() -> dict[str, np.ndarray]:
         parts.append((op[::20] + 500 + shift, "sched_switch", back))
     slots = np.concatenate([records(kind, len(ts), ts=ts, **fields) for ts, kind, fields in parts])
     order = np.argsort(np.concatenate([ts for ts, _, _ in parts]), kind="stable")
-    told = {"engine": 2, "layer": layer, "n_tokens": 1, "k": 4, "count": 4, "experts": chosen}
-    return {"events": slots[order], "details": records("route", len(routed), ts=routed, **told)}
+    fields = {"engine": 2, "layer": layer, "n_tokens": 1, "k": 4, "count": 4, "experts": chosen}
+    return {"events": slots[order], "details": records("route", len(routed), ts=routed, **fields)}
 
 
 def synthetic(folder: Path, wanted: int) -> int:
@@ -80,12 +79,12 @@ def synthetic(folder: Path, wanted: int) -> int:
     write_manifest(folder, json.loads(json.dumps(manifest())))
     parts, count, long = batch(), OPS, BATCH * (OPS + 2) * OP_NS
     names = np.arange(1, OPS + 1)
-    told = {"tensor": names * 64, "type": 1 + (names % (OPS // LAYERS) == 0) * 3, "dtype": 0}
+    fields = {"tensor": names * 64, "type": 1 + (names % (OPS // LAYERS) == 0) * 3, "dtype": 0}
     shape = {"ne": [[2048, 1, 1, 1]] * OPS, "n_sources": 2, "sources": [[(n - 1) * 64, n * 64 % 640] + [0] * 8 for n in names]}
     named = [
         f"{what}-{n % LAYERS}".encode() for n, what in zip(names, ("attn_norm", "ffn_moe_gate", "ffn_out") * OPS, strict=False)
     ]
-    tensors = records("tensor", OPS, engine=2, ts=999_999, name=named, **told, **shape)
+    tensors = records("tensor", OPS, engine=2, ts=999_999, name=named, **fields, **shape)
     with open(folder / "events.bin", "wb") as events, open(folder / "details.bin", "wb") as details:
         details.write(tensors.tobytes())
         for number in range(max(1, wanted // sum(map(len, parts.values())))):
@@ -97,23 +96,21 @@ def synthetic(folder: Path, wanted: int) -> int:
     return count
 
 
-def measured(run: Path, count: int, repeats: int) -> None:
-    """Make the tables `repeats` times, each in a process of its own."""
-    spent = []
-    for _ in range(repeats):
+def measured(run: Path, count: int, rounds: int, report: Report) -> None:
+    """Make the tables `rounds` times, each in a process of its own."""
+    runs = []
+    for _ in range(rounds):
         shutil.rmtree(run / "tables", ignore_errors=True)
-        told = subprocess.run([sys.executable, "-c", CHILD, str(run)], check=True, capture_output=True, text=True, cwd=ROOT)
-        spent.append(json.loads(told.stdout))
-    cpu, wall, memory = ([one[name] for one in spent] for name in ("cpu", "wall", "rss"))
-    print(
-        f"{count:,} records -> {spent[0]['rows']:,} rows, {repeats} times: median {count / np.median(cpu) / 1e6:.2f}, best "
-        f"{count / min(cpu) / 1e6:.2f} M records/s of CPU ({np.median(cpu):.1f} s, by the clock "
-        f"{np.median(wall):.1f} s); greatest resident size {max(memory) / 2**30:.2f} GiB",
-        flush=True,
-    )
+        done = subprocess.run([sys.executable, "-c", CHILD, str(run)], check=True, capture_output=True, text=True, cwd=ROOT)
+        runs.append(json.loads(done.stdout))
+    cpu, wall, memory = (np.array([one[name] for one in runs]) for name in ("cpu", "wall", "rss"))
+    what = f"{count:,} records to {runs[0]['rows']:,} rows"
+    report.add(f"{what}, by CPU time", "M records/s", extremes(count / cpu / 1e6))
+    report.add(f"{what}, by the clock", "s", extremes(wall))
+    report.add(f"{what}, greatest resident size", "GiB", extremes(memory / 2**30))
 
 
-def summary_seconds(run: Path, repeats: int) -> None:
+def summary_seconds(run: Path, rounds: int, report: Report) -> None:
     """Time the verb as a user starts it, imports included; modules are compiled before, as after any first start."""
     command = [sys.executable, "-m", "analyzer", "summary", str(run)]
     with tempfile.TemporaryDirectory() as compiled:
@@ -121,41 +118,38 @@ def summary_seconds(run: Path, repeats: int) -> None:
         environment = {**kept, "PYTHONPYCACHEPREFIX": compiled}
         start: Callable[[], object] = partial(subprocess.run, command, check=True, capture_output=True, cwd=ROOT, env=environment)
         start()
-        summary_starts(run, repeats, start)
+        for source, removed in (("raw records", "tables"), ("tables", "tables/summary.json"), ("the kept summary", "nothing")):
+            times = [timed_start(run / removed, start) for _ in range(rounds)]
+            for clock, seconds in zip(("by the clock", "by CPU time"), zip(*times, strict=True), strict=True):
+                report.add(f"summary from {source}, {clock}", "s", extremes(seconds))
 
 
-def summary_starts(run: Path, repeats: int, start: Callable[[], object]) -> None:
-    """Print how long `start` takes, from records, from tables, and from what it kept."""
-    for what, gone in (("made of raw records", "tables"), ("made of tables", "tables/summary.json"), ("kept", "nothing")):
-        spent, cpu = [], []
-        for _ in range(repeats):
-            path = run / gone
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            start()
-            spent.append(time.perf_counter() - begun)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        clock = f"median {np.median(spent):.2f} s ({min(spent):.2f} to {max(spent):.2f})"
-        print(f"summary {what}: {clock}, CPU {np.median(cpu):.2f} s ({min(cpu):.2f} to {max(cpu):.2f}), {repeats} runs")
+def timed_start(removed: Path, start: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by the clock and of CPU that `start` takes once `removed` is gone."""
+    shutil.rmtree(removed) if removed.is_dir() else removed.unlink(missing_ok=True)
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    start()
+    spent, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--records", type=float, nargs="+", default=[1e6, 1e7])
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--run", type=Path)
     parser.add_argument("--summary", metavar="RUN", type=Path)
     args = parser.parse_args()
+    report = Report("analyzer", args)
     if args.summary:
-        summary_seconds(args.summary, args.repeats)
+        summary_seconds(args.summary, args.rounds, report)
     elif args.run:
-        slots = sum((args.run / f"{name}.bin").stat().st_size // size for name, size in (("events", 64), ("details", 256)))
-        measured(args.run, slots, args.repeats)
+        slots = sum((args.run / f"{name}.bin").stat().st_size // size for name, size in STREAMS.items())
+        measured(args.run, slots, args.rounds, report)
     else:
         for wanted in args.records:
             with tempfile.TemporaryDirectory() as folder:
-                measured(Path(folder) / "run", synthetic(Path(folder) / "run", int(wanted)), args.repeats)
+                measured(Path(folder) / "run", synthetic(Path(folder) / "run", int(wanted)), args.rounds, report)
+    report.finish()
 
 
 if __name__ == "__main__":

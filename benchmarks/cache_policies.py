@@ -1,4 +1,4 @@
-"""Hit rates of cache policies on a model's own routing: cache_policies.py PACKAGE --text FILE [--tokens N] [--json].
+"""Hit rates of cache policies on a model's own routing: python -m benchmarks.cache_policies PACKAGE --text FILE.
 
 Runs text through the engine, then replays the routing token by token, as decoding would meet it, against the engine's own cache
 code. Half of the segments warm up popularity counts (static), the other half is judged. Loads take no time here: what a disk does
@@ -6,18 +6,20 @@ to it is benchmarks/memory_limited.py's business. PACKAGE needs a trained predic
 """
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runtime.cache_rules import LFRU, LRU, Policy, Static
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import single
+from runtime.cache_rules.eviction import LFRU, LRU, Policy, Static
+from runtime.cache_rules.forms import CPU, Form
+from runtime.cache_rules.replay import Event, Outcome, Replay, belady, replay
 from runtime.experts.predictor import Predictor, log_odds
 from runtime.experts.prefetch import SPARE, Prefetcher
 from runtime.experts.routing import History
-from runtime.experts.simulation import CPU, Event, Outcome, Replay, belady, replay
 from runtime.moe import MoE
 from runtime.prepare.training import Routed, collect
 
@@ -25,11 +27,11 @@ SHARES = (0.125, 0.25, 0.5)
 SEGMENT = 512
 
 
-class Told:
+class Foreseen:
     """Predictions made beforehand for every token of a segment, in a Prefetcher's shape (runtime.prefetch.Odds)."""
 
     def __init__(self, predictor: Predictor, routed: Routed):
-        self.at = 0
+        self.token = 0
         self._rows = {view: self._all(predictor, routed, view) for view in ("token", "next", "near")}
 
     @staticmethod
@@ -44,29 +46,33 @@ class Told:
         return rows
 
     def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray:
-        return np.stack([rows[self.at] for rows in self._rows["token"]])
+        return np.stack([rows[self.token] for rows in self._rows["token"]])
 
     def ahead(self, layer: int, hidden: np.ndarray) -> list[np.ndarray]:
-        return [rows[self.at] for rows in (self._rows["near"][layer : layer + 1] + self._rows["next"][layer + 1 : layer + 2])]
+        return [rows[self.token] for rows in (self._rows["near"][layer : layer + 1] + self._rows["next"][layer + 1 : layer + 2])]
 
 
 def events(segment: Routed) -> list[Event]:
     chosen = {layer: np.nonzero(hot)[1].reshape(len(hot), -1) for layer, hot in segment.hot.items()}
-    return [(layer, tuple(choice[i].tolist())) for i in range(len(segment.states[0])) for layer, choice in chosen.items()]
+    tokens = range(len(segment.states[0]))
+    layers = ((layer, choice[i].tolist()) for i in tokens for layer, choice in chosen.items())
+    return [Event(tuple(Form(layer, expert, CPU, 0) for expert in experts)) for layer, experts in layers]
 
 
-def with_prefetch(segments: list[Routed], told: list[Told], capacity: int, policy: Policy, family: Any, spare: float) -> Outcome:
+def with_prefetch(
+    segments: list[Routed], foreseen: list[Foreseen], capacity: int, policy: Policy, family: Any, spare: float
+) -> Outcome:
     played, one = Replay(capacity, policy, prefetching=True), np.zeros((1, 1), np.float32)
-    for segment, predictions in zip(segments, told, strict=True):
+    for segment, predictions in zip(segments, foreseen, strict=True):
         listener = Prefetcher(predictions, played.cache, family, CPU, frugal=False, spare=spare)
         trace = iter(events(segment))
-        for predictions.at in range(len(segment.states[0])):
+        for predictions.token in range(len(segment.states[0])):
             listener.step_begins(one)
             for layer in range(family.layers):
                 played.begin()
                 listener.layer_begins(layer, one)
                 if layer not in family.dense:
-                    played.run(*next(trace))
+                    played.run(next(trace).keys)
     return played.outcome()
 
 
@@ -79,21 +85,21 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     family, predictor = model.package.family, Predictor.of(model.package)
     model.close()
     warm, judged = segments[::2], segments[1::2]
-    popularity = Counter((layer, expert) for segment in warm for layer, chosen in events(segment) for expert in chosen)
+    popularity = Counter((form.layer, form.expert) for segment in warm for event in events(segment) for form in event.keys)
     trace = [event for segment in judged for event in events(segment)]
-    told = [Told(predictor, segment) for segment in judged] if predictor.trained else []
+    foreseen = [Foreseen(predictor, segment) for segment in judged] if predictor.trained else []
     routed_layers = family.layers - len(family.dense)
     rows = []
     for share in SHARES:
         capacity = max(round(share * routed_layers * family.experts), family.top_k)
         outcomes = {name: replay(trace, capacity, make()) for name, make in (("LRU", LRU), ("LFRU", LFRU))}
         held = {key for key, _ in popularity.most_common(capacity)}
-        found = sum((layer, expert) in held for layer, chosen in trace for expert in chosen)
-        asked = sum(len(chosen) for _, chosen in trace)
-        outcomes = {"static": Outcome(found, asked - found, asked - found), **outcomes}
+        hits = sum((form.layer, form.expert) in held for event in trace for form in event.keys)
+        asked = sum(len(event.keys) for event in trace)
+        outcomes = {"static": Outcome(hits, asked - hits, asked - hits), **outcomes}
         outcomes["static, evicting"] = replay(trace, capacity, Static(popularity))
-        for name, make in (("LRU + prefetch", LRU), ("LFRU + prefetch", LFRU)) if told else ():
-            outcomes[name] = with_prefetch(judged, told, capacity, make(), family, args.spare)
+        for name, make in (("LRU + prefetch", LRU), ("LFRU + prefetch", LFRU)) if foreseen else ():
+            outcomes[name] = with_prefetch(judged, foreseen, capacity, make(), family, args.spare)
         outcomes["Belady"] = belady(trace, capacity)
         lru = outcomes["LRU"].reads
         rows += [
@@ -104,20 +110,18 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("package", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--spare", type=float, default=SPARE, help="least chance of a prefetch")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = measure(args)
-    if args.json:
-        print(json.dumps(rows))
-        return
-    print(f"{rows[0]['tokens']} tokens of held-out routing")
+    report, rows = Report("cache_policies", args), measure(args)
     for row in rows:
-        print(f"{row['share']:6.1%} {row['policy']:<18} hits {row['hit_rate']:.3f}  reads {row['reads_vs_lru']:.2f} x LRU's")
+        name = f"{row['policy']}, room for {row['share']:.1%} of the experts"
+        report.add(f"{name}: hits", "%", single(100 * row["hit_rate"], row["tokens"]))
+        report.add(f"{name}: reads", "ratio", single(row["reads_vs_lru"], row["tokens"]), against="LRU")
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 """What comparisons find and how often they cry wolf: power for planted changes, false alarms on unchanged runs, and speed.
 
-python benchmarks/comparing.py power [--runs 5,10,20] [--repeats 200] [--noise 1.0]
-python benchmarks/comparing.py alarms --recordings DIR [--pairs 200] [--runs 5]     DIR: unchanged runs
-python benchmarks/comparing.py windows --recordings DIR [DIR...] [--runs 5,10]    runs that followed each other
-python benchmarks/comparing.py stopping [--repeats 200] [--noise 3]               stopping as `tracer compare` does
-python benchmarks/comparing.py speed [--runs 100] [--operators 5000]
+python -m benchmarks.comparing power [--runs 5,10,20] [--repeats 200] [--noise 1.0]
+python -m benchmarks.comparing alarms --recordings DIR [--pairs 200] [--runs 5]     DIR: unchanged runs
+python -m benchmarks.comparing windows --recordings DIR [DIR...] [--runs 5,10]    runs that followed each other
+python -m benchmarks.comparing stopping [--repeats 200] [--noise 3]               stopping as `tracer compare` does
+python -m benchmarks.comparing speed [--runs 100] [--operators 5000]
 
 `power`: one of 60 operators is slowed; runs vary by a drift they share, by noise of their own, and by rare disturbances.
 `alarms`: pairs of groups drawn without replacement from real runs; an alarm is any change called in a family of metrics.
 `windows`: the same with the drift from run to run left in: of successive runs, the sides by turns (A B B A ..., and in pairs
 whose order is drawn), one after the other, and one after the other with as many runs as a side has between them.
 `stopping`: alarms of unchanged programs where one looks after every pair and stops at a verdict of that alpha.
-Changes planted in recordings of real runs: benchmarks/planted.py.
+Changes planted in recordings of real runs: benchmarks.planted.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from analyzer.compare.document import compare, document
 from analyzer.compare.metrics import DEFAULTS, METRICS, keys
 from analyzer.compare.results import Result, matrices, read
 from analyzer.compare.statistics import wander
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge, judge_apart
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import extremes, single
 from tracer.commands.compare import EARLY_ALPHA, LEAST_PAIRS
 
 METRICS_OF_SPEED, MOST_PAIRS, WIDTH = 5, 16, 0.03
@@ -44,50 +44,49 @@ def values(rng: np.random.Generator, runs: int, metrics: int, noise: float) -> n
     return np.exp(drift + rng.normal(0, noise, shape) + disturbed)
 
 
-def power(args: argparse.Namespace) -> None:
-    """A table: share of repeats in which the slowed operator, and no other, is called slower."""
+def power(args: argparse.Namespace, report: Report) -> None:
+    """Share of repeats in which the slowed operator, and no other, is called slower."""
     dims = pd.DataFrame({"family": "operator", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(OPERATORS))
-    print(f"noise {args.noise} % per run and operator, {OPERATORS} operators, {args.repeats} repeats")
-    print("runs per side | planted | found | wrong ones | cannot tell")
+    report.note(f"noise {args.noise} % per run and operator, {OPERATORS} operators")
     for runs in map(int, args.runs.split(",")):
         for planted in (0.0, *PLANTED):
-            rng, found, wrong, open_ones = np.random.default_rng(runs), 0, 0, 0
+            rng, hits, wrong, open_ones = np.random.default_rng(runs), 0, 0, 0
             for _ in range(args.repeats):
                 both = values(rng, 2 * runs, OPERATORS, args.noise / 100)
                 both[runs:, 0] *= 1 + planted
                 verdict = judge(dims, both[:runs], both[runs:])["verdict"].to_numpy()
-                found += verdict[0] == SLOWER
+                hits += verdict[0] == SLOWER
                 wrong += np.isin(verdict[1:], [SLOWER, FASTER]).any()
                 open_ones += verdict[0] == "cannot tell"
-            shares = (f"{count / args.repeats:.1%}" for count in (found, wrong, open_ones))
-            print(f"{runs:>13} | {planted:>6.0%}  | {' | '.join(shares)}")
+            for what, count in (("found", hits), ("others accused", wrong), ("cannot tell", open_ones)):
+                name = f"{runs} + {runs} runs, one operator {planted:+.0%}: {what}"
+                report.add(name, "%", single(100 * count / args.repeats, args.repeats))
 
 
-def alarms(args: argparse.Namespace) -> None:
+def alarms(args: argparse.Namespace, report: Report) -> None:
     """Share of pairs with an alarm, by family of metrics."""
-    found = [run for folder in args.recordings for run in read(Path(folder))]
+    results = [run for folder in args.recordings for run in read(Path(folder))]
     rng, size = np.random.default_rng(0), int(args.runs.split(",")[0])
-    if len(found) < 2 * size:
-        sys.exit(f"{len(found)} runs are too few for pairs of {size} + {size}")
-    dims, every, *_ = matrices(found, found[:1])
+    if len(results) < 2 * size:
+        sys.exit(f"{len(results)} runs are too few for pairs of {size} + {size}")
+    dims, every, *_ = matrices(results, results[:1])
     counts: dict[str, int] = {}
     for _ in range(args.pairs):
-        order = rng.permutation(len(found))[: 2 * size]
-        count(counts, judge_apart(dims, every[order[:size]], every[order[size:]])[0])
-    print(f"{args.pairs} pairs of {size} + {size} from {len(found)} runs, {len(dims)} metrics")
+        order = rng.permutation(len(results))[: 2 * size]
+        add_alarms(counts, judge_apart(dims, every[order[:size]], every[order[size:]])[0])
+    report.note(f"drawn from {len(results)} runs, {len(dims)} metrics")
     for family, n in counts.items():
-        print(f"{family:>12} {n / args.pairs:.1%}")
+        report.add(f"alarms of {family}, {size} + {size} drawn runs", "%", single(100 * n / args.pairs, args.pairs))
 
 
-def count(counts: dict[str, int], judged: pd.DataFrame) -> None:
+def add_alarms(counts: dict[str, int], judged: pd.DataFrame) -> None:
     """Add a comparison to the number of those with an alarm, by family."""
     for family, rows in judged.groupby("family"):
         counts[str(family)] = counts.get(str(family), 0) + bool(rows["verdict"].isin([SLOWER, FASTER]).any())
 
 
-def windows(args: argparse.Namespace) -> None:
+def windows(args: argparse.Namespace, report: Report) -> None:
     """Share of windows of successive runs with an alarm, by family and by the order in which the sides were recorded."""
-    print("runs per side | sides | windows | alarms by family")
     for size in map(int, args.runs.split(",")):
         turns = np.resize([0, 1, 1, 0], 2 * size)
         one, gap = np.zeros(size, int), np.full(size, -1)
@@ -98,30 +97,28 @@ def windows(args: argparse.Namespace) -> None:
             seen: dict[str, int] = {}
             for folder in args.recordings:
                 for judged in judged_windows(sorted(read(Path(folder)), key=lambda run: run.began), size, order):
-                    count(counts, judged)
+                    add_alarms(counts, judged)
                     for family in judged["family"].unique():
                         seen[family] = seen.get(family, 0) + 1
-            shares = ", ".join(f"{family} {n / seen[family]:.1%}" for family, n in sorted(counts.items()))
-            print(f"{size:>13} | {name} | {seen.get('speed', 0)} | {shares}", flush=True)
+            for family, n in sorted(counts.items()):
+                report.add(f"alarms of {family}, {size} + {size} {name}", "%", single(100 * n / seen[family], seen[family]))
 
 
-def judged_windows(found: list[Result], size: int, order: np.ndarray | None) -> Iterator[pd.DataFrame]:
+def judged_windows(results: list[Result], size: int, order: np.ndarray | None) -> Iterator[pd.DataFrame]:
     """Comparisons of the runs at places 0 of `order` (None: drawn by pairs) with those at places 1, for every window."""
-    dims, every, *_ = matrices(found, found[:1])
-    began, rng = np.array([run.began for run in found]), np.random.default_rng(0)
-    for first in range(len(found) - (2 * size if order is None else len(order)) + 1):
+    dims, every, *_ = matrices(results, results[:1])
+    began, rng = np.array([run.began for run in results]), np.random.default_rng(0)
+    for first in range(len(results) - (2 * size if order is None else len(order)) + 1):
         places = rng.permuted(np.tile([0, 1], (size, 1)), axis=1).ravel() if order is None else order
         sides = [first + np.flatnonzero(places == side) for side in (0, 1)]
         rules = Rules(wander=wander(*(began[side] for side in sides)))
         yield judge_apart(dims, *(every[side] for side in sides), rules)[0]
 
 
-def stopping(args: argparse.Namespace) -> None:
-    """Share of unchanged programs of which a change is told in the end, by the alpha at which a verdict ends the runs."""
+def stopping(args: argparse.Namespace, report: Report) -> None:
+    """Share of unchanged programs that are called changed in the end, by the alpha at which a verdict ends the runs."""
     dims = pd.DataFrame({"family": "speed", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(METRICS_OF_SPEED))
-    print(
-        f"{args.repeats} repeats, noise {args.noise} %, at most {MOST_PAIRS} pairs\na verdict stops at | alarms | pairs (median)"
-    )
+    report.note(f"noise {args.noise} %, at most {MOST_PAIRS} pairs")
     for early in (0.05, EARLY_ALPHA):
         rng, alarmed, pairs = np.random.default_rng(0), 0, []
         for _ in range(args.repeats):
@@ -132,10 +129,11 @@ def stopping(args: argparse.Namespace) -> None:
                     break
             alarmed += bool(judge(dims, base[:n], cand[:n])["verdict"].isin([SLOWER, FASTER]).any())
             pairs.append(n)
-        print(f"{early:>18} | {alarmed / args.repeats:.1%} | {np.median(pairs):.0f}")
+        report.add(f"alarms, a verdict of p < {early} stops", "%", single(100 * alarmed / args.repeats, args.repeats))
+        report.add(f"pairs, a verdict of p < {early} stops", "count", extremes(pairs))
 
 
-def speed(args: argparse.Namespace) -> None:
+def speed(args: argparse.Namespace, report: Report) -> None:
     """Seconds to compare stored results of that size."""
     rng, count = np.random.default_rng(0), int(args.runs.split(",")[0])
     frame = pd.DataFrame([DEFAULTS] * args.operators)[[c.name for c in METRICS]]
@@ -145,20 +143,20 @@ def speed(args: argparse.Namespace) -> None:
     )
     frame.loc[frame.index[: args.operators // 2], "share"] = 0.01
     frame.index = pd.Index(keys(frame), name="key")
-    made = []
+    results = []
     for i in range(count):
         jittered = values(rng, 1, args.operators, 0.02)[0]
-        made.append(Result(f"run-{i}", frame.assign(value=jittered, mean=jittered), {}, rng.normal(10, 1, 500).tolist()))
+        results.append(Result(f"run-{i}", frame.assign(value=jittered, mean=jittered), {}, rng.normal(10, 1, 500).tolist()))
     began = time.perf_counter()
-    result = compare(made[: count // 2], made[count // 2 :])
+    result = compare(results[: count // 2], results[count // 2 :])
     compared = time.perf_counter()
     document(result)
-    seconds = compared - began, time.perf_counter() - compared
-    print(f"{count} runs x {args.operators} operators: compared in {seconds[0]:.1f} s, document in {seconds[1]:.1f} s")
+    for what, seconds in (("compared", compared - began), ("document written", time.perf_counter() - compared)):
+        report.add(f"{count} runs x {args.operators} operators: {what}", "s", single(seconds))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("what", choices=("power", "alarms", "windows", "stopping", "speed"))
     parser.add_argument("--runs", default="")
     parser.add_argument("--repeats", type=int, default=200)
@@ -168,7 +166,9 @@ def main() -> None:
     parser.add_argument("--operators", type=int, default=5000)
     args = parser.parse_args()
     args.runs = args.runs or {"power": "5,10,20", "alarms": "5", "windows": "5,10", "stopping": "", "speed": "100"}[args.what]
-    {"power": power, "alarms": alarms, "windows": windows, "stopping": stopping, "speed": speed}[args.what](args)
+    report = Report("comparing", args)
+    {"power": power, "alarms": alarms, "windows": windows, "stopping": stopping, "speed": speed}[args.what](args, report)
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -12,95 +12,58 @@ by reference kernels. A loud host shows in what measuring again says of the kern
 import argparse
 import itertools
 import json
-from collections.abc import Callable
+import platform
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from analyzer.predict.kernels import fusion, graphs, regressors, sampling
+from analyzer.predict.kernels import fusion, graphs, regressors, training
 from analyzer.predict.kernels.backends import Backend, Cpu, Htp
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import single
 
-PAIRS = [
-    ("Gemm", "Relu"), ("Gemm", "Sigmoid"), ("Gemm", "Tanh"), ("Gemm", "Softmax"), ("MatMul", "Add"), ("MatMul", "Relu"),
-    ("MatMul", "Softmax"), ("Add", "Relu"), ("Mul", "Sigmoid"), ("Relu", "Softmax"),
-]  # fmt: skip
-CHAINS = [["Gemm", "Relu", "Gemm"], ["MatMul", "Sigmoid", "MatMul"], ["Gemm", "Tanh", "Gemm", "Softmax"]]
-PRIOR = [(256, 512), (512, 256), (512, 1024), (1024, 512), (768, 768), (2048, 768), (768, 2048), (384, 1536)]
 UNSEEN = {"tinymoe": (256, 128), "granite-moe-1b": (1024, 512), "OLMoE": (2048, 1024), "Qwen1.5-MoE": (2048, 1408)}
 """Model → (hidden, width of an expert)."""
 ROWS = (1, 3, 8, 20, 64)
-LIMIT, BATCH = 2304, 12
-SHORTEST = {"s": 1e-6, "us": 1.0, "cycles": 1.0}
-"""By unit: what takes less drowns in what a run costs whatever it computes; such shapes are counted, not judged."""
 
 
-def show_fusion(backend: Backend, shape: graphs.Shape) -> set[tuple[str, str]]:
+def find_fusion(backend: Backend, shape: graphs.Shape, report: Report) -> set[tuple[str, str]]:
     """Print every verdict; returns the pairs that fuse."""
     print(f"fusion on {backend.name}, {shape.rows} x {shape.k} x {shape.n}")
-    a_run = {many: fusion.fixed(backend, shape, many) for many in (False, True)}
-    verdicts = [fusion.detect(backend, *pair, shape, many, a_run[many]) for pair, many in itertools.product(PAIRS, (False, True))]
+    verdicts = list(training.verdicts(backend, shape))
     for v in verdicts:
         agree = "" if v.by_time == v.by_nodes else "  <- disagree"
-        told = f"{v.first}+{v.second:8} outputs {v.outputs:4} saved {v.saved:6.2f}"
-        print(f"  {told}  by time {v.by_time!s:5} by nodes {v.by_nodes!s:5}{agree}")
+        pair = f"{v.first}+{v.second:8} outputs {v.outputs:4} saved {v.saved:6.2f}"
+        print(f"  {pair}  by time {v.by_time!s:5} by nodes {v.by_nodes!s:5}{agree}")
     right = sum(v.by_time == v.by_nodes for v in verdicts)
-    print(f"  {right} of {len(verdicts)} verdicts by time agree with the backend's nodes")
+    name = f"fusion on {backend.name}, {shape.rows} x {shape.k} x {shape.n}: verdicts that agree with the nodes"
+    report.add(name, "%", single(100 * right / len(verdicts), len(verdicts)), labels=labels(backend))
     return fusion.rules(verdicts)
 
 
-def times(backend: Backend, made: list[Callable[[], bytes]]) -> np.ndarray:
-    """Measured times of models, made in batches so that few live at once."""
-    batches = (made[i : i + BATCH] for i in range(0, len(made), BATCH))
-    return np.array([t for batch in batches for t in backend.times([one() for one in batch])])
+def labels(backend: Backend) -> tuple[str, ...]:
+    """What to know of its times."""
+    return ("emulator",) if isinstance(backend, Htp) and platform.machine() == "x86_64" else ()
 
 
-def kernels_of(fused: set[tuple[str, str]]) -> list[str]:
-    """Kernels that the chains consist of."""
-    shape = graphs.Shape(8, 64, 64)
-    parts = [fusion.split(graphs.chain(chain, shape), fused) for chain in CHAINS]
-    return sorted({fusion.kernel_name(kernel) for chain in parts for kernel in chain})
+def add_accuracy(report: Report, name: str, predicted: np.ndarray, measured: np.ndarray, again: np.ndarray) -> None:
+    """Accuracy of predictions, and that of measuring twice."""
+    for what, values in ((name, predicted), (f"{name}, measured again", again)):
+        accuracy = regressors.accuracy(values, measured)
+        report.add(f"{what}: within 10 %", "%", single(100 * accuracy["within_10_percent"], len(measured)))
+        report.add(f"{what}: RMSPE", "%", single(100 * accuracy["rmspe"], len(measured)))
 
 
-def told(predicted: np.ndarray, measured: np.ndarray, again: np.ndarray) -> str:
-    """Accuracy beside that of measuring twice."""
-    found, itself = (regressors.accuracy(one, measured) for one in (predicted, again))
-    floor = f"measured again {itself['within_10_percent']:.0%}, {itself['rmspe']:.1%}"
-    return f"{found['within_10_percent']:4.0%} within 10 %, RMSPE {found['rmspe']:5.1%}  ({floor})"
-
-
-def train(backend: Backend, kernel: str, predictors: regressors.Predictors, args: argparse.Namespace) -> str:
-    """Sample, train, and say how well held-out shapes are met."""
-    operators = kernel.split("+")
-
-    def measure(shapes: list[graphs.Shape]) -> np.ndarray:
-        found = times(backend, [partial(graphs.repeated, operators, shape) for shape in shapes])
-        return np.asarray(found / [graphs.often(operators, shape) for shape in shapes])
-
-    fit = regressors.quick_fit(kernel)
-    shapes, seen = sampling.adaptive(PRIOR, measure, fit, args.start, args.rounds, args.extra, limit=LIMIT)
-    shortest = SHORTEST[backend.unit]
-    long_enough = np.flatnonzero(seen >= shortest)
-    predictors.train(kernel, [shapes[i] for i in long_enough], seen[long_enough])
-    unseen = sampling.draw(PRIOR, args.held_out, np.random.default_rng(99), LIMIT)
-    first, again = measure(unseen), measure(unseen)
-    found = predictors.kernel(kernel, unseen)
-    args.kept[kernel] = {"trained": kept(shapes, seen), "held out": kept(unseen, first, again, found)}
-    judged = first >= shortest
-    figures = told(found[judged], first[judged], again[judged])
-    short = f", {(~judged).sum()} of {len(unseen)} too short" if not judged.all() else ""
-    return f"{kernel:12} {figures}  {len(long_enough)} shapes, {predictors.chosen[kernel]}{short}"
-
-
-def train_all(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace) -> None:
-    """Train every kernel, and once more those that were measured before the machine came to its pace."""
-    epochs: dict[str, int] = {}
-    for note in ("", "  (again: the machine was slower before)"):
-        for kernel in kernels_of(predictors.fused):
-            if not note or epochs[kernel] != backend.epoch:
-                epochs[kernel] = backend.epoch
-                print(train(backend, kernel, predictors, args) + note, flush=True)
+def train_all(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace, report: Report) -> None:
+    """Train every kernel and report how well held-out shapes are met."""
+    plan = training.Plan(training.CHAINS, training.PRIOR, args.start, args.rounds, args.extra, args.held_out)
+    for one in training.train_all(backend, predictors, plan):
+        unseen = kept(one.unseen, one.measured, one.repeated, one.predicted)
+        args.kept[one.kernel] = {"trained": kept(one.shapes, one.times), "held out": unseen}
+        judged, note = one.judged, ", again: the machine was slower before" if one.again else ""
+        add_accuracy(report, f"{one.kernel}{note}", one.predicted[judged], one.measured[judged], one.repeated[judged])
 
 
 def kept(shapes: list[graphs.Shape], *columns: np.ndarray) -> list[list[float]]:
@@ -112,26 +75,25 @@ def subgraphs() -> list[tuple[tuple[str, str, int], list[graphs.Link]]]:
     """((chain, model, rows), its links) for every unseen model."""
     return [
         (("-".join(chain), name, rows), graphs.chain(chain, graphs.Shape(rows, hidden, width), (hidden,)))
-        for chain, (name, (hidden, width)), rows in itertools.product(CHAINS, UNSEEN.items(), ROWS)
+        for chain, (name, (hidden, width)), rows in itertools.product(training.CHAINS, UNSEEN.items(), ROWS)
     ]
 
 
-def show_subgraphs(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace) -> None:
+def judge_subgraphs(backend: Backend, predictors: regressors.Predictors, args: argparse.Namespace, report: Report) -> None:
     """Figures of whole subgraphs: by chain, by model, by rows, and of all."""
     names, links = zip(*subgraphs(), strict=True)
     predicted = np.array([predictors.chain(one)[0] for one in links])
-    first, again = (times(backend, [partial(graphs.model, one) for one in links]) for _ in range(2))
+    first, again = (training.times(backend, [partial(graphs.model, one) for one in links]) for _ in range(2))
     args.kept["subgraphs"] = [[*name, *map(float, row)] for name, *row in zip(names, first, again, predicted, strict=True)]
-    for part in range(3):
+    for part, prefix in enumerate(("", "", "rows ")):
         for value in dict.fromkeys(name[part] for name in names):
             mine = np.array([name[part] == value for name in names])
-            rows = "rows " if part == 2 else ""
-            print(f"{f'{rows}{value}':24} {told(predicted[mine], first[mine], again[mine])}")
-    print(f"{'all subgraphs':24} {told(predicted, first, again)}  {len(links)} of models not seen", flush=True)
+            add_accuracy(report, f"subgraphs, {prefix}{value}", predicted[mine], first[mine], again[mine])
+    add_accuracy(report, "all subgraphs, of models not seen", predicted, first, again)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--backend", choices=("cpu", "htp"), default="cpu")
     parser.add_argument("--fusion-only", action="store_true")
     parser.add_argument("--runs", type=int, default=9, help="bursts of each model")
@@ -145,10 +107,12 @@ def main() -> None:
     args.kept = {}
     backend: Backend = Cpu(args.runs) if args.backend == "cpu" else Htp(max(args.runs, 20))
     size = graphs.Shape(64, 16, 64) if args.backend == "cpu" else graphs.Shape(64, 256, 256)
-    predictors = regressors.Predictors(backend.unit, show_fusion(backend, size))
+    report = Report("kernel_predictors", args)
+    predictors = regressors.Predictors(backend.unit, find_fusion(backend, size, report))
     if not args.fusion_only:
-        train_all(backend, predictors, args)
-        show_subgraphs(backend, predictors, args)
+        train_all(backend, predictors, args, report)
+        judge_subgraphs(backend, predictors, args, report)
+    report.finish()
     if args.keep:
         args.keep.write_text(json.dumps(args.kept))
     if args.save:

@@ -1,5 +1,8 @@
-"""Decode speed with room for a share of the expert bytes: memory_limited.py PACKAGE [--text FILE] [--share 0.5] [--rounds 3]
-[--llama GGUF]. PACKAGE `qwen-moe`: the seeded one of benchmarks/seeded_moe.py.
+"""Decode speed with room for a share of the expert bytes.
+
+    python -m benchmarks.memory_limited PACKAGE [--text FILE] [--share 0.5] [--rounds 3] [--llama GGUF]
+
+PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py.
 
 Each run is a process of its own that feeds the text token by token (without --text: seeded random ids), in turn:
 
@@ -25,13 +28,23 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
-from benchmarks.seeded_moe import seeded_package
+from benchmarks.lib.decoding import default_library
+from benchmarks.lib.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.seeded_moe import seeded_package
+from benchmarks.lib.spread import extremes, single
+from benchmarks.lib.turns import by_turns
+from runtime.backends.cpu import CpuBackend
+from runtime.moe import MoE
+from runtime.package.layout import Package
+from runtime.package.reader import BlockPool, Reader
+from runtime.step.sampling import Sampler, Sampling
 
 MODES = ("resident", "prefetch", "demand")
 IN_FLIGHT = 4  # blocks that are being read or wait to be
@@ -41,6 +54,7 @@ PROMPT = 32
 DEPTHS = (1, 2, 4)  # reads under way at once, when the disk is measured
 DISK_BYTES, DISK_SECONDS = 1 << 30, 2.0
 POLL = 0.2
+MIB = 1 << 20
 
 
 def kernel_bytes() -> int:
@@ -72,9 +86,6 @@ def drop_pages(package: Path) -> None:
 
 def child(args: argparse.Namespace) -> None:
     """One run, its figures as JSON on standard output."""
-    from runtime.moe import MoE
-    from runtime.step.sampling import Sampler, Sampling
-
     options = {"prefetch": "on" if args.child == "prefetch" else "off", "threads": args.threads, "cache_policy": args.policy}
     model = MoE.load(args.package, args.budget or None, **options)
     ids, engine, sampler = token_ids(model, args.text, PROMPT + 2 * args.tokens), model.engine, Sampler(Sampling())
@@ -89,7 +100,7 @@ def child(args: argparse.Namespace) -> None:
     read, after = kernel_bytes() - read, log.statistics()
     delta = {name: after[name] - before[name] for name in ("hits", "misses", "prefetched", "loaded_bytes", "load_ns", "stall_ns")}
     model.close()
-    told = {
+    figures = {
         "ns_per_token": statistics.median(step.duration_ns for step in steps),
         "mean_ns_per_token": statistics.mean(step.duration_ns for step in steps),
         "kernel_bytes_per_token": read / len(steps),
@@ -100,19 +111,17 @@ def child(args: argparse.Namespace) -> None:
         "peak_resident_bytes": status("VmHWM"),
         "tokens": [step.sampled for step in steps],
     }
-    print(json.dumps(told))
+    print(json.dumps(figures))
 
 
 def disk_speed(package: Any) -> float:
     """Bytes per second of random direct reads of whole experts, the best of several depths."""
-    from runtime.package.reader import BlockPool, Reader
-
     family, reader, pool = package.family, Reader(), BlockPool(max(DEPTHS))
     experts = [(layer, e) for layer in range(family.layers) if layer not in family.dense for e in range(family.experts)]
 
     def read(place: tuple[int, int]) -> int:
         block = pool.take(package.expert_stride)
-        reader.read(package.expert_place(*place), block)
+        reader.read(package.expert_range(*place), block)
         pool.give(block)
         return len(block)
 
@@ -131,11 +140,9 @@ def disk_speed(package: Any) -> float:
 
 def run_llama(args: argparse.Namespace, limit: int) -> dict[str, Any]:
     """Tokens that llama.cpp decodes under the limit within --llama-seconds, loading included and not."""
-    from benchmarks.overhead import default_library
-
     with tempfile.TemporaryDirectory() as folder, MemoryCgroup(limit) as group:
         log = Path(folder) / "tokens"
-        command = [sys.executable, "-m", "benchmarks.decode", default_library(), str(args.llama), str(log), "2"]
+        command = [sys.executable, "-m", "benchmarks.programs.decode", default_library(), str(args.llama), str(log), "2"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=group.join
         )
@@ -165,17 +172,14 @@ def run_child(args: argparse.Namespace, mode: str, budget: int, limit: int | Non
             peak = group.peak()
     if done.returncode:
         raise SystemExit(f"{mode} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told | {"cgroup_peak_bytes": peak, "cgroup_limit_bytes": limit}
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures | {"cgroup_peak_bytes": peak, "cgroup_limit_bytes": limit}
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    from runtime.backends.cpu import CpuBackend
-    from runtime.package.layout import Package
-
+def measure(args: argparse.Namespace, report: Report) -> None:
+    """All runs of all rounds, then their figures."""
     package = Package(args.package)
-    family = package.family
-    one = CpuBackend(package, 1).expert_bytes
+    family, one = package.family, CpuBackend(package, 1).expert_bytes
     total = one * (family.layers - len(family.dense)) * family.experts
     smallest = one * max(2 * family.top_k, family.experts)
     base = run_child(args, "prefetch", smallest, UNLIMITED)["cgroup_peak_bytes"] - smallest
@@ -183,78 +187,75 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     budget = int(args.share * total) - IN_FLIGHT * one
     if budget < family.top_k * one:
         raise SystemExit(f"a share of {args.share} leaves room for fewer than {family.top_k} experts: give more")
-    rounds: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
-    for _ in range(args.rounds):
-        for mode in MODES:
-            resident = mode == "resident"
-            rounds[mode].append(run_child(args, mode, 0 if resident else budget, None if resident else limit))
-    same = len({tuple(one["tokens"]) for runs in rounds.values() for one in runs}) == 1
-    facts: dict[str, Any] = {"expert_bytes": total, "share": args.share, "cache_bytes": budget, "limit_bytes": limit}
-    facts |= {"base_bytes": base, "rounds": args.rounds, "tokens": args.tokens, "same_tokens": same, "threads": args.threads}
-    facts |= {mode: digest(runs) for mode, runs in rounds.items()}
-    facts |= bound(facts, disk_speed(package))
-    return facts | ({"llama.cpp": run_llama(args, limit)} if args.llama else {})
+    sizes = f"experts {total / MIB:.0f} MiB, limit {limit / MIB:.0f} MiB of which {budget / MIB:.0f} MiB expert cache"
+    report.note(f"{sizes}; {args.tokens} tokens, {args.threads} threads")
+    runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
+    for _, mode in by_turns(MODES, args.rounds):
+        resident = mode == "resident"
+        runs[mode].append(run_child(args, mode, 0 if resident else budget, None if resident else limit))
+    same = len({tuple(one["tokens"]) for side in runs.values() for one in side}) == 1
+    report.note("every run decoded the same tokens" if same else "runs decoded DIFFERENT tokens")
+    add_figures(report, runs, disk_speed(package))
+    if args.llama:
+        add_llama(report, run_llama(args, limit), values(runs["prefetch"], "mean_ns_per_token"))
 
 
-def bound(facts: dict[str, Any], bytes_per_s: float) -> dict[str, Any]:
-    """The least time per token that the disk allows, and the share of that speed which was reached."""
-    least = max(facts["demand"]["kernel_bytes_per_token"] / bytes_per_s * 1e9, facts["resident"]["mean_ns_per_token"])
-    reached = {f"{mode}_share_of_bound": least / facts[mode]["mean_ns_per_token"] for mode in ("prefetch", "demand")}
-    return {"disk_bytes_per_s": bytes_per_s, "bound_ns_per_token": least, **reached}
+FIGURES = {
+    "mean_ns_per_token": ("a token, mean", "ms", 1e6),
+    "ns_per_token": ("a token, median", "ms", 1e6),
+    "hit_rate": ("hits", "%", 0.01),
+    "kernel_bytes_per_token": ("read per token, by the kernel's count", "MiB", MIB),
+    "loaded_bytes_per_token": ("read per token, by its own count", "MiB", MIB),
+    "stall_ns_per_token": ("layers wait per token", "ms", 1e6),
+    "hidden_share": ("of load time that no layer waited for", "%", 0.01),
+    "cgroup_peak_bytes": ("peak of the cgroup", "MiB", MIB),
+}
+"""Key of a run → (name, unit, divisor)."""
 
 
-def digest(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median of each figure over rounds, and the range of the speed."""
-    names = [name for name, value in runs[0].items() if isinstance(value, int | float)]
-    middle = {name: statistics.median(run[name] for run in runs) for name in names}
-    speeds = [run["mean_ns_per_token"] for run in runs]
-    return middle | {"range_mean_ns_per_token": [min(speeds), max(speeds)]}
+def values(runs: list[dict[str, Any]], name: str) -> np.ndarray:
+    """A figure of every run that has it."""
+    return np.array([run[name] for run in runs if run[name] is not None], float)
 
 
-def show(facts: dict[str, Any]) -> None:
-    mib = 1 << 20
-    print(f"experts {facts['expert_bytes'] / mib:.0f} MiB, limit {facts['limit_bytes'] / mib:.0f} MiB of which", end=" ")
-    print(f"{facts['cache_bytes'] / mib:.0f} MiB expert cache; {facts['rounds']} rounds of {facts['tokens']} tokens")
-    for mode in MODES:
-        run = facts[mode]
-        low, high = (value / 1e6 for value in run["range_mean_ns_per_token"])
-        print(
-            f"{mode:<9} {run['mean_ns_per_token'] / 1e6:7.2f} ms/token ({low:.2f}-{high:.2f})  hits {run['hit_rate']:.3f}"
-            f"  read {run['kernel_bytes_per_token'] / mib:.2f} MiB/token (kernel),"
-            f" {run['loaded_bytes_per_token'] / mib:.2f} (own)"
-            f"  stall {run['stall_ns_per_token'] / 1e6:.2f} ms  hidden {run.get('hidden_share') or 0:.2f}"
-            f"  peak {(run.get('cgroup_peak_bytes') or 0) / mib:.0f} MiB"
-        )
-    speed = {mode: 1 / facts[mode]["mean_ns_per_token"] for mode in MODES}
-    print(f"prefetch / resident {speed['prefetch'] / speed['resident']:.2f}   prefetch / demand", end=" ")
-    waited = facts["prefetch"]["stall_ns_per_token"] / max(facts["demand"]["stall_ns_per_token"], 1)
-    print(
-        f"{speed['prefetch'] / speed['demand']:.2f}   same tokens: {facts['same_tokens']}   waits left of demand's {waited:.0%}"
-    )
-    print(f"disk {facts['disk_bytes_per_s'] / 1e9:.2f} GB/s, bound {facts['bound_ns_per_token'] / 1e6:.2f} ms/token", end=": ")
-    print(f"prefetch reaches {facts['prefetch_share_of_bound']:.0%} of it, demand {facts['demand_share_of_bound']:.0%}")
-    if llama := facts.get("llama.cpp"):
-        print(f"llama.cpp: {llama['tokens']} tokens in {llama['decoding_s']:.1f} s of decoding", end=" ")
-        ended = "" if llama["status"] is None else f", then it ended by itself with {llama['status']}"
-        print(f"({llama['whole_s']:.1f} s with loading), peak {llama['cgroup_peak_bytes'] / mib:.0f} MiB{ended}", end="; ")
-        # Without a token: less than one in the whole time.
-        most = llama["tokens"] / llama["decoding_s"] if llama["tokens"] else 1 / llama["whole_s"]
-        told = "at least " if not llama["tokens"] else ""
-        print(f"prefetch is {told}{speed['prefetch'] * 1e9 / most:.1f} times as fast")
+def add_figures(report: Report, runs: dict[str, list[dict[str, Any]]], disk_bytes_per_s: float) -> None:
+    """Figures of every mode, their ratios by rounds, and the share of what the disk allows that was reached."""
+    for mode, (name, (what, unit, divisor)) in product(MODES, FIGURES.items()):
+        if len(seen := values(runs[mode], name)):
+            report.add(f"{mode}: {what}", unit, extremes(seen / divisor))
+    times = {mode: values(runs[mode], "mean_ns_per_token") for mode in MODES}
+    for peer in ("resident", "demand"):
+        report.add("prefetch: speed", "ratio", extremes(times[peer] / times["prefetch"]), against=peer)
+    report.add("random direct reads of experts", "GB/s", single(disk_bytes_per_s / 1e9))
+    read_ns = float(np.median(values(runs["demand"], "kernel_bytes_per_token"))) / disk_bytes_per_s * 1e9
+    bound = max(read_ns, float(np.median(times["resident"])))
+    report.add("bound of a token", "ms", single(bound / 1e6))
+    for mode in ("prefetch", "demand"):
+        report.add(f"{mode}: of the bound reached", "%", extremes(100 * bound / times[mode]))
+
+
+def add_llama(report: Report, llama: dict[str, Any], prefetch_ns: np.ndarray) -> None:
+    """What llama.cpp did under the same limit; without a token, it took at least the whole time for one."""
+    report.add("llama.cpp: tokens", "count", single(llama["tokens"]))
+    report.add("llama.cpp: time of decoding", "s", single(llama["decoding_s"]))
+    report.add("llama.cpp: peak of the cgroup", "MiB", single(llama["cgroup_peak_bytes"] / MIB))
+    per_token = llama["decoding_s"] / llama["tokens"] if llama["tokens"] else llama["whole_s"]
+    labels = () if llama["tokens"] else ("at least",)
+    report.add("prefetch: speed", "ratio", extremes(per_token * 1e9 / prefetch_ns), against="llama.cpp", labels=labels)
+    if llama["status"] is not None:
+        report.note(f"llama.cpp ended by itself with {llama['status']}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("package", type=Path)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--share", type=float, default=0.5)
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--policy", default="lru")
     parser.add_argument("--llama", type=Path, metavar="GGUF", help="the same shape for llama.cpp")
     parser.add_argument("--llama-seconds", type=float, default=60)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -263,11 +264,12 @@ def main() -> None:
     if args.child:
         child(args)
         return
+    report = Report("memory_limited", args)
     try:
-        facts = measure(args)
+        measure(args, report)
     except NoMemoryCgroupError as error:
         raise SystemExit(str(error)) from None
-    print(json.dumps(facts)) if args.json else show(facts)
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -2,21 +2,20 @@
 
     python -m benchmarks.mfu_interpolation
 
-Relative error of MFU, median and 90th percentile: `inside` rows lie between two others of their curve, `curve` leaves a whole
-shape out.
+Relative error of MFU, median with quartiles, and 90th percentile.
 """
-
-import argparse
 
 import numpy as np
 
 from analyzer.predict import mfu
 from analyzer.predict.curves import Curves, without
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import quartiles, single
 
 
 def errors(curves: Curves, groups: list[list[int]]) -> np.ndarray:
     """[rows, 3]: |error| of interpolation, of the nearest row, whether the row lay inside its curve; one group out at a time."""
-    found = []
+    rows = []
     for group in groups:
         rest = without(curves, group)
         if not rest.points:
@@ -26,8 +25,8 @@ def errors(curves: Curves, groups: list[list[int]]) -> np.ndarray:
             own = [p.x for p in rest.points if p.key == point.key]
             inside = bool(own) and min(own) < point.x < max(own)
             answers = (rest.at(point.key, point.x).value, rest.nearest(point.key, point.x))
-            found.append((*(abs(answer / point.y - 1) for answer in answers), inside))
-    return np.array(found, float).reshape(-1, 3)
+            rows.append((*(abs(answer / point.y - 1) for answer in answers), inside))
+    return np.array(rows, float).reshape(-1, 3)
 
 
 def curves_of(curves: Curves) -> list[list[int]]:
@@ -39,22 +38,25 @@ def curves_of(curves: Curves) -> list[list[int]]:
 
 
 def kind(name: str) -> str:
-    """Tables that are told together."""
+    """Tables that are summed up together."""
     return "attention decode" if name.startswith("decode attention") else " ".join(name.split()[:3])
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    found: dict[tuple[str, str], list[np.ndarray]] = {}
+    args = arguments(__doc__).parse_args()
+    report, errors_by = Report("mfu_interpolation", args), dict[tuple[str, str], list[np.ndarray]]()
     for name, curves in mfu.all_curves().items():
-        single = errors(curves, [[row] for row in range(len(curves.points))])
-        for label, rows in (("row", single), ("inside", single[single[:, 2] > 0]), ("curve", errors(curves, curves_of(curves)))):
-            found.setdefault((kind(name), label), []).append(rows)
-    print(f"{'table':24} {'left out':9} {'rows':>5}  {'interpolated':>15}  {'nearest row':>15}   (median, p90)")
-    for (table, label), parts in found.items():
+        single_rows = errors(curves, [[row] for row in range(len(curves.points))])
+        inside, whole = single_rows[single_rows[:, 2] > 0], errors(curves, curves_of(curves))
+        for label, rows in (("one row", single_rows), ("a row inside its curve", inside), ("a whole curve", whole)):
+            errors_by.setdefault((kind(name), label), []).append(rows)
+    for (table, label), parts in errors_by.items():
         rows = np.concatenate(parts)
-        cells = [f"{np.median(rows[:, i]):6.1%} {np.quantile(rows[:, i], 0.9):8.1%}" for i in (0, 1)]
-        print(f"{table:24} {label:9} {len(rows):5}  {cells[0]:>15}  {cells[1]:>15}")
+        for i, method in enumerate(("interpolated", "nearest row")):
+            name = f"error in {table} without {label}, {method}"
+            report.add(name, "%", quartiles(100 * rows[:, i]))
+            report.add(f"{name}, 90th percentile", "%", single(100 * float(np.quantile(rows[:, i], 0.9)), len(rows)))
+    report.finish()
 
 
 if __name__ == "__main__":

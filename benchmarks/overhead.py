@@ -4,12 +4,12 @@
     sudo python -m benchmarks.overhead runtime
 
 One process decodes without end and notes the begin and end of every token itself. For each variant one tracing session follows
-it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A window's
-speed is its median token, the first left out (probes that return tell structure anew); a round gives two ratios, of the window
-with probes to that without before it and to that behind it. The table gives the median of all ratios and its 95 % bootstrap
-interval over rounds. (Were with and without to change places, each ratio would turn over: unlike one ratio to both windows
-together, which hold twice as many tokens, this has no leaning of its own.) Rounds in which the host took more than 2 % of the
-CPUs' time are left out as long as others remain. "nothing" changes nothing: what the noise alone makes of a comparison.
+it; its probes are removed and attached again in every round, and the order of the variants is turned round and round. A
+window's speed is its median token, the first left out (probes that return tell structure anew); a round gives two ratios, of
+the window with probes to that without before it and to that behind it. The figure is the median of all ratios and its 95 %
+bootstrap interval over rounds. (Swapping the two inverts each ratio: unlike one ratio to both windows together, which hold
+twice as many tokens, this is not biased.) Rounds in which the host took more than 2 % of the CPUs' time are left out as long as
+others remain. "nothing" changes nothing: what the noise alone makes of a comparison.
 
 Beside it stands the accounting, which compares nothing: hits of each probe times the calibrated cost of a hit (warm and cold
 caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
@@ -23,15 +23,12 @@ rounds fit between two moods of the machine: "naive" puts a program of BCC's at 
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,20 +36,20 @@ from typing import Any
 import numpy as np
 
 from analyzer.tables.store import load
-from benchmarks.bootstrap import interval
-from benchmarks.host_time import MOST_STOLEN, HostTime
-from tests.gguf_model import SHAPES, write
-from tracer.commands.options import add_options, session_options
+from benchmarks.lib.decoding import Engine, default_library
+from benchmarks.lib.models import demo_model, seeded_gguf
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import quartiles, single
+from benchmarks.lib.turns import by_turns
+from benchmarks.lib.windows import Block, recording, slowdown, times, window
 from tracer.kernel.loaders import import_bcc
 from tracer.probes.elf import read_binary
 from tracer.probes.perf_events import connect
 from tracer.probes.uprobes import detach, perf_event
-from tracer.recording.paths import BUILD
-from tracer.session import Session
-from tracer.target.process import Followed
+from workloads.gguf_model import SHAPES
 
 THREADS = {"runtime": 1}  # of the engine; llama.cpp has two
-WARM_UP_S, LEARN_S = 3.0, 20.0
+WARM_UP_S = 3.0
 BLOCKS = 3  # each variant's rounds come in so many blocks
 OPERATOR = "--levels token,graph,operator,expert"
 VARIANTS = {
@@ -76,67 +73,8 @@ int seen(struct pt_regs *ctx) {
     return 0;
 }"""
 COUNT_S = 3  # how long the naive way's hits are counted
-BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it goes to sleep just after it was told, and must be told again
+BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it misses the signal, and needs another
 LIMITED_S = 10.0  # a window with or without a limited recording, which switches its probes itself
-
-
-@dataclass
-class Window:
-    """A stretch of time, ns, with or without probes, the tracer's CPU time within, and the host's share of the CPUs."""
-
-    begin: int
-    end: int
-    cpu_ns: int = 0
-    stolen: float = 0.0
-
-
-@dataclass
-class Block:
-    """Windows without probes at even places and with probes at odd ones, and the slowdown that the tracer accounts.
-
-    middle: what stands for a window's tokens; where probes come and go within it, the mean alone tells what was lost.
-    """
-
-    windows: list[Window]
-    middle: Callable[[np.ndarray], np.floating[Any]] = np.median
-    warm: float = float("nan")
-    cold: float = float("nan")
-    bytes_per_token: float = float("nan")
-    lost: int = 0
-
-
-class Engine:
-    """A decoding process and its log of tokens."""
-
-    def __init__(self, command: list[str], log: Path, threads: int):
-        self.log, self.threads = log, threads
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def tokens(self) -> np.ndarray:
-        """(begin, end) of each token so far, ns, shape [n, 2]."""
-        raw = np.fromfile(self.log, "<u8") if self.log.exists() else np.empty(0, "<u8")
-        return raw[: len(raw) // 2 * 2].reshape(-1, 2).astype(np.int64)
-
-    def wait_for_tokens(self, count: int) -> None:
-        """Return once it has decoded so many."""
-        while len(self.tokens()) < count:
-            if self.process.poll() is not None:
-                sys.exit(f"the engine ended with status {self.process.returncode}")
-            time.sleep(0.2)
-
-    def close(self) -> None:
-        """Let it end."""
-        assert self.process.stdin is not None  # a pipe, as asked for
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def default_library() -> str:
-    """The llama.cpp inside the package xllamacpp."""
-    package = importlib.util.find_spec("xllamacpp")
-    if package is None or not package.submodule_search_locations:
-        sys.exit("xllamacpp is not installed; give a llama.cpp with --library")
-    return str(next(Path(package.submodule_search_locations[0]).glob("*.so")))
 
 
 def start(args: argparse.Namespace, folder: Path) -> Engine:
@@ -144,52 +82,19 @@ def start(args: argparse.Namespace, folder: Path) -> Engine:
     log, python = folder / "tokens.bin", sys.executable
     threads = THREADS.get(args.engine, 2)
     if args.engine == "runtime":
-        return Engine([python, "-m", "benchmarks.decode_runtime", str(BUILD / "demo-model"), str(log)], log, threads)
-    path = BUILD / "models" / f"{args.engine}.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, SHAPES[args.engine], quantized=True)
-    library = args.library or default_library()
-    return Engine([python, "-m", "benchmarks.decode", library, str(path), str(log), str(threads)], log, threads)
-
-
-def window(seconds: float) -> Window:
-    """Let some time pass."""
-    begin, cpu, host = time.monotonic_ns(), time.process_time_ns(), HostTime()
-    time.sleep(seconds)
-    return Window(begin, time.monotonic_ns(), time.process_time_ns() - cpu, host.share())
-
-
-@contextlib.contextmanager
-def recording(engine: Engine, words: str, folder: Path) -> Iterator[Session]:
-    """A session that follows the engine in a thread of its own, once it has learnt where to stand."""
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    options = session_options(parser.parse_args([*words.split(), "--no-views", "-o", str(folder)]))
-    with Session(options) as session:
-        session.load()
-        session.follow(Followed(engine.process.pid))
-        running = threading.Thread(target=session.run, args=(lambda _: None,))
-        running.start()
-        try:
-            until = time.monotonic() + LEARN_S
-            while "operator" in options.levels and session.watcher.is_learning() and time.monotonic() < until:
-                time.sleep(0.1)
-            yield session
-        finally:
-            session.stop_requested = True
-            running.join()
-            session.finish()
+        return Engine([python, "-m", "benchmarks.programs.decode_runtime", str(demo_model()), str(log)], log, threads)
+    words = [args.library or default_library(), str(seeded_gguf(args.engine)), str(log), str(threads)]
+    return Engine([python, "-m", "benchmarks.programs.decode", *words], log, threads)
 
 
 def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path) -> Block:
     """Rounds of one variant: probes off, on, off, on ... off."""
     with recording(engine, words, folder) as session:
-        levels, found, with_probes = sorted(session.options.levels), [], time.monotonic_ns() - session.began_ns
+        levels, windows, with_probes = sorted(session.options.levels), [], time.monotonic_ns() - session.began_ns
         for number in range(2 * rounds + 1):
             began = time.monotonic_ns()
             (session.probes.restore if number % 2 else session.probes.shed)(levels)
-            found.append(window(seconds))
+            windows.append(window(seconds))
             with_probes += time.monotonic_ns() - began if number % 2 else 0
     manifest = json.loads((folder / "manifest.json").read_text())
     written = sum(path.stat().st_size for path in folder.glob("*.bin"))
@@ -197,23 +102,23 @@ def traced(engine: Engine, words: str, rounds: int, seconds: float, folder: Path
     costs = [accounted(manifest["probes"], cost) for cost in ("ns_per_hit", "ns_per_hit_cold")]
     slowdowns = [cost / (engine.threads * with_probes - cost) for cost in costs]
     steps = max(1, manifest["records"].get("token_end", 0))
-    return Block(found, np.median, *slowdowns, written / steps, sum(manifest["lost"].values()))
+    return Block(windows, np.median, *slowdowns, written / steps, sum(manifest["lost"].values()))
 
 
 def limited(engine: Engine, words: str, rounds: int, folder: Path) -> Block:
     """Rounds of a recording that switches its probes itself."""
-    found, steps, written, lost = [window(LIMITED_S)], 1, 0, 0
+    windows, steps, written, lost = [window(LIMITED_S)], 1, 0, 0
     for _ in range(rounds):
         with recording(engine, words, folder) as session:
             while len(session.switch.changes) < 2 * len(session.sampling.costly):
                 time.sleep(0.1)
-            found.append(window(LIMITED_S))
+            windows.append(window(LIMITED_S))
         manifest = json.loads((folder / "manifest.json").read_text())
         steps, lost = steps + manifest["records"].get("token_end", 0), lost + sum(manifest["lost"].values())
         written += sum(path.stat().st_size for path in folder.glob("*.bin"))
         shutil.rmtree(folder)
-        found.append(window(LIMITED_S))
-    return Block(found, np.mean, bytes_per_token=written / steps, lost=lost)
+        windows.append(window(LIMITED_S))
+    return Block(windows, np.mean, bytes_per_token=written / steps, lost=lost)
 
 
 def accounted(probes: list[dict[str, Any]], cost: str) -> float:
@@ -255,33 +160,33 @@ def naive(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
     """Rounds of the naive way, with a program by BCC."""
     bcc = import_bcc()
     module, places = bcc.BPF(text=NAIVE_PROGRAM), [(offset, at_return) for offset in way.offsets for at_return in (False, True)]
-    program, found = module.load_func(b"seen", bcc.BPF.KPROBE).fd, [window(seconds)]
+    program, windows = module.load_func(b"seen", bcc.BPF.KPROBE).fd, [window(seconds)]
     for _ in range(rounds):
         probes = [connect(perf_event(way.library, *place), program, way.library) for place in places]
-        found.append(window(seconds))
+        windows.append(window(seconds))
         detach(probes)
-        found.append(window(seconds))
+        windows.append(window(seconds))
     module.cleanup()
-    return Block(found, warm=way.warm, cold=way.cold)
+    return Block(windows, warm=way.warm, cold=way.cold)
 
 
 def bpftrace(engine: Engine, way: Naive, rounds: int, seconds: float) -> Block:
     """Rounds of the naive way, by bpftrace."""
-    found = [window(seconds)]
+    windows = [window(seconds)]
     for _ in range(rounds):
         with subprocess.Popen(way.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as peer:
             assert peer.stdout is not None
             while "ready" not in peer.stdout.readline():
                 pass
-            found.append(window(seconds))
+            windows.append(window(seconds))
             ended = False
             while not ended:
                 peer.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     peer.communicate(timeout=BPFTRACE_ENDS_S)
                     ended = True
-        found.append(window(seconds))
-    return Block(found, warm=way.warm, cold=way.cold)
+        windows.append(window(seconds))
+    return Block(windows, warm=way.warm, cold=way.cold)
 
 
 NAIVE_WAYS = {"naive": naive, "bpftrace": bpftrace}
@@ -302,103 +207,64 @@ def forward_functions(engine: Engine, folder: Path) -> tuple[str, list[str], dic
 
 def measure(engine: Engine, variants: dict[str, str], args: argparse.Namespace, folder: Path) -> dict[str, list[Block]]:
     """The blocks of every variant."""
-    found: dict[str, list[Block]] = {name: [] for name in variants}
+    blocks: dict[str, list[Block]] = {name: [] for name in variants}
     peer = naive_way(engine, folder / "run") if NAIVE_WAYS.keys() & variants.keys() else None
     rounds = -(-args.rounds // BLOCKS)
-    for number in range(BLOCKS):
-        names = list(variants)
-        for name in names if number % 2 == 0 else reversed(names):
-            if name == "nothing":
-                block = Block([window(args.seconds) for _ in range(2 * rounds + 1)])
-            elif peer and name in NAIVE_WAYS:
-                block = NAIVE_WAYS[name](engine, peer, rounds, args.seconds)
-            elif "--max-overhead" in variants[name]:
-                block = limited(engine, variants[name], rounds, folder / "run")
-            else:
-                block = traced(engine, variants[name], rounds, args.seconds, folder / "run")
-            found[name].append(block)
-            print(f"block {number + 1} of {BLOCKS}: {name}", file=sys.stderr, flush=True)
-    return found
+    for number, name in by_turns(list(variants), min(BLOCKS, args.rounds)):
+        if name == "nothing":
+            block = Block([window(args.seconds) for _ in range(2 * rounds + 1)])
+        elif peer and name in NAIVE_WAYS:
+            block = NAIVE_WAYS[name](engine, peer, rounds, args.seconds)
+        elif "--max-overhead" in variants[name]:
+            block = limited(engine, variants[name], rounds, folder / "run")
+        else:
+            block = traced(engine, variants[name], rounds, args.seconds, folder / "run")
+        blocks[name].append(block)
+        print(f"block {number + 1}: {name}", file=sys.stderr, flush=True)
+    return blocks
 
 
-def times(tokens: np.ndarray, *windows: Window) -> np.ndarray:
-    """Durations, ns, of the tokens that lie within one of the windows, without each window's first: it tells structure anew."""
-    inside = [np.flatnonzero((tokens[:, 0] >= window.begin) & (tokens[:, 1] <= window.end))[1:] for window in windows]
-    return (tokens[:, 1] - tokens[:, 0])[np.concatenate(inside)]
-
-
-def summarize(name: str, blocks: list[Block], tokens: np.ndarray) -> dict[str, Any]:
-    """One row of the table."""
-    found, cpu = [], []
-    for block in blocks:
-        for around in zip(block.windows[:-2:2], block.windows[1::2], block.windows[2::2], strict=True):
-            inside = [times(tokens, window) for window in around]
-            if all(map(len, inside)):
-                before, during, behind = (float(block.middle(each)) for each in inside)
-                found.append(((during / before, during / behind), max(window.stolen for window in around)))
-            cpu.append(around[1].cpu_ns / (around[1].end - around[1].begin))
-    ratios = [pair for pair, stolen in found if stolen <= MOST_STOLEN] or [pair for pair, _ in found]
-    median, low, high = interval(np.array(ratios) - 1)
-    middle = {
-        field: float(np.median([getattr(block, field) for block in blocks])) for field in ("warm", "cold", "bytes_per_token")
-    }
-    lost = sum(block.lost for block in blocks)
-    row = {
-        "variant": name,
-        "slowdown": median,
-        "low": low,
-        "high": high,
-        "rounds": len(ratios),
-        "left_out": len(found) - len(ratios),
-        "tracer_cpu": float(np.mean(cpu)),
-        "ratios": ratios,  # [rounds that count, 2]: series can be pooled
-    }
-    return {**row, **middle, "lost": lost}
-
-
-def show(engine: str, plain_ms: float, rows: list[dict[str, Any]]) -> None:
-    """Print the table."""
-    print(f"{engine}: {plain_ms:.3f} ms per token without probes")
-    head = (
-        f"{'variant':22} {'rounds':>6} {'left out':>8} {'slowdown %':>10} {'95 % interval':>16} {'accounted %, warm..cold':>24}"
-    )
-    print(f"{head} {'own CPU %':>9} {'B/token':>9} {'lost':>5}")
-    for row in rows:
-        bounds = f"{100 * row['low']:.2f} .. {100 * row['high']:.2f}"
-        probes = f"{100 * row['warm']:.2f} .. {100 * row['cold']:.2f}"
-        line = (
-            f"{row['variant']:22} {row['rounds']:6} {row['left_out']:8} {100 * row['slowdown']:10.2f} {bounds:>16} {probes:>21}"
-        )
-        print(f"{line} {100 * row['tracer_cpu']:9.2f} {row['bytes_per_token']:9.0f} {row['lost']:5}")
+def add_variant(report: Report, engine: str, name: str, blocks: list[Block], tokens: np.ndarray) -> None:
+    """The figures of one variant."""
+    cost, name = slowdown(blocks, tokens), f"{engine}, {name}"
+    report.add(f"{name}: decode slows down by", "%", cost.spread.scaled(100), against="no probes")
+    if np.isfinite(warm := float(np.median([block.warm for block in blocks]))):
+        cold = float(np.median([block.cold for block in blocks]))
+        report.add(f"{name}: accounted, warm caches", "%", single(100 * warm))
+        report.add(f"{name}: accounted, cold caches", "%", single(100 * cold))
+    if np.isfinite(size := float(np.median([block.bytes_per_token for block in blocks]))):
+        report.add(f"{name}: the tracer's CPU time", "% of a core", single(100 * cost.tracer_cpu))
+        report.add(f"{name}: on disk, per token", "B", single(size))
+        report.add(f"{name}: records lost", "count", single(sum(block.lost for block in blocks)))
+    if cost.left_out:
+        report.note(f"{name}: {cost.left_out} rounds left out, for the host took CPU time")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=60, help_rounds="pairs per variant")
     parser.add_argument(
         "engine", choices=[*SHAPES, "runtime"], help="a shape for llama.cpp, or our own runtime on its demo model"
     )
-    parser.add_argument("--rounds", type=int, default=60, help="pairs per variant")
     parser.add_argument(
         "--seconds", type=float, default=0.3, help="length of each window: short ones compare before the machine drifts"
     )
     parser.add_argument("--library", help="file that exports llama.h's functions (default: the package xllamacpp)")
     parser.add_argument("--variants", default="", help=f"a choice of: {'; '.join(VARIANTS)} (separated by semicolons)")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     names = [name.strip() for name in args.variants.split(";") if name.strip()] or list(VARIANTS)
     variants = {name: VARIANTS[name] for name in names if not (args.engine == "runtime" and name in NAIVE_WAYS)}
-    with tempfile.TemporaryDirectory() as text, contextlib.closing(start(args, Path(text))) as engine:
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(start(args, Path(folder))) as engine:
         engine.wait_for_tokens(2)
         time.sleep(WARM_UP_S)
-        found = measure(engine, variants, args, Path(text))
+        blocks = measure(engine, variants, args, Path(folder))
         engine.close()
         tokens = engine.tokens()
-    rows = [summarize(name, blocks, tokens) for name, blocks in found.items()]
-    quiet = [window for blocks in found.values() for block in blocks for window in block.windows[::2]]
-    plain = float(np.median(times(tokens, *quiet))) / 1e6
-    show(args.engine, plain, rows)
-    if args.json:
-        args.json.write_text(json.dumps({"engine": args.engine, "ms_per_token": plain, "variants": rows}, indent=1))
+    report = Report("overhead", args)
+    quiet = [window for each in blocks.values() for block in each for window in block.windows[::2]]
+    report.add(f"{args.engine}: a token without probes", "ms", quartiles(times(tokens, *quiet) / 1e6))
+    for name, each in blocks.items():
+        add_variant(report, args.engine, name, each, tokens)
+    report.finish()
 
 
 if __name__ == "__main__":

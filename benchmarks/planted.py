@@ -1,8 +1,8 @@
 """Is a planted change found, and is the right culprit named? Power at each size, on recordings of real runs.
 
-sudo python benchmarks/planted.py record DIR [--engine llama|runtime] [--count 20]    unchanged; runtime: half a cache by turns
-python benchmarks/planted.py power DIR [--runs 5,10] [--repeats 60]                   planted in the recorded times of those
-sudo python benchmarks/planted.py program [--count 20] [--runs 5,10] [--repeats 60]   planted in a program that is recorded
+sudo python -m benchmarks.planted record DIR [--engine llama|runtime] [--count 20]    unchanged; runtime: half a cache by turns
+python -m benchmarks.planted power DIR [--runs 5,10] [--repeats 60]                   planted in the recorded times of those
+sudo python -m benchmarks.planted program [--count 20] [--runs 5,10] [--repeats 60]   planted in a program that is recorded
 
 `power`: both sides are drawn without replacement from the same runs, so the unchanged rest is as noisy as the machine was.
 `found`: the verdict is slower (or the structure differs) for the culprit. `others`: a metric of the culprit's family that nothing
@@ -23,23 +23,25 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from analyzer.compare.metrics import MS, extract
 from analyzer.compare.pace import MINOR_SHARE
 from analyzer.compare.results import Result, matrices
 from analyzer.compare.structure import changes
 from analyzer.compare.verdicts import FASTER, SLOWER, judge_apart
 from analyzer.tables.store import load
-from tests import planting
-from tests.conftest import ROOT
-from tests.truth import WITH_SITES, compiled
+from benchmarks.lib.models import demo_model, seeded_gguf
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import single
+from benchmarks.lib.turns import by_turns
+from workloads import ROOT, planting
+from workloads.compiling import WITH_SITES, compiled
 
 SIZES = (0.03, 0.05, 0.10)
+SHARES = ("found", "others accused", "TPOT called slower")
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
 GENERATE = ["-m", "runtime", "generate", "build/demo-model", "--prompt", PROMPT, "--max-new-tokens", "150", "--ignore-end"]
 ENGINES = {
-    "llama": {"base": ["tests/programs/llama_steps.py", "build/models/tiny-moe.gguf", "16", "150", "0.005"]},
+    "llama": {"base": ["workloads/programs/llama_steps.py", "build/models/tiny-moe.gguf", "16", "150", "0.005"]},
     "runtime": {"base": [*GENERATE, "--expert-cache", "3MiB"], "halved": [*GENERATE, "--expert-cache", "1.5MiB"]},
 }
 PROGRAM = ("base", "again", "slow3", "slow5", "slow10", "cold", "displaced", "split", "halved")
@@ -81,12 +83,12 @@ def results_of(path: Path, changes: list[Callable[[Tables], Tables]]) -> list[Re
 def record(args: argparse.Namespace) -> None:
     """Runs by turns, forwards and backwards, to DIR/<variant>/run-NNN, after those that are there; the first of each warms up."""
     os.environ.setdefault("LLAMA_THREADS", "1")  # on two CPUs, one is left to the tracer
+    seeded_gguf("tiny-moe") if args.engine == "llama" else demo_model()
     commands, there = list(ENGINES[args.engine].items()), len(list(Path(args.folder).glob("base/run-*")))
-    for number in range(args.count + 1):
-        for name, words in commands if number % 2 == 0 else commands[::-1]:
-            folder = Path(args.folder) / (name if number else f"warmup/{name}") / f"run-{number + there:03}"
-            trace("--levels", "token,graph,operator,expert,sched", "-o", str(folder), "--", sys.executable, *words)
-            print(f"{folder}", flush=True)
+    for number, (name, words) in by_turns(commands, args.count + 1):
+        folder = Path(args.folder) / (name if number else f"warmup/{name}") / f"run-{number + there:03}"
+        trace("--levels", "token,graph,operator,expert,sched", "-o", str(folder), "--", sys.executable, *words)
+        print(f"{folder}", flush=True)
 
 
 def trace(*words: str) -> str:
@@ -145,32 +147,34 @@ def cold_candidates(paths: list[Path]) -> Iterator[tuple[int, int, int]]:
 
 
 def power(args: argparse.Namespace) -> None:
-    """The table for recordings."""
+    """Power for recordings."""
     folder = Path(args.folder)
     paths = sorted((folder / "base").iterdir())
     with ProcessPoolExecutor(args.workers) as pool:
         base = [one for (one,) in pool.map(partial(results_of, changes=[unchanged]), paths)]
-        made = list(plants(paths, base))
-        for run in pool.map(partial(results_of, changes=[plant.change for plant in made]), paths):
-            for plant, result in zip(made, run, strict=True):
+        planted = list(plants(paths, base))
+        for run in pool.map(partial(results_of, changes=[plant.change for plant in planted]), paths):
+            for plant, result in zip(planted, run, strict=True):
                 plant.runs.append(result)
         if (folder / "halved").exists():
             halved = pool.map(partial(results_of, changes=[unchanged]), sorted((folder / "halved").iterdir()))
             rate = {"metric": "hit rate", "phase": "decode"}
             row = ("cache halved by the runtime's option", "1.5 of 3 MiB", "expert", rate)
-            made.append(Plant(*row, runs=[one for (one,) in halved], apart=True))
-    print(f"{len(base)} unchanged runs in {folder}; changes planted in their recorded times unless said otherwise")
-    show([Plant("nothing", "", "operator", {"type": ""}, runs=base), *made], base, args)
+            planted.append(Plant(*row, runs=[one for (one,) in halved], apart=True))
+    report = Report("planted", args)
+    report.note(f"{len(base)} unchanged runs; changes planted in their recorded times unless said otherwise")
+    add_power(report, [Plant("nothing", "", "operator", {"type": ""}, runs=base), *planted], base, args)
 
 
 def program(args: argparse.Namespace) -> None:
-    """The table for tests/programs/planted.c, whose changes are in what it does."""
+    """Power for workloads/programs/planted.c, whose changes are in what it does."""
     with tempfile.TemporaryDirectory() as folder:
         binary = compiled(Path(folder) / "planted", "planted.c", flags=WITH_SITES)
         levels = ("--levels", "token,operator,expert,sched", "-o", f"{folder}/run")
         printed = trace(*levels, "--", str(binary), str(args.count), "20", *PROGRAM)
         results = planting.by_variant(load(f"{folder}/run"), printed)
-    print(f"{args.count} runs of each variant of tests/programs/planted.c, recorded by turns")
+    report = Report("planted", args)
+    report.note(f"{args.count} runs of each variant of workloads/programs/planted.c, recorded by turns")
     rows = {
         "again": ("nothing", "", "operator", {"type": ""}),
         **{
@@ -182,17 +186,18 @@ def program(args: argparse.Namespace) -> None:
         "split": ("combine split", "", "structure", {"what": "dispatch", "also": set()}),
         "halved": ("cache of 3 experts, not 6", "", "expert", {"metric": "hit rate", "phase": "decode"}),
     }
-    show([Plant(*row, runs=results[name], apart=True) for name, row in rows.items()], results["base"], args)
+    add_power(report, [Plant(*row, runs=results[name], apart=True) for name, row in rows.items()], results["base"], args)
 
 
-def show(made: list[Plant], base: list[Result], args: argparse.Namespace) -> None:
-    """Print power by number of runs."""
-    print(f"{args.repeats} repeats\nruns per side | planted | size | found | others | of the candidates' TPOT: slower")
-    for plant in made:
+def add_power(report: Report, planted: list[Plant], base: list[Result], args: argparse.Namespace) -> None:
+    """Power by number of runs."""
+    for plant in planted:
         for runs in map(int, args.runs.split(",")):
             if (runs if plant.apart else 2 * runs) <= len(base):
-                found = tried(plant, base, runs, args.repeats)
-                print(f"{runs:>13} | {plant.what} | {plant.size} | " + " | ".join(f"{share:.0%}" for share in found), flush=True)
+                name = f"{runs} + {runs} runs, {plant.what} {plant.size}".rstrip()
+                for what, share in zip(SHARES, tried(plant, base, runs, args.repeats), strict=True):
+                    report.add(f"{name}: {what}", "%", single(100 * share, args.repeats))
+    report.finish()
 
 
 def tried(plant: Plant, base: list[Result], runs: int, repeats: int) -> np.ndarray:
@@ -231,7 +236,7 @@ def beside(dims: pd.DataFrame, plant: Plant) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("what", choices=("record", "power", "program"))
     parser.add_argument("folder", nargs="?", default="")
     parser.add_argument("--engine", choices=tuple(ENGINES), default="runtime")

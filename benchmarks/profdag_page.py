@@ -1,12 +1,10 @@
-"""How fast the ProfDAG page is in headless Chromium: `python -m benchmarks.profdag_page [--nodes N]`.
+"""How fast the ProfDAG page is in headless Chromium: `python -m benchmarks.profdag_page [--nodes N] [--rounds 5]`.
 
 First paint: from the start of navigation to the first frame that shows the graph. Panning: frames per second while the pointer
 drags the graph for some seconds, folded and with every layer open. Median and spread of several loads.
 """
 
-import argparse
-import shutil
-import statistics
+import contextlib
 import tempfile
 import time
 from itertools import pairwise
@@ -15,10 +13,18 @@ from typing import Any
 
 import networkx as nx
 
-from tests.tables_fixture import make
+from benchmarks.lib.chromium import Chromium
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import extremes, single
 from views.profdag.page import write_profdag
+from workloads.tables_fixture import make
 
-FLAGS = "--headless=new --no-sandbox --disable-gpu --no-first-run --window-size=1400,900"
+VIEWS = {
+    "folded, fitted": "",
+    "open, fitted": "foldAll(false)",
+    "open, readable": "foldAll(false); zoom(0.5 / view.scale, 0, 0)",
+}
+"""Name of a view → JavaScript that brings it about."""
 PAN = """
 const [seconds, done] = arguments, begin = performance.now(), frames = [];
 const event = (name, x, y) =>
@@ -37,29 +43,16 @@ requestAnimationFrame(step);
 
 def graph(nodes: int, layers: int) -> nx.DiGraph:
     """A model of equal layers: a chain of operators with short and long edges, and constants that all layers read."""
-    found, each = nx.DiGraph(token_id=1), nodes // layers
+    dag, each = nx.DiGraph(token_id=1), nodes // layers
     common = {"expert": -1, "shape": "2048x1", "backend": "cpu", "busy_ns": 100, "wait_ns": 20, "maj_flt": 0, "gbytes_per_s": 3.0}
     for i in range(nodes):
-        at = i % each
-        times = {"begin_ns": i * 1000, "duration_ns": 100 + at * at % 977}
-        found.add_node(
-            i, role="op", type=f"TYPE_{at % 9}", name=f"op_{at}-{i // each}", layer=i // each, order=i, **common, **times
+        place = i % each
+        times = {"begin_ns": i * 1000, "duration_ns": 100 + place * place % 977}
+        dag.add_node(
+            i, role="op", type=f"TYPE_{place % 9}", name=f"op_{place}-{i // each}", layer=i // each, order=i, **common, **times
         )
-        found.add_edges_from((j, i) for j in {i - 1, i - 2, i - 37} if j >= 0)
-    return found
-
-
-def browser(folder: str) -> Any:
-    """Chromium, driven."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for flag in (*FLAGS.split(), f"--user-data-dir={folder}/profile"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    driver.set_script_timeout(120)
-    return driver
+        dag.add_edges_from((j, i) for j in {i - 1, i - 2, i - 37} if j >= 0)
+    return dag
 
 
 def pan(driver: Any, seconds: float) -> tuple[float, float]:
@@ -78,39 +71,30 @@ def load(driver: Any, page: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, rounds=5, help_rounds="loads")
     parser.add_argument("--nodes", type=int, default=20_000, help="operators (default %(default)s)")
     parser.add_argument("--layers", type=int, default=50, help="equal layers (default %(default)s)")
-    parser.add_argument("--runs", type=int, default=5, help="loads (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of panning, each (default %(default)s)")
-    options = parser.parse_args()
+    args = parser.parse_args()
     manifest, tables = make(tokens=2)
-    views = {
-        "folded, fitted": "",
-        "open, fitted": "foldAll(false)",
-        "open, readable": "foldAll(false); zoom(0.5 / view.scale, 0, 0)",
-    }
-    paints: list[float] = []
-    pans: dict[str, list[tuple[float, float]]] = {name: [] for name in views}
+    report, paints, pans = Report("profdag_page", args), list[float](), {name: list[tuple[float, float]]() for name in VIEWS}
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "profdag.html"
-        size = write_profdag(graph(options.nodes, options.layers), tables, manifest, page)
-        print(f"{options.nodes} nodes, {options.layers} layers: {size / 1e6:.2f} MB")
-        driver = browser(folder)
-        try:
-            for _ in range(options.runs):
-                paints.append(load(driver, page))
-                for name, script in views.items():
-                    driver.execute_script(script)
+        size = write_profdag(graph(args.nodes, args.layers), tables, manifest, page)
+        report.add(f"page of {args.nodes:,} nodes", "MB", single(size / 1e6))
+        with contextlib.closing(Chromium(folder)) as chromium:
+            for _ in range(args.rounds):
+                paints.append(load(chromium.driver, page))
+                for name, script in VIEWS.items():
+                    chromium.driver.execute_script(script)
                     time.sleep(0.3)
-                    pans[name].append(pan(driver, options.seconds))
-        finally:
-            driver.quit()
-    print(f"first paint: {statistics.median(paints):.0f} ms ({min(paints):.0f} to {max(paints):.0f}, n {len(paints)})")
-    for name, found in pans.items():
-        rates, slow = [rate for rate, _ in found], statistics.median(gap for _, gap in found)
-        spread = f"{statistics.median(rates):.0f} frames/s ({min(rates):.0f} to {max(rates):.0f})"
-        print(f"pan, {name}: {spread}, 95 % of frames < {slow:.0f} ms")
+                    pans[name].append(pan(chromium.driver, args.seconds))
+    report.add("first paint", "ms", extremes(paints))
+    for name, seen in pans.items():
+        rates, slow = zip(*seen, strict=True)
+        report.add(f"panning, {name}", "frames/s", extremes(rates))
+        report.add(f"panning, {name}: 95 % of frames are faster than", "ms", extremes(slow))
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""Our runtime with every expert in memory, against llama.cpp and transformers on the CPU: runtime.py [--rounds 16] [--json FILE].
+"""Our runtime with every expert in memory, against llama.cpp and transformers on the CPU.
 
-The shape is `qwen-moe` of tests/gguf_model.py (8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp (blocks of 32,
-float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a process of its
-own and works in short windows, by turns (ABBA), while the other is stopped. A round gives one ratio of speeds for decode and one
-for prefill; the table has their medians and 95 % bootstrap intervals. transformers runs in float32 with fewer layers, against
-ours with as many.
+    python -m benchmarks.runtime [--rounds 16] [--against llama.cpp] [--json FILE]
+
+Shapes are those of workloads/gguf_model.py (`qwen-moe`: 8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp
+(blocks of 32, float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a
+process of its own and works in short windows, by turns (ABBA), while the other is stopped. A round gives one ratio of speeds
+for decode and one for prefill; the figures are their medians and 95 % bootstrap intervals. transformers runs in float32 with
+fewer layers, against ours with as many.
 
 Orchestration is the part of a decoded token that ours spends outside ONNX Runtime's `run`.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
@@ -22,11 +26,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.bootstrap import interval
-from benchmarks.seeded_moe import ROOT, config, seeded_package
-from tests.gguf_model import SHAPES, write
+from benchmarks.lib.models import seeded_gguf
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.seeded_moe import config, seeded_package
+from benchmarks.lib.spread import bootstrap
+from workloads import ROOT
+from workloads.gguf_model import SHAPES, Shape
 
-SHAPE = SHAPES["qwen-moe"]
 PROMPT = 8  # tokens before a window of decoding
 WARM_UP = 2  # of its tokens, which are not counted
 FEW_LAYERS = 2  # that transformers gets: all of them in float32 take 20 GB
@@ -75,7 +81,7 @@ class Llama:
     def __init__(self, path: Path, threads: int):
         import ctypes
 
-        from tests.programs.llama_steps import library
+        from workloads.programs.llama_steps import library
 
         self.ctypes, self.lib = ctypes, library()
         self.lib.llama_get_memory.restype, self.lib.llama_get_memory.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -100,14 +106,13 @@ class Llama:
 class Transformers:
     """transformers on the CPU in float32, weights as it draws them."""
 
-    def __init__(self, threads: int, layers: int):
+    def __init__(self, threads: int, shape: Shape):
         import torch
         import transformers
 
         torch.set_num_threads(threads)
-        sizes = config(replace(SHAPE, layers=layers))
         self.torch = torch
-        self.model = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**sizes)).float().eval()
+        self.model = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**config(shape))).float().eval()
 
     def begin(self, tokens: int) -> None:
         self.past: Any = None
@@ -122,9 +127,16 @@ class Transformers:
         return 0
 
 
-def serve(peer: Peer) -> None:
+PEERS: dict[str, Callable[[argparse.Namespace, Shape], Peer]] = {
+    "ours": lambda args, shape: Ours(args.model, args.threads, shape.layers),
+    "llama": lambda args, shape: Llama(args.model, args.threads),
+    "transformers": lambda args, shape: Transformers(args.threads, shape),
+}
+
+
+def serve(peer: Peer, vocabulary: int) -> None:
     """Answer one window after the other: `decode N` or `prefill N` in, ns per token and ns inside the library out."""
-    ids = np.random.default_rng(0).integers(0, SHAPE.vocabulary, 4096).tolist()
+    ids = np.random.default_rng(0).integers(0, vocabulary, 4096).tolist()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         what, count = line.split()[0], int(line.split()[1])
@@ -169,9 +181,9 @@ class Process:
         os.kill(self.process.pid, signal.SIGCONT)
         self.process.stdin.write(f"{what} {count}\n")
         self.process.stdin.flush()
-        told = self._read()
+        answer = self._read()
         os.kill(self.process.pid, signal.SIGSTOP)
-        return Window(float(np.median(told["ns"])), float(np.median(told["inside_ns"])))
+        return Window(float(np.median(answer["ns"])), float(np.median(answer["inside_ns"])))
 
     def close(self) -> None:
         """Let it end."""
@@ -185,102 +197,65 @@ class Process:
         for line in self.process.stdout:
             if line.startswith(("{", '"ready"')):  # libraries talk too
                 return json.loads(line)
-        told = f"`{' '.join(self.process.args)}` ended with status {self.process.wait()}"
-        raise SystemExit(f"{told}: run it alone to see why")
+        ended = f"`{' '.join(self.process.args)}` ended with status {self.process.wait()}"
+        raise SystemExit(f"{ended}: run it alone to see why")
 
 
-def compare(ours: Process, other: Process, rounds: int, tokens: int, prompt: int) -> dict[str, Any]:
-    """Windows by turns, ABBA: two of each engine and kind in a round."""
-    found: dict[str, Any] = {}
-    for what, count in (("decode", tokens), ("prefill", prompt)):
+def compare(ours: Process, other: Process, rounds: int, counts: dict[str, int], name: str, report: Report) -> None:
+    """Windows by turns, ABBA: two of each engine and kind in a round. counts: tokens of a window by kind."""
+    for what, count in counts.items():
         for process in (ours, other):
             process.ask(what, count)
-        ratios, mine, theirs, outside = [], [], [], []
-        for _ in range(rounds):
-            windows = [process.ask(what, count) for process in (ours, other, other, ours)]
-            a, b = windows[0].ns + windows[3].ns, windows[1].ns + windows[2].ns
-            ratios.append(b / a)
-            mine.append(a / 2)
-            theirs.append(b / 2)
-            outside.append(1 - (windows[0].inside_ns + windows[3].inside_ns) / a)
-        scale = 1e6 * (1 if what == "decode" else count)
-        found[what] = {
-            "speed_ratio": interval(np.array(ratios)),
-            "ours_ms_per_token": interval(np.array(mine) / scale),
-            "theirs_ms_per_token": interval(np.array(theirs) / scale),
-            "orchestration_share": interval(np.array(outside)),
-            "tokens": count,
-            "rounds": rounds,
-        }
-    return found
+        seen = np.array([windows_of_round(ours, other, what, count) for _ in range(rounds)])
+        mine, theirs, inside = seen.T
+        per_token = 1e6 * (1 if what == "decode" else count)
+        report.add(f"{what}, {name}: ours", "ms/token", bootstrap(mine / per_token))
+        report.add(f"{what}, {name}: theirs", "ms/token", bootstrap(theirs / per_token))
+        report.add(f"{what}, {name}: speed", "ratio", bootstrap(theirs / mine), against=name.partition(",")[0])
+        report.add(f"{what}, {name}: ours outside ONNX Runtime", "%", bootstrap(100 * (1 - inside / mine)))
 
 
-def show(name: str, found: dict[str, Any]) -> None:
-    for what, row in found.items():
-        cells = [
-            f"{row[key][0]:.3f} ({row[key][1]:.3f}..{row[key][2]:.3f})" for key in ("ours_ms_per_token", "theirs_ms_per_token")
-        ]
-        ratio, share = row["speed_ratio"], row["orchestration_share"]
-        print(f"{what:<8} ours {cells[0]} ms/token   {name} {cells[1]}", end="   ")
-        print(f"speed ratio {ratio[0]:.3f} ({ratio[1]:.3f}..{ratio[2]:.3f})", end="   ")
-        print(f"orchestration {share[0]:.1%} ({share[1]:.1%}..{share[2]:.1%}); {row['rounds']} rounds of {row['tokens']} tokens")
+def windows_of_round(ours: Process, other: Process, what: str, count: int) -> tuple[float, float, float]:
+    """(ns of ours, ns of the other, ns of ours within ONNX Runtime), means of two windows."""
+    first, second, third, fourth = (process.ask(what, count) for process in (ours, other, other, ours))
+    return (first.ns + fourth.ns) / 2, (second.ns + third.ns) / 2, (first.inside_ns + fourth.inside_ns) / 2
 
 
-def gguf() -> Path:
-    """The same shape for llama.cpp, written the first time."""
-    path = ROOT / "build" / "models" / "qwen-moe.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, SHAPE, quantized=True)
-    return path
-
-
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    package, threads = str(seeded_package(args.block).folder), str(args.threads)
-    facts: dict[str, Any] = {"shape": "qwen-moe", "layers": SHAPE.layers, "block": args.block, "threads": args.threads}
-    pairs = {
-        "llama.cpp": (SHAPE.layers, ["llama", str(gguf())], args.rounds, args.tokens),
-        "transformers": (FEW_LAYERS, ["transformers", ""], max(args.rounds // 2, 3), max(args.tokens // 4, 4)),
-    }
+def measure(args: argparse.Namespace, report: Report) -> None:
+    """Ours against each peer that was asked for."""
+    package, threads = str(seeded_package(args.block, args.shape).folder), str(args.threads)
     for name in args.against.split(","):
-        layers, other, rounds, tokens = pairs[name]
-        numbers = ["--threads", threads, "--layers", str(layers)]
-        processes = [Process("--child", "ours", "--model", package, *numbers)]
-        processes.append(Process("--child", other[0], "--model", other[1], *numbers))
-        try:
-            found = compare(processes[0], processes[1], rounds, tokens, args.prompt)
-        finally:
-            for process in processes:
-                process.close()
-        facts[name] = {"layers": layers, **found}
-        print(f"{layers} layers, {args.threads} threads, against {name}")
-        show(name, found)
-    return facts
+        few = name == "transformers"
+        layers, rounds = (FEW_LAYERS, max(args.rounds // 2, 1)) if few else (SHAPES[args.shape].layers, args.rounds)
+        counts = {"decode": max(args.tokens // 4, 4) if few else args.tokens, "prefill": args.prompt}
+        peer = ["transformers", "--model", ""] if few else ["llama", "--model", str(seeded_gguf(args.shape))]
+        numbers = ["--shape", args.shape, "--threads", threads, "--layers", str(layers)]
+        with (
+            contextlib.closing(Process("--child", "ours", "--model", package, *numbers)) as ours,
+            contextlib.closing(Process("--child", *peer, *numbers)) as other,
+        ):
+            compare(ours, other, rounds, counts, f"{name}, {args.shape}, {layers} layers, {threads} threads", report)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=16)
+    parser = arguments(__doc__, rounds=16)
+    parser.add_argument("--shape", choices=[name for name in SHAPES if "moe" in name], default="qwen-moe")
     parser.add_argument("--tokens", type=int, default=32, help="of a window of decoding")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a window of prefill")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--block", type=int, default=64, help="weights that share a scale, in ours")
     parser.add_argument("--against", default="llama.cpp,transformers")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", choices=("ours", "llama", "transformers"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--layers", type=int, default=SHAPE.layers, help=argparse.SUPPRESS)
+    parser.add_argument("--layers", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child == "ours":
-        serve(Ours(args.model, args.threads, args.layers))
-    elif args.child == "llama":
-        serve(Llama(args.model, args.threads))
-    elif args.child == "transformers":
-        serve(Transformers(args.threads, args.layers))
+    if args.child:
+        shape = replace(SHAPES[args.shape], layers=args.layers)
+        serve(PEERS[args.child](args, shape), shape.vocabulary)
     else:
-        facts = measure(args)
-        if args.json:
-            args.json.write_text(json.dumps(facts, indent=1))
+        report = Report("runtime", args)
+        measure(args, report)
+        report.finish()
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ run's: one factor for the work of each phase and mode, one for what a chunk cost
 that needs them, one for those beside it.
 
 A machine's pace drifts from minute to minute. The reference, everything resident at a chunk that is not under test, runs before
-and after every other two runs; a run's pace is the reference's then, over its median. Errors are told raw and at the pace; the
+and after every other two runs; a run's pace is the reference's then, over its median. Errors are given raw and at the pace; the
 pace comes from the reference alone, never from the setting that is judged. Where all experts are resident a decoded token is the
-reference's own work, so that its TPOT shows the noise and no prediction: figures are told without it, too.
+reference's own work, so that its TPOT shows the noise and no prediction: figures are given without it, too.
 
-With --keep DIR a call adds its rounds to those that lie there. Prints the errors of TTFT, TPOT and hit rate (in points), median
-and quartiles over rounds, whether settings rank alike, and how far the runs of one setting lie apart.
+With --keep DIR a call adds its rounds to those that lie there. Figures are the errors of TTFT, TPOT and hit rate (in points),
+median and quartiles over rounds, and whether settings rank alike.
 """
 
 import argparse
@@ -34,6 +34,8 @@ from scipy.stats import spearmanr
 from analyzer.commands.simulate import cache_bytes
 from analyzer.predict import costs, simulator, trace
 from analyzer.tables.store import load
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import quartiles, single
 
 FIGURES = ("ttft_ms", "tpot_ms")
 PHASES = {"ttft_ms": "prefill", "tpot_ms": "decode"}
@@ -87,11 +89,11 @@ class Runtime:
         """Figures of an untraced run."""
         began = monotonic()
         done = subprocess.run(self.words(one), check=True, capture_output=True, text=True)
-        told: dict[str, Any] = json.loads(done.stdout)["statistics"]
-        loads = sum(told["loads"].values())
-        figures = {"ttft_ms": told["prefill_ns"] / 1e6, "tpot_ms": told["decode_ns_per_token"] / 1e6}
-        figures |= {"hit_rate": told["hit_rate"], "load_ms": told["load_ns"] / 1e6 / loads if loads else 0.0}
-        return figures | {"total_ms": told["total_ns"] / 1e6, "at_s": (began + monotonic()) / 2}
+        statistics: dict[str, Any] = json.loads(done.stdout)["statistics"]
+        loads = sum(statistics["loads"].values())
+        figures = {"ttft_ms": statistics["prefill_ns"] / 1e6, "tpot_ms": statistics["decode_ns_per_token"] / 1e6}
+        figures |= {"hit_rate": statistics["hit_rate"], "load_ms": statistics["load_ns"] / 1e6 / loads if loads else 0.0}
+        return figures | {"total_ms": statistics["total_ns"] / 1e6, "at_s": (began + monotonic()) / 2}
 
     def record(self, one: Setting, number: int) -> costs.Tables:
         """Tables of a traced run."""
@@ -108,12 +110,12 @@ def measured(runtime: Runtime, reference: Setting, settings: list[Setting], roun
     kept: list[Round] = json.loads(figures.read_text()) if figures.exists() else []
     for number in range(rounds):
         turned = settings[number % len(settings) :] + settings[: number % len(settings)]
-        made: Round = [(str(reference), runtime.run(reference))]
+        runs: Round = [(str(reference), runtime.run(reference))]
         for i, one in enumerate(turned, 1):
-            made.append((str(one), runtime.run(one)))
+            runs.append((str(one), runtime.run(one)))
             if i % BETWEEN_REFERENCES == 0 or i == len(turned):
-                made.append((str(reference), runtime.run(reference)))
-        kept.append(made)
+                runs.append((str(reference), runtime.run(reference)))
+        kept.append(runs)
         figures.write_text(json.dumps(kept))
     return kept
 
@@ -123,15 +125,15 @@ def paced(rounds: list[Round], reference: str) -> dict[str, list[Run]]:
 
     A single reference run has hiccups of its own: each counts as the median of itself and its neighbours.
     """
-    usual = np.median([run["total_ms"] for made in rounds for name, run in made if name == reference])
-    found: dict[str, list[Run]] = {}
-    for made in rounds:
-        at, took = np.array([(run["at_s"], run["total_ms"]) for name, run in made if name == reference]).T
+    usual = np.median([run["total_ms"] for runs in rounds for name, run in runs if name == reference])
+    by_setting: dict[str, list[Run]] = {}
+    for runs in rounds:
+        moments, took = np.array([(run["at_s"], run["total_ms"]) for name, run in runs if name == reference]).T
         near = np.array([np.median(took[max(i - 1, 0) : i + 2]) for i in range(len(took))])
-        for name, run in made:
-            pace = float(np.exp(np.interp(run["at_s"], at, np.log(near / usual))))
-            found.setdefault(name, []).append(run | {"pace": pace})
-    return found
+        for name, run in runs:
+            pace = float(np.exp(np.interp(run["at_s"], moments, np.log(near / usual))))
+            by_setting.setdefault(name, []).append(run | {"pace": pace})
+    return by_setting
 
 
 def middle(runs: list[Run], at_pace: bool) -> Run:
@@ -158,101 +160,120 @@ def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) 
     work, chunk = {(phase, mode): 1.0 for phase in PHASES.values() for mode in by_mode}, dict.fromkeys(by_mode, 1.0)
     for _, (mode, members) in itertools.product(range(LEVELLING), by_mode.items()):
         now = cost.scaled(work, load, behind, chunk)
-        found = {one: simulator.simulate(routes, now, one.simulated()).summary() for one in members}
+        simulated = {one: simulator.simulate(routes, now, one.simulated()).summary() for one in members}
         for name, phase in PHASES.items():
-            work[phase, mode] *= float(np.exp(np.mean([np.log(twins[one][name] / found[one][name]) for one in members])))
+            work[phase, mode] *= float(np.exp(np.mean([np.log(twins[one][name] / simulated[one][name]) for one in members])))
         small, large = members
-        apart = [max(each[small]["ttft_ms"] - each[large]["ttft_ms"], 1e-3) for each in (twins, found)]
+        apart = [max(each[small]["ttft_ms"] - each[large]["ttft_ms"], 1e-3) for each in (twins, simulated)]
         chunk[mode] = float(np.clip(chunk[mode] * apart[0] / apart[1], *CHUNKS_APART))
-    shown = ", ".join(f"{phase} {mode} {factor:.2f}" for (phase, mode), factor in work.items())
-    chunks = ", ".join(f"{mode} {factor:.2f}" for mode, factor in chunk.items())
-    print(f"untraced over traced: loads {load:.2f}, beside {behind:.2f}; work of {shown}; each chunk {chunks}")
     return cost.scaled(work, load, behind, chunk)
 
 
-def show(real: dict[Setting, list[Run]], cost: costs.Costs, routes: trace.Trace, at_pace: bool) -> None:
-    """One line a setting, then what all of them say."""
-    print("\n" + ("at the reference's pace" if at_pace else "raw: as the clock showed it"))
-    print(f"{'cache':>9} {'':8} chunk  " + 2 * " {:>8} {:>9} {:>24}".format("ms", "simulated", "error (quartiles)") + "   hits")
+def add_errors(report: Report, real: dict[Setting, list[Run]], cost: costs.Costs, routes: trace.Trace, at_pace: bool) -> None:
+    """Errors of every setting by runs, then what all of them say."""
+    clock = "at the reference's pace" if at_pace else "raw"
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in FIGURES}
     points = []
     for one, runs in real.items():
-        seen, found = middle(runs, at_pace), simulator.simulate(routes, cost, one.simulated()).summary()
-        cells = []
+        seen, simulated = middle(runs, at_pace), simulator.simulate(routes, cost, one.simulated()).summary()
         for name in FIGURES:
             each = np.array([run[name] / (run["pace"] if at_pace else 1) for run in runs])
-            low, mid, high = np.quantile(found[name] / each - 1, (0.25, 0.5, 0.75))
-            pairs[name].append((seen[name], found[name]))
-            cells.append(f"{seen[name]:8.2f} {found[name]:9.2f} {mid:+7.1%} ({low:+6.1%}..{high:+6.1%})")
-        points.append(100 * (found["hit_rate"] - seen["hit_rate"]))
-        print(f"{one}   {cells[0]}  {cells[1]}  {seen['hit_rate']:6.1%} {points[-1]:+5.1f} points")
+            pairs[name].append((seen[name], simulated[name]))
+            setting = " ".join(str(one).split())
+            report.add(f"{clock}, {setting}: error of {name}", "%", quartiles(100 * (simulated[name] / each - 1)))
+        points.append(100 * (simulated["hit_rate"] - seen["hit_rate"]))
     limited = np.array([one.cache is not None for one in real])
     for name, rows in pairs.items():
-        told = np.array(rows)
-        tell(name, told)
+        add_summary(report, f"{clock}, {name}", np.array(rows))
         if name == "tpot_ms":
-            tell("  without resident ones", told[limited])
-    print(f"hit rate: largest difference {np.abs(points).max():.1f} points")
+            add_summary(report, f"{clock}, {name} without resident ones", np.array(rows)[limited])
+    report.add(f"{clock}: largest error of the hit rate", "points", single(np.abs(points).max(), len(points)))
 
 
-def tell(name: str, told: np.ndarray) -> None:
+def add_summary(report: Report, name: str, rows: np.ndarray) -> None:
     """Accuracy of [settings, (real, simulated)]."""
-    error = np.abs(told[:, 1] / told[:, 0] - 1)
-    rank = spearmanr(told[:, 0], told[:, 1]).statistic
-    pairs = [(a, b) for a, b in itertools.permutations(told, 2) if a[0] > b[0] * (1 + APART)]
+    error, n = 100 * np.abs(rows[:, 1] / rows[:, 0] - 1), len(rows)
+    pairs = [(a, b) for a, b in itertools.permutations(rows, 2) if a[0] > b[0] * (1 + APART)]
     right = sum(a[1] > b[1] for a, b in pairs)
-    print(
-        f"{name}: {int((error <= 0.15).sum())} of {len(error)} within 15 %, largest {error.max():.1%}; ranks {rank:.2f}; "
-        f"of {len(pairs)} pairs more than {APART:.0%} apart {right} in the right order"
-    )
+    report.add(f"{name}: settings within 15 %", "%", single(100 * float((error <= 15).mean()), n))
+    report.add(f"{name}: largest error", "%", single(error.max(), n))
+    report.add(f"{name}: rank correlation", "", single(spearmanr(rows[:, 0], rows[:, 1]).statistic, n))
+    if pairs:
+        report.add(
+            f"{name}: pairs more than {APART:.0%} apart in the right order", "%", single(100 * right / len(pairs), len(pairs))
+        )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("package", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="its beginning is the prompt")
-    parser.add_argument("--characters", type=int, default=600)
-    parser.add_argument("--caches", default="25%,50%,100%", type=lambda text: text.split(","))
-    parser.add_argument("--chunks", default="8,64", type=lambda text: [int(word) for word in text.split(",")])
-    parser.add_argument("--rounds", type=int, default=4, help="to add")
-    parser.add_argument("--recordings", type=int, default=1, help="of each calibration setting")
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep recordings and figures, and go on with those that lie there"
-    )
-    args = parser.parse_args()
+@dataclass(frozen=True)
+class Plan:
+    """Settings that calibrate (the second is the reference), the one that shows what is fetched ahead, and those under test."""
+
+    twins: list[Setting]
+    asking: Setting
+    tests: list[Setting]
+
+    @property
+    def reference(self) -> Setting:
+        """Everything resident, at a chunk that is not under test."""
+        return self.twins[1]
+
+
+def planned(args: argparse.Namespace) -> Plan:
+    """The settings that the command line asks for."""
     sizes = json.loads(subprocess.check_output([sys.executable, "-m", "runtime", "inspect", str(args.package), "--json"]))
     whole = sizes["all_experts_bytes"]
     small, least = (cache_bytes(share, whole) for share in (CALIBRATION_SHARE, ASKING_SHARE))
     kinds = ((None, False), (small, False), (small, True))
     twins = [Setting(size, ahead, chunk) for (size, ahead), chunk in itertools.product(kinds, CALIBRATION_CHUNKS)]
-    reference, asking = twins[1], Setting(least, True, CALIBRATION_CHUNKS[-1])
+    asking = Setting(least, True, CALIBRATION_CHUNKS[-1])
     tests = [
         Setting(cache_bytes(word, whole), prefetch, chunk)
         for word, prefetch, chunk in itertools.product(args.caches, (False, True), args.chunks)
     ]
     tests = [one for one in tests if one.cache is not None or not one.prefetch]
     if set(tests) & {*twins, asking}:
-        parser.error(f"chunks {CALIBRATION_CHUNKS} with {CALIBRATION_SHARE}, {ASKING_SHARE} or all are the calibration's")
+        sys.exit(f"chunks {CALIBRATION_CHUNKS} with {CALIBRATION_SHARE}, {ASKING_SHARE} or all are the calibration's")
+    return Plan(twins, asking, tests)
+
+
+def judge(plan: Plan, traced: costs.Costs, routes: trace.Trace, rounds: list[Round], report: Report) -> None:
+    """Errors of the settings under test, raw and at the reference's pace."""
+    by_setting = paced(rounds, str(plan.reference))
+    lasted = [runs[-1][1]["at_s"] - runs[0][1]["at_s"] for runs in rounds]
+    paces = [run["pace"] for runs in by_setting.values() for run in runs]
+    report.note(
+        f"{len(plan.tests)} settings, {len(rounds)} rounds of {np.mean(lasted):.0f} s; {routes.steps[0].rows} prompt tokens, "
+        f"{len(routes.steps) - 1} decode steps; paces {min(paces):.2f} to {max(paces):.2f}"
+    )
+    for at_pace in (False, True):
+        cost = untraced(traced, routes, {one: middle(by_setting[str(one)], at_pace) for one in plan.twins})
+        add_errors(report, {one: by_setting[str(one)] for one in plan.tests}, cost, routes, at_pace)
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=4)
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="its beginning is the prompt")
+    parser.add_argument("--characters", type=int, default=600)
+    parser.add_argument("--caches", default="25%,50%,100%", type=lambda text: text.split(","))
+    parser.add_argument("--chunks", default="8,64", type=lambda text: [int(word) for word in text.split(",")])
+    parser.add_argument("--recordings", type=int, default=1, help="of each calibration setting")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep recordings and figures, and go on with those that lie there"
+    )
+    args = parser.parse_args()
+    report, plan = Report("simulator", args), planned(args)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         runtime = Runtime(args, folder)
-        recordings = [runtime.record(one, n) for n, one in itertools.product(range(args.recordings), twins)]
-        routes = trace.from_tables(runtime.record(asking, 0))
-        others = [one for one in [*twins, *tests] if one != reference]
-        rounds = measured(runtime, reference, others, args.rounds, folder / "figures.json")
-    found = paced(rounds, str(reference))
-    lasted = [made[-1][1]["at_s"] - made[0][1]["at_s"] for made in rounds]
-    paces = [run["pace"] for made in found.values() for run in made]
-    print(
-        f"{len(tests)} settings, {len(rounds)} rounds of {np.mean(lasted):.0f} s; {routes.steps[0].rows} prompt tokens, "
-        f"{len(routes.steps) - 1} decode steps; paces {min(paces):.2f} to {max(paces):.2f}"
-    )
-    traced = costs.from_tables(*recordings)
-    for at_pace in (False, True):
-        cost = untraced(traced, routes, {one: middle(found[str(one)], at_pace) for one in twins})
-        show({one: found[str(one)] for one in tests}, cost, routes, at_pace)
+        recordings = [runtime.record(one, n) for n, one in itertools.product(range(args.recordings), plan.twins)]
+        routes = trace.from_tables(runtime.record(plan.asking, 0))
+        others = [one for one in [*plan.twins, *plan.tests] if one != plan.reference]
+        rounds = measured(runtime, plan.reference, others, args.rounds, folder / "figures.json")
+    judge(plan, costs.from_tables(*recordings), routes, rounds, report)
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """What the runtime's probes cost when nobody traces: ns per call from Python, beside an empty function and a bare loop.
 
-python -m benchmarks.usdt
+python -m benchmarks.usdt [--rounds 9]
 """
 
-import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import extremes
+from benchmarks.lib.turns import by_turns
 from runtime.telemetry import _probes  # type: ignore[attr-defined]
 
-CALLS, REPEATS = 200_000, 9
+CALLS = 200_000
 EXPERTS, WEIGHTS = np.zeros(16, np.uint16), np.zeros(16, np.float32)
 SOURCES = np.zeros(4, np.uint64).tobytes()
 CASES: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
@@ -33,12 +35,13 @@ def per_call(function: Callable[..., object], arguments: tuple[object, ...]) -> 
 
 
 def main() -> None:
-    times: dict[str, list[float]] = {name: [] for name in CASES}
-    for _ in range(REPEATS):
-        for name, case in CASES.items():
-            times[name].append(per_call(*case))
+    args = arguments(__doc__, rounds=9).parse_args()
+    report, times = Report("usdt", args), {name: list[float]() for name in CASES}
+    for _, name in by_turns(list(CASES), args.rounds):
+        times[name].append(per_call(*CASES[name]))
     for name, values in times.items():
-        print(f"{name:16} {statistics.median(values):6.0f} ns  ({min(values):.0f} .. {max(values):.0f})")
+        report.add(name, "ns per call", extremes(values))
+    report.finish()
 
 
 if __name__ == "__main__":

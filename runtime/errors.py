@@ -1,7 +1,9 @@
 """Every error a user can cause, each with the fact and the remedy in one line."""
 
+from moescope.errors import UserError
 
-class MoEError(Exception):
+
+class MoEError(UserError):
     """Base of the runtime's errors; its text is one line for the terminal."""
 
 

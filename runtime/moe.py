@@ -7,9 +7,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from runtime.backends.graph import HTP
 from runtime.backends.instruction_sets import instruction_set
 from runtime.backends.kv_cache import Scales
+from runtime.cache_rules.forms import HTP
 from runtime.errors import ModelError, RequestError
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT

@@ -18,7 +18,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from benchmarks.host_time import HostTime
+from workloads.host_time import HostTime
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = "MOESCOPE_TESTS_SHARED"

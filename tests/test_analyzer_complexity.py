@@ -10,8 +10,8 @@ from analyzer.tables.complexity import BLOCKS, GGML_TYPES, Facts, Tensor, expect
 from analyzer.tables.store import load
 from analyzer.tables.subgraph_work import Asked, subgraphs
 from runtime.telemetry.probes import Kind
-from tests.recordings import Writer
-from tests.tables_fixture import make
+from workloads.recordings import Writer
+from workloads.tables_fixture import make
 
 M, K, N, H = 256, 128, 5, 4
 CEILINGS = Ceilings("Some CPU", 2, {"1": 10e9, "2": 20e9}, {"1": 50e9, "2": 100e9}, 1000.0)

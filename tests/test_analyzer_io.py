@@ -12,8 +12,8 @@ from analyzer.questions.summary import summarize
 from analyzer.records.reading import open_recording
 from analyzer.tables import io
 from analyzer.tables.store import build
-from tests.recordings import MAIN, WORKER, Writer
 from tracer.recording.format import Recording
+from workloads.recordings import MAIN, WORKER, Writer
 
 DISK, MODEL = 8 << 20 | 1, 4711
 FILES = {"page_bytes": 4096, "files": [{"dev": DISK, "ino": MODEL, "path": "/models/moe.gguf"}]}

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.tables import store
-from tests.recordings import LLAMA_OPERATORS, MAIN, WORKER, Writer
 from tracer.recording.format import Recording
+from workloads.recordings import LLAMA_OPERATORS, MAIN, WORKER, Writer
 
 SHARES = 17
 GRAPH, TENSORS = 0x1000, 0x2000

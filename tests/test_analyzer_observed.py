@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from analyzer.records.observed import EVER, clipped, level_gaps
 from analyzer.tables import store as tables_module
-from tests.recordings import MAIN, WORKER, Writer
 from tracer.recording.format import Recording
+from workloads.recordings import MAIN, WORKER, Writer
 
 CHANGES = [
     {"ts_ns": 100, "done_ns": 110, "level": "sched", "on": False, "tps": 1.0, "why": "slow"},

@@ -13,11 +13,11 @@ from analyzer.__main__ import main
 from analyzer.questions import cached, phases, threads
 from analyzer.questions.findings import findings
 from analyzer.questions.summary import incomplete, summarize
-from analyzer.records.intervals import Intervals, overlaps, uncovered
+from analyzer.records.intervals import Intervals, common, covered, merged, overlaps, uncovered
 from analyzer.records.reading import Source, open_recording
 from analyzer.tables.store import load
-from tests.recordings import MAIN, WORKER, Writer
-from tests.tables_fixture import make
+from workloads.recordings import MAIN, WORKER, Writer
+from workloads.tables_fixture import make
 
 SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 12)), max_size=12)
 
@@ -30,18 +30,38 @@ def intervals(rows: list[tuple[int, int, int]]) -> Intervals:
 @given(SPANS, SPANS)
 def test_overlaps_and_what_is_uncovered_equal_a_walk_over_every_moment(some, windows):
     windows = [(i, begin, length) for i, (_, begin, length) in enumerate(windows[:3])]
-    covered, frame = intervals(some), intervals(windows)
-    left = uncovered(frame, covered)
+    taken, frame = intervals(some), intervals(windows)
+    left = uncovered(frame, taken)
     for key, begin, length in windows:
         inside = {t for k, b, n in some if k == key for t in range(b, b + n)}
         seen = [t for k, b, e in zip(left.key, left.begin, left.end, strict=True) if k == key for t in range(b, e)]
         assert seen == [t for t in range(begin, begin + length) if t not in inside]
-    tiles = phases.merged(covered)
+    tiles = merged(taken)
     met = overlaps(frame, tiles)
     total = sum(
         len({t for k, b, n in some if k == key for t in range(b, b + n)} & set(range(at, at + size))) for key, at, size in windows
     )
     assert met.length.sum() == total
+
+
+def moments(spans: Intervals) -> list[tuple[int, int]]:
+    """(key, moment) of every interval, those of several as often."""
+    rows = zip(spans.key.tolist(), spans.begin.tolist(), spans.end.tolist(), strict=True)
+    return sorted((key, t) for key, begin, end in rows for t in range(begin, end))
+
+
+@given(SPANS, SPANS)
+def test_merging_and_what_is_common_or_left_equal_sets_of_moments(some, others):
+    one, other = intervals(some), intervals(others)
+    flat, second = merged(one), merged(other)
+    assert moments(flat) == sorted(set(moments(one)))
+    assert np.all((flat.key[1:] > flat.key[:-1]) | (flat.begin[1:] > flat.end[:-1]))
+    assert moments(common(flat, second)) == sorted(set(moments(one)) & set(moments(other)))
+    assert moments(uncovered(flat, other)) == sorted(set(moments(one)) - set(moments(other)))
+    left = [m for m in moments(one) if m not in set(moments(other))]
+    assert moments(uncovered(one, other)) == left
+    shared = [len([m for m in moments(one) if m in set(moments(intervals([row])))]) for row in others]
+    assert covered(one, other).tolist() == shared
 
 
 def switched(w: Writer, ts: int, prev: int, following: int, state: int = 0) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from analyzer.records.reading import open_recording
 from analyzer.tables.qnn.enums import EVENT_TYPES, WORK_OF_HUNDRED, WORK_OF_THOUSAND, Work, work_of
 from analyzer.tables.store import build
-from tests.recordings import MAIN, WORKER, Writer, layouts
+from workloads.recordings import MAIN, WORKER, Writer, layouts
 
 SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GRAPH_CREATE, FINALIZE, FROM_BINARY, RETRIEVE = 15, 19, 13, 20

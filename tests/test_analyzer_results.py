@@ -17,9 +17,9 @@ from analyzer.questions.summary import summarize
 from analyzer.records.reading import open_recording
 from analyzer.tables import store as tables_module
 from analyzer.tables.store import load
-from tests.recordings import MAIN, PID, WORKER, Writer
 from tests.test_analyzer_qnn import EXECUTE, Program
 from tests.test_analyzer_tables import NO_SEQ, llama, runtime
+from workloads.recordings import MAIN, PID, WORKER, Writer
 
 SHARED = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -69,8 +69,9 @@ def test_times_average_over_tokens_of_the_same_structure_only(tmp_path):
     w.add("op_end", ts=90_900, tensor=11).add("token_end", ts=91_000, seq=9)
     tables = load(w.write(tmp_path))
     assert decode_tokens(tables) == [1, 2, 3]
-    tables["operators"].loc[tables["operators"]["token_id"] == 2, "duration_ns"] *= 2
-    graph = build(tables, 1, [1, 2, 3])
+    operators = tables["operators"].copy()
+    operators.loc[operators["token_id"] == 2, "duration_ns"] *= 2
+    graph = build(tables.with_table("operators", operators), 1, [1, 2, 3])
     assert (graph.graph["tokens_used"], graph.graph["tokens_skipped"]) == (2, 1)
     assert [graph.nodes[f"op {i}"]["duration_ns"] for i in (0, 1)] == [300, 600]
 
@@ -290,7 +291,7 @@ def test_tables_query_experts_and_dag_answer_in_json(tmp_path, capsys):
 def test_errors_are_one_line_and_exit_code_2(tmp_path, capsys, words):
     folder = runtime().write(tmp_path)
     code, _, err = run(capsys, *(folder if word == "RUN" else word for word in words))
-    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+    assert code == 2 and err.startswith("analyzer: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

@@ -1,23 +1,19 @@
 """The joins against plain loops that anyone can check."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.records.schema import reads
+from analyzer.records.intervals import Intervals, covered
+from analyzer.records.schema import TEXT, says, text
 from analyzer.records.slot_columns import by_kind, columns_of, firsts
 from analyzer.records.spans import (
-    GREATEST,
-    KNOWN_SUM,
-    SUM,
     Marks,
     Nest,
     codes,
     distinct,
     first_rows,
-    fold,
     following,
     latest,
     numbered,
@@ -26,8 +22,8 @@ from analyzer.records.spans import (
     successors,
     within,
 )
-from analyzer.records.time_sets import covered_by_each
-from tests.recordings import layouts, records
+from analyzer.tables.operators import known_total, total
+from workloads.recordings import layouts, records
 
 TIMES = st.integers(0, 30)
 EVENT = st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 2))  # thread, is begin, identity
@@ -135,13 +131,20 @@ SPANS = st.lists(st.tuples(TIMES, TIMES).map(sorted))
 def test_time_covered_by_each_interval_equals_the_sum_of_what_they_share(spans, windows):
     (opened, closed), (begin, end) = (np.array(each, np.int64).reshape(-1, 2).T for each in (spans, windows))
     expected = [sum(max(0, min(b, y) - max(a, x)) for a, b in spans) for x, y in windows]
-    assert covered_by_each(opened, closed, begin, end).tolist() == expected
+    assert covered(Intervals.of(opened, closed), Intervals.of(begin, end)).tolist() == expected
 
 
-@given(st.lists(st.sampled_from(["running", "waiting", "", "r" * 2, None])), st.sampled_from(["running", "", "rr"]))
-def test_reading_a_word_equals_comparing_every_row(rows, word):
-    texts = [None if text is None else "".join(list(text)) for text in rows]  # equal, but not the same objects
-    assert reads(pd.Series(texts, dtype=object), word).tolist() == [text == word for text in texts]
+WORDS = st.lists(st.sampled_from(["running", "waiting", "", "rr"]), min_size=1)
+
+
+@given(WORDS, st.data())
+def test_a_column_of_texts_reads_as_its_values_do_and_holds_each_once(values, data):
+    codes = np.array(data.draw(st.lists(st.integers(-1, len(values) - 1))), np.int64)
+    column, rows = text(codes, values), [values[code] for code in codes]
+    assert column.to_pylist() == rows and column.type == TEXT
+    assert len(set(column.dictionary.to_pylist())) == len(column.dictionary)
+    for words in (["running"], ["", "rr"], []):
+        assert says(column, *words).tolist() == [row in words for row in rows]
 
 
 @given(ROWS)
@@ -222,19 +225,16 @@ def test_running_counts_by_group_equal_a_sort(rows):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 9)), max_size=20))
-def test_folding_equals_a_loop_over_the_rows_of_each_group(rows):
+def test_summing_equals_a_loop_over_the_rows_of_each_group(rows):
     group, value = columns(rows)
     of = [[v for g, v in rows if g == wanted] for wanted in range(4)]
     known = [[v for v in values if v >= 0] for values in of]
-    assert fold(GREATEST, group, value, np.full(4, -5)).tolist() == [max(values, default=-5) for values in of]
-    assert fold(SUM, group, value, np.zeros(4, np.int64)).tolist() == [sum(values) for values in of]
-    assert fold(KNOWN_SUM, group, value, np.full(4, -1)).tolist() == [sum(values) if values else -1 for values in known]
+    assert total(group, value, 4).tolist() == [sum(values) for values in of]
+    assert known_total(group, value, 4).tolist() == [sum(values) if values else -1 for values in known]
 
 
 @pytest.mark.parametrize("group", [-1, 4, 2**62])
-def test_a_group_or_slot_out_of_range_is_refused(group):
-    with pytest.raises(IndexError):
-        fold(SUM, np.array([group]), np.array([1]), np.zeros(4, np.int64))
+def test_a_slot_out_of_range_is_refused(group):
     slots = records("op_wait", 4).view("V64")[:, 0]
     with pytest.raises(IndexError):
         columns_of(slots, np.array([group]), layouts()["op_wait"][1], ("ts",))

@@ -15,8 +15,8 @@ from analyzer.questions.summary import summarize
 from analyzer.records.reading import open_recording
 from analyzer.records.schema import TABLES
 from analyzer.tables.store import build, load
-from tests.recordings import MAIN, PID, WORKER, Writer, manifest
 from tracer.recording.format import RecordingError
+from workloads.recordings import MAIN, PID, WORKER, Writer, manifest
 
 NO_SEQ, NO_POSITION = 2**64 - 1, 2**32 - 1
 SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

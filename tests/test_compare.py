@@ -19,11 +19,11 @@ from analyzer.compare.history import ENGINES, add, changes, read
 from analyzer.compare.metrics import Facts, extract, routing
 from analyzer.compare.results import CompareError, Result, save
 from analyzer.compare.results import read as read_results
-from analyzer.compare.verdict_text import figure
-from tests import tables_fixture as fixture
-from tests.planting import Tables, cold, displaced, slowed, split, warped
+from analyzer.compare.verdict_text import figure, percent
 from views.regression import metrics as regression_table
 from views.regression import write_regression
+from workloads import tables_fixture as fixture
+from workloads.planting import Tables, cold, displaced, slowed, split, warped
 
 HOSTILE = '</script><img src=x onerror="document.pwned=1">|\u0001`'
 
@@ -129,19 +129,20 @@ def test_medians_are_shown_on_the_footing_of_their_ratio(capsys, tmp_path: Path)
             assert metric["at_pace"] / metric["base"] == pytest.approx(metric["ratio"])
         else:
             assert metric["at_pace"] is None
-    fair = f"{figure(slower[0]['at_pace'], 'ms')} at the base's pace (plain: {figure(slower[0]['cand'], 'ms')})"
-    for text in (" ".join(one["text"] for one in shown["words"]), (tmp_path / "s.md").read_text()):
-        assert fair in text
+    fair = f"at the base's pace {figure(slower[0]['at_pace'], 'ms')}, {percent(slower[0]['ratio'])}"
+    cells = f"| {percent(slower[0]['change'])} | {figure(slower[0]['at_pace'], 'ms')}, {percent(slower[0]['ratio'])} |"
+    markdown = (tmp_path / "s.md").read_text()
+    assert fair in " ".join(one["text"] for one in shown["words"]) and fair in markdown and cells in markdown
     failed = [case.get("message") or "" for case in ElementTree.parse(tmp_path / "j.xml").getroot().iter("failure")]
     assert any(fair in message for message in failed)
     table = regression_table(shown).blocks[0]
     names = [column["name"] for column in table["columns"]]
     rows = [dict(zip(names, row, strict=True)) for row in table["rows"]]
     row = next(row for row in rows if row["family"] == "operator" and row["verdict"] == "slower")
-    assert row["candidate is"] == "at the base's pace"
     assert row["candidate"] / row["base"] - 1 == pytest.approx(row["change %"] / 100)
+    assert row["candidate at the base's pace"] / row["base"] - 1 == pytest.approx(row["change at the base's pace %"] / 100)
     main(words)
-    assert "* at the base's pace" in capsys.readouterr().out
+    assert "at the base's pace: without" in capsys.readouterr().out
 
 
 def test_wrong_use_is_one_line_and_two(sides, capsys, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from analyzer.compare.document import Comparison, compare
 from analyzer.compare.results import Result
 from analyzer.compare.verdicts import Rules
 from analyzer.tables.store import load
-from benchmarks.host_time import HostTime
 from tests.conftest import trace
-from tests.planting import by_variant
-from tests.truth import WITH_SITES, compiled, skip_where_stolen
+from tests.truth import skip_where_stolen
 from tracer.recording.format import Recording
+from workloads.compiling import WITH_SITES, compiled
+from workloads.host_time import HostTime
+from workloads.planting import by_variant
 
 VARIANTS = ("base", "again", "slow20", "cold", "displaced", "split", "halved")
 ROUNDS, STEPS = 9, 20

@@ -15,14 +15,14 @@ import pytest
 from analyzer.questions import profdag, structure
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tests.gguf_model import DENSE, SMALL, Shape, write
 from tracer.recording.format import Recording
+from workloads.gguf_model import DENSE, SMALL, Shape, write
 
 pytestmark = [
     pytest.mark.needs("probes"),
     pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed"),
 ]
-PROGRAMS = ROOT / "tests" / "programs"
+PROGRAMS = ROOT / "workloads" / "programs"
 NEW, PAUSE_S = 12, 0.1
 RENAMES_MEMORY = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
 Operator = tuple[str, str, str]

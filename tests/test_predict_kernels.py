@@ -1,14 +1,19 @@
 """Kernel predictors: what really fuses on ONNX Runtime and QNN, and regressors against times whose law is known."""
 
+import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from analyzer.__main__ import main
 from analyzer.errors import PredictError
 from analyzer.model import read_config
-from analyzer.predict.kernels import fusion, graphs, regressors, sampling
+from analyzer.predict.kernels import backends, fusion, graphs, regressors, sampling, training
 from analyzer.predict.kernels.backends import Cpu, Htp
 from analyzer.predict.kernels.graphs import Shape
 from analyzer.predict.kernels.law import passes
@@ -138,8 +143,8 @@ def trained() -> regressors.Predictors:
 
 def test_unseen_shapes_of_a_known_law_are_met(trained: regressors.Predictors) -> None:
     unseen = sampling.draw(PRIOR, 60, np.random.default_rng(7))
-    assert set(trained.chosen.values()) <= set(trained.candidates)
-    for kernel in trained.models:
+    assert {kernel.chosen for kernel in trained.kernels.values()} <= set(trained.candidates)
+    for kernel in trained.kernels:
         told = regressors.accuracy(trained.kernel(kernel, unseen), law(kernel, unseen))
         assert told["within_10_percent"] >= 0.9
         assert told["rmspe"] < 0.1
@@ -168,8 +173,8 @@ def test_weights_that_leave_the_cache_between_two_runs_cost_more(trained: regres
 
 
 def test_predictors_are_kept_with_where_they_were_measured(trained: regressors.Predictors, tmp_path: Path) -> None:
-    trained.save(tmp_path / "kernels.joblib", "made")
-    found = regressors.load(tmp_path / "kernels.joblib")
+    trained.save(tmp_path / "kernels.json", "made")
+    found = regressors.load(tmp_path / "kernels.json")
     shapes = [Shape(8, 128, 64), Shape(1, 64, 512)]
     np.testing.assert_array_equal(found.kernel("Gemm", shapes), trained.kernel("Gemm", shapes))
     assert found.environment["backend"] == "made"
@@ -191,3 +196,113 @@ def test_sampling_is_finer_where_the_error_is_large() -> None:
 def test_the_prior_holds_the_products_of_the_models() -> None:
     found = sampling.widths_of([read_config(CONFIGS / "qwen3-30B-A3B_config.json")])
     assert {(2048, 768), (768, 2048), (2048, 4096)} <= set(found)
+
+
+KEYS = st.sampled_from(["format", "unit", "fused", "measured_on", "kernels"])
+DOCUMENTS = st.recursive(st.none() | st.just(1) | st.text(), lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner))
+
+
+@settings(max_examples=60)
+@given(st.binary(max_size=60) | DOCUMENTS.map(lambda document: json.dumps(document).encode()))
+def test_a_file_that_holds_no_predictors_is_one_line_of_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.json"
+    file.write_bytes(content)
+    with pytest.raises(PredictError, match="train again"):
+        regressors.load(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("regressor", "os.system"),
+        ("shapes", [[0, 8, 8, 1]] * 60),
+        ("shapes", [[8, 8]] * 60),
+        ("times", [1.0]),
+        ("times", [-1.0] * 100),
+    ],
+)
+def test_a_file_that_was_changed_is_refused(trained: regressors.Predictors, tmp_path: Path, key: str, value: object) -> None:
+    trained.save(tmp_path / "kernels.json", "made")
+    facts = json.loads((tmp_path / "kernels.json").read_text())
+    facts["kernels"]["Gemm"][key] = value
+    (tmp_path / "kernels.json").write_text(json.dumps(facts))
+    with pytest.raises(PredictError, match="train again"):
+        regressors.load(tmp_path / "kernels.json")
+
+
+def test_a_file_of_another_format_is_refused(trained: regressors.Predictors, tmp_path: Path) -> None:
+    trained.save(tmp_path / "kernels.json", "made")
+    facts = json.loads((tmp_path / "kernels.json").read_text())
+    (tmp_path / "kernels.json").write_text(json.dumps(facts | {"format": 2}))
+    with pytest.raises(PredictError, match="format 2"):
+        regressors.load(tmp_path / "kernels.json")
+
+
+class Lawful(Made):
+    """A backend whose times are the law of the first operator's shape and whose nodes fuse Gemm with Relu."""
+
+    def times(self, models: list[bytes]) -> list[float]:
+        return [self._time(onnx.load_from_string(model)) for model in models]
+
+    def _time(self, model: onnx.ModelProto) -> float:
+        rows, k = (dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim)
+        weights = [one.dims for one in model.graph.initializer]
+        return 1e-6 * len(model.graph.node) + sum(rows * dims[0] * dims[-1] for dims in weights) / 1e10 + rows * k / 1e9
+
+    def nodes(self, model: bytes) -> set[str]:
+        names = [node.name for node in onnx.load_from_string(model).graph.node]
+        return set(names) - ({"n1_Relu"} if names == ["n0_Gemm", "n1_Relu"] else set())
+
+
+@pytest.fixture
+def made_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "Cpu", lambda runs: Lawful())
+    monkeypatch.setattr(regressors, "choose", lambda *measured: "law")
+    monkeypatch.setattr(training, "PRIOR", [(64, 128), (128, 64)])
+
+
+@pytest.mark.usefixtures("made_backend")
+def test_predictors_are_trained_and_asked_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "kernels.json"
+    trained = ["kernels", "train", "--out", str(file), "--start", "12", "--rounds", "0", "--held-out", "6", "--json"]
+    assert main(trained) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"Gemm+Relu", "Gemm", "MatMul", "Sigmoid"} <= {row["kernel"] for row in told["kernels"]}
+    assert all(row["repeated_rmspe"] == 0 for row in told["kernels"]), "the same law answers twice"
+    predict = ["kernels", "predict", str(file), "--rows", "1,8"]
+    assert main([*predict, "--widths", "64,128,64", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["rows"] for one in told["predictions"]] == [1, 8]
+    for one in told["predictions"]:
+        assert [part["kernel"] for part in one["kernels"]] == ["Gemm+Relu", "Gemm"]
+        assert one["time"] == pytest.approx(sum(part["time"] for part in one["kernels"]))
+    assert told["measured_on"]["backend"] == "made"
+    assert main([*predict, "--widths", "64,128,64"]) == 0
+    assert "Gemm+Relu" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("made_backend")
+def test_fusion_is_shown_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "fusion", "--json"]) == 0
+    pairs = json.loads(capsys.readouterr().out)["pairs"]
+    assert [(row["first"], row["second"]) for row in pairs if row["by_nodes"]] == [("Gemm", "Relu")] * 2
+    assert main(["kernels", "fusion"]) == 0
+    assert "verdicts by time agree" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--widths", "8,8"], "3 numbers"),
+        (["--widths", "8,x,8"], "whole numbers"),
+        (["--widths", "8,8,8", "--rows", "0"], "whole numbers"),
+        (["--widths", "8,8,8", "--chain", "Gemm,Sin"], "'Sin' is unknown"),
+        (["--widths", "8,8", "--chain", "Gemm,Tanh"], "never measured"),
+    ],
+)
+def test_a_wrong_question_is_answered_with_the_remedy(
+    trained: regressors.Predictors, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str
+) -> None:
+    trained.save(tmp_path / "kernels.json", "made")
+    assert main(["kernels", "predict", str(tmp_path / "kernels.json"), *words]) == 2
+    assert text in capsys.readouterr().err

@@ -17,7 +17,7 @@ from analyzer.predict import devices, links, roofline
 from analyzer.predict.beside import beside, mismatch
 from analyzer.predict.prediction import predict, weight_bytes
 from analyzer.predict.setup import Setup
-from tests import tables_fixture
+from workloads import tables_fixture
 
 CONFIGS = Path(__file__).parent / "data" / "infersim" / "hf_configs"
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 128}
@@ -110,7 +110,7 @@ def test_operations_are_those_that_pytorch_counts(both: tuple[Any, Model]) -> No
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         oracle(torch.arange(rows)[None], use_cache=False)
     setup = Setup("prefill", 1, rows)
-    parts = roofline.parts(model, roofline.target(devices.load("rk3588"), model, replace(setup, unit="cpu")), setup)
+    parts = roofline.parts(model, roofline.unit_peak(devices.load("rk3588"), model, replace(setup, unit="cpu")), setup)
     whole = {part.name: part.flops * part.times for part in parts}
     whole["head"] *= rows
     whole["attention core"] *= 2

@@ -21,14 +21,13 @@ from analyzer.predict.simulator import PIECE, Outcome, Settings, pareto, simulat
 from analyzer.predict.trace import Step, Trace, from_tables
 from analyzer.records.schema import empty
 from analyzer.tables.store import load
-from runtime.experts.buffers import TokenBuffers
-from runtime.experts.cache import ExpertCache, Form
+from runtime.cache_rules.batches import TokenBuffers, smallest_tier
+from runtime.cache_rules.forms import Form, Reason
+from runtime.experts.cache import ExpertCache
 from runtime.experts.loader import Loader
 from runtime.package.demo_model import write_demo_model
-from runtime.placement.options import smallest_tier
-from runtime.telemetry.probes import Reason
-from tests import tables_fixture
-from tests.tables_fixture import frame, spans
+from workloads import tables_fixture
+from workloads.tables_fixture import frame, spans
 
 SIZE = 100
 KINDS = ("attention", "router", "dispatch", "combine", "outside", "expert")
@@ -335,3 +334,18 @@ def test_perfetto_reads_two_loaders_of_a_simulated_run_on_threads_of_their_own(t
     expected = {f"simulated {u}": 1e9 * sum(s.end - s.begin for s in found.spans if s.unit == u) for u in units}
     assert dict(Judge(tmp_path / "sim" / "trace.pftrace").rows(counted)) == pytest.approx(expected, abs=100)
     assert all(expected.values())
+
+
+def test_two_runs_are_scored_as_original_and_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = {key: Line(line.fixed / 2) for key, line in EVEN.work.items()}
+    for name, cost in (("original", EVEN), ("quantized", replace(EVEN, work=quick))):
+        timeline.write_run(tmp_path / name, simulate(random_trace(7), cost, Settings()), "test costs")
+    runs = [str(tmp_path / "original"), str(tmp_path / "quantized")]
+    assert main(["quantization", *runs, "--accuracy", "0.8", "0.72", "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)
+    assert [score["accuracy"], score["prefill"], score["decode"]] == pytest.approx([0.9, 2, 2], rel=1e-3)
+    assert score["score"] == pytest.approx(3 / (1 / 0.9 + 1 / 2 + 1 / 2), rel=1e-3)
+    assert main(["quantization", *runs, "--perplexity", "10", "12.5"]) == 0
+    assert "harmonic quantization score" in capsys.readouterr().out
+    assert main(["quantization", *runs, "--perplexity", "0.5", "12.5"]) == 2
+    assert "1 or more" in capsys.readouterr().err

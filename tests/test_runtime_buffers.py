@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.experts.buffers import TokenBuffers
-from runtime.placement.options import smallest_tier
+from runtime.cache_rules.batches import TokenBuffers, smallest_tier
 
 EXPERTS = 6
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.cache_rules.forms import Cache, Form, Reason
 from runtime.errors import BudgetError
-from runtime.experts.cache import ExpertCache, Form
+from runtime.experts.cache import ExpertCache
 from runtime.experts.loader import Loader
-from runtime.telemetry.probes import Cache, Reason
 from runtime.units import parse_budget
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from runtime import MoE
 from runtime.__main__ import main
 from runtime.chat import prompt_of
-from runtime.package.convert import Target, convert
+from runtime.package.convert import PackageFormat, convert
 from runtime.package.demo_model import write_demo_model
 from runtime.package.layout import sha256
 from tests.runtime_models import PROMPT, shard
@@ -188,7 +188,7 @@ def test_a_package_of_an_older_format_asks_to_be_converted_again(
 
 
 def test_every_expert_is_one_aligned_read_that_matches_its_hash(demo: Path, tmp_path: Path) -> None:
-    package = convert(demo, tmp_path / "package", None, Target(backend="cpu", bits=4))
+    package = convert(demo, tmp_path / "package", None, PackageFormat(backend="cpu", bits=4))
     hashes = package.manifest["experts"]["layers"]
     for layer in range(package.family.layers):
         for expert in range(package.family.experts):
@@ -314,7 +314,7 @@ def test_a_changed_model_is_converted_again(demo: Path, capsys: pytest.CaptureFi
 
 def test_a_model_in_a_read_only_folder_is_converted_into_the_users_cache(demo: Path, tmp_path: Path) -> None:
     demo.chmod(0o555)
-    script = "import os, sys; from pathlib import Path; from runtime.package import default_target\n"
+    script = "import os, sys; from pathlib import Path; from runtime.package.layout import default_target\n"
     script += "if os.getuid() == 0: os.setuid(65534)\n"
     script += "print(default_target(Path(sys.argv[1])))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}

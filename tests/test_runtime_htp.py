@@ -14,10 +14,10 @@ import pytest
 
 from runtime import MoE
 from runtime.backends import htp
-from runtime.backends.graph import CPU, HTP
 from runtime.backends.qnn_profiling import Profiling, SwitchingSession
+from runtime.cache_rules.forms import CPU, HTP
 from runtime.errors import BackendError, RequestError
-from runtime.package.convert import Target, convert, open_or_convert
+from runtime.package.convert import PackageFormat, convert, open_or_convert
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.placement.options import Options
 from runtime.step.attention import Sequence, make_attention
@@ -189,7 +189,7 @@ def test_without_the_qnn_package_htp_says_how_to_get_it_and_auto_takes_the_cpu(t
 def test_quantized_weights_run_wholly_on_htp_and_close_to_the_cpu(tmp_path: Path, bits: int, symmetric: bool) -> None:
     sizes = DemoSizes(hidden=64, layers=2, experts=4, intermediate=64, vocabulary=400)
     model = write_demo_model(tmp_path / "model", sizes=sizes)
-    package = convert(model, tmp_path / "package", None, Target(bits=bits, symmetric=symmetric)).folder
+    package = convert(model, tmp_path / "package", None, PackageFormat(bits=bits, symmetric=symmetric)).folder
     logits = []
     for backend in ("cpu", "htp"):
         engine = MoE.load(package, prefill_backend=backend, decode_backend=backend, chunk=16, tiers=(1, 8))
@@ -219,7 +219,8 @@ def test_evicted_and_reloaded_context_binaries_leave_nothing_and_two_run_from_tw
     sizes = DemoSizes(hidden=64, layers=1, experts=2, intermediate=64, vocabulary=400)
     package = convert(write_demo_model(tmp_path / "model", sizes=sizes), tmp_path / "package")
     script = (
-        "import sys; from pathlib import Path; from benchmarks.htp_cycles import *\n"
+        "import sys; from pathlib import Path; from workloads.htp_cycles import *\n"
+        "from runtime.backends.cpu import return_freed_memory; from runtime.package.layout import Package\n"
         "return_freed_memory(); backend = HtpBackend(Package(Path(sys.argv[1])), (1,))\n"
         "names = ['expert_00_000', 'expert_00_001']\n"
         "warm, half, end = cycle(backend, names, 16); assert from_two_threads(backend, names, 5)\n"

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from runtime.backends.cpu import CpuBackend
 from runtime.moe import MoE
-from runtime.package.convert import Target, convert
+from runtime.package.convert import PackageFormat, convert
 from runtime.package.demo_model import train_tokenizer
 from runtime.package.layout import Package
 from runtime.step.sampling import Sampler, Sampling
@@ -160,7 +160,7 @@ def test_a_family_says_what_transformers_says_whatever_the_chunk_and_the_cache(t
 
 
 def test_eight_bits_stay_close_to_transformers_whatever_the_cache(tiny: Tiny, tmp_path: Path) -> None:
-    package = convert(tiny.folder, tmp_path / "package", None, Target(backend="cpu", bits=8))
+    package = convert(tiny.folder, tmp_path / "package", None, PackageFormat(backend="cpu", bits=8))
     logits = tiny.generated(package.folder, new=4)[1]
     assert np.linalg.norm(logits[0] - tiny.logits[0]) < 0.2 * np.linalg.norm(tiny.logits[0])
     cached = CpuBackend(package, 1).expert_bytes * 3

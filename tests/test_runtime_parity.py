@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from runtime import MoE
+from runtime.cache_rules.forms import Reason
 from runtime.package.demo_model import write_demo_model
 from runtime.step.sampling import Sampler, Sampling
-from runtime.telemetry.probes import Reason
 from tests.runtime_models import PROMPT, fuse_experts, random_model, shard, trained_model, trained_package
 
 torch = pytest.importorskip("torch")

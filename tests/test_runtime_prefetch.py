@@ -15,7 +15,8 @@ import pytest
 
 from runtime import MoE
 from runtime.__main__ import main
-from runtime.cache_rules import LRU, Form
+from runtime.cache_rules.eviction import LRU
+from runtime.cache_rules.forms import Cache, Form, Reason
 from runtime.errors import PackageError
 from runtime.experts.cache import ExpertCache
 from runtime.experts.loader import URGENT, Loader, Ticket
@@ -27,11 +28,11 @@ from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.layout import Package
 from runtime.prepare.training import logistic
 from runtime.telemetry.log import RunLog
-from runtime.telemetry.probes import Cache, Reason
 from tests.runtime_models import PROMPT
 from tests.test_runtime_cache import Account
 
 ROOT = Path(__file__).resolve().parents[1]
+TEXT = ROOT / "runtime" / "package" / "demo_text.txt"
 SIZES = DemoSizes(hidden=64, layers=3, experts=8, intermediate=64, vocabulary=512)
 HALF = 12 * 3 * 64 * 64 * 4
 
@@ -42,8 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("prefetch")
     model = write_demo_model(folder / "model", sizes=SIZES)
     package = convert(model, folder / "package")
-    text = ROOT / "runtime" / "demo_text.txt"
-    command = [sys.executable, "-m", "runtime", "train-predictor", str(package.folder), "--text", str(text), "--json"]
+    command = [sys.executable, "-m", "runtime", "train-predictor", str(package.folder), "--text", str(TEXT), "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     return package.folder, json.loads(done.stdout)
 
@@ -78,7 +78,7 @@ def test_training_says_how_good_it_is_and_the_package_stays_whole(trained: tuple
 
 def test_training_again_replaces_the_predictor(package: Path) -> None:
     before = [path.name for path in package.glob("predictor_*")]
-    arguments = ["train-predictor", str(package), "--text", str(ROOT / "runtime" / "demo_text.txt"), "--tokens", "1600"]
+    arguments = ["train-predictor", str(package), "--text", str(TEXT), "--tokens", "1600"]
     assert main(arguments) == 0
     after = [path.name for path in package.glob("predictor_*")]
     assert len(before) == len(after) == 1
@@ -89,8 +89,7 @@ def test_training_again_replaces_the_predictor(package: Path) -> None:
 
 def test_a_full_disk_leaves_the_package_as_it_was(package: Path) -> None:
     before = {path.name: path.read_bytes() for path in package.iterdir()}
-    text = str(ROOT / "runtime" / "demo_text.txt")
-    command = [sys.executable, "-m", "runtime", "train-predictor", str(package), "--text", text, "--tokens", "800"]
+    command = [sys.executable, "-m", "runtime", "train-predictor", str(package), "--text", str(TEXT), "--tokens", "800"]
     limit = (1024, 1024)
     refuse = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)  # noqa: E731
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=refuse, timeout=180)

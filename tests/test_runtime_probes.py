@@ -18,7 +18,7 @@ from runtime.telemetry import probes
 from tests.runtime_models import PROMPT
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARY = ROOT / "runtime" / "_probes.so"
+LIBRARY = ROOT / "runtime" / "telemetry" / "_probes.so"
 built = pytest.mark.skipif(not probes.built, reason="runtime/telemetry/_probes.so is not built: run make")
 ARGUMENTS = {
     "token__begin": 4,
@@ -105,7 +105,7 @@ def test_wrong_arguments_raise_instead_of_reading_wild_memory(probe: str, argume
 
 def test_the_engine_runs_without_the_extension_and_says_so_once(tmp_path: Path) -> None:
     folder = write_demo_model(tmp_path)
-    script = "import sys; sys.modules['runtime._probes'] = None\nfrom runtime import MoE\n"
+    script = "import sys; sys.modules['runtime.telemetry._probes'] = None\nfrom runtime import MoE\n"
     script += f"for _ in range(2): print([t.id for t in MoE.load({str(folder)!r}).generate('A cache', 3)])"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)

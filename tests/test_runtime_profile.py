@@ -10,7 +10,7 @@ import pytest
 from runtime import MoE
 from runtime.__main__ import main
 from runtime.backends import htp
-from runtime.backends.graph import HTP
+from runtime.cache_rules.forms import HTP
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.telemetry.profile import executions
 from tests.runtime_models import PROMPT

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.quality import negative_log_likelihoods, windows
 from runtime import MoE
 from runtime.backends.kv_cache import TYPES
-from runtime.package.convert import Target, convert
+from runtime.package.convert import PackageFormat, convert
 from runtime.package.layout import Package
 from runtime.step.attention import Sequence
 from tests.runtime_models import trained_model, trained_package
+from workloads.perplexity import negative_log_likelihoods, windows
 
 TOKENS, WINDOW = 256, 256
 
@@ -34,7 +34,7 @@ def perplexity(package: Path, **options: int) -> float:
 def test_perplexity_stays_within_its_bounds(tmp_path: Path) -> None:
     plain = trained_package()
     best = perplexity(plain)
-    package = convert(trained_model(), tmp_path / "package", None, Target(backend="cpu", bits=8)).folder
+    package = convert(trained_model(), tmp_path / "package", None, PackageFormat(backend="cpu", bits=8)).folder
     assert abs(perplexity(package) / best - 1) < 0.01
     assert abs(perplexity(plain, kv_bits=8) / best - 1) < 0.01
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import PackageError
-from runtime.package.reader import ALIGNMENT, PIECE, BlockPool, Place, Reader, aligned
+from runtime.package.reader import ALIGNMENT, PIECE, BlockPool, FileRange, Reader, aligned
 
 SIZE = 3 * ALIGNMENT + 123
 
@@ -38,7 +38,7 @@ def test_a_place_is_read_exactly_and_its_block_is_aligned(
     count = data.draw(st.integers(1, SIZE - offset))
     block = BlockPool().take(count + offset % ALIGNMENT)
     assert block.ctypes.data % ALIGNMENT == 0
-    assert reader.read(Place(path, offset, count), block).tobytes() == content[offset : offset + count]
+    assert reader.read(FileRange(path, offset, count), block).tobytes() == content[offset : offset + count]
 
 
 @pytest.mark.needs("dropping pages")
@@ -49,7 +49,7 @@ def test_reads_leave_nothing_in_the_page_cache(reader: Reader, stored: tuple[Pat
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before = read_bytes()
     for _ in range(4):
-        reader.read(Place(path, 0, SIZE), BlockPool().take(SIZE))
+        reader.read(FileRange(path, 0, SIZE), BlockPool().take(SIZE))
     assert read_bytes() - before >= 4 * 3 * ALIGNMENT, "every read goes to the device"
 
 
@@ -60,10 +60,10 @@ def read_bytes() -> int:
 
 def test_a_missing_and_a_short_file_are_told_in_one_line(reader: Reader, tmp_path: Path) -> None:
     with pytest.raises(PackageError, match=r"gone.bin cannot be read \(No such file"):
-        reader.read(Place(tmp_path / "gone.bin", 0, 10), BlockPool().take(10))
+        reader.read(FileRange(tmp_path / "gone.bin", 0, 10), BlockPool().take(10))
     (tmp_path / "short.bin").write_bytes(b"x" * 5000)
     with pytest.raises(PackageError, match="ends 3192 bytes early"):
-        reader.read(Place(tmp_path / "short.bin", 0, 8192), BlockPool().take(8192))
+        reader.read(FileRange(tmp_path / "short.bin", 0, 8192), BlockPool().take(8192))
 
 
 def test_others_may_come_between_the_pieces_of_a_read(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_others_may_come_between_the_pieces_of_a_read(tmp_path: Path) -> None:
     path.write_bytes(content)
     block, between = BlockPool().take(len(content)), []
     reader = Reader(between=lambda: between.append(len(between)))
-    assert bytes(reader.read(Place(path, 0, len(content)), block)) == content
+    assert bytes(reader.read(FileRange(path, 0, len(content)), block)) == content
     assert len(between) >= 2
     reader.close()
 
@@ -82,7 +82,7 @@ def test_more_files_than_stay_open_can_be_read(reader: Reader, tmp_path: Path) -
         (tmp_path / f"{i}").write_bytes(b"%04d" % i)
     before = len(os.listdir("/proc/self/fd"))
     for i in (*range(200), *range(200)):
-        assert reader.read(Place(tmp_path / f"{i}", 0, 4), block).tobytes() == b"%04d" % i
+        assert reader.read(FileRange(tmp_path / f"{i}", 0, 4), block).tobytes() == b"%04d" % i
     assert len(os.listdir("/proc/self/fd")) - before <= 128
 
 

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from runtime import MoE
 from runtime.__main__ import main
 from runtime.backends import htp
-from runtime.backends.graph import CPU, HTP
+from runtime.cache_rules.forms import BACKENDS, CPU, HTP
 from runtime.errors import RequestError
-from runtime.package.convert import Target, convert
+from runtime.package.convert import PackageFormat, convert
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.layout import Package
 from runtime.placement.costs import Cost, CostTable, FlushByCost
 from runtime.placement.options import Options
-from runtime.telemetry.log import BACKENDS
 from runtime.telemetry.probes import Kind
 from tests.runtime_models import PROMPT
 
@@ -167,7 +166,7 @@ def test_each_kind_can_be_placed_by_hand(tuned: Path) -> None:
 
 def test_a_package_for_the_cpu_alone_is_tuned_without_the_npu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_demo_model(tmp_path / "model", sizes=SIZES)
-    package = convert(model, tmp_path / "package", None, Target(backend="cpu", bits=4)).folder
+    package = convert(model, tmp_path / "package", None, PackageFormat(backend="cpu", bits=4)).folder
     assert main(["tune", str(package), "--show"]) == 2
     assert "has no table yet" in capsys.readouterr().err
     assert main(["tune", str(package), *SHAPES, "--runs", "1", "--json"]) == 0

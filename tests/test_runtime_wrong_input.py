@@ -15,7 +15,7 @@ from runtime.__main__ import main
 from runtime.backends import htp
 from runtime.errors import ModelError, PackageError
 from runtime.models import FAMILIES, read_family
-from runtime.package.convert import Target, convert
+from runtime.package.convert import PackageFormat, convert
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.layout import Package, sha256
 from runtime.telemetry import probes
@@ -84,7 +84,7 @@ def test_a_disk_that_goes_away_while_experts_load_ends_in_one_line(tmp_path: Pat
         pytest.skip("runtime/telemetry/_probes.so is not built: mapped files are not guarded")
     model = write_demo_model(tmp_path / "model", sizes=SIZES)
     with failing_disk(tmp_path) as (disk, fail):
-        convert(model, disk / "package", None, Target(backend="cpu", bits=bits))
+        convert(model, disk / "package", None, PackageFormat(backend="cpu", bits=bits))
         command = [sys.executable, "-c", GO_ON_WHEN_TOLD, str(disk / "package"), cache]
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -23,16 +23,16 @@ from tests import test_tracer_io as io_steps
 from tests import test_tracer_onnxruntime as onnxruntime
 from tests import test_truth_runtime as truth
 from tests.conftest import ROOT, lacking, trace
-from tests.gguf_model import write_moe
 from tests.test_tracer_custom import COUNT, DECLARED, DEPTH
-from tests.truth import WITH_SITES, compiled
 from tracer.recording.format import Recording
+from workloads.compiling import WITH_SITES, compiled
+from workloads.gguf_model import write_moe
 
 pytestmark = [
     pytest.mark.needs("probes", "bcc", "dropping pages"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
-PROGRAMS = ROOT / "tests" / "programs"
+PROGRAMS = ROOT / "workloads" / "programs"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 SAME = {
     "tokens": "engine seq phase n_tokens position result complete",

@@ -12,7 +12,7 @@ from tests.conftest import ROOT, begin_trace, manifest_when
 from tracer.control.budget import AIM, LEAST_SHARE, Budget
 from tracer.recording.format import Recording
 
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 REMOVAL_NS, TURN_NS = 100_000_000, 50_000_000
 
 

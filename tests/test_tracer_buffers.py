@@ -19,7 +19,7 @@ from tracer.kernel.perf_buffer import DATA_HEAD, DATA_TAIL, PAGE, RAW_OFFSET, RE
 from tracer.recording.drain import BUSY_SHARE, IDLE_SHARE, QUICK_S, SLOW_S, WATCHFUL_S, Pace
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
 
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 THROTTLE = 5
 Item = tuple[str, int]
 
@@ -148,8 +148,8 @@ def test_what_a_tiny_buffer_loses_is_hits_minus_records(tmp_path: Path, buffer: 
 from pathlib import Path
 from tracer.engines import choose
 from tracer.session import Options, Session
-from tracer.target import Target
-from tracer.paths import invoking_user
+from tracer.target.process import Target
+from tracer.recording.paths import invoking_user
 engines, owner = choose(["moescope"]), invoking_user()
 options = Options(Path({str(tmp_path)!r}), engines, {{"token"}}, buffer={buffer!r}, ring_bytes=8192, owner=owner)
 with Session(options) as session:

@@ -23,7 +23,7 @@ from tracer.probes.elf import read_binary
 STEPS, GRAPHS = 7, 3
 ENGINE = all_engines()["llamacpp"]
 ANCHORS = {probe.symbols[0]: probe.anchor for probe in ENGINE.probes if probe.anchor}
-SOURCE = ROOT / "tests" / "programs" / "fake_ggml.c"
+SOURCE = ROOT / "workloads" / "programs" / "fake_ggml.c"
 
 
 def build(folder: Path, *flags: str) -> Path:

@@ -12,10 +12,10 @@ import pytest
 from analyzer.compare.results import Result, save
 from tests.conftest import ROOT, trace
 from tests.test_compare import result
-from tests.truth import WITH_SITES, compiled
 from tracer.commands.compare import enough
 from tracer.recording.paths import invoking_user
 from tracer.target import models
+from workloads.compiling import WITH_SITES, compiled
 
 
 def begun(folder: Path) -> int:

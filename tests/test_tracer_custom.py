@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tests.trace_processor import TraceProcessorWasm
 from tracer.engines import all_engines, choose
 from tracer.errors import EngineError
 from tracer.probes.functions import SIZES, SPEC, parse_argument, read_probe_files
 from tracer.recording.format import Recording
+from workloads.trace_processor import TraceProcessorWasm
 
 COUNT, DEPTH, KERNELS_RETURN_LIMIT = 200, 80, 64
 DECLARED = """
@@ -50,7 +50,7 @@ at = "entry"
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("named") / "named"
-    source = ROOT / "tests" / "programs" / "named.c"
+    source = ROOT / "workloads" / "programs" / "named.c"
     subprocess.run(["cc", "-O2", "-fno-ipa-ra", "-o", str(path), str(source)], check=True)
     return path
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attach_cycles import end_steady, run_cycles, start_steady
-from benchmarks.stress import build, stress
+from workloads.attach_cycles import end_steady, run_cycles, start_steady
+from workloads.stress import build, stress
 
 pytestmark = [
     pytest.mark.needs("probes"),
@@ -18,7 +18,7 @@ CYCLES = 3
 
 @pytest.mark.alone  # whoever records another process of the same library changes its sites in this one, too
 def test_cycles_on_a_living_target_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.attach_cycles.SETTLE_SECONDS", 60.0)
+    monkeypatch.setattr("workloads.attach_cycles.SETTLE_SECONDS", 60.0)
     program = start_steady(tmp_path)
     try:
         time.sleep(0.2)

@@ -15,15 +15,15 @@ import pytest
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tests.programs.io_steps import ANONYMOUS_PAGES, PAGE, READS, SLEEPS, TOUCHED
 from tracer.errors import TracerError
 from tracer.kernel import pmc
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.recording.format import Recording
+from workloads.programs.io_steps import ANONYMOUS_PAGES, PAGE, READS, SLEEPS, TOUCHED
 
 pytestmark = pytest.mark.needs("probes", "dropping pages")
-PROGRAM = str(ROOT / "tests" / "programs" / "io_steps.py")
+PROGRAM = str(ROOT / "workloads" / "programs" / "io_steps.py")
 NOTHING, TOUCH, MEMORY, LOAD, READ_ON, SLEEP, TOUCH_AGAIN = range(7)
 EVENTS = "major-faults,minor-faults,context-switches,task-clock"
 

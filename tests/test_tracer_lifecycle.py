@@ -15,13 +15,13 @@ import pytest
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tests.truth import changed_sites
 from tracer.recording.format import Recording
+from workloads.attach_cycles import changed_sites
 
 pytestmark = pytest.mark.needs("probes")
 STEPS_LONG = 100_000  # of 10 ms: until the test has seen what it wants, however busy the machine
 PATIENCE_S = 120
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 
 
 class Traced:
@@ -233,7 +233,7 @@ def test_an_existing_recording_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_without_root_one_line_says_how(tmp_path: Path) -> None:
-    script = "import os, sys; import tracer.__main__ as program; import tracer.command_line, tracer.commands.run\n"
+    script = "import os, sys; import tracer.__main__ as program; import tracer.commands.run\n"
     script += "os.setuid(65534); sys.argv = ['tracer', 'run', '--', 'true']; sys.exit(program.main())"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2

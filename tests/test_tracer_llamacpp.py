@@ -17,10 +17,10 @@ from elftools.elf.elffile import ELFFile
 from analyzer.questions import phases, profdag
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tests.gguf_model import EXPERTS, LAYERS, TOP_K, write_moe
-from tests.programs import llama_steps
 from tracer.probes.elf import read_binary
 from tracer.recording.format import Recording
+from workloads.gguf_model import EXPERTS, LAYERS, TOP_K, write_moe
+from workloads.programs import llama_steps
 
 pytestmark = [
     pytest.mark.needs("probes"),
@@ -34,7 +34,7 @@ SH_OFFSET = 24  # bytes into a section's header
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     folder = tmp_path_factory.mktemp("llama")
     write_moe(folder / "model.gguf")
-    program = str(ROOT / "tests" / "programs" / "llama_steps.py")
+    program = str(ROOT / "workloads" / "programs" / "llama_steps.py")
     command = [sys.executable, program, str(folder / "model.gguf"), str(PROMPT), str(NEW), str(PAUSE_S)]
     done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def stripped(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     library = next(Path(package.submodule_search_locations[0]).glob("*.so"))
     binary, called = read_binary(str(library)), re.findall(r"lib\.(llama_\w+)", Path(llama_steps.__file__).read_text())
     (folder / "offsets.json").write_text(json.dumps({name: binary.symbol(name) for name in called}))
-    program = str(ROOT / "tests" / "programs" / "llama_stripped.py")
+    program = str(ROOT / "workloads" / "programs" / "llama_stripped.py")
     command = [sys.executable, program, str(without_names(library, folder)), str(folder / "offsets.json")]
     command += [str(folder / "model.gguf"), str(PROMPT), str(NEW), str(PAUSE_S)]
     done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command, env={"PYTHONPATH": str(ROOT)})
@@ -160,7 +160,7 @@ def test_fused_operators_are_told_in_every_step(tables: dict[str, pd.DataFrame])
 def test_one_thread_alone_teaches_nothing_and_is_recorded_nevertheless(tmp_path: Path, tables: dict[str, pd.DataFrame]) -> None:
     """It enters no barrier, by which the graph loop is found: the probes that would learn from it stay."""
     write_moe(tmp_path / "model.gguf")
-    program = str(ROOT / "tests" / "programs" / "llama_steps.py")
+    program = str(ROOT / "workloads" / "programs" / "llama_steps.py")
     command = [sys.executable, program, str(tmp_path / "model.gguf"), str(PROMPT), str(NEW)]
     options = ("--no-views", "--max-overhead", "10%", "-o", str(tmp_path / "run"))
     done = trace("run", *options, "--", *command, env={"LLAMA_THREADS": "1"})

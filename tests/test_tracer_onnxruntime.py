@@ -43,7 +43,7 @@ def identity(path: Path) -> Path:
 
 
 def run(folder: Path, model: Path, *options: str) -> tuple[list[dict], dict[str, pd.DataFrame]]:
-    program = str(ROOT / "tests" / "programs" / "ort_c.py")
+    program = str(ROOT / "workloads" / "programs" / "ort_c.py")
     command = [sys.executable, program, str(RUNTIME), str(model), str(RUNS), *options]
     done = trace("run", "--no-views", "--levels", "graph", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_a_runtime_loaded_late_and_in_a_child_is_recorded_whole(tmp_path: Path, 
 @needs_runtime
 @pytest.mark.needs("probes")
 def test_slots_that_the_programs_version_lacks_are_left_alone(tmp_path: Path, model: Path) -> None:
-    program = (ROOT / "tests" / "programs" / "ort_c.py").read_text()
+    program = (ROOT / "workloads" / "programs" / "ort_c.py").read_text()
     old = tmp_path / "old.py"
     old.write_text(program.replace("= 16, 1, 1, 0", "= 4, 1, 1, 0"))
     command = [sys.executable, str(old), str(RUNTIME), str(model), "1"]
@@ -121,7 +121,7 @@ def genie_calls(folder: Path) -> list[str]:
     (folder / "genie.py").write_text(CALLS)
     (folder / "junk.bin").write_bytes(bytes(4096))
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    command = [sys.executable, "genie.py", str(GENIE), str(ROOT / "tests" / "programs")]
+    command = [sys.executable, "genie.py", str(GENIE), str(ROOT / "workloads" / "programs")]
     return ["env", "-C", str(folder), f"LD_LIBRARY_PATH={Path(str(GENIE)).parent}", *command]
 
 

@@ -13,35 +13,46 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moescope.command_line import Program
 from tests.conftest import ROOT, trace
-from tracer.command_line import dispatch
 from tracer.commands import run as run_verb
 from tracer.commands.options import seconds
 from tracer.config import options
 from tracer.control.status import Reading, describe
 from tracer.recording.format import Recording
 
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 ENV = {"PYTHONPATH": str(ROOT)}
 
 
 class Verb:
     """The verb `run`, but for what it does with its options."""
 
-    EXAMPLES = ""
+    EXAMPLES, help = "", ""
+    parse = staticmethod(run_verb.parse)
     prepare_parser = staticmethod(run_verb.prepare_parser)
 
     def __init__(self) -> None:
         self.args = argparse.Namespace()
+
+    def load(self) -> "Verb":
+        return self
+
+    def prepare(self) -> None:
+        pass
 
     def run(self, args: argparse.Namespace) -> int:
         self.args = args
         return 0
 
 
+def dispatch(verb: Verb, *words: str) -> int:
+    return Program("tracer", "tracer", "", {"": {"run": verb}}).main(["run", *words])
+
+
 def parsed(*words: str) -> argparse.Namespace:
     verb = Verb()
-    assert dispatch("tracer", {"run": ""}, lambda _: verb, ["run", *words]) == 0
+    assert dispatch(verb, *words) == 0
     return verb.args
 
 
@@ -97,13 +108,13 @@ def test_an_option_in_the_file_is_as_good_as_one_typed_and_what_is_typed_wins(tm
 def test_a_wrong_key_or_value_is_one_line_that_names_it(tmp_path: Path, capsys, text: str, words: list[str]) -> None:
     path = tmp_path / "options.toml"
     path.write_text(text)
-    assert dispatch("tracer", {"run": ""}, lambda _: Verb(), ["run", "--config", str(path)]) == 2
+    assert dispatch(Verb(), "--config", str(path)) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and str(path) in said and all(word in said for word in words)
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path, capsys) -> None:
-    assert dispatch("tracer", {"run": ""}, lambda _: Verb(), ["run", "--config", str(tmp_path / "no.toml")]) == 2
+    assert dispatch(Verb(), "--config", str(tmp_path / "no.toml")) == 2
     assert "cannot read" in capsys.readouterr().err
 
 

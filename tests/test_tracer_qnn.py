@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from analyzer.tables.store import load
-from benchmarks.host_time import HostTime
 from tests.conftest import ROOT, trace
 from tests.truth import skip_where_stolen
 from tracer.engines import all_engines
 from tracer.probes.attach import unknown_slots
 from tracer.target.qnn_logs import SerializedLogs
+from workloads.host_time import HostTime
 
 pytestmark = pytest.mark.needs("probes")
-PROGRAMS = ROOT / "tests" / "programs"
+PROGRAMS = ROOT / "workloads" / "programs"
 EXECUTES = 5
 COLUMNS = ["type", "unit_number", "value", "name", "depth"]
 UNITS = {"us": 1, "bytes": 2, "cycles": 3, "count": 4}
@@ -56,7 +56,7 @@ def htp() -> str:
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("fake") / "libQnnFake.so"
-    source = str(ROOT / "tests" / "programs" / "fake_qnn.c")
+    source = str(ROOT / "workloads" / "programs" / "fake_qnn.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library), source, "-lpthread"], check=True)
     return library
 

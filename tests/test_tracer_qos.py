@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.host_time import HostTime
 from tests.conftest import ROOT, begin_trace, manifest_when
 from tests.truth import skip_where_stolen
 from tracer.control.qos import HOLD_NS, LONGEST_HOLD_NS, Controller, Explanation
@@ -22,8 +21,9 @@ from tracer.probes.attach import Attachments
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, Recording, dtype_from_json
 from tracer.recording.paths import invoking_user
 from tracer.recording.tokens import STEP, Misses
+from workloads.host_time import HostTime
 
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 MIN_TPS = 10.0
 LEVELS = {"sched": 5.0, "operator": 9.0, "expert": 3.0}
 
@@ -176,7 +176,7 @@ def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_leve
     probes.costs = dict.fromkeys(("emulated", "stepped", "nop5", "return"), 1.0)
     try:
         probes.shed(["expert"])
-        assert probes.attach_file(str(next((ROOT / "runtime").glob("_probes*.so")))) > 4
+        assert probes.attach_file(str(next((ROOT / "runtime" / "telemetry").glob("_probes*.so")))) > 4
         standing = {probes.rows[index].level for index in probes._fds}
         assert standing == {"token"} and {row.level for row in probes.rows} == {"token", "expert"}
         probes.restore(["expert"])

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT, trace
-from tests.recordings import layouts, records
 from tracer.recording.format import STREAMS, Recording, dtype_to_json
 from tracer.recording.slow_tokens import OWN, STRUCTURAL, SlowTokens
 from tracer.recording.tokens import Tokens
+from workloads.recordings import layouts, records
 
 LIMIT, LAG = 50, 20
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 THREADS = {10: 10, 11: 10, 20: 20}  # thread → process: two processes, one with two threads
 KINDS = ("token_begin", "token_end", "op_begin", "sched_switch", "route", "tensor", "task_fork", "task_exit")
 

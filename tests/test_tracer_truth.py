@@ -15,8 +15,8 @@ from tests.truth import skip_where_stolen
 from tracer.recording.format import Recording, text
 
 pytestmark = pytest.mark.needs("probes")
-STEPS = str(ROOT / "tests" / "programs" / "steps.py")
-PLAIN = str(ROOT / "tests" / "programs" / "plain_qnn.py")
+STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
+PLAIN = str(ROOT / "workloads" / "programs" / "plain_qnn.py")
 
 
 def steps(folder: Path, *arguments: str, levels: str = "token") -> Recording:

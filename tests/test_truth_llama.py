@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 
 from analyzer.tables import store as tables_module
-from benchmarks.host_time import HostTime
 from tests.conftest import trace
-from tests.truth import DISTURBED_NS, always_running, compiled, in_log_order, read_log, skip_where_stolen
+from tests.truth import DISTURBED_NS, always_running, in_log_order, read_log, skip_where_stolen
 from tracer.recording.format import Recording
+from workloads.compiling import compiled
+from workloads.host_time import HostTime
 
 pytestmark = [
     pytest.mark.needs("probes"),

@@ -9,20 +9,11 @@ import pandas as pd
 import pytest
 
 from analyzer.tables import store as tables_module
-from benchmarks.host_time import HostTime
 from tests.conftest import trace
-from tests.truth import (
-    CLOCK_NS,
-    DISTURBED_NS,
-    WITH_SITES,
-    always_running,
-    compiled,
-    in_log_order,
-    read_log,
-    skip_where_stolen,
-    time_asleep,
-)
+from tests.truth import CLOCK_NS, DISTURBED_NS, always_running, in_log_order, read_log, skip_where_stolen, time_asleep
 from tracer.recording.format import Recording
+from workloads.compiling import WITH_SITES, compiled
+from workloads.host_time import HostTime
 
 pytestmark = [
     pytest.mark.needs("probes"),

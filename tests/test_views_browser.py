@@ -14,7 +14,6 @@ import pytest
 from analyzer.compare.document import compare, document
 from analyzer.predict.simulator import Settings, pareto, simulate
 from analyzer.questions.profdag import build
-from tests import tables_fixture as fixture
 from tests.test_compare import HOSTILE, result
 from tests.test_predict_simulator import EVEN, SIZE, random_trace
 from tests.test_views_pages import hostile, report
@@ -23,6 +22,7 @@ from views.profdag.page import write_profdag
 from views.regression import write_regression
 from views.serving import address, offline_ui, server
 from views.timeline.perfetto import write_trace
+from workloads import tables_fixture as fixture
 
 webdriver = pytest.importorskip("selenium.webdriver")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

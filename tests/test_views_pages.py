@@ -23,9 +23,8 @@ from analyzer.questions.critical_path import critical_path
 from analyzer.questions.findings import findings as analyzer_findings
 from analyzer.questions.profdag import as_text, build
 from analyzer.questions.summary import summarize
-from analyzer.tables.store import fingerprint, load
+from analyzer.tables.store import Tables, fingerprint, load
 from analyzer.tables.store import write as write_tables
-from tests import tables_fixture as fixture
 from tracer.recording.format import Recording, dtype_from_json
 from views.__main__ import main
 from views.errors import ViewError
@@ -35,6 +34,7 @@ from views.profdag.page import write_profdag
 from views.report.page import plain, write_page
 from views.report.report import write_report
 from views.serving import server
+from workloads import tables_fixture as fixture
 
 HOSTILE = "</script><img src=x onerror='document.pwned=1'>"
 
@@ -134,7 +134,7 @@ def test_the_findings_stand_before_all_else_with_prize_and_query(usual: Path) ->
 
 def test_every_chart_has_a_query_and_every_query_runs(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, tables = fixture.make(tokens=12)
-    monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: tables)
+    monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: Tables.of(tables))
     every = [b for section in data_of(usual)["sections"] for b in section["blocks"]]
     drawn = [b for b in every if b["kind"] in ("chart", "heat")]
     assert len(drawn) > 8 and all(b["query"] for b in drawn)
@@ -297,7 +297,7 @@ def test_the_server_gives_the_trace_to_the_ui_s_origin_alone_and_nothing_else(tm
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main([word.format(tmp_path) for word in words]) == 2
     told = capsys.readouterr().err.strip()
-    assert told.startswith("error: ") and "\n" not in told and "manifest.json" in told
+    assert told.startswith("views: ") and "\n" not in told and "manifest.json" in told
 
 
 def test_a_crashed_empty_recording_can_still_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

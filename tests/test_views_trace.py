@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import tables_fixture as fixture
 from tests.judge import Judge, judged
 from views.commands.queries import shipped
 from views.timeline import sched, sequence
 from views.timeline.perfetto import extent, write_trace
 from views.timeline.trace_file import AHEAD, TraceFile
+from workloads import tables_fixture as fixture
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from analyzer.imports.optrace import read_optrace
-from tests import tables_fixture as fixture
 from tests.judge import Judge, judged
 from views.errors import ViewError
 from views.write_outputs import optrace_of
+from workloads import tables_fixture as fixture
 
 
 @pytest.fixture(scope="module")

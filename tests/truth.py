@@ -1,28 +1,16 @@
-"""Programs whose truth is known: compiled C that logs what it did, by the tracer's clock.
+"""What programs of known truth logged, and what of it may be compared.
 
-See tests/programs/truth.h for what a log's columns mean.
+See workloads/programs/truth.h for what a log's columns mean.
 """
 
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.host_time import MOST_STOLEN
-from tests.conftest import ROOT
+from workloads.host_time import MOST_STOLEN
 
-PROGRAMS = ROOT / "tests" / "programs"
-RUNTIME = ROOT / "runtime"
-# The extension with the sites is linked by its bare name; Python's own symbols in it stay unresolved, for nothing calls them.
-WITH_SITES = (
-    "-rdynamic",
-    f"-L{RUNTIME}",
-    "-l:_probes.so",
-    f"-Wl,-rpath,{RUNTIME},--allow-shlib-undefined,-z,lazy",
-)
 DISTURBED_NS = 10_000
 """What neighbours on a shared machine may add to the slower quarter of hits: interrupts, and CPU time that the host takes."""
 CLOCK_NS = 100
@@ -33,14 +21,6 @@ def skip_where_stolen(share: float) -> None:
     """Skip a test that compares durations where the host disturbed its recording."""
     if share > MOST_STOLEN:
         pytest.skip(f"the host took {share:.0%} of the CPUs' time meanwhile")
-
-
-def compiled(output: Path, *sources: str, flags: tuple[str, ...] = ()) -> Path:
-    """The program `output`, made of sources in tests/programs."""
-    paths = [str(PROGRAMS / name) for name in sources]
-    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", str(output), *paths, *flags]
-    subprocess.run(command, check=True)
-    return output
 
 
 def read_log(path: Path, what: str) -> pd.DataFrame:
@@ -72,20 +52,3 @@ def time_asleep(states: pd.DataFrame, tid: int, begin: int, end: int) -> int:
     """How long a thread slept between two moments, in ns."""
     mine = states[(states["tid"] == tid) & (states["state"] == "sleeping")]
     return int((mine["end_ns"].clip(upper=end) - mine["begin_ns"].clip(lower=begin)).clip(lower=0).sum())
-
-
-def changed_sites(pid: int, manifest: dict[str, Any]) -> int:
-    """How many engine probes' instructions differ in the target's memory from those in the file."""
-    changed = 0
-    maps = [line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    with open(f"/proc/{pid}/mem", "rb", 0) as memory:
-        for probe in manifest["probes"]:
-            for row in maps:
-                start, end = (int(part, 16) for part in row[0].split("-"))
-                at = start + probe["offset"] - int(row[2], 16)
-                if len(row) == 6 and row[5] == probe["library"] and "x" in row[1] and start <= at < end:
-                    memory.seek(at)
-                    with open(probe["library"], "rb") as file:
-                        file.seek(probe["offset"])
-                        changed += memory.read(5) != file.read(5)
-    return changed

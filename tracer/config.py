@@ -37,6 +37,12 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", action=ConfigAction, metavar="FILE", help="options from a TOML file: ring-mib = 64")
 
 
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """The words over the defaults that a file among them has set."""
+    args = parser.parse_args(words)
+    return parser.parse_args(words) if args.config else args
+
+
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """A parser's options by their long names, without dashes in front."""
     rows = ((action, [name for name in action.option_strings if name.startswith("--")]) for action in parser._actions)

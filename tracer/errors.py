@@ -1,7 +1,9 @@
 """What can go wrong in the tracer; each message is one line with the fact and the remedy."""
 
+from moescope.errors import UserError
 
-class TracerError(Exception):
+
+class TracerError(UserError):
     """Base of all tracer errors: shown as one line, exit code 2."""
 
 

@@ -82,20 +82,20 @@ def chrome_json(run_dir: Path, out: Path | None, token: int | None) -> dict[str,
 
 def table_files(run_dir: Path, folder: Path, form: str) -> dict[str, Any]:
     """Every table as a file."""
-    import pyarrow
     from pyarrow import csv, parquet
 
     from analyzer.tables.store import load
 
     folder.mkdir(parents=True, exist_ok=True)
     size = rows = 0
-    for name, frame in load(run_dir).items():
-        path, table = folder / f"{name}.{form}", pyarrow.Table.from_pandas(frame, preserve_index=False)
+    tables = load(run_dir)
+    for name in tables:
+        path, table = folder / f"{name}.{form}", tables.arrow(name)
         if form == "csv":
             csv.write_csv(flat(table), path)
         else:
             parquet.write_table(table, path, compression="zstd")
-        size, rows = size + path.stat().st_size, rows + len(frame)
+        size, rows = size + path.stat().st_size, rows + table.num_rows
     return {"path": str(folder), "bytes": size, "rows": rows}
 
 
@@ -104,7 +104,9 @@ def flat(table: Any) -> Any:
     import pyarrow
 
     for i, field in enumerate(table.schema):
-        if pyarrow.types.is_nested(field.type) or pyarrow.types.is_null(field.type):
+        if pyarrow.types.is_dictionary(field.type):
+            table = table.set_column(i, field.name, no_formula(table.column(i).cast(field.type.value_type)))
+        elif pyarrow.types.is_nested(field.type) or pyarrow.types.is_null(field.type):
             texts = [json.dumps(value) for value in table.column(i).to_pylist()]
             table = table.set_column(i, field.name, pyarrow.array(texts, pyarrow.string()))
         elif pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):

@@ -1,5 +1,6 @@
 """A recording that still grows, as it was in its last seconds: the end of the events, and all that names what they mean."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ TAIL_SLOTS = {"events": 200_000, "details": 50_000}
 FREQUENT = ("op_shares", "route", "qnn_event", "qnn_sub_events", "call_text")
 """Details that say what happened, not what things are: of these the latest are enough."""
 TOP = 10
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 class Tail(Recording):

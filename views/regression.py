@@ -36,8 +36,8 @@ def verdict(document: Document) -> Section:
     """The verdict in words, and the figures of speed."""
     runs = document["runs"]
     blocks: list[Block] = [{"kind": "findings", "items": document["words"]}]
-    speed = [m for m in document["metrics"] if m["family"] == "speed" and m["ratio"] is not None]
-    blocks.append(cards([(m["metric"], f"{change(m['ratio']):+.1f} %", m["verdict"]) for m in speed]))
+    speed = [m for m in document["metrics"] if m["family"] == "speed" and m["change"] is not None]
+    blocks.append(cards([(m["metric"], f"{change(m['change']):+.1f} %", m["direction"]) for m in speed]))
     if document.get("failures"):
         blocks.append(
             {"kind": "findings", "items": [{"level": "bad", "text": f"Limit broken: {t}"} for t in document["failures"]]}
@@ -51,8 +51,9 @@ def verdict(document: Document) -> Section:
             "The unit is the run. A change is called one where the Mann-Whitney test says so, corrected for all metrics of its "
             f"family (Holm, {100 * rules['alpha']:g} % family-wise), the bootstrap interval of the median ratio leaves out 0, "
             f"and the change is beyond {100 * rules['practical']:g} % and beyond this machine's own noise between unchanged runs."
+            f" The same is what has an interval within ±{100 * rules['practical']:g} %; all else cannot be told."
             " What all operators of a run have in common, its pace, is taken out of each of them where it is the same on both"
-            " sides: change, interval and p are then of the candidate's median at the base's pace, which the table says."
+            " sides: interval and p are then of the candidate's median at the base's pace, which has columns of its own."
         )
     )
     return Section("verdict", "Verdict", blocks)
@@ -176,18 +177,17 @@ def steps(document: Document) -> Section | None:
 def metrics(document: Document) -> Section:
     """Every metric with its verdict."""
     columns = heads(
-        "text family, text metric, text names, text verdict, number base, number candidate, text candidate is, text unit, "
-        "number change %, number low %, number high %, number candidate plainly, number p adjusted, "
-        "number threshold %, number share of step %, number base runs, number candidate runs, number more runs"
+        "text family, text metric, text names, text verdict, number base, number candidate, text unit, number change %, "
+        "number candidate at the base's pace, number change at the base's pace %, number low %, number high %, "
+        "number p adjusted, number threshold %, number share of step %, number base runs, number candidate runs, number more runs"
     )
     rows = []
     for m in document["metrics"]:
-        value, footing = (m["at_pace"], "at the base's pace") if m["paced"] else (m["cand"], "")
-        figures = [m["base"], value, footing, m["unit"], change(m["ratio"]), change(m["low"]), change(m["high"])]
-        figures += [m["cand"] if m["paced"] else None, m["p"]]
+        figures = [m["base"], m["cand"], m["unit"], change(m["change"]), m["at_pace"]]
+        figures += [change(m["ratio"]) if m["paced"] else None, change(m["low"]), change(m["high"]), m["p"]]
         share = None if m["share"] is None else 100 * m["share"]
         counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"]]
-        rows.append([m["family"], name_of(m), m["label"], m["verdict"], *figures, *counts])
+        rows.append([m["family"], name_of(m), m["label"], m["direction"], *figures, *counts])
     left = document["metrics_total"] - len(rows)
     blocks = [table(columns, rows)]
     if left > 0:

@@ -3,31 +3,26 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from moescope.arguments import add_json, add_out, add_run
+from moescope.plain import print_plain
 from views.errors import ViewError
 
-Tables = dict[str, Any]
+if TYPE_CHECKING:
+    from analyzer.tables.store import Tables as LoadedTables
+
+Tables = Mapping[str, Any]
 TRACE, REPORT, DAG = "trace.pftrace", "report.html", "profdag.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of every verb that writes one file of a recording."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="default: inside RUN")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A status line on the terminal while something long runs; `step(text)` replaces its text."""
-    with Console(stderr=True).status("reading the recording") as status:
-        yield lambda text: status.update(text)
+    add_run(parser)
+    add_out(parser, "inside RUN")
+    add_json(parser)
 
 
 def make_trace(
@@ -37,16 +32,17 @@ def make_trace(
     zipped: bool = False,
     optrace: Path | None = None,
     execute: int | None = None,
+    tables: "LoadedTables | None" = None,
 ) -> dict[str, Any]:
-    """Write the timeline, as gzip where asked, with an optrace of one execution where there is one."""
+    """Write the timeline, as gzip where asked, with an optrace of one execution where there is one; `tables` where loaded."""
     from analyzer.tables.store import load
     from tracer.recording.format import Recording
     from views.timeline.perfetto import write_trace
 
     path = out or run_dir / (TRACE + ".gz" * zipped)
-    manifest, tables = Recording(run_dir).manifest, load(run_dir)
+    manifest, tables = Recording(run_dir).manifest, load(run_dir) if tables is None else tables
     if optrace:
-        tables["qnn_optrace"] = optrace_of(tables, optrace, execute)
+        tables = tables.with_table("qnn_optrace", optrace_of(tables, optrace, execute))
     written = write_trace(manifest, tables, path, lambda name: step(f"timeline: {name}"), zipped)
     return {"path": str(path), "bytes": written.bytes, "events": written.events, "slices": written.slices}
 
@@ -67,11 +63,11 @@ def optrace_of(tables: Tables, path: Path, execute: int | None) -> Any:
         raise ViewError(f"no complete execution {'on the NPU' if execute is None else execute} to draw the optrace in: {known}")
     trace = read_optrace(path)
     for complaint in trace.complaints:
-        print(f"views: {complaint}", file=sys.stderr)
+        print_plain(f"views: {complaint}", sys.stderr)
     return trace.events.assign(execute_id=chosen)
 
 
-def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None]) -> dict[str, Any]:
+def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None], tables: Tables | None = None) -> dict[str, Any]:
     """Write the report."""
     from analyzer.questions.summary import summarize
     from analyzer.tables.store import load
@@ -79,7 +75,7 @@ def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None]) ->
     from views.report.report import write_report
 
     path, recording = out or run_dir / REPORT, Recording(run_dir)
-    tables = load(run_dir)
+    tables = load(run_dir) if tables is None else tables
     step("report: summary")
     summary = summarize(recording, tables)
     step("report: page")
@@ -95,7 +91,9 @@ def default_token(tables: Tables) -> int:
     return decode[len(decode) // 2] if decode else int(with_operators.min()) if len(with_operators) else 0
 
 
-def make_dag(run_dir: Path, out: Path | None, step: Callable[[str], None], token: int | None = None) -> dict[str, Any]:
+def make_dag(
+    run_dir: Path, out: Path | None, step: Callable[[str], None], token: int | None = None, tables: Tables | None = None
+) -> dict[str, Any]:
     """Write the ProfDAG page of one token."""
     from analyzer.questions.profdag import build
     from analyzer.tables.store import load
@@ -103,7 +101,7 @@ def make_dag(run_dir: Path, out: Path | None, step: Callable[[str], None], token
     from views.profdag.page import write_profdag
 
     path, recording = out or run_dir / DAG, Recording(run_dir)
-    tables = load(run_dir)
+    tables = load(run_dir) if tables is None else tables
     chosen = default_token(tables) if token is None else token
     step(f"ProfDAG of token {chosen}")
     graph = build(tables, chosen)
@@ -117,4 +115,4 @@ def announce(made: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(made))
         return
     rest = ", ".join(f"{name} {value:,}" for name, value in made.items() if name not in ("path", "bytes"))
-    print(f"{made['path']}  {made['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))
+    print_plain(f"{made['path']}  {made['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))

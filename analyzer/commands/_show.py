@@ -1,17 +1,13 @@
-"""How the verbs show tables: aligned columns on a terminal."""
+"""How the verbs show values and tables: aligned columns on a terminal."""
 
-import sys
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from analyzer.jsonable import plain
+from moescope.terminal import console, grid
 
 LINES = 20
-PLAIN_WIDTH = 160
-"""Columns where the output is no terminal."""
 
 
 def cell(value: Any) -> str:
@@ -24,23 +20,23 @@ def cell(value: Any) -> str:
     return f"{known:,}" if isinstance(known, int) and not isinstance(known, bool) else str(known)
 
 
+def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
+    """A number with its unit; "-" where it is not known."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def short(name: str, width: int = 48) -> str:
+    """A long name without its middle."""
+    return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"
+
+
 def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
     """Print the first rows; texts to the left, numbers to the right."""
-    table = Table(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        header_style="bold",
-        pad_edge=False,
-        padding=(0, 1),
-    )
-    for name in rows.columns:
-        text = rows[name].map(type).eq(str).any()
-        table.add_column(str(name), justify="left" if text else "right", overflow="ellipsis", no_wrap=True)
+    texts = tuple(str(name) for name in rows.columns if rows[name].map(type).eq(str).any())
+    table = grid(*map(str, rows.columns), left=texts, title=title)
     for row in rows.iloc[:limit].itertuples(index=False):
         table.add_row(*map(cell, row))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    console.print(table)
+    screen = console(wide=True)
+    screen.print(table)
     if len(rows) > limit:
-        console.print(f"{len(rows) - limit} more rows: --json has all")
+        screen.print(f"{len(rows) - limit} more rows: --json has all")

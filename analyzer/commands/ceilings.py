@@ -9,16 +9,17 @@ examples:
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 from analyzer.questions import ceilings
+from moescope.arguments import add_json, add_out
+from moescope.plain import print_plain
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--fresh", action="store_true", help="measure again, whatever is kept")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write them there, too")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--fresh", action="store_true", help="measure again, even where earlier results are kept")
+    add_out(parser, "in the cache alone")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,11 +33,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(asdict(found)))
         return 0
-    print(f"{found.cpu_model}, {found.cpus} CPUs")
+    print_plain(f"{found.cpu_model}, {found.cpus} CPUs")
     for threads, speed in found.bandwidth.items():
         flops = found.flops[threads]
         print(
             f"{threads:>3} threads: {speed / 1e9:6.1f} GB/s, {flops / 1e9:7.1f} GFLOP/s fp32; ridge at {flops / speed:.1f} FLOP/B"
         )
-    print(f"least time of a call: {found.launch_ns:,.0f} ns\nkept in {kept}")
+    print(f"least time of a call: {found.launch_ns:,.0f} ns")
+    print_plain(f"kept in {kept}")
     return 0

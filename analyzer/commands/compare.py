@@ -19,15 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from analyzer.compare.document import compare, document
 from analyzer.compare.limits import broken, parse_limit
 from analyzer.compare.results import CompareError, read_all, save
-from analyzer.compare.verdict_text import called, figure, junit, markdown, percent
-from analyzer.compare.verdicts import FASTER, SLOWER, Rules
+from analyzer.compare.verdict_text import junit, markdown, table
+from analyzer.compare.verdicts import Rules
+from moescope.arguments import add_json
+from moescope.terminal import console, grid, progress, words
 
 SHOWN, METRIC_WIDTH = 16, 16
 STYLE = {"bad": "bold red", "good": "bold green", "warn": "yellow", "info": ""}
@@ -40,19 +38,22 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="write the report: one HTML file that needs nothing else"
     )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_json(parser)
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a summary in Markdown")
     parser.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit XML")
-    parser.add_argument("--save", metavar="DIR", type=Path, help="store each run's result there, small, for later comparisons")
-    text = "what makes the exit code 1: slower[:P%%], operator[:P%%], structure, unlike, cannot-tell, nothing (default: slower)"
+    parser.add_argument(
+        "--save", metavar="DIR", type=Path, help="store each run's result in this folder, small, for later comparisons"
+    )
+    kinds = "slower[:P%%], operator[:P%%], structure, unlike, cannot-tell, nothing"
+    text = f"findings that make the exit code 1: {kinds} (default: slower)"
     parser.add_argument("--fail-on", metavar="WHAT", type=parse_limit, action="append", default=[], help=f"{text}; repeatable")
     parser.add_argument(
-        "--threshold", metavar="PERCENT", type=percentage, default=0.02, help="least change that matters (default: 2%%)"
+        "--threshold", metavar="PERCENT", type=percentage, default=0.02, help="smallest change that matters (default: 2%%)"
     )
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of a false alarm in a family of metrics (default: 0.05)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the resampling (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the resampling (default: 0)")
 
 
 def percentage(text: str) -> float:
@@ -75,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
         base, cand = base[:1], base[1:]
     if not 0 < args.alpha < 1:
         raise CompareError(f"--alpha {args.alpha} is no probability")
-    with Console(stderr=True).status("reading") as status:
-        sides = read_all(base, status.update), read_all(cand, status.update)
-        shown = document(compare(*sides, Rules(args.alpha, args.threshold, args.seed), status.update))
+    with progress("reading") as step:
+        sides = read_all(base, step), read_all(cand, step)
+        shown = document(compare(*sides, Rules(args.alpha, args.threshold, args.seed), step))
     for side, runs in zip(("base", "cand"), sides, strict=True) if args.save else ():
         (args.save / side).mkdir(parents=True, exist_ok=True)
         for i, result in enumerate(runs):
@@ -110,27 +111,20 @@ def write_files(args: argparse.Namespace, shown: dict[str, Any]) -> None:
 
 def show(shown: dict[str, Any]) -> None:
     """The comparison on the terminal."""
-    console = Console(highlight=False)
+    screen = console()
     for one in shown["words"]:
-        console.print(f"[{STYLE[one['level']]}]•[/] {escape(one['text'])}" if STYLE[one["level"]] else f"• {escape(one['text'])}")
-    rows = [m for m in shown["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:SHOWN]
-    table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    table.add_column("metric", min_width=METRIC_WIDTH, no_wrap=True, overflow="ellipsis")
-    for name in ("base", "candidate", "change", "interval %", "verdict"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for m in rows:
-        if m["ratio"] is None or m["low"] is None:
-            continue
-        value = m["cand"] if m["at_pace"] is None else m["at_pace"]
-        figures = figure(m["base"], m["unit"]), figure(value, m["unit"]) + "*" * m["paced"], percent(m["ratio"])
-        more = f" +{m['more_runs']} runs" if m["more_runs"] else ""
-        table.add_row(
-            escape(called(m)), *figures, f"{100 * (m['low'] - 1):+.1f} … {100 * (m['high'] - 1):+.1f}", m["verdict"] + more
+        screen.print(words(("•", STYLE[one["level"]]), f" {one['text']}"))
+    names, rows = table(shown, SHOWN)
+    shown_table = grid(*names, fold=True)
+    shown_table.columns[0].min_width = METRIC_WIDTH
+    for row in rows:
+        shown_table.add_row(*row)
+    screen.print(shown_table)
+    if "at the base's pace" in names:
+        screen.print(
+            "at the base's pace: without what made all operators of a run faster or slower alike; interval and verdict are of it"
         )
-    console.print(table)
-    if any(m["paced"] for m in rows):
-        console.print("* at the base's pace: without what made all operators of a run faster or slower alike")
     counts = ", ".join(f"{n:,} {name}" for name, n in shown["verdicts"].items())
-    console.print(f"{shown['metrics_total']:,} metrics: {counts}")
+    screen.print(f"{shown['metrics_total']:,} metrics: {counts}")
     for failure in shown["failures"]:
-        console.print(f"[bold red]limit broken[/] {escape(failure)}")
+        screen.print(words(("limit broken", "bold red"), f" {failure}"))

@@ -21,20 +21,24 @@ from analyzer.jsonable import as_json
 from analyzer.questions import structure
 from analyzer.questions.profdag import Tables, as_text, build, decode_tokens, export
 from analyzer.tables.store import load
+from moescope.arguments import add_out, add_run, add_token
+from moescope.plain import for_output
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--token", metavar="N", type=int, help="token_id; default: the middle decode token, else the first token")
-    parser.add_argument("--mean", action="store_true", help="average times over the decode tokens")
-    parser.add_argument("--resolve", action="store_true", help="leave out views: readers hang on what made the memory")
-    parser.add_argument("--fold", action="store_true", help="equal layers as one, with the sum of their times; implies --resolve")
+    add_run(parser)
+    add_token(parser)
+    parser.add_argument("--mean", action="store_true", help="times averaged over the decode tokens of the same structure")
+    parser.add_argument(
+        "--resolve", action="store_true", help="leave out views: readers depend on the operator that wrote the memory"
+    )
+    parser.add_argument("--fold", action="store_true", help="merge equal layers and sum their times; implies --resolve")
     parser.add_argument("--diff", metavar="OTHER", type=Path, help="compare with another recording's graph")
-    parser.add_argument("--format", choices=("graphml", "dot", "json"), default="json")
-    parser.add_argument("--json", action="store_const", const="json", dest="format", help="same as --format json")
-    parser.add_argument("--text", action="store_true", help="with --diff: a table instead of JSON")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="default: standard output")
+    parser.add_argument("--format", choices=("graphml", "dot", "json"), default="json", help="default: json")
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    parser.add_argument("--text", action="store_true", help="with --diff: print a table instead of JSON")
+    add_out(parser, "standard output")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         export(graph, args.out, args.format)
     else:
-        print(as_text(graph, args.format))
+        print(for_output(as_text(graph, args.format)))
     roles = [role for _, role in graph.nodes(data="role")]
     counts = ", ".join(f"{roles.count(role)} {role}s" for role in ("op", "view", "constant"))
     print(

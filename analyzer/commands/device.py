@@ -12,25 +12,25 @@ import platform
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from analyzer.predict import devices, machine
+from moescope.arguments import add_json, add_out
+from moescope.terminal import console, grid
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--show", metavar="NAME", help="one profile in full, by name or TOML file")
+    what.add_argument("--show", metavar="NAME", help="show one profile in full, by name or TOML file")
     what.add_argument("--measure", action="store_true", help="measure this machine's CPU, memory and storage (some seconds)")
-    parser.add_argument("--storage", metavar="DIR", type=Path, help="folder on the storage to measure")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="where --measure writes; default: standard output")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--storage", metavar="DIR", type=Path, help="folder on the storage to measure, with --measure")
+    add_out(parser, "standard output")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """List, show or measure."""
-    console = Console()
     if args.measure:
         text = machine.to_toml(machine.measure(args.storage), platform.node() or "this machine")
         if args.out:
@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
         shown = [asdict(device) for device in found]
         print(json.dumps(shown[0] if args.show else shown, indent=None if args.json else 1))
     else:
-        console.print(listing())
+        console().print(listing())
     return 0
 
 
 def listing() -> Table:
     """All profiles, one line each."""
-    table = Table("profile", "device", "units", "memory", "GB/s", "estimated", box=None, header_style="bold")
+    table = grid("profile", "device", "units", "memory", "GB/s", "estimated", left=6, fold=True)
     for name in devices.names():
         device = devices.load(name)
         peaks = "; ".join(

@@ -5,31 +5,46 @@ examples:
   python -m analyzer experts RUN --phase decode --json
   python -m analyzer experts RUN --curves                 hit rates of LRU, LFU and Belady's optimum by cache size
   python -m analyzer experts RUN --curves 8 16 64 --json
+  python -m analyzer experts RUN --curves --policies lru lfru belady_without_bypass      as the runtime's cache would do
 """
 
 import argparse
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import cache_curves, experts
 from analyzer.tables.store import load
+from moescope.arguments import add_json, add_phase, add_run
+from moescope.terminal import console, grid
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--phase", choices=("prefill", "decode"), help="only steps of this phase")
-    parser.add_argument("--curves", metavar="SLOTS", type=int, nargs="*", help="hit rates by cache size; default: eighths")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_run(parser)
+    add_phase(parser)
+    parser.add_argument(
+        "--curves",
+        metavar="SLOTS",
+        type=int,
+        nargs="*",
+        help="show hit rates by cache size, in experts (default: eighths of all)",
+    )
+    parser.add_argument(
+        "--policies",
+        metavar="NAME",
+        nargs="+",
+        choices=tuple(cache_curves.POLICIES),
+        default=cache_curves.SHOWN,
+        help=f"eviction policies of --curves: {', '.join(cache_curves.POLICIES)} (default: {' '.join(cache_curves.SHOWN)})",
+    )
+    add_json(parser)
 
 
-def layers(tables: dict[str, pd.DataFrame], phase: str | None) -> pd.DataFrame:
+def layers(tables: Mapping[str, pd.DataFrame], phase: str | None) -> pd.DataFrame:
     """One row per layer: distinct experts, per step, top experts, hit rate and median reuse distance in steps."""
     seen = experts.distinct(tables, phase).set_index("layer")
     rates = experts.hit_rate(tables, phase).groupby("layer")[["hits", "misses"]].sum()
@@ -47,23 +62,22 @@ def run(args: argparse.Namespace) -> int:
     """Print the layers."""
     tables = load(args.run_dir)
     rows = layers(tables, args.phase)
-    found = cache_curves.curves(tables, args.curves or None, args.phase) if args.curves is not None else None
+    found = cache_curves.curves(tables, args.curves or None, args.phase, args.policies) if args.curves is not None else None
     if args.json:
         print(as_json(everything(tables, rows, args.phase) | ({"curves": found} if found is not None else {})))
         return 0
-    console = Console()
+    screen = console()
     if len(rows) == 0:
-        console.print("no routes and no expert runs in this recording: record at level expert, with a Mixture-of-Experts model")
+        screen.print("no routes and no expert runs in this recording: record at level expert, with a Mixture-of-Experts model")
         return 0
-    table = Table(box=None, header_style="bold")
-    for name in ("layer", "steps", "experts", "per step", "most used", "hit rate", "reuse, steps", "balance"):
-        table.add_column(name, justify="left" if name == "most used" else "right")
+    columns = ("layer", "steps", "experts", "per step", "most used", "hit rate", "reuse, steps", "balance")
+    table = grid(*columns, left=("most used",), fold=True)
     for row in rows.to_dict("records"):
         shown = [_number(row["hit_rate"], ".0%"), _number(row["reuse_steps"], ".1f"), _number(row["balance"], ".2f")]
         table.add_row(
             str(row["layer"]), str(row["steps"]), str(row["experts"]), f"{row['per_step']:.1f}", row["most_used"], *shown
         )
-    console.print(table)
+    screen.print(table)
     if found is not None:
         show(found, "hit rate of a cache of so many experts, all layers together")
     return 0
@@ -73,7 +87,7 @@ def _number(value: float, form: str) -> str:
     return "-" if value != value else format(value, form)
 
 
-def everything(tables: dict[str, pd.DataFrame], rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
+def everything(tables: Mapping[str, pd.DataFrame], rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
     """All that is known of the experts, by layer and in whole."""
     numbers = rows["layer"].tolist()
     return {
@@ -88,7 +102,7 @@ def everything(tables: dict[str, pd.DataFrame], rows: pd.DataFrame, phase: str |
     }
 
 
-def activation(tables: dict[str, pd.DataFrame], layer: int, phase: str | None) -> dict[str, Any]:
+def activation(tables: Mapping[str, pd.DataFrame], layer: int, phase: str | None) -> dict[str, Any]:
     """A layer's activation matrix: rows routed to each expert, by token."""
     tokens, table = experts.matrix(tables, layer, phase)
     return {"token_id": tokens, "rows": table}

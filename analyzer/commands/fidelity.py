@@ -15,13 +15,16 @@ from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import fidelity
 from analyzer.tables.store import load
+from moescope.arguments import add_json, add_run
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--truth", metavar="FILE", type=Path, help='JSON: {"phases": {name: ms per step}, "kernels": {...}}')
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_run(parser)
+    parser.add_argument(
+        "--truth", metavar="FILE", type=Path, help='truth as JSON: {"phases": {name: ms per step}, "kernels": {...}}'
+    )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

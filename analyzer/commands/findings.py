@@ -8,21 +8,22 @@ examples:
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 
 from analyzer.jsonable import as_json
 from analyzer.questions import ceilings
 from analyzer.questions.findings import findings
 from analyzer.records.reading import open_recording, section
 from analyzer.tables.store import load
+from moescope.arguments import add_ceilings, add_json, add_run
+from moescope.plain import print_plain
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--ceilings", metavar="FILE", type=Path, help="ceilings of the machine that ran the model")
-    parser.add_argument("--queries", action="store_true", help="print the query behind each")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_run(parser)
+    add_ceilings(parser)
+    parser.add_argument("--queries", action="store_true", help="print the query behind each finding")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
         print(as_json([asdict(finding) for finding in found]))
         return 0
     for place, finding in enumerate(found, 1):
-        print(f"{place}. {finding.text} ({finding.prize_ms:,.1f} ms)")
+        print_plain(f"{place}. {finding.text} ({finding.prize_ms:,.1f} ms)")
         if args.queries:
-            print(f"   {finding.query}")
+            print_plain(f"   {finding.query}")
     if not found:
         print("nothing that costs 1 % of the steps' time or more was found")
     return 0

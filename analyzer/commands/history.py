@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from analyzer.compare.history import ENGINES, add, changes, medians, read
+from analyzer.compare.history import ENGINES, add, changes, medians, read, unjudged
 from analyzer.compare.results import CompareError, read_all
+from moescope.arguments import add_json
+from moescope.plain import print_plain
+from moescope.terminal import console, grid, words
 
 SHOWN = 40
 
@@ -30,13 +30,17 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("dataset", metavar="DATASET", help="folder or address of the dataset")
     parser.add_argument("--add", metavar="RUN", type=Path, nargs="+", help="recordings or stored results to add")
-    parser.add_argument("--build", default="", help="what the added runs are runs of: a version, a commit")
-    parser.add_argument("--device", default="", help="with --add: name of the device (default: its CPU); else: only this one")
+    parser.add_argument("--build", default="", help="version or commit of the added runs")
     parser.add_argument(
-        "--family", default="speed", help="speed, tail, phase, operator, expert, npu, memory ... (default: speed)"
+        "--device", default="", help="with --add the name of the device (default: its CPU); without it, show only this device"
     )
-    parser.add_argument("--engine", choices=ENGINES, default="duckdb", help="what reads the dataset (default: duckdb)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--family",
+        default="speed",
+        help="family of metrics: speed, tail, phase, operator, expert, npu, memory ... (default: speed)",
+    )
+    parser.add_argument("--engine", choices=ENGINES, default="duckdb", help="library that reads the dataset (default: duckdb)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,16 +49,16 @@ def run(args: argparse.Namespace) -> int:
         if not args.build:
             raise CompareError("--add needs --build: say which version or commit these runs are of")
         written = add(args.dataset, read_all(args.add), args.build, args.device)
-        print(json.dumps(written) if args.json else f"{len(written)} runs added to {args.dataset}")
+        print_plain(json.dumps(written) if args.json else f"{len(written)} runs added to {args.dataset}")
         return 0
     frame = read(args.dataset, args.family, args.engine, args.device)
-    table, found = medians(frame), changes(frame)
+    table, found, reason = medians(frame), changes(frame), unjudged(frame)
     newest = frame.groupby("device").apply(lambda rows: rows.loc[rows["recorded"].idxmax(), "build"], include_groups=False)
     worse = [row for row in found.to_dict("records") if worsened(row) and row["build"] == newest[row["device"]]]
     if args.json:
-        print(json.dumps({"builds": table.to_dict("records"), "changes": found.to_dict("records")}))
+        print(json.dumps({"builds": table.to_dict("records"), "changes": found.to_dict("records"), "unjudged": reason}))
     else:
-        show(table, found)
+        show(table, found, reason)
     return int(bool(worse))
 
 
@@ -63,21 +67,20 @@ def worsened(change: dict[str, Any]) -> bool:
     return (float(change["ratio"]) > 1) == (change["better"] == "lower")
 
 
-def show(table: pd.DataFrame, found: pd.DataFrame) -> None:
-    """Builds and changes on the terminal."""
-    console = Console(highlight=False)
-    shown = Table("device", "metric", "build", box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    for name in ("median", "least", "most", "runs"):
-        shown.add_column(name, justify="right")
+def show(table: pd.DataFrame, found: pd.DataFrame, reason: str) -> None:
+    """Builds and changes on the terminal; `reason`: why some builds are not judged."""
+    screen, shown = console(), grid("device", "metric", "build", "median", "least", "most", "runs", left=3, fold=True)
     for row in table.tail(SHOWN).to_dict("records"):
         figures = (f"{row[name]:,.4g} {row['unit']}" for name in ("median", "low", "high"))
-        shown.add_row(*(escape(str(row[name])) for name in ("device", "metric", "build")), *figures, str(row["runs"]))
-    console.print(shown)
+        shown.add_row(*(str(row[name]) for name in ("device", "metric", "build")), *figures, str(row["runs"]))
+    screen.print(shown)
     for row in found.to_dict("records"):
         style = "red" if worsened(row) else "green"
         text = (
             f"{row['metric']}: {100 * (row['ratio'] - 1):+.1f} % from build {row['before']} to {row['build']} ({row['device']})"
         )
-        console.print(f"[{style}]•[/] {escape(text)}")
+        screen.print(words(("•", style), f" {text}"))
     if not len(found):
-        console.print("no change of level found" + ("; that needs 24 runs of a metric" if table["runs"].sum() else ""))
+        screen.print("no change found")
+    if reason:
+        screen.print(reason)

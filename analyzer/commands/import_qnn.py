@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from analyzer.commands.summary import grid
 from analyzer.imports.csv import join, read_csv
 from analyzer.imports.optrace import critical_path, read_optrace, utilization
 from analyzer.tables.store import load
+from moescope.arguments import add_json, add_out
+from moescope.plain import print_plain
+from moescope.terminal import console, grid, words
 from tracer.recording.format import RecordingError
 
 MOST = 8
@@ -30,13 +30,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="CSV or JSON")
     parser.add_argument("--onto", metavar="RUN", type=Path, help="recording that the files belong to")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="write the events as Parquet here")
-    parser.add_argument("--mhz", type=float, metavar="MHZ", help="frequency of the NPU: without it cycles are not shown as time")
-    parser.add_argument("--json", action="store_true", help="print what was read as JSON")
+    add_out(parser, "with --onto RUN/imported, else nowhere", "DIR")
+    parser.add_argument("--mhz", type=float, metavar="MHZ", help="frequency of the NPU, to show cycles as time too")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read each file; one that cannot be read is told, and the others go on."""
+    """Read each file; one that cannot be read is reported, and the others go on."""
     events = load(args.onto)["qnn_events"] if args.onto else None
     out = args.out or (args.onto / "imported" if args.onto else None)
     answers: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             answers.append({"file": str(path), "complaints": [reason], "failed": True})
     for answer in answers:
         for complaint in answer["complaints"]:
-            print(f"import-qnn: {complaint}", file=sys.stderr)
+            print_plain(f"import-qnn: {complaint}", sys.stderr)
     if args.json:
         print(json.dumps(answers))
     else:
@@ -100,28 +100,26 @@ def of_json(path: Path, out: Path | None) -> dict[str, Any]:
 
 def show(answers: list[dict[str, Any]], mhz: float | None) -> None:
     """A few lines for each file that could be read."""
-    console = Console(highlight=False, soft_wrap=True)
+    screen = console(soft_wrap=True)
     for answer in (one for one in answers if not one.get("failed")):
         joined = f", {answer['matched']} found in the recording, {answer['unmatched']} not" if "matched" in answer else ""
         what = f"{answer['executes']} executes" if "executes" in answer else f"{answer['duplicates']} duplicates removed"
-        console.print(f"[bold]{answer['file']}[/]: {answer['events']:,} events, {what}{joined}")
+        screen.print(words((answer["file"], "bold"), f": {answer['events']:,} events, {what}{joined}"))
         for row in answer.get("medians", []):
-            console.print(f"  {row['name']}: median {row['value']:,.0f} {row['unit']}{as_time(row['value'], row['unit'], mhz)}")
+            screen.print(f"  {row['name']}: median {row['value']:,.0f} {row['unit']}{as_time(row['value'], row['unit'], mhz)}")
         for unit, row in answer.get("units", {}).items():
-            told = as_time(row["cycles"], "cycles", mhz)
-            console.print(
-                f"  {unit}: busy {row['share']:.1%} of the time, {row['cycles']:,} cycles{told}, {row['events']} events"
-            )
+            time = as_time(row["cycles"], "cycles", mhz)
+            screen.print(f"  {unit}: busy {row['share']:.1%} of the time, {row['cycles']:,} cycles{time}, {row['events']} events")
         for thread, row in answer.get("threads", {}).items():
-            console.print(f"  {thread}: {row['share']:.1%} of the time, {row['cycles']:,} cycles")
+            screen.print(f"  {thread}: {row['share']:.1%} of the time, {row['cycles']:,} cycles")
         if "critical_path" in answer:
             path = answer["critical_path"]
-            told = as_time(path["cycles"], "cycles", mhz)
-            console.print(f"  critical path (by time): {path['events']} events, {path['cycles']:,} cycles{told}")
+            time = as_time(path["cycles"], "cycles", mhz)
+            screen.print(f"  critical path (by time): {path['events']} events, {path['cycles']:,} cycles{time}")
         table = grid("  node", "cycles")
         for name, value in list(answer["nodes"].items())[:MOST]:
             table.add_row(f"  {name}", f"{value:,}")
-        console.print(table)
+        screen.print(table)
 
 
 def as_time(value: float, unit: str, mhz: float | None) -> str:

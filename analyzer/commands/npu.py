@@ -12,15 +12,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from analyzer.commands.summary import grid, number, short
+from analyzer.commands._show import number, short
 from analyzer.imports.opmap import read_op_map
 from analyzer.questions.npu import statistics
 from analyzer.questions.summary import machine
 from analyzer.records.reading import open_recording
 from analyzer.tables.store import load
+from moescope.arguments import add_json, add_run
+from moescope.terminal import Line, console, grid, words
 
 Facts = dict[str, Any]
 MOST, LEAST_WIDTH = 12, 110
@@ -28,9 +27,14 @@ MOST, LEAST_WIDTH = 12, 110
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--op-map", metavar="FILE", type=Path, help="ONNX Runtime's framework op trace: model operator by QNN op")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_run(parser)
+    parser.add_argument(
+        "--op-map",
+        metavar="FILE",
+        type=Path,
+        help="ONNX Runtime's framework op trace, which maps QNN ops to the model's operators",
+    )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,19 +46,20 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(facts))
         return int(broken)
-    console = Console(highlight=False)
-    console.width = max(console.width, LEAST_WIDTH)
+    screen = console()
+    screen.width = max(screen.width, LEAST_WIDTH)
     for part in (heading, graphs, experts, types_of_nodes, around, idle, closure):
         for line in part(facts):
-            console.print(line, no_wrap=True, overflow="ellipsis")
+            screen.print(line, no_wrap=True, overflow="ellipsis")
     return int(broken)
 
 
-def heading(facts: Facts) -> list[str | Table]:
+def heading(facts: Facts) -> list[Line]:
     """How much there is."""
     levels = ", ".join(f"{count} {name}" for name, count in facts["levels"].items())
     loose = f"{facts['events']:,} events, {facts['unjoined_events']} unjoined"
-    return [f"[bold]{facts['backend'] or 'QNN'}[/] {facts['executes']:,} executes (profile: {levels or 'none'}); {loose}"]
+    counts = f" {facts['executes']:,} executes (profile: {levels or 'none'}); {loose}"
+    return [words((facts["backend"] or "QNN", "bold"), counts)]
 
 
 def figures(row: Facts) -> tuple[str, ...]:
@@ -67,7 +72,7 @@ def figures(row: Facts) -> tuple[str, ...]:
 HEADS = ("executes", "host ms", "accel ms", "median µs", "first µs", "cycles", "outside accel")
 
 
-def graphs(facts: Facts) -> list[str | Table]:
+def graphs(facts: Facts) -> list[Line]:
     """By graph."""
     table = grid("graph", *HEADS)
     for row in facts["graphs"][:MOST]:
@@ -75,7 +80,7 @@ def graphs(facts: Facts) -> list[str | Table]:
     return [table] if facts["graphs"] else []
 
 
-def experts(facts: Facts) -> list[str | Table]:
+def experts(facts: Facts) -> list[Line]:
     """By expert."""
     table = grid("expert", *HEADS)
     for row in facts["experts"][:MOST]:
@@ -83,7 +88,7 @@ def experts(facts: Facts) -> list[str | Table]:
     return [table] if facts["experts"] else []
 
 
-def types_of_nodes(facts: Facts) -> list[str | Table]:
+def types_of_nodes(facts: Facts) -> list[Line]:
     """By type of node."""
     table = grid("node type", "runs", "cycles", "share")
     for row in facts["types"][:MOST]:
@@ -91,10 +96,10 @@ def types_of_nodes(facts: Facts) -> list[str | Table]:
     return [table] if facts["types"] else []
 
 
-def around(facts: Facts) -> list[str | Table]:
+def around(facts: Facts) -> list[Line]:
     """Contexts and the stages of the host's side."""
     c = facts["contexts"]
-    lines: list[str | Table] = []
+    lines: list[Line] = []
     if c["loads"]:
         lines.append(f"contexts: {c['loads']} loaded from {c['load_bytes'] / 2**20:,.2f} MiB in {c['load_ms']:,.1f} ms")
     if c["finalizes"]:
@@ -103,10 +108,10 @@ def around(facts: Facts) -> list[str | Table]:
     return [*lines, f"host stages, ms: {', '.join(stages)}"] if stages else lines
 
 
-def idle(facts: Facts) -> list[str | Table]:
+def idle(facts: Facts) -> list[Line]:
     """The NPU's idle time, and the CPU's work beside it."""
     i, o = facts["idle"], facts["overlap"]
-    lines: list[str | Table] = []
+    lines: list[Line] = []
     if i["gaps"]:
         states = ", ".join(f"{name} {i[f'{name}_ms']:,.1f}" for name in ("running", "runnable", "sleeping", "waiting"))
         lines.append(f"NPU idle {i['ms']:,.1f} ms in {i['gaps']} gaps; the submitting thread was, ms: {states}")
@@ -118,10 +123,10 @@ def idle(facts: Facts) -> list[str | Table]:
     return lines
 
 
-def closure(facts: Facts) -> list[str | Table]:
+def closure(facts: Facts) -> list[Line]:
     """Whether sums close."""
     table = grid("must hold", "looked at", "broken", "residual")
     for row in facts["closure"]:
         table.add_row(row["check"], f"{row['looked_at']:,}", f"{row['broken']:,}", f"{row['residual']:,.0f} {row['unit']}")
-    lines: list[str | Table] = [table] if facts["closure"] else []
-    return [*lines, *(f"[yellow]{text}[/]" for text in facts["findings"][:MOST])]
+    lines: list[Line] = [table] if facts["closure"] else []
+    return [*lines, *(words((text, "yellow")) for text in facts["findings"][:MOST])]

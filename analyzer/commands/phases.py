@@ -10,7 +10,6 @@ examples:
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,14 +18,16 @@ from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import phases
 from analyzer.tables.store import load
+from moescope.arguments import add_json, add_run
+from moescope.plain import print_plain
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--tokens", action="store_true", help="one row per token, in ms")
-    parser.add_argument("--gaps", action="store_true", help="the idle gaps")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_run(parser)
+    parser.add_argument("--tokens", action="store_true", help="show one row per token, in ms")
+    parser.add_argument("--gaps", action="store_true", help="show the idle gaps")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         print("no complete tokens in this recording")
         return 0
     show(side_by_side(shares), "ms per step", 40)
-    print(closing(whole))
+    print_plain(closing(whole))
     print(f"{steps['steps']} steps {added(steps, ('operators', 'gaps'))}")
     if npu:
         untold = f"; {npu['untold']} more without profile events" if npu["untold"] else ""

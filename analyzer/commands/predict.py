@@ -12,8 +12,6 @@ import argparse
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from analyzer.commands._show import show as show_frame
 from analyzer.jsonable import as_json
@@ -23,31 +21,34 @@ from analyzer.predict.beside import beside, mismatch
 from analyzer.predict.prediction import Prediction, predict
 from analyzer.predict.setup import KV_BYTES, OVERLAPS, Setup
 from analyzer.tables.store import load
+from moescope.arguments import add_json, add_phase
+from moescope.plain import print_plain
+from moescope.terminal import console, grid, words
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add("--config", metavar="PATH", type=Path, required=True, help="config.json of a Hugging Face model, or its folder")
-    add("--device", metavar="NAME", required=True, help="a profile (python -m analyzer device lists them) or a TOML file")
-    add("--phase", choices=("prefill", "decode"), required=True)
-    add("--batch", metavar="N", type=int, default=1, help="sequences on each device [1]")
+    add("--device", metavar="NAME", required=True, help="device profile (`python -m analyzer device` lists them) or a TOML file")
+    add_phase(parser, required=True)
+    add("--batch", metavar="N", type=int, default=1, help="sequences on each device (default: 1)")
     add(
         "--context",
         metavar="N",
         type=int,
         default=1024,
-        help="length of each prompt, or of each cache in decode [1024]",
+        help="length of each prompt, or of each KV cache in decode (default: 1024)",
     )
-    add("--ep", metavar="N", type=int, default=1, help="devices that share the experts [1]")
-    add("--tp", metavar="N", type=int, default=1, help="devices that share heads and dense layers [1]")
-    add("--overlap", choices=OVERLAPS, default="none", help="how communication hides behind computing [none]")
-    add("--micro-batches", metavar="N", type=int, default=2, help="with --overlap [2]")
-    add("--weights", choices=tuple(BITS), help="storage of the weights; default: what the config says")
-    add("--kv", choices=tuple(KV_BYTES), default="fp16", help="type of the KV cache [fp16]")
-    add("--unit", metavar="NAME", default="", help="compute unit; default: the profile's first")
-    add("--beside", metavar="RUN", type=Path, help="a recording of the same model: its operators beside the predicted parts")
-    add("--json", action="store_true", help="print JSON")
+    add("--ep", metavar="N", type=int, default=1, help="devices that share the experts (default: 1)")
+    add("--tp", metavar="N", type=int, default=1, help="devices that share heads and dense layers (default: 1)")
+    add("--overlap", choices=OVERLAPS, default="none", help="how communication overlaps with computing (default: none)")
+    add("--micro-batches", metavar="N", type=int, default=2, help="micro-batches, with --overlap (default: 2)")
+    add("--weights", choices=tuple(BITS), help="type of the stored weights (default: as in the config)")
+    add("--kv", choices=tuple(KV_BYTES), default="fp16", help="type of the KV cache (default: fp16)")
+    add("--unit", metavar="NAME", default="", help="compute unit (default: the profile's first)")
+    add("--beside", metavar="RUN", type=Path, help="recording of the same model: shows its operators beside the predicted parts")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,36 +65,38 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(as_json({"parts": made.rows(), "summary": made.summary(), "measured": measured}))
         return 0
-    show(made, Console(highlight=False))
+    show(made, console())
     if measured is not None and tables:
         show_frame(measured, f"measured beside predicted: the mean {setup.phase} step")
         if text := mismatch(made, tables):
-            print(f"warning: {text}")
+            print_plain(f"warning: {text}")
     return 0
 
 
-def show(made: Prediction, console: Console) -> None:
+def show(made: Prediction, screen: Console) -> None:
     """The parts, then the figures, then the warnings."""
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for name in ("part", "layers", "GFLOP", "weights", "KV", "us", "step ms", "bound"):
-        table.add_column(name, justify="left" if name in ("part", "bound") else "right", no_wrap=True)
+    columns = ("part", "layers", "GFLOP", "weights", "KV", "us", "step ms", "bound")
+    table = grid(*columns, left=("part", "bound"))
     for row in made.rows():
         sizes = (f"{row['gflop']:.3g}", _size(row["weight_bytes"]), _size(row["kv_bytes"]))
         times = (f"{row['us']:.1f}", f"{row['step_ms']:.2f}")
         table.add_row(row["part"], str(row["layers"]), *sizes, *times, row["bound"])
-    console.print(table)
-    console.print("\n[bold]from[/]")
+    screen.print(table)
+    screen.print()
+    screen.print(words(("from", "bold")))
     for row in made.rows():
-        console.print(f"{row['part']}: {escape(row['source'])}", soft_wrap=True)
+        screen.print(f"{row['part']}: {row['source']}", soft_wrap=True)
     answer = made.summary()
     name = "TTFT" if answer["phase"] == "prefill" else "TPOT"
-    console.print(f"\n[bold]{answer['model']}[/] ({answer['weights']}) on [bold]{answer['device']}[/], predicted, not measured")
-    console.print(
+    screen.print()
+    about = (f" ({answer['weights']}) on ", (answer["device"], "bold"), ", predicted, not measured")
+    screen.print(words((answer["model"], "bold"), *about))
+    screen.print(
         f"{name} {made.seconds * 1e3:.2f} ms, {made.tokens_per_s:,.1f} tokens/s and device; a layer is {answer['formula']}"
     )
-    console.print(f"weights {_size(answer['weight_bytes'])}, KV cache {_size(answer['kv_bytes'])} per device")
+    screen.print(f"weights {_size(answer['weight_bytes'])}, KV cache {_size(answer['kv_bytes'])} per device")
     for text in answer["warnings"]:
-        console.print(f"[yellow]warning:[/] {escape(text)}")
+        screen.print(words(("warning:", "yellow"), f" {text}"))
 
 
 def _size(count: float) -> str:

@@ -16,20 +16,21 @@ import numpy as np
 
 from analyzer.errors import PredictError
 from analyzer.predict.prompts import matched_subset
+from moescope.arguments import add_json, add_out
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("file", metavar="FILE", type=Path, help="prompts, one a line")
-    parser.add_argument("--size", metavar="N", required=True, help="prompts to keep, or a share: 100, 10%%")
+    parser.add_argument("--size", metavar="N", required=True, help="how many prompts to keep, or what share of them: 100, 10%%")
     parser.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json that counts the tokens")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws [0]")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="where the lines go; default: standard output")
-    parser.add_argument("--json", action="store_true", help="print what was chosen as JSON")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    add_out(parser, "standard output")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose, write, tell."""
+    """Choose, write, print."""
     lines = [line for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
     lengths = count([text_of(line) for line in lines], args.tokenizer)
     rows, divergence = matched_subset(lengths, size_of(args.size, len(lines)), args.seed)
@@ -40,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         facts = {"of": len(lines), "kl_nats": divergence, "mean_tokens": [float(lengths.mean()), float(lengths[rows].mean())]}
         print(json.dumps({"rows": rows.tolist(), **facts}))
     elif args.out:
-        told = f"mean length {lengths[rows].mean():.1f} of {lengths.mean():.1f}"
-        print(f"{len(rows)} of {len(lines)} prompts, KL divergence {divergence:.4f} nats, {told}")
+        means = f"mean length {lengths[rows].mean():.1f} of {lengths.mean():.1f}"
+        print(f"{len(rows)} of {len(lines)} prompts, KL divergence {divergence:.4f} nats, {means}")
     else:
         print(chosen, end="")
     return 0

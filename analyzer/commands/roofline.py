@@ -1,4 +1,4 @@
-"""Show what bounds each sort of operator: compute, memory bandwidth, disk or launch, against this machine's measured ceilings.
+"""Show what bounds each group of operators: compute, memory bandwidth, disk or launch, against this machine's measured ceilings.
 
 examples:
   python -m analyzer ceilings                        once on the machine that ran the model
@@ -9,28 +9,29 @@ examples:
 
 import argparse
 import sys
-from pathlib import Path
 
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import ceilings, roofline
 from analyzer.records.reading import open_recording, section
 from analyzer.tables.store import load
+from moescope.arguments import add_ceilings, add_json, add_phase, add_run
+from moescope.calling import as_called
 
 SHOWN = ("count", "ms", "median_us", "intensity", "gflops", "gbytes_per_s", "roof_us", "share_of_roof", "above_ms", "bound")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--by", choices=tuple(roofline.GROUPINGS), default="type", help="what counts as one sort; default: type")
-    parser.add_argument("--phase", choices=("prefill", "decode"), help="only steps of this phase")
-    parser.add_argument("--ceilings", metavar="FILE", type=Path, help="ceilings of the machine that ran the model")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_run(parser)
+    parser.add_argument("--by", choices=tuple(roofline.GROUPINGS), default="type", help="group operators by (default: type)")
+    add_phase(parser)
+    add_ceilings(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the sorts of operators, how time grows with complexity, and equal subgraphs on several backends."""
+    """Print the groups of operators, how time grows with complexity, and equal subgraphs on several backends."""
     tables = load(args.run_dir)
     found = ceilings.load(section(open_recording(args.run_dir).manifest, "machine"), args.ceilings)
     rows = roofline.roofline(tables, found, args.by, args.phase)
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         print(as_json({"ceilings": vars(found) if found else None, "operators": rows, "complexity": fits, "backends": both}))
         return 0
     if found is None:
-        print("no ceilings of the machine that ran this are known: python -m analyzer ceilings", file=sys.stderr)
+        print(as_called("no ceilings of the machine that ran this are known: python -m analyzer ceilings"), file=sys.stderr)
     show(rows[[*roofline.GROUPINGS[args.by], "backend", *SHOWN]])
     if len(fits):
         show(fits, "time = launch + flops / speed, over the shapes of a type")

@@ -16,16 +16,16 @@ import argparse
 import itertools
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import costs, devices, simulator, timeline, trace
 from analyzer.tables.store import load
+from moescope.arguments import add_json
+from moescope.terminal import console, grid, words
 
 SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 MIB = 2**20
@@ -35,17 +35,27 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add("run_dirs", metavar="RUN", type=Path, nargs="+", help="folder of a recording with routes, then others that add costs")
-    add("--cache", metavar="SIZES", default="100%", help="bytes or share of all experts, or a list: 25%%,64MiB [100%%]")
-    add("--prefetch", metavar="P", default="off", help="fetch ahead from this probability on, or what was recorded; a list [off]")
-    add("--chunk", metavar="ROWS", default="64", help="prompt rows of one attention run, or a list [64]")
-    add("--tiers", metavar="ROWS", default="1,8,32", help="rows of the experts' static shapes on the NPU [1,8,32]")
-    add("--prefill", choices=("cpu", "npu"), default="cpu", help="where the prompt runs [cpu]")
-    add("--decode", choices=("cpu", "npu"), default="cpu", help="where new tokens run [cpu]")
-    add("--device", metavar="NAME", help="a device profile, with --config")
-    add("--config", metavar="PATH", type=Path, help="the model whose roofline is taken, with --device")
-    add("--weights", choices=tuple(BITS), help="storage of that model's weights")
-    add("--timeline", metavar="DIR", type=Path, help="write the (first) simulated run as a folder for python -m views trace")
-    add("--json", action="store_true", help="print JSON")
+    add(
+        "--cache",
+        metavar="SIZES",
+        default="100%",
+        help="size of the expert cache, in bytes or as a share of all experts, or a list: 25%%,64MiB (default: 100%%)",
+    )
+    add(
+        "--prefetch",
+        metavar="P",
+        default="off",
+        help="prefetch experts from this probability on, `recorded` as in the recording, or `off`; or a list (default: off)",
+    )
+    add("--chunk", metavar="ROWS", default="64", help="prompt rows of one attention run, or a list (default: 64)")
+    add("--tiers", metavar="ROWS", default="1,8,32", help="rows of the experts' static shapes on the NPU (default: 1,8,32)")
+    add("--prefill", choices=("cpu", "npu"), default="cpu", help="where the prompt runs (default: cpu)")
+    add("--decode", choices=("cpu", "npu"), default="cpu", help="where new tokens run (default: cpu)")
+    add("--device", metavar="NAME", help="device profile, with --config")
+    add("--config", metavar="PATH", type=Path, help="config.json of the model whose roofline gives the costs, with --device")
+    add("--weights", choices=tuple(BITS), help="type of that model's stored weights")
+    add("--timeline", metavar="DIR", type=Path, help="write the first simulated run as a folder for `python -m views trace`")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,23 +105,23 @@ def cache_bytes(word: str, whole: int) -> int | None:
 
 def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, steps: int) -> None:
     """One line a run; a star marks what nothing beats in both memory and time per token."""
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for name in ("cache MiB", "prefetch", "chunk", "TTFT ms", "TPOT ms", "p90", "hits", "stall ms", "loaded MiB", "Pareto"):
-        table.add_column(name, justify="right")
+    columns = ("cache MiB", "prefetch", "chunk", "TTFT ms", "TPOT ms", "p90", "hits", "stall ms", "loaded MiB", "Pareto")
+    table = grid(*columns, left=0, fold=True)
     for outcome, flag in zip(outcomes, best, strict=True):
         s = outcome.summary()
         sizes = (f"{outcome.peak_bytes / MIB:.2f}", str(s["prefetch"] or "off"), str(s["chunk"]))
         times = (_ms(s["ttft_ms"]), _ms(s["tpot_ms"]), _ms(s["tpot_p90_ms"]))
         hits = "-" if s["hit_rate"] is None else f"{s['hit_rate']:.1%}"
         table.add_row(*sizes, *times, hits, _ms(s["stall_ms"]), f"{s['loaded_bytes'] / MIB:.1f}", "*" if flag else "")
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"\nsimulated, not measured: {steps} steps of the recorded routes; costs {cost.source}", soft_wrap=True)
+    screen = console(soft_wrap=True)
+    screen.print(table)
+    screen.print()
+    screen.print(f"simulated, not measured: {steps} steps of the recorded routes; costs {cost.source}")
     for text in cost.warnings:
-        console.print(f"[yellow]warning:[/] {text}", soft_wrap=True)
+        screen.print(words(("warning:", "yellow"), f" {text}"))
 
 
-def _costs(args: argparse.Namespace, recordings: list[costs.Tables]) -> costs.Costs:
+def _costs(args: argparse.Namespace, recordings: Sequence[costs.Tables]) -> costs.Costs:
     if bool(args.device) != bool(args.config):
         raise PredictError("--device and --config go together: the roofline needs both")
     if not args.device:

@@ -7,30 +7,30 @@ examples:
 
 import argparse
 import json
-from pathlib import Path
 
 from analyzer.predict.steps import replay
 from analyzer.tables.store import load
+from moescope.arguments import add_json, add_run
 
 FEW = 20
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_run(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the coefficients and the error."""
     rows, learner = replay(load(args.run_dir))
-    error, found = learner.error(), [float(value) for value in learner.coefficients]
+    error, fit = learner.error(), [float(value) for value in learner.coefficients]
     if args.json:
         names = ("seconds", "seconds_per_1000_tokens", "seconds_per_miss")
-        told = {key: None if value != value else value for key, value in error.items()}
-        print(json.dumps({"coefficients": dict(zip(names, found, strict=True)), "error": told, "steps": rows.to_dict("records")}))
+        errors = {key: None if value != value else value for key, value in error.items()}
+        print(json.dumps({"coefficients": dict(zip(names, fit, strict=True)), "error": errors, "steps": rows.to_dict("records")}))
         return 0
-    print(f"a decode step: {found[0] * 1e3:.3f} ms + {found[1] * 1e3:.3f} ms per 1000 tokens + {found[2] * 1e3:.3f} ms per miss")
+    print(f"a decode step: {fit[0] * 1e3:.3f} ms + {fit[1] * 1e3:.3f} ms per 1000 tokens + {fit[2] * 1e3:.3f} ms per miss")
     if error["steps"]:
         sizes = f"median {error['median']:.1%}, p90 {error['p90']:.1%}, bias {error['bias']:+.1%}"
         print(f"predicted before each of {error['steps']:.0f} steps: error {sizes}")

@@ -7,14 +7,13 @@ examples:
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from analyzer.commands._show import number, short
 from analyzer.questions.cached import summary
+from moescope.arguments import add_json, add_run
+from moescope.calling import as_called
+from moescope.terminal import Line, console, grid, words
 
 WIDTH, OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 80, 5, 9, 2, 2, 3
 Section = dict[str, Any]
@@ -22,8 +21,8 @@ Section = dict[str, Any]
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_run(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,49 +31,31 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(answer))
         return 0
-    console = Console(highlight=False)
+    screen = console()
     for part in (heading, speed, phases, found, operators, experts, npu, scheduling, io, losses):
         for line in part(answer):
-            console.print(line, no_wrap=True, overflow="ellipsis")
+            screen.print(line, no_wrap=True, overflow="ellipsis")
     return 0
 
 
-def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
-    """A number with its unit; "-" where it is not known."""
-    return "-" if value is None else f"{value:{form}}{unit}"
-
-
-def short(name: str, width: int = 48) -> str:
-    """A long name without its middle."""
-    return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"
-
-
-def grid(*columns: str) -> Table:
-    """A small table: the first column left, the others right."""
-    table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True, overflow="ellipsis")
-    return table
-
-
-def heading(answer: Section) -> list[str | Table]:
+def heading(answer: Section) -> list[Line]:
     """What was recorded, where."""
     about, machine = answer["recording"], answer["machine"]
     command = " ".join(about["command"]) if isinstance(about["command"], list) else str(about["command"])
     where = f"{machine.get('cpu_model', '?')}, {machine.get('cpus', '?')} CPUs, Linux {machine.get('kernel', '?')}"
-    lines: list[str | Table] = [f"[bold]{', '.join(about['engines']) or 'no engine'}[/]: {escape(command)}", where]
+    lines: list[Line] = [words((", ".join(about["engines"]) or "no engine", "bold"), f": {command}"), where]
     if machine["npu"]:
         lines.append(
             f"NPU: {machine['npu']}"
             + (" (exact results; its times are the host's, not a device's)" if machine["emulated"] else "")
         )
-    lines += [f"[yellow]{escape(line)}[/]" for line in answer["missing"]]
+    lines += [words((line, "yellow")) for line in answer["missing"]]
     if about["state"] != "complete":
-        lines.append(f"[yellow]state: {about['state']}: the writer did not finish[/]")
+        lines.append(words((f"state: {about['state']}: the writer did not finish", "yellow")))
     return lines
 
 
-def speed(answer: Section) -> list[str | Table]:
+def speed(answer: Section) -> list[Line]:
     """Tokens per second and latencies."""
     t = answer["tokens"]
     if not t:
@@ -86,7 +67,7 @@ def speed(answer: Section) -> list[str | Table]:
     return [first, second + rest]
 
 
-def phases(answer: Section) -> list[str | Table]:
+def phases(answer: Section) -> list[Line]:
     """Where a step's time goes."""
     if not answer["phases"]:
         return []
@@ -102,14 +83,15 @@ def phases(answer: Section) -> list[str | Table]:
     return [table]
 
 
-def found(answer: Section) -> list[str | Table]:
+def found(answer: Section) -> list[Line]:
     """The findings with the greatest prizes, a line each."""
     first = answer["findings"][:FINDINGS]
-    lines: list[str | Table] = ["[bold]what costs most[/] (all: python -m analyzer findings)"] if first else []
-    return lines + [escape(f"{f['prize_share']:.0%} {f['text'].rpartition(':')[0]}") for f in first]
+    rest = as_called(" (all: python -m analyzer findings)")
+    lines: list[Line] = [words(("what costs most", "bold"), rest)] if first else []
+    return lines + [f"{f['prize_share']:.0%} {f['text'].rpartition(':')[0]}" for f in first]
 
 
-def operators(answer: Section) -> list[str | Table]:
+def operators(answer: Section) -> list[Line]:
     """The costliest operator types."""
     if not answer["operators"]:
         return []
@@ -120,7 +102,7 @@ def operators(answer: Section) -> list[str | Table]:
     return [table]
 
 
-def experts(answer: Section) -> list[str | Table]:
+def experts(answer: Section) -> list[Line]:
     """Experts in two lines."""
     e = answer["experts"]
     if not e:
@@ -128,26 +110,25 @@ def experts(answer: Section) -> list[str | Table]:
     seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} a step)" for name, v in e["distinct_per_layer"].items() if v]
     rate, reuse = number(e["hit_rate"], ".1%"), number(e["reuse_distance_median_steps"], ".0f")
     loads = [f"{v['loads']} {name} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()]
-    lines: list[str | Table] = [f"[bold]experts[/] per layer: {', '.join(seen)}"]
+    lines: list[Line] = [words(("experts", "bold"), f" per layer: {', '.join(seen)}")]
     if e["hit_rate"] is not None or loads:
         lines.append(f"hit rate {rate}, reuse after {reuse} steps (median), {e['evictions']} evictions")
     return [*lines, f"loads: {', '.join(loads)}"] if loads else lines
 
 
-def npu(answer: Section) -> list[str | Table]:
+def npu(answer: Section) -> list[Line]:
     """QNN in a few lines."""
     n = answer["npu"]
     if not n:
         return []
-    failed = f", [red]{n['failed']} failed[/]" if n["failed"] else ""
+    failed = (f", {n['failed']} failed" if n["failed"] else "", "red")
     host, htp, accel = (
         number(n[name] / 1e3 if n[name] is not None else None) for name in ("host_rpc_us", "htp_rpc_us", "accel_us")
     )
-    head = (
-        f"[bold]{n['backend'] or 'QNN'}[/] {n['executes']} executes, {n['ms']:,.1f} ms{failed}; RPC host {host} ms, HTP {htp} ms"
-    )
+    counts = f" {n['executes']} executes, {n['ms']:,.1f} ms"
+    head = words((n["backend"] or "QNN", "bold"), counts, failed, f"; RPC host {host} ms, HTP {htp} ms")
     loose = f"{n['events']} events, {n['unjoined_events']} unjoined"
-    lines: list[str | Table] = [head, f"accelerator {accel} ms, {number(n['accel_cycles'], ',.0f')} cycles; {loose}"]
+    lines: list[Line] = [head, f"accelerator {accel} ms, {number(n['accel_cycles'], ',.0f')} cycles; {loose}"]
     if n["graphs"]:
         table = grid("QNN graph", "executes", "total ms")
         for row in n["graphs"][:GRAPHS]:
@@ -156,7 +137,7 @@ def npu(answer: Section) -> list[str | Table]:
     return lines
 
 
-def scheduling(answer: Section) -> list[str | Table]:
+def scheduling(answer: Section) -> list[Line]:
     """Where the threads' time went."""
     s = answer["scheduling"]
     if not s:
@@ -169,7 +150,7 @@ def scheduling(answer: Section) -> list[str | Table]:
     return [table]
 
 
-def io(answer: Section) -> list[str | Table]:
+def io(answer: Section) -> list[Line]:
     """What was read and waited for."""
     i = answer["io"]
     if not i:
@@ -177,16 +158,16 @@ def io(answer: Section) -> list[str | Table]:
     read = f"{i['major_faults']:,} major faults, {i['read_bytes'] / 2**20:,.1f} MiB read"
     device = f" ({i['device_read_bytes'] / 2**20:,.1f} from the device), {i['waited_ms']:,.1f} ms waited"
     within = ", ".join(f"{share:.0%} within {name}" for name, share in i["shares"].items() if share)
-    return [f"[bold]I/O[/]: {read}{device}", *([f"of the waiting {within}"] if within else [])]
+    return [words(("I/O", "bold"), f": {read}{device}"), *([f"of the waiting {within}"] if within else [])]
 
 
-def losses(answer: Section) -> list[str | Table]:
+def losses(answer: Section) -> list[Line]:
     """What is missing, and what tracing cost."""
     r, c = answer["records"], answer["cost"]
     lost = sum(r["lost"].values())
     odd = {f"{kind} ends without begin": n for kind, n in r["ends_without_begin"].items()}
     odd |= {f"open {name}": n for name, n in r["begins_without_end"].items()}
-    kept = f"{sum(r['kept'].values()):,} records kept, " + (f"[red]{lost:,} lost[/]" if lost else "0 lost")
+    kept = f"{sum(r['kept'].values()):,} records kept, "
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
     cost = f"probes took {number(warm, '.1%')}{upper} of token time, {number(cpu, '.1%')} of CPU"
@@ -194,7 +175,7 @@ def losses(answer: Section) -> list[str | Table]:
     dropped = r["dropped"]
     gone = sum((dropped.get("records") or {}).values())
     fast = f"; {gone:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
-    lines: list[str | Table] = [kept + fast + held, cost]
+    lines: list[Line] = [words(kept, (f"{lost:,} lost", "red" if lost else ""), fast + held), cost]
     if r["sampling"]:
         seen = r["sampling"]
         while_on = f"tokens took {number(seen['slowdown_while_on'], '.1%')} longer then; " if "slowdown_while_on" in seen else ""

@@ -7,17 +7,17 @@ examples:
 
 import argparse
 import json
-from pathlib import Path
 
 from analyzer.questions.derived import DERIVED
 from analyzer.tables.store import load, row_counts, write
+from moescope.arguments import add_json, add_out, add_run
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="where to write; default: keep them in RUN/tables")
-    parser.add_argument("--json", action="store_true", help="print rows per table as JSON")
+    add_run(parser)
+    add_out(parser, "keep them in RUN/tables", "DIR")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

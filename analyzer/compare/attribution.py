@@ -1,5 +1,6 @@
 """Whose a token's time is: every moment of it belongs to one operator or load, or to nobody, so that sums close."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 
 from analyzer.records.spans import Nest
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)

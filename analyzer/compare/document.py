@@ -12,13 +12,13 @@ from analyzer.compare import structure as structures
 from analyzer.compare.closure import Waterfall, waterfall
 from analyzer.compare.metrics import DIMS
 from analyzer.compare.results import Result, matrices
-from analyzer.compare.verdict_text import conclude, in_turns
+from analyzer.compare.verdict_text import conclude, direction, in_turns
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
 from analyzer.questions import changepoints
 
 PHASES = ("prefill", "decode")
-FIGURES = ("base", "cand", "at_pace", "ratio", "low", "high", "p", "threshold", "share")
-SAID = ("unit", "better", "label", "verdict", "more_runs", "n_base", "n_cand", "paced")
+FIGURES = ("base", "cand", "change", "at_pace", "ratio", "low", "high", "p", "threshold", "share")
+SAID = ("unit", "better", "label", "verdict", "more_runs", "more_runs_known", "n_base", "n_cand", "paced")
 SHOWN_METRICS = 600
 VALUES_SHOWN = 200
 
@@ -51,7 +51,7 @@ def compare(
     judged, a, b = judge_apart(dims, a, b, rules)
     structure, drift = structures.changes(base, cand), structures.drift(base, cand)
     unlike = environment.differences([r.environment for r in base], [r.environment for r in cand])
-    words = conclude(judged, falls, structure, drift, unlike) + in_turns(*times)
+    words = conclude(judged, falls, structure, drift, unlike, rules.practical) + in_turns(*times)
     return Comparison(base, cand, rules, judged, falls, structure, drift, unlike, (a, b), words)
 
 
@@ -71,6 +71,7 @@ def document(result: Comparison) -> dict[str, Any]:
         {
             **{name: row[name] for name in (*DIMS, *SAID)},
             **{name: finite(row[name]) for name in FIGURES},
+            "direction": direction(row),
             "runs": [[finite(v) for v in side[:VALUES_SHOWN, i]] for side in result.values],
         }
         for row, i in zip(rows.to_dict("records"), where.tolist(), strict=True)
@@ -93,8 +94,8 @@ def document(result: Comparison) -> dict[str, Any]:
         "series": {side: series(runs) for side, runs in sides(result)},
         "graph": graph.merged(first_graph(result.base), first_graph(result.cand), result.judged),
         "structure": [asdict(change) for change in result.structure],
-        "drift": [asdict(one) | {"usual": finite(one.usual)} for one in result.drift],
-        "environment": [asdict(one) for one in result.differences],
+        "drift": [asdict(drift) | {"usual": finite(drift.usual)} for drift in result.drift],
+        "environment": [asdict(difference) for difference in result.differences],
         "conditions": result.cand[0].environment,
     }
 
@@ -116,17 +117,17 @@ def finite(value: Any) -> float | None:
 
 def series(runs: list[Result]) -> dict[str, Any]:
     """ms of each decode step, the median over runs, with where its level changes and what disturbs it periodically."""
-    told = [np.asarray(run.series, np.float64) for run in runs if len(run.series)]
-    if not told:
+    step_times = [np.asarray(run.series, np.float64) for run in runs if len(run.series)]
+    if not step_times:
         return {"ms": [], "shifts": [], "period": None}
-    length = int(np.median([len(one) for one in told]))
-    padded = np.full((len(told), length), np.nan)
-    for row, one in zip(padded, told, strict=True):
-        row[: min(length, len(one))] = one[:length]
+    length = int(np.median([len(times) for times in step_times]))
+    padded = np.full((len(step_times), length), np.nan)
+    for row, times in zip(padded, step_times, strict=True):
+        row[: min(length, len(times))] = times[:length]
     ms = np.nanmedian(padded, axis=0)
-    found = changepoints.period(ms)
+    period = changepoints.period(ms)
     return {
         "ms": np.round(ms, 4).tolist(),
         "shifts": [asdict(shift) for shift in changepoints.shifts(ms)],
-        "period": asdict(found) if found else None,
+        "period": asdict(period) if period else None,
     }

@@ -29,22 +29,22 @@ class Difference:
 def environment(manifest: dict[str, Any]) -> dict[str, str]:
     """Machine, tracing, engine libraries by build id, NPU, model, command: name → text. Unknown things are absent."""
     machine = section(manifest, "machine")
-    found = {name: str(machine[name]) for name in MACHINE if machine.get(name) not in (None, "")}
+    facts = {name: str(machine[name]) for name in MACHINE if machine.get(name) not in (None, "")}
     for name in TRACING:
         value = manifest.get(name)
         if value:
-            found[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            facts[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     for engine in section(manifest, "engines").values():
         for library in (engine.get("libraries") or []) if isinstance(engine, dict) else []:
-            found[f"library {str(library.get('path', '')).rsplit('/', 1)[-1]}"] = str(library.get("build_id") or "no build id")
+            facts[f"library {str(library.get('path', '')).rsplit('/', 1)[-1]}"] = str(library.get("build_id") or "no build id")
     qnn = section(manifest, "qnn")
     if qnn:
-        found["NPU"] = "HTP emulator" if qnn.get("emulator") else f"QNN backend {qnn.get('backend')}"
-        found["QNN API"] = str(qnn.get("api", ""))
-    found |= model(manifest)
+        facts["NPU"] = "HTP emulator" if qnn.get("emulator") else f"QNN backend {qnn.get('backend')}"
+        facts["QNN API"] = str(qnn.get("api", ""))
+    facts |= model(manifest)
     command = manifest.get("command")
-    found["command"] = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
-    return found
+    facts["command"] = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
+    return facts
 
 
 def began(manifest: dict[str, Any]) -> float:
@@ -61,22 +61,23 @@ def model(manifest: dict[str, Any]) -> dict[str, str]:
     files = manifest.get("models") or []
     if not files:
         return {}
-    prints = sorted(str(one["fingerprint"]) for one in files)
-    one = prints[0] if len(prints) == 1 else hashlib.sha256(" ".join(prints).encode()).hexdigest()
+    prints = sorted(str(file["fingerprint"]) for file in files)
+    fingerprint = prints[0] if len(prints) == 1 else hashlib.sha256(" ".join(prints).encode()).hexdigest()
     size = sum(int(file["bytes"]) for file in files)
-    return {"model": f"{one[:12]}, {size:,} bytes", "model file": ", ".join(sorted(PurePath(f["path"]).name for f in files))}
+    names = sorted(PurePath(file["path"]).name for file in files)
+    return {"model": f"{fingerprint[:12]}, {size:,} bytes", "model file": ", ".join(names)}
 
 
 def differences(base: list[dict[str, str]], cand: list[dict[str, str]]) -> list[Difference]:
     """What differs between the sides, or within one; unfair ones first."""
-    names = dict.fromkeys(name for one in (*base, *cand) for name in one)
-    found = []
+    names = dict.fromkeys(name for environment in (*base, *cand) for name in environment)
+    differing = []
     for name in names:
-        sides = [list(dict.fromkeys(one.get(name, "") for one in side)) for side in (base, cand)]
+        sides = [list(dict.fromkeys(environment.get(name, "") for environment in side)) for side in (base, cand)]
         if name in MAYBE_UNKNOWN and [""] in sides:
             continue
         if len(sides[0]) > 1 or len(sides[1]) > 1 or sides[0] != sides[1]:
             left, right = (" | ".join(text or "-" for text in side[:SHOWN]) for side in sides)
             unfair = name in MUST_MATCH or name in TRACING
-            found.append(Difference(name, left, right, unfair))
-    return sorted(found, key=lambda d: not d.unfair)
+            differing.append(Difference(name, left, right, unfair))
+    return sorted(differing, key=lambda d: not d.unfair)

@@ -72,15 +72,15 @@ def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, An
     place: tuple[dict[int, int], dict[int, int]] = {}, {}
     alike = [Counter(node[: len(IDENTITY)] for node in side.nodes) for side in (base, cand)]
     for i, j in aligned(base, cand):
-        for mine, at in zip(place, (i, j), strict=True):
-            if at is not None:
-                mine[at] = len(nodes)
-        side, at, count = (cand, j, alike[1]) if j is not None else (base, i, alike[0])
-        own = side.nodes[at if at is not None else 0]
+        for node_of, row in zip(place, (i, j), strict=True):
+            if row is not None:
+                node_of[row] = len(nodes)
+        side, row, count = (cand, j, alike[1]) if j is not None else (base, i, alike[0])
+        own = side.nodes[row if row is not None else 0]
         old = base.nodes[i] if i is not None else None
         facts = dict(zip((*IDENTITY, "name"), own, strict=True)) | {"alike": count[own[: len(IDENTITY)]]}
         nodes.append(facts | became(old, own if j is not None else None, figures))
-    edges = {(mine[a], mine[b]): None for mine, side in zip(place, (base, cand), strict=True) for a, b in side.edges}
+    edges = {(node_of[a], node_of[b]): None for node_of, side in zip(place, (base, cand), strict=True) for a, b in side.edges}
     return {"phase": PHASE, "nodes": nodes, "edges": [list(edge) for edge in edges]}
 
 
@@ -114,10 +114,10 @@ def became(
 ) -> dict[str, Any]:
     """verdict, base, cand, and `was` (dims and backend in the base, where they changed) of an operator."""
     was, now = (figures.get(node[: len(IDENTITY)], {}) if node else {} for node in (old, new))
-    found = {"base": was.get("base"), "cand": now.get("cand"), "paced": bool(now.get("paced")), "was": ""}
+    facts = {"base": was.get("base"), "cand": now.get("cand"), "paced": bool(now.get("paced")), "was": ""}
     if old is None or new is None:
-        return found | {"verdict": APPEARED if old is None else VANISHED}
+        return facts | {"verdict": APPEARED if old is None else VANISHED}
     if old[: len(IDENTITY)] != new[: len(IDENTITY)]:
         parts = [str(a) for a, b in zip(old[3 : len(IDENTITY)], new[3 : len(IDENTITY)], strict=True) if a != b]
-        return found | {"verdict": CHANGED, "was": " ".join(parts).strip() or str(old[0])}
-    return found | {"verdict": now.get("verdict", "")}
+        return facts | {"verdict": CHANGED, "was": " ".join(parts).strip() or str(old[0])}
+    return facts | {"verdict": now.get("verdict", "")}

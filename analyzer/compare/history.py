@@ -7,6 +7,9 @@ Any tool that reads hive-partitioned Parquet reads it: DuckDB, Dask, Spark, pand
 
 import hashlib
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
@@ -16,13 +19,16 @@ import pyarrow
 import pyarrow.parquet as parquet
 
 from analyzer.compare.metrics import METRICS
-from analyzer.compare.results import CompareError, Result
-from analyzer.questions.changepoints import shifts
+from analyzer.compare.results import CompareError, Result, matrices
+from analyzer.compare.statistics import SUCCESSIVE, runs_for_p, smallest_p
+from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
+from analyzer.questions.changepoints import LEAST_SERIES, shifts
 
 RUN = {"key": "string", "run": "string", "recorded": "float64"}
 PARTITION = (("build", "string"), ("device", "string"))
 ENGINES = ("duckdb", "dask")
 COLUMNS = ("key", "build", "recorded", "run", "value")
+CHANGES = ["device", "key", "metric", "before", "build", "ratio", "better", "runs"]
 
 
 def store(url: str) -> tuple[Any, str]:
@@ -63,8 +69,8 @@ def _schema() -> pyarrow.Schema:
 
 
 def read(url: str, family: str, engine: str = "duckdb", device: str = "") -> pd.DataFrame:
-    """Runs of a family of metrics: columns COLUMNS and label columns of the metric, in order of time."""
-    wanted = [*COLUMNS, "device", "metric", "phase", "type", "layer", "unit", "better"]
+    """Runs of a family of metrics, in order of time: a row per run and metric, columns COLUMNS, device and METRICS."""
+    wanted = [*COLUMNS, "device", *(c.name for c in METRICS if c.name not in COLUMNS)]
     frame = READERS[engine](url, wanted, family, device)
     if not len(frame):
         raise CompareError(f"{url} holds no metric of the family {family!r}; add runs with --add")
@@ -92,7 +98,7 @@ def _dask(url: str, wanted: list[str], family: str, device: str) -> pd.DataFrame
         import dask.dataframe as dd
     except ImportError:
         raise CompareError("--engine dask needs Dask: pip install 'dask[dataframe]'") from None
-    frame = dd.read_parquet(url, columns=[*wanted, "family"], filters=[("family", "==", family)])
+    frame = dd.read_parquet(url, columns=wanted, filters=[("family", "==", family)])
     frame = frame[frame["family"] == family]
     frame = frame[frame["device"].astype(str) == device] if device else frame
     whole = frame[wanted].compute()
@@ -102,11 +108,41 @@ def _dask(url: str, wanted: list[str], family: str, device: str) -> pd.DataFrame
 READERS = {"duckdb": _duckdb, "dask": _dask}
 
 
-def changes(frame: pd.DataFrame) -> pd.DataFrame:
-    """Where a metric's level changed from build to build: columns device, key, metric, build (the first of the new level),
-    before (the build ahead of it), ratio, better, runs (behind it). The unit is the run; drift is no change.
+def changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
+    """Where a metric changed from build to build: columns CHANGES; `build` is the first of the new level, `before` the last old.
+
+    Neighbouring builds of enough runs for a verdict are judged as `compare` judges sides recorded one after the other. Where the
+    runs of all builds are enough for a series, changes of its level are told besides: they need no more than one run a build.
     """
-    found = []
+    judged = [row for _, runs in frame.groupby("device", sort=False) for row in neighbours(runs, rules or Rules())]
+    told = {(row["device"], row["key"], row["build"]) for row in judged}
+    series = [row for row in level_changes(frame) if (row["device"], row["key"], row["build"]) not in told]
+    return pd.DataFrame([*judged, *series], columns=CHANGES)
+
+
+def neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
+    """What `compare` says of each build of a device and the one before, where both have runs enough."""
+    builds = {build: results_of(rows) for build, rows in runs.groupby("build", sort=False)}
+    apart = replace(rules, wander=SUCCESSIVE)
+    for (before, base), (build, cand) in pairwise(builds.items()):
+        if smallest_p(len(base), len(cand)) > rules.alpha:
+            continue
+        dims, old, new, _, _ = matrices(base, cand)
+        verdicts, _, _ = judge_apart(dims, old, new, apart)
+        for key, row in verdicts[verdicts["verdict"].isin([SLOWER, FASTER])].iterrows():
+            if row["family"] in set(runs["family"]):
+                known = {"device": runs["device"].iloc[0], "key": key, "before": before, "build": build}
+                yield known | {"runs": len(base) + len(cand), **row[["metric", "ratio", "better"]]}
+
+
+def results_of(rows: pd.DataFrame) -> list[Result]:
+    """The runs behind rows of a dataset."""
+    names = [c.name for c in METRICS]
+    return [Result(str(name), part.set_index("key")[names]) for (_, name), part in rows.groupby(["recorded", "run"], sort=False)]
+
+
+def level_changes(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Changes of level in the series of all runs, each at the first build of the new level; drift is no change."""
     for (device, key), rows in frame.groupby(["device", "key"], sort=False):
         values = rows["value"].to_numpy()
         if (values <= 0).any():
@@ -114,12 +150,24 @@ def changes(frame: pd.DataFrame) -> pd.DataFrame:
         builds = rows["build"].to_numpy()
         first = np.flatnonzero(np.append(True, builds[1:] != builds[:-1]))
         for shift in shifts(np.log(values)):
-            at = first[1:][np.argmin(np.abs(first[1:] - shift.at))] if len(first) > 1 else -1
-            if at > 0:
-                row = rows.iloc[at]
-                known = {"device": device, "key": key, "build": builds[at], "before": builds[at - 1], "runs": len(values)}
-                found.append({**known, "metric": row["metric"], "better": row["better"], "ratio": float(np.exp(shift.change))})
-    return pd.DataFrame(found, columns=["device", "key", "metric", "before", "build", "ratio", "better", "runs"])
+            first_row = first[1:][np.argmin(np.abs(first[1:] - shift.at))] if len(first) > 1 else -1
+            if first_row > 0:
+                place = {"device": device, "key": key, "build": builds[first_row], "before": builds[first_row - 1]}
+                row = rows.iloc[first_row]
+                yield place | {"runs": len(values), "ratio": float(np.exp(shift.change)), **row[["metric", "better"]]}
+
+
+def unjudged(frame: pd.DataFrame, alpha: float = Rules.alpha) -> str:
+    """Which builds cannot be judged, and what would do; "" where all can."""
+    counts = frame.groupby(["device", "build"])["run"].nunique()
+    least = runs_for_p(alpha)
+    few = counts[counts < least]
+    if not len(few) or counts.groupby("device").sum().min() >= LEAST_SERIES:
+        return ""
+    return (
+        f"{len(few)} of {len(counts)} builds have fewer than {least} runs, too few to compare with the build before; "
+        f"as a series they are judged from {LEAST_SERIES} runs of a device on"
+    )
 
 
 def medians(frame: pd.DataFrame) -> pd.DataFrame:

@@ -46,14 +46,18 @@ def _broken_by(document: dict[str, Any], limit: Limit) -> list[str]:
     if limit.kind == "structure":
         return [f"{c['what']} {'appeared' if c['appeared'] else 'vanished'} in {c['phase']}" for c in document["structure"]]
     if limit.kind == "unlike":
-        return [f"{one['what']} differs: {one['base']} → {one['cand']}" for one in document["environment"] if one["unfair"]]
+        return [f"{row['what']} differs: {row['base']} → {row['cand']}" for row in document["environment"] if row["unfair"]]
     if limit.kind == "cannot-tell":
         return [f"{called(m)}: cannot tell" for m in document["metrics"] if m["family"] == "speed" and m["verdict"] == UNKNOWN]
-    found = [m for m in document["metrics"] if m["family"] in KINDS[limit.kind] and m["verdict"] == SLOWER]
-    return [f"{called(m)}: {percent(m['ratio'])}" for m in found if cost(m) > limit.least]
+    slower = [m for m in document["metrics"] if m["family"] in KINDS[limit.kind] and m["verdict"] == SLOWER]
+    return [f"{called(m)}: {percent(m['ratio'])}" for m in slower if cost(m) > limit.least]
 
 
 def cost(metric: dict[str, Any]) -> float:
-    """How much worse a metric is, as a share: 0.05 for 5 % more of what should be low, or 5 % less of what should be high."""
-    ratio = metric["ratio"] if metric["ratio"] is not None else 1.0
-    return float(ratio - 1 if metric["better"] == "lower" else 1 - ratio)
+    """How much worse a metric is, as a share: 0.05 for 5 % more of what should be low, or 5 % less of what should be high.
+
+    From 0 it is infinitely worse.
+    """
+    if metric["ratio"] is None:
+        return float("inf")
+    return float(metric["ratio"] - 1 if metric["better"] == "lower" else 1 - metric["ratio"])

@@ -4,7 +4,7 @@ A metric's `value` is what is tested: robust within the run (a median or trimmed
 Its `mean` is what adds up: per phase, the means of all operators, loads, first executions and the residual make the step's mean.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from analyzer.questions.groups import group_times, working
 from analyzer.questions.summary import sequences
 from analyzer.records.schema import columns
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 Row = dict[str, Any]
 
 METRICS = columns(

@@ -58,9 +58,9 @@ def of_recording(folder: Path) -> Result:
     stamp = {"result": RESULT_VERSION, "tables": TABLES_VERSION, "files": fingerprint(folder)["files"]}
     kept = folder / RESULT
     with contextlib.suppress(CompareError):
-        found, about = _read(kept)
+        result, about = _read(kept)
         if about.get("stamp") == stamp:
-            return found
+            return result
     tables = load(folder)
     routes = [(int(a), int(b), int(c)) for a, b, c in routing(tables).to_numpy().tolist()]
     facts = Facts(tables)
@@ -117,21 +117,21 @@ def read(path: Path) -> list[Result]:
     inside = sorted(p for p in path.iterdir() if (p / "manifest.json").exists() or p.suffix == ".parquet")
     if not inside:
         raise CompareError(f"{path} holds no recording and no stored result")
-    return [result for one in inside for result in read(one)]
+    return [result for entry in inside for result in read(entry)]
 
 
 def read_all(paths: list[Path], step: Callable[[str], None] = lambda _: None) -> list[Result]:
     """The runs of one side, in the order given."""
-    found = []
+    results = []
     for path in paths:
         step(f"reading {path}")
         try:
-            found += read(path)
+            results += read(path)
         except RecordingError as error:
             raise CompareError(str(error)) from None
-    if not any(len(result.metrics) for result in found):
+    if not any(len(result.metrics) for result in results):
         raise CompareError(f"{', '.join(map(str, paths))}: no run has any metric; record with at least the level token")
-    return found
+    return results
 
 
 def matrices(base: list[Result], cand: list[Result]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

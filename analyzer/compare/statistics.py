@@ -89,7 +89,8 @@ def bootstrap(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int 
             shift = offset[chosen[part]]
             drawn = _log_ratio(_medians(b[:, part], picks[1]), _medians(a[:, part], picks[0]), shift)
             out[0, chosen[part]] = _log_ratio(np.median(b[:, part], axis=0), np.median(a[:, part], axis=0), shift)
-            out[1:, chosen[part]] = np.quantile(drawn, (tail, 1 - tail), axis=0, method="nearest")
+            with np.errstate(invalid="ignore"):  # a resample of nothing but zeros has an infinite ratio
+                out[1:, chosen[part]] = np.quantile(drawn, (tail, 1 - tail), axis=0, method="nearest")
     return Interval(*out)
 
 
@@ -107,7 +108,8 @@ def noise(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 1)
         for start in range(0, len(chosen), CHUNK):
             part = slice(start, start + CHUNK)
             drawn = _log_ratio(_medians(a[:, part], picks[1]), _medians(a[:, part], picks[0]), offset[chosen[part]])
-            out[chosen[part]] = np.quantile(np.abs(drawn), CONFIDENCE, axis=0)
+            with np.errstate(invalid="ignore"):
+                out[chosen[part]] = np.quantile(np.abs(drawn), CONFIDENCE, axis=0)
     return out
 
 

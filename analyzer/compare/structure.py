@@ -40,7 +40,7 @@ class Drift:
 
 def changes(base: list[Result], cand: list[Result]) -> list[Change]:
     """Operators, backends and dims that vanished or appeared; those implied by a coarser change are left out."""
-    found: list[Change] = []
+    changed: list[Change] = []
     sides = [[run.metrics[run.metrics["family"] == "operator"] for run in side] for side in (base, cand)]
     sides = [[run for run in side if len(run)] for side in sides]
     if not all(sides):
@@ -49,11 +49,11 @@ def changes(base: list[Result], cand: list[Result]) -> list[Change]:
         have = [[_present(run[run["phase"] == phase], names) for run in side] for side in sides]
         always = [set.intersection(*side) for side in have]
         ever = [set.union(*side) for side in have]
-        for appeared, there, not_here in ((False, always[0], ever[1]), (True, always[1], ever[0])):
-            new = [Change(phase, aspect, " ".join(what), appeared) for what in sorted(there - not_here)]
-            known = {c.what for c in found if c.phase == phase and c.appeared == appeared and c.aspect == "operator"}
-            found += [c for c in new if aspect == "operator" or c.what.split(" ", 1)[0] not in known]
-    return found
+        for appeared, one_side, other_side in ((False, always[0], ever[1]), (True, always[1], ever[0])):
+            new = [Change(phase, aspect, " ".join(what), appeared) for what in sorted(one_side - other_side)]
+            known = {c.what for c in changed if c.phase == phase and c.appeared == appeared and c.aspect == "operator"}
+            changed += [c for c in new if aspect == "operator" or c.what.split(" ", 1)[0] not in known]
+    return changed
 
 
 def _present(run: pd.DataFrame, names: list[str]) -> set[tuple[str, ...]]:
@@ -68,13 +68,13 @@ def drift(base: list[Result], cand: list[Result]) -> list[Drift]:
     if not left or not right:
         return []
     width = 1 + max(max(expert for _, expert in counts.index) for counts in (*left, *right))
-    found = []
+    drifts = []
     layers = sorted(set.intersection(*(set(counts.index.get_level_values(0)) for counts in (*left, *right))))
     for layer in layers:
         a, b = (np.array([_distribution(counts, layer, width) for counts in side]) for side in (left, right))
         usual = max((distance(x, y) for i, x in enumerate(a) for y in a[:i]), default=np.nan)
-        found.append(Drift(int(layer), distance(a.mean(axis=0), b.mean(axis=0)), float(usual)))
-    return found
+        drifts.append(Drift(int(layer), distance(a.mean(axis=0), b.mean(axis=0)), float(usual)))
+    return drifts
 
 
 def _routes(run: Result) -> pd.Series:

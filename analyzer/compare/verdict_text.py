@@ -11,19 +11,24 @@ from analyzer.compare.closure import Waterfall
 from analyzer.compare.environment import Difference
 from analyzer.compare.statistics import wander
 from analyzer.compare.structure import Change, Drift
-from analyzer.compare.verdicts import FASTER, SLOWER, UNKNOWN
+from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN
 
 Words = list[tuple[str, str]]
 LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
-CULPRITS, LISTED = 3, 4
-FEASIBLE = 100
+CULPRITS, LISTED, MARKDOWN_ROWS = 3, 4, 40
+TIMED = ("ms", "us", "s", "tok/s", "")
+"""Units of what is fast or slow; the pace has none."""
+COUNTED = ("bytes", "count", "cycles")
+"""Units of what is more or less."""
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
 PHASE_OF = {"TTFT": "prefill", "prefill speed": "prefill", "TPOT": "decode", "decode speed": "decode", "decode step": "decode"}
 CAUSES = ("pace", "operator", "expert", "npu", "memory", "scheduling", "closure")
 
 
-def figure(value: float, unit: str) -> str:
+def figure(value: float | None, unit: str) -> str:
     """A figure with its unit, three or four digits of it."""
+    if value is None or np.isnan(value):
+        return "-"
     scale = {"share": 100.0}.get(unit, 1.0)
     shown = {"share": " %", "count": "", "": ""}.get(unit, f" {unit}")
     size = abs(value * scale)
@@ -31,9 +36,27 @@ def figure(value: float, unit: str) -> str:
     return f"{value * scale:,.{digits}f}{shown}"
 
 
-def percent(ratio: float) -> str:
+def percent(ratio: float | None) -> str:
     """A ratio as a change."""
-    return f"{100 * (ratio - 1):+.1f} %"
+    return "from 0" if ratio is None or np.isnan(ratio) else f"{100 * (ratio - 1):+.1f} %"
+
+
+def direction(row: dict[str, Any]) -> str:
+    """The verdict in words that fit the metric: times are slower or faster, counts more or less, shares better or worse."""
+    if row["verdict"] not in (SLOWER, FASTER):
+        return str(row["verdict"])
+    worse = row["verdict"] == SLOWER
+    if row["unit"] in COUNTED:
+        return "more" if worse == (row["better"] == "lower") else "less"
+    if row["unit"] in TIMED:
+        return str(row["verdict"])
+    return "worse" if worse else "better"
+
+
+def interval(row: dict[str, Any]) -> str:
+    """The 95 % interval of the change."""
+    known = not any(row[end] is None or np.isnan(row[end]) for end in ("low", "high"))
+    return f"{percent(row['low'])} to {percent(row['high'])}" if known else "unknown"
 
 
 def called(row: dict[str, Any]) -> str:
@@ -49,25 +72,30 @@ def called(row: dict[str, Any]) -> str:
     return " ".join([*([name] if name else []), *where]) + names + phase
 
 
-def told(row: dict[str, Any]) -> str:
-    """A verdict with its figures: what, from, to, interval, runs; both medians at one pace where the pace was taken out."""
-    sure = f"{percent(row['ratio'])}, 95 % interval {percent(row['low'])} to {percent(row['high'])}"
-    change = f"{figure(row['base'], row['unit'])} → {candidate(row)}"
-    return f"{called(row)}: {change} ({sure}; {row['n_base']} + {row['n_cand']} runs)"
+def with_figures(row: dict[str, Any]) -> str:
+    """What, from, to, change, interval, runs; where the pace was taken out, also the figure and the change that were judged."""
+    change = f"{figure(row['base'], row['unit'])} → {figure(row['cand'], row['unit'])} ({percent(row['change'])}"
+    judged = f"); at the base's pace {at_pace(row)}" if row.get("paced") else ""
+    runs = f"{row['n_base']} + {row['n_cand']} runs"
+    return f"{called(row)}: {change}{judged}, 95 % interval {interval(row)}{'' if judged else ')'}; {runs}"
 
 
-def candidate(row: dict[str, Any]) -> str:
-    """The candidate's median, on the base's footing: what the ratio is of."""
-    plain = figure(row["cand"], row["unit"])
-    return f"{figure(row['at_pace'], row['unit'])} at the base's pace (plain: {plain})" if row.get("paced") else plain
+def at_pace(row: dict[str, Any]) -> str:
+    """The candidate's figure and change at the base's pace; "" where the pace was not taken out."""
+    return f"{figure(row['at_pace'], row['unit'])}, {percent(row['ratio'])}" if row.get("paced") else ""
 
 
 def conclude(
-    judged: pd.DataFrame, falls: list[Waterfall], structure: list[Change], drift: list[Drift], unlike: list[Difference]
+    judged: pd.DataFrame,
+    falls: list[Waterfall],
+    structure: list[Change],
+    drift: list[Drift],
+    unlike: list[Difference],
+    practical: float = PRACTICAL,
 ) -> Words:
     """Sentences with a level (bad | good | warn | info), the most important first."""
     speed = judged[judged["family"] == "speed"].to_dict("records")
-    out = [(LEVEL.get(row["verdict"], "info"), headline(row)) for row in speed]
+    out = [(LEVEL.get(row["verdict"], "info"), headline(row, practical)) for row in speed]
     if not speed:
         out.append(("warn", "No run has tokens, so nothing is said about speed."))
     out.sort(key=lambda pair: ("bad", "good", "warn", "info").index(pair[0]))
@@ -76,26 +104,28 @@ def conclude(
     out += causes(judged)
     out += structural(structure)
     out += drifted(drift)
-    unfair = [one for one in unlike if one.unfair]
+    unfair = [difference for difference in unlike if difference.unfair]
     if unfair:
-        text = "; ".join(f"{one.what}: {one.base} → {one.cand}" for one in unfair[:LISTED])
+        text = "; ".join(f"{d.what}: {d.base} → {d.cand}" for d in unfair[:LISTED])
         out.append(("warn", f"Not like for like: {text}."))
     return out
 
 
-def headline(row: dict[str, Any]) -> str:
-    """One metric of speed in a sentence."""
+def headline(row: dict[str, Any], practical: float) -> str:
+    """One metric of speed in a sentence; `practical`: the least relative change that matters."""
     words = {SLOWER: "is slower", FASTER: "is faster", UNKNOWN: "cannot be told"}.get(row["verdict"])
     more = f"; {needed(row)}" if row["verdict"] == UNKNOWN else ""
-    same = f"is the same within {100 * row['threshold']:.1f} %" if words is None else words
-    return f"{row['metric']} {same}: {told(row).split(': ', 1)[1]}{more}."
+    words = words or (f"is the same within {100 * practical:.1f} %" if row["verdict"] == SAME else f"has {row['verdict']}")
+    return f"{row['metric']} {words}: {with_figures(row).split(': ', 1)[1]}{more}."
 
 
 def needed(row: dict[str, Any]) -> str:
     """How many more runs would tell."""
-    if row["more_runs"] > FEASIBLE:
-        return "it is too near the least change that matters for any feasible number of runs"
-    return f"about {row['more_runs']} more runs per side would tell"
+    if row["more_runs_known"]:
+        return f"about {row['more_runs']} more runs per side would tell"
+    if row["more_runs"] >= FEASIBLE:
+        return f"more than {FEASIBLE} more runs per side would be needed"
+    return f"at least {row['more_runs']} more runs per side are needed, for so few do not show how they spread"
 
 
 def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
@@ -112,11 +142,11 @@ def explained(fall: Waterfall, judged: pd.DataFrame) -> Words:
 
 def causes(judged: pd.DataFrame) -> Words:
     """The metrics below speed that changed for certain, the largest share of a step first."""
-    found = judged[judged["family"].isin(CAUSES) & judged["verdict"].isin([SLOWER, FASTER])]
-    weight = found["estimate"].abs() * found["share"].fillna(0.05)
-    rows = found.iloc[(-weight).argsort()[:LISTED]].to_dict("records")
-    out = [(LEVEL[row["verdict"]], f"{'Slower' if row['verdict'] == SLOWER else 'Faster'}: {told(row)}.") for row in rows]
-    left = len(found) - len(rows)
+    changed = judged[judged["family"].isin(CAUSES) & judged["verdict"].isin([SLOWER, FASTER])]
+    weight = changed["estimate"].abs() * changed["share"].fillna(0.05)
+    rows = changed.iloc[(-weight).argsort()[:LISTED]].to_dict("records")
+    out = [(LEVEL[row["verdict"]], f"{direction(row).capitalize()}: {with_figures(row)}.") for row in rows]
+    left = len(changed) - len(rows)
     return [*out, ("info", f"{left} more metrics changed; see the tables.")] if left else out
 
 
@@ -166,16 +196,29 @@ def markdown(document: dict[str, Any]) -> str:
     """A summary for a merge request's comment."""
     mark = {"bad": "🔴", "good": "🟢", "warn": "🟡", "info": "⚪"}
     out = ["## MoEScope comparison", "", *(f"- {mark[one['level']]} {line(one['text'])}" for one in document["words"]), ""]
-    out += ["| metric | base | candidate | change | 95 % interval | verdict |", "|---|--:|--:|--:|--:|---|"]
-    rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
-    for row in rows[:40]:
-        figures = [figure(row["base"], row["unit"]), candidate(row), percent(row["ratio"])] if row["ratio"] else ["-"] * 3
-        interval = (
-            f"{percent(row['low'])} … {percent(row['high'])}" if row["low"] is not None and row["high"] is not None else "-"
-        )
-        more = f" (+{row['more_runs']} runs)" if row["more_runs"] else ""
-        out.append(f"| {line(called(row))} | {' | '.join(figures)} | {interval} | {row['verdict']}{more} |")
+    names, rows = table(document, MARKDOWN_ROWS)
+    out += [f"| {' | '.join(names)} |", f"|---|{'--:|' * (len(names) - 2)}---|"]
+    out += [f"| {' | '.join(map(line, row))} |" for row in rows]
     return "\n".join(out) + "\n"
+
+
+def table(document: dict[str, Any], most: int) -> tuple[list[str], list[list[str]]]:
+    """(column names, rows) of speed and of what changed; what is at the base's pace has a column of its own.
+
+    The change is that from base to candidate; interval and verdict are of the figure at the base's pace where there is one.
+    """
+    shown = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:most]
+    paced = any(row["paced"] for row in shown)
+    names = ["metric", "base", "candidate", "change", *(["at the base's pace"] if paced else []), "95 % interval", "verdict"]
+    return names, [cells(row, paced) for row in shown]
+
+
+def cells(row: dict[str, Any], paced: bool) -> list[str]:
+    """One row of `table`."""
+    figures = [figure(row[side], row["unit"]) for side in ("base", "cand")]
+    more = f" +{'' if row['more_runs_known'] else '≥'}{row['more_runs']} runs" if row["more_runs"] else ""
+    footing = [at_pace(row)] if paced else []
+    return [called(row), *figures, percent(row["change"]), *footing, interval(row), direction(row) + more]
 
 
 def junit(document: dict[str, Any], failures: list[str]) -> str:
@@ -191,7 +234,7 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname=f"compare.{row['family']}", name=printable(name))
         mine = [failure for failure in left if failure.startswith(f"{name}: ")]
         if mine:
-            ElementTree.SubElement(case, "failure", message=printable(told(row)))
+            ElementTree.SubElement(case, "failure", message=printable(with_figures(row)))
             left = [failure for failure in left if failure not in mine]
         elif row["verdict"] == UNKNOWN:
             ElementTree.SubElement(case, "skipped", message=needed(row))

@@ -11,6 +11,12 @@ from analyzer.compare import pace as pace
 from analyzer.compare import statistics as statistics
 
 PRACTICAL = 0.02
+FEWEST = 5
+"""Runs per side from whose spread anything can be extrapolated."""
+FEASIBLE = 100
+"""More additional runs than that nobody makes."""
+POWERED = 1.96 / (1.96 + 0.84)
+"""Half-width over effect at which a 95 % interval excludes no effect in 80 of 100 repetitions (normal approximation)."""
 SLOWER, FASTER, SAME, UNKNOWN, MINOR = "slower", "faster", "same", "cannot tell", "minor"
 VANISHED, APPEARED = "vanished", "appeared"
 
@@ -45,10 +51,11 @@ def judge_apart(
 
 def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()) -> pd.DataFrame:
     """`dims` (a row per metric: family, better, offset, share ...) with the columns
-    base, cand (medians), at_pace (cand at the base's pace, NaN where not paced), ratio, low, high, p (adjusted in its family),
-    threshold, verdict, more_runs, n_base, n_cand, paced.
+    base, cand (medians), change (cand / base, NaN from 0), at_pace (cand at the base's pace, NaN where not paced),
+    ratio, low, high (judged: at the base's pace where paced, else of the medians; NaN from 0), p (adjusted in its family),
+    threshold, verdict, more_runs, more_runs_known (False: at least so many), n_base, n_cand, paced.
 
-    `paced`: ratio, interval and p are of what is left without the pace of the runs (see compare_pace), where `dims` have one.
+    `paced`: ratio, interval and p are of what is left without the pace of the runs (see pace), where `dims` have one.
     `verdict` is minor where a metric takes less than 0.3 % of a step on both sides together: it is not tested, and costs the
     others no power. That choice does not look at which side a run is on, so that the tests stay valid.
     """
@@ -63,16 +70,27 @@ def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules =
     raw = np.where(tested, statistics.mann_whitney(base, cand), np.nan)
     frame = frame.assign(n_base=n_base, n_cand=n_cand)
     frame = frame.assign(estimate=interval.estimate, log_low=interval.low, log_high=interval.high)
-    frame = frame.assign(ratio=np.exp(interval.estimate), low=np.exp(interval.low), high=np.exp(interval.high))
+    middle = _median(base)
+    for name, logs in (("ratio", interval.estimate), ("low", interval.low), ("high", interval.high)):
+        frame[name] = plain_ratio(logs, middle, offset)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        frame["change"] = (frame["cand"] / frame["base"]).where(frame["base"] != 0)
     frame["at_pace"] = (frame["base"] * frame["ratio"]).where(frame["paced"])
     frame["p"] = adjusted(frame, raw, base, cand, rules)
     frame["threshold"] = np.maximum(rules.practical, np.expm1(np.nan_to_num(aa)))
-    frame["verdict"] = verdicts(frame, rules.alpha)
+    frame["verdict"] = verdicts(frame, rules)
     frame.loc[minor, "verdict"] = MINOR
     frame.loc[(n_cand == 0) & (n_base == len(base)) & ~minor, "verdict"] = VANISHED
     frame.loc[(n_base == 0) & (n_cand == len(cand)) & ~minor, "verdict"] = APPEARED
-    frame["more_runs"] = [more_runs(row, rules.alpha) for row in frame.to_dict("records")]
-    return frame
+    needed = [more_runs(row, rules) for row in frame.to_dict("records")]
+    return frame.assign(more_runs=[count for count, _ in needed], more_runs_known=[known for _, known in needed])
+
+
+def plain_ratio(logs: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """candidate / base of the figures themselves, from log((candidate + offset) / (base + offset)); NaN where base is 0."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = ((base + offset) * np.exp(logs) - offset) / base
+    return np.where(base != 0, np.maximum(ratio, 0.0), np.nan)
 
 
 def adjusted(frame: pd.DataFrame, raw: np.ndarray, base: np.ndarray, cand: np.ndarray, rules: Rules) -> np.ndarray:
@@ -106,32 +124,35 @@ def _median(values: np.ndarray) -> np.ndarray:
     return out
 
 
-def verdicts(frame: pd.DataFrame, alpha: float) -> np.ndarray:
+def verdicts(frame: pd.DataFrame, rules: Rules) -> np.ndarray:
     """A change needs all three: p below alpha in its family, an interval without 1, and an estimate beyond the threshold.
 
-    "Same" needs as much: an interval, of enough runs for any verdict, that lies within the threshold; or a change so small.
+    "Same" needs an interval, of enough runs for any verdict, that lies within what is practical, however noisy the machine is.
     """
-    limit = np.log1p(frame["threshold"].to_numpy())
+    alpha, limit, practical = rules.alpha, np.log1p(frame["threshold"].to_numpy()), np.log1p(rules.practical)
     estimate, low, high = (frame[c].to_numpy() for c in ("estimate", "log_low", "log_high"))
     significant = (frame["p"].to_numpy() <= alpha) & ((low > 0) | (high < 0))
     enough = np.array([statistics.smallest_p(a, b) <= alpha for a, b in zip(frame["n_base"], frame["n_cand"], strict=True)], bool)
     changed = significant & (np.abs(estimate) > limit)
-    equal = enough & (low >= -limit) & (high <= limit)
+    equal = enough & (low >= -practical) & (high <= practical)
     up = (estimate > 0) == (frame["better"] == "lower").to_numpy()
     return np.select([changed & up, changed & ~up, equal], [SLOWER, FASTER, SAME], UNKNOWN)
 
 
-def more_runs(row: dict[str, Any], alpha: float) -> int:
-    """Runs per side to add before "cannot tell" is likely to become a verdict; 0 for other verdicts."""
-    if row["verdict"] != UNKNOWN:
-        return 0
-    estimate, low, high, threshold = (float(row[c]) for c in ("estimate", "log_low", "log_high", "threshold"))
+def more_runs(row: dict[str, Any], rules: Rules) -> tuple[int, bool]:
+    """(runs per side to add before "cannot tell" becomes a verdict, whether that is known); (0, True) for other verdicts.
+
+    The width wanted is that at which an effect as large as the one seen is told apart from none in 80 of 100 repetitions, or,
+    where the effect is smaller than what is practical, at which the interval lies within that. The width seen shrinks as √n.
+    Fewer than FEWEST runs do not show their spread: then the number is the least that is needed.
+    """
     n = min(int(row["n_base"]), int(row["n_cand"]))
-    if n == 0:
-        return 0
-    least = statistics.runs_for_p(alpha / 2)
-    if n < 3:
-        return max(least - n, 1)
-    limit, effect = np.log1p(threshold), abs(estimate)
-    needed = effect if effect > limit else limit - effect
-    return max(max(least, statistics.runs_for_width(n, max(high - estimate, estimate - low), needed)) - n, 1)
+    if row["verdict"] != UNKNOWN or n == 0:
+        return 0, True
+    estimate, low, high, limit = (float(row[c]) for c in ("estimate", "log_low", "log_high", "threshold"))
+    effect, practical = abs(estimate), float(np.log1p(rules.practical))
+    wanted = POWERED * (effect if effect > np.log1p(limit) else abs(practical - effect))
+    needed = statistics.runs_for_width(n, max(high - estimate, estimate - low), wanted)
+    total = max(needed, statistics.runs_for_p(rules.alpha / 2), FEWEST)
+    more = min(max(total - n, 1), FEASIBLE)
+    return more, n >= FEWEST and total - n <= FEASIBLE

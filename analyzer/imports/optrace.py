@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.records import time_sets
+from analyzer.records.intervals import Intervals, merged
 from analyzer.records.schema import conform
 from tracer.recording.format import RecordingError
 
@@ -150,11 +150,11 @@ def utilization(events: pd.DataFrame) -> dict[str, Any]:
     busy, threads = {}, {}
     for unit, rows in events.groupby("unit"):
         first = rows["begin_cycles"].to_numpy()
-        covered = time_sets.length(time_sets.union(first, first + rows["cycles"].to_numpy()))
+        covered = int(merged(Intervals.of(first, first + rows["cycles"].to_numpy())).length.sum())
         busy[str(unit) or "other"] = {"events": len(rows), "cycles": covered, "share": covered / window if window else 0.0}
     for thread, cycles in events.groupby("thread")["cycles"].sum().items():
         threads[str(thread)] = {"cycles": int(cycles), "share": int(cycles) / window if window else 0.0}
-    idle = window - time_sets.length(time_sets.union(begin, end))
+    idle = window - int(merged(Intervals.of(begin, end)).length.sum())
     return {"window_cycles": window, "idle_cycles": idle, "units": busy, "threads": threads}
 
 

@@ -1,5 +1,7 @@
 """Measured operators beside what the model's roofline says of them: for engines whose tensors a recording does not describe."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from analyzer.errors import PredictError
@@ -8,7 +10,7 @@ from analyzer.predict.prediction import Prediction
 TYPES = {"attention": "attention", "router": "router", "experts": "expert", "shared": "mlp", "dense": "mlp", "head": "head"}
 """First word of a predicted part → type of the operators that do it."""
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 def beside(made: Prediction, tables: Tables) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """What the parts of a step cost: fitted to a recording of this machine, or from a model's roofline on a device profile."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ LOADED, AWAITED, FOUND = "loaded", "awaited", "found"
 """How an expert came before its first run: on the thread that ran it, by the loader while that waited, by the loader before."""
 FEW_RUNS = 8
 """Runs of a kind that are needed to tell its costs from those of others."""
-BACKENDS = {"cpu": "cpu", "htp": "npu"}
+UNIT_OF = {"cpu": "cpu", "htp": "npu"}
 """Backend names of recordings → units here."""
 LAYER_KINDS = ("attention", "router", "dispatch", "mlp", "combine")
 CHUNKED = ("attention", "router", "dispatch")
@@ -28,7 +28,7 @@ CHUNKED = ("attention", "router", "dispatch")
 SAME_EVERYWHERE = ("attention", "router", "combine")
 """Decoded work that no setting changes: by it recordings are brought to one pace."""
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def from_tables(*recordings: Tables) -> Costs:
     first: dict[tuple[str, str, str], float] = {}
     for (backend, phase, mode), part in runs.groupby(["backend", "phase", "mode"]):
         line, longer = _expert_runs(part)
-        work["expert", BACKENDS.get(backend, "cpu"), phase, mode] = line
+        work["expert", UNIT_OF.get(backend, "cpu"), phase, mode] = line
         first |= {(how, phase, mode): seconds for how, seconds in longer.items()}
     loaders = max(1, *(one.loads.loc[one.loads["behind"], "tid"].nunique() for one in seen))
     return Costs(
@@ -202,7 +202,7 @@ def _seconds(model: Model, device: Device, unit: str, rows: int, context: int) -
     """Seconds of attention, router, experts in one layer, and of the head, for `rows` decoding rows."""
     setup = Setup("decode", rows, context, unit=unit)
     found = dict.fromkeys(("attention", "router", "experts", "head"), 0.0)
-    for part in roofline.parts(model, roofline.target(device, model, setup), setup):
+    for part in roofline.parts(model, roofline.unit_peak(device, model, setup), setup):
         found[part.name.split()[0]] = found.get(part.name.split()[0], 0.0) + part.seconds
     return found
 
@@ -383,7 +383,7 @@ def _sizes(seen: list[Seen]) -> dict[str, int]:
     left = pd.concat([one.evicted for one in seen])
     if len(read) == 1 and len(left):
         read[:] = float(left.median())
-    return {BACKENDS.get(str(backend), "cpu"): int(size) for backend, size in read.items()}
+    return {UNIT_OF.get(str(backend), "cpu"): int(size) for backend, size in read.items()}
 
 
 def _pooled(seen: list[Seen], part: Callable[[Seen], pd.DataFrame]) -> pd.DataFrame:

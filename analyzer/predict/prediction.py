@@ -87,8 +87,8 @@ class Prediction:
 
 def predict(model: Model, device: Device, setup: Setup) -> Prediction:
     """The step's time from the roofline of its parts, communication and the scheduler's allowance."""
-    at = roofline.target(device, model, setup)
-    parts = roofline.parts(model, at, setup)
+    on = roofline.unit_peak(device, model, setup)
+    parts = roofline.parts(model, on, setup)
     rows = setup.tokens / setup.turns
     reduced = links.all_reduce(device, setup, rows, model.hidden)
     sent = received = links.NOTHING
@@ -101,7 +101,7 @@ def predict(model: Model, device: Device, setup: Setup) -> Prediction:
     cached = kv_bytes(model, setup)
     return Prediction(
         model, device, setup, parts, [t for t in (sent, received, reduced) if t.bytes], seconds, formula, held, cached,
-        _warnings(model, device, setup, at, parts, held + cached),
+        _warnings(model, device, setup, on, parts, held + cached),
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def _step(
 
 
 def _warnings(
-    model: Model, device: Device, setup: Setup, at: roofline.Target, parts: list[roofline.Part], held: float
+    model: Model, device: Device, setup: Setup, on: roofline.UnitPeak, parts: list[roofline.Part], held: float
 ) -> tuple[str, ...]:
     """What a user should know before trusting the figures."""
     whole = sum(part.seconds * part.times for part in parts)
@@ -149,10 +149,10 @@ def _warnings(
     told = [f"{part.name}: {text}" for part in heavy for text in part.warnings]
     if device.estimates:
         told.append(f"{device.name}: estimated, not published: {', '.join(device.estimates)}")
-    if at.dtype != model.storage.compute:
-        told.append(f"{device.name} has no {model.storage.compute} peak: {at.dtype}'s is used")
-    if device.tables and at.dtype not in ("fp8",):
-        told.append(f"MFU of matrix products was measured in fp8 and is applied to the {at.dtype} peak")
+    if on.dtype != model.storage.compute:
+        told.append(f"{device.name} has no {model.storage.compute} peak: {on.dtype}'s is used")
+    if device.tables and on.dtype not in ("fp8",):
+        told.append(f"MFU of matrix products was measured in fp8 and is applied to the {on.dtype} peak")
     if model.context and setup.context > model.context:
         told.append(f"context {setup.context} exceeds the model's {model.context}")
     if held > device.memory_bytes:

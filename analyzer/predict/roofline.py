@@ -58,7 +58,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Target:
+class UnitPeak:
     """The unit that computes, in the model's type."""
 
     device: Device
@@ -78,7 +78,7 @@ class Target:
         return Part(name, stage, times, flops, *moved, compute, sum(moved) / self.bandwidth, source, answer.warnings)
 
 
-def target(device: Device, model: Model, setup: Setup) -> Target:
+def unit_peak(device: Device, model: Model, setup: Setup) -> UnitPeak:
     """The unit asked for, or the device's first, with the model's compute type."""
     name = setup.unit or next(iter(device.units))
     if name not in device.units:
@@ -87,34 +87,34 @@ def target(device: Device, model: Model, setup: Setup) -> Target:
     if dtype not in unit.peak:
         dtype = "fp16" if "fp16" in unit.peak else next(iter(unit.peak))
     bandwidth = min(device.bandwidth * device.efficiency, unit.bandwidth or float("inf"))
-    return Target(device, unit, dtype, unit.peak[dtype], bandwidth)
+    return UnitPeak(device, unit, dtype, unit.peak[dtype], bandwidth)
 
 
-def parts(model: Model, at: Target, setup: Setup) -> list[Part]:
+def parts(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     """All parts of a step for one micro-batch."""
     rows = setup.tokens / setup.turns
-    found = attention_products(model, at, setup, rows) + attention_core(model, at, setup)
+    found = attention_products(model, on, setup, rows) + attention_core(model, on, setup)
     dense = model.layers - sum(model.routed)
     if dense:
-        found += dense_layer(model, at, setup, rows, dense)
+        found += dense_layer(model, on, setup, rows, dense)
     if model.mixture:
-        found += router(model, model.mixture, at, rows) + experts(model, model.mixture, at, setup, rows)
-        found += shared_experts(model, model.mixture, at, rows)
-    return found + head(model, at, setup)
+        found += router(model, model.mixture, on, rows) + experts(model, model.mixture, on, setup, rows)
+        found += shared_experts(model, model.mixture, on, rows)
+    return found + head(model, on, setup)
 
 
-def product(model: Model, at: Target, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
+def product(model: Model, on: UnitPeak, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
     """A matrix product [m, k] x [k, n] whose weights have `bits` each."""
     moved = (k * n * bits / 8, 0.0, 2.0 * m * (k + n))
-    return at.part(name, stage, times, 2 * m * k * n, moved, mfu.gemm(at.device.tables, m, k, n) if at.device.tables else None)
+    return on.part(name, stage, times, 2 * m * k * n, moved, mfu.gemm(on.device.tables, m, k, n) if on.device.tables else None)
 
 
-def attention_products(model: Model, at: Target, setup: Setup, rows: float) -> list[Part]:
+def attention_products(model: Model, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
     """The projections around attention; heads are shared by `tp` devices."""
     a, hidden, tp = model.attention, model.hidden, setup.tp
     shapes = mla_products(a, hidden, tp, setup.phase) if a.mla else gqa_products(a, hidden, tp)
     return [
-        product(model, at, name, "attention", model.layers, rows, k, n, model.storage.linear) for name, (k, n) in shapes.items()
+        product(model, on, name, "attention", model.layers, rows, k, n, model.storage.linear) for name, (k, n) in shapes.items()
     ]
 
 
@@ -146,14 +146,14 @@ def mla_products(a: Attention, hidden: int, tp: int, phase: str) -> dict[str, tu
     }
 
 
-def attention_core(model: Model, at: Target, setup: Setup) -> list[Part]:
+def attention_core(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     """Scores and weighted values, once for each distinct window."""
     counted = {window: model.windows.count(window) for window in dict.fromkeys(model.windows)}
     core = prefill_core if setup.phase == "prefill" else decode_core
-    return [core(model, at, setup, window, times) for window, times in counted.items()]
+    return [core(model, on, setup, window, times) for window, times in counted.items()]
 
 
-def decode_core(model: Model, at: Target, setup: Setup, window: int | None, times: int) -> Part:
+def decode_core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
     """One query per sequence against its cache."""
     a, batch = model.attention, setup.batch / setup.turns
     seen = min(setup.context, window or setup.context)
@@ -162,12 +162,12 @@ def decode_core(model: Model, at: Target, setup: Setup, window: int | None, time
     cached = batch * seen * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
     kv_type = "fp8" if setup.kv in ("fp8", "int8") else "bf16"
     shape = _shape(a, setup.tp, decode=True)
-    answer = mfu.decode_attention(at.device.tables, shape, kv_type, batch, seen, per_token) if at.device.tables else None
+    answer = mfu.decode_attention(on.device.tables, shape, kv_type, batch, seen, per_token) if on.device.tables else None
     moved = (0.0, cached, 2 * batch * heads * a.head_dim * 2)
-    return _at_16_bit(at).part(_named("attention core", window), "attention", times, per_token * batch * seen, moved, answer)
+    return _at_16_bit(on).part(_named("attention core", window), "attention", times, per_token * batch * seen, moved, answer)
 
 
-def prefill_core(model: Model, at: Target, setup: Setup, window: int | None, times: int) -> Part:
+def prefill_core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
     """Causal attention within each prompt."""
     a, length = model.attention, setup.context
     heads, prompts = a.heads / setup.tp, setup.batch / setup.turns
@@ -175,27 +175,27 @@ def prefill_core(model: Model, at: Target, setup: Setup, window: int | None, tim
     seen = min(length, window or length)
     pairs = seen**2 / 2 + (length - seen) * seen
     cached = prompts * length * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
-    answer = mfu.prefill_attention(at.device.tables, _shape(a, setup.tp), seen, per_pair) if at.device.tables else None
+    answer = mfu.prefill_attention(on.device.tables, _shape(a, setup.tp), seen, per_pair) if on.device.tables else None
     moved = (0.0, cached, 2 * prompts * length * heads * a.head_dim * 2)
-    return _at_16_bit(at).part(_named("attention core", window), "attention", times, per_pair * prompts * pairs, moved, answer)
+    return _at_16_bit(on).part(_named("attention core", window), "attention", times, per_pair * prompts * pairs, moved, answer)
 
 
-def dense_layer(model: Model, at: Target, setup: Setup, rows: float, times: int) -> list[Part]:
+def dense_layer(model: Model, on: UnitPeak, setup: Setup, rows: float, times: int) -> list[Part]:
     """A gated feed-forward layer, its width shared by `tp` devices."""
-    return _feed_forward(model, at, "dense", times, rows, model.dense_width / setup.tp, model.storage.linear)
+    return _feed_forward(model, on, "dense", times, rows, model.dense_width / setup.tp, model.storage.linear)
 
 
-def shared_experts(model: Model, mixture: Mixture, at: Target, rows: float) -> list[Part]:
+def shared_experts(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Part]:
     """Experts that every token takes: dense products, after the routed ones."""
     if not mixture.shared_width:
         return []
-    return _feed_forward(model, at, "shared experts", sum(model.routed), rows, mixture.shared_width, model.storage.linear)
+    return _feed_forward(model, on, "shared experts", sum(model.routed), rows, mixture.shared_width, model.storage.linear)
 
 
-def router(model: Model, mixture: Mixture, at: Target, rows: float) -> list[Part]:
+def router(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Part]:
     """The gate, in 16 bit."""
     times = sum(model.routed)
-    return [product(model, _at_16_bit(at), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
+    return [product(model, _at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
 
 
 def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
@@ -203,7 +203,7 @@ def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
     return float(experts * (1 - (1 - top_k / experts) ** tokens))
 
 
-def experts(model: Model, mixture: Mixture, at: Target, setup: Setup, rows: float) -> list[Part]:
+def experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
     """Routed experts of one device: its share of the group's routed rows, at least the time to read the experts chosen."""
     local = mixture.experts / setup.ep
     used = distinct_experts(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
@@ -213,31 +213,31 @@ def experts(model: Model, mixture: Mixture, at: Target, setup: Setup, rows: floa
     found = []
     for projection, n in widths.items():
         answer = None
-        if at.device.tables:
-            answer = mfu.grouped(at.device.tables, setup.phase, projection, (local, hidden, width), pairs / local)
+        if on.device.tables:
+            answer = mfu.grouped(on.device.tables, setup.phase, projection, (local, hidden, width), pairs / local)
         moved = (used * hidden * n * model.storage.expert / 8, 0.0, 2.0 * pairs * (hidden + n))
-        part = at.part(f"experts {projection}", "experts", sum(model.routed), 2 * pairs * hidden * n, moved, answer)
+        part = on.part(f"experts {projection}", "experts", sum(model.routed), 2 * pairs * hidden * n, moved, answer)
         found.append(_told(part, told))
     return found
 
 
-def head(model: Model, at: Target, setup: Setup) -> list[Part]:
+def head(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     """Logits of the last token of every sequence."""
     rows = setup.batch / setup.turns
     bits, n = model.storage.head, model.vocabulary / setup.tp
-    return [product(model, _at_16_bit(at), "head", "outside", 1, rows, model.hidden, n, bits)]
+    return [product(model, _at_16_bit(on), "head", "outside", 1, rows, model.hidden, n, bits)]
 
 
-def _feed_forward(model: Model, at: Target, name: str, times: int, rows: float, width: float, bits: float) -> list[Part]:
-    up = product(model, at, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
-    return [up, product(model, at, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
+def _feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float, bits: float) -> list[Part]:
+    up = product(model, on, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
+    return [up, product(model, on, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
 
 
-def _at_16_bit(at: Target) -> Target:
+def _at_16_bit(on: UnitPeak) -> UnitPeak:
     """The same unit computing in 16 bit, where it can: attention, router and head are not quantized."""
-    if "fp16" not in at.unit.peak or at.dtype in ("fp16", "fp32"):
-        return at
-    return Target(at.device, at.unit, "fp16", at.unit.peak["fp16"], at.bandwidth)
+    if "fp16" not in on.unit.peak or on.dtype in ("fp16", "fp32"):
+        return on
+    return UnitPeak(on.device, on.unit, "fp16", on.unit.peak["fp16"], on.bandwidth)
 
 
 def _shape(a: Attention, tp: int, decode: bool = False) -> str:

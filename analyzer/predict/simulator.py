@@ -16,8 +16,10 @@ import simpy
 
 from analyzer.errors import PredictError
 from analyzer.predict.costs import AHEAD, AWAITED, DEMAND, FOUND, LOADED, RESIDENT, Costs, Line
-from analyzer.predict.policy import URGENT, Buffers, Cache, Entry, Form, Predictor, chunks
-from analyzer.predict.trace import Step, Trace
+from analyzer.predict.trace import Followers, Step, Trace
+from runtime.cache_rules.batches import Batch, TokenBuffers, chunks, smallest_tier
+from runtime.cache_rules.forms import CPU, HTP, Cache, Form, Reason
+from runtime.cache_rules.rule import URGENT, CacheRule, Entry
 
 Work = Generator[Any, Any, None]
 RECORDED, STORAGE = "recorded", "storage"
@@ -25,6 +27,8 @@ PIECE = 1 << 20
 """Bytes of a read by the loader, after which an urgent one may come first."""
 LAYER_AHEAD = 100.0
 """Urgency of a load a layer further away."""
+BACKEND_OF = {"cpu": CPU, "npu": HTP}
+"""Units here → the cache rule's backends."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,20 @@ class Loader:
                 yield from self._load(entry, name)
 
 
+class SimulatedCache(CacheRule[Entry]):
+    """The runtime's rule on simulated time: what comes in the background takes as long as the loader does."""
+
+    def __init__(self, settings: Settings, sizes: dict[int, int], submit: Callable[[Entry], None], loader: Loader):
+        super().__init__(settings.cache_bytes, lambda form: sizes[form.backend], Entry, background=settings.background)
+        self._submit, self._loader = submit, loader
+
+    def _queue(self, entry: Entry) -> None:
+        self._submit(entry)
+
+    def _withdraw(self, entry: Entry) -> bool:
+        return self._loader.withdraw(entry)
+
+
 class Machine:
     """The simulated engine: one process steps, one runs what was given to the NPU, one loads beside them."""
 
@@ -167,8 +185,9 @@ class Machine:
         self.storage = simpy.PriorityResource(self.env, costs.loads_at_once)
         self.worker = simpy.Resource(self.env)
         self.loader = Loader(self.env, self._behind, costs.loaders)
-        self.cache = Cache(settings.cache_bytes, costs.expert_bytes, settings.background, self.loader.withdraw)
-        self.predictor = Predictor(trace.layers, trace.experts)
+        sizes = {BACKEND_OF[unit]: size for unit, size in costs.expert_bytes.items()}
+        self.cache = SimulatedCache(settings, sizes, self._submit, self.loader)
+        self.followers = Followers(trace.layers, trace.experts)
         self.outcome = Outcome(settings)
         self._landing: dict[Entry, simpy.Event] = {}
         self._how: dict[Form, str] = {}
@@ -214,8 +233,8 @@ class Machine:
         unit = self.settings.decode_unit
         for layer in range(self.trace.layers):
             for expert in range(self.trace.experts):
-                form = Form(layer, expert, unit, min(self._tiers(unit), default=0))
-                self.cache.landed(self.cache.acquire(form))
+                form = Form(layer, expert, BACKEND_OF[unit], min(self._tiers(unit), default=0))
+                self.cache.land(self.cache.hold(form))
                 self.cache.release(form)
 
     def _forward(self, step: Step) -> Work:
@@ -225,9 +244,9 @@ class Machine:
         yield from self._use("cpu", "outside", -1, -1, step.rows)
 
     def _layer(self, step: Step, layer: int, chosen: np.ndarray, unit: str) -> Work:
-        self.cache.begin()
+        self.cache.begin_event()
         asked = self._recall(step, layer)
-        buffers = Buffers(self.trace.experts, max(self._tiers(unit), default=None))
+        buffers = TokenBuffers(self.trace.experts, max(self._tiers(unit), default=None))
         pending: list[simpy.Process] = []
         size = self.settings.chunk if step.phase == "prefill" else 1
         for where in chunks(len(chosen), size, unit == "npu"):
@@ -238,7 +257,7 @@ class Machine:
             yield from self._use("cpu", "router", layer, -1, rows)
             self._look_ahead(layer, part)
             yield from self._use("cpu", "dispatch", layer, -1, rows)
-            yield from self._start(layer, buffers.add(part), unit, pending)
+            yield from self._start(layer, buffers.add(where.start, part), unit, pending)
         if step.phase != "decode" or unit == "npu":
             # One decoded token on the CPU waits in no buffer.
             yield from self._use("cpu", "flush", layer, -1, len(chosen))
@@ -247,36 +266,31 @@ class Machine:
         yield self.env.all_of(pending)
         yield from self._use("cpu", "combine", layer, -1, len(chosen))
 
-    def _start(self, layer: int, batches: list[tuple[int, int]], unit: str, pending: list[simpy.Process]) -> Work:
+    def _start(self, layer: int, batches: list[Batch], unit: str, pending: list[simpy.Process]) -> Work:
         """Run batches: on the CPU now, on the NPU in its worker."""
         if batches and unit == "npu":
             pending.append(self.env.process(self._in_worker(layer, batches, unit)))
         elif batches:
             yield from self._run(layer, batches, unit)
 
-    def _in_worker(self, layer: int, batches: list[tuple[int, int]], unit: str) -> Work:
+    def _in_worker(self, layer: int, batches: list[Batch], unit: str) -> Work:
         with self.worker.request() as turn:
             yield turn
             yield from self._run(layer, batches, unit)
 
-    def _run(self, layer: int, batches: list[tuple[int, int]], unit: str) -> Work:
+    def _run(self, layer: int, batches: list[Batch], unit: str) -> Work:
         """Experts that are there run first, so that no load evicts what is about to run, and what comes runs at once."""
         tiers = self._tiers(unit)
-        forms = [Form(layer, expert, unit, min((t for t in tiers if t >= rows), default=0)) for expert, rows in batches]
-        named = self.cache.name(forms)
-        for entry in named:
-            self._submit(entry)
-        if named:
-            yield self.env.timeout(len(named) * self._per_load())
-        waiting = list(range(len(forms)))
-        while waiting:
-            i = next((i for i in waiting if self.cache.ready(forms[i])), waiting[0])
-            waiting.remove(i)
-            hit = self.cache.count(forms[i])
-            entry = self.cache.acquire(forms[i])
+        forms = [Form(layer, batch.expert, BACKEND_OF[unit], smallest_tier(tiers, len(batch))) for batch in batches]
+        loads = self.cache.name(forms)
+        if loads:
+            yield self.env.timeout(loads * self._per_load())
+        for i in self.cache.readiest_first(forms):
+            hit = self.cache.state(forms[i]) is not Cache.MISS
+            entry = self.cache.hold(forms[i])
             yield from self._arrived(entry)
             self.cache.use(entry)
-            yield from self._use(unit, "expert", layer, forms[i].expert, batches[i][1], 0, hit, forms[i])
+            yield from self._use(unit, "expert", layer, forms[i].expert, len(batches[i]), 0, hit, forms[i])
             self.cache.release(forms[i])
 
     def _submit(self, entry: Entry) -> None:
@@ -292,7 +306,7 @@ class Machine:
             yield self._landing[entry]
             self._how[entry.form] = AWAITED
         else:
-            thread = "cpu" if entry.form.unit == "cpu" else "worker"
+            thread = "cpu" if entry.form.backend == CPU else "worker"
             yield from self._load(entry, thread, self.costs.load)
             self._how[entry.form] = LOADED
         self.outcome.stall_s += self.env.now - began
@@ -304,7 +318,7 @@ class Machine:
         self._loading_behind -= 1
 
     def _load(self, entry: Entry, thread: str, line: Line, pieces: int = 1) -> Work:
-        with self.storage.request(priority=int(entry.speculative)) as turn:
+        with self.storage.request(priority=int(entry.reason is Reason.PREFETCH)) as turn:
             yield turn
             yield from self._read(entry, thread, line, pieces)
 
@@ -317,9 +331,9 @@ class Machine:
                 yield from self._read(urgent, thread, line)
             yield self.env.timeout(line.at(entry.size) / pieces)
         self.outcome.loaded_bytes += entry.size
-        kind, form = "prefetch" if entry.speculative else "load", entry.form
+        kind, form = "prefetch" if entry.reason is Reason.PREFETCH else "load", entry.form
         self.outcome.spans.append(Span(kind, thread, self._step, form.layer, form.expert, 0, began, self.env.now))
-        self.cache.landed(entry)
+        self.cache.land(entry)
         self._how[form] = FOUND
         if entry in self._landing:
             self._landing.pop(entry).succeed()
@@ -335,19 +349,19 @@ class Machine:
         if not self.settings.background or not isinstance(self.settings.prefetch, float) or len(chosen) > 1:
             return
         if self._before and self._before[0] == layer - 1:
-            self.predictor.learn(layer - 1, self._before[1], chosen)
+            self.followers.learn(layer - 1, self._before[1], chosen)
         self._before = (layer, chosen)
         if layer + 1 < self.trace.layers:
-            likely = self.predictor.probabilities(layer, chosen)
+            likely = self.followers.probabilities(layer, chosen)
             for expert in np.argsort(-likely, kind="stable")[: 2 * self.trace.top_k].tolist():
                 if likely[expert] >= self.settings.prefetch:
                     self._ask(layer + 1, expert, LAYER_AHEAD - float(likely[expert]))
 
     def _ask(self, layer: int, expert: int, urgency: float) -> bool:
-        entry = self.cache.prefetch(Form(layer, expert, self.settings.decode_unit, 0), urgency)
-        if entry is not None:
-            self._submit(entry)
-        return entry is not None
+        """Fetch ahead; True where that begins a load."""
+        form = Form(layer, expert, BACKEND_OF[self.settings.decode_unit], 0)
+        new = form not in self.cache
+        return self.cache.prefetch(form, urgency) and new
 
     def _use(
         self,

@@ -1,5 +1,7 @@
 """The online predictor replayed over a recording's decode steps: what it would have said before each."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from analyzer.errors import PredictError
@@ -7,7 +9,7 @@ from analyzer.questions.experts import hit_rate
 from tracer.control.step_latency import StepLatency
 
 
-def replay(tables: dict[str, pd.DataFrame]) -> tuple[pd.DataFrame, StepLatency]:
+def replay(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, StepLatency]:
     """(one row per complete decode step: context, missed, seconds, predicted; the predictor afterwards)."""
     tokens = tables["tokens"]
     decode = tokens[(tokens["phase"] == "decode") & tokens["complete"]].sort_values("begin_ns")

@@ -1,5 +1,6 @@
 """A recorded routing trace: which experts every row of every step chose, layer by layer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,7 +45,7 @@ class Trace:
         return int(self.steps[0].routes[0].shape[1])
 
 
-def from_tables(tables: dict[str, pd.DataFrame]) -> Trace:
+def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
     """The trace in a recording's tables `routes` and `tokens`; steps that miss a part of their routes are left out."""
     routes, tokens = tables["routes"], tables["tokens"].set_index("token_id")
     known = routes[routes["token_id"].isin(tokens.index)]
@@ -66,7 +67,7 @@ def from_tables(tables: dict[str, pd.DataFrame]) -> Trace:
     return Trace(tuple(steps), int(known["expert"].max()) + 1)
 
 
-def _asked(tables: dict[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
+def _asked(tables: Mapping[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
     """Step → layer in which loads ahead began → what they brought, layers by their place in `layers`."""
     loads = tables["loads"]
     ahead = loads[(loads["action"] == "load") & (loads["reason"] == "prefetch") & loads["layer"].isin(layers)]
@@ -87,3 +88,25 @@ def _asked(tables: dict[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dic
     ):
         found.setdefault(number, {}).setdefault(layer, []).append((target, expert))
     return found
+
+
+class Followers:
+    """Experts of the next layer from those of this one: how often they followed each other so far in the trace."""
+
+    def __init__(self, layers: int, experts: int):
+        self._followed = np.zeros((layers, experts, experts))
+        self._seen = np.zeros((layers, experts))
+
+    def probabilities(self, layer: int, chosen: np.ndarray) -> np.ndarray:
+        """Share of the time [experts] that layer + 1 used each expert when `chosen` ran in `layer`, averaged over `chosen`."""
+        used = np.unique(chosen)
+        seen = self._seen[layer, used][:, None]
+        return np.asarray(
+            np.divide(self._followed[layer, used], seen, where=seen > 0, out=np.zeros_like(self._followed[layer, used])).mean(0)
+        )
+
+    def learn(self, layer: int, chosen: np.ndarray, following: np.ndarray) -> None:
+        """Layer + 1 used `following`."""
+        used = np.unique(chosen)
+        self._seen[layer, used] += 1
+        self._followed[layer][np.ix_(used, np.unique(following))] += 1

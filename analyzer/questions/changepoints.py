@@ -12,6 +12,7 @@ SPIKE_SIGMAS = 5.0
 SHIFT_SIGMAS = 4.2
 """Calibrated on series without shifts: under 5 % false alarms for 100 to 1,000 steps."""
 MIN_STEPS = 8
+LEAST_SERIES = 3 * MIN_STEPS
 MEDIAN_WIDTH = 11
 GAUSS = 1.4826
 MIN_SPIKES = 4
@@ -87,7 +88,7 @@ def _clipped_variance(values: np.ndarray) -> float:
 def shifts(values: np.ndarray) -> list[Shift]:
     """Every significant change of level, in order. Spikes do not count; a steady drift is no shift."""
     y = np.asarray(values, np.float64).copy()
-    if len(y) < 3 * MIN_STEPS:
+    if len(y) < LEAST_SERIES:
         return []
     at = spikes(y)
     y[at] = running_median(y)[at]

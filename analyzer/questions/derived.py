@@ -1,12 +1,12 @@
 """Tables that follow from the recorded ones and are made when a query asks for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
 from analyzer.questions import cache_curves, experts, phases, threads, trends
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "phases": ("ns of each group, cause and residual by token (phases.per_token)", lambda t: phases.per_token(t).reset_index()),

@@ -1,5 +1,6 @@
 """Which experts ran: activation over steps, how many distinct ones, hits of the expert cache, and reuse distance."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 
 from analyzer.questions.groups import operator_groups
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 def activations(tables: Tables, phase: str | None = None) -> pd.DataFrame:

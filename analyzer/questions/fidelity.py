@@ -5,6 +5,7 @@ kernel's truth comes from duplication: run it n more times right after itself, a
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pandas as pd
 
 from analyzer.errors import AnalysisError
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 COLUMNS = ["name", "measured_ms", "truth_ms", "accuracy_percent", "scaled_error"]
 
 

@@ -4,7 +4,7 @@ A finding's prize is the time that would go away if its cause did, as a share of
 add up.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import pandas as pd
 from analyzer.questions import cache_curves, phases, roofline, threads, trends
 from analyzer.questions.ceilings import Ceilings
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 LEAST_SHARE = 0.01
 """What would give back less is not told."""
 GOAL_HIT_RATE = 0.9

@@ -1,13 +1,14 @@
 """What operators do for the model, by their names, and how much of each token's time each such group has."""
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from analyzer.records.spans import Nest
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 GROUPS = (
     *("embedding", "attention", "softmax", "copy", "routing", "expert compute", "expert load", "combine"),
     *("feed-forward", "head", "sampling", "other"),

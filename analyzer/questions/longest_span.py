@@ -1,6 +1,6 @@
 """Where in the timeline a finding shows most: the longest span of its kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -8,7 +8,7 @@ import pandas as pd
 
 from analyzer.questions import phases, threads
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 LONG = "duration_ns"
 
 

@@ -1,6 +1,7 @@
 """What the NPU did, in numbers: per graph, expert and node; first executions, context loads, stages and idle time apart."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from analyzer.tables.qnn.busy import overlap
 from analyzer.tables.qnn.checks import checks
 from analyzer.tables.qnn.enums import LEVELS, NODE, RESOURCES
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 Row = dict[str, Any]
 OpMap = dict[str, Mapped]
 OP_ID = re.compile(r"(.*?)[: ]OpId_(\d+)( \(.*\))?")

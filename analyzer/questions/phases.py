@@ -4,16 +4,16 @@ A gap is time of a token in which no thread works on any of its operators or loa
 the NPU's execution, a load, or the state of the token's own thread.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions.groups import GROUPS, group_times, working
-from analyzer.records.intervals import Intervals, overlaps, uncovered
-from analyzer.records.schema import reads
+from analyzer.records.intervals import Intervals, common, merged, overlaps, uncovered
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 CAUSE_OF_STATE = {
     "running": "host",
     "runnable": "scheduling",
@@ -48,15 +48,14 @@ def explained(tables: Tables, left: Intervals, known: tuple[tuple[str, Intervals
     """Idle pieces of tokens cut by cause: the first of `known` that covers them, else the state of the token's thread."""
     parts, causes = [], []
     for cause, spans in known:
-        taken = merged(spans)
-        found = overlaps(left, taken)
-        parts.append(Intervals(left.key[found.left], found.begin, found.end))
-        causes.append(np.full(len(found.left), cause, object))
-        left = uncovered_parts(left, taken)
+        taken = common(left, merged(spans))
+        parts.append(taken)
+        causes.append(np.full(len(taken), cause, object))
+        left = uncovered(left, spans)
     by_state, named = by_thread_state(tables, left)
-    token, begin, end = (np.concatenate([getattr(part, name) for part in (*parts, by_state)]) for name in ("key", "begin", "end"))
-    order = np.lexsort((begin, token))
-    rows = pd.DataFrame({"token_id": token[order], "begin_ns": begin[order], "end_ns": end[order]})
+    pieces = Intervals.joined(*parts, by_state)
+    order = np.lexsort((pieces.begin, pieces.key))
+    rows = pd.DataFrame({"token_id": pieces.key[order], "begin_ns": pieces.begin[order], "end_ns": pieces.end[order]})
     rows["duration_ns"] = rows["end_ns"] - rows["begin_ns"]
     rows["cause"] = pd.Series(np.concatenate((*causes, named))[order], dtype=object)
     return rows
@@ -75,27 +74,7 @@ def load_spans(tables: Tables) -> Intervals:
     calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(("contextCreate", "contextCreateFromBinary", "graphFinalize"))]
     tokens = tables["tokens"]
     made = overlaps(spans_of(tokens, "pid"), merged(spans_of(calls, "pid")))
-    parts = (spans_of(loads), Intervals(tokens["token_id"].to_numpy()[made.left], made.begin, made.end))
-    return Intervals(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("key", "begin", "end")))
-
-
-def merged(spans: Intervals) -> Intervals:
-    """The union of each key's intervals."""
-    if len(spans.key) == 0:
-        return spans
-    keys = np.unique(spans.key)
-    low, high = int(spans.begin.min()) - 1, int(spans.end.max()) + 1
-    every = Intervals(keys, np.full(len(keys), low), np.full(len(keys), high))
-    holes = uncovered(every, spans)
-    return uncovered(every, holes)
-
-
-def uncovered_parts(windows: Intervals, taken: Intervals) -> Intervals:
-    """What `taken` leaves of windows of which a key may have many."""
-    own = np.arange(len(windows.key))
-    found = overlaps(windows, taken)
-    rest = uncovered(Intervals(own, windows.begin, windows.end), Intervals(found.left, found.begin, found.end))
-    return Intervals(windows.key[rest.key], rest.begin, rest.end)
+    return Intervals.joined(spans_of(loads), Intervals(tokens["token_id"].to_numpy()[made.left], made.begin, made.end))
 
 
 def by_thread_state(tables: Tables, left: Intervals) -> tuple[Intervals, np.ndarray]:
@@ -107,11 +86,8 @@ def by_thread_state(tables: Tables, left: Intervals) -> tuple[Intervals, np.ndar
     found = overlaps(Intervals(owner, left.begin, left.end), known)
     own = np.arange(len(left.key))
     rest = uncovered(Intervals(own, left.begin, left.end), Intervals(found.left, found.begin, found.end))
-    pieces = Intervals(
-        np.concatenate((left.key[found.left], left.key[rest.key])),
-        np.concatenate((found.begin, rest.begin)),
-        np.concatenate((found.end, rest.end)),
-    )
+    met = Intervals(left.key[found.left], found.begin, found.end)
+    pieces = Intervals.joined(met, Intervals(left.key[rest.key], rest.begin, rest.end))
     causes = np.concatenate((named[found.right], np.full(len(rest.key), RESIDUAL, object)))
     return pieces, causes
 
@@ -132,7 +108,7 @@ def by_cause(rows: pd.DataFrame, tokens: pd.Index) -> pd.DataFrame:
     """ns of the gaps of each cause in each token."""
     place, spent = tokens.get_indexer(rows["token_id"]), {}
     for cause in CAUSES:
-        mine = reads(rows["cause"], cause) & (place >= 0)
+        mine = (rows["cause"] == cause).to_numpy() & (place >= 0)
         spent[cause] = np.bincount(place[mine], rows["duration_ns"].to_numpy()[mine], len(tokens))
     return pd.DataFrame(spent, index=tokens, dtype=np.float64)
 
@@ -167,9 +143,9 @@ def whole_run(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
     if len(tokens) == 0:
         return {}
     first, last = int(tokens["begin_ns"].min()), int(tokens["end_ns"].max())
-    window = Intervals(np.zeros(1, np.int64), np.array([first]), np.array([last]))
+    window = Intervals.of(np.array([first]), np.array([last]))
     own = spans_of(tokens)
-    between = uncovered(window, Intervals(np.zeros(len(tokens), np.int64), own.begin, own.end)).length.sum()
+    between = uncovered(window, Intervals.of(own.begin, own.end)).length.sum()
     spent = {str(phase): float(ns) / 1e6 for phase, ns in tokens.groupby("phase")["duration_ns"].sum().items()}
     total = (last - first) / 1e6
     unexplained = float(rows[RESIDUAL].sum()) / 1e6

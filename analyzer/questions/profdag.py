@@ -6,6 +6,7 @@ made is a constant (a weight, or state of an earlier token), unless its own stru
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from analyzer.tables.operators import layer_of
 
 VIEWS_DEEP = 8
 NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 MEASURED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt")
 IN_PLACE = {"SET_ROWS": -1, "CPY": 1, "SET": 0, "ACC": 0}
 """Operators that write into memory they are given: which of their sources that is."""

@@ -4,15 +4,16 @@ Attainable time is the larger of flops / peak and bytes / bandwidth; whichever i
 time of an empty call, `launch` binds; what spent most of its threads' time waiting for the disk is bound by `disk`.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.intervals import Intervals, overlaps
-from analyzer.records.schema import reads
 from analyzer.records.spans import Nest, distinct
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 DISK_SHARE = 0.5
 GROUPINGS = {"type": ["type"], "shape": ["type", "shape", "weights"], "name": ["type", "name"], "layer": ["type", "layer"]}
 
@@ -68,7 +69,7 @@ def disk_time(tables: Tables) -> np.ndarray:
     shares, states = tables["op_threads"], tables["thread_states"]
     n = len(tables["operators"])
     busy, away = (Intervals(*(part[name].to_numpy() for name in ("tid", "begin_ns", "end_ns"))) for part in (shares, states))
-    away = away.where(reads(states["state"], "waiting") & np.isin(away.key, distinct(busy.key)))
+    away = away.where((states["state"] == "waiting").to_numpy() & np.isin(away.key, distinct(busy.key)))
     found = overlaps(busy, away)
     waited = np.bincount(shares["op_id"].to_numpy()[found.left], found.length, minlength=n)[:n]
     faults = tables["faults"]

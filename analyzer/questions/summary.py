@@ -1,5 +1,6 @@
 """A recording in numbers: one JSON-able dictionary, every section present only as far as its records are."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,11 +15,10 @@ from analyzer.questions.threads import STATES
 from analyzer.questions.trends import sequences
 from analyzer.records.observed import known_changes
 from analyzer.records.reading import Source, section
-from analyzer.records.schema import reads
 from analyzer.records.spans import numbered
 from tracer.recording.format import Recording
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 NEEDED = (
     *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
     *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired"),
@@ -213,7 +213,7 @@ def scheduling(tables: Tables) -> dict[str, Any]:
         return {}
     spent, (thread, first) = states["duration_ns"].to_numpy(), numbered(states["tid"].to_numpy())
     tids = states["tid"].to_numpy()[first]
-    ns = {name: np.bincount(thread, spent * reads(states["state"], name), len(tids)) for name in STATES}
+    ns = {name: np.bincount(thread, spent * (states["state"] == name).to_numpy(), len(tids)) for name in STATES}
     wide = pd.DataFrame(ns, index=tids).sort_index() / 1e6
     names = tables["threads"].set_index("tid")["name"]
     top = wide.sort_values("running", ascending=False).head(TOP)
@@ -223,7 +223,7 @@ def scheduling(tables: Tables) -> dict[str, Any]:
     ]
     sched = tables["sched"]
     ours = np.isin(sched["prev_tid"].to_numpy(), tids) | np.isin(sched["next_tid"].to_numpy(), tids)
-    switches = reads(sched["event"], "switch") & ours
+    switches = (sched["event"] == "switch").to_numpy() & ours
     total = {f"{name}_ms": float(each.sum()) / 1e6 for name, each in ns.items()}
     return {"threads": len(wide), "switches": int(switches.sum()), **total, "top": rows}
 

@@ -1,15 +1,15 @@
 """Threads: in which states they spent their operators, how evenly they shared the work, and who took a CPU from them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.records.intervals import Intervals, overlaps
-from analyzer.records.schema import reads
 from analyzer.records.spans import NONE, distinct, latest
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 IDLE = "nobody, waking up"
 """What stands for an idle CPU that a woken thread has not come to yet."""
 STATES = ("running", "runnable", "sleeping", "waiting", "stopped")
@@ -69,7 +69,7 @@ def displacements(tables: Tables) -> pd.DataFrame:
     the thread was the last to be done.
     """
     shares, states = tables["op_threads"], tables["thread_states"]
-    ready = reads(states["state"], "runnable") & np.isin(states["tid"].to_numpy(), distinct(shares["tid"].to_numpy()))
+    ready = (states["state"] == "runnable").to_numpy() & np.isin(states["tid"].to_numpy(), distinct(shares["tid"].to_numpy()))
     found = overlaps(busy_spans(shares), state_spans(states).where(ready))
     op = shares["op_id"].to_numpy()[found.left]
     last = (shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")).to_numpy()
@@ -89,7 +89,7 @@ def displacements(tables: Tables) -> pd.DataFrame:
 
 def displacers(sched: pd.DataFrame, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """Who was running, at each time, on the CPU where a thread had last been switched out; -1 where that is not known."""
-    switch = reads(sched["event"], "switch")
+    switch = (sched["event"] == "switch").to_numpy()
     since, left, came, cpu = (sched[name].to_numpy()[switch] for name in ("ts_ns", "prev_tid", "next_tid", "cpu"))
     where = np.append(cpu, NONE)[latest(left, since, tid, ts)]
     return np.append(came, NONE)[latest(cpu, since, where, ts)]

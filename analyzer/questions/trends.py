@@ -1,11 +1,12 @@
 """Across tokens: how step times spread, drift, swing and jump, and which operators grow with the context."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LEAST = 8
 """Fewer steps than this tell no trend."""

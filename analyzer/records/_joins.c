@@ -1,5 +1,5 @@
-/* The loops of analyzer/records/spans.py, analyzer/records/contents.py and analyzer/records/schema.py: joins over columns of 64-bit integers, passes
- * over slots, and a search in texts.
+/* The loops of analyzer/records/spans.py, analyzer/records/slot_columns.py and analyzer/tables: joins over columns of 64-bit integers, and passes
+ * over slots.
  *
  * Columns are contiguous int64 buffers, given by the caller in matching lengths; answers are written into the last of them. A
  * function that wants rows in order of time answers False, and has done nothing of use, where they are not.
@@ -167,19 +167,6 @@ static PyObject *told(struct given *given, int ordered, int memory)
 	if (!take(&given, arguments, count, 1))                                                                                   \
 		return NULL
 
-/* is_sorted(ts): whether no time is less than the one before. */
-static PyObject *is_sorted(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-	struct given given;
-	int ordered;
-
-	(void)module;
-	if (!take(&given, arguments, count, 0))
-		return NULL;
-	ordered = in_order(COLUMN(0), LENGTH(0));
-	return told(&given, ordered, 1);
-}
-
 /* latest(right_group, right_ts, left_group, left_ts, answer): per left row the last right row of its group up to its time. */
 static PyObject *latest(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
@@ -197,53 +184,6 @@ static PyObject *latest(PyObject *module, PyObject *const *arguments, Py_ssize_t
 					*found = row;
 			if (memory && (memory = (found = place(&map, ours[i])) != NULL))
 				answer[i] = *found;
-		}
-		map_close(&map);
-	}
-	return told(&given, ordered, memory);
-}
-
-/* following(right_group, right_ts, left_group, left_ts, answer): per left row the first right row of its group after its time. */
-static PyObject *following(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-	OPENING(5);
-	if (alike(&given, 0, 1) && alike(&given, 2, 4) && in_order(COLUMN(1), LENGTH(1)) && in_order(COLUMN(3), LENGTH(3))) {
-		const int64_t *theirs = COLUMN(0), *since = COLUMN(1), *ours = COLUMN(2), *ts = COLUMN(3);
-		int64_t *answer = COLUMN(4), *found;
-		Py_ssize_t row = LENGTH(0) - 1;
-
-		ordered = 1;
-		memory = map_open(&map, 64);
-		for (Py_ssize_t i = LENGTH(2) - 1; memory && i >= 0; i--) {
-			for (; memory && row >= 0 && since[row] > ts[i]; row--)
-				if ((memory = (found = place(&map, theirs[row])) != NULL))
-					*found = row;
-			if (memory && (memory = (found = place(&map, ours[i])) != NULL))
-				answer[i] = *found;
-		}
-		map_close(&map);
-	}
-	return told(&given, ordered, memory);
-}
-
-/* within(right_group, right_ts, right_until, left_group, left_ts, answer): per left row without an answer (-1) the last right row
- * of its group up to its time, if that reaches beyond it. */
-static PyObject *within(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-	OPENING(6);
-	if (alike(&given, 0, 2) && alike(&given, 3, 5) && in_order(COLUMN(1), LENGTH(1)) && in_order(COLUMN(4), LENGTH(4))) {
-		const int64_t *theirs = COLUMN(0), *since = COLUMN(1), *until = COLUMN(2), *ours = COLUMN(3), *ts = COLUMN(4);
-		int64_t *answer = COLUMN(5), *found;
-		Py_ssize_t n = LENGTH(0), row = 0;
-
-		ordered = 1;
-		memory = map_open(&map, 64);
-		for (Py_ssize_t i = 0; memory && i < LENGTH(3); i++) {
-			for (; memory && row < n && since[row] <= ts[i]; row++)
-				if ((memory = (found = place(&map, theirs[row])) != NULL))
-					*found = row;
-			if (memory && answer[i] < 0 && (memory = (found = place(&map, ours[i])) != NULL))
-				answer[i] = *found >= 0 && ts[i] < until[*found] ? *found : -1;
 		}
 		map_close(&map);
 	}
@@ -404,26 +344,6 @@ static PyObject *waits(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 	return told(&given, ordered, memory);
 }
 
-/* successors(group, ts, answer): the next row of each row's group. */
-static PyObject *successors(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-	OPENING(3);
-	if (alike(&given, 0, 2) && in_order(COLUMN(1), LENGTH(1))) {
-		const int64_t *group = COLUMN(0);
-		int64_t *answer = COLUMN(2), *found;
-
-		ordered = 1;
-		memory = map_open(&map, 64);
-		for (Py_ssize_t i = LENGTH(0) - 1; memory && i >= 0; i--)
-			if ((memory = (found = place(&map, group[i])) != NULL)) {
-				answer[i] = *found;
-				*found = i;
-			}
-		map_close(&map);
-	}
-	return told(&given, ordered, memory);
-}
-
 /* running_count(group, ts, answer): 0, 1, 2 ... within each group. */
 static PyObject *running_count(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
@@ -570,41 +490,6 @@ static PyObject *codes(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 		return PyErr_NoMemory();
 	free(number);
 	return PyLong_FromUnsignedLong(distinct);
-}
-
-enum { GREATEST, SUM, KNOWN_SUM };
-
-/* fold(how, group, values, answer): every value into the answer of its group. */
-static PyObject *fold(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-	struct given given;
-	long how = count == 4 ? PyLong_AsLong(arguments[0]) : -1;
-	const int64_t *group, *value;
-	int64_t *answer;
-	uint64_t groups;
-
-	(void)module;
-	if (how < GREATEST || how > KNOWN_SUM)
-		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "fold wants a way, groups, values and an answer");
-	if (!take(&given, arguments + 1, 3, 1))
-		return NULL;
-	group = COLUMN(0), value = COLUMN(1), answer = COLUMN(2), groups = LENGTH(2);
-	if (alike(&given, 0, 1))
-		for (Py_ssize_t i = 0; i < LENGTH(0); i++) {
-			int64_t *of = &answer[group[i]];
-
-			if ((uint64_t)group[i] >= groups) {
-				PyErr_SetString(PyExc_IndexError, "a group without an answer");
-				break;
-			}
-			if (how == GREATEST)
-				*of = value[i] > *of ? value[i] : *of;
-			else if (how == SUM)
-				*of += value[i];
-			else if (value[i] >= 0)
-				*of = (*of > 0 ? *of : 0) + value[i];
-		}
-	return told(&given, 1, 1);
 }
 
 /* A field of a slot, sign- or zero-extended. */
@@ -989,50 +874,10 @@ static PyObject *states(PyObject *module, PyObject *const *arguments, Py_ssize_t
 	return memory ? PyLong_FromSsize_t(of.rows) : PyErr_NoMemory();
 }
 
-#define REMEMBERED 64
-
-/* reads(texts, word, answer): of each object of a column whether it equals `word`; a column has few objects, many times each. */
-static PyObject *reads(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
-{
-	struct given given;
-	PyObject *word, *seen[REMEMBERED] = {0};
-	char same[REMEMBERED], *answer;
-	Py_ssize_t n;
-
-	(void)module;
-	if (count != 3)
-		return PyErr_Format(PyExc_TypeError, "reads wants texts, a word and an answer");
-	word = arguments[1];
-	PyObject *const columns[] = {arguments[0], arguments[2]};
-	if (!take(&given, columns, 2, 1))
-		return NULL;
-	PyObject **text = given.view[0].buf;
-	answer = given.view[1].buf;
-	n = given.view[0].len / (Py_ssize_t)sizeof(*text);
-	if (given.view[1].len != n)
-		PyErr_SetString(PyExc_ValueError, "columns of different lengths");
-	for (Py_ssize_t i = 0; !PyErr_Occurred() && i < n; i++) {
-		uint64_t at = (uint64_t)(uintptr_t)text[i] / 16 % REMEMBERED;
-
-		if (seen[at] != text[i] || !text[i]) {
-			int equal = text[i] ? PyObject_RichCompareBool(text[i], word, Py_EQ) : 0;
-
-			if (equal < 0)
-				break;
-			seen[at] = text[i];
-			same[at] = (char)equal;
-		}
-		answer[i] = same[at];
-	}
-	return told(&given, 1, 1);
-}
-
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-	METHOD(is_sorted), METHOD(latest), METHOD(following), METHOD(successors), METHOD(running_count), METHOD(pairs),
-	METHOD(codes),     METHOD(fold),   METHOD(gather),    METHOD(firsts),     METHOD(by_kind),
-	METHOD(reads),     METHOD(states),    METHOD(within),        METHOD(ends),
-	METHOD(waits),     {NULL, NULL, 0, NULL},
+	METHOD(latest), METHOD(running_count), METHOD(pairs),   METHOD(codes),  METHOD(ends), METHOD(waits),
+	METHOD(gather), METHOD(firsts),        METHOD(by_kind), METHOD(states), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {

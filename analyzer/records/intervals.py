@@ -1,4 +1,4 @@
-"""Intervals of time that belong to keys (threads, tokens): which of them meet, and what they leave uncovered."""
+"""Intervals of time that belong to keys (threads, tokens): merged, met, covered, and what they leave uncovered."""
 
 from dataclasses import dataclass
 
@@ -12,6 +12,19 @@ class Intervals:
     key: np.ndarray
     begin: np.ndarray
     end: np.ndarray
+
+    @classmethod
+    def of(cls, begin: np.ndarray, end: np.ndarray) -> "Intervals":
+        """Intervals that all have the key 0."""
+        return cls(np.zeros(len(begin), np.int64), begin, end)
+
+    @classmethod
+    def joined(cls, *parts: "Intervals") -> "Intervals":
+        """The intervals of all parts, in the order given."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("key", "begin", "end")))
+
+    def __len__(self) -> int:
+        return len(self.key)
 
     def where(self, keep: np.ndarray) -> "Intervals":
         """Some of the intervals."""
@@ -55,18 +68,42 @@ def overlaps(left: Intervals, right: Intervals) -> Overlaps:
     return Overlaps(a[real], b[real], begin[real], end[real])
 
 
+def common(left: Intervals, right: Intervals) -> Intervals:
+    """The time that both cover. Neither side's intervals may overlap within a key."""
+    met = overlaps(left, right)
+    return Intervals(left.key[met.left], met.begin, met.end)
+
+
+def merged(spans: Intervals) -> Intervals:
+    """The time that each key's intervals cover: sorted by key and time, apart from each other, none empty."""
+    spans = spans.where(spans.end > spans.begin)
+    if len(spans) == 0:
+        return spans
+    spans = spans.where(np.lexsort((spans.begin, spans.key)))
+    number = np.cumsum(np.append(False, spans.key[1:] != spans.key[:-1]))
+    low = int(spans.begin.min())
+    shift = number * (int(spans.end.max()) - low + 2) - low  # each key's times behind those of the key before
+    reach = np.maximum.accumulate(spans.end + shift)
+    starts = np.flatnonzero(np.append(True, (spans.begin + shift)[1:] > reach[:-1]))
+    last = np.append(starts[1:], len(spans)) - 1
+    return Intervals(spans.key[starts], spans.begin[starts], reach[last] - shift[last])
+
+
 def uncovered(windows: Intervals, spans: Intervals) -> Intervals:
-    """What `spans` leave of the windows, in order of window and time. A window's key is its own; spans may overlap."""
+    """What the intervals of its key leave of each window, by key, window and time. All may overlap."""
     order = np.argsort(windows.key, kind="stable")
-    keys = windows.key[order]
-    opened, closed = windows.begin[order], windows.end[order]
-    at = np.searchsorted(keys, spans.key)
-    known = at < len(keys)
-    known[known] = keys[at[known]] == spans.key[known]
-    at = at[known]
-    begin, end = (np.clip(side[known], opened[at], closed[at]) for side in (spans.begin, spans.end))
+    keys, opened, closed = windows.key[order], windows.begin[order], windows.end[order]
+    place = np.searchsorted(keys, spans.key)
+    if np.any(keys[1:] == keys[:-1]):
+        met = overlaps(windows.where(order), merged(spans))
+        rest = uncovered(Intervals(np.arange(len(keys)), opened, closed), Intervals(met.left, met.begin, met.end))
+        return Intervals(keys[rest.key], rest.begin, rest.end)
+    known = place < len(keys)
+    known[known] = keys[place[known]] == spans.key[known]
+    place = place[known]
+    begin, end = (np.clip(side[known], opened[place], closed[place]) for side in (spans.begin, spans.end))
     every = np.arange(len(keys))
-    place = np.concatenate((every, at, every))
+    place = np.concatenate((every, place, every))
     begin, end = np.concatenate((opened, begin, closed)), np.concatenate((opened, end, closed))
     rows = np.lexsort((end, begin, place))
     place, begin, end = place[rows], begin[rows], end[rows]
@@ -74,3 +111,22 @@ def uncovered(windows: Intervals, spans: Intervals) -> Intervals:
     reach = np.maximum.accumulate(place * width + end - opened[place]) - place * width + opened[place]
     gap = np.flatnonzero((place[1:] == place[:-1]) & (begin[1:] > reach[:-1]))
     return Intervals(keys[place[gap]], reach[gap], begin[gap + 1])
+
+
+def covered(spans: Intervals, windows: Intervals) -> np.ndarray:
+    """How much of each window the intervals of its key cover, summed over the intervals. All may overlap."""
+    answer = np.zeros(len(windows), np.int64)
+    for key in np.intersect1d(spans.key, windows.key):
+        mine, theirs = windows.key == key, spans.key == key
+        begin, end = windows.begin[mine], windows.end[mine]
+        opened, closed = np.sort(spans.begin[theirs], kind="stable"), np.sort(spans.end[theirs], kind="stable")
+        answer[mine] = passed(opened, end) - passed(closed, end) - passed(opened, begin) + passed(closed, begin)
+    return answer
+
+
+def passed(moments: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """Time that has passed since each of the moments (sorted) before ts, summed."""
+    if len(moments) == 0:
+        return np.zeros(len(ts), np.int64)
+    row, first = np.searchsorted(moments, ts), int(moments[0])
+    return row * (ts - first) - np.append(0, np.cumsum(moments - first))[row]

@@ -4,14 +4,12 @@ A span whose end was inferred, not recorded, must not reach across a time in whi
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from analyzer.records.rows import Rows
 from analyzer.records.spans import pair
-
-if TYPE_CHECKING:
-    from analyzer.records.reading import Source
 
 LEVELS = {"token": "token", "graph": "graph", "op": "operator", "expert": "expert", "load": "expert"}
 LEVELS |= {"qnn_execute": "qnn", "qnn_call": "qnn", "qnn_stage": "qnn"}
@@ -37,11 +35,10 @@ def level_gaps(changes: Any, level: str) -> Gaps:
     return np.array(begins, np.int64), np.array(ends + [EVER] * (len(begins) - len(ends)), np.int64)
 
 
-def token_gaps(source: "Source") -> Gaps:
-    """(begins, ends) of the times outside of all recorded tokens."""
-    begin, end = source.rows("token_begin"), source.rows("token_end")
+def token_gaps(begin: Rows, end: Rows, last_ns: int) -> Gaps:
+    """(begins, ends) of the times outside of all recorded tokens, which begin and end with these records, or at `last_ns`."""
     matched = pair(begin.marks(), end.marks()).end
-    until = np.where(matched >= 0, end["ts"][matched], source.last_ns) if len(end) else np.full(len(begin), source.last_ns)
+    until = np.where(matched >= 0, end["ts"][matched], last_ns) if len(end) else np.full(len(begin), last_ns)
     order = np.argsort(begin["ts"], kind="stable")
     opened, closed = begin["ts"][order], np.maximum.accumulate(until[order])
     first = np.append(True, opened[1:] > closed[:-1])[: len(opened)]
@@ -53,13 +50,6 @@ def clipped(begin: np.ndarray, end: np.ndarray, gaps: Iterable[Gaps]) -> np.ndar
     """The ends of spans, no later than where the first gap after their begins starts."""
     for starts, ends in gaps:
         if len(starts):
-            at = np.searchsorted(ends, begin, "right")
-            first = np.append(starts, EVER)[at]
+            first = np.append(starts, EVER)[np.searchsorted(ends, begin, "right")]
             end = np.minimum(end, np.maximum(begin, first))
     return end
-
-
-def gaps_of(source: "Source", level: str) -> list[Gaps]:
-    """Every gap in what was recorded of a level."""
-    found = [level_gaps(source.manifest.get("level_changes"), level)]
-    return [*found, token_gaps(source)] if source.manifest.get("dropped") else found

@@ -3,25 +3,23 @@
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 
 from analyzer.records.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
-from analyzer.records.observed import LEVELS, clipped, gaps_of
-from analyzer.records.schema import Columns, Text
-from analyzer.records.slot_columns import columns_of
+from analyzer.records.observed import LEVELS, Gaps, clipped, level_gaps, token_gaps
+from analyzer.records.rows import Rows, Spans, combined
+from analyzer.records.schema import Columns, text
 from analyzer.records.spans import Marks, Pairs, in_time, numbered, pair, successors
-from tracer.recording.format import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, Recording, RecordingError
+from tracer.recording.format import FIRST_DETAIL, STREAMS, Recording, RecordingError
 
-UNKNOWN_U32 = 2**32 - 1
 WITHIN_STEPS = ("graph", "op", "expert")
 """Kinds of spans that end before the next step begins, if it begins alone."""
 CACHE = np.array(["", "hit", "miss", "prefetched"], object)
-SELDOM = ("cpu",)
 REASON = np.array(["startup", "demand", "prefetch"], object)
 BACKEND_NAMES = " cpu htp cuda vulkan opencl blas metal sycl cann hexagon rpc webgpu meta"
 BACKEND = np.array(BACKEND_NAMES.split(" "), object)
@@ -42,97 +40,6 @@ def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-class Rows:
-    """The records of one kind in time order; a field that the recording does not have reads as zeros.
-
-    They are rows `at` of `held`, which may be the file itself as it is mapped: nothing is copied but the fields asked for.
-    """
-
-    def __init__(self, held: np.ndarray, dtype: np.dtype, position: np.ndarray, at: np.ndarray | None = None):
-        self.held, self.dtype, self.position = held, dtype, position
-        self.at = np.arange(len(held)) if at is None else at
-        self._columns: dict[str, np.ndarray] = {}
-        self._of: tuple[Rows, np.ndarray] | None = None
-        """The rows that these were chosen from, and which."""
-
-    @cached_property
-    def slots(self) -> np.ndarray:
-        """The records' slots."""
-        return self.held[self.at]
-
-    @property
-    def records(self) -> np.ndarray:
-        """The records as a structured array."""
-        width = self.slots.dtype.itemsize
-        whole = np.dtype({"names": ["r"], "formats": [self.dtype], "offsets": [RING_HEADER_BYTES], "itemsize": width})
-        return self.slots.view(whole)["r"]
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def __getitem__(self, field: str) -> np.ndarray:
-        """A field as int64 (numbers), float64 or bytes; not to be written to."""
-        if field not in self._columns:
-            self._columns[field] = self._column(field)
-        column = self._columns[field]
-        column.flags.writeable = False
-        return column
-
-    def _column(self, field: str) -> np.ndarray:
-        if field not in (self.dtype.names or ()):
-            return np.zeros(len(self), np.int64)
-        if self._of is not None and self.dtype[field].kind in "iu":
-            rows, keep = self._of
-            return rows[field][keep]
-        numbers = [name for name in self.dtype.names or () if self.dtype[name].kind in "iu" and name != "kind"]
-        if field in numbers:  # all in one go, but for what is seldom asked for: each slot is fetched once
-            wanted = [name for name in numbers if name == field or (name not in SELDOM and name not in self._columns)]
-            self._columns |= columns_of(self.held, self.at, self.dtype, wanted)
-            return self._columns[field]
-        column = self.records[field]
-        return column.astype(np.int64) if column.dtype.kind in "iu" else column.copy()
-
-    def raw(self, field: str) -> np.ndarray:
-        """A field as unsigned 64-bit numbers: handles, addresses and values."""
-        return self[field].view(np.uint64)
-
-    def where(self, keep: np.ndarray) -> "Rows":
-        """Some of the records."""
-        if keep.dtype == bool and keep.all():
-            return self
-        chosen = Rows(self.held, self.dtype, self.position[keep], self.at[keep])
-        chosen._of = self, keep
-        return chosen
-
-    def marks(self, identity: np.ndarray | None = None, unknown: int | None = None) -> Marks:
-        """The records as begins or ends on their threads; an identity equal to `unknown` was not told."""
-        known = np.zeros(len(self), bool)
-        if identity is None:
-            identity = np.zeros(len(self), np.int64)
-        else:
-            known = identity != unknown if unknown is not None else ~known
-        return Marks(self["tid"], self["ts"], self.position, identity, known)
-
-
-@dataclass(frozen=True)
-class Spans:
-    """Begin records with their ends: `end` indexes the end records, -1 where there is none."""
-
-    end: np.ndarray
-    begin_ns: np.ndarray
-    end_ns: np.ndarray
-    complete: np.ndarray
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The columns of schema.SPAN."""
-        duration = self.end_ns - self.begin_ns
-        return {"begin_ns": self.begin_ns, "end_ns": self.end_ns, "duration_ns": duration, "complete": self.complete}
-
-    def until(self) -> np.ndarray:
-        """Exclusive end for containment: a span that was still open contains the last instant too."""
-        return np.where(self.complete | (self.end_ns == self.begin_ns), self.end_ns, self.end_ns + 1)
-
-
 class Source:
     """The records of a recording by kind, the span of time they cover, and the ends that found no begin.
 
@@ -146,26 +53,25 @@ class Source:
         self.damaged = self.contents.damaged
         """Records left out: their time is none that a clock can show."""
         self.first_ns, self.last_ns = self.contents.first_ns, self.contents.last_ns
-        self.step_begins = np.empty(0, np.int64)
-        """Times at which a step begins while no other is open: no graph, operator or expert reaches across one."""
-        self.told_by_share: np.ndarray | None = None
-        """Which of op_begin were made of shares (analyzer/tables/nodes.py): their page faults are their own, no running count."""
         self._few: dict[str, Rows] = {}
-        self._stretch(-1, EVER)
+        self._stretch(-1, EVER, np.empty(0, np.int64))
         engines = section(self.manifest, "engines")
         known = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
         known.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, that which was found
         self.engine_names = {int(e["id"]): name for name, e in known}
 
-    def _stretch(self, begin_ns: int, end_ns: int) -> None:
-        self.begin_ns, self.end_ns = begin_ns, end_ns
+    def _stretch(self, begin_ns: int, end_ns: int, step_begins: np.ndarray) -> None:
+        self.begin_ns, self.end_ns, self.step_begins = begin_ns, end_ns, step_begins
         self._many: dict[str, Rows] = {}
         self._slots: dict[str, tuple[np.ndarray, dict[int, np.ndarray], int]] = {}
 
-    def within(self, begin_ns: int, end_ns: int) -> "Source":
-        """The same recording, of the kinds of which there are many only the records of that time."""
+    def within(self, begin_ns: int, end_ns: int, step_begins: np.ndarray) -> "Source":
+        """The same recording, of the kinds of which there are many only the records of that time.
+
+        `step_begins`: times at which a step begins while no other is open. No graph, operator or expert reaches across one.
+        """
         piece = copy.copy(self)
-        piece._stretch(begin_ns, end_ns)
+        piece._stretch(begin_ns, end_ns, step_begins)
         return piece
 
     def rows(self, kind: str) -> Rows:
@@ -174,10 +80,6 @@ class Source:
         if kind not in known:
             known[kind] = self._read(kind)
         return known[kind]
-
-    def replace(self, kind: str, rows: Rows) -> None:
-        """Let other records stand for those of one kind from now on."""
-        (self._many if kind in STREAMED else self._few)[kind] = rows
 
     def _read(self, kind: str) -> Rows:
         if kind not in self.recording.layouts:
@@ -189,8 +91,8 @@ class Source:
             if stream not in self._slots:
                 self._slots[stream] = self.contents.between(stream, self.begin_ns, self.end_ns)
             slots, kinds, start = self._slots[stream]
-            at = kinds.get(number, np.empty(0, np.int64))
-            rows = Rows(slots, dtype, at + start, at)
+            places = kinds.get(number, np.empty(0, np.int64))
+            rows = Rows(slots, dtype, places + start, places)
         else:
             few = self.contents.few.get(number, Few())
             rows = Rows(
@@ -204,11 +106,11 @@ class Source:
 
     def count(self) -> dict[str, int]:
         """Records found in the files, by kind; kinds that no layout names under "unknown"."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for number, count in sorted(self.contents.counts.items()):
             name = self.contents.names.get(number, "unknown")
-            found[name] = found.get(name, 0) + count
-        return found
+            counts[name] = counts.get(name, 0) + count
+        return counts
 
     def discarded(self) -> int:
         """Slots that the kernel side reserved and gave up, or never finished."""
@@ -223,24 +125,41 @@ class Source:
         """The columns of schema.THREAD."""
         return {"engine": self.engines(rows["engine"]), "pid": rows["pid"], "tid": rows["tid"]}
 
-    def engines(self, ids: np.ndarray) -> Text:
+    def engines(self, ids: np.ndarray) -> pyarrow.DictionaryArray:
         """Names of engine ids."""
         number, first = numbered(ids)
-        names = [self.engine_names.get(i, f"engine {i}") for i in ids[first].tolist()]
-        return Text(number.astype(np.int32), np.array([*names, ""], object)[:-1])
+        return text(number, [self.engine_names.get(i, f"engine {i}") for i in ids[first].tolist()])
 
-    def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> Text:
+    def named(self, ids: np.ndarray, types: np.ndarray, table: str) -> pyarrow.DictionaryArray:
         """Names of operator or graph numbers as the engine with that id declares them in `table`."""
         code, first = numbered(ids, types)
-        found = []
+        names = []
         for engine, number in zip(ids[first].tolist(), types[first].tolist(), strict=True):
             declared = section(section(self.manifest, "engines"), self.engine_names.get(engine, "")).get(table) or []
-            found.append(declared[number] if 0 <= number < len(declared) else f"{table[:-1]} {number}")
-        return Text(code, np.array([*found, ""], object))
+            names.append(declared[number] if 0 <= number < len(declared) else f"{table[:-1]} {number}")
+        return text(code, names)
 
-    def spans(self, kind: str, identity: tuple[str, ...] = (), unknown: int | None = None, keep: Rows | None = None) -> Spans:
-        """Pair <kind>_begin with <kind>_end by thread and identity fields; ends without begin go to `unpaired`."""
-        begin, end = self.rows(f"{kind}_begin") if keep is None else keep, self.rows(f"{kind}_end")
+    def gaps(self, level: str) -> list[Gaps]:
+        """Every gap in what was recorded of a level."""
+        switched_off = level_gaps(self.manifest.get("level_changes"), level)
+        if not self.manifest.get("dropped"):
+            return [switched_off]
+        return [switched_off, token_gaps(self.rows("token_begin"), self.rows("token_end"), self.last_ns)]
+
+    def spans(
+        self,
+        kind: str,
+        identity: tuple[str, ...] = (),
+        unknown: int | None = None,
+        begin: Rows | None = None,
+        end: Rows | None = None,
+    ) -> Spans:
+        """Pair begins with ends by thread and identity fields; ends without begin go to `unpaired`.
+
+        They are the records <kind>_begin and <kind>_end where others are not given.
+        """
+        begin = self.rows(f"{kind}_begin") if begin is None else begin
+        end = self.rows(f"{kind}_end") if end is None else end
         begins, ends = begin.marks(combined(begin, identity), unknown), end.marks(combined(end, identity), unknown)
         pairs: Pairs = pair(begins, ends)
         if kind in WITHIN_STEPS and self._crosses(begins.ts, ends.ts, pairs.end):
@@ -250,8 +169,8 @@ class Source:
 
     def _crosses(self, begin_ns: np.ndarray, end_ns: np.ndarray, pairs: np.ndarray) -> bool:
         """Whether a pair reaches across the begin of a step: then records were lost, and its end is another's."""
-        found = np.flatnonzero(pairs >= 0)
-        return bool(np.any(end_ns[pairs[found]] >= self.next_step(begin_ns)[found]))
+        ended = np.flatnonzero(pairs >= 0)
+        return bool(np.any(end_ns[pairs[ended]] >= self.next_step(begin_ns)[ended]))
 
     def _by_step(self, marks: Marks) -> Marks:
         """The same marks, each on its thread and in its step."""
@@ -278,30 +197,11 @@ class Source:
             limit = self.next_step(begin_ns) if in_step else np.full(len(begin), EVER)
             last = ~complete & ((after < 0) | (begin_ns[after] >= limit))
             closing[last] = np.minimum(limit[last], self.last_ns)
-            closing[~complete] = clipped(begin_ns[~complete], closing[~complete], gaps_of(self, level))
+            closing[~complete] = clipped(begin_ns[~complete], closing[~complete], self.gaps(level))
         return Spans(end, begin_ns, closing, complete)
 
 
-def combined(rows: Rows, fields: tuple[str, ...]) -> np.ndarray | None:
-    """The identity fields of each record as one number."""
-    if not fields:
-        return None
-    answer = rows[fields[0]]
-    for field in fields[1:]:
-        answer = (answer << 32) ^ (rows[field] & UNKNOWN_U32)
-    return answer
-
-
-def chosen(names: np.ndarray, numbers: np.ndarray) -> Text:
+def chosen(names: np.ndarray, numbers: np.ndarray) -> pyarrow.DictionaryArray:
     """names[numbers], "" for numbers beyond the table."""
     known = (numbers >= 0) & (numbers < len(names))
-    return Text(np.where(known, numbers, len(names)).astype(np.int32), np.append(names, ""))
-
-
-def texts(column: np.ndarray) -> np.ndarray:
-    """Fixed-size C strings as text: up to the first NUL, undecodable bytes replaced."""
-    if column.dtype.kind != "S":
-        return np.full(len(column), "", object)
-    values, inverse = np.unique(column, return_inverse=True)
-    names = [bytes(v).split(b"\0", 1)[0].decode(errors="replace") for v in values.tolist()]
-    return np.array([*names, ""], object)[inverse]
+    return text(np.where(known, numbers, len(names)), np.append(names, ""))

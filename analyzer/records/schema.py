@@ -1,29 +1,37 @@
 """The tables: the contract between the analyzer and the views.
 
-Every table is a pandas DataFrame and, on disk, a Parquet file of the same name. `*_ns` are CLOCK_MONOTONIC nanoseconds or
+Every table is an Arrow table, texts by a dictionary; a pandas DataFrame of it for those who compute; and, on disk, a Parquet file
+of the same name. `*_ns` are CLOCK_MONOTONIC nanoseconds or
 durations in nanoseconds, `*_us` microseconds, `*_bytes` bytes, `*_cycles` cycles of the backend's own clock. A foreign key that
 points nowhere is -1; a number that is not known is -1 (integers) or NaN (floats); a text that is not known is "".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 
-from analyzer.records.spans import _joins
-
-pd.set_option("mode.string_storage", "python")  # column names are texts, too: Arrow's kind is a conversion for every small frame
+TEXT = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+"""A column of texts: each text once, and a number for each row."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, NumPy dtype and meaning."""
+    """One column: its name, NumPy dtype (`object`: text, or lists) and meaning."""
 
     name: str
     dtype: str
     meaning: str
+
+    @property
+    def arrow_type(self) -> pyarrow.DataType:
+        """Its type in an Arrow table."""
+        if self.dtype != "object":
+            return pyarrow.from_numpy_dtype(self.dtype)
+        return pyarrow.list_(pyarrow.uint64()) if self.name == "sources" else TEXT
 
 
 def columns(spec: str) -> tuple[Column, ...]:
@@ -444,61 +452,80 @@ TABLES: dict[str, tuple[Column, ...]] = {
 }
 
 
+Columns = dict[str, Any]
+"""Columns of a table by name: NumPy arrays; texts as pyarrow.DictionaryArray."""
+
+
+def text(codes: np.ndarray, values: Sequence[str] | np.ndarray) -> pyarrow.DictionaryArray:
+    """A column of texts of which row i reads values[codes[i]], by NumPy's rules; values may repeat."""
+    once = pyarrow.array(values, pyarrow.string()).dictionary_encode()
+    number = once.indices.to_numpy()[codes] if len(values) else np.empty(0, np.int32)
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(number), once.dictionary)
+
+
+def says(column: pyarrow.DictionaryArray, *words: str) -> np.ndarray:
+    """Which rows of a column of texts read one of these words."""
+    return np.array([*(value in words for value in column.dictionary.to_pylist()), False])[column.indices.to_numpy()]
+
+
+def arrow_table(table: str, columns: Mapping[str, Any]) -> pyarrow.Table:
+    """Exactly the declared columns, in their order and types; raises KeyError on a missing column."""
+    declared = declared_columns(table)
+    arrays = [_array(columns[column.name], column) for column in declared]
+    fields = [pyarrow.field(column.name, column.arrow_type, nullable=False) for column in declared]
+    return pyarrow.table(arrays, pyarrow.schema(fields))
+
+
+def _array(values: Any, column: Column) -> pyarrow.Array:
+    if isinstance(values, pyarrow.DictionaryArray):
+        return values
+    if column.dtype != "object":
+        return pyarrow.array(np.asarray(values).astype(column.dtype, copy=False))
+    array = pyarrow.array(np.asarray(values, object), pyarrow.string() if column.arrow_type == TEXT else column.arrow_type)
+    return array.dictionary_encode() if column.arrow_type == TEXT else array
+
+
+def frame_of(table: pyarrow.Table) -> pd.DataFrame:
+    """An Arrow table as pandas has it: numbers as they lie in memory, texts as objects that equal rows share."""
+    return framed({name: frame_column(column) for name, column in zip(table.column_names, table.columns, strict=True)})
+
+
+def framed(columns: dict[str, np.ndarray | pd.Series]) -> pd.DataFrame:
+    """The columns as a frame. Their names are objects: pandas' own kind of text is a conversion for every small frame."""
+    frame = pd.DataFrame(dict(enumerate(columns.values())), copy=False)
+    frame.columns = pd.Index(list(columns), dtype=object)
+    return frame
+
+
+def frame_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Series:
+    """A column as pandas takes it without making strings of its own of every row."""
+    if column.num_chunks != 1:
+        column = pyarrow.chunked_array([column.unify_dictionaries().combine_chunks()])
+    whole = column.chunk(0)
+    if pyarrow.types.is_dictionary(column.type):
+        values = np.array([*whole.dictionary.to_pylist(), ""], object)
+        return pd.Series(values[whole.indices.to_numpy()], dtype=object, copy=False)
+    if pyarrow.types.is_list(column.type):
+        return pd.Series(whole.to_pandas().to_numpy(object), dtype=object, copy=False)
+    return whole.to_numpy(zero_copy_only=False)
+
+
+def declared_columns(table: str) -> tuple[Column, ...]:
+    """The columns of a table."""
+    return TABLES.get(table) or IMPORTED[table]
+
+
 def empty(table: str) -> pd.DataFrame:
     """The table with no rows and the declared dtypes."""
     return conform(table, {c.name: np.empty(0, c.dtype) for c in TABLES[table]})
 
 
-@dataclass(frozen=True)
-class Text:
-    """A column of texts of which many are equal: row i reads values[codes[i]]. Values may repeat."""
-
-    codes: np.ndarray
-    values: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def objects(self) -> np.ndarray:
-        """The texts themselves."""
-        return self.values[self.codes] if len(self.values) else np.full(len(self.codes), "", object)
-
-    def unique(self) -> "Text":
-        """The same with every value once."""
-        number, values = pd.factorize(self.values)
-        return Text(number.astype(np.int32)[self.codes] if len(number) else self.codes, values)
-
-    def matches(self, *wanted: str) -> np.ndarray:
-        """Which rows read one of these."""
-        return np.isin(self.values, wanted)[self.codes] if len(self.values) else np.zeros(len(self.codes), bool)
-
-
-def reads(column: pd.Series, word: str) -> np.ndarray:
-    """Which rows of a column of texts read `word`: as ==, but each text is looked at once, not in every row."""
-    answer = np.empty(len(column), bool)
-    _joins.reads(np.ascontiguousarray(column, object), word, answer)
-    return answer
-
-
-Columns = dict[str, Any]
-"""Columns of a table by name: arrays, or Text."""
-
-
-def typed(table: str, columns: Mapping[str, Any]) -> Columns:
-    """Exactly the declared columns, in their order and dtypes; raises KeyError on a missing column."""
-    given = ((c, columns[c.name]) for c in TABLES[table])
-    return {c.name: v if isinstance(v, Text) else np.asarray(v).astype(c.dtype, copy=False) for c, v in given}
-
-
 def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """`frame` with exactly the declared columns, order and dtypes; raises KeyError on a missing column."""
-    declared = TABLES.get(table) or IMPORTED[table]
-    return pd.DataFrame({c.name: _column(frame[c.name], c.dtype) for c in declared}, copy=False)
+    return framed({c.name: _column(frame[c.name], c.dtype) for c in declared_columns(table)})
 
 
 def _column(values: Any, dtype: str) -> np.ndarray | pd.Series:
     """Text stays `object`: pandas would make it its own string type, which costs a copy of every column."""
-    if isinstance(values, Text):
-        values = values.objects()
     array = values.to_numpy(dtype=dtype) if isinstance(values, pd.Series) else np.asarray(values).astype(dtype, copy=False)
     return pd.Series(array, dtype=dtype, copy=False) if dtype == "object" else array

@@ -4,7 +4,6 @@ All functions take parallel arrays and answer with row numbers; -1 says "none". 
 rows in order of time, which they almost always are; others are put in order first.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,8 +39,7 @@ class Pairs:
 
 
 NARROW = 1 << 16
-GREATEST, SUM, KNOWN_SUM = range(3)
-"""Ways to `fold`; the last adds what is known (>= 0), and leaves the answer where nothing is."""
+"""Values that lie closer together are counted, not sorted (see `distinct`)."""
 
 
 def flat(column: np.ndarray) -> np.ndarray:
@@ -64,13 +62,7 @@ def codes(*columns: np.ndarray) -> np.ndarray:
 
 def in_time(ts: np.ndarray) -> bool:
     """Whether times are in order."""
-    return bool(_joins.is_sorted(flat(ts)))
-
-
-def fold(how: int, group: np.ndarray, values: np.ndarray, answer: np.ndarray) -> np.ndarray:
-    """`answer`, with every value folded into that of its group."""
-    _joins.fold(how, flat(group), flat(values), answer)
-    return answer
+    return bool(np.all(ts[1:] >= ts[:-1]))
 
 
 def distinct(column: np.ndarray) -> np.ndarray:
@@ -148,12 +140,18 @@ def pair(begin: Marks, end: Marks) -> Pairs:
 
 def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row the right row of its group with the greatest time <= its own; among equal times the last."""
-    return _joined(_joins.latest, (right_group, right_ts), (left_group, left_ts))
+    answer = np.empty(len(left_ts), np.int64)
+    if not _joins.latest(*map(flat, (right_group, right_ts, left_group, left_ts)), answer):
+        theirs, ours = (np.argsort(ts, kind="stable") for ts in (right_ts, left_ts))
+        row = latest(right_group[theirs], right_ts[theirs], left_group[ours], left_ts[ours])
+        answer[ours] = np.append(theirs, NONE)[row]
+    return answer
 
 
 def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row the right row of its group with the smallest time > its own; among equal times the first."""
-    return _joined(_joins.following, (right_group, right_ts), (left_group, left_ts))
+    backwards = latest(right_group[::-1], ~right_ts[::-1], left_group[::-1], ~left_ts[::-1] - 1)[::-1]
+    return np.where(backwards >= 0, len(right_ts) - 1 - backwards, NONE)
 
 
 def within(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
@@ -161,29 +159,18 @@ def within(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndar
 
     `right` are groups, times and until when each row lasts.
     """
-    if not _joins.within(*map(flat, (*right, *left)), answer):
-        theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
-        found, open_rows = answer[ours], answer[ours] < 0
-        within((right[0][theirs], right[1][theirs], right[2][theirs]), (left[0][ours], left[1][ours]), found)
-        answer[ours[open_rows]] = np.append(theirs, NONE)[found[open_rows]]
-
-
-def _joined(join: Callable[..., bool], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:
-    """The answer of a join of (group, time) that wants both sides in order of time."""
-    answer = np.empty(len(left[0]), np.int64)
-    if not join(*map(flat, (*right, *left)), answer):
-        theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
-        found = _joined(join, tuple(column[theirs] for column in right), tuple(column[ours] for column in left))
-        answer[ours] = np.append(theirs, NONE)[found]
-    return answer
+    left_rows = np.flatnonzero(answer < 0)
+    group, ts = left[0][left_rows], left[1][left_rows]
+    row = latest(right[0], right[1], group, ts)
+    answer[left_rows] = np.where((row >= 0) & (ts < np.append(right[2], 0)[row]), row, NONE)
 
 
 def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
-    """The next row of each row's group in order of time."""
+    """The next row of each row's group in order of time; -1 where none follows."""
+    order = np.lexsort((ts, group))
+    after = np.where(np.append(group[order][1:] == group[order][:-1], False)[: len(order)], np.append(order[1:], NONE), NONE)
     answer = np.empty(len(ts), np.int64)
-    if not _joins.successors(flat(group), flat(ts), answer):
-        order = np.argsort(ts, kind="stable")
-        answer[order] = np.append(order, NONE)[successors(group[order], ts[order])]
+    answer[order] = after
     return answer
 
 

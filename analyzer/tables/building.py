@@ -1,12 +1,14 @@
 """From records to the tables: stretch by stretch of time, so that no more than one of them is in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pyarrow
 
 from analyzer.records.reading import Source
-from analyzer.records.schema import Columns, conform, typed
+from analyzer.records.schema import Columns, arrow_table
 from analyzer.tables import calls, io, moe, nodes, operators, pmc, sched
 from analyzer.tables.complexity import contexts
 from analyzer.tables.qnn import busy, events
@@ -15,8 +17,8 @@ from analyzer.tables.sessions import sessions
 from analyzer.tables.steps import Steps, graphs, steps
 from analyzer.tables.subgraph_work import subgraphs
 
-Tables = dict[str, pd.DataFrame]
-Piece = dict[str, Columns]
+Piece = dict[str, pyarrow.Table]
+"""Arrow tables by name."""
 LONG = ("graphs", "operators", "op_threads", "routes", "experts", "thread_states", "sched", "pmc", "counters")
 """Tables that grow with every stretch; the others are made at the end, of kinds of records of which there are few."""
 MOST = 1 << 19
@@ -29,7 +31,9 @@ class Builder:
     def __init__(self, source: Source):
         self.source = source
         self.tokens = steps(source)
-        source.step_begins = self.tokens.begins_alone()
+        self.step_begins = self.tokens.begins_alone()
+        self.n_tokens = [np.empty(0, np.int64)]
+        """Tokens fed to each step, stretch by stretch."""
         self.known = operators.Known(source)
         self.loads = moe.loads(source, self.tokens)
         self.first = operators.First()
@@ -39,16 +43,16 @@ class Builder:
 
     def pieces(self, most: int = MOST) -> Iterator[Piece]:
         """The rows of the tables LONG, of one stretch of about `most` records after the other."""
-        stretches = list(self.source.contents.stretches(self.source.step_begins, most))
+        stretches = list(self.source.contents.stretches(self.step_begins, most))
         for number, (begin_ns, end_ns) in enumerate(stretches):
-            yield self._piece(self.source.within(begin_ns, end_ns), number == len(stretches) - 1)
+            yield self._piece(self.source.within(begin_ns, end_ns, self.step_begins), number == len(stretches) - 1)
 
     def _piece(self, source: Source, final: bool) -> Piece:
-        nodes.unfold(source)
-        self.readings.carry(source)
-        tokens, first, known = self.tokens.within(source), self.first, self.known
+        announced, readings = nodes.unfold(source), self.readings.of(source)
+        tokens, first, known = self.tokens.within(source, announced.begin), self.first, self.known
+        self.n_tokens.append(tokens.n_tokens)
         runs = graphs(source, first.graph)
-        columns, threads, op = operators.build(source, tokens, runs, known, first)
+        columns, threads, op = operators.build(source, announced, tokens, runs, known, first)
         spans = source.spans("expert", ("layer", "expert"))
         enclosing = operators.finish(columns, known, threads, op, source.rows("expert_begin"))
         experts = moe.experts(source, tokens, spans, enclosing, first)
@@ -56,14 +60,14 @@ class Builder:
         self.executes.note(source, runs)
         self.events.note(source, io.Place(threads, op, columns["expert"], first.op, experts))
         tables = {
-            "graphs": typed("graphs", runs.table(source, tokens)),
-            "operators": typed("operators", columns | self._work(columns, routes, tokens)),
+            "graphs": arrow_table("graphs", runs.table(source, tokens)),
+            "operators": arrow_table("operators", columns | self._work(columns, routes, tokens)),
             "op_threads": operators.thread_table(threads, first.op + op),
-            "routes": routes,
-            "experts": experts,
+            "routes": arrow_table("routes", routes),
+            "experts": arrow_table("experts", experts),
             **self.scheduling.piece(source, final),
-            "pmc": pmc.build(source, threads, first.op + op),
-            "counters": self.counters.of(source, experts, self.loads),
+            "pmc": pmc.build(source, readings, announced.shares, threads, first.op + op),
+            "counters": self.counters.of(source, announced, experts, self.loads),
         }
         loose = int(np.count_nonzero(columns["token_id"] < 0))
         self.first = operators.First(
@@ -81,11 +85,11 @@ class Builder:
             self.subgraphs.fill(columns, contexts(columns["token_id"], tokens.lengths()), figures)
         return figures
 
-    def rest(self) -> Tables:
+    def rest(self) -> Piece:
         """The other tables but `qnn_gaps`, once all pieces are made."""
-        source, tokens = self.source, self.tokens
-        return {
-            "tokens": conform("tokens", tokens.table(source)),
+        source, tokens = self.source, replace(self.tokens, n_tokens=np.concatenate(self.n_tokens))
+        tables = {
+            "tokens": tokens.table(source),
             "tensors": self.known.table,
             "loads": self.loads,
             **events.build(source, tokens, self.executes),
@@ -95,22 +99,23 @@ class Builder:
             **self.events.tables(tokens, self.loads),
             "unpaired": unpaired(source),
         }
+        return {name: arrow_table(name, columns) for name, columns in tables.items()}
 
 
-def unpaired(source: Source) -> pd.DataFrame:
+def unpaired(source: Source) -> Columns:
     """The table `unpaired`: ends that no begin was recorded for, in order of time."""
     parts = [part | {"kind": np.full(len(part["tid"]), kind, object)} for kind, rows in source.unpaired.items() for part in rows]
     both = {name: np.concatenate([np.empty(0, dtype), *(part[name] for part in parts)]) for name, dtype in UNPAIRED.items()}
     order = np.argsort(both["ts_ns"], kind="stable")
-    return conform("unpaired", {name: column[order] for name, column in both.items()})
+    return {name: column[order] for name, column in both.items()}
 
 
 UNPAIRED = {"kind": object, "pid": np.int64, "tid": np.int64, "ts_ns": np.int64}
 
 
-def gap_table(tables: Tables) -> Tables:
-    """The table `qnn_gaps`, of the tables GAPS_NEED."""
-    return {"qnn_gaps": busy.gap_table(tables)}
+def gap_table(tables: Mapping[str, pd.DataFrame]) -> Piece:
+    """The table `qnn_gaps`, of `qnn_executes` and the tables GAPS_NEED."""
+    return {"qnn_gaps": arrow_table("qnn_gaps", busy.gap_table(tables))}
 
 
 GAPS_NEED = {

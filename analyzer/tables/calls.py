@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.records.reading import Rows, Source, Spans, texts
+from analyzer.records.reading import Source
+from analyzer.records.rows import Rows, Spans, texts
 from analyzer.records.schema import conform
 from analyzer.records.spans import NONE, Marks, codes, latest, pair, stack_depth
 from analyzer.tables.steps import Steps

@@ -6,7 +6,8 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from analyzer.records.reading import Rows, Source, chosen, section, texts
+from analyzer.records.reading import Source, chosen, section
+from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import Columns, conform, empty
 from analyzer.records.spans import NONE, Marks, Nest, codes, pair
 from analyzer.tables.operators import OpThreads

@@ -4,10 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
+import pyarrow
 
-from analyzer.records.reading import BACKEND, CACHE, REASON, UNKNOWN_U32, Rows, Source, Spans, chosen
-from analyzer.records.schema import Columns, Text, conform, typed
+from analyzer.records.reading import BACKEND, CACHE, REASON, Source, chosen
+from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
+from analyzer.records.schema import Columns, arrow_table, conform, says, text
 from analyzer.records.spans import NONE, codes
+from analyzer.tables.nodes import Announced
 from analyzer.tables.operators import First, Known
 from analyzer.tables.steps import Steps, faults
 
@@ -17,11 +20,11 @@ WIDE = 2  # ROUTE_WIDE of bpf/records.h
 
 
 def routes(source: Source, tokens: Steps, known: Known) -> Columns:
-    """The table `routes`: one row per choice of the router."""
+    """The columns of `routes`: one row per choice of the router."""
     rows = source.rows("route")
     names = rows.dtype.names or ()
     if len(rows) == 0 or "experts" not in names:
-        return typed("routes", dict.fromkeys(("token_id", "layer", "row", "rank", "expert", "weight", "ts_ns"), np.empty(0)))
+        return {name: np.empty(0, np.int64) for name in ("token_id", "layer", "row", "rank", "expert", "weight", "ts_ns")}
     weights, k = np.ascontiguousarray(rows.records["weights"]), np.maximum(rows["k"], 1)
     wide = (rows["has_weights"] == WIDE)[:, None]
     experts = np.where(wide, weights.view("<u4"), rows.records["experts"])
@@ -30,19 +33,16 @@ def routes(source: Source, tokens: Steps, known: Known) -> Columns:
     entry = (rows["first"][:, None] + slot)[used]
     record = np.repeat(np.arange(len(rows)), used.sum(axis=1))
     token_id, layer = tokens.of(rows), route_layers(rows, known)
-    return typed(
-        "routes",
-        {
-            "token_id": token_id[record],
-            "layer": layer[record],
-            "row": entry // k[record]
-            + rows_before(rows, layer, np.where(token_id < 0, NONE - step_of(source, rows), token_id))[record],
-            "rank": entry % k[record],
-            "expert": experts[used],
-            "weight": np.where(rows["has_weights"][record] == 1, weights[used].astype(np.float64), np.nan),
-            "ts_ns": rows["ts"][record],
-        },
-    )
+    before = rows_before(rows, layer, np.where(token_id < 0, NONE - step_of(source, rows), token_id))
+    return {
+        "token_id": token_id[record],
+        "layer": layer[record],
+        "row": entry // k[record] + before[record],
+        "rank": entry % k[record],
+        "expert": experts[used].astype(np.int64),
+        "weight": np.where(rows["has_weights"][record] == 1, weights[used].astype(np.float64), np.nan),
+        "ts_ns": rows["ts"][record],
+    }
 
 
 def route_layers(rows: Rows, known: Known) -> np.ndarray:
@@ -64,26 +64,23 @@ def step_of(source: Source, rows: Rows) -> np.ndarray:
 
 
 def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: First) -> Columns:
-    """The table `experts`: one row per run; `op` is the number of its operator, -1 for none."""
+    """The columns of `experts`: one row per run; `op` is the number of its operator, -1 for none."""
     begin, end = source.rows("expert_begin"), source.rows("expert_end")
-    return typed(
-        "experts",
-        {
-            "run_id": first.run + np.arange(len(begin)),
-            "token_id": tokens.of(begin),
-            "op_id": np.where(op >= 0, first.op + op, NONE),
-            **source.thread(begin),
-            "layer": begin["layer"],
-            "expert": begin["expert"],
-            "n_tokens": begin["n_tokens"],
-            "cache": chosen(CACHE, begin["cache"]),
-            "backend": chosen(BACKEND, begin["backend"]),
-            "tier": begin["tier"],
-            "maj_flt": faults(begin, end, spans.end, "maj_flt"),
-            "min_flt": faults(begin, end, spans.end, "min_flt"),
-            **spans.columns(),
-        },
-    )
+    return {
+        "run_id": first.run + np.arange(len(begin)),
+        "token_id": tokens.of(begin),
+        "op_id": np.where(op >= 0, first.op + op, NONE),
+        **source.thread(begin),
+        "layer": begin["layer"],
+        "expert": begin["expert"],
+        "n_tokens": begin["n_tokens"],
+        "cache": chosen(CACHE, begin["cache"]),
+        "backend": chosen(BACKEND, begin["backend"]),
+        "tier": begin["tier"],
+        "maj_flt": faults(begin, end, spans.end, "maj_flt"),
+        "min_flt": faults(begin, end, spans.end, "min_flt"),
+        **spans.columns(),
+    }
 
 
 def loads(source: Source, tokens: Steps) -> pd.DataFrame:
@@ -93,8 +90,8 @@ def loads(source: Source, tokens: Steps) -> pd.DataFrame:
     resident = np.where(spans.end >= 0, end["resident"][spans.end], NONE) if len(end) else np.full(len(begin), NONE)
     loaded = {
         **_moved(source, tokens, begin, "load"),
-        "reason": chosen(REASON, begin["reason"]).objects(),
-        "backend": chosen(BACKEND, begin["backend"]).objects(),
+        "reason": np.asarray(chosen(REASON, begin["reason"])),
+        "backend": np.asarray(chosen(BACKEND, begin["backend"])),
         "resident_bytes": resident,
         **spans.columns(),
     }
@@ -119,7 +116,7 @@ def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, 
     return {
         "token_id": tokens.of(rows),
         **source.thread(rows),
-        "engine": source.engines(rows["engine"]).objects(),
+        "engine": np.asarray(source.engines(rows["engine"])),
         "action": np.full(len(rows), action, object),
         "layer": rows["layer"],
         "expert": rows["expert"],
@@ -135,31 +132,28 @@ class Counters:
     readings: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """(field, thread) → its first reading and the value last told."""
 
-    def of(self, source: Source, runs: Columns, moves: pd.DataFrame) -> Columns:
+    def of(self, source: Source, announced: Announced, runs: Columns, moves: pd.DataFrame) -> pyarrow.Table:
         """The rows of a stretch of time, which must follow on the last one; `moves` are the loads of the whole recording."""
         end = moves["end_ns"]
         known = moves[(moves["resident_bytes"] >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)]
         parts = [(known["end_ns"].to_numpy(), "expert cache bytes", known["resident_bytes"].to_numpy())]
-        at = runs["begin_ns"]
         for name, states in HITS.items():
-            hit = runs["cache"].matches(*states)
+            hit = says(runs["cache"], *states)
             count = int(hit.sum())
-            parts.append((at[hit], name, self.hits[name] + np.arange(1, count + 1)))
+            parts.append((runs["begin_ns"][hit], name, self.hits[name] + np.arange(1, count + 1)))
             self.hits[name] += count
-        parts += self._faults(source)
+        parts += self._faults(source, announced)
         ts, value = np.concatenate([p[0] for p in parts]), np.concatenate([p[2] for p in parts])
-        number = np.repeat(np.arange(len(parts), dtype=np.int32), [len(p[0]) for p in parts])
+        number = np.repeat(np.arange(len(parts)), [len(p[0]) for p in parts])
         order = np.argsort(ts, kind="stable")
-        names = Text(number[order], np.array([p[1] for p in parts], object))
-        return typed("counters", {"ts_ns": ts[order], "name": names, "value": value[order]})
+        names = text(number[order], [p[1] for p in parts])
+        return arrow_table("counters", {"ts_ns": ts[order], "name": names, "value": value[order]})
 
-    def _faults(self, source: Source) -> list[tuple[np.ndarray, str, np.ndarray]]:
+    def _faults(self, source: Source, announced: Announced) -> list[tuple[np.ndarray, str, np.ndarray]]:
         """Counters per thread that runs tokens, from 0 at its first reading; only readings that changed one."""
         tokens = [source.rows(kind) for kind in ("token_begin", "token_end")]
         main = np.unique(np.concatenate([rows["tid"] for rows in tokens]))
-        begins = source.rows("op_begin")
-        if source.told_by_share is not None:
-            begins = begins.where(~source.told_by_share)
+        begins = announced.begin.where(~announced.by_share)
         kinds = [*(rows.where((rows["ts"] >= source.begin_ns) & (rows["ts"] < source.end_ns)) for rows in tokens)]
         kinds += [begins, source.rows("op_end")]
         parts: dict[str, list[tuple[np.ndarray, str, np.ndarray]]] = {name: [] for name in FAULTS}

@@ -4,67 +4,63 @@ A thread's share of a node is done when it enters the barrier behind it; the bar
 and there the next node begins on every thread. So one time per thread and node tells begin, end and wait.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from analyzer.records.reading import Rows, Source, section
+from analyzer.records.reading import Source, section
+from analyzer.records.rows import Rows
 from analyzer.records.spans import NONE, codes, first_of_runs, following, latest, run_lengths
-from tracer.recording.format import RING_HEADER_BYTES
 
-SLOT = np.dtype("V96")
-SHARE = np.dtype(
-    [(name, "<u8") for name in ("ts", "graph")]
-    + [(name, "<u4") for name in ("pid", "tid", "node", "maj_flt", "min_flt")]
-    + [("cpu", "<u2"), ("engine", "<u2")]
-)
 LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
 NEVER_RUN = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # nodes that only rename memory
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What tells the operators of a stretch of time: begins and waits, some of them made of shares."""
+
+    begin: Rows
+    wait: Rows
+    shares: Rows
+    """All shares, as `shares` gives them."""
+    by_share: np.ndarray
+    """Which of `begin` were made of shares: their page faults are their own, no running count."""
 
 
 def shares(source: Source) -> Rows:
     """One row per share, in order of time: its time `ts`, `graph`, `node`, and the page faults since the share before."""
     batches = source.rows("op_shares")
-    records, count = batches.records, batches["count"]
     if len(batches) == 0:
-        return Rows(np.empty(0, SLOT), SHARE, np.empty(0, np.int64))
+        return Rows.made({}, np.empty(0, np.int64))
+    records, count = batches.records, batches["count"]
     inside = np.arange(records["after"].shape[1]) < count[:, None]
     owner = np.repeat(np.arange(len(batches)), inside.sum(axis=1))
-    made = np.zeros(len(owner), SHARE)
-    for name in ("pid", "tid", "cpu", "engine", "graph"):
-        made[name] = records[name][owner]
-    for name in ("node", "maj_flt", "min_flt"):
-        made[name] = records[name][inside]
-    made["ts"] = batches["ts"][owner] + records["after"][inside]
-    order = np.argsort(made["ts"], kind="stable")
-    return in_slots(made[order], SHARE, SLOT, batches.position[owner[order]])
+    ts = batches["ts"][owner] + records["after"][inside]
+    order = np.argsort(ts, kind="stable")
+    owner = owner[order]
+    columns = {name: batches[name][owner] for name in ("pid", "tid", "cpu", "engine", "graph")}
+    columns |= {name: records[name][inside][order].astype(np.int64) for name in ("node", "maj_flt", "min_flt")}
+    return Rows.made({"ts": ts[order], **columns}, batches.position[owner])
 
 
-def in_slots(records: np.ndarray, dtype: np.dtype, slot: np.dtype, position: np.ndarray) -> Rows:
-    """Records made here, as rows; `position` is the slot of the file that each was made from."""
-    raw = np.zeros((len(records), slot.itemsize), np.uint8)
-    raw[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize] = records.view(np.uint8).reshape(len(records), dtype.itemsize)
-    return Rows(raw.view(slot)[:, 0], dtype, position)
-
-
-def unfold(source: Source) -> None:
-    """Put an op_begin and an op_wait in the place of each share.
+def unfold(source: Source) -> Announced:
+    """The operators' begins and waits, with an op_begin and an op_wait in the place of each share.
 
     While the tracer learns where to look, operators are told in both ways: a graph is read the new way where that misses
     none of its operators, or the old way misses most.
     """
     done, graphs = shares(source), source.rows("graph_begin")
+    announced = {kind: source.rows(kind) for kind in ("op_begin", "op_wait")}
     if len(done) == 0:
-        return
-    handles = np.concatenate((graphs["handle"], done["graph"]))
-    key = codes(np.concatenate((graphs["pid"], done["pid"])), handles)
-    graph = latest(key[: len(graphs)], graphs["ts"], key[len(graphs) :], done["ts"])
-    until = np.append(source.next_step(graphs["ts"]), 0)
-    graph = np.where(done["ts"] < until[graph], graph, NONE)
+        begin, wait = announced["op_begin"], announced["op_wait"]
+        return Announced(begin, wait, done, np.zeros(len(begin), bool))
+    graph, until = graphs_of(source, graphs, done)
     tensor = tensors_of(source, done)
     described = descriptions(source, done, tensor)
     real = ~np.isin(np.append(source.rows("tensor")["type"], NONE)[described], never_run(source))
     source.leave_unpaired("op", done.where(real & (graph < 0)))
     kept = np.flatnonzero(real & (graph >= 0))
-    announced = {kind: source.rows(kind) for kind in ("op_begin", "op_wait")}
     owner = {kind: latest(graphs["pid"], graphs["ts"], rows["pid"], rows["ts"]) for kind, rows in announced.items()}
     owner = {kind: np.where(announced[kind]["ts"] < until[row], row, NONE) for kind, row in owner.items()}
     begun = owner["op_begin"] >= 0
@@ -73,9 +69,18 @@ def unfold(source: Source) -> None:
     kept = kept[by_done[graph[kept]]]
     rows = done.where(kept)
     begins = begin_times(graph[kept], rows["node"], rows["ts"], graphs["ts"])
-    for kind, ts in (("op_begin", begins), ("op_wait", rows["ts"])):
-        old = announced[kind].where(~by_done[owner[kind]])
-        source.replace(kind, joined(source, kind, old, rows, ts, tensor[kept], described[kept]))
+    old = {kind: announced[kind].where(~by_done[owner[kind]]) for kind in announced}
+    begin, by_share = joined(old["op_begin"], rows, begins, described_fields(source, rows, tensor[kept], described[kept]))
+    return Announced(begin, joined(old["op_wait"], rows, rows["ts"], {})[0], done, by_share)
+
+
+def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """(the graph that each share belongs to, -1 for none; the time before which each graph's shares end, and 0)."""
+    handles = np.concatenate((graphs["handle"], done["graph"]))
+    key = codes(np.concatenate((graphs["pid"], done["pid"])), handles)
+    graph = latest(key[: len(graphs)], graphs["ts"], key[len(graphs) :], done["ts"])
+    until = np.append(source.next_step(graphs["ts"]), 0)
+    return np.where(done["ts"] < until[graph], graph, NONE), until
 
 
 def tensors_of(source: Source, done: Rows) -> np.ndarray:
@@ -83,17 +88,17 @@ def tensors_of(source: Source, done: Rows) -> np.ndarray:
 
     Nodes are told by the thread that leads, maybe behind another thread's share; hence the look ahead to the graph's end.
     """
-    told, ends = source.rows("node"), source.rows("graph_end")
-    columns = [np.concatenate((told[name], done[name])) for name in ("pid", "graph", "node")]
+    nodes, ends = source.rows("node"), source.rows("graph_end")
+    columns = [np.concatenate((nodes[name], done[name])) for name in ("pid", "graph", "node")]
     key = codes(*columns)
-    left, right = key[len(told) :], key[: len(told)]
+    left, right = key[len(nodes) :], key[: len(nodes)]
     end = following(ends["pid"], ends["ts"], done["pid"], done["ts"])
     until = np.where(end >= 0, np.append(ends["ts"], 0)[end], source.last_ns)
     until = np.minimum(until, source.next_step(done["ts"]) - 1)
-    row = latest(right, told["ts"], left, until)
+    row = latest(right, nodes["ts"], left, until)
     late = np.flatnonzero(row < 0)
-    row[late] = following(right, told["ts"], left[late], until[late])
-    return np.append(told["tensor"], 0)[row]
+    row[late] = following(right, nodes["ts"], left[late], until[late])
+    return np.append(nodes["tensor"], 0)[row]
 
 
 def told_by_done(n: int, done: tuple[np.ndarray, np.ndarray], begun: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -121,10 +126,10 @@ def begin_times(graph: np.ndarray, node: np.ndarray, ts: np.ndarray, graph_ts: n
 
 def descriptions(source: Source, done: Rows, tensor: np.ndarray) -> np.ndarray:
     """The row of `tensor` records that describes each result: the latest before it, else the first after it."""
-    told = source.rows("tensor")
-    key = codes(np.concatenate((told["pid"], done["pid"])), np.concatenate((told["tensor"], tensor)))
-    head = np.flatnonzero(told["first"] == 0)
-    mine, ts = key[len(told) :], told["ts"][head]
+    tensors = source.rows("tensor")
+    key = codes(np.concatenate((tensors["pid"], done["pid"])), np.concatenate((tensors["tensor"], tensor)))
+    head = np.flatnonzero(tensors["first"] == 0)
+    mine, ts = key[len(tensors) :], tensors["ts"][head]
     row = latest(key[head], ts, mine, done["ts"])
     late = np.flatnonzero(row < 0)
     row[late] = following(key[head], ts, mine[late], done["ts"][late])
@@ -137,23 +142,17 @@ def never_run(source: Source) -> list[int]:
     return [number for number, name in enumerate(names) if name in NEVER_RUN]
 
 
-def joined(source: Source, kind: str, old: Rows, done: Rows, ts: np.ndarray, tensor: np.ndarray, described: np.ndarray) -> Rows:
-    """Records of `kind` as they were, and those made of shares at times `ts`, in order of time."""
-    _, dtype = source.recording.layouts[kind]
-    made = np.zeros(len(done), dtype)
-    for name in ("pid", "tid", "cpu", "engine"):
-        made[name] = done.records[name]
-    made["ts"] = ts
-    if kind == "op_begin":
-        told = source.rows("tensor")
-        made["tensor"], made["layer"] = tensor, NONE
-        made["type"], made["n_tokens"] = (np.append(column, 0)[described] for column in (told["type"], told["ne"][:, 1]))
-        for name in ("maj_flt", "min_flt"):
-            made[name] = done[name]
-    both = in_slots(made, dtype, old.slots.dtype, done.position)
-    whole = np.concatenate((old.slots, both.slots))
-    all_ts, position = np.concatenate((old["ts"], ts)), np.concatenate((old.position, done.position))
-    order = np.argsort(all_ts, kind="stable")
-    if kind == "op_begin":
-        source.told_by_share = order >= len(old)
-    return Rows(whole[order], dtype, position[order])
+def described_fields(source: Source, done: Rows, tensor: np.ndarray, described: np.ndarray) -> dict[str, np.ndarray]:
+    """What an op_begin says beside its time and thread, of each share."""
+    tensors = source.rows("tensor")
+    kind, rows = (np.append(column, 0)[described] for column in (tensors["type"], tensors["ne"][:, 1]))
+    layer = np.full(len(done), NONE, np.int64)
+    return {"tensor": tensor, "layer": layer, "type": kind, "n_tokens": rows} | {n: done[n] for n in ("maj_flt", "min_flt")}
+
+
+def joined(old: Rows, done: Rows, ts: np.ndarray, fields: dict[str, np.ndarray]) -> tuple[Rows, np.ndarray]:
+    """(records as they were, and those made of shares at times `ts`, in order of time; which were made of shares)."""
+    made = {"ts": ts, **{name: done[name] for name in ("pid", "tid", "cpu", "engine")}, **fields}
+    order = np.argsort(np.concatenate((old["ts"], ts)), kind="stable")
+    columns = {name: np.concatenate((old[name], column))[order] for name, column in made.items()}
+    return Rows.made(columns, np.concatenate((old.position, done.position))[order]), order >= len(old)

@@ -6,28 +6,26 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 
 from analyzer.records.contents import identities
-from analyzer.records.reading import Rows, Source, texts
-from analyzer.records.schema import Columns, Text, conform, typed
+from analyzer.records.reading import Source
+from analyzer.records.rows import Rows, texts
+from analyzer.records.schema import Columns, arrow_table, conform, text
 from analyzer.records.spans import (
-    GREATEST,
-    KNOWN_SUM,
     NONE,
-    SUM,
     Nest,
     _joins,
     codes,
     distinct,
     first_of_runs,
     flat,
-    fold,
     latest,
     numbered,
     running_count,
 )
 from analyzer.tables.complexity import GGML_TYPES, Described, Works
-from analyzer.tables.nodes import NEVER_RUN
+from analyzer.tables.nodes import NEVER_RUN, Announced
 from analyzer.tables.steps import Graphs, Steps, faults
 
 LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
@@ -57,25 +55,24 @@ class OpThreads:
     results: np.ndarray
 
 
-def op_threads(source: Source, tokens: Steps, graphs: Graphs) -> OpThreads:
+def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Graphs) -> OpThreads:
     """Every operator on every thread, with its end, its wait and what encloses it."""
-    begin, ends = source.rows("op_begin"), source.rows("op_end")
+    begin, ends = announced.begin, source.rows("op_end")
     paired = np.isin(begin["engine"], distinct(ends["engine"]))
     n = len(begin)
     end, complete = begin["ts"].copy(), np.zeros(n, bool)
     major, minor = np.full(n, NONE, np.int64), np.full(n, NONE, np.int64)
     own = begin.where(paired)
-    spans = source.spans("op", ("tensor",), unknown=0, keep=own)
+    spans = source.spans("op", ("tensor",), unknown=0, begin=own)
     end[paired], complete[paired] = spans.end_ns, spans.complete
     major[paired], minor[paired] = (faults(own, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
     token = tokens.of(begin)
     if not paired.all():
         loose = ~paired
         end[loose], complete[loose], major[loose], minor[loose] = bounded(source, begin.where(loose), token[loose], tokens)
-    if source.told_by_share is not None:
-        shared = source.told_by_share
-        major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
-    wait = waits(source, begin, end)
+    shared = announced.by_share
+    major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
+    wait = waits(announced.wait, begin, end)
     identity = identities(begin["pid"], begin["tensor"])
     result, first = numbered(identity)
     return OpThreads(
@@ -98,9 +95,9 @@ def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np
     return answer
 
 
-def waits(source: Source, begin: Rows, end: np.ndarray) -> np.ndarray:
+def waits(mark: Rows, begin: Rows, end: np.ndarray) -> np.ndarray:
     """When the thread last began to wait within the operator (barriers inside an operator are part of it); else its end."""
-    mark, answer = source.rows("op_wait"), np.empty(len(begin), np.int64)
+    answer = np.empty(len(begin), np.int64)
     if not _joins.waits(*map(flat, (mark["tid"], mark["ts"], begin["tid"], begin["ts"], end)), answer):
         raise ValueError("records out of order")
     return answer
@@ -129,18 +126,35 @@ def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
 def reduce_threads(ops: OpThreads, op_id: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
     """The numeric columns of each operator, of those of its threads; `first` is its first row."""
     n = len(first)
+    end, graph = ops.end[first], ops.graph[first]
+    np.maximum.at(end, op_id, ops.end)
+    np.maximum.at(graph, op_id, ops.graph)
     return {
         "begin_ns": ops.begin[first],  # rows come in order of begin
-        "end_ns": fold(GREATEST, op_id, ops.end, ops.end[first]),
+        "end_ns": end,
         "complete": np.bincount(op_id[~ops.complete], minlength=n) == 0,
         "n_threads": np.bincount(op_id, minlength=n),
-        "busy_ns": fold(SUM, op_id, ops.wait - ops.begin, np.zeros(n, np.int64)),
-        "wait_ns": fold(SUM, op_id, ops.end - ops.wait, np.zeros(n, np.int64)),
-        "maj_flt": fold(KNOWN_SUM, op_id, ops.maj_flt, np.full(n, NONE, np.int64)),
-        "min_flt": fold(KNOWN_SUM, op_id, ops.min_flt, np.full(n, NONE, np.int64)),
+        "busy_ns": total(op_id, ops.wait - ops.begin, n),
+        "wait_ns": total(op_id, ops.end - ops.wait, n),
+        "maj_flt": known_total(op_id, ops.maj_flt, n),
+        "min_flt": known_total(op_id, ops.min_flt, n),
         "token": ops.token[first],
-        "graph": fold(GREATEST, op_id, ops.graph, ops.graph[first]),
+        "graph": graph,
     }
+
+
+def total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
+    """The sum of each group's values."""
+    answer = np.zeros(groups, np.int64)
+    np.add.at(answer, group, values)
+    return answer
+
+
+def known_total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
+    """The sum of each group's known values (>= 0); -1 where none is."""
+    known = values >= 0
+    some = np.bincount(group[known], minlength=groups) > 0
+    return np.where(some, total(group[known], values[known], groups), NONE)
 
 
 def tensors(source: Source) -> pd.DataFrame:
@@ -221,10 +235,10 @@ class First:
 
 
 def build(
-    source: Source, tokens: Steps, graphs: Graphs, known: Known, first_of: First
+    source: Source, announced: Announced, tokens: Steps, graphs: Graphs, known: Known, first_of: First
 ) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
     """(columns of `operators` but for names, the rows per thread, the number of their operator, from 0)."""
-    ops = op_threads(source, tokens, graphs)
+    ops = op_threads(source, announced, tokens, graphs)
     op_id, first = merge(source, ops)
     merged = reduce_threads(ops, op_id, first)
     rows = ops.rows.where(first)
@@ -244,27 +258,27 @@ def build(
     }
     described = known.described.rows_of(ops.result[first], ops.results, merged["end_ns"])
     columns["described"], columns["layer"] = described, rows["layer"]
-    columns["shape"] = told_or(Text(np.zeros(len(first), np.int32), np.array([""], object)), described, known.shapes)
-    columns["type"] = told_or(columns["type"], described, known.types)
+    columns["shape"] = text(described, np.append(known.shapes, ""))
+    columns["type"] = where_described(columns["type"], described, known.types)
     if len(known.layers):
         columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), known.layers[described], rows["layer"])
     return columns, ops, op_id
 
 
-def told_or(default: Text, described: np.ndarray, values: np.ndarray) -> Text:
+def where_described(default: pyarrow.DictionaryArray, described: np.ndarray, values: np.ndarray) -> pyarrow.DictionaryArray:
     """values[described], `default` where `described` is -1."""
-    codes = np.where(described >= 0, described, len(values) + default.codes)
-    return Text(codes.astype(np.int32), np.concatenate((values, default.values)))
+    row = np.where(described >= 0, described, len(values) + default.indices.to_numpy())
+    return text(row, [*values, *default.dictionary.to_pylist()])
 
 
 def ran(source: Source) -> set[int]:
     """Every (process, tensor) that an operator made, as `identities` numbers them."""
-    contents, told = source.contents, source.rows("node")
-    graph, node = identities(told.raw("pid"), told.raw("graph")), told.raw("node")
+    contents, nodes = source.contents, source.rows("node")
+    graph, node = identities(nodes.raw("pid"), nodes.raw("graph")), nodes.raw("node")
     n = len(contents.nodes)
     key = codes(np.concatenate((contents.nodes[:, 0], graph)), np.concatenate((contents.nodes[:, 1], node)))
     own = np.isin(key[n:], key[:n])
-    return {*identities(told.raw("pid"), told.raw("tensor"))[own].tolist(), *contents.tensors.tolist()}
+    return {*identities(nodes.raw("pid"), nodes.raw("tensor"))[own].tolist(), *contents.tensors.tolist()}
 
 
 def fused_types(known: pd.DataFrame, ran: set[int]) -> np.ndarray:
@@ -293,18 +307,19 @@ def finish(columns: Columns, known: Known, ops: OpThreads, op_id: np.ndarray, ex
         enclosing = np.where(inner >= 0, op_id[inner], NONE)
     columns["expert"] = sole_expert(len(columns["op_id"]), enclosing, experts["expert"])
     named = np.append(known.names != "", False).astype(bool)[columns["described"]]
-    columns["name"] = told_or(made_names(columns, ~named), np.where(named, columns["described"], NONE), known.names)
+    described = np.where(named, columns["described"], NONE)
+    columns["name"] = where_described(made_names(columns, ~named), described, known.names)
     return enclosing
 
 
-def made_names(columns: Columns, wanted: np.ndarray) -> Text:
+def made_names(columns: Columns, wanted: np.ndarray) -> pyarrow.DictionaryArray:
     """Names made of type, layer and expert, for those operators that want one."""
-    unnamed, answer = np.flatnonzero(wanted), np.zeros(len(wanted), np.int32)
-    kind = columns["type"].unique()
-    answer[unnamed], first = numbered(kind.codes[unnamed], columns["layer"][unnamed], columns["expert"][unnamed])
-    parts = (column[unnamed[first]].tolist() for column in (kind.codes, columns["layer"], columns["expert"]))
-    names = [".".join(str(p) for p in (kind.values[t], *place) if p != NONE) for t, *place in zip(*parts, strict=True)]
-    return Text(answer, np.array([*names, ""], object))
+    unnamed, answer = np.flatnonzero(wanted), np.full(len(wanted), NONE)
+    kind, kinds = columns["type"].indices.to_numpy(), columns["type"].dictionary.to_pylist()
+    answer[unnamed], first = numbered(*(column[unnamed] for column in (kind, columns["layer"], columns["expert"])))
+    parts = (column[unnamed[first]].tolist() for column in (kind, columns["layer"], columns["expert"]))
+    names = [".".join(str(p) for p in (kinds[t], *place) if p != NONE) for t, *place in zip(*parts, strict=True)]
+    return text(answer, [*names, ""])
 
 
 def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
@@ -319,7 +334,7 @@ def sole_expert(n_ops: int, op: np.ndarray, expert: np.ndarray) -> np.ndarray:
     return answer
 
 
-def thread_table(ops: OpThreads, op_id: np.ndarray) -> Columns:
+def thread_table(ops: OpThreads, op_id: np.ndarray) -> pyarrow.Table:
     """The table `op_threads`; `op_id` as in the table `operators`."""
     columns = {"op_id": op_id, "tid": ops.rows["tid"], "begin_ns": ops.begin, "wait_ns": ops.wait, "end_ns": ops.end}
-    return typed("op_threads", columns)
+    return arrow_table("op_threads", columns)

@@ -5,11 +5,12 @@ it, the wait for the other threads in between included.
 """
 
 import numpy as np
+import pyarrow
 
-from analyzer.records.reading import Rows, Source, section
-from analyzer.records.schema import Columns, Text, typed
+from analyzer.records.reading import Source, section
+from analyzer.records.rows import Rows
+from analyzer.records.schema import arrow_table, text
 from analyzer.records.spans import NONE, codes, first_rows, successors
-from analyzer.tables import nodes
 from analyzer.tables.operators import OpThreads
 
 UNREAD = np.uint64(2**64 - 1)
@@ -21,18 +22,16 @@ def events(source: Source) -> list[str]:
     return [str(row.get("name", "")) for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
 
 
-def readings_at(source: Source, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
+def readings_at(rows: Rows, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """The reading of thread `tid` at exactly `ts`, which is the time of the operator record it stands behind; -1: none."""
-    rows = source.rows("pmc")
     key = codes(np.concatenate((rows["tid"], tid)), np.concatenate((rows["ts"], ts)))
-    at = np.full(int(key.max(initial=-1)) + 1, NONE, np.int64)
-    at[key[: len(rows)]] = np.arange(len(rows))
-    return at[key[len(rows) :]]
+    row = np.full(int(key.max(initial=-1)) + 1, NONE, np.int64)
+    row[key[: len(rows)]] = np.arange(len(rows))
+    return row[key[len(rows) :]]
 
 
-def told_by_done(source: Source, ops: OpThreads) -> np.ndarray:
+def told_by_done(done: Rows, ops: OpThreads) -> np.ndarray:
     """Which operators were told by one record, at the end of the thread's share."""
-    done = nodes.shares(source)
     key = codes(np.concatenate((done["tid"], ops.rows["tid"])), np.concatenate((done["ts"], ops.wait)))
     return np.isin(key[len(done) :], key[: len(done)])
 
@@ -52,36 +51,39 @@ class Readings:
     def __init__(self) -> None:
         self.last: Rows | None = None
 
-    def carry(self, source: Source) -> None:
-        """Put the threads' last readings of the stretch before in front of this one's."""
+    def of(self, source: Source) -> Rows:
+        """The readings of the next stretch, with the threads' last ones of the stretch before in front."""
         rows = source.rows("pmc")
         if self.last is not None and len(self.last):
             slots, position = (np.concatenate((getattr(self.last, name), getattr(rows, name))) for name in ("slots", "position"))
             rows = Rows(slots, rows.dtype, position)
-            source.replace("pmc", rows)
         _, from_back = first_rows(rows["tid"][::-1])
         self.last = rows.where(np.sort(len(rows) - 1 - from_back))
+        return rows
 
 
-def build(source: Source, ops: OpThreads, op_id: np.ndarray) -> Columns:
-    """The table `pmc`: from an operator's begin on a thread to where the thread began to wait, or to its end."""
-    rows, names = source.rows("pmc"), events(source)
+def build(source: Source, rows: Rows, shares: Rows, ops: OpThreads, op_id: np.ndarray) -> pyarrow.Table:
+    """The table `pmc`: from an operator's begin on a thread to where the thread began to wait, or to its end.
+
+    `rows` are the readings, `shares` those of the stretch.
+    """
+    names = events(source)
     if not source.count().get("pmc") or not names or "values" not in (rows.dtype.names or ()):
-        return typed("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
-    first, last = readings_at(source, ops.rows["tid"], ops.begin), readings_at(source, ops.rows["tid"], ops.wait)
-    first = np.where(told_by_done(source, ops), readings_before(rows, last), first)
+        return arrow_table("pmc", dict.fromkeys(("op_id", "tid", "event", "value"), np.empty(0)))
+    first, last = readings_at(rows, ops.rows["tid"], ops.begin), readings_at(rows, ops.rows["tid"], ops.wait)
+    first = np.where(told_by_done(shares, ops), readings_before(rows, last), first)
     values = rows.records["values"].astype(np.uint64)[:, : len(names)]
     values = np.concatenate((values, np.full((1, len(names)), UNREAD)))
     before, after = values[first], values[last]
     known = (first >= 0)[:, None] & (last >= 0)[:, None] & (before != UNREAD) & (after != UNREAD)
     delta = np.where(known, (after - before).astype(np.float64), np.nan)
     n = len(names)
-    return typed(
+    return arrow_table(
         "pmc",
         {
             "op_id": np.repeat(op_id, n),
             "tid": np.repeat(ops.rows["tid"], n),
-            "event": Text(np.tile(np.arange(n, dtype=np.int32), len(op_id)), np.array(names, object)),
+            "event": text(np.tile(np.arange(n), len(op_id)), names),
             "value": delta.reshape(-1),
         },
     )

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import pyarrow
 
 from analyzer.records.contents import STREAMED
-from analyzer.records.observed import Gaps, clipped, gaps_of
-from analyzer.records.reading import Rows, Source, texts
-from analyzer.records.schema import Columns, Text, conform, typed
+from analyzer.records.observed import Gaps, clipped
+from analyzer.records.reading import Source
+from analyzer.records.rows import Rows, texts
+from analyzer.records.schema import arrow_table, conform, text
 from analyzer.records.spans import NONE, _joins, distinct, first_rows, flat
 
 EVENTS = np.array(["switch", "waking", "wakeup"], object)
@@ -79,15 +81,15 @@ class Open:
         self.known = known
         self.rows = np.full((4, len(known.tid)), NONE, np.int64)
 
-    def thread_states(self, switch: Rows, waking: Rows, fork: Rows, final: bool, gaps: list[Gaps]) -> Columns:
+    def thread_states(self, switch: Rows, waking: Rows, fork: Rows, final: bool, gaps: list[Gaps]) -> pyarrow.Table:
         """The table `thread_states` of a stretch of time.
 
         The states of each thread tile its time from its first to its last event, but for `gaps`. A waking changes nothing for a
         thread that still runs. Rows come in order of the event that ended them; those that only the thread's last event ends
         come at the very end, where `final` says that nothing follows.
         """
-        told = ("prev_tid", "prev_state", "next_tid", "cpu")
-        switches = np.stack([switch["ts"], switch.position, *(switch[name] for name in told)])
+        fields = ("prev_tid", "prev_state", "next_tid", "cpu")
+        switches = np.stack([switch["ts"], switch.position, *(switch[name] for name in fields)])
         woken = np.stack([waking["ts"], waking.position, waking["woken_tid"]])
         if len(fork):
             woken = np.concatenate((woken, np.stack([fork["ts"], fork.position, fork["child_tid"]])), axis=1)
@@ -103,13 +105,13 @@ class Open:
         columns = {
             "tid": self.known.tid[thread],
             "pid": self.known.pid[thread],
-            "state": Text(state.astype(np.int32), STATES),
+            "state": text(state, STATES),
             "cpu": cpu,
             "begin_ns": begin,
             "end_ns": stop,
             "duration_ns": stop - begin,
         }
-        return typed("thread_states", columns)
+        return arrow_table("thread_states", columns)
 
 
 class Scheduling:
@@ -117,13 +119,13 @@ class Scheduling:
 
     def __init__(self, source: Source):
         self.source, self.known = source, target(source)
-        self.gaps = gaps_of(source, "sched")
+        self.gaps = source.gaps("sched")
         self.open = Open(self.known)
         self.names: dict[int, str] = {}
         self.processes: dict[int, int] = {}
         self.seen = self.known.tid
 
-    def piece(self, source: Source, final: bool) -> dict[str, Columns]:
+    def piece(self, source: Source, final: bool) -> dict[str, pyarrow.Table]:
         """`thread_states` and `sched` of one stretch; `final`: none follows."""
         switch, waking, fork = (source.rows(kind) for kind in ("sched_switch", "sched_waking", "task_fork"))
         fork = fork.where((fork["ts"] >= source.begin_ns) & (fork["ts"] < source.end_ns))
@@ -159,7 +161,7 @@ class Scheduling:
         return conform("threads", {"tid": tid, "pid": np.where(pid >= 0, pid, others), "name": label, "target": mine})
 
 
-def events(source: Source) -> Columns:
+def events(source: Source) -> pyarrow.Table:
     """The table `sched`: switches, wakings and wake-ups in order of time."""
     switch, waking, wakeup = (source.rows(f"sched_{kind}") for kind in ("switch", "waking", "wakeup"))
     kinds = (switch, waking, wakeup)
@@ -176,5 +178,5 @@ def events(source: Source) -> Columns:
         "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"]),
     }
     merged = {name: np.concatenate(both)[order] for name, both in columns.items()}
-    number = np.repeat(np.arange(len(kinds), dtype=np.int32), [len(rows) for rows in kinds])
-    return typed("sched", {"ts_ns": ts[order], "event": Text(number[order], EVENTS), **merged})
+    number = np.repeat(np.arange(len(kinds)), [len(rows) for rows in kinds])
+    return arrow_table("sched", {"ts_ns": ts[order], "event": text(number[order], EVENTS), **merged})

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow
 
-from analyzer.records.reading import Rows, Source, texts
-from analyzer.records.schema import conform
+from analyzer.records.reading import Source
+from analyzer.records.rows import Rows, texts
+from analyzer.records.schema import conform, text
 from analyzer.records.spans import NONE, codes, following, latest
 
 
@@ -39,7 +41,9 @@ def identity(*parts: Rows) -> np.ndarray:
     return codes(*(np.concatenate([rows[field] for rows in parts]) for field in ("pid", "handle")))
 
 
-def model_names(source: Source, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray, makes: np.ndarray) -> np.ndarray:
+def model_names(
+    source: Source, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray, makes: np.ndarray
+) -> pyarrow.DictionaryArray:
     """The model of the session that a (process, handle) is at a time; "" where it is none, or its model has no name.
 
     `makes` marks the calls that make it: a session is told of just behind them.
@@ -48,5 +52,5 @@ def model_names(source: Source, pid: np.ndarray, handle: np.ndarray, ts: np.ndar
     made = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
     key = codes(np.concatenate((made["pid"], pid)), np.concatenate((made["handle"], handle.view(np.int64))))
     known, asked = key[: len(made)], key[len(made) :]
-    at = np.where(makes, following(known, made["ts"], asked, ts), latest(known, made["ts"], asked, ts))
-    return np.append(texts(made["name"]), "")[at]
+    session = np.where(makes, following(known, made["ts"], asked, ts), latest(known, made["ts"], asked, ts))
+    return text(session, np.append(texts(made["name"]), ""))

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.contents import EVER
-from analyzer.records.reading import BACKEND, UNKNOWN_U32, Rows, Source, Spans, chosen
-from analyzer.records.schema import Columns
+from analyzer.records.reading import BACKEND, Source, chosen
+from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
+from analyzer.records.schema import Columns, text
 from analyzer.records.spans import NONE, Nest, numbered, successors, within
 from analyzer.tables.sessions import model_names
 
@@ -30,17 +31,12 @@ class Steps:
     begin: Rows
     end: Rows
     spans: Spans
+    until: np.ndarray
+    """Exclusive end; a token whose end was lost reaches to the next token of its thread, or to the recording's end."""
     n_tokens: np.ndarray
+    """How many tokens each was fed; 0 where neither the engine nor a stretch of time that was looked at tells."""
     first: int = 0
     """token_id of the first row: not 0 for the tokens of a stretch of time."""
-
-    @cached_property
-    def until(self) -> np.ndarray:
-        """Exclusive end; a token whose end was lost reaches to the next token of its thread, or to the recording's end."""
-        tid, ts = self.begin["tid"], self.begin["ts"]
-        after = successors(tid, ts)
-        following_ns = np.where(after >= 0, ts[after] if len(ts) else 0, self.spans.until())
-        return np.where(self.spans.complete, self.spans.end_ns + 1, following_ns)
 
     def begins_alone(self) -> np.ndarray:
         """Times at which a token begins while none is open, but for the first."""
@@ -48,18 +44,16 @@ class Steps:
         reach = np.maximum.accumulate(self.until) if len(ts) else ts
         return np.unique(ts[1:][reach[:-1] <= ts[1:]])
 
-    def within(self, piece: Source) -> "Steps":
-        """The tokens that begin in a stretch of time, with the number of tokens that each was fed."""
+    def within(self, piece: Source, operators: Rows) -> "Steps":
+        """The tokens that begin in a stretch of time, with the number of tokens that each was fed; given its op_begin."""
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
         own, spans = np.arange(low, high), self.spans
         begin = self.begin.where(own)
-        told = begin["n_tokens"]
-        if np.any(told == 0):
-            self.n_tokens[own] = np.where(told > 0, told, rows_of_first_operator(begin, piece.rows("op_begin")))
+        n_tokens = begin["n_tokens"]
+        if np.any(n_tokens == 0):
+            n_tokens = np.where(n_tokens > 0, n_tokens, rows_of_first_operator(begin, operators))
         mine = Spans(*(column[own] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
-        steps = Steps(begin, self.end, mine, self.n_tokens[own], low)
-        steps.until = self.until[own]
-        return steps
+        return Steps(begin, self.end, mine, self.until[own], n_tokens, low)
 
     def lengths(self) -> pd.DataFrame:
         """token_id, position and n_tokens."""
@@ -80,13 +74,13 @@ class Steps:
 
     def phases(self) -> np.ndarray:
         """The engine's phase; where it tells none, prefill is a step of several tokens or the first of a sequence."""
-        told, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
+        phase, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
         first = position == 0
-        if len(told):
+        if len(phase):
             opening = numbered(self.begin["pid"], self.begin["tid"])[1]
             first[opening] |= position[opening] == UNKNOWN_U32
         guess = np.where((n_tokens > 1) | first, PREFILL, DECODE)
-        return np.where((told == PREFILL) | (told == DECODE), told, guess)
+        return np.where((phase == PREFILL) | (phase == DECODE), phase, guess)
 
     def table(self, source: Source) -> Columns:
         """The columns of `tokens`."""
@@ -96,7 +90,7 @@ class Steps:
             "token_id": np.arange(len(self.begin)),
             **source.thread(self.begin),
             "seq": self.begin["seq"],
-            "phase": PHASES[self.phases()],
+            "phase": text(self.phases(), PHASES),
             "n_tokens": self.n_tokens,
             "position": np.where(position == UNKNOWN_U32, NONE, position),
             "result": result,
@@ -112,16 +106,19 @@ def rows_of_first_operator(begin: Rows, operators: Rows) -> np.ndarray:
     for tid in np.unique(begin["tid"]):
         mine, theirs = np.flatnonzero(begin["tid"] == tid), np.flatnonzero(operators["tid"] == tid)
         ts = np.append(operators["ts"][theirs], EVER)
-        at = np.searchsorted(ts, begin["ts"][mine])
-        found = ts[at] < np.append(begin["ts"][mine][1:], EVER)
-        answer[mine[found]] = operators["n_tokens"][theirs[at[found]]]
+        row = np.searchsorted(ts, begin["ts"][mine])
+        inside = ts[row] < np.append(begin["ts"][mine][1:], EVER)
+        answer[mine[inside]] = operators["n_tokens"][theirs[row[inside]]]
     return answer
 
 
 def steps(source: Source) -> Steps:
     """The recording's tokens; how many a step was fed is told by `within` where the engine does not: its first operator does."""
-    begin = source.rows("token_begin")
-    return Steps(begin, source.rows("token_end"), source.spans("token", ("seq",), unknown=NONE), begin["n_tokens"].copy())
+    begin, spans = source.rows("token_begin"), source.spans("token", ("seq",), unknown=NONE)
+    after = successors(begin["tid"], begin["ts"])
+    following_ns = np.where(after >= 0, begin["ts"][after] if len(begin) else 0, spans.until())
+    until = np.where(spans.complete, spans.end_ns + 1, following_ns)
+    return Steps(begin, source.rows("token_end"), spans, until, begin["n_tokens"])
 
 
 @dataclass

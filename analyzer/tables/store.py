@@ -5,19 +5,18 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 
 from analyzer.records.contents import BLOCK, EVER
 from analyzer.records.reading import Source, open_recording
-from analyzer.records.schema import TABLES, Column, Columns, Text, conform
+from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
 from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
 from tracer.recording.format import Recording, RecordingError
 
@@ -30,24 +29,76 @@ ROWS_AT_ONCE = 1 << 17
 INPUTS = ("manifest.json", "events.bin", "details.bin")
 
 
-def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> dict[str, pd.DataFrame]:
+class Tables(Mapping[str, pd.DataFrame]):
+    """Tables by name as pandas frames, each made of Arrow when it is first asked for; `arrow` gives Arrow itself.
+
+    A frame's numbers lie where Arrow has them and are not to be written to; what a table needs, `with_table` puts in its place.
+    """
+
+    def __init__(self, readers: Mapping[str, Callable[[], pyarrow.Table]], paths: Mapping[str, Path] | None = None):
+        self._readers = dict(readers)
+        self._arrow: dict[str, pyarrow.Table] = {}
+        self._frames: dict[str, pd.DataFrame] = {}
+        self.paths = dict(paths or {})
+        """The Parquet files of the tables that are kept."""
+
+    @classmethod
+    def of(cls, tables: Mapping[str, pd.DataFrame | pyarrow.Table]) -> "Tables":
+        """Tables that are in memory, as frames or from Arrow; itself where it is what is given."""
+        if isinstance(tables, Tables):
+            return tables
+        answer = cls(dict.fromkeys(tables, dict))
+        for name, table in tables.items():
+            (answer._arrow if isinstance(table, pyarrow.Table) else answer._frames)[name] = table
+        return answer
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in self._frames:
+            self._frames[name] = frame_of(self.arrow(name))
+        return self._frames[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def arrow(self, name: str) -> pyarrow.Table:
+        """A table from Arrow, its columns as declared: texts by a dictionary, with int32 codes and each text once."""
+        if name not in self._arrow:
+            frame = self._frames.get(name)
+            self._arrow[name] = one(self._readers[name]()) if frame is None else arrow_of(name, frame)
+        return self._arrow[name]
+
+    def with_table(self, name: str, frame: pd.DataFrame) -> "Tables":
+        """The same tables with another one, or another in the place of one."""
+        answer = Tables(self._readers | {name: dict}, {n: path for n, path in self.paths.items() if n != name})
+        answer._arrow = {n: table for n, table in self._arrow.items() if n != name}
+        answer._frames = self._frames | {name: frame}
+        return answer
+
+
+def arrow_of(name: str, frame: pd.DataFrame) -> pyarrow.Table:
+    """A frame from Arrow: a declared table's columns as declared, another's as they are."""
+    known = name in TABLES or name in IMPORTED
+    return arrow_table(name, frame) if known else pyarrow.Table.from_pandas(frame, preserve_index=False)
+
+
+def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> Tables:
     """Every table of the schema, in memory. Nothing is dropped: what finds no partner has -1 or stands in `unpaired`.
 
     The answer is the same whatever the number of records that are looked at in one go, `most`.
     """
     builder = Builder(Source(recording, block))
     pieces = list(builder.pieces(most))
-    tables = {name: conform(name, joined([piece[name] for piece in pieces])) for name in LONG} | builder.rest()
-    tables |= gap_table(tables)
-    return {name: tables[name] for name in TABLES}
+    tables = {name: one(pyarrow.concat_tables(piece[name] for piece in pieces)) for name in LONG} | builder.rest()
+    tables |= gap_table(Tables.of(tables))
+    return Tables.of({name: tables[name] for name in TABLES})
 
 
-def joined(parts: list[Columns]) -> Columns:
-    """The rows of all parts."""
-    if len(parts) == 1:
-        return parts[0]
-    plain = [{name: c.objects() if isinstance(c, Text) else c for name, c in part.items()} for part in parts]
-    return {name: np.concatenate([part[name] for part in plain]) for name in plain[0]}
+def one(table: pyarrow.Table) -> pyarrow.Table:
+    """The table with each column in one piece, each text in its dictionary once."""
+    return table.unify_dictionaries().combine_chunks()
 
 
 def fingerprint(folder: Path) -> dict[str, Any]:
@@ -61,9 +112,7 @@ def fingerprint(folder: Path) -> dict[str, Any]:
     return {"version": TABLES_VERSION, "files": files, "schema": schema}
 
 
-def load(
-    run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, source: Source | None = None
-) -> dict[str, pd.DataFrame]:
+def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, source: Source | None = None) -> Tables:
     """The tables of a recording, or those named: from RUN/tables/ where up to date, else built and, if possible, kept there.
 
     `source` is the recording's, where it is at hand.
@@ -71,18 +120,17 @@ def load(
     folder = Path(run_dir)
     recording = source.recording if source else open_recording(folder)
     stamp, wanted = fingerprint(folder), tuple(TABLES if names is None else names)
-    cached = _read(folder / "tables", stamp, wanted)
-    if cached is not None:
-        return cached
-    tables = None
+    kept = _kept(folder / "tables", stamp, wanted)
+    if kept is not None:
+        return kept
     try:
         with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
-            tables = keep(source or Source(recording), folder / "tables", stamp)
-            tables = _read(folder / "tables", stamp, wanted) if tables is None else tables
-        tables = build(recording) if tables is None else tables
+            keep(source or Source(recording), folder / "tables", stamp)
+            kept = _kept(folder / "tables", stamp, wanted)
+        tables = build(recording) if kept is None else kept
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RecordingError(f"{folder} holds records that its manifest does not describe ({error!r}); record again") from error
-    return {name: tables[name] for name in wanted}
+    return Tables.of({name: tables.arrow(name) for name in wanted}) if kept is None else kept
 
 
 def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
@@ -94,31 +142,19 @@ def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
         return {name: len(table) for name, table in load(run_dir).items()}
 
 
-def _read(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> dict[str, pd.DataFrame] | None:
-    """Cached tables that were made from exactly this recording by this schema, else None."""
+def _kept(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables | None:
+    """Kept tables that were made from exactly this recording by this schema, else None.
+
+    Their files are open from now on: whoever makes them again meanwhile puts other files in their places.
+    """
     try:
         if json.loads((folder / "index.json").read_text()) != stamp:
             return None
-        return {name: _read_table(name, folder / f"{name}.parquet") for name in names}
+        paths = {name: folder / f"{name}.parquet" for name in names}
+        files = {name: parquet.ParquetFile(path, memory_map=True) for name, path in paths.items()}
+        return Tables({name: file.read for name, file in files.items()}, paths)
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _read_table(name: str, path: Path) -> pd.DataFrame:
-    """One table."""
-    with parquet.ParquetFile(path) as file:
-        held = file.read()
-    return conform(name, {column.name: read_column(held.column(column.name)) for column in TABLES[name]})
-
-
-def read_column(column: pyarrow.ChunkedArray) -> np.ndarray | Text:
-    """A column as `conform` takes it; texts share their strings."""
-    whole = column.combine_chunks()
-    if pyarrow.types.is_list(whole.type):
-        return np.asarray(whole.to_pandas(), object)
-    if not pyarrow.types.is_dictionary(whole.type):
-        return whole.to_numpy(zero_copy_only=False)
-    return Text(whole.indices.to_numpy(), np.array([*whole.dictionary.to_pylist(), ""], object)[:-1])
 
 
 @contextlib.contextmanager
@@ -140,32 +176,25 @@ def replaced(folder: Path, stamp: dict[str, Any] | None) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def write(tables: dict[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
+def write(tables: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[str, Any] | None = None) -> None:
     """Write the tables as Parquet into `folder`, replacing what was there."""
+    whole = Tables.of(tables)
     with replaced(folder, stamp) as fresh:
-        for name, table in tables.items():
-            part = arrow(name, table)
-            parquet.write_table(part, fresh / f"{name}.parquet", **options(part.schema))
+        for name in whole:
+            table = whole.arrow(name)
+            parquet.write_table(table, fresh / f"{name}.parquet", **options(table.schema))
 
 
-def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) -> dict[str, pd.DataFrame] | None:
-    """Make the tables of a recording and write them, with one stretch of it in memory at a time.
-
-    Answers the tables where one stretch was all.
-    """
+def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) -> None:
+    """Make the tables of a recording and write them, with one stretch of it in memory at a time."""
     builder = Builder(source)
     with replaced(folder, stamp) as fresh, Files(fresh) as files:
-        count = 0
         for piece in builder.pieces(most):
             files.add(piece)
-            count += 1
-        alone, tables = count == 1, builder.rest()
+        tables = builder.rest()
         files.add(tables)
-        told = {name: conform(name, columns) for name, columns in piece.items()} if alone else {}
-        wanted = GAPS_NEED if not alone and len(tables["qnn_executes"]) else {}
-        gaps = gap_table(tables | told | files.read(wanted))
-        files.add(gaps)
-    return told | tables | gaps if alone else None
+        needed = files.read(GAPS_NEED if tables["qnn_executes"].num_rows else {})
+        files.add(gap_table(Tables.of(tables | needed)))
 
 
 class Files:
@@ -203,48 +232,23 @@ class Files:
         """The file of a table."""
         return self.folder / f"{name}.parquet"
 
-    def add(self, piece: Piece | dict[str, pd.DataFrame]) -> None:
+    def add(self, piece: Piece) -> None:
         """Append rows to each table."""
         self._wait()
         self.pending = self.worker.submit(self._add, piece)
 
-    def _add(self, piece: Piece | dict[str, pd.DataFrame]) -> None:
-        for name, columns in piece.items():
-            part = arrow(name, columns)
+    def _add(self, piece: Piece) -> None:
+        for name, part in piece.items():
             if name not in self.writers:
                 self.writers[name] = parquet.ParquetWriter(self.path(name), part.schema, **options(part.schema))
             if part.num_rows:
                 self.writers[name].write_table(part)
 
-    def read(self, columns: dict[str, tuple[str, ...]]) -> dict[str, pd.DataFrame]:
+    def read(self, columns: dict[str, tuple[str, ...]]) -> Piece:
         """Some columns of some tables, which are complete."""
         if columns:
             self.close()
-        return {name: parquet.read_table(self.path(name), columns=list(some)).to_pandas() for name, some in columns.items()}
-
-
-def arrow(name: str, columns: pd.DataFrame | Columns) -> pyarrow.Table:
-    """A table as Arrow has it, its types as declared."""
-    arrays = [arrow_column(columns[column.name], column) for column in TABLES[name]]
-    fields = zip(TABLES[name], arrays, strict=True)
-    return pyarrow.table(arrays, pyarrow.schema([pyarrow.field(column.name, a.type, nullable=False) for column, a in fields]))
-
-
-def arrow_column(values: Any, column: Column) -> pyarrow.Array:
-    """One column; texts by a dictionary where they come so."""
-    if isinstance(values, Text):
-        once = values.unique()
-        indices = pyarrow.array(once.codes.astype(np.int32, copy=False))
-        return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(once.values, pyarrow.string()))
-    array = pyarrow.array(np.asarray(values), arrow_type(column))
-    return array.dictionary_encode() if column.dtype == "object" and column.name != "sources" else array
-
-
-def arrow_type(column: Column) -> pyarrow.DataType:
-    """The Arrow type of a column."""
-    if column.dtype == "object":
-        return pyarrow.list_(pyarrow.uint64()) if column.name == "sources" else pyarrow.string()
-    return pyarrow.from_numpy_dtype(column.dtype)
+        return {name: parquet.read_table(self.path(name), columns=list(some)) for name, some in columns.items()}
 
 
 def options(schema: pyarrow.Schema) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from analyzer.errors import PredictError
 from analyzer.model import Mixture, Model, model_of
 from analyzer.records.reading import section
-from analyzer.records.schema import Columns
+from analyzer.records.schema import Columns, says
 
 ENGINE = "moescope"
 ACTIVATION_BYTES, INDEX_BYTES, SCALE_BITS, PLAIN_BITS = 4, 8, 32, 16
@@ -120,9 +120,9 @@ class Subgraphs:
 
     def fill(self, operators: Columns, context: np.ndarray, figures: Columns) -> None:
         """Put the work of our runtime's operators into `figures`; `context` has the tokens in each one's context."""
-        names, own = list(figures), operators["engine"].matches(ENGINE)
+        names, own = list(figures), says(operators["engine"], ENGINE)
         for kind, formula in self.formulas.items():
-            rows = np.flatnonzero(operators["type"].matches(kind) & own)
+            rows = np.flatnonzero(says(operators["type"], kind) & own)
             if len(rows):
                 asked = Asked(operators["n_tokens"][rows], context[rows], operators["layer"][rows])
                 for name, values in zip(names, formula(asked), strict=True):

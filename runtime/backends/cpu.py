@@ -6,8 +6,8 @@ from functools import cached_property
 
 import onnxruntime as ort
 
-from runtime.backends.graph import CPU
 from runtime.backends.kv_cache import REWRITTEN, rounded
+from runtime.cache_rules.forms import CPU
 from runtime.errors import BackendError
 from runtime.package.layout import Package
 

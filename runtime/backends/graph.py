@@ -11,8 +11,6 @@ from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind
 
-CPU = 1
-HTP = 2
 _handles = count(1)
 
 

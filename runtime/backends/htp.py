@@ -23,8 +23,8 @@ from weakref import WeakValueDictionary
 import onnxruntime as ort
 
 from runtime.backends.cpu import forget_model_bytes, session_options
-from runtime.backends.graph import HTP
 from runtime.backends.qnn_profiling import OFF, Profiling, SwitchingSession
+from runtime.cache_rules.forms import HTP
 from runtime.errors import BackendError, RequestError
 from runtime.package.layout import Package, user_cache
 from runtime.package.npu_graphs import for_npu

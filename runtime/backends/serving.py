@@ -13,9 +13,9 @@ import onnx
 import onnxruntime as ort
 
 from runtime.backends.cpu import CpuBackend, session_options
-from runtime.backends.graph import CPU, Binding, Graph, shared
+from runtime.backends.graph import Binding, Graph, shared
 from runtime.backends.instruction_sets import LIBRARY, instruction_set
-from runtime.cache_rules import Form
+from runtime.cache_rules.forms import CPU, Form
 from runtime.package.reader import BlockPool, Reader
 from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind
@@ -82,7 +82,7 @@ class CpuExperts:
         if self.mapped:
             return self.package.read_mapped(form.layer, form.expert), None
         block = self.pool.take(self.package.expert_stride)
-        return self.reader.read(self.package.expert_place(form.layer, form.expert), block), block
+        return self.reader.read(self.package.expert_range(form.layer, form.expert), block), block
 
     def _widened(
         self, weights: dict[str, np.ndarray], block: np.ndarray | None

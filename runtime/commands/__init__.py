@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 @contextmanager
 def show_progress(what: str) -> Iterator["Progress"]:
     """A progress bar on standard error, shown once the first unit of work is done and only on a terminal."""
-    from rich.console import Console
     from rich.progress import Progress as Bar
 
-    with Bar(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    from moescope.terminal import console
+
+    with Bar(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moescope.arguments import add_model
 from runtime.commands.generate import add_placement
 
 if TYPE_CHECKING:
+    from runtime.cache_rules.forms import Reason
     from runtime.moe import MoE
-    from runtime.telemetry.probes import Reason
 
 EXAMPLES = """examples:
   python -m runtime bench /models/qwen3-moe.package --threads 2
@@ -48,11 +49,25 @@ class Row:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", type=Path, help="folder of a Hugging Face model, or a package")
-    parser.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="prompt tokens of the pp test; 0: none")
-    parser.add_argument("-n", "--n-gen", type=int, default=128, metavar="N", help="generated tokens of the tg test; 0: none")
+    add_model(parser)
     parser.add_argument(
-        "-r", "--repetitions", type=int, default=5, metavar="N", help="of each test, after a warm-up (default: 5)"
+        "-p",
+        "--n-prompt",
+        type=int,
+        default=512,
+        metavar="N",
+        help="prompt tokens of the pp test; 0: no such test (default: 512)",
+    )
+    parser.add_argument(
+        "-n",
+        "--n-gen",
+        type=int,
+        default=128,
+        metavar="N",
+        help="generated tokens of the tg test; 0: no such test (default: 128)",
+    )
+    parser.add_argument(
+        "-r", "--repetitions", type=int, default=5, metavar="N", help="repetitions of each test, after a warm-up (default: 5)"
     )
     parser.add_argument("-o", "--output", choices=("md", "csv", "json"), default="md", help="format (default: md)")
     add_placement(parser)
@@ -82,7 +97,8 @@ def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: i
     """One test: seeded token ids, a repetition to warm up, then the counted ones."""
     import numpy as np
 
-    from runtime.telemetry.probes import Phase, Reason
+    from runtime.cache_rules.forms import Reason
+    from runtime.telemetry.probes import Phase
 
     decoding, speeds = bool(generated), []
     run_once(model, prompt or 1, min(generated, 4) if decoding else 1)

@@ -2,9 +2,10 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moescope.arguments import add_model
+from moescope.plain import for_output
 from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling
 
 if TYPE_CHECKING:
@@ -16,10 +17,10 @@ EXAMPLES = """example:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", type=Path, help="folder of a Hugging Face model, or a package")
-    parser.add_argument("--system", default="", help="what the model is told first")
+    add_model(parser)
+    parser.add_argument("--system", default="", help="system prompt")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=512, metavar="N", help="tokens of one answer at most (default: 512)"
+        "--max-new-tokens", type=int, default=512, metavar="N", help="largest number of tokens in an answer (default: 512)"
     )
     add_sampling(parser)
     add_placement(parser)
@@ -62,7 +63,7 @@ def _answer(model: "MoE", messages: list[dict[str, str]], args: argparse.Namespa
     try:
         for token in model.generate(prompt_of(model.package.folder, messages), args.max_new_tokens, **sampling_options(args)):
             said += token.text
-            print(token.text, end="", flush=True)
+            print(for_output(token.text), end="", flush=True)
     except KeyboardInterrupt:
         print(" [stopped]", end="", file=sys.stderr)
     print(flush=True)

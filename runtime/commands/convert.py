@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.package.convert import Target
+    from runtime.package.convert import PackageFormat
     from runtime.prepare.precompile import Shapes
+
+from moescope.plain import print_plain
 
 EXAMPLES = """examples:
   python -m runtime convert /models/qwen3-moe /models/qwen3-moe.package --backend cpu --bits 4
@@ -22,20 +24,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=("any", "cpu", "qnn"),
         default="any",
-        help="any: subgraphs for CPU and NPU where the bits allow (default)",
+        help="backend to convert for; any: CPU, and NPU where the bits allow it (default: any)",
     )
-    parser.add_argument("--bits", type=int, choices=(4, 8, 16, 32), default=32, help="of the weights (default: 32)")
+    parser.add_argument("--bits", type=int, choices=(4, 8, 16, 32), default=32, help="bits of a weight (default: 32)")
     parser.add_argument(
-        "--attention-bits", type=int, default=0, help="of attention, shared experts, dense layers (default: --bits)"
+        "--attention-bits",
+        type=int,
+        default=0,
+        help="bits of a weight in attention, shared experts and dense layers (default: --bits)",
     )
-    parser.add_argument("--head-bits", type=int, default=0, help="of the projection to the vocabulary (default: --bits)")
+    parser.add_argument(
+        "--head-bits", type=int, default=0, help="bits of a weight in the projection to the vocabulary (default: --bits)"
+    )
     parser.add_argument(
         "--block", type=int, default=32, metavar="N", help="weights that share a scale at 4 and 8 bits (default: 32)"
     )
     parser.add_argument("--asymmetric", action="store_true", help="give each block a zero point too")
     npu = parser.add_argument_group(
         "compiling for the NPU now",
-        "any of these compiles everything, and generation takes these sizes; else it is done at first use",
+        "any of these options compiles all subgraphs, and generation uses these sizes; without them the first use compiles",
     )
     npu.add_argument("--tiers", metavar="LIST", help="rows of the experts' static shapes (default: 1,8,32)")
     npu.add_argument("--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: 64)")
@@ -45,16 +52,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         choices=("separate", "shared"),
         help="a binary for each tier of an expert (default), or one whose graphs share weights",
     )
-    npu.add_argument("--soc", metavar="MODEL", help="what the HTP emulator poses as (default: 57); a real device knows itself")
+    npu.add_argument(
+        "--soc", metavar="MODEL", help="SoC that the HTP emulator reports (default: 57); a real device reports its own"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, compile where asked to, and say what came out. A package that is up to date is kept."""
     from runtime.commands import show_progress
-    from runtime.package.convert import Target, convert, up_to_date
+    from runtime.package.convert import PackageFormat, convert, up_to_date
     from runtime.units import show_bytes
 
-    target = Target(args.backend, args.bits, args.block, not args.asymmetric, args.attention_bits, args.head_bits)
+    target = PackageFormat(args.backend, args.bits, args.block, not args.asymmetric, args.attention_bits, args.head_bits)
     shapes = _shapes(args, target)
     package = up_to_date(args.model, args.package, target)
     if package is None:
@@ -62,18 +71,20 @@ def run(args: argparse.Namespace) -> int:
             package = convert(args.model, args.package, progress, target)
     size = sum(entry["bytes"] for entry in package.manifest["files"].values())
     each = show_bytes(package.expert_bytes)
-    print(f"{args.package}: {len(package.manifest['files'])} files, {show_bytes(size)}; an expert is {each} in one aligned read")
+    print_plain(
+        f"{args.package}: {len(package.manifest['files'])} files, {show_bytes(size)}; an expert is {each} in one aligned read"
+    )
     if shapes:
         from runtime.prepare.precompile import precompile
 
         with show_progress("compiling") as progress:
             count = precompile(package, shapes, progress)
-        print(f"{args.package}: {count} context binaries, {show_bytes(_compiled_bytes(args.package))}")
+        print_plain(f"{args.package}: {count} context binaries, {show_bytes(_compiled_bytes(args.package))}")
     return 0
 
 
-def _shapes(args: argparse.Namespace, target: "Target") -> "Shapes | None":
-    """What shall be compiled now; refused before the conversion where it cannot be."""
+def _shapes(args: argparse.Namespace, target: "PackageFormat") -> "Shapes | None":
+    """The shapes to compile now; raises before the conversion where they cannot be compiled."""
     given = {"chunk": args.chunk, "soc": args.soc, "layout": args.layout, "tiers": args.tiers, "contexts": args.context}
     if all(value is None for value in given.values()):
         return None

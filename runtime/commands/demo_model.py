@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from moescope.plain import print_plain
+
 EXAMPLES = """example:
   python -m runtime demo-model /tmp/demo
   python -m runtime generate /tmp/demo --prompt 'The router looks at'"""
@@ -11,7 +13,7 @@ EXAMPLES = """example:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("folder", type=Path, help="folder to write the model into")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed; the same seed gives the same bytes (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,5 +27,5 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ModelError(f"{args.folder} cannot be written ({error.strerror}): choose another folder") from None
     size = sum(path.stat().st_size for path in args.folder.iterdir() if path.is_file())
-    print(f"{args.folder}: Qwen3-MoE demo model, {show_bytes(size)}")
+    print_plain(f"{args.folder}: Qwen3-MoE demo model, {show_bytes(size)}")
     return 0

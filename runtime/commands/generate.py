@@ -7,6 +7,9 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from moescope.arguments import add_json, add_model
+from moescope.plain import for_output
+
 if TYPE_CHECKING:
     from runtime.moe import MoE
 
@@ -19,22 +22,24 @@ EXAMPLES = """examples:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", type=Path, help="folder of a Hugging Face model, or a package")
+    add_model(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text to continue")
-    prompt.add_argument("--prompt-file", type=Path, help="file with the text to continue")
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate at most (default: 64)")
-    parser.add_argument("--ignore-end", action="store_true", help="go on after the end token")
+    prompt.add_argument("--prompt-file", type=Path, help="file that holds the text to continue")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=64, metavar="N", help="largest number of tokens to generate (default: 64)"
+    )
+    parser.add_argument("--ignore-end", action="store_true", help="keep generating after the end token")
     add_sampling(parser)
     add_placement(parser)
     report = parser.add_argument_group("report")
-    report.add_argument("--json", action="store_true", help="write text and statistics as JSON to standard output")
-    report.add_argument("--log", type=Path, metavar="FILE", help="write the runtime's own account of the run as JSON")
+    add_json(report)
+    report.add_argument("--log", type=Path, metavar="FILE", help="write the runtime's log of the run as JSON")
     report.add_argument(
         "--profile",
         type=Path,
         metavar="DIR",
-        help="host stage timers, QNN's events (detailed; basic with --qnn-profile basic), its log, and a trace of both",
+        help="folder for host stage times, QNN's events (detailed unless --qnn-profile says basic), its log, a trace of both",
     )
     report.add_argument(
         "--qnn-profile",
@@ -43,8 +48,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="profiling by QNN itself: off, basic, detailed, optrace; or by kind: attention=detailed,expert=off",
     )
     report.add_argument("--qnn-profile-every", type=int, default=1, metavar="N", help="profile every Nth run of a subgraph")
-    report.add_argument("--qnn-profile-most", type=int, metavar="N", help="profile at most N runs of a subgraph: caps the events")
-    report.add_argument("--qnn-profile-dir", type=Path, metavar="DIR", default=Path("qnn-profile"), help="for one CSV a session")
+    report.add_argument("--qnn-profile-most", type=int, metavar="N", help="largest number of profiled runs of a subgraph")
+    report.add_argument(
+        "--qnn-profile-dir",
+        type=Path,
+        metavar="DIR",
+        default=Path("qnn-profile"),
+        help="folder for QNN's profiles, one CSV for each session (default: qnn-profile)",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -58,37 +69,43 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this total probability"
     )
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    sampling.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    sampling.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
 
 
 def add_placement(parser: argparse.ArgumentParser) -> None:
     """Where things run and how much they may keep."""
     placement = parser.add_argument_group("placement")
-    where = "cpu (default), htp, auto (by the table of `tune`), or for each its own: attention=cpu,expert=htp"
+    where = "cpu (default), htp, auto (the faster one in the table of `tune`), or one each: attention=cpu,expert=htp"
     placement.add_argument(
-        "--prefill-backend", metavar="WHERE", default="cpu", help=f"of the prompt's attention and experts: {where}"
+        "--prefill-backend", metavar="WHERE", default="cpu", help=f"backend for the prompt's attention and experts: {where}"
     )
-    placement.add_argument("--decode-backend", metavar="WHERE", default="cpu", help="the same for each new token")
+    placement.add_argument("--decode-backend", metavar="WHERE", default="cpu", help="backend for new tokens, likewise")
     placement.add_argument(
         "--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: as compiled, or 64)"
     )
     placement.add_argument(
         "--tiers", metavar="LIST", help="rows of the experts' static shapes on HTP (default: as compiled, or 1,8,32)"
     )
-    placement.add_argument("--performance", metavar="MODE", help="of the HTP's clocks: default, burst, balanced, power_saver ...")
-    placement.add_argument("--soc", metavar="MODEL", help="what the HTP emulator poses as (default: as compiled)")
+    placement.add_argument(
+        "--performance", metavar="MODE", help="performance mode of the HTP: default, burst, balanced, power_saver ..."
+    )
+    placement.add_argument("--soc", metavar="MODEL", help="SoC that the HTP emulator reports (default: as compiled)")
     placement.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
     placement.add_argument(
-        "--expert-cache", default="all", metavar="SIZE", help="experts to keep, in bytes: 1.5MiB, 800kB, all (default)"
+        "--expert-cache", default="all", metavar="SIZE", help="size of the expert cache: 1.5MiB, 800kB, all (default)"
     )
-    placement.add_argument("--cache-policy", choices=("lru", "lfru"), default="lru", help="who leaves a full expert cache")
+    placement.add_argument(
+        "--cache-policy", choices=("lru", "lfru"), default="lru", help="eviction policy of the expert cache (default: lru)"
+    )
     placement.add_argument(
         "--prefetch", choices=("auto", "on", "off"), default="auto", help="load experts ahead of the router (auto: once trained)"
     )
     placement.add_argument(
-        "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="of the keys and values that are kept (default: 32)"
+        "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="bits of a number in the KV cache (default: 32)"
     )
-    placement.add_argument("--package", type=Path, metavar="DIR", help="where the converted model lies (default: with the model)")
+    placement.add_argument(
+        "--package", type=Path, metavar="DIR", help="folder of the converted model (default: beside the model)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -145,7 +162,7 @@ def _speak(model: "MoE", prompt: str, args: argparse.Namespace) -> tuple[str, bo
         for token in model.generate(prompt, args.max_new_tokens, ignore_end=args.ignore_end, **sampling_options(args)):
             pieces.append(token.text)
             if not args.json:
-                print(token.text, end="", flush=True)
+                print(for_output(token.text), end="", flush=True)
     except KeyboardInterrupt:
         interrupted = True
     if not args.json:

@@ -6,6 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from moescope.arguments import add_json, add_model
+from moescope.plain import print_plain
+
 EXAMPLES = """example:
   python -m runtime inspect /models/qwen3-moe
   python -m runtime inspect --json /models/qwen3-moe.package"""
@@ -13,8 +16,8 @@ EXAMPLES = """example:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("path", type=Path, help="folder of a Hugging Face model, or a package")
-    parser.add_argument("--json", action="store_true", help="write JSON to standard output")
+    add_model(parser, "path")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=1))
     else:
         for key, value in facts.items():
-            print(f"{key.replace('_', ' '):<18} {value}")
+            print_plain(f"{key.replace('_', ' '):<18} {value}")
     return 1 if facts.get("damaged_files") else 0
 
 

@@ -5,6 +5,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moescope.arguments import add_json
+from moescope.plain import print_plain
+
 if TYPE_CHECKING:
     from runtime.moe import MoE
 
@@ -19,12 +22,20 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("package", type=Path, help="package to train for; it keeps the predictor")
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="FILE", help="UTF-8 text to learn from")
-    parser.add_argument("--test", type=Path, nargs="+", default=[], metavar="FILE", help="text to judge on (default: a tenth)")
-    parser.add_argument("--tokens", type=int, default=50_000, metavar="N", help="tokens to learn from at most (default: 50000)")
-    parser.add_argument("--test-tokens", type=int, default=10_000, metavar="N", help="tokens to judge on (default: 10000)")
-    parser.add_argument("--expert-cache", default="all", metavar="SIZE", help="experts to keep while learning (default: all)")
+    parser.add_argument(
+        "--test", type=Path, nargs="+", default=[], metavar="FILE", help="text to evaluate on (default: a tenth of --text)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=50_000, metavar="N", help="largest number of tokens to learn from (default: 50000)"
+    )
+    parser.add_argument(
+        "--test-tokens", type=int, default=10_000, metavar="N", help="largest number of tokens to evaluate on (default: 10000)"
+    )
+    parser.add_argument(
+        "--expert-cache", default="all", metavar="SIZE", help="size of the expert cache while learning (default: all)"
+    )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
-    parser.add_argument("--json", action="store_true", help="write the report as JSON to standard output")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,11 +82,11 @@ def show(report: dict[str, Any]) -> None:
     """The report for a person."""
     from runtime.units import show_bytes
 
-    print(f"{report['package']}: learnt from {report['train_tokens']} tokens, {show_bytes(report['bytes'])} of linear maps")
+    print_plain(f"{report['package']}: learnt from {report['train_tokens']} tokens, {show_bytes(report['bytes'])} of linear maps")
     print(f"held-out text, {report['test_tokens']} tokens; recall of the {report['top_k']} true experts of {report['experts']}:")
     for view, facts in report["views"].items():
         recalls = "  ".join(f"{r:.3f} at {w}" for w, r in zip(facts["widths"], facts["recall"], strict=True))
-        print(f"  {view:<6} {recalls}   said and true chance differ by {facts['calibration_error']:.3f}")
+        print(f"  {view:<6} {recalls}   predicted and true chance differ by {facts['calibration_error']:.3f}")
 
 
 def _segments(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], list[list[int]]]:

@@ -6,6 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moescope.arguments import add_json
+from moescope.plain import print_plain
+
 if TYPE_CHECKING:
     from runtime.package.layout import Package
     from runtime.placement.costs import Cost, CostTable
@@ -25,8 +28,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: the package's, or 64)"
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
-    parser.add_argument("--runs", type=int, default=9, metavar="N", help="of each cell, after one to warm up (default: 9)")
-    parser.add_argument("--json", action="store_true", help="write the table as JSON to standard output")
+    parser.add_argument("--runs", type=int, default=9, metavar="N", help="runs of each cell, after a warm-up (default: 9)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +72,7 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
     here, rows = table.machine, sorted({cell.rows for cell in table.cells if cell.rows})
     npu = here.get("npu", "")
     threads = f"{here['threads']} threads a graph, onnxruntime {here['onnxruntime']}"
-    print(f"{package.folder}: {here['cpu']}, {here['cores']} cores, {threads}")
+    print_plain(f"{package.folder}: {here['cpu']}, {here['cores']} cores, {threads}")
     if npu:
         print(f"{npu}" + (": no timing model, its times are this host's" if here.get("emulated") else ""))
     else:
@@ -86,7 +89,7 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
 
 def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
     """What placement `auto` makes of the table, a line each."""
-    from runtime.backends.graph import CPU, HTP
+    from runtime.cache_rules.forms import CPU, HTP
     from runtime.placement.costs import FlushByCost
 
     if not table.measured("expert", HTP):

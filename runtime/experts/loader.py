@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread, local
 from typing import Any
 
-URGENT = -float("inf")
+from runtime.cache_rules.rule import URGENT
 
 
 def _nothing() -> None:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runtime.cache_rules import Form
-from runtime.experts.cache import ExpertCache
+from runtime.cache_rules.forms import Form
+from runtime.cache_rules.rule import CacheRule
 from runtime.experts.predictor import Predictor, chance
 from runtime.experts.routing import History
 from runtime.models import Family
@@ -52,7 +52,7 @@ class Prefetcher:
     def __init__(
         self,
         predictor: "Odds | Predictor",
-        cache: ExpertCache[Any],
+        cache: CacheRule[Any],
         family: Family,
         backend: int,
         frugal: bool = True,

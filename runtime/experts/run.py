@@ -1,6 +1,5 @@
 """Runs experts: batches of rows through cached sessions, on the calling thread or on the NPU's worker."""
 
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic_ns
@@ -10,19 +9,20 @@ import onnxruntime as ort
 
 from runtime.backends.calls import Item, TokenRun, prepare
 from runtime.backends.cpu import CpuBackend, return_freed_memory
-from runtime.backends.graph import CPU, HTP, Backend, Graph
+from runtime.backends.graph import Backend, Graph
 from runtime.backends.operators import Operator, made_from
 from runtime.backends.serving import CpuExperts
-from runtime.cache_rules import POLICIES, Form
+from runtime.cache_rules.batches import Batch, TokenBuffers
+from runtime.cache_rules.eviction import POLICIES
+from runtime.cache_rules.forms import CPU, HTP, Form, Reason
 from runtime.errors import BudgetError
-from runtime.experts.buffers import Batch, TokenBuffers
 from runtime.experts.cache import ExpertCache
 from runtime.experts.loader import Loader
 from runtime.package.layout import Package, expert_name
 from runtime.placement.costs import Flush
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
-from runtime.telemetry.probes import Kind, Reason
+from runtime.telemetry.probes import Kind
 from runtime.units import show_bytes
 
 # Threads that load. A disk reads one large expert after the other as fast as two at once, and then the first can run sooner.
@@ -184,7 +184,7 @@ class Experts:
 
     def _run_late(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
         """A token's experts that were not ready: each one's operator begins before the wait for it."""
-        for i in self._readiest_first(forms):
+        for i in self.cache.readiest_first(forms):
             form = forms[i]
             layer, expert = form.layer, form.expert
             with Operator(self.log, Kind.EXPERT, layer, 1, made_from(Kind.EXPERT, layer, expert), expert):
@@ -225,7 +225,7 @@ class Experts:
     def _run_all(self, work: LayerWork, backend: Backend, batches: list[tuple[Batch, np.ndarray]]) -> None:
         forms = [self._form(work, backend, batch) for batch, _ in batches]
         self.cache.name(forms)
-        for i in self._readiest_first(forms):
+        for i in self.cache.readiest_first(forms):
             self._run(work, forms[i], *batches[i])
 
     def _form(self, work: LayerWork, backend: Backend, batch: Batch) -> Form:
@@ -236,14 +236,6 @@ class Experts:
         chosen, tier = self.flush.place(len(batch), ran)
         ran.add((chosen, tier))
         return Form(work.layer, batch.expert, chosen, tier)
-
-    def _readiest_first(self, forms: list[Form]) -> Iterator[int]:
-        """Places in `forms`, resident ones first: a load never evicts what is about to run, and what comes runs at once."""
-        waiting = list(range(len(forms)))
-        while waiting:
-            i = next((i for i in waiting if self.cache.ready(forms[i])), waiting[0])
-            waiting.remove(i)
-            yield i
 
     def _run(self, work: LayerWork, form: Form, batch: Batch, rows: np.ndarray) -> None:
         n, layer, expert = len(batch), form.layer, form.expert

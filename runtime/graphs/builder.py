@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from runtime.graphs.quantize import Precision, quantize
+from runtime.graphs.quantize import Precision
 
 OPSET = 23
 IR_VERSION = 11
@@ -19,7 +19,7 @@ Dim = int | str
 
 
 @dataclass(frozen=True)
-class Place:
+class ExternalData:
     """Where a weight lies: a file beside the graph, bytes from its beginning, bytes."""
 
     file: str
@@ -27,7 +27,7 @@ class Place:
     size: int
 
 
-Store = Callable[[str, np.ndarray], Place]
+Store = Callable[[str, np.ndarray], ExternalData]
 
 
 class GraphBuilder:
@@ -117,7 +117,7 @@ class GraphBuilder:
     def _quantized(
         self, value: str, name: str, weight: np.ndarray, precision: Precision, bias: np.ndarray | None, output: str
     ) -> str:
-        packed = quantize(weight, precision)
+        packed = precision.pack(weight)
         inputs = [value, self.weight(name + "_q", packed.values), self.weight(name + "_scales", packed.scales)]
         if packed.zero_points is not None:
             inputs.append(self.weight(name + "_zeros", packed.zero_points))
@@ -127,10 +127,10 @@ class GraphBuilder:
         return self.node("MatMulNBits", inputs, output, domain=MICROSOFT, accuracy_level=INT8_ACTIVATIONS, **sizes)
 
 
-def external(name: str, value: np.ndarray, place: Place) -> onnx.TensorProto:
+def external(name: str, value: np.ndarray, data: ExternalData) -> onnx.TensorProto:
     """A weight that lies outside the graph."""
     tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(value.dtype), dims=value.shape)
     tensor.data_location = TensorProto.EXTERNAL
-    for key, entry in (("location", place.file), ("offset", place.offset), ("length", place.size)):
+    for key, entry in (("location", data.file), ("offset", data.offset), ("length", data.size)):
         tensor.external_data.add(key=key, value=str(entry))
     return tensor

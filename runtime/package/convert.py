@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 
 from runtime.errors import MoEError, PackageError, RequestError
-from runtime.graphs.builder import Place, Store
+from runtime.graphs.builder import ExternalData, Store
 from runtime.graphs.checkpoint import Checkpoint, read_config
 from runtime.graphs.quantize import BITS, Precision
 from runtime.models import Family, read_family
@@ -51,7 +51,7 @@ HALF_MAX = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
-class Target:
+class PackageFormat:
     """What to convert for. backend cpu: fused operators; any, qnn: plain ones for the NPU too. bits: of expert weights.
 
     block, symmetric: of 4- and 8-bit weights. Attention, shared experts and dense layers take `attention_bits`, the head
@@ -92,7 +92,7 @@ class WeightFile:
 
     def __init__(self, path: Path):
         self.path, self.size, self._digest = path, 0, hashlib.sha256()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, ExternalData] = {}
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> "WeightFile":
@@ -117,11 +117,11 @@ class WeightFile:
     def store(self, prefix: str) -> Store:
         """Where a graph's weights go; a second graph of the same prefix shares those of equal names."""
 
-        def place(name: str, value: np.ndarray) -> Place:
+        def place(name: str, value: np.ndarray) -> ExternalData:
             key = f"{prefix}/{name}"
             if key not in self._places:
                 self.pad(ALIGNED)
-                self._places[key] = Place(self.path.name, self.size, value.nbytes)
+                self._places[key] = ExternalData(self.path.name, self.size, value.nbytes)
                 self.write(value.reshape(-1).view(np.uint8).data)
             return self._places[key]
 
@@ -145,7 +145,7 @@ class Part:
 class Conversion:
     """One conversion on its way: reads tensor by tensor, writes part by part."""
 
-    def __init__(self, folder: Path, model: Path, family: Family, target: Target, progress: Progress | None):
+    def __init__(self, folder: Path, model: Path, family: Family, target: PackageFormat, progress: Progress | None):
         self.folder, self.model, self.target = folder, model, target
         self.family = replace(family, precisions=target.precisions())
         self.checkpoint, self.progress = Checkpoint(model), progress
@@ -296,10 +296,10 @@ def _expert_store() -> tuple[Store, dict[str, np.ndarray]]:
     weights: dict[str, np.ndarray] = {}
     end = [0]
 
-    def place(name: str, value: np.ndarray) -> Place:
+    def place(name: str, value: np.ndarray) -> ExternalData:
         offset = -(-end[0] // ALIGNED) * ALIGNED
         weights[name], end[0] = value, offset + value.nbytes
-        return Place(EXPERTS, offset, value.nbytes)
+        return ExternalData(EXPERTS, offset, value.nbytes)
 
     return place, weights
 
@@ -332,7 +332,7 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def convert(model: Path, target: Path, progress: Progress | None = None, what: Target | None = None) -> Package:
+def convert(model: Path, target: Path, progress: Progress | None = None, what: PackageFormat | None = None) -> Package:
     """Convert a Hugging Face model folder into a package at `target`, replacing an older one."""
     family = read_family(read_config(model), model)
     if target.exists() and not is_package(target) and not (target.is_dir() and not any(target.iterdir())):
@@ -341,7 +341,7 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: T
     try:
         working.mkdir(parents=True, exist_ok=True)
         with _alone(working):
-            Conversion(working, model, family, what or Target(), progress).run()
+            Conversion(working, model, family, what or PackageFormat(), progress).run()
             shutil.rmtree(target, ignore_errors=True)
             working.rename(target)
     except BlockingIOError:
@@ -375,7 +375,7 @@ def _just_written(target: Path) -> Package:
     return Package(target)
 
 
-def up_to_date(model: Path, target: Path, what: Target) -> Package | None:
+def up_to_date(model: Path, target: Path, what: PackageFormat) -> Package | None:
     """The package at `target` where it is whole and was made of this very model in this way."""
     if not is_package(target):
         return None

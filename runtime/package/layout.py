@@ -32,7 +32,7 @@ from onnx import external_data_helper
 from runtime.errors import PackageError
 from runtime.graphs.checkpoint import read_config, read_json
 from runtime.models import Family, read_family
-from runtime.package.reader import ALIGNMENT, Place
+from runtime.package.reader import ALIGNMENT, FileRange
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -103,9 +103,9 @@ class Package:
         """Bytes from one expert to the next, a multiple of PAGE."""
         return int(self.manifest["experts"]["stride"])
 
-    def expert_place(self, layer: int, expert: int) -> Place:
+    def expert_range(self, layer: int, expert: int) -> FileRange:
         """Where the expert's weights lie: at a multiple of PAGE."""
-        return Place(self._expert_files[layer], expert * self.expert_stride, self.expert_bytes)
+        return FileRange(self._expert_files[layer], expert * self.expert_stride, self.expert_bytes)
 
     @cached_property
     def _expert_files(self) -> dict[int, Path]:
@@ -124,17 +124,17 @@ class Package:
 
     def mapped_expert(self, layer: int, expert: int) -> np.ndarray:
         """The expert's bytes in the mapped file: pages are read when touched."""
-        place = self.expert_place(layer, expert)
-        return np.frombuffer(self._map(place.path), np.uint8, place.bytes, place.offset)
+        span = self.expert_range(layer, expert)
+        return np.frombuffer(self._map(span.path), np.uint8, span.bytes, span.offset)
 
     def read_mapped(self, layer: int, expert: int) -> np.ndarray:
         """The same, read now as a whole."""
-        place = self.expert_place(layer, expert)
+        span = self.expert_range(layer, expert)
         try:
-            self._map(place.path).madvise(MADV_POPULATE_READ, place.offset, place.bytes)
+            self._map(span.path).madvise(MADV_POPULATE_READ, span.offset, span.bytes)
         except OSError as error:
             if error.errno != EINVAL:  # kernels before 5.14 do not know it
-                raise PackageError(f"{place.path} cannot be read ({error.strerror}): convert again") from None
+                raise PackageError(f"{span.path} cannot be read ({error.strerror}): convert again") from None
         return self.mapped_expert(layer, expert)
 
     def embedding(self) -> np.ndarray:

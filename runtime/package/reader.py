@@ -26,7 +26,7 @@ REMEDY = "delete the package and convert again"
 
 
 @dataclass(frozen=True)
-class Place:
+class FileRange:
     """Where bytes lie."""
 
     path: Path
@@ -74,23 +74,23 @@ class Reader:
         self._stale: set[int] = set()
         self._lock = Lock()
 
-    def read(self, place: Place, block: np.ndarray) -> np.ndarray:
-        """The place's bytes, as a view of `block`."""
-        first = place.offset // ALIGNMENT * ALIGNMENT
-        skip = place.offset - first
-        wanted = skip + place.bytes
+    def read(self, span: FileRange, block: np.ndarray) -> np.ndarray:
+        """The range's bytes, as a view of `block`."""
+        first = span.offset // ALIGNMENT * ALIGNMENT
+        skip = span.offset - first
+        wanted = skip + span.bytes
         if aligned(wanted) > len(block):
             raise ValueError(f"a block of {len(block)} bytes cannot take {wanted}")
         try:
-            descriptor, direct = self._take(place.path)
+            descriptor, direct = self._take(span.path)
             try:
-                done = self._fill(descriptor, direct, block.data[: aligned(wanted)], first, wanted, place.path)
+                done = self._fill(descriptor, direct, block.data[: aligned(wanted)], first, wanted, span.path)
             finally:
                 self._put(descriptor)
         except OSError as error:
-            raise PackageError(f"{place.path} cannot be read ({error.strerror}): {REMEDY}") from None
+            raise PackageError(f"{span.path} cannot be read ({error.strerror}): {REMEDY}") from None
         if done < wanted:
-            raise PackageError(f"{place.path} ends {wanted - done} bytes early: {REMEDY}")
+            raise PackageError(f"{span.path} ends {wanted - done} bytes early: {REMEDY}")
         return block[skip:wanted]
 
     def close(self) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime.backends.graph import CPU, HTP
+from runtime.cache_rules.batches import smallest_tier
+from runtime.cache_rules.forms import BACKENDS, CPU, HTP
 from runtime.errors import PackageError
 from runtime.package.layout import Package
-from runtime.placement.options import Options, smallest_tier
-from runtime.telemetry.log import BACKENDS
+from runtime.placement.options import Options
 
 COSTS = "costs.json"
 FORMAT = 1

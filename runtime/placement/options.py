@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.backends.qnn_profiling import OFF, Profiling
+from runtime.cache_rules.eviction import POLICIES
+from runtime.cache_rules.forms import BACKENDS
 from runtime.errors import RequestError
 
 AUTO = "auto"
-BACKENDS = ("cpu", "htp")
 PLACED = ("attention", "expert")
 """Kinds of subgraphs that run where the user or the table says; the others stay on the CPU."""
 TIERS = (1, 8, 32)
@@ -15,7 +16,6 @@ PERFORMANCE = ("default", "burst", "balanced", "high_performance", "low_balanced
 """What the QNN provider asks the HTP's clocks for."""
 KV_BITS = (8, 16, 32)
 PREFETCH = ("auto", "on", "off")
-CACHE_POLICIES = ("lru", "lfru")
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Options:
             raise RequestError(f"prefetch {self.prefetch!r} is unknown: choose one of {', '.join(PREFETCH)}")
         if self.performance not in PERFORMANCE:
             raise RequestError(f"HTP performance {self.performance!r} is unknown: choose one of {', '.join(PERFORMANCE)}")
-        if self.cache_policy not in CACHE_POLICIES:
-            raise RequestError(f"cache policy {self.cache_policy!r} is unknown: choose one of {', '.join(CACHE_POLICIES)}")
+        if self.cache_policy not in POLICIES:
+            raise RequestError(f"cache policy {self.cache_policy!r} is unknown: choose one of {', '.join(POLICIES)}")
         if self.chunk < 1 or self.threads < 1 or not self.tiers or min(self.tiers) < 1:
             raise RequestError("chunk, threads and tiers must be 1 or more")
 
@@ -77,15 +77,10 @@ class Options:
 
 def placed(text: str) -> dict[str, str]:
     """Kind → backend, of one backend's name for all kinds or of `attention=cpu,expert=htp`."""
-    if text in BACKENDS:
+    if text in BACKENDS.values():
         return dict.fromkeys(PLACED, text)
     pairs = dict(word.strip().partition("=")[::2] for word in text.split(","))
-    if set(pairs) != set(PLACED) or not set(pairs.values()) <= set(BACKENDS):
-        told = f"backend {text!r} is unknown"
-        raise RequestError(f"{told}: choose {AUTO}, {', '.join(BACKENDS)}, or for each its own: attention=cpu,expert=htp")
+    if set(pairs) != set(PLACED) or not set(pairs.values()) <= set(BACKENDS.values()):
+        names = ", ".join((AUTO, *BACKENDS.values()))
+        raise RequestError(f"backend {text!r} is unknown: choose {names}, or for each its own: attention=cpu,expert=htp")
     return pairs
-
-
-def smallest_tier(tiers: tuple[int, ...], rows: int) -> int:
-    """The smallest static shape that holds `rows`; 0 (dynamic) where there are no tiers."""
-    return min((tier for tier in tiers if tier >= rows), default=0)

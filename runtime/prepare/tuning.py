@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from runtime.backends.cpu import CpuBackend
-from runtime.backends.graph import CPU, HTP, Backend
+from runtime.backends.graph import Backend
 from runtime.backends.serving import CpuExperts
-from runtime.cache_rules import Form
+from runtime.cache_rules.forms import BACKENDS, CPU, HTP, Form
 from runtime.models import Family
 from runtime.package.convert import Progress
 from runtime.package.layout import Package, expert_name, layer_name
 from runtime.placement.costs import LOAD, RESIDENT, RUN, Cost, CostTable, machine
 from runtime.placement.options import Options
 from runtime.step.attention import Sequence, make_attention, past_tier
-from runtime.telemetry.log import BACKENDS, RunLog
+from runtime.telemetry.log import RunLog
 
 LONGEST_CELL_NS = 2_000_000_000
 FEWEST = 3

@@ -1,6 +1,5 @@
 """The engine: forward steps over subgraphs, layer by layer, each phase on its backend."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic_ns
 
@@ -8,9 +7,11 @@ import numpy as np
 
 from runtime.backends.calls import combine
 from runtime.backends.cpu import CpuBackend
-from runtime.backends.graph import CPU, HTP, Backend, Graph
+from runtime.backends.graph import Backend, Graph
 from runtime.backends.kv_cache import TYPES, Scales
 from runtime.backends.operators import Operator, made_from
+from runtime.cache_rules.batches import chunks
+from runtime.cache_rules.forms import CPU, HTP
 from runtime.errors import RequestError
 from runtime.experts.predictor import Predictor, predictor_path
 from runtime.experts.prefetch import Prefetcher
@@ -239,20 +240,6 @@ class Engine:
             return None
         parts = self._mixers, self._shared, self.listeners
         return TokenPath(self.family, self.log, self.experts, place.attention, *parts)
-
-
-def chunks(n: int, rows: int, static: bool) -> Iterator[slice]:
-    """Rows of a step, `rows` at a time. Single rows join their neighbours where shapes are dynamic: matrix kernels sum one row in
-    another order than several, and results shall not depend on the chunk."""
-    if not static and n > 1:
-        rows = max(rows, 2)
-    first = 0
-    while first < n:
-        last = min(first + rows, n)
-        if not static and n - last == 1:
-            last = n
-        yield slice(first, last)
-        first = last
 
 
 def wants_prefetch(package: Package, options: Options) -> bool:

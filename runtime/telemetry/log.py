@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.cache_rules import Form
-from runtime.telemetry.probes import Kind, Phase, Reason
+from runtime.cache_rules.forms import BACKENDS, Form, Reason
+from runtime.telemetry.probes import Kind, Phase
 from runtime.telemetry.profile import Timers
-
-BACKENDS = {1: "cpu", 2: "htp"}
 
 
 @dataclass

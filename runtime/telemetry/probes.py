@@ -1,6 +1,7 @@
 """The runtime's USDT probes: functions of the C extension `_probes`, or functions that do nothing where it is not built.
 
-The numbers below are the values of the probes' arguments; bpf/records.h and tracer/engines name them the same way.
+The numbers below and in `runtime.cache_rules.forms` are the values of the probes' arguments; bpf/records.h and tracer/engines
+name them the same way.
 """
 
 import sys
@@ -30,22 +31,6 @@ class Phase(IntEnum):
 
     PREFILL = 1
     DECODE = 2
-
-
-class Cache(IntEnum):
-    """Where an expert was when its layer began."""
-
-    HIT = 1
-    MISS = 2
-    PREFETCHED = 3
-
-
-class Reason(IntEnum):
-    """Why an expert was loaded."""
-
-    STARTUP = 0
-    DEMAND = 1
-    PREFETCH = 2
 
 
 def _nothing(*arguments: Any) -> None:

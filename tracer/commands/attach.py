@@ -4,7 +4,10 @@ import argparse
 
 from tracer.commands.options import add_options, session_options
 from tracer.commands.run import record
+from tracer.config import parse
 from tracer.target.process import Followed
+
+__all__ = ["EXAMPLES", "parse", "prepare_parser", "run"]
 
 EXAMPLES = """examples:
   sudo python -m tracer attach --pid 1234 --duration 10

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from moescope.plain import print_plain
 from tracer.commands.options import need_root, seconds, share
 from tracer.commands.run import python, say
 from tracer.errors import TargetError, TracerError
@@ -20,27 +21,42 @@ EXAMPLES = """examples:
   sudo python -m tracer compare --budget 600 --width 2% -o cmp -- python gen.py --threads 2 --vs python gen.py --threads 4
   sudo python -m tracer compare --trace "--levels token,operator" --runs 8 -- CMD_A --vs CMD_B
 the order is A B B A, so that a drift of the machine falls on both alike; the first pair warms caches and is not compared
-results: DIR/base, DIR/cand (recordings), DIR/regression.html, DIR/comparison.json; the exit code is that of `analyzer compare`
+results: DIR/base, DIR/cand (recordings), DIR/regression.html, DIR/comparison.json
+the exit code is that of `python -m analyzer compare`
 """
 SEPARATOR = "--vs"
 LEAST_PAIRS = 5
-"""With fewer runs per side no test can tell anything in a family of five metrics."""
+"""With fewer runs per side no test reaches significance in a family of five metrics."""
 EARLY_ALPHA = 0.001
-"""A verdict ends the runs only where it is this sure (R. Peto, 1976): who looks after every pair would otherwise see what is not
-there. An interval that is narrow enough ends them whatever it says, and costs no error rate."""
+"""A verdict ends the runs only at this level (R. Peto, 1976): testing after every pair inflates false alarms. An interval that is
+narrow enough ends them whatever it says, and costs no error rate."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("-o", "--output", type=Path, help="folder of the comparison (default: recordings/compare-<time>)")
-    parser.add_argument("--runs", type=int, default=0, metavar="N", help="exactly so many runs per side (default: as needed)")
-    parser.add_argument("--budget", type=seconds, default=300.0, metavar="TIME", help="stop after that time (default: 300)")
+    parser.add_argument("--runs", type=int, default=0, metavar="N", help="number of runs per side (default: as many as needed)")
     parser.add_argument(
-        "--width", type=share, default=0.03, metavar="PERCENT", help="interval that is narrow enough (default: 3%%)"
+        "--budget",
+        type=seconds,
+        default=300.0,
+        metavar="TIME",
+        help="longest time for all runs together, in seconds (default: 300)",
     )
-    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="runs per side that are not compared (default: 1)")
-    parser.add_argument("--trace", default="", metavar="OPTIONS", help='options of `tracer run`, in one word: "--levels token"')
-    parser.add_argument("--fail-on", action="append", default=[], metavar="WHAT", help="as in `analyzer compare`")
+    parser.add_argument(
+        "--width",
+        type=share,
+        default=0.03,
+        metavar="PERCENT",
+        help="stop once every confidence interval is narrower than this (default: 3%%)",
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=1, metavar="N", help="warm-up runs per side, left out of the comparison (default: 1)"
+    )
+    parser.add_argument(
+        "--trace", default="", metavar="OPTIONS", help='options for `python -m tracer run`, as one argument: "--levels token"'
+    )
+    parser.add_argument("--fail-on", action="append", default=[], metavar="WHAT", help="as in `python -m analyzer compare`")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND_A ARGUMENTS --vs COMMAND_B ARGUMENTS")
 
 
@@ -48,11 +64,11 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     """(command A, command B); raises where there are not exactly two."""
     words = words[1:] if words[:1] == ["--"] else words
     if words.count(SEPARATOR) != 1:
-        raise TracerError(f"two commands are needed: tracer compare -- COMMAND_A {SEPARATOR} COMMAND_B")
-    at = words.index(SEPARATOR)
-    if not words[:at] or not words[at + 1 :]:
-        raise TracerError(f"a command is empty: tracer compare -- COMMAND_A {SEPARATOR} COMMAND_B")
-    return words[:at], words[at + 1 :]
+        raise TracerError(f"two commands are needed: python -m tracer compare -- COMMAND_A {SEPARATOR} COMMAND_B")
+    middle = words.index(SEPARATOR)
+    if not words[:middle] or not words[middle + 1 :]:
+        raise TracerError(f"a command is empty: python -m tracer compare -- COMMAND_A {SEPARATOR} COMMAND_B")
+    return words[:middle], words[middle + 1 :]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -142,8 +158,8 @@ def report(args: argparse.Namespace, folder: Path, owner: Owner) -> int:
     (here / "comparison.json").write_text(json.dumps(document))
     owner.give(folder)
     for one in document["words"]:
-        print(one["text"])
+        print_plain(one["text"])
     for failure in document["failures"]:
-        print(f"limit broken: {failure}", file=sys.stderr)
-    print(f"report        {folder / 'regression.html'}   open it in a browser")
+        print_plain(f"limit broken: {failure}", sys.stderr)
+    print_plain(f"report        {folder / 'regression.html'}   open it in a browser")
     return code

@@ -8,7 +8,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
+from moescope.arguments import add_json
+from moescope.calling import as_called
+from moescope.plain import print_plain
 from tracer.errors import TracerError
 from tracer.kernel.btf import VMLINUX
 from tracer.kernel.libbpf import Kernel
@@ -16,7 +20,7 @@ from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.probes.calibration import measure
 from tracer.probes.perf_events import SYSCALL, TRACEFS, mount_tracefs
 from tracer.probes.uprobes import UPROBE
-from tracer.recording.paths import BPF_OBJECTS, BUILD, CALIBRATION, ROOT
+from tracer.recording.paths import BPF_OBJECTS, BUILD, CALIBRATION
 
 EXAMPLES = """examples:
   sudo python -m tracer doctor
@@ -38,7 +42,7 @@ class Check:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,20 +57,16 @@ def run(args: argparse.Namespace) -> int:
 
 def show(checks: list[Check]) -> None:
     """Print the checks as a table, and the remedies of what is missing."""
-    from rich.console import Console
-    from rich.table import Table
+    from moescope.terminal import console, grid, words
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "requirement", "for", "seen"):
-        table.add_column(column, overflow="fold")
+    table = grid("", "requirement", "for", "seen", left=4, fold=True)
     for check in checks:
-        mark = "[green]ok[/]" if check.ok else "[red]missing[/]" if check.required else "[yellow]absent[/]"
-        table.add_row(mark, check.name, check.needed_for, check.seen)
-    console = Console()
-    console.print(table)
+        mark = ("ok", "green") if check.ok else ("missing", "red") if check.required else ("absent", "yellow")
+        table.add_row(words(mark), check.name, check.needed_for, check.seen)
+    console().print(table)
     for check in checks:
         if not check.ok:
-            console.print(f"{check.name}: {check.remedy}", highlight=False, soft_wrap=True)
+            print_plain(f"{check.name}: {as_called(check.remedy)}")
 
 
 def _attempt(action: Callable[[], str]) -> tuple[bool, str]:
@@ -106,7 +106,7 @@ def _tracefs() -> Check:
 
 def _built() -> Check:
     missing = [path.name for path in (*BPF_OBJECTS.values(), CALIBRATION) if not path.exists()]
-    missing += [] if list((ROOT / "runtime").glob("_probes*.so")) else ["runtime/_probes"]
+    missing += [] if find_spec("runtime.telemetry._probes") else ["runtime/telemetry/_probes"]
     return Check(
         "built parts",
         "everything",

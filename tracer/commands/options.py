@@ -24,10 +24,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
     parser.add_argument("--levels", default="all", help=f"all, or a choice of {','.join(LEVELS)} (default: all)")
     parser.add_argument(
-        "--loader", choices=sorted(LOADERS), default="libbpf", help="how programs get into the kernel (default: libbpf)"
+        "--loader", choices=sorted(LOADERS), default="libbpf", help="library that loads the BPF programs (default: libbpf)"
     )
     parser.add_argument(
-        "--buffer", choices=("ring", "perf"), default="ring", help="how records leave the kernel; perf before 5.8 (default: ring)"
+        "--buffer",
+        choices=("ring", "perf"),
+        default="ring",
+        help="buffer that carries records from the kernel; kernels before 5.8 need perf (default: ring)",
     )
     help_text = "size of each of the two buffers (perf: of all CPUs together), a power of two"
     parser.add_argument("--ring-mib", type=int, default=RING_MIB, help=f"{help_text} (default: {RING_MIB})")
@@ -36,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--sched",
         choices=("target", "all"),
         default="target",
-        help="level sched: the target's threads and whoever displaced them, or every thread of the machine (default: target)",
+        help="threads that level sched watches: the target's and those that displace them, or all (default: target)",
     )
     parser.add_argument(
         "--pmc",
@@ -52,14 +55,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """When to stop, and what to leave out."""
     parser.add_argument(
-        "--duration", type=seconds, default=0.0, metavar="TIME", help="record so long: 10, 10s, 500ms (default: to the end)"
+        "--duration", type=seconds, default=0.0, metavar="TIME", help="how long to record: 10, 10s, 500ms (default: to the end)"
     )
     parser.add_argument("--tokens", type=int, default=0, metavar="N", help="stop recording after N token steps")
     parser.add_argument(
-        "--only-slower-than", type=seconds, default=0.0, metavar="TIME", help="keep only tokens that take longer: 50ms"
+        "--only-slower-than", type=seconds, default=0.0, metavar="TIME", help="keep only tokens that take longer than this: 50ms"
     )
     parser.add_argument(
-        "--min-tps", type=float, default=0.0, metavar="TPS", help="switch costly levels off while decode is slower, in tokens/s"
+        "--min-tps",
+        type=float,
+        default=0.0,
+        metavar="TPS",
+        help="switch costly levels off while decode is slower than this, in tokens/s",
     )
 
     parser.add_argument(
@@ -67,7 +74,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         type=share,
         default=0.0,
         metavar="PERCENT",
-        help="switch costly levels on for part of the time only, so that decode slows down by no more: 10%% (default: no limit)",
+        help="largest slowdown of decode; costly levels are on for part of the time only: 10%% (default: no limit)",
     )
 
 
@@ -94,7 +101,7 @@ def seconds(text: str) -> float:
 
 def add_probe_files(parser: argparse.ArgumentParser) -> None:
     """Functions and engines of the user's own."""
-    text = "TOML file that names functions or an engine to probe as well (docs/engines.md); may be given again"
+    text = "TOML file with further functions or an engine to probe (docs/engines.md); repeatable"
     parser.add_argument("--probes", type=Path, action="append", default=[], metavar="FILE", help=text)
 
 

@@ -7,6 +7,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from moescope.arguments import add_json
+from moescope.plain import print_plain
 from tracer.commands.options import add_probe_files, chosen_levels, need_root
 from tracer.engines import choose
 from tracer.errors import TracerError
@@ -26,11 +28,11 @@ EXAMPLES = """examples:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("file", nargs="+", type=Path, help="libraries or executables to look at")
-    parser.add_argument("--engine", default="auto", help="auto, or names separated by commas")
-    parser.add_argument("--levels", default="all", help="all, or levels separated by commas")
+    parser.add_argument("file", nargs="+", type=Path, help="libraries or executables to examine")
+    parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
+    parser.add_argument("--levels", default="all", help="all, or levels separated by commas (default: all)")
     add_probe_files(parser)
-    parser.add_argument("--json", action="store_true", help="machine-readable")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         row.ns_per_hit, row.ns_per_hit_cold = costs[kind], costs[f"cold_{kind}"]
     rows = probes.rows + probes.at_run_time()
     for warning in probes.warnings + probes.named.missing():
-        print(warning, file=sys.stderr)
+        print_plain(warning, sys.stderr)
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return 0
@@ -65,15 +67,13 @@ def run(args: argparse.Namespace) -> int:
 
 def print_table(rows: list[Row]) -> None:
     """One line for each probe; ns per hit with warm and with cold caches."""
-    from rich.console import Console
-    from rich.table import Table
+    from moescope.terminal import console, grid
 
-    table = Table(box=None)
-    for name in ("level", "program", "site", "at", "instruction", "ns/hit", "cold", "why"):
-        table.add_column(name, justify="right" if name in ("ns/hit", "cold") else "left", overflow="fold")
+    columns = ("level", "program", "site", "at", "instruction", "ns/hit", "cold", "why")
+    table = grid(*columns, left=tuple(name for name in columns if name not in ("ns/hit", "cold")), fold=True)
     for row in rows:
         later = row.offset < 0
         site = row.symbol if later else f"{os.path.basename(row.library)}+{row.offset:#x} {row.symbol}"
         costs = ("", "") if later else (f"{row.ns_per_hit:.0f}", f"{row.ns_per_hit_cold:.0f}")
         table.add_row(row.level, row.program, site, row.at, row.instruction, *costs, row.why)
-    Console().print(table)
+    console().print(table)

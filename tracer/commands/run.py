@@ -10,12 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from moescope.calling import as_called
+from moescope.plain import plain_text, print_plain
 from tracer.commands.options import add_options, session_options
+from tracer.config import parse
 from tracer.control.status import Status
 from tracer.errors import TargetError, TracerError
 from tracer.recording.paths import BUILD, VENV_PYTHON, Owner
 from tracer.session import Options, Session
 from tracer.target.process import Followed, Target
+
+__all__ = ["EXAMPLES", "parse", "prepare_parser", "record", "run"]
 
 EXAMPLES = """examples:
   sudo python -m tracer run                                  the bundled demo: prefill on NPU (emulated on x86-64), decode on CPU
@@ -73,7 +78,7 @@ def demo_command(options: Options) -> list[str]:
 
 def say(line: str) -> None:
     """One line of progress."""
-    print(f"moescope: {line}", file=sys.stderr, flush=True)
+    print(f"moescope: {plain_text(line)}", file=sys.stderr, flush=True)
 
 
 def record(options: Options, make_target: Any, with_views: bool) -> int:
@@ -146,7 +151,8 @@ def write_results(options: Options) -> None:
     as_owner(options.owner, ["-m", "views", "write", folder])
     as_owner(options.owner, ["-m", "analyzer", "summary", folder])
     here = Path(folder)
-    print(f"recording     {here}")
-    print(f"timeline      {here / 'trace.pftrace'}   open: python -m views open {here}   (or drop it on ui.perfetto.dev)")
-    print(f"report        {here / 'report.html'}   open it in a browser")
-    print(f"ProfDAG       {here / 'profdag.html'}   open it in a browser")
+    show_it = f"open: {as_called('python -m views open')} {here}   (or drop it on ui.perfetto.dev)"
+    print_plain(f"recording     {here}")
+    print_plain(f"timeline      {here / 'trace.pftrace'}   {show_it}")
+    print_plain(f"report        {here / 'report.html'}   open it in a browser")
+    print_plain(f"ProfDAG       {here / 'profdag.html'}   open it in a browser")

@@ -60,10 +60,6 @@ class StepLatency:
         more = (_row(context, missed) - self.typical) @ self.coefficients
         return float(more) if self.steps > len(self.coefficients) else 0.0
 
-    def slower_than(self, tokens_per_s: float, context: int, missed: int) -> bool:
-        """Will the next step miss this speed? Never before enough steps were seen."""
-        return self.steps > len(self.coefficients) and self.predict(context, missed) > 1 / tokens_per_s
-
     def error(self) -> dict[str, float]:
         """Relative error of the latest predictions: median and 90th percentile of its size, and its mean (bias)."""
         if not self._errors:

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from elftools.elf.elffile import ELFFile
 
+from tracer.errors import TracerError
+
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
 
 INT, PTR, ARRAY, STRUCT, UNION, ENUM = 1, 2, 3, 4, 5, 6
@@ -15,7 +17,7 @@ MEMBER_BYTES = {STRUCT: 12, UNION: 12, ENUM: 8, 13: 8, 15: 12, 19: 12}
 FIXED_BYTES = {INT: 4, ARRAY: 12, 14: 4, 17: 4}
 
 
-class BtfError(Exception):
+class BtfError(TracerError):
     """The BTF data is missing, damaged, or lacks a type."""
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from moescope.errors import UserError
+
 SCHEMA_VERSION = 1
 RING_HEADER_BYTES = 8
 BUSY, DISCARD = 1 << 31, 1 << 30
@@ -22,7 +24,7 @@ FIRST_DETAIL = 64
 KIND_OFFSET = RING_HEADER_BYTES + 16
 
 
-class RecordingError(Exception):
+class RecordingError(UserError):
     """A recording cannot be written or read; the message names the file and the remedy."""
 
 

@@ -7,18 +7,20 @@ examples:
 
 import argparse
 
-from views.write_outputs import add_arguments, announce, make_dag, progress
+from moescope.arguments import add_token
+from moescope.terminal import progress
+from views.write_outputs import add_arguments, announce, make_dag
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_arguments(parser)
-    parser.add_argument("--token", metavar="N", type=int, help="token_id; default: the middle decode token, else the first token")
+    add_token(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write it."""
-    with progress() as step:
+    with progress("reading the recording") as step:
         made = make_dag(args.run_dir, args.out, step, args.token)
     announce(made, args.json)
     return 0

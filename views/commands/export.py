@@ -10,24 +10,25 @@ In CSV, a text that a spreadsheet would compute (it begins with =, +, - or @) ha
 """
 
 import argparse
-from pathlib import Path
 
+from moescope.arguments import add_json, add_out, add_run, add_token
+from moescope.terminal import progress
 from views.exporting import FORMATS
-from views.write_outputs import announce, progress
+from views.write_outputs import announce
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--format", choices=sorted(FORMATS), required=True)
-    parser.add_argument("--out", metavar="PATH", type=Path, help="file, for csv and parquet a folder; default: inside RUN")
-    parser.add_argument("--token", metavar="N", type=int, help="graphml: token_id; default: the middle decode token")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    add_run(parser)
+    parser.add_argument("--format", choices=sorted(FORMATS), required=True, help="format of the files; --token is for graphml")
+    add_out(parser, "inside RUN; for csv and parquet a folder", "PATH")
+    add_token(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write it."""
-    with progress() as step:
+    with progress("reading the recording") as step:
         step(f"writing {args.format}")
         made = FORMATS[args.format](args.run_dir, args.out, args.token)
     announce(made, args.json)

@@ -8,30 +8,36 @@ examples:
 
 import argparse
 import webbrowser
-from pathlib import Path
 
+from moescope.arguments import add_run
+from moescope.plain import plain_text
+from moescope.terminal import progress
 from views.serving import UI_PORT, address, server
-from views.write_outputs import TRACE, make_trace, progress
+from views.write_outputs import TRACE, make_trace
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--offline", action="store_true", help="serve the UI too")
-    parser.add_argument("--port", type=int, help=f"default: {UI_PORT}, which ui.perfetto.dev insists on; offline: a free one")
-    parser.add_argument("--no-browser", action="store_true", help="print the address, start no browser")
+    add_run(parser)
+    parser.add_argument("--offline", action="store_true", help="serve the Perfetto UI from this machine too; needs no network")
+    parser.add_argument(
+        "--port",
+        type=int,
+        help=f"port to serve on (default: {UI_PORT}, the one that ui.perfetto.dev reads; with --offline a free one)",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address and start no browser")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the trace if it is not there, then serve it until interrupted."""
     trace = args.run_dir / TRACE
     if not trace.is_file():
-        with progress() as step:
+        with progress("reading the recording") as step:
             make_trace(args.run_dir, None, step)
     port = args.port if args.port is not None else 0 if args.offline else UI_PORT
     with server(trace, args.offline, port) as served:
         url = address(served, args.offline)
-        print(f"{url}\nserving {trace}; Ctrl-C ends", flush=True)
+        print(f"{url}\nserving {plain_text(trace)}; Ctrl-C ends", flush=True)
         if not args.no_browser:
             webbrowser.open(url)
         served.serve_forever()

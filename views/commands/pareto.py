@@ -9,6 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
+from moescope.arguments import add_json, add_out
 from views.errors import ViewError
 from views.write_outputs import announce
 
@@ -16,8 +17,8 @@ from views.write_outputs import announce
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("sweep", metavar="FILE", type=Path, help="what `python -m analyzer simulate --json` printed")
-    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("pareto.html"), help="default: pareto.html")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    add_out(parser, Path("pareto.html"))
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         written = write_pareto(json.loads(args.sweep.read_text()), args.out)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ViewError(f"{args.sweep} is no sweep ({error!r}); make one with `analyzer simulate --json`") from None
+        raise ViewError(f"{args.sweep} is no sweep ({error!r}); make one with `python -m analyzer simulate --json`") from None
     announce({"path": str(args.out), "bytes": written}, args.json)
     return 0

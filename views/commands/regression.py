@@ -10,6 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
+from moescope.arguments import add_json, add_out
 from views.errors import ViewError
 from views.write_outputs import announce
 
@@ -17,8 +18,8 @@ from views.write_outputs import announce
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("comparison", metavar="FILE", type=Path, help="what `python -m analyzer compare --json` printed")
-    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("regression.html"), help="default: regression.html")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    add_out(parser, Path("regression.html"))
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         written = write_regression(json.loads(args.comparison.read_text()), args.out)
     except (ValueError, KeyError, TypeError) as error:
-        raise ViewError(f"{args.comparison} is no comparison ({error!r}); make one with `analyzer compare --json`") from None
+        raise ViewError(
+            f"{args.comparison} is no comparison ({error!r}); make one with `python -m analyzer compare --json`"
+        ) from None
     announce({"path": str(args.out), "bytes": written}, args.json)
     return 0

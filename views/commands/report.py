@@ -7,7 +7,8 @@ examples:
 
 import argparse
 
-from views.write_outputs import add_arguments, announce, make_report, progress
+from moescope.terminal import progress
+from views.write_outputs import add_arguments, announce, make_report
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write it."""
-    with progress() as step:
+    with progress("reading the recording") as step:
         made = make_report(args.run_dir, args.out, step)
     announce(made, args.json)
     return 0

@@ -10,11 +10,13 @@ import argparse
 import time
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from moescope.arguments import add_run
+from moescope.terminal import console, grid, words
 from tracer.recording.format import RecordingError
 from views.errors import ViewError
 from views.live import Names, Snapshot, snapshot
@@ -24,14 +26,12 @@ MOST_GROUPS, LEAST = 8, 0.005
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", nargs="?", type=Path, help="default: the newest folder under recordings/")
+    add_run(parser, newest=True)
+    parser.add_argument("--every", metavar="S", type=float, default=5.0, help="seconds between two updates (default: 5)")
     parser.add_argument(
-        "--every", metavar="S", type=float, default=5.0, help="seconds between two pictures (default %(default)s)"
+        "--window", metavar="S", type=float, default=10.0, help="seconds that the figures cover, up to now (default: 10)"
     )
-    parser.add_argument(
-        "--window", metavar="S", type=float, default=10.0, help="what figures cover (default: the last %(default)s s)"
-    )
-    parser.add_argument("--once", action="store_true", help="one picture")
+    parser.add_argument("--once", action="store_true", help="show one picture and end")
 
 
 def newest(folder: Path) -> Path:
@@ -58,23 +58,24 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
     second = [f"{now.records:,} records", f"{now.lost:,} lost", f"last {now.seconds:,.1f} s", now.state, str(run_dir)]
     if now.off:
         second.append(f"off: {', '.join(now.off)}")
-    return Text("   ".join(part for part in parts if part), style="bold") + Text("\n" + " | ".join(second), style="dim")
+    first = "   ".join(part for part in parts if part)
+    return words((first, "bold")) + Text("\n") + words((" | ".join(second), "dim"))
 
 
 def phases(now: Snapshot) -> Table:
     """Where a mean step's time goes."""
-    table = Table("phase", "ms a step", "where", box=None, header_style="bold")
+    table = grid("phase", "ms a step", "where", left=3, fold=True)
     for phase, groups in now.phases.items():
         total = max(groups["total"], 1e-9)
         ranked = sorted(((ms, name) for name, ms in groups.items() if name != "total" and ms >= LEAST * total), reverse=True)
-        told = ", ".join(f"{name} {ms / total:.0%}" for ms, name in ranked[:MOST_GROUPS])
-        table.add_row(Text(phase or "unknown"), f"{total:,.2f}", Text(told))
+        shares = ", ".join(f"{name} {ms / total:.0%}" for ms, name in ranked[:MOST_GROUPS])
+        table.add_row(phase or "unknown", f"{total:,.2f}", shares)
     return table
 
 
 def operators(now: Snapshot) -> Table:
     """The costliest operator types."""
-    table = Table("operator", "runs", "ms", "share", "mean µs", "waiting", box=None, header_style="bold")
+    table = grid("operator", "runs", "ms", "share", "mean µs", "waiting", fold=True)
     for row in now.operators:
         figures = (
             f"{row['count']:,}",
@@ -83,7 +84,7 @@ def operators(now: Snapshot) -> Table:
             f"{row['mean_us']:,.1f}",
             f"{row['wait_share']:.0%}",
         )
-        table.add_row(Text(row["type"]), *figures)
+        table.add_row(row["type"], *figures)
     return table
 
 
@@ -97,15 +98,15 @@ def run(args: argparse.Namespace) -> int:
     """Show pictures until the recording is complete, or one."""
     run_dir, names = args.run_dir or newest(Path("recordings")), Names()
     if args.once:
-        Console().print(picture(snapshot(run_dir, names, args.window), None, run_dir))
+        console().print(picture(snapshot(run_dir, names, args.window), None, run_dir))
         return 0
     before: Snapshot | None = None
-    with Live(auto_refresh=False) as live:
+    with Live(console=console(), auto_refresh=False) as live:
         while before is None or before.state == "recording":
             try:
                 now = snapshot(run_dir, names, args.window)
             except RecordingError as error:
-                live.update(Text(f"waiting: {error}"), refresh=True)
+                live.update(words(f"waiting: {error}"), refresh=True)
             else:
                 live.update(picture(now, before, run_dir), refresh=True)
                 before = now

@@ -12,20 +12,23 @@ An optrace does not say which execution it is of; without --execute it is drawn 
 import argparse
 from pathlib import Path
 
-from views.write_outputs import add_arguments, announce, make_trace, progress
+from moescope.terminal import progress
+from views.write_outputs import add_arguments, announce, make_trace
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_arguments(parser)
-    parser.add_argument("--gzip", action="store_true", help="compress: a third of the size or less, half the speed")
-    parser.add_argument("--optrace", metavar="FILE", type=Path, help="the NPU's threads too, from an optrace (Chrome's form)")
-    parser.add_argument("--execute", metavar="N", type=int, help="execute_id that the optrace is of")
+    parser.add_argument("--gzip", action="store_true", help="compress the file: a third of the size or less, at half the speed")
+    parser.add_argument(
+        "--optrace", metavar="FILE", type=Path, help="draw the NPU's threads too, from an optrace in Chrome's format"
+    )
+    parser.add_argument("--execute", metavar="N", type=int, help="execute_id of the execution in the optrace")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write it."""
-    with progress() as step:
+    with progress("reading the recording") as step:
         made = make_trace(args.run_dir, args.out, step, args.gzip, args.optrace, args.execute)
     announce(made, args.json)
     return 0

@@ -8,26 +8,30 @@ examples:
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from analyzer.questions.profdag import DagError
-from views.write_outputs import announce, make_dag, make_report, make_trace, progress
+from analyzer.tables.store import load
+from moescope.arguments import add_json, add_run
+from moescope.plain import print_plain
+from moescope.terminal import progress
+from views.write_outputs import announce, make_dag, make_report, make_trace
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    add_run(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write all three; a recording without operators has no ProfDAG, which is said and is no error."""
     made, reason = [], ""
-    with progress() as step:
-        made.append(make_trace(args.run_dir, None, step))
-        made.append(make_report(args.run_dir, None, step))
+    with progress("reading the recording") as step:
+        tables = load(args.run_dir)
+        made.append(make_trace(args.run_dir, None, step, tables=tables))
+        made.append(make_report(args.run_dir, None, step, tables))
         try:
-            made.append(make_dag(args.run_dir, None, step))
+            made.append(make_dag(args.run_dir, None, step, tables=tables))
         except DagError as error:
             reason = str(error)
     if args.json:
@@ -36,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
     for one in made:
         announce(one, False)
     if reason:
-        print(f"no ProfDAG page: {reason}", file=sys.stderr)
+        print_plain(f"no ProfDAG page: {reason}", sys.stderr)
     return 0

@@ -1,5 +1,6 @@
 """`profdag.html`: one token's operators as an interactive page; layout.py places, static/profdag.js draws and moves."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from analyzer.records.spans import Nest
 from views.profdag.layout import document, drawn, lay_out
 from views.report.page import write_page
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
 def about_token(tables: Tables, manifest: dict[str, Any], token_id: int) -> dict[str, Any]:

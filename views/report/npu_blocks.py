@@ -1,5 +1,6 @@
 """The report's blocks on the NPU beyond its executions: what does not add up, experts, idle time, host stages."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -53,7 +54,7 @@ def stages(facts: Facts) -> list[Block]:
     return [table(columns, rows, "Host's stages in ONNX Runtime's QNN provider")] if rows else []
 
 
-def blocks(tables: dict[str, pd.DataFrame]) -> list[Block]:
+def blocks(tables: Mapping[str, pd.DataFrame]) -> list[Block]:
     """All of them."""
     facts = statistics(tables)
     made = [*findings(facts), *beside(facts), *by_expert(facts), *stages(facts)]

@@ -14,7 +14,7 @@ A chart, heat or table may carry the `query` that gives its figures: SQL for `py
 """
 
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ import pandas as pd
 
 from analyzer.questions.ceilings import Ceilings
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 Block = dict[str, Any]
 MS, US = 1e6, 1e3
 MAX_POINTS = 1500

@@ -1,9 +1,11 @@
 """Which expert run used what a prefetch had loaded: the two ends of an arrow in the timeline."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 PREFETCH, STEP = 1 << 41, 1 << 42  # added to a load's and a step's number, so that their arrows are not those of graphs
 KEYS = ["layer", "expert"]
 

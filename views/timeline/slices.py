@@ -3,7 +3,7 @@
 Slices of one thread must nest. `lanes` proves it, or moves those that do not nest to lanes of their own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 from views.timeline.flows import PREFETCH, STEP, flow_of, prefetched_runs
 from views.timeline.protobuf import _messages
 
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 SMALL = 1 << 16
 
 

@@ -1,14 +1,15 @@
 """One regressor for each kernel, log time from a law and sizes: of several the best by cross-validation, with its environment."""
 
+import json
 import platform
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 import onnxruntime
 import sklearn
@@ -28,6 +29,10 @@ from analyzer.predict.kernels.law import Law, passes, terms
 
 SIZES = 6
 """Columns of `features` before the law's terms."""
+FORMAT = 1
+"""Of the file that `Predictors.save` writes."""
+LARGEST = 1 << 31
+"""No size of a shape is larger."""
 
 
 def features(kernel: str, shapes: list[Shape], held: np.ndarray | None = None) -> np.ndarray:
@@ -100,8 +105,8 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
 }
 
 
-def fit(kernel: str, shapes: list[Shape], times: np.ndarray, candidates: tuple[str, ...]) -> tuple[str, Any]:
-    """(name, regressor of log time): of these candidates the one with the least 5-fold error."""
+def choose(kernel: str, shapes: list[Shape], times: np.ndarray, candidates: tuple[str, ...]) -> str:
+    """Of these regressors of log time the one with the least 5-fold error."""
     given, wanted = features(kernel, shapes), np.log(times)
     folds = KFold(5, shuffle=True, random_state=0)
     with warnings.catch_warnings():
@@ -110,8 +115,7 @@ def fit(kernel: str, shapes: list[Shape], times: np.ndarray, candidates: tuple[s
             name: cross_val_score(CANDIDATES[name](), given, wanted, cv=folds, scoring="neg_mean_absolute_error").mean()
             for name in candidates
         }
-        best = max(scores, key=scores.__getitem__)
-        return best, CANDIDATES[best]().fit(given, wanted)
+    return max(scores, key=scores.__getitem__)
 
 
 def quick_fit(kernel: str) -> Callable[[list[Shape], np.ndarray], Callable[[list[Shape]], np.ndarray]]:
@@ -124,58 +128,97 @@ def quick_fit(kernel: str) -> Callable[[list[Shape], np.ndarray], Callable[[list
     return fitted
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """What was measured of a kernel, and the regressor that was chosen for it. times: [shapes]."""
+
+    name: str
+    shapes: list[Shape]
+    times: np.ndarray
+    chosen: str
+
+    @cached_property
+    def regressor(self) -> Any:
+        """The chosen regressor of log time, fitted to all that was measured."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return CANDIDATES[self.chosen]().fit(features(self.name, self.shapes), np.log(self.times))
+
+    def knows(self, shape: Shape) -> bool:
+        """Does the shape lie within what was measured?"""
+        own = [s.of(self.name.split("+")[0]) for s in self.shapes]
+        measured = np.array([[s.rows, s.k, s.n] for s in own])
+        given = np.array([shape.rows, shape.k, shape.n])
+        return bool((given >= measured.min(0)).all() and (given <= measured.max(0)).all())
+
+
 @dataclass
 class Predictors:
-    """Regressors by kernel, the pairs that fuse, and where all of it was measured."""
+    """Kernels by name, the pairs that fuse, and where all of it was measured."""
 
     unit: str
     fused: set[tuple[str, str]]
     candidates: tuple[str, ...] = tuple(CANDIDATES)
-    models: dict[str, Any] = field(default_factory=dict)
-    chosen: dict[str, str] = field(default_factory=dict)
-    ranges: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     def train(self, kernel: str, shapes: list[Shape], times: np.ndarray) -> None:
         """Learn one kernel from measured shapes."""
-        self.chosen[kernel], self.models[kernel] = fit(kernel, shapes, times, self.candidates)
-        given = np.array([[s.rows, s.k, s.n] for s in (shape.of(kernel.split("+")[0]) for shape in shapes)])
-        self.ranges[kernel] = (given.min(0), given.max(0))
+        self.kernels[kernel] = Kernel(kernel, shapes, times, choose(kernel, shapes, times, self.candidates))
 
     def kernel(self, kernel: str, shapes: list[Shape], held: np.ndarray | None = None) -> np.ndarray:
         """Predicted times; `held`: bytes of weights in the whole model."""
-        if kernel not in self.models:
-            raise PredictError(f"kernel {kernel} was never measured: train it, known are {', '.join(sorted(self.models))}")
-        return np.asarray(np.exp(self.models[kernel].predict(features(kernel, shapes, held))))
+        if kernel not in self.kernels:
+            raise PredictError(f"kernel {kernel} was never measured: train it, known are {', '.join(sorted(self.kernels))}")
+        return np.asarray(np.exp(self.kernels[kernel].regressor.predict(features(kernel, shapes, held))))
+
+    def parts(self, links: list[Link]) -> list[tuple[str, Shape, float]]:
+        """The kernels of a chain: (name, shape, time)."""
+        held = np.array([sum(shape.weights(name) for name, shape in links)])
+        kernels = [(kernel_name(part), part[0][1]) for part in split(links, self.fused)]
+        return [(name, shape, float(self.kernel(name, [shape], held)[0])) for name, shape in kernels]
 
     def chain(self, links: list[Link]) -> tuple[float, list[str]]:
         """(time of a chain as the sum over its kernels, warnings of shapes beyond what was measured)."""
-        total, told = 0.0, []
-        held = sum(shape.weights(name) for name, shape in links)
-        for part in split(links, self.fused):
-            name, shape = kernel_name(part), part[0][1]
-            total += float(self.kernel(name, [shape], np.array([held]))[0])
-            low, high = self.ranges[name]
-            given = np.array([shape.rows, shape.k, shape.n])
-            if (given < low).any() or (given > high).any():
-                told.append(f"{name} at {shape.rows} x {shape.k} x {shape.n} is outside the measured shapes")
-        return total, told
+        parts = self.parts(links)
+        unknown = [(name, shape) for name, shape, _ in parts if not self.kernels[name].knows(shape)]
+        warned = [f"{name} at {s.rows} x {s.k} x {s.n} is outside the measured shapes" for name, s in unknown]
+        return sum(time for *_, time in parts), warned
 
     def save(self, file: Path, backend: str) -> None:
-        """Write everything, with what it was measured on."""
+        """Write as JSON what was measured, what was chosen, and on what; `load` fits the same regressors to it again."""
         self.environment = environment(backend)
-        joblib.dump(self, file)
+        kernels = {
+            one.name: {"regressor": one.chosen, "shapes": [astuple(s) for s in one.shapes], "times": one.times.tolist()}
+            for one in self.kernels.values()
+        }
+        facts = {"format": FORMAT, "unit": self.unit, "fused": sorted(self.fused), "measured_on": self.environment}
+        file.write_text(json.dumps(facts | {"kernels": kernels}) + "\n")
 
 
 def load(file: Path) -> Predictors:
-    """Read saved predictors; those of another scikit-learn are refused. Only files of your own: loading runs what they say."""
+    """Read saved predictors; nothing in the file is run. A regressor is fitted when its kernel is first asked for."""
     try:
-        found = joblib.load(file)
-    except (OSError, ValueError, KeyError, EOFError, AttributeError, ModuleNotFoundError) as error:
+        facts = json.loads(file.read_text())
+        if facts["format"] != FORMAT:
+            raise PredictError(f"{file} is of format {facts['format']}, this program reads {FORMAT}: train again")
+        kernels = {str(name): _kernel(str(name), one) for name, one in facts["kernels"].items()}
+        fused = {(str(first), str(second)) for first, second in facts["fused"]}
+        measured_on = {str(key): str(value) for key, value in facts["measured_on"].items()}
+        return Predictors(str(facts["unit"]), fused, kernels=kernels, environment=measured_on)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PredictError(f"{file} holds no predictors ({error!r}): train again") from None
-    if not isinstance(found, Predictors) or found.environment.get("sklearn") != sklearn.__version__:
-        raise PredictError(f"{file} was written by another version of scikit-learn or is something else: train again")
-    return found
+
+
+def _kernel(name: str, facts: dict[str, Any]) -> Kernel:
+    shapes = [Shape(*map(int, sizes)) for sizes in facts["shapes"]]
+    times, chosen = np.array(facts["times"], float), facts["regressor"]
+    sizes = np.array([astuple(shape) for shape in shapes])
+    if not set(name.split("+")) <= OPERATORS.keys() or chosen not in CANDIDATES or times.shape != (len(shapes),):
+        raise ValueError(f"kernel {name}")
+    if not len(shapes) or sizes.min() < 1 or sizes.max() > LARGEST or not (np.isfinite(times) & (times > 0)).all():
+        raise ValueError(f"sizes or times of kernel {name}")
+    return Kernel(name, shapes, times, chosen)
 
 
 def environment(backend: str) -> dict[str, str]:

@@ -4,24 +4,29 @@ The NPU counts as busy from a graphExecute to its return (or to the notice of it
 busy while a thread of the program runs that is not in an execution itself and is none of the emulator's own.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analyzer.records import time_sets
-from analyzer.records.schema import conform, empty, reads
+from analyzer.records.intervals import Intervals, common, covered, merged, uncovered
+from analyzer.records.schema import conform, empty
 from analyzer.records.spans import NONE, latest
-from analyzer.records.time_sets import TimeSet
 
 EMULATOR_THREADS = r"thr_h[vml]x_"
 STATES = ("running", "runnable", "sleeping", "waiting")
-Tables = dict[str, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 
 
-def spans_of(frame: pd.DataFrame) -> TimeSet:
-    """The time that a table's rows cover."""
-    return time_sets.union(frame["begin_ns"].to_numpy(), frame["end_ns"].to_numpy())
+def spans_of(frame: pd.DataFrame) -> Intervals:
+    """A table's rows by thread."""
+    return Intervals(*(frame[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
+
+
+def anyone(spans: Intervals) -> Intervals:
+    """The time that any of the intervals covers, whatever their keys."""
+    return merged(Intervals.of(spans.begin, spans.end))
 
 
 def gap_table(tables: Tables) -> pd.DataFrame:
@@ -37,23 +42,16 @@ def gap_table(tables: Tables) -> pd.DataFrame:
 
 def gaps_of(runs: pd.DataFrame, states: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
     """The gaps of one process, each with the state of the thread that ended it by submitting."""
-    busy = spans_of(runs)
-    begin, end = busy[:-1, 1], busy[1:, 0]
+    busy = anyone(spans_of(runs))
+    begin, end = busy.end[:-1], busy.begin[1:]
     starts = runs.sort_values("begin_ns", kind="stable")
     after = starts.iloc[np.searchsorted(starts["begin_ns"].to_numpy(), end)]
     frame = pd.DataFrame({"begin_ns": begin, "end_ns": end, "duration_ns": end - begin, "pid": after["pid"].to_numpy()})
     frame["tid"], frame["execute_id"] = after["tid"].to_numpy(), after["execute_id"].to_numpy()
-    tid, pid, opened, closed = (states[name].to_numpy() for name in ("tid", "pid", "begin_ns", "end_ns"))
-    in_state = {state: reads(states["state"], state) for state in STATES}
-    threads = frame.groupby("tid").indices
-    for state, those in in_state.items():
-        spent = np.zeros(len(frame), np.int64)
-        for thread, rows in threads.items():
-            mine = np.flatnonzero(those & (tid == thread))
-            spent[rows] = time_sets.covered_by_each(opened[mine], closed[mine], begin[rows], end[rows])
-        frame[f"{state}_ns"] = spent
-    mine = np.flatnonzero(in_state["running"] & (pid == int(runs["pid"].iloc[0])))
-    frame["cpu_ns"] = time_sets.covered_by_each(opened[mine], closed[mine], begin, end)
+    for state in STATES:
+        frame[f"{state}_ns"] = covered(spans_of(states[states["state"] == state]), spans_of(frame))
+    running = spans_of(states[(states["state"] == "running") & (states["pid"] == int(runs["pid"].iloc[0]))])
+    frame["cpu_ns"] = covered(Intervals.of(running.begin, running.end), Intervals.of(begin, end))
     frame["doing"] = doing(frame, operators)
     return frame
 
@@ -67,18 +65,14 @@ def doing(frame: pd.DataFrame, operators: pd.DataFrame) -> np.ndarray:
     return np.where(inside, np.append(ordered["type"].to_numpy(object), "")[row], "")
 
 
-def cpu_busy(tables: Tables, pid: int) -> TimeSet:
+def cpu_busy(tables: Tables, pid: int) -> Intervals:
     """When the program's own work ran on a CPU."""
     states, names = tables["thread_states"], tables["threads"]
     emulator = names[names["name"].str.match(EMULATOR_THREADS)]["tid"]
-    running = reads(states["state"], "running") & (states["pid"] == pid).to_numpy()
+    running = ((states["state"] == "running") & (states["pid"] == pid)).to_numpy()
     mine = states[running & ~states["tid"].isin(emulator).to_numpy()]
-    executes, parts = tables["qnn_executes"], []
-    for tid, rows in mine.groupby("tid"):
-        own = executes[(executes["tid"] == tid) & ~executes["asynchronous"]]
-        parts.append(time_sets.subtract(spans_of(rows), spans_of(own)))
-    whole = np.concatenate([*parts, np.empty((0, 2), np.int64)])
-    return time_sets.union(whole[:, 0], whole[:, 1])
+    executes = tables["qnn_executes"]
+    return anyone(uncovered(merged(spans_of(mine)), spans_of(executes[~executes["asynchronous"]])))
 
 
 def overlap(tables: Tables) -> dict[str, Any]:
@@ -87,13 +81,13 @@ def overlap(tables: Tables) -> dict[str, Any]:
     if not len(executes) or not len(tables["thread_states"]):
         return {}
     pid = int(executes["pid"].value_counts().index[0])
-    npu = spans_of(executes[executes["pid"] == pid])
+    npu = anyone(spans_of(executes[executes["pid"] == pid]))
     if not len(npu):
         return {}
-    first, last = int(npu[0, 0]), int(npu[-1, 1])
-    cpu = time_sets.intersect(cpu_busy(tables, pid), np.array([[first, last]]))
-    both, whole = time_sets.length(time_sets.intersect(npu, cpu)), last - first
-    one = {"both": both, "npu_only": time_sets.length(npu) - both, "cpu_only": time_sets.length(cpu) - both}
+    first, last = int(npu.begin[0]), int(npu.end[-1])
+    cpu = common(cpu_busy(tables, pid), Intervals.of(npu.begin[:1], npu.end[-1:]))
+    both, whole = int(common(npu, cpu).length.sum()), last - first
+    one = {"both": both, "npu_only": int(npu.length.sum()) - both, "cpu_only": int(cpu.length.sum()) - both}
     return {
         "window_ms": whole / 1e6,
         **{f"{k}_ms": v / 1e6 for k, v in one.items()},

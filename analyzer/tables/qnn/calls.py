@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 
-from analyzer.records.reading import Source, Spans
+from analyzer.records.reading import Source
 from analyzer.records.schema import conform
 from analyzer.records.spans import NONE, latest
 from analyzer.tables.qnn.enums import CALLS, CONTEXT_FREE, CONTEXT_GET_BINARY, FIRST_STAGE, STAGES, Work
-from analyzer.tables.qnn.objects import Objects
+from analyzer.tables.qnn.objects import Calls, Objects
 
 EXECUTE_STAGE, HARVEST_STAGE = "execute", "harvest"
 
@@ -18,20 +18,21 @@ def by_number(numbers: np.ndarray, names: dict[int, str]) -> np.ndarray:
     return np.array([*(names.get(v, str(v)) for v in values.tolist()), ""], object)[inverse]
 
 
-def separate_stages(source: Source) -> None:
-    """Let the stages of the host, which come as calls with numbers of their own, be records of a kind of their own."""
-    for edge in ("begin", "end"):
-        rows = source.rows(f"qnn_call_{edge}")
-        is_stage = rows["call"] >= FIRST_STAGE
-        source.replace(f"qnn_stage_{edge}", rows.where(is_stage))
-        source.replace(f"qnn_call_{edge}", rows.where(~is_stage))
-
-
-def calls(source: Source, spans: Spans, objects: Objects) -> pd.DataFrame:
-    """The table `qnn_calls`."""
+def calls_and_stages(source: Source) -> tuple[Calls, Calls]:
+    """(calls, stages of the host): stages come as calls with numbers of their own."""
     begin, end = source.rows("qnn_call_begin"), source.rows("qnn_call_end")
-    at = np.where(spans.end >= 0, spans.end, len(end))
-    made, status, written = (np.append(end[name], none)[at] for name, none in (("handle", 0), ("status", NONE), ("bytes", 0)))
+    parts = []
+    for kind, wanted in (("qnn_call", lambda call: call < FIRST_STAGE), ("qnn_stage", lambda call: call >= FIRST_STAGE)):
+        begins, ends = begin.where(wanted(begin["call"])), end.where(wanted(end["call"]))
+        parts.append(Calls(begins, ends, source.spans(kind, ("call",), begin=begins, end=ends)))
+    return parts[0], parts[1]
+
+
+def call_table(source: Source, calls: Calls, objects: Objects) -> pd.DataFrame:
+    """The table `qnn_calls`."""
+    begin, end, spans = calls.begin, calls.end, calls.spans
+    row = np.where(spans.end >= 0, spans.end, len(end))
+    made, status, written = (np.append(end[name], none)[row] for name, none in (("handle", 0), ("status", NONE), ("bytes", 0)))
     handle = np.where(made != 0, made, begin["handle"])
     object_id = objects.made_by(len(begin))
     finalized = np.isin(begin["call"], Work.FINALIZE.value)
@@ -54,13 +55,12 @@ def calls(source: Source, spans: Spans, objects: Objects) -> pd.DataFrame:
     )
 
 
-def stages(source: Source, spans: Spans, executes: pd.DataFrame) -> pd.DataFrame:
+def stage_table(source: Source, stages: Calls, executes: pd.DataFrame) -> pd.DataFrame:
     """The table `qnn_stages`; what surrounds graphExecute within its stage becomes the stages `input` and `output`."""
-    begin = source.rows("qnn_stage_begin")
+    begin, spans = stages.begin, stages.spans
     name = by_number(begin["call"], STAGES)
-    frame = pd.DataFrame(
-        {**source.thread(begin), "engine": source.engines(begin["engine"]).objects(), "stage": name, **spans.columns()}
-    )
+    engine = np.asarray(source.engines(begin["engine"]))
+    frame = pd.DataFrame({**source.thread(begin), "engine": engine, "stage": name, **spans.columns()})
     frame["execute_id"] = NONE
     run = np.flatnonzero((name == EXECUTE_STAGE) & spans.complete)
     inside = latest(executes["tid"].to_numpy(), executes["begin_ns"].to_numpy(), begin["tid"][run], spans.end_ns[run])

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analyzer.records.reading import Rows, Source, texts
+from analyzer.records.reading import Source
+from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import TABLES, conform, empty
 from analyzer.records.spans import NONE, codes, latest
-from analyzer.tables.qnn.calls import by_number, calls, separate_stages, stages
+from analyzer.tables.qnn.calls import by_number, call_table, calls_and_stages, stage_table
 from analyzer.tables.qnn.checks import findings
 from analyzer.tables.qnn.clock import align
 from analyzer.tables.qnn.enums import EVENT_TYPES, UNITS, UNSIGNED_BITS, Work, work_of
@@ -142,12 +143,12 @@ def work_of_harvests(n: int, found: Events) -> np.ndarray:
     return answer
 
 
-def causes(source: Source, read: Harvests, work: np.ndarray, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
+def causes(runs: Rows, made: Rows, read: Harvests, work: np.ndarray, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
     """(row of the execute, row of the call) that each harvest reads; -1 where it is the other or neither.
 
-    Profiles are compared as objects: a handle that was freed and made again is another profile.
+    `runs` and `made` are the begins of executes and calls. Profiles are compared as objects: a handle that was freed and made
+    again is another profile.
     """
-    runs, made = source.rows("qnn_execute_begin"), source.rows("qnn_call_begin")
     used_by_runs, used_by_calls = (objects.key(rows["pid"], rows["profile"], rows["ts"]) for rows in (runs, made))
     given, profiles = made["profile"] != 0, objects.key(read.pid, read.profile, read.ts)
     by_execute, when = np.full(len(read.ts), NONE, np.int64), np.full(len(read.ts), -1, np.int64)
@@ -221,22 +222,23 @@ def build(source: Source, tokens: Steps, enclosing: Enclosing) -> dict[str, pd.D
     """The tables of QNN: executes, events, calls, objects, stages and findings."""
     if not any(kind.startswith("qnn_") for kind in source.count()):
         return {name: empty(name) for name in TABLES if name.startswith("qnn_") and name != "qnn_gaps"}
-    separate_stages(source)
-    call, stage = source.spans("qnn_call", ("call",)), source.spans("qnn_stage", ("call",))
-    objects = build_objects(source, call)
+    calls, stages = calls_and_stages(source)
+    objects = build_objects(source, calls)
     execute = executions(source)
     read = harvests(source)
     found = events(source, read)
     parent, depth = parents(source, read, found)
-    by_execute, by_call = causes(source, read, work_of_harvests(len(read.ts), found), objects)
+    by_execute, by_call = causes(
+        source.rows("qnn_execute_begin"), calls.begin, read, work_of_harvests(len(read.ts), found), objects
+    )
     table = event_table(found, parent, depth, by_execute, by_call)
     table["host_ns"] = host_times(found, by_execute, execute.spans.begin_ns, execute.spans.end_ns)
     runs = execute_table(source, execute, table, objects, tokens, enclosing)
     return {
         "qnn_executes": runs,
         "qnn_events": table,
-        "qnn_calls": calls(source, call, objects),
+        "qnn_calls": call_table(source, calls, objects),
         "qnn_objects": objects.table,
-        "qnn_stages": stages(source, stage, runs),
+        "qnn_stages": stage_table(source, stages, runs),
         "qnn_findings": findings(runs, table),
     }

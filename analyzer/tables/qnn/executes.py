@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analyzer.records.reading import Rows, Source, Spans
+from analyzer.records.reading import Source
+from analyzer.records.rows import Rows, Spans
 from analyzer.records.schema import conform
 from analyzer.records.spans import NONE, codes
 from analyzer.tables.qnn.enums import (
@@ -106,7 +107,7 @@ class Enclosing:
         own, row = own[graph_id >= 0], graph_id[graph_id >= 0] - graphs.first
         self.columns["graph_id"][own] = row + graphs.first
         outer = graphs.begin.where(row)
-        self.columns["kind"][own] = piece.named(outer["engine"], outer["type"], "graphs").objects()
+        self.columns["kind"][own] = np.asarray(piece.named(outer["engine"], outer["type"], "graphs"))
         for name in ("layer", "expert", "tier"):
             self.columns[name][own] = outer[name]
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.records.reading import Rows, Source, Spans, texts
+from analyzer.records.reading import Source
+from analyzer.records.rows import Rows, Spans, texts
 from analyzer.records.schema import conform
 from analyzer.records.spans import NONE, codes, latest
 from analyzer.tables.qnn.enums import CONTEXT_FREE, FREES, GRAPH_RETRIEVE, MAKES
@@ -18,6 +19,15 @@ from analyzer.tables.qnn.enums import CONTEXT_FREE, FREES, GRAPH_RETRIEVE, MAKES
 Key = tuple[int, str, int]
 """Process, kind of object, handle."""
 OWNED = {"graph": "context", "memory": "context", "context": "backend", "profile": "backend"}
+
+
+@dataclass(frozen=True)
+class Calls:
+    """QNN's calls other than executions, or the stages of the host: their records, and the spans that these make."""
+
+    begin: Rows
+    end: Rows
+    spans: Spans
 
 
 @dataclass
@@ -86,22 +96,23 @@ class Objects:
         return answer[:n_calls]
 
 
-def call_of(rows: Rows, call: Spans, begin: Rows) -> np.ndarray:
+def call_of(rows: Rows, calls: Calls) -> np.ndarray:
     """call_id of the call that each object record follows on its thread; -1 where none was seen."""
-    ended = np.flatnonzero(call.complete)
-    order = ended[np.argsort(call.end_ns[ended], kind="stable")]
+    begin, spans = calls.begin, calls.spans
+    ended = np.flatnonzero(spans.complete)
+    order = ended[np.argsort(spans.end_ns[ended], kind="stable")]
     n = len(order)
     key = codes(np.concatenate((begin["tid"][order], rows["tid"])), np.concatenate((begin["call"][order], rows["call"])))
-    row = latest(key[:n], call.end_ns[order], key[n:], rows["ts"])
+    row = latest(key[:n], spans.end_ns[order], key[n:], rows["ts"])
     return np.append(order, NONE)[row]
 
 
-def build(source: Source, call: Spans) -> Objects:
-    """All objects of a recording; `call` are the spans of qnn_call."""
-    rows, begin, end = source.rows("qnn_object"), source.rows("qnn_call_begin"), source.rows("qnn_call_end")
+def build(source: Source, calls: Calls) -> Objects:
+    """All objects of a recording."""
+    rows, begin, end, spans = source.rows("qnn_object"), calls.begin, calls.end, calls.spans
     made = np.isin(rows["call"], list(MAKES))
-    call_id, size = np.where(made, call_of(rows, call, begin), NONE), np.append(begin["size"], 0)
-    status = np.append(end["status"], 0)[np.where(call.complete, call.end, len(end))]
+    call_id, size = np.where(made, call_of(rows, calls), NONE), np.append(begin["size"], 0)
+    status = np.append(end["status"], 0)[np.where(spans.complete, spans.end, len(end))]
     freed = np.flatnonzero((begin["call"] == CONTEXT_FREE) & (status == 0))
     names, lives = texts(rows["name"]), Lives()
     happened = [(int(ts), 1, int(i)) for i, ts in enumerate(rows["ts"])] + [(int(begin["ts"][i]), 0, int(i)) for i in freed]

@@ -1,0 +1,191 @@
+"""Kernel predictors after nn-Meter: what a backend fuses, what a kernel costs by its shape, a chain as the sum of its kernels.
+
+`train` measures shapes on this machine and writes predictors; `predict` reads them, anywhere; `fusion` shows only which pairs of
+operators the backend makes one kernel of. Times are CPU seconds of one thread (cpu) or cycles (htp; on x86-64 Qualcomm's
+emulator, microseconds of this machine, no NPU's).
+
+examples:
+  python -m analyzer kernels fusion
+  python -m analyzer kernels train --out here.kernels.json                       some minutes; --start 20 --rounds 0 for a look
+  python -m analyzer kernels train --config MODEL_DIR --out here.kernels.json    shapes near those of this model
+  python -m analyzer kernels predict here.kernels.json --chain Gemm,Relu,Gemm --rows 1,8,64 --widths 1024,512,1024
+  python -m analyzer kernels predict here.kernels.json --chain Gemm,Relu,Gemm --config MODEL_DIR --json
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import Progress
+
+from analyzer.commands._show import show
+from analyzer.errors import PredictError
+from analyzer.jsonable import as_json
+from analyzer.model import read_config
+from moescope.arguments import add_json
+
+if TYPE_CHECKING:
+    from analyzer.predict.kernels.backends import Backend
+    from analyzer.predict.kernels.fusion import Verdict
+    from analyzer.predict.kernels.graphs import Link
+    from analyzer.predict.kernels.regressors import Predictors
+
+FEWEST_SHAPES = 8
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="train|predict|fusion")
+    train = actions.add_parser("train", help="measure kernels on this machine and write predictors")
+    predict = actions.add_parser("predict", help="predict a chain of operators from trained predictors")
+    fusion = actions.add_parser("fusion", help="which pairs of operators become one kernel")
+    for action in (train, fusion):
+        action.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="what runs the kernels [cpu]")
+        action.add_argument("--runs", metavar="N", type=int, default=9, help="measurements of each model [9]")
+    add = train.add_argument
+    add("--out", metavar="FILE", type=Path, required=True, help="where the predictors go (JSON)")
+    add("--config", metavar="PATH", type=Path, nargs="+", help="models whose products the shapes lie near; default: usual ones")
+    add("--start", metavar="N", type=int, default=60, help="shapes of each kernel at first [60]")
+    add("--rounds", metavar="N", type=int, default=2, help="how often shapes are added where the error is large [2]")
+    add("--extra", metavar="N", type=int, default=20, help="shapes of each round [20]")
+    add("--held-out", metavar="N", type=int, default=30, help="shapes that judge [30]")
+    add = predict.add_argument
+    add("file", metavar="FILE", type=Path, help="predictors that `train` wrote")
+    add("--chain", metavar="OPERATORS", default="Gemm,Relu,Gemm", help="operators one behind the other [Gemm,Relu,Gemm]")
+    add("--rows", metavar="ROWS", default="1", help="rows that go in, or a list: 1,8,64 [1]")
+    sizes = predict.add_mutually_exclusive_group(required=True)
+    sizes.add_argument("--widths", metavar="N,N", help="columns that go in, then those that each matrix makes of them")
+    sizes.add_argument("--config", metavar="PATH", type=Path, help="take the widths of this model's experts")
+    for action in (train, predict, fusion):
+        add_json(action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, predict, or show what fuses."""
+    return {"train": train, "predict": predict, "fusion": show_fusion}[args.action](args)
+
+
+def show_fusion(args: argparse.Namespace) -> int:
+    """Print every pair: what vanished of the lesser operator's time, and whether the backend says that they are one node."""
+    backend = _backend(args)
+    rows = pd.DataFrame([_row(verdict) for verdict in _verdicts(backend, args)])
+    if args.json:
+        print(as_json({"backend": backend.name, "unit": backend.unit, "pairs": rows}))
+        return 0
+    show(rows, f"pairs of operators on {backend.name}")
+    agree = int((rows["by_time"] == rows["by_nodes"]).sum())
+    print(f"{agree} of {len(rows)} verdicts by time agree with the backend's own account, which counts")
+    return 0
+
+
+def train(args: argparse.Namespace) -> int:
+    """Detect fusion, measure and train every kernel, write the file, print how held-out shapes were met."""
+    from analyzer.predict.kernels import fusion, regressors, sampling, training
+
+    if args.start < FEWEST_SHAPES or min(args.rounds, args.extra, args.runs) < 0 or args.held_out < 1:
+        raise PredictError(f"give at least {FEWEST_SHAPES} shapes to start from, 1 held out, and no negative number")
+    prior = sampling.widths_of([read_config(path) for path in args.config]) if args.config else training.PRIOR
+    plan = training.Plan(training.CHAINS, prior, args.start, args.rounds, args.extra, args.held_out)
+    args.out.touch()  # some minutes of measuring end in this file
+    backend = _backend(args)
+    predictors = regressors.Predictors(backend.unit, fusion.rules(_verdicts(backend, args)))
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("training", total=len(training.kernels_of(plan.chains, predictors.fused)))
+        trained = {}
+        for one in training.train_all(backend, predictors, plan):
+            regressor = predictors.kernels[one.kernel].chosen
+            trained[one.kernel] = {"regressor": regressor, "trained_on": len(one.shapes)} | one.figures()
+            progress.update(task, advance=not one.again, description=f"trained {one.kernel}")
+    predictors.save(args.out, backend.name)
+    rows = pd.DataFrame([{"kernel": name, **facts} for name, facts in trained.items()])
+    if args.json:
+        print(as_json({"file": str(args.out), "measured_on": predictors.environment, "kernels": rows}))
+        return 0
+    show(rows, f"held-out shapes on {backend.name}; repeated: what measuring them again says")
+    print(f"wrote {args.out}")
+    return 0
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Print the predicted time of the chain for each number of rows, its kernels, and what lies outside the measured shapes."""
+    from analyzer.predict.kernels import regressors
+
+    predictors = regressors.load(args.file)
+    predictions, warned = [], []
+    for rows in _numbers(args.rows, "--rows"):
+        links = _links(args, rows)
+        time, texts = predictors.chain(links)
+        parts = [{"kernel": name, "time": value} for name, _, value in predictors.parts(links)]
+        predictions.append({"rows": rows, "time": time, "kernels": parts})
+        warned += texts
+    if args.json:
+        facts = {"unit": predictors.unit, "measured_on": predictors.environment, "chain": args.chain}
+        print(as_json({**facts, "predictions": predictions, "warnings": warned}))
+        return 0
+    show_predictions(predictors, args.chain, predictions)
+    for text in warned:
+        print(f"warning: {text}")
+    return 0
+
+
+def show_predictions(predictors: "Predictors", chain: str, predictions: list[dict[str, Any]]) -> None:
+    """A line for each number of rows: the chain's time, and its kernels'."""
+    rows = []
+    for one in predictions:
+        kernels = " + ".join(f"{part['kernel']} {part['time']:.3g}" for part in one["kernels"])
+        rows.append({"rows": one["rows"], f"time, {predictors.unit}": one["time"], "kernels": kernels})
+    where = predictors.environment
+    show(pd.DataFrame(rows), f"{chain}, predicted for {where.get('backend')} on {where.get('processor')}")
+
+
+def _backend(args: argparse.Namespace) -> "Backend":
+    from analyzer.predict.kernels.backends import Cpu, Htp
+
+    return Cpu(args.runs) if args.backend == "cpu" else Htp(args.runs)
+
+
+def _verdicts(backend: "Backend", args: argparse.Namespace) -> "list[Verdict]":
+    from analyzer.predict.kernels import training
+    from analyzer.predict.kernels.graphs import Shape
+
+    # Small enough that the operator beside the matrix counts; the NPU's clock is coarser.
+    shape = Shape(64, 16, 64) if args.backend == "cpu" else Shape(64, 256, 256)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        pairs = progress.track(training.verdicts(backend, shape), 2 * len(training.PAIRS), description="which pairs fuse")
+        return list(pairs)
+
+
+def _row(verdict: "Verdict") -> dict[str, Any]:
+    names = {"first": verdict.first, "second": verdict.second, "outputs": verdict.outputs}
+    return {**names, "saved": verdict.saved, "by_time": verdict.by_time, "by_nodes": verdict.by_nodes}
+
+
+def _links(args: argparse.Namespace, rows: int) -> "list[Link]":
+    from analyzer.predict.kernels.graphs import OPERATORS, Shape, chain
+
+    operators = args.chain.split(",")
+    if unknown := [name for name in operators if name not in OPERATORS]:
+        raise PredictError(f"operator {unknown[0]!r} is unknown: choose from {', '.join(OPERATORS)}")
+    widths = _expert_widths(args.config) if args.config else _numbers(args.widths, "--widths")
+    matrices = sum(OPERATORS[name].weight == "matrix" for name in operators)
+    if args.widths and len(widths) != matrices + 1:
+        raise PredictError(f"{args.chain} has {matrices} matrices: give --widths {matrices + 1} numbers")
+    return chain(operators, Shape(rows, widths[0], widths[1] if matrices else widths[0]), tuple(widths[2:]))
+
+
+def _expert_widths(config: Path) -> list[int]:
+    """Hidden, inner, hidden of a model's experts, or of its layers where it has none."""
+    model = read_config(config)
+    return [model.hidden, model.mixture.width if model.mixture else model.dense_width, model.hidden]
+
+
+def _numbers(text: str, name: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise PredictError(f"{name} {text!r}: write whole numbers from 1 on, such as 1,8,64")
+    return numbers

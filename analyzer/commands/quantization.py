@@ -1,0 +1,64 @@
+"""lm-Meter's harmonic quantization score: what a quantized model gained in speed against what it lost in accuracy.
+
+Speed comes from two recordings of the same work, accuracy from you: perplexities of the same text, or any score where higher is
+better. 1 is the original; one part that is bad pulls the score down whatever the others gained.
+
+examples:
+  python -m analyzer quantization RUN_FP32 RUN_INT4 --perplexity 11.2 11.9
+  python -m analyzer quantization RUN_FP32 RUN_INT4 --accuracy 0.71 0.69 --json
+"""
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from analyzer.commands._show import show
+from analyzer.errors import PredictError
+from analyzer.jsonable import as_json
+from analyzer.predict.quantization import PHASES, Measured, from_perplexity, harmonic_score
+from analyzer.questions.summary import tokens
+from analyzer.tables.store import load
+from moescope.arguments import add_json
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("original", metavar="ORIGINAL", type=Path, help="recording of the original model")
+    parser.add_argument("quantized", metavar="QUANTIZED", type=Path, help="recording of the quantized model")
+    accuracy = parser.add_mutually_exclusive_group(required=True)
+    for name, text in (
+        ("--perplexity", "of each on the same text, 1 or more"),
+        ("--accuracy", "of each, above 0, higher is better"),
+    ):
+        accuracy.add_argument(name, metavar=("ORIGINAL", "QUANTIZED"), type=float, nargs=2, help=text)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what each recording shows, then the score and its parts."""
+    speeds = [seconds_per_token(folder) for folder in (args.original, args.quantized)]
+    if args.perplexity:
+        original, quantized = (from_perplexity(p, speed) for p, speed in zip(args.perplexity, speeds, strict=True))
+    else:
+        original, quantized = (Measured(a, speed) for a, speed in zip(args.accuracy, speeds, strict=True))
+    score = harmonic_score(quantized, original)
+    if args.json:
+        print(as_json({"original": vars(original), "quantized": vars(quantized), **score}))
+        return 0
+    rows = [
+        {"run": name, "accuracy": one.accuracy, **{f"{phase} ms/token": one.seconds_per_token[phase] * 1e3 for phase in PHASES}}
+        for name, one in (("original", original), ("quantized", quantized))
+    ]
+    show(pd.DataFrame([*rows, {"run": "kept or gained", **dict(zip(list(rows[0])[1:], list(score.values())[1:], strict=True))}]))
+    print(f"harmonic quantization score {score['score']:.3f} (1: as good as the original)")
+    return 0
+
+
+def seconds_per_token(folder: Path) -> dict[str, float]:
+    """Phase → seconds per token of a recording, by the speeds that `summary` prints."""
+    figures = tokens(load(folder)["tokens"])
+    speeds = {phase: figures.get(f"{phase}_tokens_per_s") for phase in PHASES}
+    if missing := [phase for phase, speed in speeds.items() if not speed]:
+        raise PredictError(f"{folder} shows no speed of {' and '.join(missing)}: record a prompt and some decoded tokens")
+    return {phase: 1 / float(speed) for phase, speed in speeds.items() if speed}

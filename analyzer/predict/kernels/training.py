@@ -1,0 +1,118 @@
+"""Trains kernel predictors on a backend: what fuses, which shapes are measured, and how well shapes not seen are met."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from analyzer.errors import PredictError
+from analyzer.predict.kernels import fusion, graphs, regressors, sampling
+from analyzer.predict.kernels.backends import Backend
+
+PAIRS = [
+    ("Gemm", "Relu"), ("Gemm", "Sigmoid"), ("Gemm", "Tanh"), ("Gemm", "Softmax"), ("MatMul", "Add"), ("MatMul", "Relu"),
+    ("MatMul", "Softmax"), ("Add", "Relu"), ("Mul", "Sigmoid"), ("Relu", "Softmax"),
+]  # fmt: skip
+CHAINS = [["Gemm", "Relu", "Gemm"], ["MatMul", "Sigmoid", "MatMul"], ["Gemm", "Tanh", "Gemm", "Softmax"]]
+PRIOR = [(256, 512), (512, 256), (512, 1024), (1024, 512), (768, 768), (2048, 768), (768, 2048), (384, 1536)]
+BATCH = 12
+"""Models that live at once."""
+SHORTEST = {"s": 1e-6, "us": 1.0, "cycles": 1.0}
+"""By unit: what takes less drowns in what a run costs whatever it computes; such shapes are counted, not judged."""
+FEWEST = 5
+"""Shapes without which regressors cannot be told apart."""
+UNSEEN = 99
+"""Random seed of the held-out shapes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: kernels of these chains, in shapes near the (k, n) of `prior` and up to `limit` wide.
+
+    `start` shapes, then `rounds` times `extra` more where the error is large; `held_out` shapes judge.
+    """
+
+    chains: list[list[str]]
+    prior: list[tuple[int, int]]
+    start: int = 60
+    rounds: int = 2
+    extra: int = 20
+    held_out: int = 30
+    limit: int = 2304
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained kernel: its shapes and times, and the held-out shapes, measured twice and predicted.
+
+    `judged`: which of those take long enough to count. `again`: it was trained before, when the machine was slower.
+    """
+
+    kernel: str
+    shapes: list[graphs.Shape]
+    times: np.ndarray
+    unseen: list[graphs.Shape]
+    measured: np.ndarray
+    repeated: np.ndarray
+    predicted: np.ndarray
+    judged: np.ndarray
+    again: bool = False
+
+    def figures(self) -> dict[str, float]:
+        """Accuracy on held-out shapes; `repeated_…`: what measuring them again says, which no predictor can beat."""
+        seen = self.measured[self.judged]
+        own, repeated = (regressors.accuracy(one[self.judged], seen) for one in (self.predicted, self.repeated))
+        return own | {f"repeated_{name}": value for name, value in repeated.items() if name != "shapes"}
+
+
+def verdicts(backend: Backend, shape: graphs.Shape) -> Iterator[fusion.Verdict]:
+    """Every pair, with one output and with many."""
+    a_run = {many: fusion.fixed(backend, shape, many) for many in (False, True)}
+    for pair, many in itertools.product(PAIRS, (False, True)):
+        yield fusion.detect(backend, *pair, shape, many, a_run[many])
+
+
+def times(backend: Backend, makers: list[Callable[[], bytes]]) -> np.ndarray:
+    """Measured times of models, made in batches so that few live at once."""
+    batches = (makers[i : i + BATCH] for i in range(0, len(makers), BATCH))
+    return np.array([t for batch in batches for t in backend.times([make() for make in batch])])
+
+
+def kernels_of(chains: list[list[str]], fused: set[tuple[str, str]]) -> list[str]:
+    """Kernels that the chains consist of."""
+    shape = graphs.Shape(8, 64, 64)
+    parts = [fusion.split(graphs.chain(chain, shape), fused) for chain in chains]
+    return sorted({fusion.kernel_name(kernel) for chain in parts for kernel in chain})
+
+
+def train(backend: Backend, kernel: str, predictors: regressors.Predictors, plan: Plan, again: bool = False) -> Trained:
+    """Sample shapes, train on them, and measure the held-out ones twice."""
+    operators = kernel.split("+")
+
+    def measure(shapes: list[graphs.Shape]) -> np.ndarray:
+        whole = times(backend, [partial(graphs.repeated, operators, shape) for shape in shapes])
+        return np.asarray(whole / [graphs.often(operators, shape) for shape in shapes])
+
+    fit = regressors.quick_fit(kernel)
+    shapes, seen = sampling.adaptive(plan.prior, measure, fit, plan.start, plan.rounds, plan.extra, limit=plan.limit)
+    shortest = SHORTEST[backend.unit]
+    long_enough = np.flatnonzero(seen >= shortest)
+    if len(long_enough) < FEWEST:
+        raise PredictError(f"of {len(shapes)} shapes of {kernel} only {len(long_enough)} take long enough: start with more")
+    shapes, seen = [shapes[i] for i in long_enough], seen[long_enough]
+    predictors.train(kernel, shapes, seen)
+    unseen = sampling.draw(plan.prior, plan.held_out, np.random.default_rng(UNSEEN), plan.limit)
+    first, second = measure(unseen), measure(unseen)
+    return Trained(kernel, shapes, seen, unseen, first, second, predictors.kernel(kernel, unseen), first >= shortest, again)
+
+
+def train_all(backend: Backend, predictors: regressors.Predictors, plan: Plan) -> Iterator[Trained]:
+    """Train every kernel, and once more those that were measured before the machine came to its pace."""
+    epochs: dict[str, int] = {}
+    for again in (False, True):
+        for kernel in kernels_of(plan.chains, predictors.fused):
+            if not again or epochs[kernel] != backend.epoch:
+                epochs[kernel] = backend.epoch
+                yield train(backend, kernel, predictors, plan, again)

@@ -1,0 +1,130 @@
+"""Records of one kind as columns, spans of begin and end records, and texts of records."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from analyzer.records.slot_columns import columns_of
+from analyzer.records.spans import Marks
+from tracer.recording.format import RING_HEADER_BYTES
+
+UNKNOWN_U32 = 2**32 - 1
+SELDOM = ("cpu",)
+
+
+class Rows:
+    """The records of one kind in time order; a field that the recording does not have reads as zeros.
+
+    They are rows `at` of `held`, which may be the file itself as it is mapped: nothing is copied but the fields asked for.
+    """
+
+    def __init__(self, held: np.ndarray, dtype: np.dtype, position: np.ndarray, at: np.ndarray | None = None):
+        self.held, self.dtype, self.position = held, dtype, position
+        self.at = np.arange(len(held)) if at is None else at
+        self._columns: dict[str, np.ndarray] = {}
+        self._of: tuple[Rows, np.ndarray] | None = None
+        """The rows that these were chosen from, and which."""
+
+    @classmethod
+    def made(cls, columns: dict[str, np.ndarray], position: np.ndarray) -> "Rows":
+        """Records that stand in no file: int64 columns by field, and the slot of the file that each was made from."""
+        rows = cls(np.empty(0, "V64"), np.dtype([(name, "<i8") for name in columns]), position, np.arange(len(position)))
+        rows._columns = dict(columns)
+        return rows
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """The records' slots."""
+        return self.held[self.at]
+
+    @property
+    def records(self) -> np.ndarray:
+        """The records as a structured array."""
+        width = self.slots.dtype.itemsize
+        whole = np.dtype({"names": ["r"], "formats": [self.dtype], "offsets": [RING_HEADER_BYTES], "itemsize": width})
+        return self.slots.view(whole)["r"]
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, field: str) -> np.ndarray:
+        """A field as int64 (numbers), float64 or bytes; not to be written to."""
+        if field not in self._columns:
+            self._columns[field] = self._column(field)
+        column = self._columns[field]
+        column.flags.writeable = False
+        return column
+
+    def _column(self, field: str) -> np.ndarray:
+        if field not in (self.dtype.names or ()):
+            return np.zeros(len(self), np.int64)
+        if self._of is not None and self.dtype[field].kind in "iu":
+            rows, keep = self._of
+            return rows[field][keep]
+        numbers = [name for name in self.dtype.names or () if self.dtype[name].kind in "iu" and name != "kind"]
+        if field in numbers:  # all in one go, but for what is seldom asked for: each slot is fetched once
+            wanted = [name for name in numbers if name == field or (name not in SELDOM and name not in self._columns)]
+            self._columns |= columns_of(self.held, self.at, self.dtype, wanted)
+            return self._columns[field]
+        column = self.records[field]
+        return column.astype(np.int64) if column.dtype.kind in "iu" else column.copy()
+
+    def raw(self, field: str) -> np.ndarray:
+        """A field as unsigned 64-bit numbers: handles, addresses and values."""
+        return self[field].view(np.uint64)
+
+    def where(self, keep: np.ndarray) -> "Rows":
+        """Some of the records."""
+        if keep.dtype == bool and keep.all():
+            return self
+        chosen = Rows(self.held, self.dtype, self.position[keep], self.at[keep])
+        chosen._of = self, keep
+        return chosen
+
+    def marks(self, identity: np.ndarray | None = None, unknown: int | None = None) -> Marks:
+        """The records as begins or ends on their threads; an identity equal to `unknown` was not told."""
+        known = np.zeros(len(self), bool)
+        if identity is None:
+            identity = np.zeros(len(self), np.int64)
+        else:
+            known = identity != unknown if unknown is not None else ~known
+        return Marks(self["tid"], self["ts"], self.position, identity, known)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Begin records with their ends: `end` indexes the end records, -1 where there is none."""
+
+    end: np.ndarray
+    begin_ns: np.ndarray
+    end_ns: np.ndarray
+    complete: np.ndarray
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns of schema.SPAN."""
+        duration = self.end_ns - self.begin_ns
+        return {"begin_ns": self.begin_ns, "end_ns": self.end_ns, "duration_ns": duration, "complete": self.complete}
+
+    def until(self) -> np.ndarray:
+        """Exclusive end for containment: a span that was still open contains the last instant too."""
+        return np.where(self.complete | (self.end_ns == self.begin_ns), self.end_ns, self.end_ns + 1)
+
+
+def combined(rows: Rows, fields: tuple[str, ...]) -> np.ndarray | None:
+    """The identity fields of each record as one number."""
+    if not fields:
+        return None
+    answer = rows[fields[0]]
+    for field in fields[1:]:
+        answer = (answer << 32) ^ (rows[field] & UNKNOWN_U32)
+    return answer
+
+
+def texts(column: np.ndarray) -> np.ndarray:
+    """Fixed-size C strings as text: up to the first NUL, undecodable bytes replaced."""
+    if column.dtype.kind != "S":
+        return np.full(len(column), "", object)
+    values, inverse = np.unique(column, return_inverse=True)
+    names = [bytes(v).split(b"\0", 1)[0].decode(errors="replace") for v in values.tolist()]
+    return np.array([*names, ""], object)[inverse]

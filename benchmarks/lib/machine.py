@@ -1,0 +1,27 @@
+"""The machine that a benchmark runs on."""
+
+from pathlib import Path
+
+from benchmarks.lib.results import Machine
+from tracer.recording.machine import describe
+
+X86 = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
+ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
+
+
+def features() -> list[str]:
+    """Instruction sets of this CPU that matter to kernels."""
+    flags: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            flags.update(value.split())
+            break
+    return [name for name in (*X86, *ARM) if name in flags]
+
+
+def machine() -> Machine:
+    """This machine."""
+    about = describe()
+    names = ("cpu_model", "cpus", "arch")
+    return Machine(*(about[name] for name in names), features(), about["kernel"], about["os"], about["memory_bytes"])

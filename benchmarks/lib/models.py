@@ -1,0 +1,26 @@
+"""Models that benchmarks run, written under build/ the first time."""
+
+from pathlib import Path
+
+from runtime.package.demo_model import write_demo_model
+from workloads import ROOT
+from workloads.gguf_model import SHAPES, write
+
+MODELS = ROOT / "build" / "models"
+
+
+def seeded_gguf(name: str) -> Path:
+    """A shape of workloads/gguf_model.py in Q4_0, for llama.cpp."""
+    path = MODELS / f"{name}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        write(partial, SHAPES[name], quantized=True)
+        partial.rename(path)
+    return path
+
+
+def demo_model() -> Path:
+    """The runtime's demo model."""
+    folder = ROOT / "build" / "demo-model"
+    return folder if (folder / "config.json").exists() else write_demo_model(folder)

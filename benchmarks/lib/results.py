@@ -1,0 +1,92 @@
+"""The one form in which benchmarks write what they measured, and its strict reader."""
+
+import json
+from dataclasses import field
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from benchmarks.lib.spread import Spread
+
+FOLDER = Path(__file__).resolve().parent.parent / "results"
+"""Where results are kept."""
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ResultError(Exception):
+    """A file that is no result."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Machine:
+    """What a benchmark ran on; features: instruction sets that matter. What is not known is empty or None."""
+
+    cpu_model: str
+    cpus: int
+    arch: str
+    features: list[str]
+    kernel: str
+    os: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Figure:
+    """A figure with its spread.
+
+    low, high: bounds of `interval`, None where it has none. median: None where only the bounds are known. n: of how many values.
+    against: the peer, where the figure is a ratio. labels: what else to know of it, such as `emulator`.
+    """
+
+    name: str
+    unit: str
+    median: float | None
+    low: float | None = None
+    high: float | None = None
+    interval: str = ""
+    n: int | None = None
+    against: str = ""
+    labels: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Result:
+    """One run of a benchmark. date: YYYY-MM-DD. source: where the figures come from, if not from the run itself."""
+
+    benchmark: str
+    date: str
+    commit: str
+    machine: Machine
+    command: str
+    rounds: int | None
+    figures: list[Figure]
+    notes: str = ""
+    source: str = ""
+
+
+RESULT = TypeAdapter(Result)
+
+
+def read(path: Path) -> Result:
+    """A result from its file; ResultError says what is wrong with it."""
+    try:
+        return RESULT.validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ResultError(f"{path} is no result of a benchmark: {error}") from None
+
+
+def write(result: Result, path: Path) -> None:
+    """Write a result to a file."""
+    path.write_text(json.dumps(RESULT.dump_python(result), indent=1) + "\n", encoding="utf-8")
+
+
+def kept() -> list[Result]:
+    """All results that are kept, by benchmark and date."""
+    return [read(path) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def figure(name: str, unit: str, spread: Spread, against: str = "", labels: tuple[str, ...] = ()) -> Figure:
+    """A figure of what was measured."""
+    bounds = (spread.low, spread.high, spread.interval, spread.n)
+    return Figure(name, unit, spread.median, *bounds, against, list(labels))

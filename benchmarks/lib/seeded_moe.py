@@ -1,0 +1,179 @@
+"""The shape `qwen-moe` of workloads/gguf_model.py as a package of our runtime, seeded.
+
+    python -m benchmarks.lib.seeded_moe [--train 1024]
+
+Embedding and routers are cut from a pool of normal numbers, scaled so that every layer adds about as much as the embedding
+brings: routing is near uniform and differs from token to token. Matrices of 4 bits are drawn as such, as workloads/gguf_model.py
+does it: to quantize five billion numbers takes minutes and would change no time that is measured.
+"""
+
+import argparse
+import json
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from runtime.experts import predictor
+from runtime.graphs.quantize import Precision, Quantized
+from runtime.models import Family, read_family
+from runtime.models.decoder import Precisions
+from runtime.moe import MoE
+from runtime.package.convert import Conversion, PackageFormat
+from runtime.package.demo_model import train_tokenizer
+from runtime.package.layout import Package, is_package
+from runtime.prepare import training
+from workloads import ROOT
+from workloads.gguf_model import SHAPES, Shape
+
+POOL = CODES = (1 << 26) - 1
+SPREAD = 4.32  # standard deviation of codes from -7 to 7
+FLOATS = ("embed_tokens.weight", "gate.weight", "shared_expert_gate.weight")
+SEGMENT = 128  # tokens of one sequence to calibrate with
+CONTEXT = 1024  # as in workloads/gguf_model.py
+
+
+def config(shape: Shape) -> dict[str, Any]:
+    """config.json of a Qwen2-MoE of these sizes."""
+    return {
+        "model_type": "qwen2_moe",
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.used,
+        "moe_intermediate_size": shape.expert_width,
+        "shared_expert_intermediate_size": shape.shared_width,
+        "intermediate_size": shape.width,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+    }
+
+
+class SeededWeights:
+    """Stands where a Checkpoint does: has whatever tensor a Qwen2-MoE is asked for, and draws quantized ones."""
+
+    def __init__(self, seed: int = 0):
+        self.rng = np.random.default_rng(seed)
+        self.pool = self.rng.standard_normal(POOL, np.float32)
+        # Codes 1 to 15 stand for -7 to 7.
+        self.codes = self.rng.integers(1, 16, CODES, np.uint8) | self.rng.integers(1, 16, CODES, np.uint8) << 4
+
+    def __contains__(self, name: str) -> bool:
+        return not name.endswith(("gate_up_proj", "o_proj.bias", "lm_head.bias", "gate.bias"))
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
+        """The tensor in float32, or rows of it; zeros where `draw` takes their place."""
+        if len(shape) == 1:
+            return np.zeros(shape, np.float32) if name.endswith("bias") else np.ones(shape, np.float32)
+        if not name.endswith(FLOATS):
+            return np.broadcast_to(np.float32(0), shape)
+        rows = len(range(*part.indices(shape[0]))) if isinstance(part, slice) else shape[0]
+        first = crc32(f"{name} {part}".encode()) % (POOL - rows * shape[1])
+        values = self.pool[first : first + rows * shape[1]].reshape(rows, shape[1])
+        # The embedding's rows are as large as what a layer adds.
+        return values * np.float32(1 if "embed" in name else shape[1] ** -0.5)
+
+    def draw(self, weight: np.ndarray, precision: Precision) -> Quantized:
+        """Random codes for a matrix [N, K], of the size that keeps a row's norm."""
+        rows, columns = weight.shape
+        values = np.empty((rows, columns // precision.block, precision.block // 2), np.uint8)
+        flat, done = values.reshape(-1), 0
+        while done < len(flat):
+            first = int(self.rng.integers(CODES))
+            piece = self.codes[first : first + len(flat) - done]
+            flat[done : done + len(piece)] = piece
+            done += len(piece)
+        return Quantized(values, np.full(values.shape[:2], columns**-0.5 / SPREAD, np.float32), None)
+
+    def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The tensor, or None where the family has none of this name."""
+        return self.tensor(name, shape) if name in self else None
+
+
+def drawn_format(weights: SeededWeights, block: int) -> PackageFormat:
+    """4 bits in blocks, drawn rather than computed from a matrix."""
+
+    class DrawnPrecision(Precision):
+        def pack(self, weight: np.ndarray) -> Quantized:
+            return weights.draw(weight, self)
+
+    class DrawnFormat(PackageFormat):
+        def precisions(self) -> Precisions:
+            every = DrawnPrecision(self.bits, self.block)
+            return Precisions(every, every, every)
+
+    return DrawnFormat("cpu", 4, block)
+
+
+def seeded_package(block: int = 64, name: str = "qwen-moe") -> Package:
+    """The package in 4 bits under build/, made the first time. Blocks of 64 take as many bits a weight as Q4_0: 4.5."""
+    folder = ROOT / "build" / f"{name}-4bit-{block}"
+    if is_package(folder):
+        return Package(folder, verify=False)
+    donor, working = folder.with_suffix(".config"), folder.with_suffix(".partial")
+    donor.mkdir(parents=True, exist_ok=True)
+    (donor / "config.json").write_text(json.dumps(config(SHAPES[name])))
+    save_file({"nothing": np.zeros(1)}, donor / "model.safetensors")
+    train_tokenizer(1024).save(str(donor / "tokenizer.json"))
+    working.mkdir(exist_ok=True)
+    family = read_family(config(SHAPES[name]), donor)
+    weights = SeededWeights()
+    conversion = Conversion(working, donor, family, drawn_format(weights, block), show)
+    conversion.checkpoint = weights  # type: ignore[assignment]
+    conversion.run()
+    print()
+    working.rename(folder)
+    return Package(folder, verify=False)
+
+
+def show(done: int, whole: int) -> None:
+    print(f"\rconverting {done}/{whole}", end="", flush=True)
+
+
+def train(package: Package, tokens: int, threads: int) -> dict[str, list[float]]:
+    """Calibrate the package's predictor on seeded ids; recall at k, 2k, 4k by view, on ids that it has not seen.
+
+    The maps are the routers' own: a regression would need many more tokens than the model has hidden numbers.
+    """
+    model = MoE.load(package.folder, prefetch="off", threads=threads, chunk=SEGMENT)
+    family, ids = package.family, np.random.default_rng(1)
+    *known, test = [ids.integers(0, family.vocabulary, SEGMENT).tolist() for _ in range(max(tokens // SEGMENT, 2))]
+    views = router_views(family)
+    training.calibrate(views, training.collect(model.engine, known), family.top_k)
+    judged = training.judge(views, training.collect(model.engine, [test]), family.layers, family.experts, family.top_k)
+    model.close()
+    predictor.save(views, package)
+    return {view: report["recall"] for view, report in judged.items()}
+
+
+def router_views(family: Family) -> dict[str, predictor.View]:
+    """Every view as its layer's router would see the state, or the embedding, at hand; norms' weights are one."""
+    weights, shape = SeededWeights(), (family.experts, family.hidden)
+    maps = np.zeros((family.layers, family.hidden + 1, family.experts), np.float32)
+    for layer in range(family.layers):
+        gate = weights.tensor(f"model.layers.{layer}.mlp.gate.weight", shape)
+        maps[layer, :-1] = (gate - gate.mean(axis=0)).T
+    history = np.zeros((family.layers, 2 * family.experts, family.experts), np.float32)
+    token = np.concatenate([maps[:, :-1], history, maps[:, -1:]], axis=1)
+    never = np.tile(np.array([0, training.NEVER], np.float32), (family.layers, 1))
+    return {view: predictor.View(token if view == "token" else maps, never.copy()) for view in predictor.VIEWS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--block", type=int, default=64, help="weights that share a scale")
+    parser.add_argument("--train", type=int, default=0, metavar="TOKENS", help="calibrate a predictor too")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    package = seeded_package(args.block)
+    print(package.folder)
+    for view, recall in train(package, args.train, args.threads).items() if args.train else ():
+        print(f"{view:<6} recall at k, 2k, 4k: {', '.join(f'{share:.3f}' for share in recall)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Programs that benchmarks start and measure."""

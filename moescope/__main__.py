@@ -1,0 +1,70 @@
+"""`moescope VERB`: every verb of the rooms under one name."""
+
+import gc
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from moescope.calling import RENAMED, called_as_moescope
+from moescope.command_line import Program, Room, Verb
+from moescope.environment import enter_project_environment
+
+ABOUT = "See what a Mixture-of-Experts language model does while it runs on CPU and NPU."
+ROOMS = {"tracer": "Record", "analyzer": "Read", "views": "Look", "runtime": "Runtime"}
+"""Room → group of its verbs that no group names."""
+GROUPS = {
+    "Record": "run attach probes doctor",
+    "Read": "summary findings phases trends threads experts npu roofline fidelity dag tables query import-qnn",
+    "Look": "open top report profdag trace write queries export",
+    "Compare": "compare compare-commands history regression",
+    "Predict": "predict simulate pareto steps kernels quantization device ceilings prompts",
+    "Runtime": "generate chat bench convert tune train-predictor inspect demo-model",
+}
+
+
+def rooms() -> list[Room]:
+    """The rooms, each of which declares its verbs in its own `__main__`."""
+    return [import_module(f"{name}.__main__").ROOM for name in ROOMS]
+
+
+def verbs() -> dict[str, Verb]:
+    """Name under `moescope` → verb. Where two rooms have one verb (`summary`), it is the first one's."""
+    table: dict[str, Verb] = {}
+    for room in rooms():
+        for name, verb in room.table().items():
+            table.setdefault(RENAMED.get((room.name, name), name), verb)
+    return table
+
+
+def groups() -> dict[str, dict[str, Verb]]:
+    """The verbs in the groups that the help shows."""
+    left = verbs()
+    sorted_in = {title: {name: left.pop(name) for name in names.split()} for title, names in GROUPS.items()}
+    for name, verb in left.items():
+        sorted_in[ROOMS[verb.room.name]][name] = verb
+    return sorted_in
+
+
+def version() -> str:
+    """`moescope 0.1.0`."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return f"moescope {installed('moescope')}"
+    except PackageNotFoundError:
+        return "moescope, not installed: run from a checkout"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0 good, 1 a finding, 2 wrong use."""
+    if argv is None:
+        enter_project_environment("moescope")
+    code = Program(called_as_moescope(sys.argv[0]), "moescope", ABOUT, groups(), version).main(argv)
+    if argv is None:
+        gc.freeze()  # spares the last collections, which with pandas loaded take a fifth of a second
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

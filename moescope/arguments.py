@@ -1,0 +1,47 @@
+"""Arguments that many verbs take: one name, one type, one help text."""
+
+import argparse
+from pathlib import Path
+
+PHASES = ("prefill", "decode")
+
+
+def add_run(parser: argparse.ArgumentParser, newest: bool = False) -> None:
+    """RUN as `args.run_dir`; with `newest` it may be left out."""
+    if newest:
+        parser.add_argument("run_dir", metavar="RUN", nargs="?", type=Path, help="default: the newest folder under recordings/")
+    else:
+        parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
+
+
+def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
+    """A model as `args.model`, or by another name."""
+    parser.add_argument(name, type=Path, help="folder of a Hugging Face model, or of a package that `convert` made")
+
+
+def add_json(parser: argparse._ActionsContainer) -> None:
+    """`--json`."""
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def add_out(parser: argparse.ArgumentParser, default: str | Path, metavar: str = "FILE") -> None:
+    """`--out`: a default path, or a text that says what happens where the option is not given and None is its value."""
+    path = default if isinstance(default, Path) else None
+    parser.add_argument("--out", metavar=metavar, type=Path, default=path, help=f"where to write (default: {default})")
+
+
+def add_token(parser: argparse.ArgumentParser) -> None:
+    """`--token`, None where it is not given."""
+    text = "token_id (default: the middle decode token, else the first token with operators)"
+    parser.add_argument("--token", metavar="N", type=int, help=text)
+
+
+def add_phase(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """`--phase`, None for all steps where it may be left out."""
+    text = "steps of this phase" if required else "only steps of this phase (default: all)"
+    parser.add_argument("--phase", choices=PHASES, required=required, help=text)
+
+
+def add_ceilings(parser: argparse.ArgumentParser) -> None:
+    """`--ceilings`, None where it is not given."""
+    parser.add_argument("--ceilings", metavar="FILE", type=Path, help="ceilings of the machine that ran the model")

@@ -1,0 +1,175 @@
+"""One dispatcher for all command lines: imports the verb in use alone, and turns errors into one line and an exit code.
+
+A verb is a module `ROOM/commands/VERB.py` with `prepare_parser(parser)` and `run(args) -> exit code`: 0 good, 1 a finding,
+2 wrong use. Its docstring (or `EXAMPLES`) ends its help; `parse(parser, words)` replaces the plain parsing of the words.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, NoReturn
+
+from moescope.calling import as_called
+from moescope.errors import UserError
+from moescope.plain import one_line
+
+GOOD, WRONG_USE, INTERRUPTED = 0, 2, 130
+OWN_PACKAGES = ("moescope", "tracer", "analyzer", "views", "runtime")
+VERB_WIDTH = 18
+
+
+@dataclass(frozen=True)
+class Room:
+    """One part of the project and its verbs: name → help."""
+
+    name: str
+    about: str
+    verbs: dict[str, str]
+    before: str = ""
+    """`module:function` that every verb of the room calls first."""
+    label: str = ""
+    """What its messages begin with, where that is not its name."""
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run one verb of `python -m ROOM`; returns the exit code."""
+        return Program(f"python -m {self.name}", self.label or self.name, self.about, {"": self.table()}).main(argv)
+
+    def table(self) -> dict[str, "Verb"]:
+        """The room's verbs, to be loaded when used."""
+        return {name: Verb(self, name, text) for name, text in self.verbs.items()}
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb, by the name that its room gives it."""
+
+    room: Room
+    name: str
+    help: str
+
+    def load(self) -> Any:
+        """Its module."""
+        return import_module(f"{self.room.name}.commands.{self.name.replace('-', '_')}")
+
+    def prepare(self) -> None:
+        """What its room wants done before it runs."""
+        module, _, function = self.room.before.partition(":")
+        if module:
+            getattr(import_module(module), function)()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command line: how it is typed, what its messages begin with, its verbs in groups, its version."""
+
+    prog: str
+    label: str
+    about: str
+    groups: Mapping[str, Mapping[str, Any]]
+    version: Callable[[], str] | None = field(default=None)
+
+    @property
+    def verbs(self) -> dict[str, Any]:
+        """All verbs."""
+        return {name: verb for group in self.groups.values() for name, verb in group.items()}
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run the verb that the words begin with; returns the exit code."""
+        words = list(sys.argv[1:] if argv is None else argv)
+        name = words[0] if words else ""
+        if name in self.verbs:
+            return guarded(self.label, lambda: run(self.verbs[name], f"{self.prog} {name}", words[1:]))
+        if name in ("-h", "--help"):
+            return guarded(self.label, lambda: print(self.help()))
+        if name == "--version" and self.version:
+            print(self.version())
+            return GOOD
+        print(self.complaint(name), file=sys.stderr)
+        return WRONG_USE
+
+    def help(self) -> str:
+        """Every verb in a line, by groups."""
+        lines = [f"usage: {self.prog} VERB ...", "", self.about]
+        for title, verbs in self.groups.items():
+            lines += ["", title or "verbs"]
+            lines += [f"  {name:<{VERB_WIDTH}}{verb.help}" for name, verb in verbs.items()]
+        return "\n".join([*lines, "", f"`{self.prog} VERB --help` shows what a verb takes, with examples."])
+
+    def complaint(self, name: str) -> str:
+        """What is wrong with the first word, and what was perhaps meant."""
+        if not name:
+            return f"{self.help()}\n\n{self.label}: no verb was given"
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, self.verbs, n=3)
+        meant = f"did you mean {' or '.join(near)}?" if near else f"`{self.prog} --help` lists them"
+        return f"{self.label}: there is no verb {one_line(name)!r}; {meant}"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints show what was typed and never obey it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with code 2."""
+        super().error(one_line(message))
+
+
+def run(verb: Any, prog: str, words: Sequence[str]) -> int:
+    """Load a verb, parse its words, run it."""
+    module = verb.load()
+    parse = getattr(module, "parse", argparse.ArgumentParser.parse_args)
+    args = parse(parser_of(module, prog, verb.help), words)
+    verb.prepare()
+    return int(module.run(args))
+
+
+def parser_of(module: Any, prog: str, about: str) -> argparse.ArgumentParser:
+    """A verb's parser; its texts name commands as the user called them."""
+    has_examples = hasattr(module, "EXAMPLES")
+    parser = Parser(
+        prog=prog,
+        description=as_called(about if has_examples else module.__doc__ or about),
+        epilog=as_called(module.EXAMPLES) if has_examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.prepare_parser(parser)
+    for action in parser._actions:
+        action.help = action.help and as_called(action.help)
+    return parser
+
+
+def guarded(label: str, action: Callable[[], int | None]) -> int:
+    """The action's exit code; what a user can cause becomes one line on standard error."""
+    try:
+        code = action() or GOOD
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        reason = str(error)
+    except ModuleNotFoundError as error:
+        reason = missing(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush goes nowhere
+        return GOOD
+    except OSError as error:
+        reason = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+    print(f"{label}: {one_line(as_called(reason))}", file=sys.stderr)
+    return WRONG_USE
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """A package that is not installed, with the remedy; a module of this project that is missing is a bug, but for C ones."""
+    name = error.name or ""
+    package, _, module = name.partition(".")
+    if package not in OWN_PACKAGES:
+        from moescope.extras import remedy
+
+        return f"{package} is not installed: {remedy(package)}"
+    if not module.rpartition(".")[2].startswith("_"):
+        raise error
+    return f"{name} is not built: run `make build`"

@@ -1,0 +1,19 @@
+"""The virtual environment of a checkout: sudo drops the one the user had activated."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDED = ("capstone", "elftools", "numpy", "rich")
+"""What a system's own Python seldom has and every verb of the tracer imports."""
+
+
+def enter_project_environment(package: str) -> None:
+    """Continue as `python -m package` in the checkout's `.venv`, where this Python lacks what the project needs."""
+    python = ROOT / ".venv" / "bin" / "python"
+    if Path(sys.prefix).resolve() == (ROOT / ".venv").resolve() or not python.exists():
+        return
+    if not all(map(find_spec, NEEDED)):
+        os.execv(python, [str(python), "-m", package, *sys.argv[1:]])

@@ -1,0 +1,31 @@
+"""What to install for a Python package that is not there."""
+
+import re
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "elftools": "pyelftools"}
+"""Import name → distribution, where they differ by more than - and _."""
+COLLECTIONS = ("all", "dev")
+"""Extras that repeat what others hold."""
+CHECKOUT = Path(__file__).resolve().parent.parent / "Makefile"
+
+
+def remedy(module: str) -> str:
+    """How to get the package that holds a module: the extra that names it, else the package itself."""
+    name = DISTRIBUTIONS.get(module, module.replace("_", "-"))
+    extras = extras_with(name)
+    if extras:
+        return f"pip install 'moescope[{extras[0]}]'"
+    return "run `make setup` in the project's folder" if CHECKOUT.exists() else f"pip install {name}"
+
+
+def extras_with(name: str) -> list[str]:
+    """The extras of this project that hold a distribution, collections last."""
+    try:
+        lines = requires("moescope") or []
+    except PackageNotFoundError:
+        return []
+    pattern = re.compile(rf"{re.escape(name)}\b(?![-.\w]).*extra\s*==\s*['\"]([\w-]+)['\"]", re.IGNORECASE)
+    extras = [match[1] for match in map(pattern.match, lines) if match]
+    return sorted(extras, key=lambda extra: extra in COLLECTIONS)

@@ -1,0 +1,90 @@
+"""Which expert leaves a full cache: least recently used, least recently and frequently used, or the least popular one."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from math import log2
+from typing import Protocol
+
+from runtime.cache_rules.forms import Form
+
+
+class Policy(Protocol):
+    """Orders what is held by how soon it may leave."""
+
+    def used(self, form: Form) -> None:
+        """A layer used it, or it has come in."""
+
+    def left(self, form: Form) -> None:
+        """It is held no more."""
+
+    def order(self) -> Iterable[Form]:
+        """What is held, first to leave first. Holds only until the next call of another method."""
+
+
+class LRU:
+    """Least recently used first."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[Form, None] = OrderedDict()
+
+    def used(self, form: Form) -> None:
+        """It becomes the last to leave."""
+        self._held[form] = None
+        self._held.move_to_end(form)
+
+    def left(self, form: Form) -> None:
+        """It is held no more."""
+        del self._held[form]
+
+    def order(self) -> Iterable[Form]:
+        """By last use."""
+        return self._held
+
+
+class LFRU:
+    """Least of a count of uses that halves every `half_life` uses of any (LRFU, Lee et al., 2001). Counts outlive eviction."""
+
+    def __init__(self, half_life: float = 512):
+        self.half_life = half_life
+        self._clock = 0
+        self._weight: dict[Form, float] = {}  # log2 of the sum of 2^(time / half_life): comparable at any time without decay
+        self._held: set[Form] = set()
+
+    def used(self, form: Form) -> None:
+        """Count one use."""
+        self._clock += 1
+        now = self._clock / self.half_life
+        before = self._weight.get(form)
+        self._weight[form] = now if before is None else now + log2(1 + 2 ** max(before - now, -60.0))
+        self._held.add(form)
+
+    def left(self, form: Form) -> None:
+        """It is held no more, and its count stays."""
+        self._held.discard(form)
+
+    def order(self) -> Iterable[Form]:
+        """By count."""
+        return sorted(self._held, key=self._weight.__getitem__)
+
+
+class Static:
+    """The least popular first, by counts taken beforehand: after some loads the cache holds the most popular for good."""
+
+    def __init__(self, popularity: Mapping[tuple[int, int], float] | None = None):
+        self.popularity: Mapping[tuple[int, int], float] = popularity or Counter()
+        self._held: set[Form] = set()
+
+    def used(self, form: Form) -> None:
+        """Uses change nothing."""
+        self._held.add(form)
+
+    def left(self, form: Form) -> None:
+        """It is held no more."""
+        self._held.discard(form)
+
+    def order(self) -> Iterable[Form]:
+        """By popularity."""
+        return sorted(self._held, key=lambda form: self.popularity.get((form.layer, form.expert), 0.0))
+
+
+POLICIES = {"lru": LRU, "lfru": LFRU}

@@ -1,0 +1,33 @@
+"""What an expert cache keeps, why it was loaded, and as what a layer found it."""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+CPU, HTP = 1, 2
+BACKENDS = {CPU: "cpu", HTP: "htp"}
+"""Backends by number, as probes and recordings tell them."""
+
+
+class Form(NamedTuple):
+    """An expert as one backend runs it. `tier` is the rows of its static shape, 0 where dynamic."""
+
+    layer: int
+    expert: int
+    backend: int
+    tier: int
+
+
+class Cache(IntEnum):
+    """Where an expert was when its layer began; the values are arguments of probes."""
+
+    HIT = 1
+    MISS = 2
+    PREFETCHED = 3
+
+
+class Reason(IntEnum):
+    """Why an expert was loaded; the values are arguments of probes."""
+
+    STARTUP = 0
+    DEMAND = 1
+    PREFETCH = 2

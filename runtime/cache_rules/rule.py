@@ -1,0 +1,304 @@
+"""The expert cache's rule: a budget in bytes, a policy that says who leaves, and hits counted event-atomically.
+
+One event is one layer of one step. What the cache held when the event began decides whether an expert is a hit or a miss in
+it, whatever is loaded or evicted meanwhile, and each expert form counts once for each event; what a prefetch brought before
+the router had chosen counts as prefetched. Forms that the event has named or used are evicted last, forms that run at this moment
+never. A prediction decides what is loaded early, never what is evicted: room for it is made by the policy alone, and it may push
+out neither what the event needs nor what is still on its way.
+
+As it stands, a load takes no time: that is the replay. The engine's cache adds threads and sessions, the simulator its own clock.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, NoReturn, TypeVar
+
+import numpy as np
+
+from runtime.cache_rules.eviction import LRU, Policy
+from runtime.cache_rules.forms import Cache, Form, Reason
+
+URGENT = -float("inf")
+EXTRA_SHARE = 0.4
+EXTRA_AT_FIRST = 8  # loads that may be in vain before anything was earned
+SAVED_AT_MOST = 128  # loads' worth of allowance that quiet times save up
+
+
+class Allowance:
+    """Bounds what prefetching may waste: a useful byte loaded earns EXTRA_SHARE of one, a byte prefetched in vain costs one."""
+
+    def __init__(self) -> None:
+        self._earned: float = 0
+        self._largest = 0
+
+    def useful(self, size: int) -> None:
+        """A load was asked for by a router, or a prefetched form was used."""
+        self._largest = max(self._largest, size)
+        self._earned = min(self._earned + EXTRA_SHARE * size, SAVED_AT_MOST * self._largest)
+
+    def grants(self, size: int) -> bool:
+        """May a form of this size be prefetched? It counts as wasted until it is used."""
+        self._largest = max(self._largest, size)
+        if self._earned + EXTRA_AT_FIRST * self._largest < size:
+            return False
+        self._earned -= size
+        return True
+
+    def returned(self, size: int) -> None:
+        """A prefetch was used, or cancelled before it read anything."""
+        self._earned += size
+
+
+class Entry:
+    """A form that is held or on its way. `urgency`: smaller is sooner. `landed_in`: the event in which its load ended."""
+
+    def __init__(self, form: Form, size: int, reason: Reason, urgency: float):
+        self.form, self.size, self.reason, self.urgency = form, size, reason, urgency
+        self.used = self.landed = False
+        self.landed_in = -1
+
+    @property
+    def in_vain(self) -> bool:
+        """Was it prefetched, and nobody has used it yet?"""
+        return self.reason == Reason.PREFETCH and not self.used
+
+    def preceded(self, event: int) -> bool:
+        """Was it there when the event began?"""
+        return self.landed and self.landed_in < event
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class CacheRule(Generic[E]):
+    """What is held within a budget in bytes (None: no limit), one thread at a time. `background`: loads may begin ahead of use.
+
+    `reserved`: bytes held or on their way, `peak` their maximum. `begun`: loads for any reason. `load_ns`: mean time of one.
+    """
+
+    def __init__(
+        self,
+        budget: int | None,
+        size: Callable[[Form], int],
+        make: Callable[[Form, int, Reason, float], E],
+        policy: Policy | None = None,
+        background: bool = False,
+    ):
+        self.budget, self.policy, self.background = budget, policy or LRU(), background
+        self.reserved = self.peak = self.begun = self.event = 0
+        self.hits = self.misses = self.prefetched = 0
+        self.load_ns = 0.0
+        self.allowance = Allowance()
+        self._size, self._make = size, make
+        self._held: dict[Form, E] = {}
+        self._by_layer: defaultdict[int, set[Form]] = defaultdict(set)
+        self._absent: np.ndarray | None = None
+        self._early: set[Form] = set()
+        self._named: set[Form] = set()
+        self._counted: set[Form] = set()
+        self._running: set[Form] = set()
+        self._ran: set[Form] = set()
+
+    def __contains__(self, form: Form) -> bool:
+        return form in self._held
+
+    def ready(self, form: Form) -> bool:
+        """Could it run now?"""
+        entry = self._held.get(form)
+        return entry is not None and entry.landed
+
+    def forms(self) -> list[Form]:
+        """What is held, first to leave first."""
+        return list(self.policy.order())
+
+    def begin_event(self) -> None:
+        """A layer begins: what has landed until now was there in time."""
+        self.event += 1
+        self._early.clear()
+        self._named.clear()
+        self._ran.clear()
+        self._counted.clear()
+
+    def name(self, forms: Sequence[Form]) -> int:
+        """The event will run these: keep those that are held, as far as the budget allows, and send for the others.
+
+        Returns how many loads began.
+        """
+        before = self.begun
+        self._named.update(forms)
+        self._early.update(filter(self.ready, forms))
+        for form in forms if self.background else ():
+            entry = self._held.get(form)
+            if entry is not None:
+                entry.urgency = URGENT
+            elif self._make_room(self._size(form), needed=False):
+                self._queue(self._begin(form, Reason.DEMAND, URGENT))
+        return self.begun - before
+
+    def state(self, form: Form) -> Cache:
+        """Hit, prefetched or miss, as the cache stood when the router had chosen; counts the form once."""
+        entry = self._held.get(form)
+        early = form in self._early or (entry is not None and entry.preceded(self.event))
+        in_vain = entry is not None and entry.in_vain
+        state = Cache.MISS if not early else Cache.PREFETCHED if in_vain else Cache.HIT
+        if form not in self._counted:
+            self._counted.add(form)
+            self.hits += early
+            self.misses += not early
+            self.prefetched += state is Cache.PREFETCHED
+        return state
+
+    def readiest_first(self, forms: Sequence[Form]) -> Iterator[int]:
+        """Places in `forms`, resident ones first: a load never evicts what is about to run, and what comes runs at once."""
+        waiting = list(range(len(forms)))
+        while waiting:
+            i = next((i for i in waiting if self.ready(forms[i])), waiting[0])
+            waiting.remove(i)
+            yield i
+
+    def hold(self, form: Form, reason: Reason = Reason.DEMAND) -> E:
+        """The form's entry, begun if need be, whether its load has ended or not. It stays until `release`."""
+        self._named.add(form)
+        self._running.add(form)
+        entry = self._held.get(form)
+        if entry is None:
+            size = self._size(form)
+            if not self._make_room(size, needed=True):
+                self._refuse(size)
+            entry = self._begin(form, reason, URGENT)
+        return entry
+
+    def land(self, entry: E) -> None:
+        """Its load has ended."""
+        entry.landed_in, entry.landed = self.event, True
+
+    def use(self, entry: E) -> None:
+        """It runs: what it cost was not in vain."""
+        if not entry.used:
+            if entry.in_vain:
+                self.allowance.returned(entry.size)
+            entry.used = True
+            self.allowance.useful(entry.size)
+        self.policy.used(entry.form)
+
+    def release(self, form: Form) -> None:
+        """The form has run: it may be evicted again."""
+        self._running.discard(form)
+        self._ran.add(form)
+
+    def prefetch(self, form: Form, urgency: float) -> bool:
+        """Load the form in the background, if the allowance and the room permit; on its way already: only change its urgency."""
+        entry = self._held.get(form)
+        if entry is not None:
+            entry.urgency = min(urgency, entry.urgency)
+            return True
+        size = self._size(form)
+        if not self.background or not self.allowance.grants(size):
+            return False
+        if not self._make_room(size, needed=False):
+            self.allowance.returned(size)
+            return False
+        self._queue(self._begin(form, Reason.PREFETCH, urgency))
+        return True
+
+    def cancel(self, form: Form) -> bool:
+        """Drop a prefetch that has not begun to read."""
+        entry = self._held.get(form)
+        if entry is None or not entry.in_vain or not self._withdraw(entry):
+            return False
+        self._forget(entry)
+        self.allowance.returned(entry.size)
+        return True
+
+    @property
+    def idle(self) -> bool:
+        """Does no load wait?"""
+        return True
+
+    @property
+    def busy(self) -> bool:
+        """Would another load have to wait?"""
+        return False
+
+    def absent(self, layers: int, experts: int) -> np.ndarray:
+        """[layers, E] bool, kept up to date: which experts are neither held nor on their way, in any form."""
+        self._absent = np.ones((layers, experts), bool)
+        for form in self._held:
+            self._absent[form.layer, form.expert] = False
+        return self._absent
+
+    def waiting(self, layer: int) -> list[int]:
+        """Experts of the layer that a prefetch has asked for and nobody has used yet."""
+        if self.idle:
+            return []
+        entries = (self._held[form] for form in self._by_layer[layer])
+        return [entry.form.expert for entry in entries if not entry.used and not entry.landed]
+
+    def _queue(self, entry: E) -> None:
+        """Load it in the background."""
+        self.land(entry)
+
+    def _withdraw(self, entry: E) -> bool:
+        """Take a load back; False where it has begun to read."""
+        return False
+
+    def _dropped(self, entry: E) -> None:
+        """It has been evicted."""
+
+    def _refuse(self, size: int) -> NoReturn:
+        raise MemoryError(f"an expert cache of {self.budget} bytes has no room for {size} more beside what runs")
+
+    def _begin(self, form: Form, reason: Reason, urgency: float) -> E:
+        size = self._size(form)
+        entry = self._held[form] = self._make(form, size, reason, urgency)
+        self._by_layer[form.layer].add(form)
+        if self._absent is not None:
+            self._absent[form.layer, form.expert] = False
+        self.begun += 1
+        self.reserved += size
+        self.peak = max(self.peak, self.reserved)
+        self.policy.used(form)
+        return entry
+
+    def _make_room(self, size: int, needed: bool) -> bool:
+        """Evict until `size` more bytes fit; what is not `needed` yet takes no room from the event or from other prefetches."""
+        if self.budget is None:
+            return True
+        while self.reserved + size > self.budget:
+            victim = self._victim(needed)
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
+    def _victim(self, needed: bool) -> Form | None:
+        """By policy; of the running event's own forms those that have run already, and those that wait to run last of all."""
+        ran: Form | None = None
+        waits: Form | None = None
+        for form in self.policy.order():
+            if form in self._running or (not needed and not self._held[form].landed):
+                continue
+            if form not in self._named:
+                return form
+            if form in self._ran:
+                ran = ran or form
+            else:
+                waits = waits or form
+        return (ran or waits) if needed else None
+
+    def _evict(self, form: Form) -> None:
+        if not self.cancel(form):
+            entry = self._held[form]
+            self._forget(entry)
+            self._dropped(entry)
+
+    def _forget(self, entry: E) -> None:
+        form = entry.form
+        del self._held[form]
+        if entry.preceded(self.event):
+            self._early.add(form)
+        self._by_layer[form.layer].discard(form)
+        if self._absent is not None:
+            self._absent[form.layer, form.expert] = True
+        self.policy.left(form)
+        self.reserved -= entry.size

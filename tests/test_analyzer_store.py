@@ -1,0 +1,121 @@
+"""Tables as they are handed on: Arrow as declared, frames of it, kept files, and SQL that sees these and nothing else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pytest
+
+from analyzer.commands.query import execute
+from analyzer.errors import AnalysisError
+from analyzer.records.reading import open_recording
+from analyzer.records.schema import TABLES, frame_of
+from analyzer.tables import store
+from analyzer.tables.store import Tables, build, load
+from tests.conftest import ROOT
+from tests.test_analyzer_tables import llama, runtime
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = runtime().write(tmp_path_factory.mktemp("store") / "it's a run")
+    load(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_arrow_has_the_declared_types_and_each_text_once(run: Path, kept: bool) -> None:
+    tables = load(run) if kept else build(open_recording(run), most=7, block=2)
+    assert set(tables.paths) == (set(TABLES) if kept else set())
+    for name, columns in TABLES.items():
+        table = tables.arrow(name)
+        assert [(field.name, field.type) for field in table.schema] == [(c.name, c.arrow_type) for c in columns]
+        for column in table.columns:
+            if pyarrow.types.is_dictionary(column.type):
+                values = [value for chunk in column.chunks for value in chunk.dictionary.to_pylist()]
+                assert len(set(values)) == len(values)
+
+
+def test_a_table_is_read_when_it_is_asked_for_and_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[int] = []
+    monkeypatch.setattr(store, "frame_of", lambda table: frames.append(table.num_rows) or pd.DataFrame({"rows": [1]}))
+    tables = load(run, ("operators", "tokens"))
+    assert list(tables) == ["operators", "tokens"] and frames == []
+    assert tables["tokens"] is tables["tokens"] and frames == [3]
+    assert tables.arrow("operators") is tables.arrow("operators")
+
+
+def test_another_table_takes_the_place_of_one_and_leaves_the_others(run: Path) -> None:
+    tables = load(run)
+    tokens = tables["tokens"]
+    changed = tables.with_table("operators", tables["operators"].assign(type="NEW")).with_table("own", pd.DataFrame({"x": [7]}))
+    assert changed.arrow("operators").column("type").to_pylist() == ["NEW"] * 6
+    assert tables["operators"]["type"].tolist() == ["attention", "experts"] * 3
+    assert changed["tokens"] is tokens and changed.arrow("own").to_pydict() == {"x": [7]}
+    assert "operators" not in changed.paths and {**changed}.keys() == changed.keys()
+
+
+def test_frames_in_memory_are_arrow_as_declared_too(run: Path) -> None:
+    whole = load(run)
+    given = Tables.of(dict(whole))
+    for name in whole:
+        assert given.arrow(name).schema == whole.arrow(name).schema
+        pd.testing.assert_frame_equal(frame_of(given.arrow(name)), whole[name])
+    assert Tables.of(whole) is whole
+
+
+def test_tables_outlast_those_that_are_made_again(tmp_path: Path) -> None:
+    folder = runtime(2).write(tmp_path)
+    tables = load(folder)
+    runtime(5).write(folder)
+    assert len(load(folder)["tokens"]) == 5
+    assert len(tables["tokens"]) == 2
+
+
+def test_sql_answers_what_the_tables_hold(run: Path) -> None:
+    tables = load(run)
+    names, rows = execute(run, "select type, count(*) n, sum(duration_ns) ns from operators group by type order by type")
+    expected = tables["operators"].groupby("type")["duration_ns"].agg(["size", "sum"])
+    assert names == ["type", "n", "ns"] and rows == list(expected.itertuples(name=None))
+    assert execute(run, "select sources from tensors order by tensor")[1] == [([3, 4],), ([11],)]
+    assert execute(run, "select distinct token_id from gaps order by 1")[1] == [(0,), (1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select * from read_csv('/etc/passwd')",
+        "select * from read_text('{run}/manifest.json')",
+        "copy (select 1 from tokens) to '{run}/tables/tokens.parquet' (use_tmp_file false)",
+        "explain analyze copy (select 1 from tokens) to '{run}/tables/tokens.parquet' (use_tmp_file false)",
+        "select 1 from tokens; set enable_external_access = true",
+        "attach '{run}/own.db' as own",
+    ],
+)
+def test_sql_sees_nothing_outside_and_changes_nothing(run: Path, sql: str) -> None:
+    with pytest.raises(AnalysisError, match=r"^query: "):
+        execute(run, sql.format(run=str(run).replace("'", "''")))
+    assert len(load(run)["tokens"]) == 3 and not (run / "own.db").exists()
+
+
+def test_sql_reads_a_recording_that_keeps_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = llama().write(tmp_path)
+    monkeypatch.setattr(store, "keep", lambda *given: (_ for _ in ()).throw(PermissionError()))
+    assert execute(folder, "select name from operators where token_id = 0 order by op_id")[1] == [("ffn_out-0",), ("attn_out-1",)]
+    assert not (folder / "tables").exists()
+
+
+def test_a_query_says_nothing_but_its_answer(run: Path) -> None:
+    command = [sys.executable, "-m", "analyzer", "query", str(run), "select count(*) n from tokens", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert (done.stdout, done.stderr) == ('[{"n": 3}]\n', "")
+
+
+def test_a_frame_s_numbers_lie_where_arrow_has_them(run: Path) -> None:
+    tables = load(run)
+    frame, column = tables["operators"]["begin_ns"].to_numpy(), tables.arrow("operators").column("begin_ns")
+    assert np.shares_memory(frame, column.chunk(0).to_numpy())

@@ -1,0 +1,130 @@
+"""Models for llama.cpp with seeded weights: no download, no tokenizer. A small one for tests, real shapes for benchmarks."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model; `experts` 0 makes it dense. Qwen2's attention has biases, Gemma2 norms behind its blocks."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    width: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    experts: int = 0
+    used: int = 0
+    expert_width: int = 0
+    shared_width: int = 0
+
+
+LAYERS, HIDDEN, VOCABULARY, EXPERTS, TOP_K = 3, 128, 512, 8, 2
+SMALL = Shape("qwen2moe", LAYERS, HIDDEN, 128, 4, 4, VOCABULARY, EXPERTS, TOP_K, expert_width=64, shared_width=128)
+DENSE = {name: Shape(name, 2, HIDDEN, 128, 4, 4, VOCABULARY) for name in ("llama", "qwen2", "gemma2")}
+"""Small dense models of three architectures."""
+SHAPES = {
+    "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256),  # Llama-3.2-1B
+    "qwen-moe": Shape("qwen2moe", 8, 2048, 5632, 16, 16, 151936, 60, 4, 1408, 5632),  # 8 layers of Qwen1.5-MoE-A2.7B
+    "tiny-moe": Shape("qwen2moe", 4, 256, 512, 4, 4, 4096, 16, 4, 256, 512),
+}
+
+
+def write_moe(path: Path, seed: int = 0, layers: int = LAYERS) -> None:
+    """Write the small Mixture-of-Experts model, of fp32 weights, to `path`."""
+    write(path, replace(SMALL, layers=layers), quantized=False, seed=seed)
+
+
+def write(path: Path, shape: Shape, quantized: bool, seed: int = 0) -> None:
+    """Write a model of random weights; its matrices are Q4_0 where `quantized`."""
+    rng = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(str(path), shape.architecture)
+    _describe(writer, shape, quantized)
+    for name, dims in _tensors(shape):
+        if quantized and len(dims) > 1 and "inp" not in name:
+            writer.add_tensor(name, _q4_0(rng, dims), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+        else:
+            scale = dims[-1] ** -0.5 if len(dims) > 1 else 0.0
+            writer.add_tensor(name, (rng.standard_normal(dims) * scale).astype(np.float32) + (len(dims) == 1))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
+    writer.add_name("seeded")
+    writer.add_context_length(1024)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.width)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(shape.hidden // shape.heads)
+    writer.add_rope_freq_base(1e4)
+    writer.add_vocab_size(shape.vocabulary)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0 if quantized else gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("none")
+    if shape.architecture == "gemma2":
+        writer.add_sliding_window(512)
+        writer.add_attn_logit_softcapping(50.0)
+        writer.add_final_logit_softcapping(30.0)
+        writer.add_key_length(shape.hidden // shape.heads)
+        writer.add_value_length(shape.hidden // shape.heads)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.used)
+        writer.add_expert_feed_forward_length(shape.expert_width)
+        writer.add_expert_shared_feed_forward_length(shape.shared_width)
+
+
+def _tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
+    """(name, dims) of every weight, rows first."""
+    hidden, kv = shape.hidden, shape.kv_heads * (shape.hidden // shape.heads)
+    tensors: list[tuple[str, tuple[int, ...]]] = [
+        ("token_embd.weight", (shape.vocabulary, hidden)),
+        ("output_norm.weight", (hidden,)),
+    ]
+    tensors += [("output.weight", (shape.vocabulary, hidden))] if shape.experts else []
+    for layer in range(shape.layers):
+        block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
+        if shape.architecture == "gemma2":
+            block |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
+        for name, rows in (("q", hidden), ("k", kv), ("v", kv)):
+            block[f"attn_{name}.weight"] = (rows, hidden)
+            if shape.architecture.startswith("qwen2"):
+                block[f"attn_{name}.bias"] = (rows,)
+        block["attn_output.weight"] = (hidden, hidden)
+        block |= _experts(shape) if shape.experts else _feed_forward("", hidden, shape.width)
+        tensors += [(f"blk.{layer}.{name}", dims) for name, dims in block.items()]
+    return tensors
+
+
+def _feed_forward(suffix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+    wide, narrow = (width, hidden), (hidden, width)
+    return {f"ffn_gate{suffix}.weight": wide, f"ffn_up{suffix}.weight": wide, f"ffn_down{suffix}.weight": narrow}
+
+
+def _experts(shape: Shape) -> dict[str, tuple[int, ...]]:
+    routed = _feed_forward("_exps", shape.hidden, shape.expert_width)
+    gates = {"ffn_gate_inp.weight": (shape.experts, shape.hidden), "ffn_gate_inp_shexp.weight": (shape.hidden,)}
+    return {
+        **gates,
+        **{name: (shape.experts, *dims) for name, dims in routed.items()},
+        **_feed_forward("_shexp", shape.hidden, shape.shared_width),
+    }
+
+
+def _q4_0(rng: np.random.Generator, dims: tuple[int, ...]) -> np.ndarray:
+    """Random Q4_0 blocks: 32 weights are one fp16 scale and 16 bytes of two weights each."""
+    blocks = dims[-1] // 32
+    raw = np.empty((int(np.prod(dims[:-1])), blocks, 18), np.uint8)
+    raw[:, :, :2] = np.frombuffer(np.float16(dims[-1] ** -0.5 / 4.6).tobytes(), np.uint8)
+    raw[:, :, 2:] = rng.integers(0, 256, raw[:, :, 2:].shape, np.uint8)
+    return raw.reshape(*dims[:-1], blocks * 18)
