@@ -122,7 +122,7 @@ INLINE void few(const struct product *p, size_t bits, size_t block_bytes, size_t
 	for (size_t g = 0; g < whole; g++)
 		add_group(p, bits, block_bytes, row, rows, column, g, GROUP, p->values + begin + g * bytes, lanes);
 	if (whole < p->groups) {
-		const uint8_t *values = within(p->values, begin + whole * bytes, bytes, p->n * p->row_bytes, copy);
+		const uint8_t *values = readable(p->values, begin + whole * bytes, bytes, p->n * p->row_bytes, copy);
 		add_group(p, bits, block_bytes, row, rows, column, whole, p->blocks % GROUP, values, lanes);
 	}
 	for (size_t r = 0; r < rows; r++) {

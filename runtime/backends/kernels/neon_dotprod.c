@@ -20,10 +20,10 @@ INLINE void tile_block(size_t bits, size_t block_bytes, const uint8_t *codes, co
 #pragma GCC unroll 8
 		for (size_t i = 0; i < run / 4 * halves; i++) {
 			const int8_t *w = (const int8_t *)codes + (begin * halves + i * WIDTH) * PANEL;
-			const int8_t *at = x + code_offset(bits, begin) + i / halves * 4 + i % halves * (CHUNK / 2);
+			const int8_t *row_codes = x + code_offset(bits, begin) + i / halves * 4 + i % halves * (CHUNK / 2);
 			const int8x16_t left = vld1q_s8(w), right = vld1q_s8(w + 16);
 			for (size_t r = 0; r < TILE_ROWS; r++) {
-				const int8x16_t four = vreinterpretq_s8_s32(vld1q_dup_s32((const void *)(at + r * stride)));
+				const int8x16_t four = vreinterpretq_s8_s32(vld1q_dup_s32((const void *)(row_codes + r * stride)));
 				dots[r][0] = vdotq_s32(dots[r][0], left, four);
 				dots[r][1] = vdotq_s32(dots[r][1], right, four);
 			}

@@ -20,9 +20,9 @@ INLINE void tile_block(size_t bits, size_t block_bytes, const uint8_t *codes, co
 #pragma GCC unroll 4
 		for (size_t i = 0; i < run / WIDTH * halves; i++) {
 			const int8_t *w = (const int8_t *)codes + (begin * halves + i * WIDTH) * PANEL;
-			const int8_t *at = x + code_offset(bits, begin) + i / halves * WIDTH + i % halves * (CHUNK / 2);
+			const int8_t *row_codes = x + code_offset(bits, begin) + i / halves * WIDTH + i % halves * (CHUNK / 2);
 			for (size_t r = 0; r < TILE_ROWS; r += 2) {
-				const int8x16_t rows = vcombine_s8(vld1_s8(at + r * stride), vld1_s8(at + (r + 1) * stride));
+				const int8x16_t rows = vcombine_s8(vld1_s8(row_codes + r * stride), vld1_s8(row_codes + (r + 1) * stride));
 				for (size_t c = 0; c < PAIRS; c++)
 					dots[r / 2][c] = vmmlaq_s32(dots[r / 2][c], rows, vld1q_s8(w + c * 16));
 			}

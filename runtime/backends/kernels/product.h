@@ -86,7 +86,7 @@ ALWAYS_INLINE float fold(const float *lanes, size_t pitch)
 }
 
 /* `bytes` bytes from `offset` on, of `total`: copied where they would reach beyond. What is beyond meets zeros. */
-ALWAYS_INLINE const uint8_t *within(const void *base, size_t offset, size_t bytes, size_t total, uint8_t *copy)
+ALWAYS_INLINE const uint8_t *readable(const void *base, size_t offset, size_t bytes, size_t total, uint8_t *copy)
 {
 	const uint8_t *place = (const uint8_t *)base + offset;
 

@@ -152,7 +152,7 @@ INLINE void few(const struct product *p, size_t bits, size_t block_bytes, size_t
 		add_group(p, bits, block_bytes, row, rows, column, g, GROUP, values, lanes);
 	}
 	if (whole < p->groups) {
-		const uint8_t *values = within(p->values, begin + whole * bytes, bytes, p->n * p->row_bytes, copy);
+		const uint8_t *values = readable(p->values, begin + whole * bytes, bytes, p->n * p->row_bytes, copy);
 		add_group(p, bits, block_bytes, row, rows, column, whole, p->blocks % GROUP, values, lanes);
 	}
 	for (size_t r = 0; r < rows; r++)
@@ -188,14 +188,14 @@ INLINE void transpose(__m256i *v)
 	}
 }
 
-/* 32 bytes of each of eight columns from `column` on, transposed: v[i] has their i-th dwords. The last column stands for those beyond. */
+/* 32 bytes of each of eight columns, transposed: v[i] has their i-th dwords. The last column stands for those beyond. */
 INLINE void eight_columns(const void *base, size_t pitch, size_t n, size_t column, size_t byte, __m256i *v)
 {
 	uint8_t copy[LOAD];
 
 	for (size_t i = 0; i < 8; i++) {
-		size_t of = column + i < n ? column + i : n - 1;
-		v[i] = _mm256_loadu_si256((const void *)within(base, of * pitch + byte, LOAD, n * pitch, copy));
+		size_t source = column + i < n ? column + i : n - 1;
+		v[i] = _mm256_loadu_si256((const void *)readable(base, source * pitch + byte, LOAD, n * pitch, copy));
 	}
 	transpose(v);
 }
@@ -251,12 +251,12 @@ INLINE void tile_block(size_t bits, size_t block_bytes, const uint8_t *codes, co
 #pragma GCC unroll 8
 		for (size_t i = 0; i < run / 4 * halves; i++) {
 			const uint8_t *w = codes + (begin / 4 * halves + i) * PANEL * 4;
-			const int8_t *at = x + code_offset(bits, begin) + i / halves * 4 + i % halves * (CHUNK / 2);
+			const int8_t *row_codes = x + code_offset(bits, begin) + i / halves * 4 + i % halves * (CHUNK / 2);
 			ints w_of[TILE_VECTORS];
 			for (size_t v = 0; v < TILE_VECTORS; v++)
 				w_of[v] = load_ints(w + v * LANES * 4);
 			for (size_t r = 0; r < TILE_ROWS; r++) {
-				ints four = repeat_four(at + r * stride);
+				ints four = repeat_four(row_codes + r * stride);
 				for (size_t v = 0; v < TILE_VECTORS; v++)
 					sums[r][v] = add_run(bits, sums[r][v], w_of[v], four);
 			}
