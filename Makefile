@@ -1,19 +1,21 @@
-# make run      everything needed, then the main job: trace the bundled demo
-# make test     everything needed, then all tests
+# make run          everything needed, then the main job: trace the bundled demo
+# make test         everything needed, then all tests
+# make lint         what the code must pass before that
+# make wheel        a source archive and the wheels for x86-64 and arm64, in dist/
+# make constraints  the newest releases of what is used, tried by nobody yet, into constraints.txt
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
-CC ?= cc
-CLANG ?= clang
 MACHINE := $(shell uname -m)
-TARGET_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,x86)
 DEBIAN_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,amd64)
 RUN ?= recordings/$(shell date +%Y%m%d-%H%M%S)
-APT := clang libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH) chromium chromium-driver bpftrace
+APT := clang cmake ninja-build libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH) chromium chromium-driver bpftrace
+CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
-.PHONY: run test lint results setup build bpf native headers doctor clean
+.PHONY: run test lint results setup build headers doctor wheel constraints clean
 
 run: setup
 	@echo "== tracing the bundled demo"
@@ -28,6 +30,7 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # docs/results.md from what benchmarks kept in benchmarks/results.
 results: setup
@@ -35,19 +38,24 @@ results: setup
 
 setup: build/.apt build/.pip build headers
 
-build: bpf native
+# Incremental; the built parts go into the packages that load them.
+build: build/cmake/build.ninja
+	@cmake --build build/cmake
+	@cmake --install build/cmake --prefix . > build/install.log
 
-bpf: build/moescope.bpf.o build/maps.bpf.o build/moescope-perf.bpf.o build/maps-perf.bpf.o
-
-native: build/calibrate.so runtime/telemetry/_probes.so runtime/backends/_blocks.so views/timeline/_messages.so analyzer/records/_joins.so
+build/cmake/build.ninja: build/.apt | $(PY)
+	@cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) > build/cmake.log || { cat build/cmake.log; exit 1; }
+	@touch $@
 
 doctor: setup
 	$(SUDO) $(PY) -m tracer doctor
 
 # Debian packages: only what is missing, and only where there is apt.
-build/.apt: Makefile
+build/.apt: PACKAGES = $(APT)
+build/.apt-cross: PACKAGES = $(CROSS)
+build/.apt build/.apt-cross: Makefile
 	@mkdir -p build
-	@missing=$$(for p in $(APT); do dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -q '^installed' || echo $$p; done); \
+	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -q '^installed' || echo $$p; done); \
 	if [ -n "$$missing" ] && command -v apt-get > /dev/null; then \
 		echo "== installing Debian packages:" $$missing; \
 		$(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing > build/apt.log 2>&1 \
@@ -55,38 +63,14 @@ build/.apt: Makefile
 	fi
 	@touch $@
 
-build/.pip: pyproject.toml build/.apt
-	@[ -x $(PY) ] || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+$(PY): | build/.apt
+	@echo "== creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+build/.pip: pyproject.toml constraints.txt build/.apt | $(PY)
 	@echo "== installing Python packages (torch, for the parity tests, is the largest)"
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[npu,dev]'
+	@$(PIP) install -c constraints.txt -e '.[all,dev]'
 	@touch $@
-
-BPF_CC = $(CLANG) -O2 -g -Wall -Werror -target bpf -D__TARGET_ARCH_$(TARGET_ARCH) -I/usr/include/$(MACHINE)-linux-gnu
-BPF_SOURCES := $(wildcard bpf/*.c bpf/*.h)
-
-build/%-perf.bpf.o: bpf/%.bpf.c $(BPF_SOURCES) build/.apt
-	@mkdir -p build
-	$(BPF_CC) -DBUFFER_PERF -c $< -o $@
-
-build/%.bpf.o: bpf/%.bpf.c $(BPF_SOURCES) build/.apt
-	@mkdir -p build
-	$(BPF_CC) -c $< -o $@
-
-build/calibrate.so: tracer/probes/calibrate.c build/.apt
-	@mkdir -p build
-	$(CC) -O2 -Wall -shared -fPIC -o $@ $<
-
-runtime/telemetry/_probes.so: runtime/telemetry/_probes.c build/.pip
-	$(CC) -O3 -ffp-contract=off -Wall -fPIC -shared -fcf-protection=none -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
-
-runtime/backends/_blocks.so: $(wildcard runtime/backends/kernels/*) build/.apt
-	$(CC) -O3 -Wall -fPIC -shared -fvisibility=hidden -fno-math-errno -ffp-contract=off -o $@ runtime/backends/kernels/*.c -lm
-
-views/timeline/_messages.so: views/timeline/_messages.c build/.pip
-	$(CC) -O2 -Wall -fPIC -shared -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
-
-analyzer/records/_joins.so: analyzer/records/_joins.c build/.pip
-	$(CC) -O3 -Wall -fPIC -shared -I$$($(PY) -c 'import sysconfig; print(sysconfig.get_paths()["include"])') -o $@ $<
 
 headers: build/.headers-$(shell uname -r)
 
@@ -94,5 +78,17 @@ build/.headers-%: build/.apt
 	@$(SUDO) scripts/link_kernel_headers.sh
 	@touch $@
 
+# The wheels are built from the source archive.
+wheel: build/.pip build/.apt-cross
+	rm -rf dist build/dist
+	$(PY) -m build --sdist --outdir dist .
+	$(PIP) wheel --no-deps -w build/dist dist/*.tar.gz
+	$(if $(CROSS),_PYTHON_HOST_PLATFORM=linux-aarch64 $(PIP) wheel --no-deps -w build/dist -Ccmake.toolchain-file=$(CURDIR)/cmake/aarch64-linux-gnu.cmake dist/*.tar.gz)
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH scripts/check_wheels.py build/dist dist
+
+constraints: build/.pip
+	$(PY) scripts/raise_constraints.py constraints.txt
+
 clean:
-	rm -rf build runtime/telemetry/_probes.so runtime/backends/_blocks.so views/timeline/_messages.so analyzer/records/_joins.so
+	rm -rf build dist tracer/kernel/objects
+	find moescope tracer analyzer views runtime -name '*.so' -delete

@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from analyzer.tables.store import Tables, arrow_of
 from benchmarks.lib.chromium import Chromium
 from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import extremes, single
@@ -24,7 +25,7 @@ from views.serving import address, server
 from views.timeline import perfetto
 from views.timeline.slices import Slices, on_program
 from views.timeline.trace_file import usable_cpus
-from workloads.tables_fixture import Tables, make
+from workloads.tables_fixture import make
 from workloads.trace_processor import TraceProcessorWasm
 
 EVENTS_PER_TOKEN_AND_LAYER = 30
@@ -128,7 +129,9 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=150, help="seconds to wait for the UI (default %(default)s)")
     args = parser.parse_args()
     report, tokens = Report("perfetto_writer", args), max(2, args.events // (EVENTS_PER_TOKEN_AND_LAYER * args.layers))
-    manifest, tables = make(tokens, args.layers)
+    manifest, frames = make(tokens, args.layers)
+    tables = Tables.of({name: arrow_of(name, frame) for name, frame in frames.items()})  # as they are read from disk
+    del frames
     report.note(f"{tokens} tokens, {args.layers} layers; {held():,.0f} MiB held with the tables")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.pftrace"

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         enter_project_environment("moescope")
     code = Program(called_as_moescope(sys.argv[0]), "moescope", ABOUT, groups(), version).main(argv)
-    if argv is None:
+    if argv is None and "duckdb" not in sys.modules:  # which says what it had to leave behind
         gc.freeze()  # spares the last collections, which with pandas loaded take a fifth of a second
     return code
 

@@ -32,6 +32,7 @@ hypothesis.settings.load_profile("shared")
 
 
 LONG_FILES = (
+    "test_install",
     "test_tracer_bcc",
     "test_compare_planted",
     "test_tracer_compare",
@@ -113,6 +114,28 @@ def can_drop_pages() -> str:
     return "" if dropped else f"files in {tempfile.gettempdir()} are never read from a device"
 
 
+@cache
+def can_make_wheels() -> str:
+    """Empty where there are clang and a package index that pip reaches, else which is missing."""
+    if not shutil.which("clang"):
+        return "clang is not installed"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--no-deps",
+        "--retries",
+        "0",
+        "--timeout",
+        "10",
+    ]
+    done = subprocess.run([*command, "scikit-build-core"], capture_output=True, check=False)
+    return "" if done.returncode == 0 else "pip reaches no package index"
+
+
 FEATURES: dict[str, Callable[[], str]] = {
     "probes": can_probe,
     "bcc": can_use_bcc,
@@ -121,6 +144,7 @@ FEATURES: dict[str, Callable[[], str]] = {
     "chromium": lambda: (
         "" if shutil.which("chromium") and shutil.which("chromedriver") else "chromium or chromedriver is not installed"
     ),
+    "wheels": can_make_wheels,
     "bpftrace": lambda: "" if shutil.which("bpftrace") else "bpftrace is not installed",
 }
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from analyzer.__main__ import COMMANDS, main
 from analyzer.questions import experts
+from analyzer.questions.figures import cache_hits
 from analyzer.questions.groups import group_of
 from analyzer.questions.phases import phase_shares
-from analyzer.questions.profdag import DagError, build, decode_tokens, export, to_json
+from analyzer.questions.profdag import DagError, build_profdag, decode_tokens, export, to_json
 from analyzer.questions.summary import summarize
 from analyzer.records.reading import open_recording
 from analyzer.tables import store as tables_module
@@ -30,7 +31,7 @@ def run(capsys, *words: str) -> tuple[int, str, str]:
 
 
 def test_the_profdag_has_operators_in_order_constants_for_weights_and_an_edge_per_source(tmp_path):
-    graph = build(load(llama().write(tmp_path)), 1)
+    graph = build_profdag(load(llama().write(tmp_path)), 1)
     assert nx.is_directed_acyclic_graph(graph)
     assert sorted(graph.edges) == [
         ("constant 4d", "op 0"),
@@ -51,7 +52,7 @@ def test_a_source_that_no_operator_made_but_whose_structure_is_known_is_a_view_b
     w.add("token_end", engine=2, ts=40, seq=NO_SEQ)
     for tensor, source, name in ((5, 1, b"a-0"), (6, 5, b"a-0 (view)"), (7, 6, b"b-0"), (1, 0, b"blk.0.w")):
         w.add("tensor", engine=2, ts=2, tensor=tensor, name=name, n_sources=1, sources=[[source] + [0] * 9])
-    graph = build(load(w.write(tmp_path)), 0)
+    graph = build_profdag(load(w.write(tmp_path)), 0)
     assert sorted(graph.edges) == [("constant 1", "op 0"), ("op 0", "view 6"), ("view 6", "op 1")]
     assert graph.nodes["view 6"]["name"] == "a-0 (view)" and graph.nodes["constant 1"]["name"] == "blk.0.w"
 
@@ -59,7 +60,7 @@ def test_a_source_that_no_operator_made_but_whose_structure_is_known_is_a_view_b
 def test_without_structure_edges_follow_the_order_of_execution(tmp_path):
     w = llama()
     w.slots["details"].clear()
-    graph = build(load(w.write(tmp_path)), 0)
+    graph = build_profdag(load(w.write(tmp_path)), 0)
     assert list(graph.edges(data="kind")) == [("op 0", "op 1", "order")]
 
 
@@ -71,13 +72,13 @@ def test_times_average_over_tokens_of_the_same_structure_only(tmp_path):
     assert decode_tokens(tables) == [1, 2, 3]
     operators = tables["operators"].copy()
     operators.loc[operators["token_id"] == 2, "duration_ns"] *= 2
-    graph = build(tables.with_table("operators", operators), 1, [1, 2, 3])
+    graph = build_profdag(tables.with_table("operators", operators), 1, [1, 2, 3])
     assert (graph.graph["tokens_used"], graph.graph["tokens_skipped"]) == (2, 1)
     assert [graph.nodes[f"op {i}"]["duration_ns"] for i in (0, 1)] == [300, 600]
 
 
 def test_a_profdag_survives_graphml_and_json(tmp_path):
-    graph = build(load(llama().write(tmp_path / "run")), 0)
+    graph = build_profdag(load(llama().write(tmp_path / "run")), 0)
     export(graph, tmp_path / "dag.graphml", "graphml")
     back = nx.read_graphml(tmp_path / "dag.graphml")
     assert set(back.edges) == set(graph.edges)
@@ -87,7 +88,7 @@ def test_a_profdag_survives_graphml_and_json(tmp_path):
 
 def test_a_token_without_operators_says_which_tokens_have_some(tmp_path):
     with pytest.raises(DagError, match="tokens 0 to 1 have"):
-        build(load(llama().write(tmp_path)), 5)
+        build_profdag(load(llama().write(tmp_path)), 5)
 
 
 def routed(choices: list[list[int]]) -> Writer:
@@ -128,7 +129,7 @@ def test_a_hit_counts_once_per_step_and_layer_however_many_runs_it_takes(tmp_pat
             "expert_end", ts=11 + 2 * i, layer=0, expert=expert
         )
     w.add("token_end", ts=99, seq=0)
-    rates = experts.hit_rate(load(w.write(tmp_path)))
+    rates = cache_hits(load(w.write(tmp_path)))
     assert rates[["token_id", "layer", "hits", "misses"]].to_numpy().tolist() == [[0, 0, 2, 1]]
     assert rates["rate"].tolist() == [pytest.approx(2 / 3)]
 
@@ -189,7 +190,7 @@ def test_speed_follows_from_the_steps_times(tmp_path):
     answer = summarize(open_recording(runtime(5).write(tmp_path)), load(tmp_path))
     t = answer["tokens"]
     assert t["ttft_ms"] == pytest.approx(0.001)
-    assert t["tpot_ms"] == {"median": pytest.approx(0.002), "p90": pytest.approx(0.002), "n": 4}
+    assert t["tpot_ms"] == {"mean": pytest.approx(0.002), "median": pytest.approx(0.002), "p90": pytest.approx(0.002), "n": 4}
     assert t["decode_step_ms"]["median"] == pytest.approx(0.001)
     assert t["decode_tokens_per_s"] == pytest.approx(500_000)
     assert t["prefill_tokens_per_s"] == pytest.approx(4_000_000)

@@ -120,7 +120,7 @@ def test_the_profdags_edges_are_those_of_llama_cpps_graph(both: Both) -> None:
     for step in (0, 1, NEW):
         if graphs[step] > 1:
             continue  # a second graph's fused norms and views at known addresses are not told anew
-        graph = structure.resolved(profdag.build(both.tables, step))
+        graph = structure.resolved(profdag.build_profdag(both.tables, step))
         label = {node: (values["type"], values["name"]) for node, values in graph.nodes(data=True)}
         data = {(label[a], label[b]) for a, b, kind in graph.edges(data="kind") if kind == "data"}
         assert data == edges_told([node for node in both.nodes if node["step"] == step]), f"step {step}"

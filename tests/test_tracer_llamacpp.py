@@ -131,7 +131,7 @@ def test_the_router_chooses_k_distinct_experts_for_every_token_and_layer(tables:
 
 
 def test_the_profdag_follows_the_layers(tables: dict[str, pd.DataFrame]) -> None:
-    graph = profdag.build(tables, token_id=2)
+    graph = profdag.build_profdag(tables, token_id=2)
     assert networkx.is_directed_acyclic_graph(graph)
     names = {data["name"] for _, data in graph.nodes(data=True)}
     assert {"ffn_moe_logits-0", "ffn_moe_gate-0", "result_output"} <= names

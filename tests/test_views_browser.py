@@ -13,7 +13,7 @@ import pytest
 
 from analyzer.compare.document import compare, document
 from analyzer.predict.simulator import Settings, pareto, simulate
-from analyzer.questions.profdag import build
+from analyzer.questions.profdag import build_profdag
 from tests.test_compare import HOSTILE, result
 from tests.test_predict_simulator import EVEN, SIZE, random_trace
 from tests.test_views_pages import hostile, report
@@ -136,7 +136,7 @@ def test_the_report_prints_as_wide_as_paper_and_is_then_as_before(browser: Any, 
 
 def test_the_whole_graph_is_printed_on_one_light_page_and_is_then_as_before(browser: Any, tmp_path: Path) -> None:
     manifest, tables = fixture.make(layers=4)
-    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     run = opened(browser, tmp_path / "profdag.html")
     run("setTheme('dark'); foldAll(false); zoom(4, 0, 0)")
     state = "[document.documentElement.dataset.theme, view.x, view.y, view.scale, board.clientWidth]"
@@ -152,7 +152,7 @@ def test_the_whole_graph_is_printed_on_one_light_page_and_is_then_as_before(brow
 
 def test_hostile_names_stay_text_in_the_browser(browser: Any, tmp_path: Path) -> None:
     manifest, tables = hostile()
-    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     for path in (report(tmp_path, manifest, tables), tmp_path / "profdag.html"):
         run = opened(browser, path)
         assert run("return document.pwned") is None and run("return document.querySelectorAll('img').length") == 0
@@ -161,7 +161,7 @@ def test_hostile_names_stay_text_in_the_browser(browser: Any, tmp_path: Path) ->
 
 def test_the_profdag_page_draws_finds_and_explains(browser: Any, tmp_path: Path) -> None:
     manifest, tables = fixture.make(layers=4)
-    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     run = opened(browser, tmp_path / "profdag.html")
     colours = (
         "const c = document.querySelector('canvas'), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
@@ -191,7 +191,7 @@ FIND = (
 
 def test_equal_layers_open_and_fold_and_a_node_leads_to_the_timeline(browser: Any, tmp_path: Path) -> None:
     manifest, tables = fixture.make(layers=4)
-    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     run = opened(browser, tmp_path / "profdag.html")
     sizes = "return [shown.cards.length, shown.nodes.length, Math.round(shown.cards.reduce((s, c) => s + c.ns, 0))]"
     cards, nodes, ns = run(sizes)

@@ -3,24 +3,25 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, FtraceEventBundle, Trace, TrackEvent
 
 from views.timeline.protobuf import Form, _messages, encode, field_bytes, packed_varints, tag, varint_bytes
-from views.timeline.slices import Text, lanes, nested, preorder
+from views.timeline.slices import joined, lanes, nested, preorder
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "é"]), st.sampled_from([-1, 0, 7, 1 << 40]), st.integers(0, 3))))
 def test_joined_texts_are_made_once_per_distinct_row(rows: list[tuple[str, int, int]]) -> None:
     made: list[tuple[Any, ...]] = []
     columns = (
-        np.array([f"{row[0]}x"[:-1] for row in rows], object),
-        *(np.array([row[i] for row in rows], np.int64) for i in (1, 2)),
+        pd.Series([f"{row[0]}x"[:-1] for row in rows], dtype=object),
+        *(pd.Series([row[i] for row in rows], dtype=np.int64) for i in (1, 2)),
     )
-    text = Text.joined(lambda *row: made.append(row) or str(row), *columns)
-    assert [text.labels[code] for code in text.codes] == [str(row) for row in rows]
+    text = joined(lambda *row: made.append(row) or str(row), *columns)
+    assert text.to_pylist() == [str(row) for row in rows]
     assert sorted(made) == sorted(set(rows))
 
 

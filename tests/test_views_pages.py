@@ -21,14 +21,14 @@ from analyzer.commands.query import execute
 from analyzer.questions import ceilings
 from analyzer.questions.critical_path import critical_path
 from analyzer.questions.findings import findings as analyzer_findings
-from analyzer.questions.profdag import as_text, build
+from analyzer.questions.live import Live
+from analyzer.questions.profdag import as_text, build_profdag
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import Tables, fingerprint, load
 from analyzer.tables.store import write as write_tables
 from tracer.recording.format import Recording, dtype_from_json
 from views.__main__ import main
 from views.errors import ViewError
-from views.live import Names, snapshot
 from views.profdag.layout import HEIGHT, WIDTH, document, lay_out
 from views.profdag.page import write_profdag
 from views.report.page import plain, write_page
@@ -132,6 +132,26 @@ def test_the_findings_stand_before_all_else_with_prize_and_query(usual: Path) ->
     assert [item["prize"] for item in found] == [pytest.approx(min(finding.prize_share, 1)) for finding in expected]
 
 
+def told_by(cell: object, row: tuple[object, ...]) -> bool:
+    """Whether a cell of a table stands in a row of a query's answer."""
+    numbers = [float(value) for value in row if isinstance(value, int | float) and not isinstance(value, bool)]
+    return str(cell) in map(str, row) or (isinstance(cell, int | float) and any(cell == pytest.approx(n) for n in numbers))
+
+
+def test_tables_show_what_their_queries_answer(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tables = fixture.make(tokens=12)
+    monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: Tables.of(tables))
+    sections = data_of(usual)["sections"]
+    shown = [block for section in sections for block in section["blocks"] if block["kind"] == "table" and block["query"]]
+    assert len(shown) > 6
+    for block in shown:
+        _, rows = execute(usual.parent, block["query"])
+        plain = [i for i, column in enumerate(block["columns"]) if column["kind"] != "moment"]
+        assert block["total"] == len(rows)
+        for cells, row in zip(block["rows"], rows, strict=False):
+            assert all(told_by(cells[i], row) for i in plain if cells[i] not in (None, "unknown")), (block["title"], cells, row)
+
+
 def test_every_chart_has_a_query_and_every_query_runs(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, tables = fixture.make(tokens=12)
     monkeypatch.setattr("analyzer.commands.query.load", lambda run_dir, names=None: Tables.of(tables))
@@ -179,7 +199,7 @@ def test_a_recording_that_lacks_a_part_still_makes_a_report(tmp_path: Path, miss
 def test_names_from_the_traced_program_are_never_markup(tmp_path: Path) -> None:
     manifest, tables = hostile()
     path = report(tmp_path, manifest, tables)
-    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     for page in (path, tmp_path / "profdag.html"):
         text = page.read_text()
         assert "<img" not in text and text.count("</script>") == text.count("<script")
@@ -199,7 +219,7 @@ def test_a_page_has_no_number_that_json_lacks(tmp_path: Path) -> None:
 
 def test_identical_layers_are_recognised_and_nodes_do_not_overlap() -> None:
     _, tables = fixture.make(layers=5)
-    graph = build(tables, 1)
+    graph = build_profdag(tables, 1)
     layout = lay_out(graph)
     assert [b.same_as for b in layout.blocks if b.title.startswith("layer")] == ["layer 0"] * 5
     for number, block in enumerate(layout.blocks):
@@ -249,7 +269,7 @@ def test_the_critical_path_is_the_longest_of_all_chains(rows: list[tuple[int, li
 def test_nodes_carry_their_loads_and_the_npu_s_cycles(tmp_path: Path) -> None:
     manifest, tables = fixture.make(layers=4)
     tables["operators"]["expert"] = tables["operators"]["graph_id"].map(tables["graphs"].set_index("graph_id").expert).fillna(-1)
-    write_profdag(build(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
     shown = data_of(tmp_path / "profdag.html")
     mine = tables["loads"][(tables["loads"].token_id == 1) & (tables["loads"].action == "load")]
     assert sum(node.get("load_ns", 0) for node in shown["nodes"]) == mine.duration_ns.sum() > 0
@@ -377,7 +397,7 @@ def test_hostile_names_survive_json_and_graphml_as_text(hostile_export: Path, tm
 
 
 def test_hostile_names_stay_within_their_strings_in_dot(hostile_export: Path) -> None:
-    text = as_text(build(load(hostile_export), 1), "dot")
+    text = as_text(build_profdag(load(hostile_export), 1), "dot")
     string = re.compile(r'"(?:[^"\\]|\\.)*"')
     left = string.sub("", text)
     assert '"' not in left and "evil" not in left and "onerror" not in left and "evil" in text
@@ -429,10 +449,10 @@ def growing(folder: Path, tokens: int, extra: bytes = b"") -> None:
 
 
 def test_top_shows_the_latest_steps_of_a_growing_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = Names()
+    live = Live(tmp_path, seconds=1.0)
     for tokens in (20, 300):
         growing(tmp_path, tokens, extra=b"half a slot")
-        now = snapshot(tmp_path, names, seconds=1.0)
+        now = live.snapshot()
         assert now.tokens["decode_tokens_per_s"] == pytest.approx(100) and now.state == "recording"
         assert now.tokens["steps"] == min(tokens, 101) and now.lost == 3
     assert main(["top", str(tmp_path), "--once"]) == 0

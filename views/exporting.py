@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
+from analyzer.questions.profdag import middle_token
 from views.timeline import npu
 from views.timeline.marks import counters
 from views.timeline.perfetto import extent, thread_pids
-from views.timeline.slices import Slices, Text, close_open, on_program
-from views.write_outputs import Tables, default_token
+from views.timeline.slices import Slices, close_open, on_program
+from views.write_outputs import Tables
 
 FORMULA = r"^\s*[=+\-@\t\r]"
 NPU_TID = 1 << 30
@@ -22,8 +21,7 @@ def arguments(slices: Slices) -> list[dict[str, Any]]:
     """The arguments of each slice."""
     rows: list[dict[str, Any]] = [{} for _ in range(len(slices))]
     for name, column in slices.args.items():
-        values = [column.labels[c] for c in column.codes] if isinstance(column, Text) else np.asarray(column).tolist()
-        for row, value in zip(rows, values, strict=True):
+        for row, value in zip(rows, column.tolist(), strict=True):
             if value not in ("", -1):
                 row[name] = value
     return rows
@@ -33,10 +31,10 @@ def slice_events(slices: Slices, pids: dict[int, int], tid: int | None = None) -
     """Complete events ("X"), or instants ("i"); µs on CLOCK_MONOTONIC."""
     slices = slices.alone()
     tids, begins, ends = slices.tid.tolist(), slices.begin.tolist(), slices.end.tolist()
-    names, kind = slices.name, "i" if slices.instant else "X"
+    names, kind = slices.name.tolist(), "i" if slices.instant else "X"
     for i, args in enumerate(arguments(slices)):
         place = {"pid": pids.get(tids[i], 0), "tid": tids[i] if tid is None else tid}
-        event = {"ph": kind, "name": names.labels[names.codes[i]], "cat": slices.category, "ts": begins[i] / 1e3, **place}
+        event = {"ph": kind, "name": names[i], "cat": slices.category, "ts": begins[i] / 1e3, **place}
         yield event | ({"s": "t"} if slices.instant else {"dur": max(ends[i] - begins[i], 0) / 1e3}) | {"args": args}
 
 
@@ -134,12 +132,12 @@ def parquet_files(run_dir: Path, out: Path | None, token: int | None) -> dict[st
 
 def graphml(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
     """One token's ProfDAG."""
-    from analyzer.questions.profdag import build, export
+    from analyzer.questions.profdag import build_profdag, export
     from analyzer.tables.store import load
 
     path, tables = out or run_dir / "profdag.graphml", load(run_dir)
-    chosen = default_token(tables) if token is None else token
-    graph = build(tables, chosen)
+    chosen = middle_token(tables) if token is None else token
+    graph = build_profdag(tables, chosen)
     export(graph, path, "graphml")
     return {"path": str(path), "bytes": path.stat().st_size, "token": chosen, "nodes": graph.number_of_nodes()}
 

@@ -82,29 +82,20 @@ def make_report(run_dir: Path, out: Path | None, step: Callable[[str], None], ta
     return {"path": str(path), "bytes": write_report(recording.manifest, tables, summary, path)}
 
 
-def default_token(tables: Tables) -> int:
-    """The middle complete decode token, else the first token that has operators."""
-    from analyzer.questions.profdag import decode_tokens
-
-    decode = decode_tokens(tables)
-    with_operators = tables["operators"].loc[tables["operators"]["token_id"] >= 0, "token_id"]
-    return decode[len(decode) // 2] if decode else int(with_operators.min()) if len(with_operators) else 0
-
-
 def make_dag(
     run_dir: Path, out: Path | None, step: Callable[[str], None], token: int | None = None, tables: Tables | None = None
 ) -> dict[str, Any]:
     """Write the ProfDAG page of one token."""
-    from analyzer.questions.profdag import build
+    from analyzer.questions.profdag import build_profdag, middle_token
     from analyzer.tables.store import load
     from tracer.recording.format import Recording
     from views.profdag.page import write_profdag
 
     path, recording = out or run_dir / DAG, Recording(run_dir)
     tables = load(run_dir) if tables is None else tables
-    chosen = default_token(tables) if token is None else token
+    chosen = middle_token(tables) if token is None else token
     step(f"ProfDAG of token {chosen}")
-    graph = build(tables, chosen)
+    graph = build_profdag(tables, chosen)
     written = write_profdag(graph, tables, recording.manifest, path)
     return {"path": str(path), "bytes": written, "token": chosen, "nodes": graph.number_of_nodes()}
 

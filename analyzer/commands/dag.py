@@ -19,7 +19,7 @@ import pandas as pd
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import structure
-from analyzer.questions.profdag import Tables, as_text, build, decode_tokens, export
+from analyzer.questions.profdag import as_text, build_profdag, decode_tokens, export, middle_token
 from analyzer.tables.store import load
 from moescope.arguments import add_out, add_run, add_token
 from moescope.plain import for_output
@@ -44,11 +44,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build and write."""
     tables = load(args.run_dir)
-    token = args.token if args.token is not None else middle(tables)
-    graph = build(tables, token, decode_tokens(tables) if args.mean else None)
+    token = args.token if args.token is not None else middle_token(tables)
+    graph = build_profdag(tables, token, decode_tokens(tables) if args.mean else None)
     if args.diff:
         others = load(args.diff)
-        return compare(structure.difference(graph, build(others, middle(others))), args.text)
+        return compare(structure.difference(graph, build_profdag(others, middle_token(others))), args.text)
     if args.fold or args.resolve:
         graph = structure.folded(graph) if args.fold else structure.resolved(graph)
     if args.out:
@@ -62,14 +62,6 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 0
-
-
-def middle(tables: Tables) -> int:
-    """The middle decode token, else the first with operators."""
-    decode = decode_tokens(tables)
-    with_operators = tables["operators"].loc[tables["operators"]["token_id"] >= 0, "token_id"]
-    first = int(with_operators.min()) if len(with_operators) else 0
-    return decode[len(decode) // 2] if decode else first
 
 
 def compare(found: dict[str, Any], as_text: bool) -> int:

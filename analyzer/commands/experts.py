@@ -17,6 +17,7 @@ import pandas as pd
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import cache_curves, experts
+from analyzer.questions.figures import cache_hits
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_phase, add_run
 from moescope.terminal import console, grid
@@ -47,7 +48,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def layers(tables: Mapping[str, pd.DataFrame], phase: str | None) -> pd.DataFrame:
     """One row per layer: distinct experts, per step, top experts, hit rate and median reuse distance in steps."""
     seen = experts.distinct(tables, phase).set_index("layer")
-    rates = experts.hit_rate(tables, phase).groupby("layer")[["hits", "misses"]].sum()
+    rates = cache_hits(tables, phase).groupby("layer")[["hits", "misses"]].sum()
     reuse = experts.reuse_distance(tables, phase).groupby("layer")["distance"].median()
     used = experts.activations(tables, phase).groupby(["layer", "expert"])["n_tokens"].sum().reset_index()
     used = used.sort_values(["layer", "n_tokens"], ascending=[True, False])

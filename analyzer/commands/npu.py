@@ -15,7 +15,7 @@ from typing import Any
 from analyzer.commands._show import number, short
 from analyzer.imports.opmap import read_op_map
 from analyzer.questions.npu import statistics
-from analyzer.questions.summary import machine
+from analyzer.questions.summary import machine_summary
 from analyzer.records.reading import open_recording
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_run
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Compute and print."""
     recording = open_recording(args.run_dir)
     facts = statistics(load(args.run_dir), read_op_map(args.op_map) if args.op_map else {})
-    facts = {"backend": machine(recording.manifest)["npu"], **facts}
+    facts = {"backend": machine_summary(recording.manifest)["npu"], **facts}
     broken = bool(facts["findings"]) or facts["unjoined_events"] > 0
     if args.json:
         print(json.dumps(facts))

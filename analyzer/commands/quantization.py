@@ -17,7 +17,7 @@ from analyzer.commands._show import show
 from analyzer.errors import PredictError
 from analyzer.jsonable import as_json
 from analyzer.predict.quantization import PHASES, Measured, from_perplexity, harmonic_score
-from analyzer.questions.summary import tokens
+from analyzer.questions.summary import token_summary
 from analyzer.tables.store import load
 from moescope.arguments import add_json
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def seconds_per_token(folder: Path) -> dict[str, float]:
     """Phase → seconds per token of a recording, by the speeds that `summary` prints."""
-    figures = tokens(load(folder)["tokens"])
+    figures = token_summary(load(folder)["tokens"])
     speeds = {phase: figures.get(f"{phase}_tokens_per_s") for phase in PHASES}
     if missing := [phase for phase, speed in speeds.items() if not speed]:
         raise PredictError(f"{folder} shows no speed of {' and '.join(missing)}: record a prompt and some decoded tokens")

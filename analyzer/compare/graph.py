@@ -13,7 +13,7 @@ import pandas as pd
 
 from analyzer.compare.metrics import Facts, described
 from analyzer.compare.verdicts import APPEARED, FASTER, SLOWER, VANISHED
-from analyzer.questions.profdag import build, decode_tokens
+from analyzer.questions.profdag import build_profdag, decode_tokens
 from analyzer.questions.structure import resolved
 
 PHASE = "decode"
@@ -51,7 +51,7 @@ def skeleton(facts: Facts) -> Skeleton:
     frame = frame[frame["token_id"] == token].sort_values("order")
     if len(frame) > MOST_NODES:
         return Skeleton()
-    graph = resolved(build(facts.tables, token))
+    graph = resolved(build_profdag(facts.tables, token))
     number = {f"op {order}": i for i, order in enumerate(frame["order"].tolist())}
     edges = [(number[a], number[b]) for a, b in graph.edges if a in number and b in number]
     rows = zip(*(frame[name].tolist() for name in (*IDENTITY, "name")), strict=True)

@@ -97,7 +97,7 @@ def _dask(url: str, wanted: list[str], family: str, device: str) -> pd.DataFrame
     try:
         import dask.dataframe as dd
     except ImportError:
-        raise CompareError("--engine dask needs Dask: pip install 'dask[dataframe]'") from None
+        raise CompareError("--engine dask needs Dask: pip install 'moescope[history]'") from None
     frame = dd.read_parquet(url, columns=wanted, filters=[("family", "==", family)])
     frame = frame[frame["family"] == family]
     frame = frame[frame["device"].astype(str) == device] if device else frame

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare.attribution import charge
-from analyzer.questions.experts import activations, hit_rate
+from analyzer.questions import figures
+from analyzer.questions.experts import activations
 from analyzer.questions.groups import group_times, working
-from analyzer.questions.summary import sequences
 from analyzer.records.schema import columns
 
 Tables = Mapping[str, pd.DataFrame]
@@ -58,18 +58,18 @@ class Facts:
 
     def __init__(self, tables: Tables):
         self.tables = tables
-        tokens = tables["tokens"]
-        self.done = tokens[tokens["complete"]].assign(sequence=sequences(tokens[tokens["complete"]]))
+        self.done = figures.complete_steps(tables["tokens"]).sort_index()
         self.steps = self.done[self.done["phase"] != ""].set_index("token_id")
-        self.gaps = decode_gaps(self.done)["gap"].to_numpy()
-        self.ttfts = ttfts(self.done)
+        self.itl = self.done.sort_values("end_ns")["itl_ms"].dropna()
+        self.ttfts = figures.ttft_ms(self.done)
 
 
 def extract(tables: Tables) -> pd.DataFrame:
     """The metrics of a recording, indexed by `key`, columns METRICS. What was not recorded has no row."""
     facts = Facts(tables)
-    rows = [row for make in (speed, tails, phases, experts, npu, memory, scheduling) for row in make(facts)]
-    parts = [pd.DataFrame(rows), operators(facts), expert_times(facts)]
+    makers = (speed_metrics, tail_metrics, phase_metrics, expert_metrics, npu_metrics, memory_metrics, scheduling_metrics)
+    rows = [row for make in makers for row in make(facts)]
+    parts = [pd.DataFrame(rows), operator_metrics(facts), expert_time_metrics(facts)]
     frame = pd.concat([pd.DataFrame([DEFAULTS]).iloc[:0], *(part for part in parts if len(part))], ignore_index=True)
     frame = frame.reindex(columns=[c.name for c in METRICS])
     for column in METRICS:
@@ -88,54 +88,39 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
     return joined.to_numpy(object)
 
 
-def decode_gaps(done: pd.DataFrame) -> pd.DataFrame:
-    """Complete decode steps with `gap` (ms between the ends of successive steps of a generation) in order of time."""
-    done = done.sort_values(["sequence", "end_ns"])
-    gap = done.groupby("sequence")["end_ns"].diff() / MS
-    chosen = (done["phase"] == "decode") & gap.notna()
-    return done[chosen].assign(gap=gap[chosen]).sort_values("end_ns")
+def speed_metrics(facts: Facts) -> Iterator[Row]:
+    """TTFT, TPOT, prefill and decode speed, as questions/figures.py defines them; the median where it is robust."""
+    itl, waited, decode = facts.itl, facts.ttfts, facts.done[facts.done["phase"] == "decode"]
+    if len(waited):
+        yield {"family": "speed", "metric": "TTFT", "unit": "ms", "value": waited.median(), "n": len(waited)}
+    if len(itl):
+        yield {"family": "speed", "metric": "TPOT", "unit": "ms", "value": itl.median(), "n": len(itl)}
+    if len(decode):
+        step = {"value": decode["duration_ns"].median() / MS, "n": len(decode)}
+        yield {"family": "speed", "metric": "decode step", "unit": "ms", **step}
+    n_prefill = int((facts.done["phase"] == "prefill").sum())
+    rates = (
+        ("decode", figures.decode_tokens_per_s(itl), len(itl)),
+        ("prefill", figures.prefill_tokens_per_s(facts.done), n_prefill),
+    )
+    for phase, value, n in rates:
+        if value is not None:
+            rate = {"value": value, "n": n, "better": "higher"}
+            yield {"family": "speed", "metric": f"{phase} speed", "unit": "tok/s", **rate}
 
 
-def ttfts(done: pd.DataFrame) -> np.ndarray:
-    """ms from each generation's first begin to its last prefill's end, in order."""
-    prefill = done[done["phase"] == "prefill"]
-    waited = prefill.groupby("sequence").agg({"begin_ns": "min", "end_ns": "max"}).sort_values("begin_ns")
-    return ((waited["end_ns"] - waited["begin_ns"]) / MS).to_numpy()
-
-
-def speed(facts: Facts) -> Iterator[Row]:
-    """TTFT, TPOT, prefill and decode speed. First executions stand apart, in `tails`, wherever there are later ones."""
-    tokens, gap, waited = facts.done, facts.gaps, facts.ttfts
-    steady, later = gap[1:] if len(gap) > 1 else gap, waited[1:] if len(waited) > 1 else waited
-    if len(later):
-        yield {"family": "speed", "metric": "TTFT", "unit": "ms", "value": np.median(later), "n": len(later)}
-    if len(steady):
-        yield {"family": "speed", "metric": "TPOT", "unit": "ms", "value": np.median(steady), "n": len(steady)}
-        rate = {"value": 1e3 / np.mean(steady), "n": len(steady), "better": "higher"}
-        yield {"family": "speed", "metric": "decode speed", "unit": "tok/s", **rate}
-    inside = tokens.loc[tokens["phase"] == "decode", "duration_ns"].iloc[1:] / MS
-    if len(inside):
-        yield {"family": "speed", "metric": "decode step", "unit": "ms", "value": inside.median(), "n": len(inside)}
-    prefill = tokens[tokens["phase"] == "prefill"].sort_values("begin_ns")
-    prefill = prefill.iloc[1:] if len(prefill) > 1 else prefill
-    spent, fed = prefill["duration_ns"].sum() / 1e9, prefill["n_tokens"].clip(lower=0).sum()
-    if spent > 0 and fed > 0:
-        rate = {"value": fed / spent, "n": len(prefill), "better": "higher"}
-        yield {"family": "speed", "metric": "prefill speed", "unit": "tok/s", **rate}
-
-
-def tails(facts: Facts) -> Iterator[Row]:
+def tail_metrics(facts: Facts) -> Iterator[Row]:
     """What the middle does not show: first executions and slow steps."""
-    gap, waited = facts.gaps, facts.ttfts
+    itl, waited = facts.itl, facts.ttfts
     if len(waited) > 1:
-        yield {"family": "tail", "metric": "TTFT, first generation", "unit": "ms", "value": waited[0], "n": 1}
-    if len(gap) > 1:
-        yield {"family": "tail", "metric": "TPOT, first step", "unit": "ms", "value": gap[0], "n": 1}
-    if len(gap) > 10:
-        yield {"family": "tail", "metric": "TPOT, p90", "unit": "ms", "value": np.quantile(gap[1:], 0.9), "n": len(gap) - 1}
+        yield {"family": "tail", "metric": "TTFT, first generation", "unit": "ms", "value": waited.iloc[0], "n": 1}
+    if len(itl) > 1:
+        yield {"family": "tail", "metric": "TPOT, first step", "unit": "ms", "value": itl.iloc[0], "n": 1}
+    if len(itl) > 10:
+        yield {"family": "tail", "metric": "TPOT, p90", "unit": "ms", "value": itl.quantile(0.9), "n": len(itl)}
 
 
-def phases(facts: Facts) -> Iterator[Row]:
+def phase_metrics(facts: Facts) -> Iterator[Row]:
     """Median ms per step of every group of operators, by phase."""
     steps = facts.steps
     if len(steps) == 0 or len(facts.tables["operators"]) == 0:
@@ -167,7 +152,7 @@ def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
 OPERATOR = ["phase", "graph", "layer", "type", "shape", "backend", "expert"]
 
 
-def operators(facts: Facts) -> pd.DataFrame:
+def operator_metrics(facts: Facts) -> pd.DataFrame:
     """Families `operator` and `closure`: ms per step of each (graph, layer, type, shape, backend), by phase.
 
     The first execution of each stands apart: compiling, page faults and empty caches make it another thing.
@@ -196,7 +181,7 @@ def operators(facts: Facts) -> pd.DataFrame:
         share=made["sum"] / total,
     )
     made = made[made["value"] + made["mean"] > 0]
-    return pd.concat([made, pd.DataFrame(list(closure(facts, frame, charges.loads)))], ignore_index=True)
+    return pd.concat([made, pd.DataFrame(list(closure_metrics(facts, frame, charges.loads)))], ignore_index=True)
 
 
 def _usual(frame: pd.DataFrame) -> pd.Series:
@@ -216,7 +201,7 @@ def _labels(frame: pd.DataFrame) -> pd.Series:
     return names.groupby("number")["name"].agg(lambda n: ", ".join(n[:NAMES_SHOWN]) + (" …" if len(n) > NAMES_SHOWN else ""))
 
 
-def closure(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[Row]:
+def closure_metrics(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[Row]:
     """Per phase: the mean step, and what of it is first executions, loads and nobody's."""
     steps = facts.steps
     loaded = facts.tables["loads"].assign(charged=charged)
@@ -235,20 +220,20 @@ def closure(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> Iterator[
                 yield {"family": "closure", "metric": name, "unit": "ms", "phase": phase, **figure}
 
 
-def experts(facts: Facts) -> Iterator[Row]:
+def expert_metrics(facts: Facts) -> Iterator[Row]:
     """Hit rate of the expert cache, by phase."""
     steps = facts.steps
     if len(steps) == 0:
         return
     for phase in ("prefill", "decode"):
-        rates = hit_rate(facts.tables, phase)
-        asked = rates["hits"].sum() + rates["misses"].sum()
-        if asked:
-            rate = {"value": rates["hits"].sum() / asked, "n": asked, "better": "higher", "offset": 0.01}
+        counted = figures.cache_hits(facts.tables, phase)
+        hits, misses = int(counted["hits"].sum()), int(counted["misses"].sum())
+        if hits + misses:
+            rate = {"value": figures.hit_rate(hits, misses), "n": hits + misses, "better": "higher", "offset": 0.01}
             yield {"family": "expert", "metric": "hit rate", "unit": "share", "phase": phase, **rate}
 
 
-def expert_times(facts: Facts) -> pd.DataFrame:
+def expert_time_metrics(facts: Facts) -> pd.DataFrame:
     """Of every expert: ms per step that its loads took, and ms of its runs without the first, by phase and backend."""
     steps = facts.steps
     if len(steps) == 0:
@@ -270,7 +255,7 @@ def expert_times(facts: Facts) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).assign(family="expert", unit="ms") if parts else pd.DataFrame()
 
 
-def npu(facts: Facts) -> Iterator[Row]:
+def npu_metrics(facts: Facts) -> Iterator[Row]:
     """Per execute, by subgraph kind and tier, without the first one: duration, RPC, accelerator time and cycles (medians)."""
     executes = facts.tables["qnn_executes"].sort_values("begin_ns")
     executes = executes.assign(duration_us=executes["duration_ns"] / 1e3)
@@ -284,7 +269,7 @@ def npu(facts: Facts) -> Iterator[Row]:
                 yield {"family": "npu", "metric": name.rsplit("_", 1)[0], "unit": unit, "graph": kind, **figure}
 
 
-def memory(facts: Facts) -> Iterator[Row]:
+def memory_metrics(facts: Facts) -> Iterator[Row]:
     """Faults and bytes read per step, and the greatest value of every counter of bytes."""
     steps = facts.steps
     for name, title in (("maj_flt", "major faults per step"), ("min_flt", "minor faults per step")):
@@ -301,7 +286,7 @@ def memory(facts: Facts) -> Iterator[Row]:
         yield {"family": "memory", "metric": f"peak {name}", "unit": "bytes", "value": rows["value"].max(), "n": len(rows)}
 
 
-def scheduling(facts: Facts) -> Iterator[Row]:
+def scheduling_metrics(facts: Facts) -> Iterator[Row]:
     """Per busy thread of the target: ms per step that it was ready and waited for a cpu, between first and last step."""
     steps, states = facts.steps, facts.tables["thread_states"]
     if len(steps) == 0 or len(states) == 0:

@@ -64,7 +64,7 @@ def of_recording(folder: Path) -> Result:
     tables = load(folder)
     routes = [(int(a), int(b), int(c)) for a, b, c in routing(tables).to_numpy().tolist()]
     facts = Facts(tables)
-    series = np.round(facts.gaps[:SERIES_STEPS], 5).tolist()
+    series = np.round(facts.itl.to_numpy()[:SERIES_STEPS], 5).tolist()
     about = environment(recording.manifest)
     made = Result(folder.name, extract(tables), about, series, routes, skeleton(facts), began(recording.manifest))
     with contextlib.suppress(OSError):  # a read-only recording is analysed every time

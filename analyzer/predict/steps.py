@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analyzer.errors import PredictError
-from analyzer.questions.experts import hit_rate
+from analyzer.questions.figures import cache_hits
 from tracer.control.step_latency import StepLatency
 
 
@@ -15,7 +15,7 @@ def replay(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, StepLatenc
     decode = tokens[(tokens["phase"] == "decode") & tokens["complete"]].sort_values("begin_ns")
     if len(decode) == 0:
         raise PredictError("the recording has no complete decode step: record longer")
-    missed = hit_rate(tables).groupby("token_id")["misses"].sum() if len(tables["experts"]) else pd.Series(dtype="int64")
+    missed = cache_hits(tables).groupby("token_id")["misses"].sum() if len(tables["experts"]) else pd.Series(dtype="int64")
     counted = missed.reindex(decode["token_id"]).fillna(0).astype("int64").to_numpy()
     rows = pd.DataFrame(
         {

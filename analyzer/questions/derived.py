@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from analyzer.questions import cache_curves, experts, phases, threads, trends
+from analyzer.questions import cache_curves, experts, figures, phases, threads, trends
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -17,8 +17,13 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "operator_states": ("busy time of operator types by state of the thread", threads.operator_states),
     "decode_steps": ("decode steps with context, ms and tpot_ms", trends.decode_steps),
     "growth": ("ns per token of context, by operator type", trends.growth),
+    "thread_balance": ("how evenly threads shared their operators", threads.balance),
+    "displaced_by": ("who took CPUs from threads within operators", threads.displaced_by),
+    "activations": ("rows routed to each expert, by token and layer", experts.activations),
     "density": ("share of steps in which each expert was active", experts.density),
     "reuse": ("steps since each expert last ran", experts.reuse_distance),
+    "time_by_distance": ("decode steps' expert time by steps since their experts last ran", experts.time_by_distance),
+    "cache_hits": ("hits and misses of the expert cache, by token and layer", figures.cache_hits),
     "cache_curves": ("hit rates of LRU, LFU and Belady by cache size", cache_curves.curves),
 }
 """Name → (meaning, how it is made)."""

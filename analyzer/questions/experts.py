@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.questions.figures import cache_hits, hit_rate
 from analyzer.questions.groups import operator_groups
 
 Tables = Mapping[str, pd.DataFrame]
@@ -49,23 +50,6 @@ def distinct(tables: Tables, phase: str | None = None) -> pd.DataFrame:
         "steps": per_step["size"].to_numpy(),
     }
     return pd.DataFrame(columns)
-
-
-def hit_rate(tables: Tables, phase: str | None = None) -> pd.DataFrame:
-    """Per (token_id, layer): `hits` and `misses`, distinct experts by the cache's state when the layer began, and `rate`.
-
-    An expert counts once per step and layer, however many runs it was split into; a prefetched one is a hit.
-    Runs whose engine does not tell the state are left out.
-    """
-    runs = tables["experts"]
-    runs = runs[runs["cache"] != ""]
-    if phase is not None:
-        tokens = tables["tokens"]
-        runs = runs[runs["token_id"].isin(tokens.loc[tokens["phase"] == phase, "token_id"])]
-    first = runs.sort_values("begin_ns").drop_duplicates(["token_id", "layer", "expert"])
-    hit = first.assign(hits=(first["cache"] != "miss").astype(np.int64), misses=(first["cache"] == "miss").astype(np.int64))
-    counted = hit.groupby(["token_id", "layer"], as_index=False)[["hits", "misses"]].sum()
-    return counted.assign(rate=counted["hits"] / (counted["hits"] + counted["misses"]))
 
 
 def reuse_distance(tables: Tables, phase: str | None = None) -> pd.DataFrame:
@@ -131,6 +115,21 @@ def _known(value: float) -> float | None:
     return float(value) if value == value else None
 
 
+def prefetched_runs(tables: Tables) -> pd.DataFrame:
+    """Pairs (load_id, run_id): each prefetch with the first run of its expert that began after it and before another load."""
+    loads = tables["loads"]
+    if not (loads["reason"] == "prefetch").any():
+        return pd.DataFrame({"load_id": [], "run_id": []}, dtype=np.int64)
+    keys = ["layer", "expert"]
+    loads = loads[loads["action"] == "load"].sort_values("begin_ns")
+    runs = tables["experts"].sort_values("begin_ns")
+    pairs = pd.merge_asof(
+        runs[["run_id", "begin_ns", *keys]], loads[["load_id", "reason", "begin_ns", *keys]], on="begin_ns", by=keys
+    )
+    used = pairs[pairs["reason"] == "prefetch"].drop_duplicates("load_id")
+    return used[["load_id", "run_id"]].astype(np.int64).reset_index(drop=True)
+
+
 def lateness(tables: Tables) -> dict[str, Any]:
     """Prefetches: loads ahead of need, how many were used before they were evicted, and how many came too late.
 
@@ -168,8 +167,8 @@ def summary(tables: Tables) -> dict[str, Any]:
     seen = activations(tables)
     if len(seen) == 0 and len(loads) == 0:
         return {}
-    rates, reuse = hit_rate(tables), reuse_distance(tables)["distance"].dropna()
-    hits, misses = int(rates["hits"].sum()), int(rates["misses"].sum())
+    counted, reuse = cache_hits(tables), reuse_distance(tables)["distance"].dropna()
+    hits, misses = int(counted["hits"].sum()), int(counted["misses"].sum())
     loaded = loads[loads["action"] == "load"]
     by_reason = {
         reason: {"loads": len(rows), "bytes": int(rows["bytes"].sum()), "ms": float(rows["duration_ns"].sum()) / 1e6}
@@ -181,7 +180,7 @@ def summary(tables: Tables) -> dict[str, Any]:
         "runs": len(runs),
         "hits": hits,
         "misses": misses,
-        "hit_rate": hits / (hits + misses) if hits + misses else None,
+        "hit_rate": hit_rate(hits, misses),
         "reuse_distance_median_steps": float(reuse.median()) if len(reuse) else None,
         "loads": by_reason,
         "evictions": int((loads["action"] == "evict").sum()),

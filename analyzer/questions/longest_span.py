@@ -13,7 +13,7 @@ LONG = "duration_ns"
 
 
 class Spans:
-    """The spans that stand behind each rule of analyzer.findings, with what to choose the worst by."""
+    """The spans that stand behind each rule of questions/findings.py, with the column that ranks them."""
 
     def __init__(self, tables: Tables):
         self.tables = tables
@@ -24,10 +24,10 @@ class Spans:
         return phases.gaps(self.tables)
 
     def of(self, rule: str, evidence: dict[str, Any]) -> tuple[pd.DataFrame, str]:
-        """(spans, column that makes one worse than another); no spans where the rule stands for none."""
-        kind, _, of = rule.partition(": ")
+        """(spans, column that ranks them); no spans where the rule stands for none."""
+        kind, _, subject = rule.partition(": ")
         make = MAKERS.get(kind)
-        return make(self, of, evidence) if make else (self.tables["tokens"].iloc[:0], LONG)
+        return make(self, subject, evidence) if make else (self.tables["tokens"].iloc[:0], LONG)
 
 
 def equal(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
@@ -57,10 +57,10 @@ MAKERS: dict[str, Maker] = {
 }
 
 
-def worst(spans: Spans, rule: str, evidence: dict[str, Any]) -> pd.DataFrame:
-    """The worst span behind a finding, as a table of one row with begin_ns and duration_ns; of none where there is none."""
-    rows, by = spans.of(rule, evidence)
-    rows = rows.sort_values(by, ascending=False).head(1)
+def longest_span(spans: Spans, rule: str, evidence: dict[str, Any]) -> pd.DataFrame:
+    """The span in which a finding shows most: one row with begin_ns and duration_ns; none where there is none."""
+    rows, rank = spans.of(rule, evidence)
+    rows = rows.sort_values(rank, ascending=False).head(1)
     if LONG not in rows:
         rows = rows.assign(duration_ns=rows["end_ns"] - rows["begin_ns"])
     return rows[["begin_ns", LONG]]

@@ -112,7 +112,7 @@ def counters(tables: Tables, operators: pd.DataFrame) -> dict[int, dict[str, flo
     return answer
 
 
-def build(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
+def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = None) -> nx.DiGraph:
     """The ProfDAG of a token. Node attributes: role (op | view | constant), type, name, layer, expert, order, shape, backend,
     begin_ns, end_ns (from the token's begin), duration_ns, busy_ns, wait_ns, maj_flt, min_flt; operators also n_threads, flops,
     read_bytes, written_bytes, gflops, gbytes_per_s and hardware counters by name. Edges: kind (data | memory | order), memory
@@ -180,6 +180,13 @@ def decode_tokens(tables: Tables) -> list[int]:
     tokens = tables["tokens"]
     good = tokens[(tokens["phase"] == "decode") & tokens["complete"]]["token_id"]
     return sorted(set(good.tolist()) & set(tables["operators"]["token_id"].unique().tolist()))
+
+
+def middle_token(tables: Tables) -> int:
+    """The middle complete decode token, else the first token that has operators."""
+    decode = decode_tokens(tables)
+    with_operators = tables["operators"].loc[tables["operators"]["token_id"] >= 0, "token_id"]
+    return decode[len(decode) // 2] if decode else int(with_operators.min()) if len(with_operators) else 0
 
 
 def to_json(graph: nx.DiGraph) -> dict[str, Any]:

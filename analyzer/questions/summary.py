@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import ceilings, experts
+from analyzer.questions import ceilings, experts, figures
 from analyzer.questions.findings import findings
-from analyzer.questions.groups import operator_groups
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.threads import STATES
-from analyzer.questions.trends import sequences
 from analyzer.records.observed import known_changes
 from analyzer.records.reading import Source, section
 from analyzer.records.spans import numbered
@@ -36,19 +34,19 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
     """
     rows, source = per_token(tables), source or Source(recording)
     return {
-        "recording": about(recording, tables),
-        "machine": machine(recording.manifest),
+        "recording": recording_summary(recording, tables),
+        "machine": machine_summary(recording.manifest),
         "missing": [*incomplete(source), *missing(tables)],
-        "tokens": tokens(tables["tokens"]),
+        "tokens": token_summary(tables["tokens"]),
         "phases": phase_shares(tables, rows),
-        "findings": told(recording, tables, rows),
-        "operators": operators(tables),
+        "findings": finding_rows(recording, tables, rows),
+        "operators": operator_summary(tables),
         "experts": experts.summary(tables),
-        "npu": npu(recording.manifest, tables),
-        "scheduling": scheduling(tables),
-        "io": io(tables),
-        "records": records(source, tables),
-        "cost": cost(recording.manifest, tables),
+        "npu": npu_summary(recording.manifest, tables),
+        "scheduling": scheduling_summary(tables),
+        "io": io_summary(tables),
+        "records": record_summary(source, tables),
+        "cost": cost_summary(recording.manifest, tables),
     }
 
 
@@ -84,13 +82,13 @@ def incomplete(source: Source) -> list[str]:
     return lines
 
 
-def told(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
+def finding_rows(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The findings; against the ceilings of the machine, where those were measured."""
     roof = ceilings.load(section(recording.manifest, "machine"))
     return [asdict(finding) for finding in findings(tables, roof, rows)]
 
 
-def about(recording: Recording, tables: Tables) -> dict[str, Any]:
+def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
     """What was recorded; a state other than `complete` says that the writer did not finish."""
     manifest = recording.manifest
     keys = ("program", "state", "started_utc", "duration_ns", "command", "loader", "levels")
@@ -98,7 +96,7 @@ def about(recording: Recording, tables: Tables) -> dict[str, Any]:
     return {**{key: manifest.get(key) for key in keys}, "engines": engines or list(section(manifest, "engines"))}
 
 
-def machine(manifest: dict[str, Any]) -> dict[str, Any]:
+def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:
     """The machine, and which of it is emulated."""
     qnn = section(manifest, "qnn")
     npu = None
@@ -109,30 +107,29 @@ def machine(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**section(manifest, "machine"), "npu": npu, "emulated": [npu] if npu == "HTP emulator" else []}
 
 
-def tokens(table: pd.DataFrame) -> dict[str, Any]:
-    """Speed: TTFT from a generation's first begin to its last prefill's end; TPOT between the ends of successive steps."""
-    done = table[table["complete"]]
+def token_summary(table: pd.DataFrame) -> dict[str, Any]:
+    """Steps and speed, as figures.py defines them; `tpot_ms` holds the mean, which is TPOT, and quantiles of its ITLs."""
     if len(table) == 0:
         return {}
-    done = done.assign(sequence=sequences(done), prefill=done["phase"] == "prefill")
-    prefill, decode = done[done["prefill"]], done[~done["prefill"]]
-    waited = prefill.groupby("sequence").agg({"begin_ns": "min", "end_ns": "max"})
-    ordered = done.sort_values(["sequence", "end_ns"])
-    gap = ordered.groupby("sequence")["end_ns"].diff()[~ordered["prefill"]].dropna() / 1e6
-    spent, fed = prefill["duration_ns"].sum() / 1e9, int(prefill["n_tokens"].sum())
+    steps = figures.complete_steps(table)
+    itl, decode, prefill = steps["itl_ms"].dropna(), steps[steps["phase"] == "decode"], steps[steps["phase"] == "prefill"]
     return {
         "steps": len(table),
-        "incomplete": int((~table["complete"]).sum()),
-        "generations": int(done["sequence"].nunique()),
-        "prefill_tokens": fed,
+        "incomplete": len(table) - len(steps),
+        "generations": int(steps["generation"].nunique()),
+        "prefill_tokens": int(prefill["n_tokens"].sum()),
         "decode_steps": len(decode),
-        "ttft_ms": _median((waited["end_ns"] - waited["begin_ns"]) / 1e6),
-        "tpot_ms": {"median": _median(gap), "p90": _quantile(gap, 0.9), "n": len(gap)},
+        "ttft_ms": _median(figures.ttft_ms(steps)),
+        "tpot_ms": {"mean": _mean(itl), "median": _median(itl), "p90": _quantile(itl, 0.9), "n": len(itl)},
         "decode_step_ms": {"median": _median(decode["duration_ns"] / 1e6), "p90": _quantile(decode["duration_ns"] / 1e6, 0.9)},
-        "decode_tokens_per_s": len(gap) / (float(gap.sum()) / 1e3) if gap.sum() > 0 else None,
-        "prefill_tokens_per_s": fed / float(spent) if spent > 0 else None,
-        "major_faults": int(done["maj_flt"].clip(lower=0).sum()),
+        "decode_tokens_per_s": figures.decode_tokens_per_s(itl),
+        "prefill_tokens_per_s": figures.prefill_tokens_per_s(steps),
+        "major_faults": int(steps["maj_flt"].clip(lower=0).sum()),
     }
+
+
+def _mean(values: pd.Series) -> float | None:
+    return float(values.mean()) if len(values) else None
 
 
 def _median(values: pd.Series) -> float | None:
@@ -143,21 +140,31 @@ def _quantile(values: pd.Series, q: float) -> float | None:
     return float(values.quantile(q)) if len(values) else None
 
 
-def operators(tables: Tables, top: int = TOP) -> dict[str, Any]:
+def operator_summary(tables: Tables, top: int = TOP) -> dict[str, Any]:
     """Operator types by time: `ms` from first begin to last end, `wait_share` of the threads' time, `share` of all operators."""
     table = tables["operators"]
     if len(table) == 0:
         return {}
-    busy = table.assign(group=operator_groups(table)).groupby(["engine", "type"], as_index=False)
-    total = busy.agg(
-        count=("op_id", "size"),
-        ns=("duration_ns", "sum"),
-        busy=("busy_ns", "sum"),
-        wait=("wait_ns", "sum"),
-        faults=("maj_flt", "sum"),
-    )
-    ranked, everything = total.sort_values("ns", ascending=False), float(total["ns"].sum())
-    rows = [
+    return {
+        "count": len(table),
+        "incomplete": int((~table["complete"]).sum()),
+        "threads": int(table["n_threads"].max()),
+        "ms": float(table["duration_ns"].sum()) / 1e6,
+        "top": ranked_operators(operator_totals(table), top),
+    }
+
+
+def operator_totals(table: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Per operator type, and per value of the columns `by`: `count`, and the sums `ns`, `busy` and `wait`."""
+    kinds = table.groupby([*by, "engine", "type"], as_index=False)
+    return kinds.agg(count=("op_id", "size"), ns=("duration_ns", "sum"), busy=("busy_ns", "sum"), wait=("wait_ns", "sum"))
+
+
+def ranked_operators(totals: pd.DataFrame, top: int) -> list[dict[str, Any]]:
+    """The costliest types of `operator_totals`, whatever else these were counted by."""
+    kinds = totals.groupby(["engine", "type"], as_index=False)[["count", "ns", "busy", "wait"]].sum()
+    everything = float(kinds["ns"].sum())
+    return [
         {
             "engine": row["engine"],
             "type": row["type"],
@@ -167,19 +174,11 @@ def operators(tables: Tables, top: int = TOP) -> dict[str, Any]:
             "share": row["ns"] / everything if everything else 0.0,
             "wait_share": row["wait"] / (row["busy"] + row["wait"]) if row["busy"] + row["wait"] else 0.0,
         }
-        for row in ranked.head(top).to_dict("records")
+        for row in kinds.sort_values("ns", ascending=False).head(top).to_dict("records")
     ]
-    threads = int(table["n_threads"].max())
-    return {
-        "count": len(table),
-        "incomplete": int((~table["complete"]).sum()),
-        "threads": threads,
-        "ms": everything / 1e6,
-        "top": rows,
-    }
 
 
-def npu(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
+def npu_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     """QNN: executions as the host saw them and as the backend's own events tell; what joined nothing is counted."""
     executes, events, calls = tables["qnn_executes"], tables["qnn_events"], tables["qnn_calls"]
     if len(executes) == 0 and len(events) == 0 and len(calls) == 0:
@@ -188,7 +187,7 @@ def npu(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     told = {name: executes[name].dropna() for name in ("host_rpc_us", "htp_rpc_us", "accel_us", "accel_cycles")}
     by_graph = executes.groupby("graph_name")["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
     return {
-        "backend": machine(manifest)["npu"],
+        "backend": machine_summary(manifest)["npu"],
         "executes": len(executes),
         "failed": int((executes["complete"] & (executes["status"] != 0)).sum()),
         "incomplete": int((~executes["complete"]).sum()),
@@ -206,7 +205,7 @@ def npu(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     }
 
 
-def scheduling(tables: Tables) -> dict[str, Any]:
+def scheduling_summary(tables: Tables) -> dict[str, Any]:
     """Time of the target's threads in each state: in all, and for the threads that ran longest."""
     states = tables["thread_states"]
     if len(states) == 0:
@@ -228,7 +227,7 @@ def scheduling(tables: Tables) -> dict[str, Any]:
     return {"threads": len(wide), "switches": int(switches.sum()), **total, "top": rows}
 
 
-def io(tables: Tables) -> dict[str, Any]:
+def io_summary(tables: Tables) -> dict[str, Any]:
     """What the target's threads read, how long reads and major faults kept them, and what they were in by shares of that time."""
     faults, reads, blocks = tables["faults"], tables["reads"], tables["blocks"]
     if len(faults) == 0 and len(reads) == 0 and len(blocks) == 0:
@@ -256,7 +255,7 @@ def io(tables: Tables) -> dict[str, Any]:
     }
 
 
-def records(source: Source, tables: Tables) -> dict[str, Any]:
+def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
     """Records found in the files, lost in the kernel, and those that found no partner."""
     lost = {kind: int(n) for kind, n in section(source.manifest, "lost").items() if isinstance(n, int) and n}
     ends = tables["unpaired"].groupby("kind").size()
@@ -275,7 +274,7 @@ def records(source: Source, tables: Tables) -> dict[str, Any]:
     }
 
 
-def cost(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
+def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     """What tracing cost: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
     given = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
     probes = manifest.get("probes") if isinstance(manifest.get("probes"), list) else []

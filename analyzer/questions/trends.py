@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.questions.figures import complete_steps, ttft_ms
+
 Tables = Mapping[str, pd.DataFrame]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LEAST = 8
@@ -15,27 +17,15 @@ PENALTY = 3.0
 PERIOD_P = 0.001
 
 
-def sequences(tokens: pd.DataFrame) -> pd.Series:
-    """Number of the generation each token belongs to: one starts at position 0 and where a prefill follows a decode."""
-    ordered = tokens.sort_values(["pid", "tid", "begin_ns"])
-    thread = ordered[["pid", "tid"]]
-    changed = (thread != thread.shift()).any(axis=1)
-    prefill = ordered["phase"] == "prefill"
-    starts = changed | (prefill & (ordered["phase"].shift() == "decode")) | (prefill & (ordered["position"] == 0))
-    return starts.cumsum().reindex(tokens.index)
-
-
 def decode_steps(tables: Tables) -> pd.DataFrame:
-    """Complete decode steps in order: token_id, context (tokens before the step), ms, tpot_ms (from the end of the step before).
+    """Complete decode steps in order: token_id, context (tokens before the step), ms, tpot_ms (ITL of figures.py).
 
     Where the engine does not tell the position, the context is counted from the generation's own steps.
     """
-    tokens = tables["tokens"][tables["tokens"]["complete"]]
-    tokens = tokens.assign(generation=sequences(tokens)).sort_values(["generation", "begin_ns"])
-    fed = tokens.groupby("generation")["n_tokens"].cumsum() - tokens["n_tokens"]
-    context = tokens["position"].where(tokens["position"] >= 0, fed)
-    pitch = tokens.groupby("generation")["end_ns"].diff() / 1e6
-    rows = tokens.assign(context=context, ms=tokens["duration_ns"] / 1e6, tpot_ms=pitch)
+    steps = complete_steps(tables["tokens"])
+    fed = steps.groupby("generation")["n_tokens"].cumsum() - steps["n_tokens"]
+    context = steps["position"].where(steps["position"] >= 0, fed)
+    rows = steps.assign(context=context, ms=steps["duration_ns"] / 1e6, tpot_ms=steps["itl_ms"])
     return rows.loc[rows["phase"] == "decode", ["token_id", "generation", "context", "ms", "tpot_ms"]].reset_index(drop=True)
 
 
@@ -178,11 +168,8 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
 def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]:
     """The above, JSON-able: ttft_ms, tpot_ms, step_ms, drift_per_100_steps (of the median), change_points, periodic, model."""
     steps = decode_steps(tables) if steps is None else steps
-    tokens = tables["tokens"][tables["tokens"]["complete"]]
-    prefill = tokens.assign(generation=sequences(tokens))[tokens["phase"] == "prefill"].groupby("generation")
-    waited = (prefill["end_ns"].max() - prefill["begin_ns"].min()) / 1e6
     answer: dict[str, Any] = {
-        "ttft_ms": distribution(waited),
+        "ttft_ms": distribution(ttft_ms(complete_steps(tables["tokens"]))),
         "tpot_ms": distribution(steps["tpot_ms"]),
         "step_ms": distribution(steps["ms"]),
     }

@@ -190,6 +190,30 @@ static PyObject *latest(PyObject *module, PyObject *const *arguments, Py_ssize_t
 	return told(&given, ordered, memory);
 }
 
+/* within(right_group, right_ts, right_until, left_group, left_ts, answer): per left row without an answer (-1) the last right row
+ * of its group up to its time, if that reaches beyond it. */
+static PyObject *within(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+	OPENING(6);
+	if (alike(&given, 0, 2) && alike(&given, 3, 5) && in_order(COLUMN(1), LENGTH(1)) && in_order(COLUMN(4), LENGTH(4))) {
+		const int64_t *theirs = COLUMN(0), *since = COLUMN(1), *until = COLUMN(2), *ours = COLUMN(3), *ts = COLUMN(4);
+		int64_t *answer = COLUMN(5), *found;
+		Py_ssize_t n = LENGTH(0), row = 0;
+
+		ordered = 1;
+		memory = map_open(&map, 64);
+		for (Py_ssize_t i = 0; memory && i < LENGTH(3); i++) {
+			for (; memory && row < n && since[row] <= ts[i]; row++)
+				if ((memory = (found = place(&map, theirs[row])) != NULL))
+					*found = row;
+			if (memory && answer[i] < 0 && (memory = (found = place(&map, ours[i])) != NULL))
+				answer[i] = *found >= 0 && ts[i] < until[*found] ? *found : -1;
+		}
+		map_close(&map);
+	}
+	return told(&given, ordered, memory);
+}
+
 /* For each key the last of the rows from the end up to one time, in passes from the end: see `ends`. */
 struct ahead {
 	struct map map;
@@ -876,8 +900,8 @@ static PyObject *states(PyObject *module, PyObject *const *arguments, Py_ssize_t
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-	METHOD(latest), METHOD(running_count), METHOD(pairs),   METHOD(codes),  METHOD(ends), METHOD(waits),
-	METHOD(gather), METHOD(firsts),        METHOD(by_kind), METHOD(states), {NULL, NULL, 0, NULL},
+	METHOD(latest), METHOD(within), METHOD(running_count), METHOD(pairs),   METHOD(codes),  METHOD(ends),
+	METHOD(waits),  METHOD(gather), METHOD(firsts),        METHOD(by_kind), METHOD(states), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {

@@ -459,8 +459,9 @@ Columns = dict[str, Any]
 def text(codes: np.ndarray, values: Sequence[str] | np.ndarray) -> pyarrow.DictionaryArray:
     """A column of texts of which row i reads values[codes[i]], by NumPy's rules; values may repeat."""
     once = pyarrow.array(values, pyarrow.string()).dictionary_encode()
-    number = once.indices.to_numpy()[codes] if len(values) else np.empty(0, np.int32)
-    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(number), once.dictionary)
+    if len(codes) == 0 or (len(once.dictionary) == len(values) and codes.min() >= 0):
+        return pyarrow.DictionaryArray.from_arrays(pyarrow.array(codes.astype(np.int32)), once.dictionary)
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(once.indices.to_numpy()[codes]), once.dictionary, safe=False)
 
 
 def says(column: pyarrow.DictionaryArray, *words: str) -> np.ndarray:

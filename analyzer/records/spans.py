@@ -14,7 +14,7 @@ from analyzer.errors import AnalysisError
 try:
     from analyzer.records import _joins  # type: ignore[attr-defined]
 except ImportError:
-    raise AnalysisError("analyzer/records/_joins.so is not built: run `make native`") from None
+    raise AnalysisError("analyzer/records/_joins.so is not built: run `make build`") from None
 
 NONE = -1
 
@@ -159,10 +159,11 @@ def within(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndar
 
     `right` are groups, times and until when each row lasts.
     """
-    left_rows = np.flatnonzero(answer < 0)
-    group, ts = left[0][left_rows], left[1][left_rows]
-    row = latest(right[0], right[1], group, ts)
-    answer[left_rows] = np.where((row >= 0) & (ts < np.append(right[2], 0)[row]), row, NONE)
+    if not _joins.within(*map(flat, (*right, *left)), answer):
+        theirs, ours = (np.argsort(side[1], kind="stable") for side in (right, left))
+        row, open_rows = answer[ours], answer[ours] < 0
+        within((right[0][theirs], right[1][theirs], right[2][theirs]), (left[0][ours], left[1][ours]), row)
+        answer[ours[open_rows]] = np.append(theirs, NONE)[row[open_rows]]
 
 
 def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:

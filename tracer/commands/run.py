@@ -16,7 +16,7 @@ from tracer.commands.options import add_options, session_options
 from tracer.config import parse
 from tracer.control.status import Status
 from tracer.errors import TargetError, TracerError
-from tracer.recording.paths import BUILD, VENV_PYTHON, Owner
+from tracer.recording.paths import VENV_PYTHON, Owner
 from tracer.session import Options, Session
 from tracer.target.process import Followed, Target
 
@@ -65,7 +65,8 @@ def as_owner(owner: Owner, command: list[str]) -> subprocess.CompletedProcess[by
 
 def demo_command(options: Options) -> list[str]:
     """The bundled demo's command line; its model is written from a seed the first time."""
-    model, owner, folder = BUILD / "demo-model", options.owner, options.output.resolve()
+    owner, folder = options.owner, options.output.resolve()
+    model = owner.kept() / "demo-model"
     if not (model / "config.json").exists():
         say(f"writing the demo model to {model}")
         done = as_owner(owner, ["-m", "runtime", "demo-model", str(model)])

@@ -79,7 +79,7 @@ class BpfObject:
     def __init__(self, kernel: Kernel, path: Path):
         self.kernel, self.path = kernel, path
         if not path.exists():
-            raise RequirementError(f"{path.name} has not been built; run `make bpf`")
+            raise RequirementError(f"{path.name} has not been built; run `make build`")
         self.handle = kernel.lib.bpf_object__open_file(str(path).encode(), None)
         if not self.handle:
             raise ProbeError(f"libbpf cannot open {path}: {os.strerror(ctypes.get_errno())}")
@@ -102,7 +102,7 @@ class BpfObject:
         """Create the maps and load the programs named in `wanted`."""
         missing = wanted - self.programs.keys()
         if missing:
-            raise ProbeError(f"{self.path.name} has no program {', '.join(sorted(missing))}: mistyped, or run `make bpf`")
+            raise ProbeError(f"{self.path.name} has no program {', '.join(sorted(missing))}: mistyped, or run `make build`")
         for name, program in self.programs.items():
             self.kernel.lib.bpf_program__set_autoload(c_void_p(program), ctypes.c_bool(name in wanted))
             if self.kernel.lib.bpf_program__type(c_void_p(program)) == KPROBE_PROGRAM and has_multi_links():
@@ -115,7 +115,7 @@ class BpfObject:
         """File descriptor of a loaded map."""
         fd = self.kernel.lib.bpf_object__find_map_fd_by_name(c_void_p(self.handle), name.encode())
         if fd < 0:
-            raise ProbeError(f"{self.path.name} has no map {name}; run `make bpf`")
+            raise ProbeError(f"{self.path.name} has no map {name}; run `make build`")
         return int(fd)
 
     def program_fd(self, name: str) -> int:

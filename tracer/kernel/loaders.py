@@ -202,7 +202,7 @@ def import_bcc() -> Any:
 def layouts() -> dict[str, Any]:
     """Every record's layout for the manifest, from the object's BTF."""
     if not BPF_OBJECT.exists():
-        raise RequirementError(f"{BPF_OBJECT.name} has not been built; run `make bpf`")
+        raise RequirementError(f"{BPF_OBJECT.name} has not been built; run `make build`")
     btf = Btf.of_object(BPF_OBJECT)
     numbers = btf.enum("record_kind")
     found = {}

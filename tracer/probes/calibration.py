@@ -27,7 +27,7 @@ def measure(program_fd: int) -> dict[str, float]:
     of some counts; and what is stepped is trapped into twice, so that it costs no less than what is emulated.
     """
     if not CALIBRATION.exists():
-        raise RequirementError(f"{CALIBRATION.name} has not been built; run `make native`")
+        raise RequirementError(f"{CALIBRATION.name} has not been built; run `make build`")
     library = ctypes.CDLL(str(CALIBRATION))
     library.calibrate.restype = ctypes.c_uint64
     library.calibrate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint64]

@@ -1,4 +1,4 @@
-"""Where the project keeps its own built parts, and on whose behalf it runs."""
+"""Where the project's built parts lie, in a checkout and installed, and on whose behalf it runs."""
 
 import os
 import pwd
@@ -6,12 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+"""The folder of the packages: the checkout, or the one into which a wheel was installed."""
+TRACER = ROOT / "tracer"
+IN_CHECKOUT = (ROOT / "bpf").is_dir()
+BPF_SOURCE = (ROOT if IN_CHECKOUT else TRACER) / "bpf" / "moescope.bpf.c"
+OBJECTS = TRACER / "kernel" / "objects"
+BPF_OBJECT = OBJECTS / "moescope.bpf.o"
+BPF_OBJECTS = {"ring": BPF_OBJECT, "perf": OBJECTS / "moescope-perf.bpf.o"}
+MAPS_OBJECTS = {"ring": OBJECTS / "maps.bpf.o", "perf": OBJECTS / "maps-perf.bpf.o"}
+CALIBRATION = TRACER / "probes" / "calibrate.so"
+LIBRARIES = [
+    CALIBRATION,
+    ROOT / "runtime" / "telemetry" / "_probes.so",
+    ROOT / "runtime" / "backends" / "_blocks.so",
+    ROOT / "analyzer" / "records" / "_joins.so",
+    ROOT / "views" / "timeline" / "_messages.so",
+]
+BUILT_PARTS = [*BPF_OBJECTS.values(), *MAPS_OBJECTS.values(), *LIBRARIES]
+"""Everything that CMakeLists.txt builds."""
 BUILD = ROOT / "build"
-BPF_OBJECT = BUILD / "moescope.bpf.o"
-BPF_OBJECTS = {"ring": BPF_OBJECT, "perf": BUILD / "moescope-perf.bpf.o"}
-MAPS_OBJECTS = {"ring": BUILD / "maps.bpf.o", "perf": BUILD / "maps-perf.bpf.o"}
-BPF_SOURCE = ROOT / "bpf" / "moescope.bpf.c"
-CALIBRATION = BUILD / "calibrate.so"
 VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
 
 
@@ -40,6 +53,10 @@ class Owner:
     def environment(self) -> dict[str, str]:
         """The process environment with the owner's identity instead of root's."""
         return dict(os.environ, HOME=self.home, USER=self.name, LOGNAME=self.name)
+
+    def kept(self) -> Path:
+        """Where what is made once stays: the checkout's build folder, else the owner's cache."""
+        return BUILD if IN_CHECKOUT else Path(os.environ.get("XDG_CACHE_HOME") or Path(self.home) / ".cache") / "moescope"
 
 
 def invoking_user() -> Owner:

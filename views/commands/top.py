@@ -11,15 +11,16 @@ import time
 from pathlib import Path
 
 from rich.console import Group
-from rich.live import Live
+from rich.live import Live as Screen
 from rich.table import Table
 from rich.text import Text
 
+from analyzer.questions.figures import hit_rate
+from analyzer.questions.live import Live, Snapshot
 from moescope.arguments import add_run
 from moescope.terminal import console, grid, words
 from tracer.recording.format import RecordingError
 from views.errors import ViewError
-from views.live import Names, Snapshot, snapshot
 
 MOST_GROUPS, LEAST = 8, 0.005
 
@@ -36,10 +37,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def newest(folder: Path) -> Path:
     """The newest recording of a folder."""
-    found = [path.parent for path in folder.glob("*/manifest.json")]
-    if not found:
+    recordings = [path.parent for path in folder.glob("*/manifest.json")]
+    if not recordings:
         raise ViewError(f"no recording under {folder}/: name one, or start one with: sudo python -m tracer run -- COMMAND")
-    return max(found, key=lambda path: (path / "manifest.json").stat().st_mtime)
+    return max(recordings, key=lambda path: (path / "manifest.json").stat().st_mtime)
 
 
 def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
@@ -50,8 +51,9 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
         f"{speed:,.1f} tok/s" if speed else "no decode steps yet" if now.state == "recording" else "no decode steps",
         f"TPOT {tpot:,.2f} ms" if tpot else "",
     ]
-    if now.hits + now.misses:
-        parts.append(f"expert hits {now.hits / (now.hits + now.misses):.1%} of {now.hits + now.misses:,}")
+    hits = hit_rate(now.hits, now.misses)
+    if hits is not None:
+        parts.append(f"expert hits {hits:.1%} of {now.hits + now.misses:,}")
     base = before if before and now.duration_ns > before.duration_ns else None
     spent, lasted = now.probe_ns - (base.probe_ns if base else 0), now.duration_ns - (base.duration_ns if base else 0)
     parts.append(f"probes {spent / lasted:.1%} of a CPU" if lasted else "")
@@ -62,7 +64,7 @@ def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
     return words((first, "bold")) + Text("\n") + words((" | ".join(second), "dim"))
 
 
-def phases(now: Snapshot) -> Table:
+def phase_table(now: Snapshot) -> Table:
     """Where a mean step's time goes."""
     table = grid("phase", "ms a step", "where", left=3, fold=True)
     for phase, groups in now.phases.items():
@@ -73,7 +75,7 @@ def phases(now: Snapshot) -> Table:
     return table
 
 
-def operators(now: Snapshot) -> Table:
+def operator_table(now: Snapshot) -> Table:
     """The costliest operator types."""
     table = grid("operator", "runs", "ms", "share", "mean µs", "waiting", fold=True)
     for row in now.operators:
@@ -90,25 +92,26 @@ def operators(now: Snapshot) -> Table:
 
 def picture(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Group:
     """All of it."""
-    tables = [table for table in (phases(now), operators(now)) if table.row_count]
+    tables = [table for table in (phase_table(now), operator_table(now)) if table.row_count]
     return Group(heading(now, before, run_dir), *(part for table in tables for part in (Text(), table)))
 
 
 def run(args: argparse.Namespace) -> int:
     """Show pictures until the recording is complete, or one."""
-    run_dir, names = args.run_dir or newest(Path("recordings")), Names()
+    run_dir = args.run_dir or newest(Path("recordings"))
+    recording = Live(run_dir, args.window)
     if args.once:
-        console().print(picture(snapshot(run_dir, names, args.window), None, run_dir))
+        console().print(picture(recording.snapshot(), None, run_dir))
         return 0
     before: Snapshot | None = None
-    with Live(console=console(), auto_refresh=False) as live:
+    with Screen(console=console(), auto_refresh=False) as screen:
         while before is None or before.state == "recording":
             try:
-                now = snapshot(run_dir, names, args.window)
+                now = recording.snapshot()
             except RecordingError as error:
-                live.update(words(f"waiting: {error}"), refresh=True)
+                screen.update(words(f"waiting: {error}"), refresh=True)
             else:
-                live.update(picture(now, before, run_dir), refresh=True)
+                screen.update(picture(now, before, run_dir), refresh=True)
                 before = now
             if before is None or before.state == "recording":
                 time.sleep(args.every)

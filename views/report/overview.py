@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from analyzer.questions.longest_span import Spans, worst
+from analyzer.questions.longest_span import Spans, longest_span
 from views.report.sections import Block, Run, Section, cards, note, pairs
 
 HIGH_PRIZE = 0.1
@@ -58,13 +58,13 @@ def costly(run: Run) -> Block | None:
     for found in summary.get("findings") or []:
         level = "warn" if found["prize_share"] >= HIGH_PRIZE else "info"
         text = f"{found['text']} ({lasting(found['prize_ms'])})"
-        at = run.moments(worst(spans, found["rule"], found["evidence"]))
+        at = run.moments(longest_span(spans, found["rule"], found["evidence"]))
         told = {"level": level, "text": text, "prize": min(found["prize_share"], 1.0), "query": found["query"]}
         items.append(told | ({"at": at[0]} if at else {}))
     return {"kind": "findings", "title": "What costs most", "items": items} if items else None
 
 
-def overview(run: Run) -> Section:
+def overview_section(run: Run) -> Section:
     """Summary and findings."""
     about, command = run.summary.get("recording") or {}, run.manifest.get("command") or []
     told = [

@@ -6,30 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.questions import ceilings
-from views.report import (
-    cache_sections,
-    moe_sections,
-    npu_section,
-    operator_sections,
-    overview,
-    recording_sections,
-    thread_sections,
-    time_sections,
-)
+from views.report import expert_cache, moe, npu, operators, overview, recording, threads, timing
 from views.report.page import write_page
 from views.report.sections import Run, SectionMaker, Tables
 
 SECTIONS: tuple[SectionMaker, ...] = (
-    overview.overview,
-    time_sections.phases,
-    time_sections.series,
-    operator_sections.operators,
-    moe_sections.experts,
-    cache_sections.cache,
-    npu_section.npu,
-    thread_sections.threads,
-    recording_sections.recording,
-    recording_sections.machine,
+    overview.overview_section,
+    timing.phase_section,
+    timing.step_section,
+    operators.operator_section,
+    moe.expert_section,
+    expert_cache.cache_section,
+    npu.npu_section,
+    threads.thread_section,
+    recording.recording_section,
+    recording.machine_section,
 )
 
 

@@ -10,7 +10,8 @@ A section is a title and a list of blocks. A block is one of
     heat      iteration by expert, one matrix per layer
     graph     cards of operators, coloured by change (views/profdag/change_graph.py)
 
-A chart, heat or table may carry the `query` that gives its figures: SQL for `python -m analyzer query RUN`.
+A chart, heat or table may carry the `query` that it is drawn from: SQL for `python -m analyzer query RUN`. Where SQL does not
+suffice, it carries the `command` that prints its figures.
 """
 
 import html
@@ -23,6 +24,8 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions.ceilings import Ceilings
+from analyzer.questions.sql import Database
+from analyzer.tables.store import Tables as AllTables
 
 Tables = Mapping[str, pd.DataFrame]
 Block = dict[str, Any]
@@ -45,6 +48,15 @@ class Run:
         """CLOCK_BOOTTIME - CLOCK_MONOTONIC: Perfetto counts in the former."""
         clock = (self.manifest.get("clocks") or [{}])[0]
         return int(clock.get("boottime_ns", 0) - clock.get("monotonic_ns", 0))
+
+    @cached_property
+    def database(self) -> Database:
+        """SQL over the tables."""
+        return Database(AllTables.of(self.tables))
+
+    def ask(self, sql: str) -> pd.DataFrame:
+        """The rows of a statement: what a block draws, while it prints the statement."""
+        return self.database.frame(sql)
 
     def moments(self, frame: pd.DataFrame) -> list[list[int]]:
         """Where rows with begin_ns and duration_ns stand in the timeline: [begin on Perfetto's clock, duration]."""
@@ -87,7 +99,9 @@ def known(value: Any, kind: str) -> bool:
     return bool(value) if kind == "text" else value is not None and value == value
 
 
-def table(columns: list[tuple[str, str]], rows: pd.DataFrame | list[list[Any]], title: str = "", query: str = "") -> Block:
+def table(
+    columns: list[tuple[str, str]], rows: pd.DataFrame | list[list[Any]], title: str = "", query: str = "", command: str = ""
+) -> Block:
     """A sortable table; only the first MAX_ROWS rows travel, and no column in which nothing is known."""
     body = rows.to_numpy(object).tolist() if isinstance(rows, pd.DataFrame) else rows
     told = [i for i, (_, kind) in enumerate(columns) if not body or any(known(row[i], kind) for row in body)]
@@ -96,6 +110,7 @@ def table(columns: list[tuple[str, str]], rows: pd.DataFrame | list[list[Any]], 
         "kind": "table",
         "title": title,
         "query": query,
+        "command": command and f"python -m analyzer {command}",
         "columns": heads,
         "rows": [[row[i] for i in told] for row in body[:MAX_ROWS]],
         "total": len(body),

@@ -20,7 +20,8 @@ function cards(block) {
 
 /* How to get the figures oneself: the statement, opened on demand. */
 function queryOf(block) {
-  return block.query ? el("details", { class: "query" }, el("summary", {}, "query"), el("code", {}, block.query)) : null;
+  const what = block.query ? "query" : block.command ? "command" : null;
+  return what ? el("details", { class: "query" }, el("summary", {}, what), el("code", {}, block[what])) : null;
 }
 
 /* A link into the timeline behind a text, if there is a moment. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Many protobuf messages at once, from columns; the packets of slices that nest, and their order; columns of texts as numbers.
+ * Many protobuf messages at once, from columns; the packets of slices that nest, and their order.
  *
  * A message's form is a list of steps, each a tuple of Python: (kind, bytes, column, map, absent). A message takes one row of its
  * form's columns. Columns are read from begin to end, before their messages are written in the order of time: to read
@@ -15,13 +15,14 @@
 
 enum kind { CONSTANT, VARINT, FIXED64, MEMBER, OPEN, CLOSE };
 enum { MOST_STEPS = 64, MOST_DEPTH = 8, MOST_PARTS = 2, MOST_LEVELS = 64 };
-enum { VARINT_BYTES = 10, WORD = 8, CHUNK = 16, USUAL_BYTES = 24, MET = 4096 };
+enum { VARINT_BYTES = 10, WORD = 8, CHUNK = 16, USUAL_BYTES = 24 };
 enum { KEPT_COLUMN = 32 << 20, KEPT_MEMORY = 256 << 20 };
 enum { PACKET = 0x0a, TRACK_EVENT = 0x5a }; /* tags of Trace.packet and TracePacket.track_event */
 
-/* Bytes that grow. `aside`: this thread's state while it works without Python's lock, beside others. */
+/* Bytes that grow, and where they start. `aside`: this thread's state while it works without Python's lock, beside others. */
 struct out {
-	PyObject *bytes;
+	PyObject *bytes; /* a bytearray: Python's stable interface lets it grow */
+	uint8_t *start;
 	Py_ssize_t used, room;
 	PyThreadState *aside;
 };
@@ -44,10 +45,11 @@ static void grow(struct out *out, Py_ssize_t more)
 	if (!alone)
 		enter(out);
 	out->room = out->used + more + out->used / 2;
-	if (out->bytes)
-		_PyBytes_Resize(&out->bytes, out->room);
-	else
-		out->bytes = PyBytes_FromStringAndSize(NULL, out->room);
+	if (!out->bytes)
+		out->bytes = PyByteArray_FromStringAndSize(NULL, out->room);
+	else if (PyByteArray_Resize(out->bytes, out->room))
+		Py_CLEAR(out->bytes);
+	out->start = out->bytes ? (uint8_t *)PyByteArray_AsString(out->bytes) : NULL;
 	if (!alone)
 		leave(out);
 }
@@ -57,12 +59,12 @@ static uint8_t *reserve(struct out *out, Py_ssize_t more)
 {
 	if (out->room < out->used + more)
 		grow(out, more);
-	return out->bytes ? (uint8_t *)PyBytes_AS_STRING(out->bytes) + out->used : NULL;
+	return out->start ? out->start + out->used : NULL;
 }
 
 static void use(struct out *out, const uint8_t *end)
 {
-	out->used = end - (const uint8_t *)PyBytes_AS_STRING(out->bytes);
+	out->used = end - out->start;
 }
 
 /* What was written, or NULL where there was an error; `wrong` says which, if nothing has. */
@@ -70,10 +72,8 @@ static PyObject *finish(struct out *out, const char *wrong)
 {
 	if (wrong && !PyErr_Occurred())
 		PyErr_SetString(PyExc_IndexError, wrong);
-	if (PyErr_Occurred() || !reserve(out, 1))
+	if (PyErr_Occurred() || !reserve(out, 1) || PyByteArray_Resize(out->bytes, out->used))
 		Py_CLEAR(out->bytes);
-	else
-		_PyBytes_Resize(&out->bytes, out->used);
 	return out->bytes;
 }
 
@@ -585,67 +585,6 @@ static PyObject *nested(PyObject *module, PyObject *arguments)
 	return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(count);
 }
 
-/* A text's code: known by its address, where few texts stand in many rows, else by what it says. -1: an error. */
-static int64_t code_of(PyObject *text, PyObject *known, PyObject *distinct)
-{
-	PyObject *told = PyDict_GetItemWithError(known, text);
-	int64_t code = PyList_Size(distinct);
-
-	if (told)
-		return PyLong_AsLongLong(told);
-	told = PyErr_Occurred() ? NULL : PyLong_FromLongLong(code);
-	if (!told || PyDict_SetItem(known, text, told) < 0 || PyList_Append(distinct, text) < 0)
-		code = -1;
-	Py_XDECREF(told);
-	return code;
-}
-
-static int put_codes(PyObject *const *texts, Py_ssize_t n, int64_t *codes, PyObject *known, PyObject *distinct)
-{
-	struct { PyObject *text; int64_t code; } *met = calloc(MET, sizeof *met);
-	int good = met != NULL;
-
-	if (!met)
-		PyErr_NoMemory();
-	for (Py_ssize_t i = 0; good && i < n; i++) {
-		size_t slot = ((uintptr_t)texts[i] >> 4) % MET;
-
-		if (met[slot].text != texts[i]) {
-			met[slot].text = texts[i];
-			met[slot].code = code_of(texts[i], known, distinct);
-			good = met[slot].code >= 0;
-		}
-		codes[i] = met[slot].code;
-	}
-	free(met);
-	return good;
-}
-
-static PyObject *codes(PyObject *module, PyObject *arguments)
-{
-	PyObject *array, *known = PyDict_New(), *distinct = PyList_New(0);
-	Py_buffer texts, out;
-	int good = 0;
-
-	(void)module;
-	if (!known || !distinct || !PyArg_ParseTuple(arguments, "Ow*", &array, &out))
-		goto done;
-	if (!PyObject_GetBuffer(array, &texts, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {
-		if (strcmp(texts.format, "O") || texts.len != out.len)
-			PyErr_SetString(PyExc_TypeError, "texts as objects, and a code of 8 bytes for each");
-		else
-			good = put_codes(texts.buf, texts.len / (Py_ssize_t)sizeof(PyObject *), out.buf, known, distinct);
-		PyBuffer_Release(&texts);
-	}
-	PyBuffer_Release(&out);
-done:
-	Py_XDECREF(known);
-	if (good)
-		return distinct;
-	Py_XDECREF(distinct);
-	return NULL;
-}
-
 /* Columns come and go by the dozen: given back each time, and asked for again, memory costs a fifth of what they take. */
 static PyObject *keep_memory(PyObject *module, PyObject *arguments)
 {
@@ -659,7 +598,6 @@ static PyObject *keep_memory(PyObject *module, PyObject *arguments)
 }
 
 static PyMethodDef functions[] = {
-	{"codes", codes, METH_VARARGS, "codes(texts, codes) -> the distinct texts; codes[i] becomes the place of texts[i] among them"},
 	{"encode", encode, METH_VARARGS, "encode(steps, offsets) -> bytes of len(offsets) - 1 messages, and where each begins and ends"},
 	{"events", events, METH_VARARGS, "events(head, ended, levels, order, rank, row, begin, end, last) -> packets"},
 	{"keep_memory", keep_memory, METH_NOARGS, "keep_memory() -> None: freed columns stay with the process"},

@@ -14,18 +14,21 @@ from views.timeline.slices import (
     Column,
     Slices,
     Tables,
-    Text,
     execute_flow,
     ints,
+    joined,
     of_frame,
     place,
     positive,
     rows_of,
     says,
+    text_column,
+    text_of,
     texts,
 )
 
 NODE = 404
+TABLES = {"qnn_events", "qnn_executes", "qnn_gaps", "qnn_optrace", "qnn_stages"}
 STAGES, OPTRACE = "Host stages", "optrace "
 EXECUTE, DEVICE, NODES, IDLE = "QNN Execute", "QNN Device", "QNN Node", "QNN Idle"
 DEVICE_LEVELS = (("host RPC", "host_rpc_us"), ("HTP RPC", "htp_rpc_us"), ("accelerator", "accel_us"))
@@ -46,14 +49,14 @@ def execute_name(graph_name: str, kind: str, layer: int, expert: int) -> str:
     return place(kind, layer, expert) if kind else graph_name or "graphExecute"
 
 
-def executes(tables: Tables) -> Slices:
+def execute_slices(tables: Tables) -> Slices:
     """One slice per execution, on the flow that its submission began; a graph's executions follow each other on one flow."""
     frame = tables["qnn_executes"]
     args = texts(frame, "graph_name") | ints(frame, "layer", "expert", "n_inputs", "n_outputs") | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     cycles = frame["accel_cycles"].fillna(-1)
     args["accel_cycles"] = cycles.to_numpy(np.int64)
-    name = Text.joined(execute_name, frame["graph_name"], frame["kind"], frame["layer"], frame["expert"])
+    name = joined(execute_name, frame["graph_name"], frame["kind"], frame["layer"], frame["expert"])
     slices = of_frame("qnn", name, frame, args)
     slices.flow = execute_flow(frame)
     ordered = pd.Series(slices.flow).iloc[np.argsort(slices.begin, kind="stable")]
@@ -75,7 +78,7 @@ def windows(frame: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray, np.ndarra
     return out
 
 
-def device(tables: Tables) -> Slices | None:
+def device_slices(tables: Tables) -> Slices | None:
     """Host RPC ⊃ HTP RPC ⊃ accelerator, inside each execution."""
     frame = tables["qnn_executes"]
     rows, begins, ends, labels, measured = [], [], [], [], []
@@ -90,12 +93,12 @@ def device(tables: Tables) -> Slices | None:
     if not len(row):
         return None
     args: dict[str, Column] = {"estimated": np.ones(len(row), np.int64), "measured_ns": np.concatenate(measured)}
-    name = Text(np.concatenate(labels), [label for label, _ in DEVICE_LEVELS])
+    name = text_column(np.concatenate(labels), [label for label, _ in DEVICE_LEVELS])
     tid = frame["tid"].to_numpy(np.int64)[row]
     return Slices("qnn", name, tid, np.concatenate(begins), np.concatenate(ends), np.ones(len(row), bool), args)
 
 
-def nodes(tables: Tables) -> Slices | None:
+def node_slices(tables: Tables) -> Slices | None:
     """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
     frame, every = tables["qnn_executes"], tables["qnn_events"]
     counted, kind = says(every["unit"], "cycles"), every["type"].to_numpy()
@@ -118,7 +121,7 @@ def nodes(tables: Tables) -> Slices | None:
     said = np.flatnonzero(counted & (kind != NODE) & (parents >= 0))
     if len(said):
         args |= told_of(len(row), parents[said], every.iloc[said])
-    name = Text.joined(lambda text: text or "node", events["name"])
+    name = joined(lambda text: text or "node", events["name"])
     return Slices("qnn", name, events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args)
 
 
@@ -188,23 +191,23 @@ def own_places(events: pd.DataFrame, row: np.ndarray, frame: pd.DataFrame, first
     return moved
 
 
-def idle(tables: Tables) -> Slices | None:
+def idle_slices(tables: Tables) -> Slices | None:
     """The NPU's idle time between executions, with what the thread that ended it was at."""
     frame = tables["qnn_gaps"]
     if not len(frame):
         return None
     states = ints(frame, "running_ns", "runnable_ns", "sleeping_ns", "waiting_ns", "cpu_ns")
-    name = Text.joined(lambda what: f"idle: {what}" if what else "idle", frame["doing"])
+    name = joined(lambda what: f"idle: {what}" if what else "idle", frame["doing"])
     return of_frame("qnn", name, frame.assign(complete=True), states)
 
 
-def stages(tables: Tables) -> Slices | None:
+def stage_slices(tables: Tables) -> Slices | None:
     """Stages of the host's side: those of ONNX Runtime's QNN provider."""
     frame = tables["qnn_stages"]
-    return of_frame("qnn", Text.of(frame["stage"]), frame, {}) if len(frame) else None
+    return of_frame("qnn", text_of(frame["stage"]), frame, {}) if len(frame) else None
 
 
-def optrace(tables: Tables) -> dict[str, Slices]:
+def optrace_slices(tables: Tables) -> dict[str, Slices]:
     """Slices per thread of an optrace that was given for an execution (column `execute_id`), over the accelerator's window."""
     events, frame = tables.get("qnn_optrace", pd.DataFrame()), tables["qnn_executes"]
     if not len(events):
@@ -217,14 +220,19 @@ def optrace(tables: Tables) -> dict[str, Slices]:
     first, last = (begin[row] + (at * rate).astype(np.int64) for at in (since - origin, since - origin + cycles))
     args = texts(events, "unit", "qnn_op") | ints(events, "begin_cycles", "cycles") | {"estimated": np.ones(len(row), np.int64)}
     tid = frame["tid"].to_numpy(np.int64)[row]
-    slices = Slices("qnn", Text.of(events["name"]), tid, first, last, np.ones(len(row), bool), args)
+    slices = Slices("qnn", text_of(events["name"]), tid, first, last, np.ones(len(row), bool), args)
     return {OPTRACE + str(thread): slices.take(rows) for thread, rows in sorted(events.groupby("thread").indices.items())}
 
 
 def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
     """(track name, slices) in the order to show."""
-    made = {STAGES: stages(tables)}
+    made = {STAGES: stage_slices(tables)}
     if len(tables["qnn_executes"]):
-        device_side = {EXECUTE: executes(tables), DEVICE: device(tables), NODES: nodes(tables), IDLE: idle(tables)}
-        made |= {track_name(manifest, name): slices for name, slices in device_side.items()} | optrace(tables)
+        device_side = {
+            EXECUTE: execute_slices(tables),
+            DEVICE: device_slices(tables),
+            NODES: node_slices(tables),
+            IDLE: idle_slices(tables),
+        }
+        made |= {track_name(manifest, name): slices for name, slices in device_side.items()} | optrace_slices(tables)
     return [(name, slices) for name, slices in made.items() if slices is not None]

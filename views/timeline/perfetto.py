@@ -10,7 +10,7 @@
 Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, which Perfetto demands, at the offset read when recording began.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,18 +18,24 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as compute
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
 
+from analyzer.records.schema import TABLES
+from analyzer.tables.store import Tables
 from views.timeline import marks, npu, sched
 from views.timeline.protobuf import _messages, field_bytes
 from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets, valid
-from views.timeline.slices import Slices, Tables, close_open, distinct, on_program, rows_of
+from views.timeline.slices import Slices, close_open, distinct, drawn_frame, on_program, rows_of
 from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
 PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
 INT32 = 1 << 31
+WORKING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults", "calls")
+"""Tables of what threads of the program did."""
+DRAWN = (*WORKING, "op_threads", "threads", "counters")
 Progress = Callable[[str], None]
 
 
@@ -46,14 +52,14 @@ class TraceWriter:
     """Writes one trace; `write_trace` is the way in."""
 
     def __init__(self, manifest: dict[str, Any], tables: Tables, out: TraceFile):
-        self.manifest, self.out, self.tables = manifest, out, apart(tables)
-        self.npu_tracks = out.begin(partial(npu.tracks, manifest, apart(tables)))
+        self.manifest, self.out, self.arrow, self.tables = manifest, out, tables, frames(tables, DRAWN)
+        self.npu_tracks = out.begin(partial(npu.tracks, manifest, frames(tables, set(tables) & npu.TABLES)))
         self.written, self.names = Written(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
         self.pids = thread_pids(manifest, self.tables)
         target = manifest.get("target") or {}
         self.pid = int(target.get("pid") or next(iter(self.pids.values()), 1))
-        self.start, self.end = extent(self.tables)
+        self.start, self.end = extent(tables)
 
     def packet(self, packet: TracePacket) -> None:
         """Append one packet of the global sequence."""
@@ -179,13 +185,12 @@ class TraceWriter:
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""
-        tables = apart({name: self.tables[name] for name in sched.TABLES})
-        switching = self.out.begin(partial(sched.Scheduling.of, tables, boot))
+        switching = self.out.begin(partial(sched.Scheduling.of, frames(self.arrow, sched.TABLES), boot))
 
         def packets(cpu: int) -> Packets:
             return switching().packets(cpu)
 
-        for cpu in sorted(map(int, distinct(self.tables["sched"]["cpu"].to_numpy(np.int64))[1])):
+        for cpu in sorted(self.arrow.arrow("sched")["cpu"].unique().to_pylist()):
             self.out.later(partial(packets, cpu))
 
     def write(self, progress: Progress) -> Written:
@@ -202,12 +207,9 @@ class TraceWriter:
         return self.written
 
 
-def apart(tables: Tables) -> Tables:
-    """The same rows in frames of one thread's own, as pandas demands.
-
-    Columns are looked up hundreds of times, at five times the price where their names are Arrow's strings.
-    """
-    return {name: frame.set_axis(frame.columns.astype(object), axis=1) for name, frame in tables.items()}
+def frames(tables: Tables, names: Iterable[str]) -> dict[str, pd.DataFrame]:
+    """The tables as frames of one thread's own, as pandas demands."""
+    return {name: drawn_frame(tables.arrow(name)) if name in TABLES else tables[name] for name in names}
 
 
 def groups_by(tid: np.ndarray) -> dict[int, np.ndarray]:
@@ -226,10 +228,10 @@ def owners(frame: pd.DataFrame) -> dict[int, int]:
     return dict(zip(tid[fresh].tolist(), pid[fresh].tolist(), strict=True))
 
 
-def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
+def thread_pids(manifest: dict[str, Any], tables: Mapping[str, pd.DataFrame]) -> dict[int, int]:
     """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
     pids: dict[int, int] = {}
-    for table in ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults", "calls"):
+    for table in WORKING:
         pids |= owners(tables[table])
     operators, threads = tables["operators"], tables["op_threads"]
     code, tids = distinct(threads["tid"].to_numpy(np.int64))
@@ -244,21 +246,17 @@ def thread_pids(manifest: dict[str, Any], tables: Tables) -> dict[int, int]:
     return {tid: pid for tid, pid in pids.items() if 0 <= tid < INT32 and 0 <= pid < INT32}
 
 
-def extent(tables: Tables) -> tuple[int, int]:
+def extent(tables: Mapping[str, pd.DataFrame]) -> tuple[int, int]:
     """First and last time in the tables."""
-    lows, highs = [], []
-    for frame in tables.values():
-        for column in ("begin_ns", "ts_ns", "end_ns"):
-            if column in frame and len(frame):
-                times = frame[column].to_numpy()
-                lows.append(int(times.min()))
-                highs.append(int(times.max()))
-    return (min(lows), max(highs)) if lows else (0, 0)
+    known = Tables.of(tables)
+    named = ((known.arrow(name), column) for name in known if name in TABLES for column in ("begin_ns", "ts_ns", "end_ns"))
+    spans = [compute.min_max(table[column]).as_py() for table, column in named if table.num_rows and column in table.column_names]
+    return (min(span["min"] for span in spans), max(span["max"] for span in spans)) if spans else (0, 0)
 
 
 def write_trace(
     manifest: dict[str, Any],
-    tables: Tables,
+    tables: Mapping[str, pd.DataFrame],
     path: Path,
     progress: Progress = lambda step: None,
     zipped: bool = False,
@@ -271,7 +269,7 @@ def write_trace(
     _messages.keep_memory()
     partial = path.with_name(path.name + ".new")
     with partial.open("wb") as file, TraceFile(file, threads or usable_cpus(), zipped) as out:
-        written = TraceWriter(manifest, tables, out).write(progress)
+        written = TraceWriter(manifest, Tables.of(tables), out).write(progress)
     written.bytes = partial.stat().st_size
     partial.replace(path)
     return written

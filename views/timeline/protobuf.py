@@ -7,7 +7,7 @@ from views.errors import ViewError
 try:
     from views.timeline import _messages
 except ImportError:
-    raise ViewError("views/timeline/_messages.so is not built: run `make native`") from None
+    raise ViewError("views/timeline/_messages.so is not built: run `make build`") from None
 
 VARINT, FIXED64, LENGTH = 0, 1, 2
 CONSTANT_STEP, VARINT_STEP, FIXED64_STEP, MEMBER_STEP, OPEN_STEP, CLOSE_STEP = range(6)

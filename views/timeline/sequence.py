@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+import pyarrow
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from views.timeline.protobuf import VARINT, VARINT_STEP, Form, Part, _messages, encode, field_bytes, tag, varint_bytes
-from views.timeline.slices import Column, Slices, Text, lanes, nested, preorder
+from views.timeline.slices import Column, Slices, lanes, nested, preorder
 from views.timeline.trace_file import Packets
 
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT = 1, 8, 10, 11
@@ -45,16 +46,16 @@ class Names:
         known = self.ids[table]
         return known.setdefault(valid(text), len(known))
 
-    def labels(self, table: str, text: Text) -> np.ndarray:
+    def labels(self, table: str, text: pyarrow.DictionaryArray) -> np.ndarray:
         """The numbers of a column's labels."""
-        return np.array([self.of(table, label) for label in text.labels] or [0], np.int64)
+        return np.array([self.of(table, label) for label in text.dictionary.to_pylist()] or [0], np.int64)
 
 
 @dataclass
 class Said:
     """A column of texts: the numbers of its labels in a table of InternedData, and which row each slice takes (None: its own)."""
 
-    text: Text
+    text: pyarrow.DictionaryArray
     labels: np.ndarray
     table: str
     row: np.ndarray | None
@@ -62,7 +63,7 @@ class Said:
     def by(self, rows: np.ndarray) -> set[int]:
         """The numbers of the texts that some slices say."""
         rows = rows if self.row is None else self.row[rows]
-        return set(self.labels[np.flatnonzero(np.bincount(self.text.codes[rows]))].tolist()) - {0}
+        return set(self.labels[np.flatnonzero(np.bincount(self.text.indices.to_numpy()[rows]))].tolist()) - {0}
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Level:
         level.constant = {CATEGORIES: {category}, ARG_NAMES: set()}
         kind = TrackEvent.TYPE_INSTANT if slices.instant else TrackEvent.TYPE_SLICE_BEGIN
         form = Form().constant(tag(TYPE, VARINT) + varint_bytes(kind) + tag(CATEGORY, VARINT) + varint_bytes(category))
-        form.varint(NAME, slices.name.codes, level.text(names, slices.name, NAMES, slices.row))
+        form.varint(NAME, slices.name.indices.to_numpy(), level.text(names, slices.name, NAMES, slices.row))
         level.arguments(form, names, slices.args, slices.row)
         own = form if slices.row is None else Form()
         level.arguments(own, names, slices.own, None)
@@ -98,7 +99,7 @@ class Level:
             own.fixed64(TERMINATING_FLOW, np.where(ends, slices.flow, 0), absent=0)
         if slices.step_flow is not None and slices.step_flow.any():
             own.fixed64(FLOW, slices.step_flow, absent=0)
-        level.forms = [(form, len(slices.name.codes), slices.row)]
+        level.forms = [(form, len(slices.name), slices.row)]
         if own is not form and own.steps:
             level.forms.append((own, len(slices), None))
         return level
@@ -107,7 +108,7 @@ class Level:
         """What the slices say, as bytes."""
         return [(*encode(form, n), row) for form, n, row in self.forms]
 
-    def text(self, names: Names, text: Text, table: str, row: np.ndarray | None) -> np.ndarray:
+    def text(self, names: Names, text: pyarrow.DictionaryArray, table: str, row: np.ndarray | None) -> np.ndarray:
         """The numbers of a column's labels, which is noted."""
         self.texts.append(Said(text, names.labels(table, text), table, row))
         return self.texts[-1].labels
@@ -118,9 +119,9 @@ class Level:
             number = names.of(ARG_NAMES, label)
             self.constant[ARG_NAMES].add(number)
             head = tag(ARG_NAME, VARINT) + varint_bytes(number)
-            if isinstance(values, Text):
+            if isinstance(values, pyarrow.DictionaryArray):
                 labels = self.text(names, values, ARG_TEXTS, row)
-                form.member(ANNOTATION, head, ARG_TEXT, values.codes, labels, absent=0)
+                form.member(ANNOTATION, head, ARG_TEXT, values.indices.to_numpy(), labels, absent=0)
             else:
                 form.member(ANNOTATION, head, ARG_BOOL if label in BOOLEANS else ARG_INT, values, None, absent=-1)
 

@@ -5,63 +5,79 @@ Slices of one thread must nest. `lanes` proves it, or moves those that do not ne
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
+import pyarrow
 
-from views.timeline.flows import PREFETCH, STEP, flow_of, prefetched_runs
+from analyzer.questions.experts import prefetched_runs
 from views.timeline.protobuf import _messages
 
 Tables = Mapping[str, pd.DataFrame]
 SMALL = 1 << 16
+PREFETCH, STEP = 1 << 41, 1 << 42  # added to a load's and a step's number, so that their arrows are not those of graphs
 
 
-@dataclass
-class Text:
-    """A column of texts: `labels[codes[i]]`."""
+def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
+    """A table as pandas has it, texts as categories; nothing is copied, and the frame is the caller's own.
 
-    codes: np.ndarray
-    labels: list[str]
-
-    @classmethod
-    def of(cls, values: pd.Series | np.ndarray | list[str]) -> "Text":
-        """Number a column's texts."""
-        codes, labels = numbered(np.asarray(values, object))
-        return cls(codes, [str(label) for label in labels])
-
-    @classmethod
-    def joined(cls, make: Callable[..., str], *columns: pd.Series | np.ndarray) -> "Text":
-        """`make(a, b, ...)` of columns, called once per distinct row."""
-        code, count = np.zeros(len(columns[0]), np.int64), 1
-        for column in columns:
-            codes, found = distinct(np.asarray(column))
-            code, among = dense(code * len(found) + codes, count * len(found))
-            count = len(among)
-        first = np.empty(count if len(code) else 0, np.int64)
-        first[code] = np.arange(len(code))
-        return cls(code, [make(*row) for row in zip(*(np.asarray(column)[first].tolist() for column in columns), strict=True)])
-
-    def take(self, rows: np.ndarray) -> "Text":
-        """Some rows; the labels stay."""
-        return Text(self.codes[rows], self.labels)
+    Columns are looked up hundreds of times, at five times the price where their names are Arrow's strings.
+    """
+    columns = [drawn_column(column) for column in table.columns]
+    return pd.DataFrame(dict(enumerate(columns)), copy=False).set_axis(pd.Index(table.column_names, dtype=object), axis=1)
 
 
-def numbered(values: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """(codes, labels) of texts: `labels[codes[i]]` is `values[i]`."""
-    codes = np.empty(len(values), np.int64)
-    return codes, _messages.codes(np.ascontiguousarray(values), codes)
+def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
+    """One column; it has no nulls."""
+    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # one chunk would be copied
+    if not pyarrow.types.is_dictionary(whole.type):
+        return whole.to_numpy(zero_copy_only=False)
+    labels = pd.Index(whole.dictionary.to_numpy(zero_copy_only=False), dtype=object)
+    return pd.Categorical.from_codes(whole.indices.to_numpy(), labels, validate=False)
+
+
+def numbered(column: pd.Series | pd.Categorical) -> tuple[np.ndarray, list[str]]:
+    """(codes, labels) of texts, `labels[codes[i]]` being row i; labels come in the order in which they first stand in a row."""
+    texts = column.array if isinstance(column, pd.Series) else column
+    texts = texts if isinstance(texts, pd.Categorical) else pd.Categorical(texts)
+    n, first = len(texts), np.full(len(texts.categories), len(texts))
+    first[texts.codes[::-1]] = np.arange(n - 1, -1, -1)
+    order = np.argsort(first, kind="stable")[: np.count_nonzero(first < n)]
+    number = np.empty(len(first), np.int64)
+    number[order] = np.arange(len(order))
+    return number[texts.codes], [str(label) for label in texts.categories[order]]
+
+
+def text_column(codes: np.ndarray, labels: list[str]) -> pyarrow.DictionaryArray:
+    """The texts `labels[codes[i]]`; labels may be equal."""
+    return pyarrow.DictionaryArray.from_arrays(codes.astype(np.int64, copy=False), pyarrow.array(labels, pyarrow.string()))
+
+
+def text_of(column: pd.Series | list[str]) -> pyarrow.DictionaryArray:
+    """A column of texts as it is drawn."""
+    return text_column(*numbered(column if isinstance(column, pd.Series) else pd.Series(column, dtype=object)))
+
+
+def joined(make: Callable[..., str], *columns: pd.Series) -> pyarrow.DictionaryArray:
+    """`make(a, b, ...)` of columns, called once per distinct row."""
+    code, count = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        codes, labels = numbered(column) if column.dtype.kind == "O" else distinct(column.to_numpy())
+        code, among = dense(code * len(labels) + codes, count * len(labels))
+        count = len(among)
+    first = np.empty(count if len(code) else 0, np.int64)
+    first[code] = np.arange(len(code))
+    return text_column(code, [make(*row) for row in zip(*(column.iloc[first].tolist() for column in columns), strict=True)])
 
 
 def says(column: pd.Series, text: str) -> np.ndarray:
-    """Which rows of a column of texts say this one [bool]: few texts stand in many rows, and need not be compared in each."""
-    codes, labels = numbered(column.to_numpy(object))
-    return codes == (labels.index(text) if text in labels else -1)
+    """Which rows of a column of texts say this one [bool]."""
+    return np.asarray(column == text)
 
 
-def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray | list[str]]:
-    """(codes, labels) of numbers or texts: `labels[codes[i]]` is `values[i]`."""
-    if values.dtype == object:
-        return numbered(values)
+def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(codes, labels) of whole numbers: `labels[codes[i]]` is `values[i]`."""
     low = int(values.min(initial=0))
     codes, labels = dense(values.astype(np.int64) - low, int(values.max(initial=0)) - low + 1)
     return codes, labels + low
@@ -76,7 +92,7 @@ def dense(values: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     return (np.cumsum(seen) - 1)[values], np.flatnonzero(seen)
 
 
-Column = np.ndarray | Text
+Column: TypeAlias = np.ndarray | pyarrow.DictionaryArray
 
 
 @dataclass
@@ -89,7 +105,7 @@ class Slices:
     """
 
     category: str
-    name: Text
+    name: pyarrow.DictionaryArray
     tid: np.ndarray
     begin: np.ndarray
     end: np.ndarray
@@ -113,22 +129,17 @@ class Slices:
         some = replace(
             self, tid=tid, begin=begin, end=end, complete=complete, flow=flow, ends_flow=ends_flow, step_flow=step_flow
         )
-        some.own = {label: taken(column, rows) for label, column in self.own.items()}
+        some.own = {label: column.take(rows) for label, column in self.own.items()}
         if self.row is not None:
             return replace(some, row=self.row[rows])
-        return replace(some, name=self.name.take(rows), args={label: taken(column, rows) for label, column in self.args.items()})
+        return replace(some, name=self.name.take(rows), args={label: column.take(rows) for label, column in self.args.items()})
 
     def alone(self) -> "Slices":
         """The same, each with all that it says in a row of its own."""
         if self.row is None:
             return self
-        args = {label: taken(column, self.row) for label, column in self.args.items()}
+        args = {label: column.take(self.row) for label, column in self.args.items()}
         return replace(self, name=self.name.take(self.row), args=args | self.own, row=None, own={})
-
-
-def taken(column: Column, rows: np.ndarray) -> Column:
-    """Some rows of a column."""
-    return column.take(rows) if isinstance(column, Text) else column[rows]
 
 
 def ints(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
@@ -138,7 +149,7 @@ def ints(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
 
 def texts(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     """Text columns as arguments."""
-    return {name: Text.of(frame[name]) for name in names}
+    return {name: text_of(frame[name]) for name in names}
 
 
 def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
@@ -157,7 +168,7 @@ def above(frame: pd.DataFrame, least: int, names: tuple[str, ...]) -> dict[str, 
     return {name: np.where(column > least, column, -1) for name, column in columns.items()}
 
 
-def of_frame(category: str, name: Text, frame: pd.DataFrame, args: dict[str, Column]) -> Slices:
+def of_frame(category: str, name: pyarrow.DictionaryArray, frame: pd.DataFrame, args: dict[str, Column]) -> Slices:
     """Slices from a table with the span columns."""
     tid, begin, end = (frame[c].to_numpy(np.int64) for c in ("tid", "begin_ns", "end_ns"))
     return Slices(category, name, tid, begin, end, frame["complete"].to_numpy(bool), args)
@@ -168,11 +179,11 @@ def place(kind: str, layer: int, expert: int) -> str:
     return ".".join([kind or "graph", *(str(i) for i in (layer, expert) if i >= 0)])
 
 
-def tokens(tables: Tables) -> Slices:
+def token_slices(tables: Tables) -> Slices:
     """One slice per step of the model."""
     frame = tables["tokens"]
     args = ints(frame, "seq", "n_tokens", "position", "result") | positive(frame, "maj_flt", "min_flt")
-    slices = of_frame("token", Text.joined(lambda p: p or "step", frame["phase"]), frame, args)
+    slices = of_frame("token", joined(lambda p: p or "step", frame["phase"]), frame, args)
     slices.step_flow = np.where(np.isin(frame["token_id"], graph_steps(tables)), frame["token_id"] + STEP, 0)
     return slices
 
@@ -185,13 +196,13 @@ def graph_steps(tables: Tables) -> np.ndarray:
     return np.where(elsewhere, frame["token_id"], -1).astype(np.int64)
 
 
-def graphs(tables: Tables) -> Slices:
+def graph_slices(tables: Tables) -> Slices:
     """One slice per graph run; those that submit to the NPU start a flow, those on other threads join their step's."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
     args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
-    slices = of_frame("graph", Text.joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
+    slices = of_frame("graph", joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
     slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
     step = graph_steps(tables)
     slices.step_flow = np.where(step >= 0, step + STEP, 0)
@@ -218,7 +229,7 @@ def moved(frame: pd.DataFrame) -> dict[str, Column]:
     return {"bytes": np.where(work > 0, work, -1).astype(np.int64), "MB_per_s": rate.astype(np.int64)}
 
 
-def operators(tables: Tables) -> tuple[Slices, Slices]:
+def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
     """One slice per operator and thread, and inside it one for the time the thread waited for the others.
 
     An operator without thread rows is drawn on the thread that began it.
@@ -227,7 +238,7 @@ def operators(tables: Tables) -> tuple[Slices, Slices]:
     args = texts(frame, "shape") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "maj_flt")
     if frame["read_bytes"].notna().any():
         args |= moved(frame)
-    whole = of_frame("operator", Text.joined(operator_name, frame["type"], frame["name"]), frame, args)
+    whole = of_frame("operator", joined(operator_name, frame["type"], frame["name"]), frame, args)
     row = rows_of(frame["op_id"], threads["op_id"])
     known, drawn = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
     drawn[row[known]] = True
@@ -239,15 +250,22 @@ def operators(tables: Tables) -> tuple[Slices, Slices]:
     told: dict[str, Column] = {"wait_ns": np.where(wait > 0, wait, -1)}
     slices = replace(whole, tid=tid, begin=begin, end=end, complete=whole.complete[row], row=row, own=told)
     waited = np.flatnonzero((wait > 0) & slices.complete)
-    label = Text(np.zeros(len(waited), np.int64), ["wait for threads"])
+    label = text_column(np.zeros(len(waited), np.int64), ["wait for threads"])
     since, end = since[waited], end[waited]
     return slices, Slices("wait", label, tid[waited], since, end, np.ones(len(waited), bool))
 
 
-def experts(tables: Tables, used: pd.DataFrame) -> Slices:
+def flow_of(ids: pd.Series, column: pd.Series, flow: pd.Series) -> np.ndarray:
+    """The flow ids of rows: that of the pair whose `column` is the row's id, else 0."""
+    if not len(column):
+        return np.zeros(len(ids), np.int64)
+    return ids.map(dict(zip(column.tolist(), flow.tolist(), strict=True))).fillna(0).to_numpy(np.int64)
+
+
+def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
     """One slice per expert run; those that used what a prefetch had loaded end its flow."""
     frame = tables["experts"]
-    name = Text.joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
+    name = joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
     args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several(frame, "n_tokens")
     args |= positive(frame, "tier", "maj_flt")
     slices = of_frame("expert", name, frame, args)
@@ -256,36 +274,36 @@ def experts(tables: Tables, used: pd.DataFrame) -> Slices:
     return slices
 
 
-def loads(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
+def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
     """Loads of experts as slices, evictions as instants; prefetches that a run used begin a flow."""
     frame = tables["loads"]
-    name = Text.joined(place, frame["action"], frame["layer"], frame["expert"])
+    name = joined(place, frame["action"], frame["layer"], frame["expert"])
     both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
     both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
     evicted = says(frame["action"], "evict")
     return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
 
 
-def qnn_calls(tables: Tables) -> Slices:
+def qnn_call_slices(tables: Tables) -> Slices:
     """Context and graph calls of QNN on the thread that made them."""
     frame = tables["qnn_calls"]
-    return of_frame("qnn", Text.of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
+    return of_frame("qnn", text_of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
 
 
-def calls(tables: Tables) -> tuple[Slices, Slices]:
+def call_slices(tables: Tables) -> tuple[Slices, Slices]:
     """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
     frame = tables["calls"]
     args = texts(frame, "args") | positive(frame, "depth")
-    both = of_frame("call", Text.of(frame["function"]), frame, args)
+    both = of_frame("call", text_of(frame["function"]), frame, args)
     lasting = says(frame["at"], "both")
     return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
 
 
-def lone_executes(tables: Tables) -> Slices:
+def lone_execute_slices(tables: Tables) -> Slices:
     """Executions that no graph of the engine encloses: the call itself stands on the thread and starts the flow."""
     frame = tables["qnn_executes"]
     frame = frame[frame["graph_id"] < 0]
-    slices = of_frame("qnn", Text(np.zeros(len(frame), np.int64), ["graphExecute"]), frame, texts(frame, "graph_name"))
+    slices = of_frame("qnn", text_column(np.zeros(len(frame), np.int64), ["graphExecute"]), frame, texts(frame, "graph_name"))
     slices.flow = execute_flow(frame)
     return slices
 
@@ -301,19 +319,19 @@ def file_name(file: str) -> str:
     return file.rsplit("/", 1)[-1] or "memory"
 
 
-def reads(tables: Tables) -> Slices:
+def read_slices(tables: Tables) -> Slices:
     """One slice per read of a file."""
     frame = tables["reads"]
-    name = Text.joined(lambda call, file: f"{call} {file_name(file)}", frame["call"], frame["file"])
+    name = joined(lambda call, file: f"{call} {file_name(file)}", frame["call"], frame["file"])
     args = texts(frame, "file") | ints(frame, "offset", "bytes") | positive(frame, "missed_bytes", "error")
     return of_frame("io", name, frame, args)
 
 
-def major_faults(tables: Tables) -> tuple[Slices, Slices]:
+def major_fault_slices(tables: Tables) -> tuple[Slices, Slices]:
     """Major page faults: slices, and instants where the kernel did not tell when they began."""
     frame = tables["faults"]
     frame = frame[frame["kind"] == "major"].assign(complete=True)
-    name = Text.joined(lambda file: f"major fault {file_name(file)}", frame["file"])
+    name = joined(lambda file: f"major fault {file_name(file)}", frame["file"])
     both = of_frame("io", name, frame, texts(frame, "file") | ints(frame, "offset", "bytes"))
     timed = (frame["duration_ns"] >= 0).to_numpy()
     return both.take(np.flatnonzero(timed)), replace(both.take(np.flatnonzero(~timed)), instant=True)
@@ -338,19 +356,19 @@ def on_program(tables: Tables) -> Iterator[Slices]:
 
 def levels(tables: Tables) -> Iterator[Slices]:
     """The levels of slices on threads, outermost first; some are empty."""
-    operator, wait = operators(tables)
-    yield tokens(tables)
-    yield graphs(tables)
+    operator, wait = operator_slices(tables)
+    yield token_slices(tables)
+    yield graph_slices(tables)
     yield operator
     used = prefetched_runs(tables)
-    yield experts(tables, used)
-    yield from loads(tables, used)
-    yield qnn_calls(tables)
-    yield lone_executes(tables)
-    yield from calls(tables)
+    yield expert_slices(tables, used)
+    yield from load_slices(tables, used)
+    yield qnn_call_slices(tables)
+    yield lone_execute_slices(tables)
+    yield from call_slices(tables)
     yield wait
-    yield reads(tables)
-    yield from major_faults(tables)
+    yield read_slices(tables)
+    yield from major_fault_slices(tables)
 
 
 def preorder(begin: np.ndarray, end: np.ndarray, rank: np.ndarray) -> np.ndarray:

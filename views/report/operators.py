@@ -5,16 +5,21 @@ import pandas as pd
 
 from analyzer.questions import roofline
 from analyzer.questions.ceilings import Ceilings
-from views.report.sections import MS, US, Block, Run, Section, axis, chart, finished, heads, label, labels, note, table
+from views.report.sections import Block, Run, Section, axis, chart, heads, label, labels, note, table
 
 MOST_POINTS = 120
 BY_TYPE_QUERY = (
     "select type, count(*) runs, sum(duration_ns)/1e6 ms, sum(wait_ns)/greatest(sum(busy_ns + wait_ns), 1) waiting "
-    "from operators where complete group by type order by ms desc"
+    "from operators where complete group by type order by ms desc, type limit 16"
 )
 BY_NAME_QUERY = (
-    "select type, name, shape, count(*) runs, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 worst_us "
-    "from operators where complete group by all order by ms desc"
+    "select o.type, o.name, o.shape, coalesce(g.backend, '') as backend, count(*) runs, sum(o.duration_ns)/1e6 ms, "
+    "100 * sum(o.duration_ns)/greatest(sum(sum(o.duration_ns)) over (), 1) as share, avg(o.duration_ns)/1e3 mean_us, "
+    "max(o.duration_ns)/1e3 max_us, "
+    "if(sum(o.busy_ns) >= 0, 100 * sum(o.wait_ns)/nullif(sum(o.busy_ns + o.wait_ns), 0), null) waiting, "
+    "greatest(sum(o.maj_flt), 0) major_faults, arg_max(o.begin_ns, o.duration_ns) begin_ns, "
+    "max(o.duration_ns) duration_ns from operators o left join graphs g using (graph_id) where o.complete "
+    "group by all order by ms desc, o.type, o.name, o.shape, backend"
 )
 ROOF_QUERY = (
     "select type, shape, avg(flops/(read_bytes + written_bytes)) flop_per_byte, sum(flops)/sum(duration_ns) gflops, "
@@ -25,10 +30,10 @@ NO_CEILINGS = "Measure this machine's ceilings once, and the report says what bo
 NO_WORK = "The engine does not describe these operators' tensors: their work is not known, and no roofline can be drawn."
 
 
-def by_type(frame: pd.DataFrame) -> Block:
+def by_type(run: Run) -> Block:
     """Time by operator type, the costliest sixteen."""
-    shown = frame.groupby("type")["duration_ns"].sum().sort_values(ascending=False).head(16).iloc[::-1]
-    bars = {"type": "bar", "orientation": "h", "x": shown / MS, "y": labels(shown.index), "slot": 0}
+    shown = run.ask(BY_TYPE_QUERY).iloc[::-1]
+    bars = {"type": "bar", "orientation": "h", "x": shown["ms"], "y": labels(shown["type"]), "slot": 0}
     bars["hovertemplate"] = "%{y}: %{x:.3f} ms<extra></extra>"
     axes = {"xaxis": axis("ms, all steps"), "yaxis": {"automargin": True}, "showlegend": False}
     return chart("Time by operator type", [bars], "", 90 + 24 * len(shown), BY_TYPE_QUERY, **axes)
@@ -52,7 +57,7 @@ def achieved(rows: pd.DataFrame) -> Block:
         "text type, text backend, text bound by, number runs, bar total ms, number mean µs, number attainable µs, "
         "number achieved %, number above it ms, number GFLOP/s, number GB/s, number flop/byte, number waiting %, number disk %"
     )
-    return table(columns, shown, "What each type achieved", BY_TYPE_QUERY)
+    return table(columns, shown, "What each type achieved", command="roofline RUN")
 
 
 def roofs(ceilings: Ceilings, low: float, high: float) -> list[dict]:
@@ -90,47 +95,24 @@ def roofline_chart(run: Run) -> Block | None:
     return chart("Roofline", traces, remark, 460, ROOF_QUERY, **axes)
 
 
-def by_name(run: Run, frame: pd.DataFrame) -> Block:
+def by_name(run: Run) -> Block:
     """Every operator of the model, costliest first, with its slowest run."""
-    backends = run.tables["graphs"].set_index("graph_id")["backend"]
-    frame = frame.assign(backend=frame["graph_id"].map(backends).fillna("") if len(backends) else "")
-    grouped = frame.groupby(["type", "name", "shape", "backend"], sort=False)
-    rows = grouped.agg(
-        runs=("op_id", "size"),
-        total=("duration_ns", "sum"),
-        mean=("duration_ns", "mean"),
-        worst=("duration_ns", "max"),
-        at=("duration_ns", "idxmax"),
-        busy=("busy_ns", "sum"),
-        wait=("wait_ns", "sum"),
-        faults=("maj_flt", "sum"),
-    )
-    rows = rows.reset_index().sort_values("total", ascending=False)
-    known = (rows["busy"] >= 0) & (rows["busy"] + rows["wait"] > 0)
-    shown = rows[["type", "name", "shape", "backend", "runs"]].assign(
-        total=rows["total"] / MS,
-        share=100 * rows["total"] / max(float(rows["total"].sum()), 1.0),
-        mean=rows["mean"] / US,
-        worst=rows["worst"] / US,
-        wait=np.where(known, 100 * rows["wait"] / (rows["busy"] + rows["wait"]).where(known, 1), np.nan),
-        faults=rows["faults"].clip(lower=0),
-        at=run.moments(frame.loc[rows["at"]]),
-    )
+    rows = run.ask(BY_NAME_QUERY)
     columns = heads(
         "text type, text name, text shape, text backend, number runs, bar total ms, number share %, number mean µs, "
         "number max µs, number waiting %, number major faults, moment the slowest in the timeline"
     )
+    shown = rows.drop(columns=["begin_ns", "duration_ns"]).assign(slowest=run.moments(rows))
     return table(columns, shown, "Operators by name", BY_NAME_QUERY)
 
 
-def operators(run: Run) -> Section | None:
+def operator_section(run: Run) -> Section | None:
     """Operators by type, under the roofline, and by name."""
-    frame = finished(run.tables["operators"])
-    if not len(frame):
+    if not run.tables["operators"]["complete"].any():
         return None
-    blocks = [by_type(frame), achieved(roofline.roofline(run.tables, run.ceilings))]
+    blocks = [by_type(run), achieved(roofline.roofline(run.tables, run.ceilings))]
     plot = roofline_chart(run)
     blocks.append(plot or note(NO_WORK))
     if plot and run.ceilings is None:
         blocks.append(note(NO_CEILINGS))
-    return Section("operators", "Operators", [*blocks, by_name(run, frame)])
+    return Section("operators", "Operators", [*blocks, by_name(run)])

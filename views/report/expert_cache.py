@@ -3,21 +3,17 @@
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from analyzer.questions import cache_curves
 from analyzer.questions import experts as activation
 from views.report.sections import (
-    MS,
     Block,
     Run,
     Section,
-    Tables,
     axis,
     binned,
     bytes_text,
     chart,
-    finished,
     heads,
     label,
     pairs,
@@ -26,41 +22,38 @@ from views.report.sections import (
 )
 
 POLICIES = {"lru": "LRU", "lfu": "LFU", "belady": "Belady's optimum"}
-HITS_QUERY = (
-    "select token_id, layer, count(*) filter (cache <> 'miss') hits, count(*) filter (cache = 'miss') misses "
-    "from (select distinct token_id, layer, expert, first(cache order by begin_ns) cache from experts "
-    "where cache <> '' group by all) group by all order by all"
-)
-CURVES_QUERY = "select slots, share, lru, lfu, belady from cache_curves"
+STEP_HITS_QUERY = "select token_id, sum(hits) hits, sum(misses) misses from cache_hits group by token_id order by token_id"
+LAYER_HITS_QUERY = "select layer, 100.0 * sum(hits)/sum(hits + misses) rate from cache_hits group by layer order by layer"
+CURVES_QUERY = "select slots, share, lru, lfu, belady from cache_curves order by slots"
 LOADS_QUERY = (
-    "select reason, backend, count(*) loads, sum(bytes) bytes, sum(duration_ns)/1e6 ms from loads "
-    "where action = 'load' and complete group by all order by ms desc"
+    "select reason, backend, count(*) loads, sum(greatest(bytes, 0))/1048576 mib, sum(duration_ns)/1e6 ms, "
+    "avg(duration_ns)/1e6 mean_ms, max(duration_ns)/1e6 max_ms, sum(greatest(bytes, 0))/nullif(sum(duration_ns), 0) gb_per_s, "
+    "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
+    "from loads where action = 'load' and complete group by all order by reason, backend"
 )
 
 
-def hits(tables: Tables) -> list[Block]:
+def hits(run: Run) -> list[Block]:
     """Hit rate over steps, and per layer."""
-    rates = activation.hit_rate(tables)
-    if not len(rates):
+    steps, layers = run.ask(STEP_HITS_QUERY), run.ask(LAYER_HITS_QUERY)
+    if not len(steps):
         return []
-    by_step = rates.groupby("token_id")[["hits", "misses"]].sum()
-    summed = by_step.groupby(binned(len(by_step))).sum()
-    step = summed["hits"] / summed.sum(axis=1) * 100
-    by_layer = rates.groupby("layer")[["hits", "misses"]].sum()
-    layer = by_layer["hits"] / by_layer.sum(axis=1) * 100
-    x = by_step.index.to_numpy()[:: -(-len(by_step) // len(step))]
-    over = {"type": "scatter", "mode": "lines", "x": x, "y": step.round(2).to_numpy(), "slot": 0}
-    each = {"type": "bar", "x": layer.index.to_numpy(), "y": layer.round(2).to_numpy(), "slot": 1}
+    summed = steps[["hits", "misses"]].groupby(binned(len(steps))).sum()
+    rate = summed["hits"] / summed.sum(axis=1) * 100
+    x = steps["token_id"].to_numpy()[:: -(-len(steps) // len(rate))]
+    over = {"type": "scatter", "mode": "lines", "x": x, "y": rate.round(2).to_numpy(), "slot": 0}
+    each = {"type": "bar", "x": layers["layer"].to_numpy(), "y": layers["rate"].round(2).to_numpy(), "slot": 1}
     percent = {"yaxis": axis("hit rate %", range=[0, 103]), "showlegend": False}
+    note_of = per_bin(len(steps))
     return [
-        chart("Cache hits over steps", [over], per_bin(len(by_step)), 240, HITS_QUERY, xaxis=axis("token id"), **percent),
-        chart("Cache hits by layer", [each], "", 240, HITS_QUERY, xaxis=axis("layer", type="category"), **percent),
+        chart("Cache hits over steps", [over], note_of, 240, STEP_HITS_QUERY, xaxis=axis("token id"), **percent),
+        chart("Cache hits by layer", [each], "", 240, LAYER_HITS_QUERY, xaxis=axis("layer", type="category"), **percent),
     ]
 
 
 def curves(run: Run) -> list[Block]:
     """Hit rates of caches of other sizes and policies, from the routing alone, with what this run reached."""
-    rows = cache_curves.curves(run.tables)
+    rows = run.ask(CURVES_QUERY)
     if not len(rows):
         return []
     one = cache_curves.expert_bytes(run.tables)
@@ -90,20 +83,14 @@ def curves(run: Run) -> list[Block]:
 
 def loads(run: Run) -> list[Block]:
     """Loads by reason, evictions, and how prefetches fared."""
-    frame = run.tables["loads"]
-    loaded, blocks = finished(frame[frame["action"] == "load"]), list[Block]()
+    frame, blocks = run.tables["loads"], list[Block]()
+    loaded = run.ask(LOADS_QUERY)
     if len(loaded):
-        rows = []
-        for (reason, backend), part in loaded.groupby(["reason", "backend"]):
-            seconds, size = part["duration_ns"].sum() / 1e9, float(part["bytes"].clip(lower=0).sum())
-            speed, times = size / seconds / 1e9 if seconds else None, part["duration_ns"] / MS
-            slowest = run.moments(part.loc[[part["duration_ns"].idxmax()]])[0]
-            spent = [seconds * 1e3, times.mean(), times.max(), speed]
-            rows.append([reason, backend, len(part), size / 2**20, *spent, slowest])
         columns = heads(
             "text reason, text backend, number loads, number MiB, bar total ms, number mean ms, number max ms, number GB/s, "
             "moment the slowest in the timeline"
         )
+        rows = loaded.drop(columns=["begin_ns", "duration_ns"]).assign(slowest=run.moments(loaded))
         blocks.append(table(columns, rows, "Loads", LOADS_QUERY))
     evicted, late = frame[frame["action"] == "evict"], activation.lateness(run.tables)
     items: list[tuple[str, Any]] = []
@@ -115,18 +102,19 @@ def loads(run: Run) -> list[Block]:
     return [*blocks, pairs(items)] if items else blocks
 
 
-def counters(frame: pd.DataFrame) -> list[Block]:
+def counters(run: Run) -> list[Block]:
     """Every counter over time; those that never left zero in one line."""
-    blocks: list[Block] = []
+    frame, blocks = run.tables["counters"], list[Block]()
     idle = [str(name) for name, values in frame.groupby("name")["value"] if not values.any()]
     origin = frame["ts_ns"].min() if len(frame) else 0
     span = float(frame["ts_ns"].max() - origin) / 1e9 if len(frame) else 0.0
-    for number, (name, rows) in enumerate(frame[~frame["name"].isin(idle)].groupby("name")):
-        rows = rows.sort_values("ts_ns")
-        bins = binned(len(rows))
-        x, y = ((rows[c].groupby(bins).last()).to_numpy() for c in ("ts_ns", "value"))
+    for number, name in enumerate(sorted(set(frame["name"]) - set(idle))):
+        literal = str(name).replace("'", "''")
+        query = f"select ts_ns, value from counters where name = '{literal}' order by ts_ns"
+        rows = run.ask(query)
+        last = rows.groupby(binned(len(rows))).last()
+        x, y = np.append((last["ts_ns"] - origin) / 1e9, span), np.append(last["value"], last["value"].iloc[-1])
         mebibytes = str(name).endswith("bytes")
-        x, y = np.append((x - origin) / 1e9, span), np.append(y, y[-1])
         trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": np.round(x, 6), "slot": number}
         trace |= {"y": y / 2**20 if mebibytes else y, "line": {"shape": "hv"}}
         axes = {
@@ -134,13 +122,11 @@ def counters(frame: pd.DataFrame) -> list[Block]:
             "yaxis": axis("MiB" if mebibytes else "", rangemode="tozero"),
             "showlegend": False,
         }
-        literal = str(name).replace("'", "''")
-        query = f"select ts_ns, value from counters where name = '{literal}' order by ts_ns"
         blocks.append(chart(label(str(name).capitalize()), [trace], "", 220, query, **axes))
     return [*blocks, pairs([(label(name.capitalize()), "0 throughout") for name in idle])] if idle else blocks
 
 
-def cache(run: Run) -> Section | None:
+def cache_section(run: Run) -> Section | None:
     """Hits, loads, evictions, curves and the counters."""
-    blocks = [*hits(run.tables), *curves(run), *loads(run), *counters(run.tables["counters"])]
+    blocks = [*hits(run), *curves(run), *loads(run), *counters(run)]
     return Section("cache", "Cache and prefetch", blocks) if blocks else None

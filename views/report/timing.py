@@ -10,7 +10,6 @@ from analyzer.questions import trends
 from analyzer.questions.groups import GROUPS
 from views.report.sections import (
     MS,
-    US,
     Block,
     Run,
     Section,
@@ -29,32 +28,40 @@ from views.report.sections import (
 SLOWEST = 15
 GREY = 7
 MOST_GROUPS, SMALLER = 8, "smaller ones"
-STEPS_QUERY = "select token_id, phase, n_tokens, position, duration_ns/1e6 ms from tokens where complete order by begin_ns"
+STEPS_QUERY = "select token_id, phase, position, duration_ns/1e6 ms from tokens where complete order by begin_ns"
 PHASES_QUERY = (
-    "select phase, count(*) steps, avg(duration_ns)/1e6 mean_ms, median(duration_ns)/1e6 median_ms, "
-    "quantile_cont(duration_ns, 0.99)/1e6 p99_ms from tokens where complete group by phase"
+    "select if(phase = '', 'unknown', phase) as phase, count(*) steps, sum(greatest(n_tokens, 0)) fed, "
+    "sum(duration_ns)/1e6 total_ms, avg(duration_ns)/1e6 mean_ms, quantile_cont(duration_ns, 0.5)/1e6 median_ms, "
+    "quantile_cont(duration_ns, 0.95)/1e6 p95_ms, quantile_cont(duration_ns, 0.99)/1e6 p99_ms, "
+    "max(duration_ns)/1e6 max_ms, sum(greatest(maj_flt, 0)) major_faults "
+    "from tokens where complete group by all order by phase"
 )
-GAPS_QUERY = "select cause, count(*) pieces, sum(duration_ns)/1e6 ms from gaps group by cause order by ms desc"
-WHERE_QUERY = "select * from phases order by token_id"
+GAPS_QUERY = (
+    "select cause, after, before, count(*) pieces, sum(duration_ns)/1e6 ms, max(duration_ns)/1e3 longest_us, "
+    "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
+    "from gaps where duration_ns > 0 group by all order by ms desc, cause, after, before"
+)
+WHERE_QUERY = (
+    "select phase, avg(columns(* exclude (token_id, phase, position, complete)))/1e6 "
+    "from phases where complete group by phase order by phase"
+)
 COMPOSITION_QUERY = (
     "select token_id, type, sum(duration_ns)/1e6 ms from operators where complete and token_id >= 0 "
-    "group by all order by token_id"
+    "group by all order by token_id, type"
+)
+GROWTH_QUERY = (
+    "select type, base_us, ns_per_token, error_ns, 100 * share as share, r2 from growth "
+    "where ns_per_token > 2 * error_ns order by ns_per_token desc"
 )
 
 
-def by_phase(tokens: pd.DataFrame) -> Block:
+def by_phase(run: Run) -> Block:
     """Steps by phase."""
-    rows = []
-    for name, part in tokens.assign(ms=tokens["duration_ns"] / MS).groupby("phase"):
-        ms = part["ms"]
-        quantiles = [float(ms.quantile(q)) for q in (0.5, 0.95, 0.99)]
-        faults, fed = (int(part[c].clip(lower=0).sum()) for c in ("maj_flt", "n_tokens"))
-        rows.append([name or "unknown", len(part), fed, float(ms.sum()), float(ms.mean()), *quantiles, float(ms.max()), faults])
     columns = heads(
         "text phase, number steps, number tokens fed, bar total ms, number mean ms, "
         "number median ms, number p95 ms, number p99 ms, number max ms, number major faults"
     )
-    return table(columns, rows, "Steps by phase", PHASES_QUERY)
+    return table(columns, run.ask(PHASES_QUERY), "Steps by phase", PHASES_QUERY)
 
 
 def few(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -66,18 +73,24 @@ def few(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[s
     return {key: ms for key, ms in groups.items() if key in kept} | ({SMALLER: rest} if rest else {})
 
 
-def where(shares: dict[str, dict[str, float]]) -> Block:
+def where(run: Run) -> Block:
     """Shares of a mean step by operator group and cause of idle time, one bar per phase."""
-    shares = {phase: few(groups, shares) for phase, groups in shares.items()}
+    rows = run.ask(WHERE_QUERY).set_index("phase")
+    own = {"total", parts.RESIDUAL}
+    means = {str(phase): {k: v for k, v in row.items() if v > 0 or k in own} for phase, row in rows.to_dict("index").items()}
+    shares = {phase: few(groups, means) for phase, groups in means.items()}
     names = list(dict.fromkeys(key for groups in shares.values() for key in groups if key != "total"))
     last = (SMALLER, parts.RESIDUAL)
     ranked = sorted(names, key=lambda key: (key in last, -max(float(g.get(key) or 0) for g in shares.values())))
     common = {"type": "bar", "orientation": "h", "y": [label(p or "unknown") for p in shares], "textposition": "none"}
     traces = []
     for slot, name in enumerate(ranked):
-        told = [float(groups.get(name) or 0) for groups in shares.values()]
-        percent = [100 * ms / max(float(g.get("total") or 0), 1e-12) for ms, g in zip(told, shares.values(), strict=True)]
-        hover = {"text": [f"{ms:.3f} ms" for ms in told], "hovertemplate": "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>"}
+        spent = [float(groups.get(name) or 0) for groups in shares.values()]
+        percent = [100 * ms / max(float(g.get("total") or 0), 1e-12) for ms, g in zip(spent, shares.values(), strict=True)]
+        hover = {
+            "text": [f"{ms:.3f} ms" for ms in spent],
+            "hovertemplate": "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>",
+        }
         colour = GREY if name == parts.RESIDUAL else slot + (slot >= GREY)
         traces.append({**common, **hover, "name": label(name), "x": percent, "slot": colour})
     remark = "Shares of a mean step: operators by what they do, then idle time by its cause. Residual: no record explains it."
@@ -87,29 +100,22 @@ def where(shares: dict[str, dict[str, float]]) -> Block:
 
 def idle(run: Run) -> list[Block]:
     """The longest idle pieces of steps, by cause and by the operators around them."""
-    gaps = parts.gaps(run.tables)
-    gaps = gaps[gaps["duration_ns"] > 0]
-    if not len(gaps):
+    rows = run.ask(GAPS_QUERY)
+    if not len(rows):
         return []
-    grouped = gaps.groupby(["cause", "after", "before"], sort=False)
-    rows = grouped["duration_ns"].agg(["size", "sum", "max", "idxmax"]).reset_index().sort_values("sum", ascending=False)
-    shown = rows[["cause", "after", "before", "size"]].assign(
-        ms=rows["sum"] / MS, worst=rows["max"] / US, at=run.moments(gaps.loc[rows["idxmax"]])
-    )
+    shown = rows.drop(columns=["begin_ns", "duration_ns"]).assign(longest=run.moments(rows))
     columns = heads(
         "text cause, text after, text before, number pieces, bar total ms, number longest µs, moment the longest in the timeline"
     )
     return [table(columns, shown, "Idle time within steps", GAPS_QUERY)]
 
 
-def phases(run: Run) -> Section | None:
+def phase_section(run: Run) -> Section | None:
     """Where every moment of a step goes."""
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
         return None
-    shares = {phase: groups for phase, groups in (run.summary.get("phases") or {}).items() if groups}
-    blocks = [where(shares)] if shares else []
-    blocks += [by_phase(tokens), *idle(run)]
+    blocks = [where(run), by_phase(run), *idle(run)]
     left_out = len(run.tables["tokens"]) - len(tokens)
     if left_out:
         blocks.append(note(f"{left_out} steps are left out: their end was not recorded."))
@@ -119,15 +125,15 @@ def phases(run: Run) -> Section | None:
 def composition(run: Run, tokens: pd.DataFrame, what: str) -> Block | None:
     """Operator time per step, stacked by type."""
     bins = binned(len(tokens))
-    operators = finished(run.tables["operators"])
-    row = pd.Index(tokens["token_id"]).get_indexer(operators["token_id"])
-    operators, row = operators[row >= 0], row[row >= 0]
+    spent = run.ask(COMPOSITION_QUERY)
+    row = pd.Index(tokens["token_id"]).get_indexer(spent["token_id"])
+    spent, row = spent[row >= 0], row[row >= 0]
     if not len(row):
         return None
-    order = operators.groupby("type")["duration_ns"].sum().sort_values(ascending=False).index
+    order = spent.groupby("type")["ms"].sum().sort_values(ascending=False).index
     top, width = min(len(order), 7), int(bins[-1]) + 1
-    kind = np.minimum(pd.Index(order).get_indexer(operators["type"]), top)
-    sums = np.bincount(kind * width + bins[row], operators["duration_ns"] / MS, (top + 1) * width).reshape(top + 1, width)
+    kind = np.minimum(pd.Index(order).get_indexer(spent["type"]), top)
+    sums = np.bincount(kind * width + bins[row], spent["ms"], (top + 1) * width).reshape(top + 1, width)
     ms = np.round(sums / np.bincount(bins, minlength=width), 4)
     names = [*order[:top], "other types"][: top + (len(order) > top)]
     common = {"type": "scatter", "mode": "lines", "stackgroup": "one", "line": {"width": 0}}
@@ -144,48 +150,49 @@ def curve(name: str, slot: int, step: np.ndarray, ms: pd.Series) -> dict[str, An
     return {"type": "scatter", "mode": mode, "name": label(name), "x": x, "y": np.round(y, 4), "slot": slot}
 
 
-def durations(tokens: pd.DataFrame, found: dict[str, Any]) -> Block:
+def durations(run: Run, across: dict[str, Any]) -> Block:
     """Every step, with the line that the context explains and the steps where the level changes."""
+    tokens = run.ask(STEPS_QUERY)
     traces, step = [], pd.Series(np.arange(len(tokens)), tokens["token_id"].to_numpy())
     for slot, phase in enumerate(sorted(set(tokens["phase"]), key=lambda p: p != "decode")):
         mine = tokens[tokens["phase"] == phase]
-        traces.append(curve(phase or "unknown", slot, step[mine["token_id"]].to_numpy(), mine["duration_ns"] / MS))
+        traces.append(curve(phase or "unknown", slot, step[mine["token_id"]].to_numpy(), mine["ms"]))
     scale = {"type": "log"} if len(traces) > 1 else {"rangemode": "tozero"}
-    model, decode = found.get("model") or {}, tokens[tokens["phase"] == "decode"]
+    model, decode = across.get("model") or {}, tokens[tokens["phase"] == "decode"]
     if model and len(decode):
         context = decode["position"].where(decode["position"] >= 0, np.arange(len(decode)))
         fitted = model["base_ms"] + model["us_per_token"] / 1e3 * context
         line = curve("fitted to the context", 7, step[decode["token_id"]].to_numpy(), fitted)
         traces.append({**line, "mode": "lines", "line": {"dash": "dash"}})
-    jumps = [int(step[jump["token_id"]]) for jump in found.get("change_points") or [] if jump["token_id"] in step.index]
+    jumps = [int(step[jump["token_id"]]) for jump in across.get("change_points") or [] if jump["token_id"] in step.index]
     bars = [
-        {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": at, "x1": at, "line": {"dash": "dot", "width": 2}}
-        for at in jumps
+        {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": place, "x1": place, "line": {"dash": "dot", "width": 2}}
+        for place in jumps
     ]
     remark = per_bin(len(tokens)) + (" Dotted: the level changes for good." if jumps else "")
     axes = {"xaxis": axis("step"), "yaxis": axis("ms", **scale)}
     return chart("Duration of every step", traces, remark.strip(), 320, STEPS_QUERY, **axes, shapes=bars)
 
 
-def told(run: Run, found: dict[str, Any]) -> list[tuple[Any, ...]]:
+def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Trends in words; change points with where they stand in the timeline."""
     items: list[tuple[Any, ...]] = []
     for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("decode step", "step_ms")):
-        spread = found.get(key) or {}
+        spread = across.get(key) or {}
         if spread.get("n"):
             text = f"median {spread['p50']:,.2f} ms, p05 {spread['p05']:,.2f}, p95 {spread['p95']:,.2f}, p99 {spread['p99']:,.2f}"
             items.append((name, f"{text}, n {spread['n']}"))
-    if "drift_per_100_steps" in found:
-        steps = min(100, (found.get("step_ms") or {}).get("n", 100))
-        items.append(("drift", f"{found['drift_per_100_steps'] * steps:+.1f} % of the median step per {steps} steps"))
+    if "drift_per_100_steps" in across:
+        steps = min(100, (across.get("step_ms") or {}).get("n", 100))
+        items.append(("drift", f"{across['drift_per_100_steps'] * steps:+.1f} % of the median step per {steps} steps"))
     tokens = run.tables["tokens"]
-    for jump in found.get("change_points") or []:
+    for jump in across.get("change_points") or []:
         text = f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step"
         items.append((f"from token {jump['token_id']}", text, *run.moments(tokens[tokens["token_id"] == jump["token_id"]])[:1]))
-    if found.get("periodic"):
-        beat = found["periodic"]
+    if across.get("periodic"):
+        beat = across["periodic"]
         items.append(("periodic", f"every {beat['period']:.1f} steps, {100 * beat['share']:.0f} % of the variance"))
-    model = found.get("model") or {}
+    model = across.get("model") or {}
     if model:
         slope = model["us_per_token"]
         law = f"{model['base_ms']:,.2f} ms {'-' if slope < 0 else '+'} {abs(slope):,.2f} µs per token of context"
@@ -211,31 +218,28 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
     )
     columns = heads("text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline")
     shown["token_id"] = shown["token_id"].astype(str)
-    query = "select t.token_id, t.duration_ns/1e6 ms, p.* from tokens t join phases p using (token_id) order by ms desc limit 15"
-    return table(columns, shown, "Slowest steps", query)
+    return table(columns, shown, "Slowest steps", command="phases RUN")
 
 
 def growing(run: Run) -> list[Block]:
     """Operator types whose time grows with the context."""
-    rows = trends.growth(run.tables)
-    rows = rows[rows["ns_per_token"] > 2 * rows["error_ns"]]
+    rows = run.ask(GROWTH_QUERY)
     if not len(rows):
         return []
     columns = heads(
         "text type, number µs at no context, bar ns per token, number standard error, number share of growth %, number r²"
     )
-    shown = rows.assign(share=100 * rows["share"])[["type", "base_us", "ns_per_token", "error_ns", "share", "r2"]]
-    return [table(columns, shown, "What grows with the context", "select * from growth order by ns_per_token desc")]
+    return [table(columns, rows, "What grows with the context", GROWTH_QUERY)]
 
 
-def series(run: Run) -> Section | None:
+def step_section(run: Run) -> Section | None:
     """Every step in order."""
     tokens = finished(run.tables["tokens"]).sort_values("begin_ns")
     if not len(tokens):
         return None
-    found = trends.summary(run.tables)
-    blocks = [durations(tokens, found)]
-    trend = told(run, found)
+    across = trends.summary(run.tables)
+    blocks = [durations(run, across)]
+    trend = trend_pairs(run, across)
     if trend:
         blocks.append(pairs(trend))
     decode = tokens[tokens["phase"] == "decode"]

@@ -5,25 +5,25 @@ import pandas as pd
 
 from analyzer.questions import experts as activation
 from views.report.page import typed
-from views.report.sections import MS, US, Block, Run, Section, Tables, axis, chart, finished, heads, note, pairs, table
+from views.report.sections import Block, Run, Section, Tables, axis, chart, heads, note, pairs, table
 
 MAX_COLUMNS = 300
 MOST_POINTS = 3000
 MOST_NAMED = 8
-HEAT_QUERY = {
-    True: "select layer, token_id, expert, count(*) n_rows from routes group by all order by all",
-    False: "select layer, token_id, expert, sum(n_tokens) n_rows from experts group by all order by all",
-}
-"""By whether the routing was recorded."""
+HEAT_QUERY = (
+    "select a.layer, a.token_id, a.expert, a.n_tokens, count(e.expert) misses from activations a left join "
+    "(select distinct token_id, layer, expert from experts where cache = 'miss') e using (token_id, layer, expert) "
+    "where a.expert >= 0 and a.layer >= 0 group by all order by all"
+)
 RUNS_QUERY = (
-    "select backend, cache, count(*) runs, sum(duration_ns)/1e6 ms, avg(duration_ns)/1e3 mean_us "
-    "from experts where complete group by all order by ms desc"
+    "select backend, cache, count(*) runs, sum(duration_ns)/1e6 ms, avg(duration_ns)/1e3 mean_us, "
+    "arg_max(begin_ns, duration_ns) begin_ns, max(duration_ns) duration_ns "
+    "from experts where complete group by all order by backend, cache"
 )
 REUSE_QUERY = (
-    "select r.token_id, r.layer, avg(r.distance) distance, (select sum(x.duration_ns)/1e3 from experts x "
-    "where x.token_id = r.token_id and x.layer = r.layer) experts_us from reuse r group by all order by 1, 2"
+    "select token_id, layer, distance, new, expert_ns/1e3 us from time_by_distance "
+    "where distance is not null and expert_ns is not null order by token_id, layer"
 )
-DENSITY_QUERY = "select layer, expert, share, rows from density order by share desc"
 
 
 def cells(frame: pd.DataFrame, layer: int, column: dict[int, int], shape: tuple[int, int], values: str) -> np.ndarray:
@@ -34,25 +34,20 @@ def cells(frame: pd.DataFrame, layer: int, column: dict[int, int], shape: tuple[
     return np.bincount(flat, weights, shape[0] * shape[1]).reshape(shape)
 
 
-def heat(tables: Tables) -> Block | None:
+def heat(run: Run) -> Block | None:
     """Rows routed and cache misses, iteration by expert, one matrix per layer; beside it each expert's share of the steps."""
-    rows = activation.activations(tables)
-    rows = rows[(rows["expert"] >= 0) & (rows["layer"] >= 0)]
+    rows = run.ask(HEAT_QUERY)
     if not len(rows):
         return None
     ids = np.sort(rows["token_id"].unique())
     width = -(-len(ids) // MAX_COLUMNS)
     column = {int(token): i // width for i, token in enumerate(ids)}
     shape = (int(rows["expert"].max()) + 1, (len(ids) - 1) // width + 1)
-    runs = tables["experts"]
-    missed = runs[(runs["cache"] == "miss") & runs["token_id"].isin(ids) & (runs["expert"] < shape[0]) & (runs["expert"] >= 0)]
-    missed = missed.drop_duplicates(["token_id", "layer", "expert"]).assign(misses=1)
+    drawn = {"rows routed": "n_tokens"} | ({"cache misses": "misses"} if rows["misses"].any() else {})
     layers = sorted(rows["layer"].unique().tolist())
     matrices, density = [], []
     for layer in layers:
-        views = {"rows routed": cells(rows, layer, column, shape, "n_tokens")}
-        if len(missed):
-            views["cache misses"] = cells(missed, layer, column, shape, "misses")
+        views = {name: cells(rows, layer, column, shape, values) for name, values in drawn.items()}
         matrices.append({name: typed(np.minimum(z, 65535).astype(np.uint16)) for name, z in views.items()})
         mine = rows[rows["layer"] == layer]
         active = np.bincount(mine["expert"], minlength=shape[0])
@@ -60,7 +55,7 @@ def heat(tables: Tables) -> Block | None:
     return {
         "kind": "heat",
         "title": "Which expert ran when",
-        "query": HEAT_QUERY[len(tables["routes"]) > 0],
+        "query": HEAT_QUERY,
         "layers": layers,
         "matrices": matrices,
         "density": density,
@@ -86,13 +81,12 @@ def balance(tables: Tables) -> list[Block]:
         "text most often (share of steps)"
     )
     fields = ["layer", "experts", "per_step", "steps", "bits", "even", "most"]
-    return [table(columns, shown[fields], "How evenly experts are used", DENSITY_QUERY)]
+    return [table(columns, shown[fields], "How evenly experts are used", command="experts RUN")]
 
 
-def reuse(tables: Tables) -> list[Block]:
+def reuse(run: Run) -> list[Block]:
     """Time of a decode step's experts against the steps since they last ran."""
-    rows = activation.time_by_distance(tables).dropna(subset=["distance"])
-    rows = rows[rows["expert_ns"].notna()]
+    rows = run.ask(REUSE_QUERY)
     if not len(rows):
         return []
     rows = rows.iloc[:: -(-len(rows) // MOST_POINTS)]
@@ -102,8 +96,8 @@ def reuse(tables: Tables) -> list[Block]:
     ):
         points = {"type": "scatter", "mode": "markers", "name": name, "x": mine["distance"].round(3), "slot": slot * 3}
         told = [f"token {t}, layer {layer}" for t, layer in mine[["token_id", "layer"]].itertuples(index=False)]
-        traces.append({**points, "y": (mine["expert_ns"] / US).round(2), "text": told})
-    effect = activation.distance_effect(tables)
+        traces.append({**points, "y": mine["us"].round(2), "text": told})
+    effect = activation.distance_effect(run.tables)
     remark = "Each point is one layer of one decode step: its experts' operators and loads."
     if effect.get("time") is not None:
         remark += f" Rank correlation of distance and time: {effect['time']:+.2f} over {effect['steps']} points."
@@ -115,26 +109,19 @@ def reuse(tables: Tables) -> list[Block]:
 
 def runs_table(run: Run) -> list[Block]:
     """Expert runs by backend and by what the cache held."""
-    runs = finished(run.tables["experts"])
-    if not len(runs):
+    rows = run.ask(RUNS_QUERY)
+    if not len(rows):
         return []
-    grouped = runs.groupby(["backend", "cache"])["duration_ns"].agg(["size", "sum", "mean", "idxmax"]).reset_index()
-    slowest = run.moments(runs.loc[grouped["idxmax"]])
-    body = [
-        [b or "unknown", c or "unknown", int(n), total / MS, mean / US, at]
-        for (b, c, n, total, mean), at in zip(
-            grouped[["backend", "cache", "size", "sum", "mean"]].itertuples(index=False), slowest, strict=True
-        )
-    ]
+    body = rows[["backend", "cache"]].replace("", "unknown").join(rows[["runs", "ms", "mean_us"]])
     columns = heads("text backend, text cache, number runs, bar total ms, number mean µs, moment the slowest in the timeline")
-    return [table(columns, body, "Expert runs", RUNS_QUERY)]
+    return [table(columns, body.assign(slowest=run.moments(rows)), "Expert runs", RUNS_QUERY)]
 
 
-def experts(run: Run) -> Section | None:
+def expert_section(run: Run) -> Section | None:
     """Which experts ran."""
-    map_of = heat(run.tables)
+    map_of = heat(run)
     blocks: list[Block] = [map_of] if map_of else []
-    blocks += [*balance(run.tables), *runs_table(run), *reuse(run.tables)]
+    blocks += [*balance(run.tables), *runs_table(run), *reuse(run)]
     if map_of and not len(run.tables["routes"]):
         blocks.append(note("Routing was not recorded: activations are those of the experts' runs."))
     told = (run.summary.get("experts") or {}).get("reuse_distance_median_steps")

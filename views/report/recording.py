@@ -75,7 +75,7 @@ def changes(run: Run) -> list[Block]:
     return [table(columns, rows, "Levels switched")] if rows else []
 
 
-def recording(run: Run) -> Section:
+def recording_section(run: Run) -> Section:
     """Losses, sampling and cost."""
     manifest = run.manifest
     told = [*lacks(run), *sampled(run), *cost(run)] or [("good", "Nothing is missing that was to be recorded.")]
@@ -93,7 +93,7 @@ def recording(run: Run) -> Section:
     return Section("recording", "Losses, sampling, cost", blocks)
 
 
-def machine(run: Run) -> Section:
+def machine_section(run: Run) -> Section:
     """Machine, libraries and probes."""
     manifest: dict[str, Any] = run.manifest
     described, npu = manifest.get("machine") or {}, (run.summary.get("machine") or {}).get("npu")

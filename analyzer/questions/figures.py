@@ -1,0 +1,78 @@
+"""The figures that summary, comparison, report and `top` all print, each defined once. Only complete steps count.
+
+generation        a prompt's prefill steps and the decode steps that follow on their thread
+TTFT              end of a generation's last prefill step - begin of its first; a recording's is the median over generations
+ITL               end of a decode step - end of the step before it in its generation: what a token took after the last one
+TPOT              mean ITL: time per output token after the first; its median and quantiles are those of the ITLs
+decode tokens/s   decode steps with an ITL / the sum of these ITLs, in s: 1000 / TPOT; the engine's time between steps counts
+prefill tokens/s  tokens fed in prefill steps / the sum of these steps' durations, in s
+hit rate          hits / (hits + misses), of distinct experts of each step and layer, by the cache's state when the layer began
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+Tables = Mapping[str, pd.DataFrame]
+MS = 1e6
+
+
+def generations(tokens: pd.DataFrame) -> pd.Series:
+    """Number of the generation each token belongs to: one starts at position 0 and where a prefill follows a decode."""
+    ordered = tokens.sort_values(["pid", "tid", "begin_ns"])
+    thread = ordered[["pid", "tid"]]
+    changed = (thread != thread.shift()).any(axis=1)
+    prefill = ordered["phase"] == "prefill"
+    starts = changed | (prefill & (ordered["phase"].shift() == "decode")) | (prefill & (ordered["position"] == 0))
+    return starts.cumsum().reindex(tokens.index)
+
+
+def complete_steps(tokens: pd.DataFrame) -> pd.DataFrame:
+    """Complete steps by generation and time, with `generation` and `itl_ms`; NaN where a step is no decode step after another."""
+    done = tokens[tokens["complete"]]
+    done = done.assign(generation=generations(done)).sort_values(["generation", "end_ns"])
+    since_last = done.groupby("generation")["end_ns"].diff() / MS
+    return done.assign(itl_ms=since_last.where(done["phase"] == "decode"))
+
+
+def ttft_ms(steps: pd.DataFrame) -> pd.Series:
+    """TTFT of each generation in `complete_steps`, in the order of their begins."""
+    prefill = steps[steps["phase"] == "prefill"].groupby("generation")
+    spans = prefill.agg(begin=("begin_ns", "min"), end=("end_ns", "max")).sort_values("begin")
+    return (spans["end"] - spans["begin"]) / MS
+
+
+def decode_tokens_per_s(itl_ms: pd.Series) -> float | None:
+    """Decode tokens/s of the ITLs that are known; None where there are none."""
+    spent = float(itl_ms.sum())
+    return 1e3 * int(itl_ms.count()) / spent if spent > 0 else None
+
+
+def prefill_tokens_per_s(steps: pd.DataFrame) -> float | None:
+    """Prefill tokens/s of `complete_steps`; None where nothing was fed."""
+    prefill = steps[steps["phase"] == "prefill"]
+    spent, fed = float(prefill["duration_ns"].sum()), int(prefill["n_tokens"].clip(lower=0).sum())
+    return 1e9 * fed / spent if spent > 0 and fed > 0 else None
+
+
+def cache_hits(tables: Tables, phase: str | None = None) -> pd.DataFrame:
+    """Per (token_id, layer): `hits` and `misses`, distinct experts by the cache's state when the layer began, and `rate`.
+
+    An expert counts once per step and layer, however many runs it was split into; a prefetched one is a hit.
+    Runs whose engine does not tell the state are left out.
+    """
+    runs = tables["experts"]
+    runs = runs[runs["cache"] != ""]
+    if phase is not None:
+        tokens = tables["tokens"]
+        runs = runs[runs["token_id"].isin(tokens.loc[tokens["phase"] == phase, "token_id"])]
+    first = runs.sort_values("begin_ns").drop_duplicates(["token_id", "layer", "expert"])
+    missed = (first["cache"] == "miss").to_numpy(np.int64)
+    rows = first.assign(hits=1 - missed, misses=missed).groupby(["token_id", "layer"], as_index=False)[["hits", "misses"]].sum()
+    return rows.assign(rate=rows["hits"] / (rows["hits"] + rows["misses"]))
+
+
+def hit_rate(hits: int, misses: int) -> float | None:
+    """The share of hits; None where nothing was asked for."""
+    return hits / (hits + misses) if hits + misses else None

@@ -1,0 +1,256 @@
+"""A recording that still grows, as it was in its last seconds. Every turn reads what came since the turn before.
+
+A step that is over becomes one row of each figure, and its records are forgotten. Held are the records of open steps, what
+describes operators, and of each thread its last step and scheduling event: these tell phase and state of what follows.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions import figures
+from analyzer.questions.phases import per_token, phase_shares
+from analyzer.questions.summary import operator_totals, ranked_operators, token_summary
+from analyzer.records.reading import section
+from analyzer.tables.store import Tables, build
+from tracer.recording.format import BUSY, DISCARD, KIND_OFFSET, RING_HEADER_BYTES, STREAMS, Recording
+
+TOP = 10
+LATE_NS = 100_000_000
+"""A record may come to the file so much later than younger ones: buffers of several CPUs are drained one after the other."""
+MOST_HELD = 200_000
+"""Slots of a stream: of an open step with more, the figures cover the last ones."""
+DESCRIBING: dict[str, tuple[str, ...]] = {"tensor": ("pid", "tensor", "first"), "node": ("pid", "graph", "node")}
+"""Kinds that describe operators, and what tells one description from another."""
+LASTING: dict[str, tuple[str, ...]] = {
+    "sched_switch": ("prev_tid", "next_tid"),
+    "sched_waking": ("woken_tid",),
+    "token_begin": ("tid",),
+    "token_end": ("tid",),
+}
+"""Kinds of which the last one of each thread still holds, and the fields that name the thread."""
+Rows = dict[str, pd.DataFrame]
+Slots = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a recording shows of its last seconds; `tokens`, `operators` and `phases` as questions/summary.py has them."""
+
+    state: str
+    seconds: float
+    """How much time the figures cover."""
+    records: int
+    lost: int
+    tokens: dict[str, Any]
+    phases: dict[str, dict[str, float]]
+    operators: list[dict[str, Any]]
+    hits: int
+    misses: int
+    probe_ns: int
+    """Time in probes since recording began."""
+    duration_ns: int
+    off: tuple[str, ...]
+    """Levels that are switched off now."""
+
+
+class Held(Recording):
+    """A recording of which nothing is to be read but some slots in memory."""
+
+    def __init__(self, whole: Recording, slots: Slots):
+        vars(self).update(vars(whole))
+        self.held = slots
+
+    def slot_count(self, stream: str) -> int:
+        """Slots in memory."""
+        return len(self.held[stream])
+
+    def map_slots(self, stream: str, begin: int, end: int) -> np.ndarray:
+        """Some of them, shape [n, slot bytes]."""
+        return self.held[stream][begin:end]
+
+
+def number(slots: np.ndarray, offset: int, dtype: str) -> np.ndarray:
+    """A number of every slot, by its offset in the slot."""
+    return slots[:, offset : offset + np.dtype(dtype).itemsize].view(dtype)[:, 0]
+
+
+def times(slots: np.ndarray) -> np.ndarray:
+    """When each record was made, in ns."""
+    return number(slots, RING_HEADER_BYTES, "<i8")
+
+
+def of_kind(recording: Recording, slots: np.ndarray, kind: str) -> tuple[np.ndarray, pd.DataFrame]:
+    """(rows, whole-number fields) of the records of one kind among slots; none where the recording does not know it."""
+    known, dtype = recording.layouts.get(kind, (0, np.dtype([])))
+    rows = np.flatnonzero(number(slots, KIND_OFFSET, "<u2") == known) if known else np.empty(0, np.int64)
+    if not len(rows):
+        return rows, pd.DataFrame()
+    fields = [(name, at, field) for name, (field, at, *_) in (dtype.fields or {}).items() if field.kind in "iu"]
+    columns = {name: number(slots, RING_HEADER_BYTES + at, field.str)[rows] for name, at, field in fields}
+    return rows, pd.DataFrame(columns, copy=False)
+
+
+def lasting(recording: Recording, slots: np.ndarray) -> np.ndarray:
+    """Rows of past slots that still hold: descriptions that none supersedes, and the last record of each thread."""
+    kept = [np.empty(0, np.int64)]
+    for kind, fields in DESCRIBING.items():
+        rows, records = of_kind(recording, slots, kind)
+        kept.append(rows[~records.duplicated(list(fields), keep="last").to_numpy()] if len(rows) else rows)
+    for kind, fields in LASTING.items():
+        rows, records = of_kind(recording, slots, kind)
+        by_thread = (pd.Series(rows).groupby(records[field].to_numpy()) for field in fields if len(rows))
+        kept += [thread.max().to_numpy(np.int64) for thread in by_thread]
+    return np.concatenate(kept)
+
+
+def begin_alone(steps: pd.DataFrame, ns: int) -> int:
+    """The last time up to `ns` across which no step reaches."""
+    while len(across := steps[(steps["begin_ns"] < ns) & (steps["end_ns"] > ns)]):
+        ns = int(across["begin_ns"].min())
+    return ns
+
+
+def levels_off(changes: Any) -> tuple[str, ...]:
+    """The levels whose last change switched them off."""
+    last = {row.get("level"): bool(row.get("on")) for row in changes or [] if isinstance(row, dict)}
+    return tuple(sorted(str(level) for level, on in last.items() if not on))
+
+
+def by_step(tables: Tables) -> Rows:
+    """The figures of every step in rows that name it: `tokens`, `phases`, `operators` and `cache`."""
+    return {
+        "tokens": tables["tokens"],
+        "phases": per_token(tables).reset_index(),
+        "operators": operator_totals(tables["operators"], "token_id"),
+        "cache": figures.cache_hits(tables),
+    }
+
+
+def renumbered(rows: Rows, token_ids: pd.Series) -> Rows:
+    """The rows of some steps, with other numbers: `token_ids` by those that they have."""
+    own = {name: part[part["token_id"].isin(token_ids.index)] for name, part in rows.items()}
+    return {name: part.assign(token_id=part["token_id"].map(token_ids)) for name, part in own.items()}
+
+
+class Live:
+    """The last `seconds` of a recording, turn by turn."""
+
+    def __init__(self, run_dir: Path, seconds: float = 10.0):
+        self.run_dir, self.seconds = run_dir, seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything."""
+        self.read = dict.fromkeys(STREAMS, 0)
+        self.slots: Slots = {stream: np.empty((0, width), np.uint8) for stream, width in STREAMS.items()}
+        self.counted_until, self.counted = -1, 0
+        """Time up to which steps that are over are counted, and how many."""
+        self.open: list[tuple[int, int]] = []
+        """(tid, begin_ns) of steps that began before and are not over."""
+        self.over: Rows = {}
+        """Figures of steps that are over, as of `by_step`; their token_id counts on from turn to turn."""
+        self.now: Rows = {}
+        """The same with the steps that are open."""
+
+    def snapshot(self) -> Snapshot:
+        """Read what came since the last turn; raises RecordingError where there is no recording (yet)."""
+        recording = Recording(self.run_dir)
+        if any(recording.slot_count(stream) < count for stream, count in self.read.items()):
+            self.restart()
+        if self._grow(recording) or not self.now:
+            self._count(build(Held(recording, self.slots)))
+            self._forget(recording)
+        return self._shown(recording.manifest)
+
+    def _grow(self, recording: Recording) -> bool:
+        """Hold the slots that are new; whether there are any."""
+        before = dict(self.read)
+        for stream in STREAMS:
+            end = recording.slot_count(stream)
+            fresh = np.asarray(recording.map_slots(stream, self.read[stream], end))
+            written = (number(fresh, 0, "<u4") & (BUSY | DISCARD)) == 0
+            self.slots[stream] = np.concatenate((self.slots[stream], fresh if written.all() else fresh[written]))
+            self.read[stream] = end
+        if not any(before.values()):
+            self._skip(recording)
+        return self.read != before
+
+    def _skip(self, recording: Recording) -> None:
+        """Leave out what lies before the window, where recording began long before the first turn."""
+        rows = [of_kind(recording, self.slots["events"], kind)[0] for kind in ("token_begin", "token_end")]
+        steps = {**self.slots, "events": self.slots["events"][np.concatenate(rows)], "details": self.slots["details"][:0]}
+        known = build(Held(recording, steps))["tokens"]
+        if len(known):
+            begin_ns = known["begin_ns"][known["end_ns"] >= self._since(known)].min()
+            self.counted_until = begin_alone(known, int(begin_ns))
+        self._forget(recording)
+
+    def _since(self, steps: pd.DataFrame) -> int:
+        """When the window begins: a step that ends later counts."""
+        return int(steps["end_ns"].max() - self.seconds * 1e9)
+
+    def _newest(self) -> int:
+        """The time of the newest record held."""
+        return max((int(times(slots).max()) for slots in self.slots.values() if len(slots)), default=0)
+
+    def _count(self, tables: Tables) -> None:
+        """Bring the figures up to date: `tables` hold the steps that were not over, and some that were counted before."""
+        steps, newest = tables["tokens"], self._newest()
+        if not len(steps):
+            self.now, self.counted_until = by_step(tables), int(newest - self.seconds * 1e9)
+            return
+        open_before = pd.MultiIndex.from_frame(steps[["tid", "begin_ns"]]).isin(self.open)
+        new = steps[(steps["begin_ns"] >= self.counted_until) | open_before]
+        no_room = max(self._no_room(slots) for slots in self.slots.values())
+        ended = (new["end_ns"] <= newest - LATE_NS) | (new["complete"] & (new["end_ns"] <= no_room))
+        until = begin_alone(new, int(new["begin_ns"][~ended].min()) if not ended.all() else newest - LATE_NS)
+        until = max(until, self.counted_until, no_room)
+        over = ended & (new["begin_ns"] < until)
+        order = np.concatenate((new["token_id"][over], new["token_id"][~over]))
+        fresh = renumbered(by_step(tables), pd.Series(self.counted + np.arange(len(order)), index=order))
+        self.counted += int(over.sum())
+        self.now = self._window({name: pd.concat([self.over[name], rows]) if self.over else rows for name, rows in fresh.items()})
+        self.over = {name: rows[rows["token_id"] < self.counted] for name, rows in self.now.items()}
+        left = new[~ended & (new["begin_ns"] < until)]
+        self.open, self.counted_until = list(zip(left["tid"], left["begin_ns"], strict=True)), until
+
+    def _no_room(self, slots: np.ndarray) -> int:
+        """The time before which a stream's slots are too many to hold; -1 where they are not."""
+        return int(times(slots)[-MOST_HELD]) if len(slots) > MOST_HELD else -1
+
+    def _window(self, rows: Rows) -> Rows:
+        """The figures of the steps that end within the window."""
+        steps = rows["tokens"]
+        ids = steps.loc[steps["end_ns"] >= self._since(steps), "token_id"] if len(steps) else steps["token_id"]
+        return {name: part[part["token_id"].isin(ids)] for name, part in rows.items()}
+
+    def _forget(self, recording: Recording) -> None:
+        """Hold only what is not counted yet, and what still holds."""
+        for stream, slots in self.slots.items():
+            kept = times(slots) >= self.counted_until
+            before = np.flatnonzero(~kept)
+            kept[before[lasting(recording, slots[before])]] = True
+            self.slots[stream] = slots[kept]
+
+    def _shown(self, manifest: dict[str, Any]) -> Snapshot:
+        """The figures as they stand."""
+        steps, cost, cache = self.now["tokens"], section(manifest, "cost"), self.now["cache"]
+        covered = (steps["end_ns"].max() - steps["begin_ns"].min()) / 1e9 if len(steps) else 0.0
+        return Snapshot(
+            state=str(manifest.get("state")),
+            seconds=float(covered),
+            records=sum(section(manifest, "records").values()),
+            lost=sum(section(manifest, "lost").values()),
+            tokens=token_summary(steps),
+            phases=phase_shares({}, self.now["phases"]) if len(steps) else {},
+            operators=ranked_operators(self.now["operators"], TOP),
+            hits=int(cache["hits"].sum()),
+            misses=int(cache["misses"].sum()),
+            probe_ns=int(cost.get("trap_ns", 0)) + int(cost.get("bpf_ns", 0)),
+            duration_ns=int(manifest.get("duration_ns") or 0),
+            off=levels_off(manifest.get("level_changes")),
+        )

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""check_wheels.py BUILT DIST: checks whose code wheels hold, and puts them into DIST under the tag that auditwheel finds."""
+
+import io
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+
+from tracer.kernel.btf import STRUCT, Btf
+from tracer.recording.paths import BUILT_PARTS, ROOT
+
+MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
+X86_REGISTERS = (STRUCT, "pt_regs")
+"""The type of a program's argument: the headers of x86-64 alone have it under this name."""
+
+
+def check(wheel: Path) -> int:
+    """Raises where a built part is missing, or is code of another architecture; the number of parts."""
+    machine = next(name for name in MACHINES if wheel.stem.endswith(name))
+    with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(wheel) as archive:
+        archive.extractall(name)
+        folder = Path(name)
+        parts = {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in (".so", ".o")}
+        missing = {part.relative_to(ROOT) for part in BUILT_PARTS} - parts
+        wrong = [part for part in parts if not is_code_of(machine, folder / part)]
+    if missing or wrong:
+        raise SystemExit(f"{wheel.name}: missing {sorted(map(str, missing))}, of another architecture {sorted(map(str, wrong))}")
+    return len(parts)
+
+
+def is_code_of(machine: str, path: Path) -> bool:
+    """Whether a library runs on this architecture, or a kernel's program reads its registers."""
+    found = ELFFile(io.BytesIO(path.read_bytes()))["e_machine"]
+    if found != "EM_BPF":
+        return bool(found == MACHINES[machine])
+    has_programs = path.name.startswith("moescope")
+    return not has_programs or (X86_REGISTERS in Btf.of_object(path).by_name) == (machine == "x86_64")
+
+
+def repaired(wheel: Path, folder: Path) -> Path:
+    """The wheel under its platform tag: auditwheel finds what libraries and which of their versions it needs."""
+    before = set(folder.iterdir())
+    done = subprocess.run(["auditwheel", "repair", "-w", str(folder), str(wheel)], stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return (set(folder.iterdir()) - before).pop()
+
+
+def main(built: Path, folder: Path) -> None:
+    """Check every wheel, then name it."""
+    for wheel in sorted(built.glob("*.whl")):
+        parts = check(wheel)
+        subprocess.run(["abi3audit", "--strict", str(wheel)], check=True)
+        print(f"{repaired(wheel, folder)}: {parts} built parts, all of its architecture")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

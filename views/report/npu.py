@@ -1,0 +1,76 @@
+"""The report's section on the NPU: executions by graph, what QNN tells of them, and what npu_blocks adds."""
+
+import pandas as pd
+
+from views.report import npu_blocks
+from views.report.sections import Block, Run, Section, axis, chart, heads, labels, note, table
+
+EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are the host's and say nothing about a device."
+LABEL = "kind || if(kind = '', '', ' · ') || replace(graph_name, 'QNNExecutionProvider_', '')"
+"""The subgraph kind, where the engine tells one, before QNN's own name of the graph, without what ONNX Runtime puts before it."""
+TIMES = "host_rpc_us, htp_rpc_us, accel_us, accel_cycles"
+GRAPHS_QUERY = (
+    f"select {LABEL} as graph, count(*) executions, sum(duration_ns)/1e6 ms, avg(duration_ns)/1e3 mean_us, "
+    + ", ".join(f"avg({name}) filter (not isnan({name})) as {name}" for name in TIMES.split(", "))
+    + " from qnn_executes where complete group by 1 order by ms desc, graph"
+)
+NODES_QUERY = (
+    f"select {LABEL} as graph, e.name as node, count(*) runs, sum(e.value) cycles, avg(e.value) mean_cycles, "
+    "100 * sum(e.value)/greatest(sum(sum(e.value)) over (), 1) as share from qnn_events e join qnn_executes x using (execute_id) "
+    "where e.type = 404 and e.unit = 'cycles' group by 1, 2 order by cycles desc, graph, node"
+)
+CALLS_QUERY = (
+    "select call, name, count(*) calls, if(max(bytes) > 0, max(bytes)/1048576, null) mib, sum(duration_ns)/1e6 ms "
+    "from qnn_calls where complete group by all order by ms desc, call, name"
+)
+
+
+def by_graph(run: Run) -> list[Block]:
+    """Executions by graph: where the call's time goes, as far as QNN tells."""
+    rows = run.ask(GRAPHS_QUERY)
+    columns = heads(
+        "text graph, number executions, bar total ms, number mean µs, number host RPC µs, number HTP RPC µs, "
+        "number accelerator µs, number accelerator cycles"
+    )
+    blocks = [table(columns, rows, "By graph (means per execution)", GRAPHS_QUERY)]
+    timed = rows[rows["accel_us"].notna()].head(16).iloc[::-1]
+    return [*blocks, execution_chart(timed)] if len(timed) else blocks
+
+
+def execution_chart(rows: pd.DataFrame) -> Block:
+    """A mean execution's time: accelerator, then what each level adds around it."""
+    y = labels([name or "unnamed" for name in rows["graph"]], 36)
+    accelerator = rows["accel_us"]
+    host, htp = rows["host_rpc_us"].fillna(accelerator), rows["htp_rpc_us"].fillna(accelerator)
+    parts = (
+        ("accelerator", accelerator, 0),
+        ("HTP RPC beyond it", htp - accelerator, 1),
+        ("host RPC beyond it", host - htp, 2),
+        ("call beyond RPC", rows["mean_us"] - host, 7),
+    )
+    bar = {"type": "bar", "orientation": "h", "y": y}
+    traces = [{**bar, "name": name, "x": values.clip(lower=0).round(3), "slot": slot} for name, values, slot in parts]
+    axes = {"xaxis": axis("µs per execution"), "yaxis": {"automargin": True}}
+    return chart("An execution's time", traces, "", 120 + 28 * len(rows), GRAPHS_QUERY, barmode="stack", **axes)
+
+
+def npu_section(run: Run) -> Section | None:
+    """QNN on the NPU, or on its emulator."""
+    executes, calls = run.tables["qnn_executes"], run.tables["qnn_calls"]
+    if not len(executes) and not len(calls):
+        return None
+    backend = (run.summary.get("machine") or {}).get("npu") or "NPU"
+    blocks: list[Block] = []
+    if (run.manifest.get("qnn") or {}).get("emulator"):
+        blocks.append(note(EMULATED))
+    if len(executes):
+        blocks += by_graph(run)
+        blocks += npu_blocks.blocks(run.tables)
+    nodes, other = run.ask(NODES_QUERY), run.ask(CALLS_QUERY)
+    if len(nodes):
+        columns = heads("text graph, text node, number runs, bar total cycles, number mean cycles, number share %")
+        blocks.append(table(columns, nodes, "Cycles by node", NODES_QUERY))
+    if len(other):
+        columns = heads("text call, text graph, number calls, number MiB, bar total ms")
+        blocks.append(table(columns, other, "Other calls", CALLS_QUERY))
+    return Section("npu", f"NPU: {backend}", blocks)
