@@ -45,7 +45,7 @@ class Imported:
 
 
 def type_of(message: str, name: str) -> int:
-    """QNN's number of an event; -1 where its name does not tell."""
+    """QNN's number of an event; -1 where its name has none."""
     return HTP_TYPES.get(name.strip(), GENERIC_TYPES.get(message, UNKNOWN))
 
 

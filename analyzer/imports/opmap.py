@@ -1,4 +1,4 @@
-"""The op map: which operator of the model each QNN operator came from, as ONNX Runtime's framework op trace tells it."""
+"""The op map: which operator of the model each QNN operator came from, as ONNX Runtime's framework op trace lists it."""
 
 import json
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """An optrace as Qualcomm's profile viewer writes it for Chrome: what each unit of the HTP did, in cycles.
 
-Thread numbers mean different things on different chips (256 is HMX on one, DMA on another), so a thread is told by its name and
+Thread numbers mean different things on different chips (256 is HMX on one, DMA on another), so a thread is known by its name and
 an event's unit by its flags. The viewer lists every event in an overview of its core and again in a process of its QNN
-operation; one of the two is kept. What it lists as not executed is left out.
+operation; only one counts. What it lists as not executed is left out.
 """
 
 import json
@@ -134,7 +134,7 @@ def read_optrace(path: Path) -> Optrace:
     frame["thread"] = [
         name if "tid" in name.lower() else f"{name} Tid: {tid}" for name, tid in zip(names, frame["tid"], strict=True)
     ]
-    frame["unit"] = [unit_of(*told) for told in zip(names, frame["flags"], strict=True)]
+    frame["unit"] = [unit_of(*label) for label in zip(names, frame["flags"], strict=True)]
     frame = frame[[not NOT_RUN.search(name) for name in names]]
     distinct = once(frame, named(rows, "process_name"))
     return Optrace(conform("qnn_optrace", distinct), complaints, len(frame) - len(distinct))

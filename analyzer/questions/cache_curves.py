@@ -79,7 +79,7 @@ def slots_for(tables: Tables, rate: float, phase: str | None = None, policy: str
 
 
 def expert_bytes(tables: Tables) -> float:
-    """Mean size of one expert, from its loads; NaN where none was told."""
+    """Mean size of one expert, from its loads; NaN where none was recorded."""
     loads = tables["loads"]
     sizes = loads.loc[(loads["action"] == "load") & (loads["bytes"] > 0), "bytes"]
     return float(sizes.mean()) if len(sizes) else float(np.nan)

@@ -52,7 +52,7 @@ class Ceilings:
 
 
 def cpu_model() -> str:
-    """The CPU's name as the kernel tells it."""
+    """The CPU's name as the kernel gives it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("model name", "Hardware", "Processor")):
             return line.split(":", 1)[1].strip()

@@ -16,10 +16,10 @@ from analyzer.questions.ceilings import Ceilings
 
 Tables = Mapping[str, pd.DataFrame]
 LEAST_SHARE = 0.01
-"""What would give back less is not told."""
+"""Findings that would give back less are left out."""
 GOAL_HIT_RATE = 0.9
 WORTH = 10
-"""So many are told at most."""
+"""Maximum number of findings."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:
-    """The findings that are worth telling, the greatest prize first. `rows` are phases.per_token, where they are at hand."""
+    """The findings worth at least LEAST_SHARE, the greatest prize first. `rows` are phases.per_token, where they are at hand."""
     facts = Facts(tables, phases.per_token(tables) if rows is None else rows, ceilings)
     if facts.total_ns <= 0:
         return []

@@ -1,7 +1,7 @@
 """A recording that still grows, as it was in its last seconds. Every turn reads what came since the turn before.
 
 A step that is over becomes one row of each figure, and its records are forgotten. Held are the records of open steps, what
-describes operators, and of each thread its last step and scheduling event: these tell phase and state of what follows.
+describes operators, and of each thread its last step and scheduling event: phase and state of what follows depend on these.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LATE_NS = 100_000_000
 MOST_HELD = 200_000
 """Slots of a stream: of an open step with more, the figures cover the last ones."""
 DESCRIBING: dict[str, tuple[str, ...]] = {"tensor": ("pid", "tensor", "first"), "node": ("pid", "graph", "node")}
-"""Kinds that describe operators, and what tells one description from another."""
+"""Kinds that describe operators, and the fields that identify a description."""
 LASTING: dict[str, tuple[str, ...]] = {
     "sched_switch": ("prev_tid", "next_tid"),
     "sched_waking": ("woken_tid",),

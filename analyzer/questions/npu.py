@@ -36,7 +36,7 @@ def node_type(name: str, op_map: OpMap) -> str:
 
 
 def labels(executes: pd.DataFrame) -> pd.Series:
-    """What to call an execution's graph: kind and tier where the engine tells them, else QNN's name."""
+    """What to call an execution's graph: kind and tier where the engine records them, else QNN's name."""
     tier = np.where(executes["tier"] > 0, " T" + executes["tier"].astype(str), "")
     return pd.Series(np.where(executes["kind"] != "", executes["kind"] + tier, executes["graph_name"]), executes.index)
 
@@ -88,7 +88,7 @@ def nodes(tables: Tables, op_map: OpMap) -> pd.DataFrame:
 
 
 def masks(events: pd.DataFrame) -> dict[int, str]:
-    """event_id of a node → the units that it used, where its sub-events tell (linting)."""
+    """event_id of a node → the units that it used, where its sub-events name them (linting)."""
     mask_events = events[(events["type"] == RESOURCE_MASK) & (events["parent_id"] >= 0)]
     units = [" ".join(name for bit, name in RESOURCES.items() if int(value) & bit) for value in mask_events["value"]]
     return dict(zip(mask_events["parent_id"], units, strict=True))

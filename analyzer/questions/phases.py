@@ -163,7 +163,7 @@ def whole_run(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
 def npu_windows(tables: Tables) -> pd.DataFrame:
     """Every run of a graph on the NPU, in ns: `before` and `after` the execution on the host, `accelerator`, and the `residual`.
 
-    The residual is the execution's time that the backend does not tell as the accelerator's: RPC and queueing. An execution
+    The residual is the execution's time that the backend does not count as the accelerator's: RPC and queueing. An execution
     without profile events has no `accelerator` (NaN) and no `residual`.
     """
     executes, graphs = tables["qnn_executes"], tables["graphs"].set_index("graph_id")

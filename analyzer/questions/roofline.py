@@ -46,7 +46,7 @@ def operator_backends(tables: Tables) -> np.ndarray:
 
 
 def expert_bytes(tables: Tables) -> pd.Series:
-    """Size of the weights of operators that run one expert, as its loads told it; NaN elsewhere."""
+    """Size of the weights of operators that run one expert, as its loads recorded it; NaN elsewhere."""
     loads, operators = tables["loads"], tables["operators"]
     size = loads[loads["bytes"] > 0].groupby(["layer", "expert"])["bytes"].last()
     place = pd.MultiIndex.from_frame(operators[["layer", "expert"]])

@@ -31,7 +31,7 @@ def operators(graph: nx.DiGraph) -> list[str]:
 
 
 def layers_of(graph: nx.DiGraph) -> dict[str, int]:
-    """The layer of each operator; one whose name tells none belongs to the layer that runs around it, -1 outside of all."""
+    """The layer of each operator; one whose name has none belongs to the layer that runs around it, -1 outside of all."""
     order = operators(graph)
     declared = [graph.nodes[node]["layer"] for node in order]
     last = {layer: i for i, layer in enumerate(declared)}

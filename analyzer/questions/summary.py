@@ -29,7 +29,7 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
     """Sections recording, machine, tokens, phases, findings, operators, experts, npu, scheduling, io, records, cost.
 
-    In ms unless named. `missing` says what levels were not recorded, and what they would have told. `source` is the recording's,
+    In ms unless named. `missing` says what levels were not recorded, and what is not known for it. `source` is the recording's,
     where it is at hand.
     """
     rows, source = per_token(tables), source or Source(recording)
@@ -59,7 +59,7 @@ ABSENT = (
 
 
 def missing(tables: Tables) -> list[str]:
-    """What this recording cannot tell, and the level that would."""
+    """What this recording does not show, and the level that would."""
     return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
 
 
@@ -177,7 +177,7 @@ def ranked_operators(totals: pd.DataFrame, top: int) -> list[dict[str, Any]]:
 
 
 def npu_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
-    """QNN: executions as the host saw them and as the backend's own events tell; what joined nothing is counted."""
+    """QNN: executions as the host saw them and as the backend's own events say; what joined nothing is counted."""
     executes, events, calls = tables["qnn_executes"], tables["qnn_events"], tables["qnn_calls"]
     if len(executes) == 0 and len(events) == 0 and len(calls) == 0:
         return {}

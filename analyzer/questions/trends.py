@@ -11,7 +11,7 @@ from analyzer.questions.figures import complete_steps, ttft_ms
 Tables = Mapping[str, pd.DataFrame]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LEAST = 8
-"""Fewer steps than this tell no trend."""
+"""Fewer steps than this show no trend."""
 PENALTY = 3.0
 """Times ln(n): by so much must a change point lower the fit's cost."""
 PERIOD_P = 0.001
@@ -20,7 +20,7 @@ PERIOD_P = 0.001
 def decode_steps(tables: Tables) -> pd.DataFrame:
     """Complete decode steps in order: token_id, context (tokens before the step), ms, tpot_ms (ITL of figures.py).
 
-    Where the engine does not tell the position, the context is counted from the generation's own steps.
+    Where the engine does not record the position, the context is counted from the generation's own steps.
     """
     steps = complete_steps(tables["tokens"])
     fed = steps.groupby("generation")["n_tokens"].cumsum() - steps["n_tokens"]

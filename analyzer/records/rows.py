@@ -16,7 +16,7 @@ SELDOM = ("cpu",)
 class Rows:
     """The records of one kind in time order; a field that the recording does not have reads as zeros.
 
-    They are rows `at` of `held`, which may be the file itself as it is mapped: nothing is copied but the fields asked for.
+    They are rows `index` of `stored`, which may be the file itself as it is mapped: nothing is copied but the fields asked for.
     """
 
     def __init__(self, stored: np.ndarray, dtype: np.dtype, position: np.ndarray, index: np.ndarray | None = None):
@@ -83,7 +83,7 @@ class Rows:
         return chosen
 
     def marks(self, identity: np.ndarray | None = None, unknown: int | None = None) -> Marks:
-        """The records as begins or ends on their threads; an identity equal to `unknown` was not told."""
+        """The records as begins or ends on their threads; an identity equal to `unknown` was not recorded."""
         identified = np.zeros(len(self), bool)
         if identity is None:
             identity = np.zeros(len(self), np.int64)

@@ -12,7 +12,7 @@ from tracer.recording.format import RING_HEADER_BYTES
 
 @dataclass(frozen=True)
 class Sorted:
-    """Which slots hold which kind of record, in the order of the file, and what the written ones tell."""
+    """Which slots hold which kind of record, in the order of the file, and the times of the written ones."""
 
     rows: dict[int, np.ndarray]
     first_ns: int

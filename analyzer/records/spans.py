@@ -155,7 +155,7 @@ def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndar
 
 
 def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
-    """For each left row (group, time) without an answer (-1) yet: what `latest` tells of right, if that lasts beyond its time.
+    """For each left row (group, time) without an answer (-1) yet: the answer of `latest`, if that row lasts beyond its time.
 
     `right` are groups, times and until when each row lasts.
     """

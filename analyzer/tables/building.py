@@ -122,4 +122,4 @@ GAPS_NEED = {
     "operators": ("tid", "type", "begin_ns", "end_ns"),
     "thread_states": ("tid", "pid", "state", "begin_ns", "end_ns"),
 }
-"""Tables of LONG that the gaps between executions are told by, and their columns."""
+"""Tables of LONG that the gaps between executions are made from, and their columns."""

@@ -1,4 +1,4 @@
-"""The table `calls`: the functions that the user named, each call with its arguments; its frame tells recursive calls apart."""
+"""The table `calls`: the functions that the user named, each call with its arguments; frames distinguish recursive calls."""
 
 import json
 import math

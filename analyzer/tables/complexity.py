@@ -79,7 +79,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Facts:
-    """What shapes alone do not tell: experts that the rows chose between them, and tokens in the context; NaN: not known."""
+    """What shapes alone do not give: experts that the rows chose between them, and tokens in the context; NaN: not known."""
 
     distinct: float = nan
     context: float = nan
@@ -121,7 +121,7 @@ def expected_distinct(experts: int, k: int, tokens: int) -> float:
 def flash_attention(out: Tensor, sources: list[Tensor], facts: Facts) -> Work:
     """q [D, N, H], k [D, S, .], v [Dv, S, .]: 2 N H S (D + Dv) for both products, 5 N H S for the softmax.
 
-    An engine may take a longer part of its cache without telling it anew; S is at least the context.
+    An engine may take a longer part of its cache without describing it anew; S is at least the context.
     """
     q, k, v = sources[:3]
     length = max(k.dim(1), 0 if np.isnan(facts.context) else facts.context)
@@ -277,7 +277,7 @@ class Works:
         return answer
 
     def _renewed(self, row: np.ndarray, pid: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """Definitions of views, replaced by what they rename where that has another size by now: not all are told anew.
+        """Definitions of views, replaced by what they rename where that has another size by now: not all are described anew.
 
         A view of a part has fewer elements; every other way to rename memory keeps their number.
         """
@@ -315,7 +315,7 @@ def declared_sources(tensors: pd.DataFrame) -> np.ndarray:
 
 
 def contexts(token: np.ndarray, lengths: pd.DataFrame) -> np.ndarray:
-    """Tokens in the context of each step, its own included; NaN where not told."""
+    """Tokens in the context of each step, its own included; NaN where not known."""
     length = (lengths["position"] + lengths["n_tokens"]).where(lengths["position"] >= 0).astype(np.float64)
     return length.set_axis(lengths["token_id"]).reindex(token).to_numpy(np.float64)
 

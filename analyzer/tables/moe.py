@@ -46,7 +46,7 @@ def routes(source: Source, tokens: Steps, definitions: Definitions) -> Columns:
 
 
 def route_layers(rows: Rows, definitions: Definitions) -> np.ndarray:
-    """The layer of each choice: told by the engine, or by the name of the operator that is given it."""
+    """The layer of each choice: from the engine, else from the name of the operator that takes it."""
     described = definitions.described.rows(rows["pid"], rows["tensor"], rows["ts"])
     return np.where(rows["tensor"] == 0, rows["layer"], np.append(definitions.layers, NONE)[described])
 
@@ -130,7 +130,7 @@ class Counters:
 
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(HITS, 0))
     readings: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    """(field, thread) → its first reading and the value last told."""
+    """(field, thread) → its first reading and its last value."""
 
     def of(self, source: Source, announced: Announced, runs: Columns, moves: pd.DataFrame) -> pyarrow.Table:
         """The rows of a stretch of time, which must follow on the last one; `moves` are the loads of the whole recording."""

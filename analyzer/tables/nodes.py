@@ -1,7 +1,7 @@
-"""Operators that are told by a thread's shares of a graph's nodes alone: turned into the begins and waits that others read.
+"""Operators of which only the threads' shares of a graph's nodes are recorded: turned into the begins and waits that others read.
 
 A thread's share of a node is done when it enters the barrier behind it; the barrier opens when the last thread has come,
-and there the next node begins on every thread. So one time per thread and node tells begin, end and wait.
+and there the next node begins on every thread. So one time per thread and node gives begin, end and wait.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ NEVER_RUN = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # nodes that on
 
 @dataclass(frozen=True)
 class Announced:
-    """What tells the operators of a stretch of time: begins and waits, some of them made of shares."""
+    """The records of the operators of a stretch of time: begins and waits, some of them made of shares."""
 
     begin: Rows
     wait: Rows
@@ -47,7 +47,7 @@ def shares(source: Source) -> Rows:
 def unfold(source: Source) -> Announced:
     """The operators' begins and waits, with an op_begin and an op_wait in the place of each share.
 
-    While the tracer learns where to look, operators are told in both ways: a graph is read the new way where that misses
+    While the tracer learns where to look, operators are recorded in both ways: a graph is read the new way where that misses
     none of its operators, or the old way misses most.
     """
     done, graphs = shares(source), source.rows("graph_begin")
@@ -84,9 +84,9 @@ def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.
 
 
 def tensors_of(source: Source, done: Rows) -> np.ndarray:
-    """The tensor that each share's node makes, as told before the graph's next run or, failing that, later; 0: never told.
+    """The tensor that each share's node makes, as recorded before the graph's next run or, failing that, later; 0: never.
 
-    Nodes are told by the thread that leads, maybe behind another thread's share; hence the look ahead to the graph's end.
+    Nodes are recorded by the thread that leads, maybe behind another thread's share; hence the look ahead to the graph's end.
     """
     nodes, ends = source.rows("node"), source.rows("graph_end")
     columns = [np.concatenate((nodes[name], done[name])) for name in ("pid", "graph", "node")]
@@ -102,7 +102,7 @@ def tensors_of(source: Source, done: Rows) -> np.ndarray:
 
 
 def graphs_by_shares(n: int, done: tuple[np.ndarray, np.ndarray], begun: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Of each of `n` graphs, whether op_done tells it; both are given as (graph, tensor) of each record."""
+    """Of each of `n` graphs, whether its operators are read from shares; both are given as (graph, tensor) of each record."""
     count, count_begun = (np.bincount(graph, minlength=n) for graph, _ in (done, begun))
     key = codes(np.concatenate((done[0], begun[0])), np.concatenate((done[1], begun[1])))
     missed = np.bincount(begun[0][~np.isin(key[len(done[0]) :], key[: len(done[0])])], minlength=n)

@@ -81,7 +81,7 @@ def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Grap
 
 
 def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np.ndarray:
-    """Rows end, known, major and minor faults of operators without an end, as _joins.ends tells them."""
+    """Rows end, known, major and minor faults of operators without an end, as _joins.ends gives them."""
     matched, closing = tokens.spans.end, source.rows("token_end")
     ended = np.flatnonzero(matched >= 0)
     ended = ended[np.argsort(closing["ts"][matched[ended]], kind="stable")]
@@ -188,7 +188,7 @@ def tensors(source: Source) -> pd.DataFrame:
 
 
 def element_types(head: Rows, shape: list[str]) -> np.ndarray:
-    """The name of each tensor's element type, by ggml's numbers; "" where no shape was told, and so no type."""
+    """The name of each tensor's element type, by ggml's numbers; "" where no shape was recorded, and so no type."""
     names = [GGML_TYPES.get(number, ("",))[0] if dims else "" for number, dims in zip(head["dtype"].tolist(), shape, strict=True)]
     return np.array([*names, ""], object)[:-1]
 
@@ -213,7 +213,7 @@ def codes_of(rows: Rows) -> np.ndarray:
 
 
 class Definitions:
-    """The tensors of a recording, and what their definitions tell of the operators that make them."""
+    """The tensors of a recording, and what their definitions say of the operators that make them."""
 
     def __init__(self, source: Source):
         self.table = tensors(source)
@@ -284,7 +284,7 @@ def ran(source: Source) -> set[int]:
 def fused_types(definitions: pd.DataFrame, ran: set[int]) -> np.ndarray:
     """The type of each tensor of `known`; "A+B" where B's first source is made by an A that never ran by itself.
 
-    Engines compute some pairs of operators in one go and tell the second. Only where operators have declared structure.
+    Engines compute some pairs of operators in one go and report the second. Only where operators have declared structure.
     """
     types = definitions["type"].to_numpy().copy()
     pid = definitions["pid"].to_numpy()

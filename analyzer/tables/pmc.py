@@ -1,6 +1,6 @@
 """Performance counters: what each event counted within an operator, thread by thread.
 
-An operator that a share tells has one reading, when the thread's share was done: it counts from the thread's reading before
+An operator made of a share has one reading, when the thread's share was done: it counts from the thread's reading before
 it, the wait for the other threads in between included.
 """
 
@@ -31,7 +31,7 @@ def readings_at(rows: Rows, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
 
 
 def recorded_by_shares(done: Rows, ops: OpThreads) -> np.ndarray:
-    """Which operators were told by one record, at the end of the thread's share."""
+    """Which operators are made of one record, at the end of the thread's share."""
     key = codes(np.concatenate((done["tid"], ops.rows["tid"])), np.concatenate((done["ts"], ops.wait)))
     return np.isin(key[len(done) :], key[: len(done)])
 

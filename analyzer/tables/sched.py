@@ -134,7 +134,7 @@ class Scheduling:
         return {"thread_states": states, "sched": events(source)}
 
     def _meet(self, switch: Rows, waking: Rows) -> None:
-        """Take note of who there is: names as last told, processes as first told."""
+        """Take note of the threads there are: their last names, their first processes."""
         named = np.concatenate(
             (np.where(switch["comm_of_next"] > 0, switch["next_tid"], switch["prev_tid"]), waking["woken_tid"])
         )

@@ -46,7 +46,7 @@ def model_names(
 ) -> pyarrow.DictionaryArray:
     """The model of the session that a (process, handle) is at a time; "" where it is none, or its model has no name.
 
-    `makes` marks the calls that make it: a session is told of just behind them.
+    `makes` marks the calls that make it: a session's record follows just behind them.
     """
     rows = source.rows("session")
     created = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)

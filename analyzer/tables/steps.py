@@ -34,7 +34,7 @@ class Steps:
     until: np.ndarray
     """Exclusive end; a token whose end was lost reaches to the next token of its thread, or to the recording's end."""
     n_tokens: np.ndarray
-    """How many tokens each was fed; 0 where neither the engine nor a stretch of time that was looked at tells."""
+    """How many tokens each was fed; 0 where neither the engine nor a stretch of time looked at so far gives it."""
     first: int = 0
     """token_id of the first row: not 0 for the tokens of a stretch of time."""
 
@@ -73,7 +73,7 @@ class Steps:
         return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
     def phases(self) -> np.ndarray:
-        """The engine's phase; where it tells none, prefill is a step of several tokens or the first of a sequence."""
+        """The engine's phase; where it gives none, prefill is a step of several tokens or the first of a sequence."""
         phase, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
         first = position == 0
         if len(phase):
@@ -145,7 +145,7 @@ class Graphs:
         begin, matched = self.begin, self.spans.end
         status = np.where(matched >= 0, self.end["status"][matched], NONE) if len(self.end) else np.full(len(begin), NONE)
         handle = begin.raw("handle").copy()
-        makes = (handle == 0) & (matched >= 0)  # the call's end tells what it made
+        makes = (handle == 0) & (matched >= 0)  # the call's end has what it made
         handle[makes] = self.end.raw("handle")[matched[makes]]
         return {
             "graph_id": self.first + np.arange(len(begin)),

@@ -1,6 +1,6 @@
 """What the subgraphs of our runtime have to do, in closed form from the model's config, as complexity.py counts it.
 
-The runtime tells rows, layers and experts; the recording's manifest keeps the config of the model and the precisions of its
+The runtime records rows, layers and experts; the recording's manifest keeps the config of the model and the precisions of its
 package. Rows are those in use: what a static shape pads is not counted. Attention reaches over the whole context of its step.
 """
 
@@ -24,7 +24,7 @@ Work = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Asked:
-    """Operators of one type: rows in use, tokens in the context (NaN: not told), layer."""
+    """Operators of one type: rows in use, tokens in the context (NaN: not known), layer."""
 
     rows: np.ndarray
     context: np.ndarray

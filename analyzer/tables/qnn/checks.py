@@ -19,7 +19,7 @@ WITHIN = (
 )
 """(inner, outer): the device's time lies within the RPC's, and that within the host's call."""
 FIRST_OF_HTP = 1000  # event types from here on are the backend's own
-MICROSECOND = 1.0  # times are told in whole microseconds
+MICROSECOND = 1.0  # times are given in whole microseconds
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def narrowest(begin: np.ndarray, end: np.ndarray, rows: np.ndarray) -> int:
 
 
 def align(ticks: np.ndarray, begin: np.ndarray, end: np.ndarray) -> DeviceClock | None:
-    """A clock from time stamps, each known to have been taken in a window of host ns; None where fewer than two tell.
+    """A clock from time stamps, each known to have been taken in a window of host ns; None for fewer than two.
 
     The two snapshots are the narrowest windows of the first and the last third; each is wrong by half its window.
     """

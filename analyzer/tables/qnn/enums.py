@@ -113,7 +113,7 @@ STAGES: dict[int, str] = {
 
 
 class Work(Enum):
-    """What a profile event tells about; the value is the API calls that such events come from (() for graphExecute)."""
+    """What a profile event is about; the value is the API calls that such events come from (() for graphExecute)."""
 
     INIT = (CONTEXT_CREATE, CONTEXT_FROM_BINARY, GRAPH_CREATE, GRAPH_RETRIEVE, WITH_SIGNAL, FROM_LIST)
     FINALIZE = (GRAPH_FINALIZE,)
@@ -134,7 +134,7 @@ WORK_OF_THOUSAND: dict[int, Work] = {
 
 
 def work_of(event_type: int) -> Work | None:
-    """Which kind of call an event type belongs to; None where the type does not tell (NODE belongs to its parent)."""
+    """Which kind of call an event type belongs to; None where the type leaves it open (NODE belongs to its parent)."""
     if event_type < 1000:
         return None if event_type == 404 else WORK_OF_HUNDRED.get(event_type // 100)
     return WORK_OF_THOUSAND.get(event_type // 1000)

@@ -132,14 +132,14 @@ WORKS = tuple(Work)
 
 
 def work_of_harvests(n: int, events: Events) -> np.ndarray:
-    """Which work each harvest's events tell about, as an index into WORKS; -1 where no type tells."""
+    """Which work each harvest's events are about, as an index into WORKS; -1 where no type names one."""
     types = events.rows["type"]
     values, inverse = np.unique(types, return_inverse=True)
     works = [work_of(v) for v in values.tolist()]
     work = np.array([WORKS.index(w) if w else NONE for w in works] or [NONE], np.int64)[inverse]
     rows = np.flatnonzero((work >= 0) & (events.harvest >= 0))[::-1]
     answer = np.full(n, NONE, np.int64)
-    answer[events.harvest[rows]] = work[rows]  # the first event whose type tells decides: later rows come first here
+    answer[events.harvest[rows]] = work[rows]  # the first event whose type names one decides: later rows come first here
     return answer
 
 

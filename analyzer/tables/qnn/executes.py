@@ -38,7 +38,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Executions:
-    """The calls as spans; those of graphExecuteAsync reach to what told their end. `returned_ns`: -1 but for these."""
+    """The calls as spans; those of graphExecuteAsync reach to the notice of their end. `returned_ns`: -1 but for these."""
 
     spans: Spans
     status: np.ndarray
@@ -63,7 +63,7 @@ def executions(source: Source) -> Executions:
 
 
 def notices(submitted_ns: np.ndarray, done_ns: np.ndarray, rows: tuple[Rows, Rows], submitted: np.ndarray) -> np.ndarray:
-    """For each wanted submission the notice that ends it: of the same process and parameter, in the order of both; -1: none."""
+    """For each submission the notice that ends it: of the same process and parameter, in the order of both; -1: none."""
     begin, done = rows
     asked = np.flatnonzero(submitted)
     key = codes(np.concatenate((begin["pid"][asked], done["pid"])), np.concatenate((begin["param"][asked], done["param"])))

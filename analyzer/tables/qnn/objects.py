@@ -1,6 +1,6 @@
 """QNN's handles as objects: backends, devices, contexts, graphs, profiles and registered memory, each from making to freeing.
 
-Handles are small numbers that are used again after they were freed. A generation tells the objects of one handle apart; every
+Handles are small numbers that are used again after they were freed. A generation distinguishes the objects of one handle; every
 other QNN table refers to objects by `object_id`, never by a handle alone.
 """
 
@@ -80,7 +80,7 @@ class Objects:
         return np.where((until[row] >= 0) & (until[row] < ts), NONE, ids[row])
 
     def key(self, pid: np.ndarray, profile: np.ndarray, ts: np.ndarray) -> np.ndarray:
-        """A number that tells profiles apart: the object's where it is known, else a negative one for the handle."""
+        """A number for each profile: the object's where it is known, else a negative one for the handle."""
         ids = self.ids_at("profile", pid, profile, ts)
         return np.where(ids >= 0, ids, ~profile)
 
