@@ -5,17 +5,16 @@ the layer began; what is asked for together does not evict each other where the 
 layers: one cache of (layer, expert) pairs. Only some events may count, a phase's; the others still fill the cache.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions.experts import activations
+from analyzer.records.schema import Tables
 from runtime.cache_rules.eviction import LFRU
 from runtime.cache_rules.forms import CPU, Form
 from runtime.cache_rules.replay import Event, Outcome, belady, belady_with_bypass, lfu, lru, replay
-
-Tables = Mapping[str, pd.DataFrame]
 
 
 def lfru(events: Sequence[Event], size: int) -> Outcome:

@@ -1,12 +1,11 @@
 """Tables that follow from the recorded ones and are made when a query asks for them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pandas as pd
 
 from analyzer.questions import cache_curves, experts, figures, phases, threads, trends
-
-Tables = Mapping[str, pd.DataFrame]
+from analyzer.records.schema import Tables
 
 DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "phases": ("ns of each group, cause and residual by token (phases.per_token)", lambda t: phases.per_token(t).reset_index()),

@@ -1,6 +1,5 @@
 """Which experts ran: activation over steps, how many distinct ones, hits of the expert cache, and reuse distance."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,8 +7,7 @@ import pandas as pd
 
 from analyzer.questions.figures import cache_hits, hit_rate
 from analyzer.questions.groups import operator_groups
-
-Tables = Mapping[str, pd.DataFrame]
+from analyzer.records.schema import Tables
 
 
 def activations(tables: Tables, phase: str | None = None) -> pd.DataFrame:

@@ -5,15 +5,14 @@ kernel's truth comes from duplication: run it n more times right after itself, a
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analyzer.errors import AnalysisError
+from analyzer.records.schema import Tables
 
-Tables = Mapping[str, pd.DataFrame]
 COLUMNS = ["name", "measured_ms", "truth_ms", "accuracy_percent", "scaled_error"]
 
 

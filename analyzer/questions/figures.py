@@ -9,12 +9,11 @@ prefill tokens/s  tokens fed in prefill steps / the sum of these steps' duration
 hit rate          hits / (hits + misses), of distinct experts of each step and layer, by the cache's state when the layer began
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 
-Tables = Mapping[str, pd.DataFrame]
+from analyzer.records.schema import Tables
+
 MS = 1e6
 
 

@@ -4,7 +4,7 @@ A finding's prize is the time that would go away if its cause did, as a share of
 add up.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ import pandas as pd
 
 from analyzer.questions import cache_curves, phases, roofline, threads, trends
 from analyzer.questions.ceilings import Ceilings
+from analyzer.records.schema import Tables
 
-Tables = Mapping[str, pd.DataFrame]
 LEAST_SHARE = 0.01
 """Findings that would give back less are left out."""
 GOAL_HIT_RATE = 0.9

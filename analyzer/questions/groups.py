@@ -1,14 +1,13 @@
 """What operators do for the model, by their names, and how much of each token's time each such group has."""
 
 import re
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
+from analyzer.records.schema import Tables
 from analyzer.records.spans import Nest
 
-Tables = Mapping[str, pd.DataFrame]
 GROUPS = (
     *("embedding", "attention", "softmax", "copy", "routing", "expert compute", "expert load", "combine"),
     *("feed-forward", "head", "sampling", "other"),

@@ -1,14 +1,14 @@
 """Where in the timeline a finding shows most: the longest span of its kind."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from analyzer.questions import phases, threads
+from analyzer.records.schema import Tables
 
-Tables = Mapping[str, pd.DataFrame]
 LONG = "duration_ns"
 
 

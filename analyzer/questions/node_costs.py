@@ -1,14 +1,11 @@
 """What a ProfDAG's operators cost beside their time: cycles of the NPU and loads of their experts."""
 
-from collections.abc import Mapping
-
 import networkx as nx
 import numpy as np
 import pandas as pd
 
+from analyzer.records.schema import Tables
 from analyzer.records.spans import Nest
-
-Tables = Mapping[str, pd.DataFrame]
 
 
 def cycles_of(tables: Tables, operators: pd.DataFrame) -> dict[int, float]:

@@ -1,18 +1,17 @@
 """What the NPU did, in numbers: per graph, expert and node; first executions, context loads, stages and idle time apart."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.imports.opmap import Mapped
+from analyzer.records.schema import Tables
 from analyzer.tables.qnn.busy import overlap
 from analyzer.tables.qnn.checks import checks
 from analyzer.tables.qnn.enums import LEVELS, NODE, RESOURCES
 
-Tables = Mapping[str, pd.DataFrame]
 Row = dict[str, Any]
 OpMap = dict[str, Mapped]
 OP_ID = re.compile(r"(.*?)[: ]OpId_(\d+)( \(.*\))?")

@@ -4,7 +4,6 @@ A gap is time of a token in which no thread works on any of its operators or loa
 the NPU's execution, a load, or the state of the token's own thread.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import pandas as pd
 
 from analyzer.questions.groups import GROUPS, group_times, working
 from analyzer.records.intervals import Intervals, common, merged, overlaps, uncovered
+from analyzer.records.schema import Tables
 
-Tables = Mapping[str, pd.DataFrame]
 CAUSE_OF_STATE = {
     "running": "host",
     "runnable": "scheduling",

@@ -6,7 +6,6 @@ made is a constant (a weight, or state of an earlier token), unless its own stru
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ import numpy as np
 import pandas as pd
 
 from analyzer.errors import AnalysisError
+from analyzer.records.schema import Tables
 from analyzer.tables.nodes import NEVER_RUN
 from analyzer.tables.operators import layer_of
 
 VIEWS_DEEP = 8
 NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-Tables = Mapping[str, pd.DataFrame]
 MEASURED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt")
 IN_PLACE = {"SET_ROWS": -1, "CPY": 1, "SET": 0, "ACC": 0}
 """Operators that write into memory they are given: which of their sources that is."""

@@ -4,16 +4,14 @@ Attainable time is the larger of flops / peak and bytes / bandwidth; whichever i
 time of an empty call, `launch` binds; what spent most of its threads' time waiting for the disk is bound by `disk`.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.intervals import Intervals, overlaps
+from analyzer.records.schema import Tables
 from analyzer.records.spans import Nest, distinct
 
-Tables = Mapping[str, pd.DataFrame]
 DISK_SHARE = 0.5
 GROUPINGS = {"type": ["type"], "shape": ["type", "shape", "weights"], "name": ["type", "name"], "layer": ["type", "layer"]}
 

@@ -1,6 +1,5 @@
 """A recording in numbers: one JSON-able dictionary, every section present only as far as its records are."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +12,10 @@ from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.threads import STATES
 from analyzer.records.observed import known_changes
 from analyzer.records.reading import Source, section
+from analyzer.records.schema import Tables
 from analyzer.records.spans import numbered
 from tracer.recording.format import Recording
 
-Tables = Mapping[str, pd.DataFrame]
 NEEDED = (
     *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
     *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired"),

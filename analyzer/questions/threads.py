@@ -1,15 +1,14 @@
 """Threads: in which states they spent their operators, how evenly they shared the work, and who took a CPU from them."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.records.intervals import Intervals, overlaps
+from analyzer.records.schema import Tables
 from analyzer.records.spans import NONE, distinct, latest
 
-Tables = Mapping[str, pd.DataFrame]
 IDLE = "nobody, waking up"
 """What stands for an idle CPU that a woken thread has not come to yet."""
 STATES = ("running", "runnable", "sleeping", "waiting", "stopped")

@@ -1,14 +1,13 @@
 """Across tokens: how step times spread, drift, swing and jump, and which operators grow with the context."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.questions.figures import complete_steps, ttft_ms
+from analyzer.records.schema import Tables
 
-Tables = Mapping[str, pd.DataFrame]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LEAST = 8
 """Fewer steps than this show no trend."""

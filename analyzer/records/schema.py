@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
+Tables = Mapping[str, pd.DataFrame]
+"""Tables by name, as frames."""
 TEXT = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 """A column of texts: each text once, and a number for each row."""
 

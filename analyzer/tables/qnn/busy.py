@@ -4,19 +4,17 @@ The NPU counts as busy from a graphExecute to its return (or to the notice of it
 busy while a thread of the program runs that is not in an execution itself and is none of the emulator's own.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analyzer.records.intervals import Intervals, common, covered, merged, uncovered
-from analyzer.records.schema import conform, empty
+from analyzer.records.schema import Tables, conform, empty
 from analyzer.records.spans import NONE, latest
 
 EMULATOR_THREADS = r"thr_h[vml]x_"
 STATES = ("running", "runnable", "sleeping", "waiting")
-Tables = Mapping[str, pd.DataFrame]
 
 
 def spans_of(frame: pd.DataFrame) -> Intervals:
