@@ -26,11 +26,6 @@ RESIDUAL = "residual"
 GAP_COLUMNS = ("token_id", "begin_ns", "end_ns", "duration_ns", "cause", "after", "before")
 
 
-def spans_of(table: pd.DataFrame, key: str = "token_id") -> Intervals:
-    """A table's spans by one of its columns."""
-    return Intervals(table[key].to_numpy(np.int64), table["begin_ns"].to_numpy(), table["end_ns"].to_numpy())
-
-
 def gaps(tables: Tables) -> pd.DataFrame:
     """Every piece of a gap with one cause: token_id, begin_ns, end_ns, duration_ns, cause, and the operators around it."""
     return neighbours(tables["operators"], idle(tables, working(tables)))[list(GAP_COLUMNS)]
@@ -38,8 +33,8 @@ def gaps(tables: Tables) -> pd.DataFrame:
 
 def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
     """The gaps that groups.working leaves, without the operators around them."""
-    covered = Intervals(*(work[name].to_numpy(np.int64) for name in ("token_id", "begin", "end")))
-    left = uncovered(spans_of(tables["tokens"]), covered)
+    covered = Intervals.of_table(work, "token_id", "begin", "end")
+    left = uncovered(Intervals.of_table(tables["tokens"], "token_id"), covered)
     return explained(tables, left, (("npu", npu_spans(tables)), ("load", load_spans(tables))))
 
 
@@ -63,7 +58,7 @@ def explained(tables: Tables, left: Intervals, candidates: tuple[tuple[str, Inte
 def npu_spans(tables: Tables) -> Intervals:
     """Executions on the NPU within tokens."""
     executes = tables["qnn_executes"]
-    return spans_of(executes[executes["token_id"] >= 0])
+    return Intervals.of_table(executes[executes["token_id"] >= 0], "token_id")
 
 
 def load_spans(tables: Tables) -> Intervals:
@@ -72,8 +67,10 @@ def load_spans(tables: Tables) -> Intervals:
     loads = loads[(loads["action"] == "load") & (loads["token_id"] >= 0)]
     calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(("contextCreate", "contextCreateFromBinary", "graphFinalize"))]
     tokens = tables["tokens"]
-    setups = overlaps(spans_of(tokens, "pid"), merged(spans_of(calls, "pid")))
-    return Intervals.joined(spans_of(loads), Intervals(tokens["token_id"].to_numpy()[setups.left], setups.begin, setups.end))
+    setups = overlaps(Intervals.of_table(tokens, "pid"), merged(Intervals.of_table(calls, "pid")))
+    return Intervals.joined(
+        Intervals.of_table(loads, "token_id"), Intervals(tokens["token_id"].to_numpy()[setups.left], setups.begin, setups.end)
+    )
 
 
 def by_thread_state(tables: Tables, left: Intervals) -> tuple[Intervals, np.ndarray]:
@@ -81,7 +78,7 @@ def by_thread_state(tables: Tables, left: Intervals) -> tuple[Intervals, np.ndar
     states = tables["thread_states"]
     owner = tables["tokens"].set_index("token_id")["tid"].reindex(left.key, fill_value=-1).to_numpy()
     own_states = states[np.isin(states["tid"].to_numpy(), np.unique(owner))]
-    state_spans, named = spans_of(own_states, "tid"), own_states["state"].map(CAUSE_OF_STATE).to_numpy()
+    state_spans, named = Intervals.of_table(own_states), own_states["state"].map(CAUSE_OF_STATE).to_numpy()
     shared = overlaps(Intervals(owner, left.begin, left.end), state_spans)
     rows = np.arange(len(left.key))
     unknown = uncovered(Intervals(rows, left.begin, left.end), Intervals(shared.left, shared.begin, shared.end))
@@ -143,7 +140,7 @@ def whole_run(tables: Tables, rows: pd.DataFrame) -> dict[str, Any]:
         return {}
     first, last = int(tokens["begin_ns"].min()), int(tokens["end_ns"].max())
     window = Intervals.of(np.array([first]), np.array([last]))
-    token_spans = spans_of(tokens)
+    token_spans = Intervals.of_table(tokens, "token_id")
     between = uncovered(window, Intervals.of(token_spans.begin, token_spans.end)).length.sum()
     spent = {str(phase): float(ns) / 1e6 for phase, ns in tokens.groupby("phase")["duration_ns"].sum().items()}
     total = (last - first) / 1e6
@@ -221,8 +218,10 @@ def npu_gaps(tables: Tables) -> pd.DataFrame:
     """
     busy = npu_spans(tables)
     tokens = tables["tokens"][tables["tokens"]["token_id"].isin(np.unique(busy.key))]
-    left = uncovered(spans_of(tokens), busy)
+    left = uncovered(Intervals.of_table(tokens, "token_id"), busy)
     graphs = tables["graphs"].query("backend == 'htp' and token_id >= 0")
     work = working(tables)
-    host = Intervals(*(work[name].to_numpy(np.int64) for name in ("token_id", "begin", "end")))
-    return explained(tables, left, (("load", load_spans(tables)), ("rpc", spans_of(graphs)), ("host", host)))
+    host = Intervals.of_table(work, "token_id", "begin", "end")
+    return explained(
+        tables, left, (("load", load_spans(tables)), ("rpc", Intervals.of_table(graphs, "token_id")), ("host", host))
+    )

@@ -66,7 +66,7 @@ def disk_time(tables: Tables) -> np.ndarray:
     """ns that each operator's threads waited for the disk, by the scheduler's records and, where longer, by reads and faults."""
     shares, states = tables["op_threads"], tables["thread_states"]
     n = len(tables["operators"])
-    busy, away = (Intervals(*(part[name].to_numpy() for name in ("tid", "begin_ns", "end_ns"))) for part in (shares, states))
+    busy, away = Intervals.of_table(shares), Intervals.of_table(states)
     away = away.where((states["state"] == "waiting").to_numpy() & np.isin(away.key, distinct(busy.key)))
     waits = overlaps(busy, away)
     waited = np.bincount(shares["op_id"].to_numpy()[waits.left], waits.length, minlength=n)[:n]

@@ -14,21 +14,11 @@ IDLE = "nobody, waking up"
 STATES = ("running", "runnable", "sleeping", "waiting", "stopped")
 
 
-def busy_spans(shares: pd.DataFrame) -> Intervals:
-    """What each thread computed: from its begin to where it waited for the others."""
-    return Intervals(*(shares[name].to_numpy() for name in ("tid", "begin_ns", "wait_ns")))
-
-
-def state_spans(states: pd.DataFrame) -> Intervals:
-    """States of threads."""
-    return Intervals(*(states[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
-
-
 def operator_states(tables: Tables) -> pd.DataFrame:
     """Per operator type: `busy_ms` summed over threads, its share in each state, and `unknown` where no state was recorded."""
     shares, states, operators = tables["op_threads"], tables["thread_states"], tables["operators"]
-    spans = busy_spans(shares)
-    pieces = overlaps(spans, state_spans(states))
+    spans = Intervals.of_table(shares, end="wait_ns")  # what each thread computed, without its wait for the others
+    pieces = overlaps(spans, Intervals.of_table(states))
     kind = operators["type"].to_numpy()[shares["op_id"].to_numpy()]
     spent = pd.DataFrame({"type": kind[pieces.left], "state": states["state"].to_numpy()[pieces.right], "ns": pieces.length})
     wide = spent.pivot_table(index="type", columns="state", values="ns", aggfunc="sum", fill_value=0)
@@ -69,7 +59,7 @@ def displacements(tables: Tables) -> pd.DataFrame:
     """
     shares, states = tables["op_threads"], tables["thread_states"]
     ready = (states["state"] == "runnable").to_numpy() & np.isin(states["tid"].to_numpy(), distinct(shares["tid"].to_numpy()))
-    pieces = overlaps(busy_spans(shares), state_spans(states).where(ready))
+    pieces = overlaps(Intervals.of_table(shares, end="wait_ns"), Intervals.of_table(states).where(ready))
     op = shares["op_id"].to_numpy()[pieces.left]
     last = (shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")).to_numpy()
     tid = shares["tid"].to_numpy()[pieces.left]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,11 @@ class Intervals:
     def of(cls, begin: np.ndarray, end: np.ndarray) -> "Intervals":
         """Intervals that all have the key 0."""
         return cls(np.zeros(len(begin), np.int64), begin, end)
+
+    @classmethod
+    def of_table(cls, table: pd.DataFrame, key: str = "tid", begin: str = "begin_ns", end: str = "end_ns") -> "Intervals":
+        """The rows of a table by one of its columns."""
+        return cls(*(table[name].to_numpy(np.int64) for name in (key, begin, end)))
 
     @classmethod
     def joined(cls, *parts: "Intervals") -> "Intervals":

@@ -106,6 +106,10 @@ class Spans:
         duration = self.end_ns - self.begin_ns
         return {"begin_ns": self.begin_ns, "end_ns": self.end_ns, "duration_ns": duration, "complete": self.complete}
 
+    def of_end(self, ends: Rows, field: str, missing: int = -1) -> np.ndarray:
+        """A field of each span's end record; `missing` where there is none."""
+        return np.append(ends[field], missing)[self.end]
+
     def until(self) -> np.ndarray:
         """Exclusive end for containment: a span that was still open contains the last instant too."""
         return np.where(self.complete | (self.end_ns == self.begin_ns), self.end_ns, self.end_ns + 1)

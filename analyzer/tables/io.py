@@ -34,7 +34,7 @@ class Enclosed:
         if len(rows) == 0:
             return
         tid, ts = self.rows["tid"][rows], self.ts[rows]
-        op = values_at(activity.op_id, activity.operators.innermost(tid, ts))
+        op = values_at(activity.op_id, activity.ops.nest.innermost(tid, ts))
         run = values_at(activity.experts["expert"], activity.runs.innermost(tid, ts))
         self.op[rows] = np.where(op >= 0, op + activity.first_op, NONE)
         self.expert[rows] = np.where(run >= 0, run, values_at(activity.op_expert, op))
@@ -61,12 +61,6 @@ class Activity:
     op_expert: np.ndarray
     first_op: int
     experts: Columns
-
-    @cached_property
-    def operators(self) -> Nest:
-        """The operators of each thread as a stack in time."""
-        ops = self.ops
-        return Nest(ops.rows["tid"], ops.begin, np.where(ops.complete, ops.end, ops.end + 1))
 
     @cached_property
     def runs(self) -> Nest:
@@ -145,8 +139,7 @@ def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> pd.Da
     spans = source.spans("read")
     begin, end = source.rows("read_begin"), source.rows("read_end")
     asked = begin["bytes"]
-    result = np.where(spans.end >= 0, end["result"][spans.end], NONE) if len(end) else np.full(len(begin), NONE)
-    added = np.where(spans.end >= 0, end["added"][spans.end], 0) if len(end) else np.zeros(len(begin), np.int64)
+    result = spans.of_end(end, "result")
     return conform(
         "reads",
         {
@@ -159,7 +152,7 @@ def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> pd.Da
             "asked_bytes": np.where(asked == UNTOLD_BYTES, NONE, asked),
             "bytes": np.maximum(result, 0),
             "error": np.where(spans.complete, np.maximum(-result, 0), 0),
-            "missed_bytes": added * files.page_bytes,
+            "missed_bytes": spans.of_end(end, "added", 0) * files.page_bytes,
             **spans.columns(),
         },
     )
@@ -174,9 +167,7 @@ def blocks(source: Source, context: dict[str, np.ndarray]) -> pd.DataFrame:
         Marks(key[part], rows["ts"], rows.position, nothing[part], nothing[part] > 0)
         for part, rows in ((slice(len(issue)), issue), (slice(len(issue), None), done))
     ]
-    answer = pair(*marks).end
-    spans = source.close(issue, answer, done["ts"], "io")
-    error = np.where(answer >= 0, done["error"][answer], 0) if len(done) else np.zeros(len(issue), np.int64)
+    spans = source.close(issue, pair(*marks).end, done["ts"], "io")
     flags = texts(issue["rwbs"])
     return conform(
         "blocks",
@@ -188,7 +179,7 @@ def blocks(source: Source, context: dict[str, np.ndarray]) -> pd.DataFrame:
             "bytes": issue["bytes"],
             "operation": np.array([*(OPERATIONS.get(text[:1], "other") for text in flags), ""], object)[:-1],
             "flags": flags,
-            "error": -error,
+            "error": -spans.of_end(done, "error", 0),
             **spans.columns(),
         },
     )

@@ -87,12 +87,11 @@ def loads(source: Source, tokens: Steps) -> pd.DataFrame:
     """The table `loads`: loads as spans, evictions as instants, in order of time."""
     spans = source.spans("load", ("layer", "expert"))
     begin, end, evict = source.rows("load_begin"), source.rows("load_end"), source.rows("evict")
-    resident = np.where(spans.end >= 0, end["resident"][spans.end], NONE) if len(end) else np.full(len(begin), NONE)
     loaded = {
         **_moved(source, tokens, begin, "load"),
         "reason": np.asarray(chosen(REASON, begin["reason"])),
         "backend": np.asarray(chosen(BACKEND, begin["backend"])),
-        "resident_bytes": resident,
+        "resident_bytes": spans.of_end(end, "resident"),
         **spans.columns(),
     }
     nothing = np.full(len(evict), "", object)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,11 @@ class OpThreads:
     graph: np.ndarray
     result: np.ndarray  # number of its result's identity in `results`
     results: np.ndarray
+
+    @cached_property
+    def nest(self) -> Nest:
+        """The operators of each thread as a stack in time; the last instant of an unfinished one belongs to it."""
+        return Nest(self.rows["tid"], self.begin, self.end + ~self.complete)
 
 
 def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Graphs) -> OpThreads:
@@ -302,8 +308,7 @@ def finish(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np
     """Add `expert` and `name` to the operators' columns; answers the number of the operator of each expert run."""
     enclosing = np.full(len(experts), NONE, np.int64)
     if len(experts) and len(op_id):
-        span_end = np.where(ops.complete, ops.end, ops.end + 1)
-        inner = Nest(ops.rows["tid"], ops.begin, span_end).innermost(experts["tid"], experts["ts"])
+        inner = ops.nest.innermost(experts["tid"], experts["ts"])
         enclosing = np.where(inner >= 0, op_id[inner], NONE)
     columns["expert"] = sole_expert(len(columns["op_id"]), enclosing, experts["expert"])
     named = np.append(definitions.names != "", False).astype(bool)[columns["described"]]

@@ -85,7 +85,6 @@ class Steps:
     def table(self, source: Source) -> Columns:
         """The columns of `tokens`."""
         matched, position = self.spans.end, self.begin["position"]
-        result = np.where(matched >= 0, self.end["result"][matched], NONE) if len(self.end) else np.full(len(self.begin), NONE)
         return {
             "token_id": np.arange(len(self.begin)),
             **source.thread(self.begin),
@@ -93,7 +92,7 @@ class Steps:
             "phase": text(self.phases(), PHASES),
             "n_tokens": self.n_tokens,
             "position": np.where(position == UNKNOWN_U32, NONE, position),
-            "result": result,
+            "result": self.spans.of_end(self.end, "result"),
             "maj_flt": faults(self.begin, self.end, matched, "maj_flt"),
             "min_flt": faults(self.begin, self.end, matched, "min_flt"),
             **self.spans.columns(),
@@ -143,7 +142,6 @@ class Graphs:
     def table(self, source: Source, tokens: Steps) -> Columns:
         """The columns of `graphs`."""
         begin, matched = self.begin, self.spans.end
-        status = np.where(matched >= 0, self.end["status"][matched], NONE) if len(self.end) else np.full(len(begin), NONE)
         handle = begin.raw("handle").copy()
         makes = (handle == 0) & (matched >= 0)  # the call's end has what it made
         handle[makes] = self.end.raw("handle")[matched[makes]]
@@ -159,7 +157,7 @@ class Graphs:
             "n_tokens": begin["n_tokens"],
             "handle": handle,
             "name": model_names(source, begin["pid"], handle, begin["ts"], makes),
-            "status": status,
+            "status": self.spans.of_end(self.end, "status"),
             **self.spans.columns(),
         }
 

@@ -17,11 +17,6 @@ EMULATOR_THREADS = r"thr_h[vml]x_"
 STATES = ("running", "runnable", "sleeping", "waiting")
 
 
-def spans_of(frame: pd.DataFrame) -> Intervals:
-    """A table's rows by thread."""
-    return Intervals(*(frame[name].to_numpy() for name in ("tid", "begin_ns", "end_ns")))
-
-
 def anyone(spans: Intervals) -> Intervals:
     """The time that any of the intervals covers, whatever their keys."""
     return merged(Intervals.of(spans.begin, spans.end))
@@ -40,15 +35,15 @@ def gap_table(tables: Tables) -> pd.DataFrame:
 
 def gaps_of(runs: pd.DataFrame, states: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
     """The gaps of one process, each with the state of the thread that ended it by submitting."""
-    busy = anyone(spans_of(runs))
+    busy = anyone(Intervals.of_table(runs))
     begin, end = busy.end[:-1], busy.begin[1:]
     starts = runs.sort_values("begin_ns", kind="stable")
     after = starts.iloc[np.searchsorted(starts["begin_ns"].to_numpy(), end)]
     frame = pd.DataFrame({"begin_ns": begin, "end_ns": end, "duration_ns": end - begin, "pid": after["pid"].to_numpy()})
     frame["tid"], frame["execute_id"] = after["tid"].to_numpy(), after["execute_id"].to_numpy()
     for state in STATES:
-        frame[f"{state}_ns"] = covered(spans_of(states[states["state"] == state]), spans_of(frame))
-    running = spans_of(states[(states["state"] == "running") & (states["pid"] == int(runs["pid"].iloc[0]))])
+        frame[f"{state}_ns"] = covered(Intervals.of_table(states[states["state"] == state]), Intervals.of_table(frame))
+    running = Intervals.of_table(states[(states["state"] == "running") & (states["pid"] == int(runs["pid"].iloc[0]))])
     frame["cpu_ns"] = covered(Intervals.of(running.begin, running.end), Intervals.of(begin, end))
     frame["doing"] = doing(frame, operators)
     return frame
@@ -70,7 +65,7 @@ def cpu_busy(tables: Tables, pid: int) -> Intervals:
     running = ((states["state"] == "running") & (states["pid"] == pid)).to_numpy()
     program = states[running & ~states["tid"].isin(emulator).to_numpy()]
     executes = tables["qnn_executes"]
-    return anyone(uncovered(merged(spans_of(program)), spans_of(executes[~executes["asynchronous"]])))
+    return anyone(uncovered(merged(Intervals.of_table(program)), Intervals.of_table(executes[~executes["asynchronous"]])))
 
 
 def overlap(tables: Tables) -> dict[str, Any]:
@@ -79,7 +74,7 @@ def overlap(tables: Tables) -> dict[str, Any]:
     if not len(executes) or not len(tables["thread_states"]):
         return {}
     pid = int(executes["pid"].value_counts().index[0])
-    npu = anyone(spans_of(executes[executes["pid"] == pid]))
+    npu = anyone(Intervals.of_table(executes[executes["pid"] == pid]))
     if not len(npu):
         return {}
     first, last = int(npu.begin[0]), int(npu.end[-1])

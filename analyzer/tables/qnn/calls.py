@@ -31,8 +31,7 @@ def calls_and_stages(source: Source) -> tuple[Calls, Calls]:
 def call_table(source: Source, calls: Calls, objects: Objects) -> pd.DataFrame:
     """The table `qnn_calls`."""
     begin, end, spans = calls.begin, calls.end, calls.spans
-    row = np.where(spans.end >= 0, spans.end, len(end))
-    created, status, written = (np.append(end[name], none)[row] for name, none in (("handle", 0), ("status", NONE), ("bytes", 0)))
+    created, status, written = spans.of_end(end, "handle", 0), spans.of_end(end, "status"), spans.of_end(end, "bytes", 0)
     handle = np.where(created != 0, created, begin["handle"])
     object_id = objects.first_made_by(len(begin))
     finalized = np.isin(begin["call"], Work.FINALIZE.value)

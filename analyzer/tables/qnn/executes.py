@@ -50,7 +50,7 @@ def executions(source: Source) -> Executions:
     """Executions, with the completion of asynchronous ones: the first notice of their parameter after they were submitted."""
     begin, end, done = (source.rows(f"qnn_{kind}") for kind in ("execute_begin", "execute_end", "done"))
     spans = source.spans("qnn_execute", ("graph",))
-    status = np.append(end["status"], NONE)[np.where(spans.end >= 0, spans.end, len(end))]
+    status = spans.of_end(end, "status")
     submitted = (begin["param"] != 0) & (~spans.complete | (status == 0))
     rows, notice = np.flatnonzero(submitted), notices(begin["ts"], done["ts"], (begin, done), submitted)
     end_ns, complete, returned = spans.end_ns.copy(), spans.complete.copy(), np.full(len(begin), NONE, np.int64)

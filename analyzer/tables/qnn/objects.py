@@ -112,7 +112,7 @@ def build(source: Source, calls: Calls) -> Objects:
     rows, begin, end, spans = source.rows("qnn_object"), calls.begin, calls.end, calls.spans
     makes_object = np.isin(rows["call"], list(MAKES))
     call_id, size = np.where(makes_object, call_of(rows, calls), NONE), np.append(begin["size"], 0)
-    status = np.append(end["status"], 0)[np.where(spans.complete, spans.end, len(end))]
+    status = spans.of_end(end, "status", 0)
     freed = np.flatnonzero((begin["call"] == CONTEXT_FREE) & (status == 0))
     names, lives = texts(rows["name"]), Lives()
     happened = [(int(ts), 1, int(i)) for i, ts in enumerate(rows["ts"])] + [(int(begin["ts"][i]), 0, int(i)) for i in freed]
