@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow
 
 from analyzer.records.reading import Source
-from analyzer.records.schema import Columns, arrow_table
+from analyzer.records.schema import TABLES, Columns, arrow_table
 from analyzer.tables import calls, io, moe, nodes, operators, pmc, sched
 from analyzer.tables.complexity import contexts
 from analyzer.tables.qnn import busy, events
@@ -105,12 +105,9 @@ class Builder:
 def unpaired(source: Source) -> Columns:
     """The table `unpaired`: ends that no begin was recorded for, in order of time."""
     parts = [part | {"kind": np.full(len(part["tid"]), kind, object)} for kind, rows in source.unpaired.items() for part in rows]
-    columns = {name: np.concatenate([np.empty(0, dtype), *(part[name] for part in parts)]) for name, dtype in UNPAIRED.items()}
+    columns = {c.name: np.concatenate([np.empty(0, c.dtype), *(part[c.name] for part in parts)]) for c in TABLES["unpaired"]}
     order = np.argsort(columns["ts_ns"], kind="stable")
     return {name: column[order] for name, column in columns.items()}
-
-
-UNPAIRED = {"kind": object, "pid": np.int64, "tid": np.int64, "ts_ns": np.int64}
 
 
 def gap_table(tables: Mapping[str, pd.DataFrame]) -> Piece:

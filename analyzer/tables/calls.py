@@ -28,11 +28,11 @@ def build(source: Source, tokens: Steps) -> pd.DataFrame:
     entry, leaving = written.of(begin, at_return=False), written.of(closing, at_return=True)
     args = [{**a, **(leaving[e] if e >= 0 else {})} for a, e in zip(entry, spans.end.tolist(), strict=True)]
     points = end.where(only_end)
-    both = [begin, points]
+    records = [begin, points]
     instants = Spans(np.full(len(points), NONE), points["ts"], points["ts"], np.ones(len(points), bool))
     columns = {name: np.concatenate([part.columns()[name] for part in (spans, instants)]) for name in spans.columns()}
-    columns |= {name: np.concatenate([rows[name] for rows in both]) for name in ("pid", "tid", "probe")}
-    columns["token_id"] = np.concatenate([tokens.of(rows) for rows in both])
+    columns |= {name: np.concatenate([rows[name] for rows in records]) for name in ("pid", "tid", "probe")}
+    columns["token_id"] = np.concatenate([tokens.of(rows) for rows in records])
     columns["args"] = as_json(args + written.of(points, at_return=True))
     columns["depth"] = depths(columns["tid"], columns["begin_ns"], columns["end_ns"])
     for column, key in (("function", "name"), ("library", "library"), ("at", "at")):

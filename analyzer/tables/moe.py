@@ -33,7 +33,8 @@ def routes(source: Source, tokens: Steps, definitions: Definitions) -> Columns:
     entry = (rows["first"][:, None] + slot)[used]
     record = np.repeat(np.arange(len(rows)), used.sum(axis=1))
     token_id, layer = tokens.of(rows), route_layers(rows, definitions)
-    before = rows_before(rows, layer, np.where(token_id < 0, NONE - step_of(source, rows), token_id))
+    steps_begun = np.searchsorted(source.step_begins, rows["ts"], "right")
+    before = rows_before(rows, layer, np.where(token_id < 0, NONE - steps_begun, token_id))
     return {
         "token_id": token_id[record],
         "layer": layer[record],
@@ -56,11 +57,6 @@ def rows_before(rows: Rows, layer: np.ndarray, token_id: np.ndarray) -> np.ndarr
     called = np.where(rows["first"] == 0, rows["n_tokens"], 0)
     total = pd.Series(called).groupby(codes(token_id, layer)).cumsum().to_numpy()
     return np.maximum(total - rows["n_tokens"], 0)
-
-
-def step_of(source: Source, rows: Rows) -> np.ndarray:
-    """How many steps had begun alone before each record."""
-    return np.searchsorted(source.step_begins, rows["ts"], "right")
 
 
 def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: First) -> Columns:

@@ -129,10 +129,10 @@ def descriptions(source: Source, done: Rows, tensor: np.ndarray) -> np.ndarray:
     tensors = source.rows("tensor")
     key = codes(np.concatenate((tensors["pid"], done["pid"])), np.concatenate((tensors["tensor"], tensor)))
     head = np.flatnonzero(tensors["first"] == 0)
-    wanted_key, ts = key[len(tensors) :], tensors["ts"][head]
-    row = latest(key[head], ts, wanted_key, done["ts"])
+    result_key, ts = key[len(tensors) :], tensors["ts"][head]
+    row = latest(key[head], ts, result_key, done["ts"])
     late = np.flatnonzero(row < 0)
-    row[late] = following(key[head], ts, wanted_key[late], done["ts"][late])
+    row[late] = following(key[head], ts, result_key[late], done["ts"][late])
     return np.where(row >= 0, np.append(head, NONE)[row], NONE)
 
 

@@ -12,7 +12,7 @@ import pyarrow
 from analyzer.records.contents import identities
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import Columns, arrow_table, conform, text
+from analyzer.records.schema import Columns, arrow_table, conform, empty, text
 from analyzer.records.spans import (
     NONE,
     Nest,
@@ -167,12 +167,7 @@ def tensors(source: Source) -> pd.DataFrame:
     """The table `tensors`: one row per definition; parts of long source lists put together."""
     rows = source.rows("tensor")
     if len(rows) == 0:
-        return conform(
-            "tensors",
-            dict.fromkeys(
-                ("engine", "pid", "tensor", "type", "name", "shape", "dtype", "bytes", "sources", "since_ns"), np.empty(0)
-            ),
-        )
+        return empty("tensors")
     head = rows.where(rows["first"] == 0)
     dims, names = head["ne"], texts(head["name"])
     shape = ["x".join(str(d) for d in row if d > 0) for row in dims.tolist()]

@@ -47,13 +47,13 @@ class Steps:
     def begun_in(self, piece: Source, operators: Rows) -> "Steps":
         """The tokens that begin in a stretch of time, with the number of tokens that each was fed; given its op_begin."""
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
-        own, spans = np.arange(low, high), self.spans
-        begin = self.begin.where(own)
+        rows, spans = np.arange(low, high), self.spans
+        begin = self.begin.where(rows)
         n_tokens = begin["n_tokens"]
         if np.any(n_tokens == 0):
             n_tokens = np.where(n_tokens > 0, n_tokens, rows_of_first_operator(begin, operators))
-        spans = Spans(*(column[own] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
-        return Steps(begin, self.end, spans, self.until[own], n_tokens, low)
+        spans = Spans(*(column[rows] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
+        return Steps(begin, self.end, spans, self.until[rows], n_tokens, low)
 
     def lengths(self) -> pd.DataFrame:
         """token_id, position and n_tokens."""

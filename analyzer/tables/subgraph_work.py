@@ -120,9 +120,9 @@ class Subgraphs:
 
     def fill(self, operators: Columns, context: np.ndarray, figures: Columns) -> None:
         """Put the work of our runtime's operators into `figures`; `context` has the tokens in each one's context."""
-        names, own = list(figures), equals_any(operators["engine"], ENGINE)
+        names, by_runtime = list(figures), equals_any(operators["engine"], ENGINE)
         for kind, formula in self.formulas.items():
-            rows = np.flatnonzero(equals_any(operators["type"], kind) & own)
+            rows = np.flatnonzero(equals_any(operators["type"], kind) & by_runtime)
             if len(rows):
                 asked = Asked(operators["n_tokens"][rows], context[rows], operators["layer"][rows])
                 for name, values in zip(names, formula(asked), strict=True):
@@ -133,7 +133,7 @@ def subgraphs(manifest: dict[str, Any]) -> Subgraphs | None:
     """The formulas for the model that the manifest names; None where it names none, or none whose shapes are understood."""
     model = section(manifest, "model")
     try:
-        known = model_of(section(model, "config"), Path(str(model.get("path", "config.json"))))
+        shapes = model_of(section(model, "config"), Path(str(model.get("path", "config.json"))))
     except (PredictError, TypeError, ValueError, AttributeError):
         return None
-    return Subgraphs(known, section(section(model, "package"), "precisions"))
+    return Subgraphs(shapes, section(section(model, "package"), "precisions"))

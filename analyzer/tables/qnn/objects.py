@@ -12,7 +12,7 @@ import pandas as pd
 
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, Spans, texts
-from analyzer.records.schema import conform
+from analyzer.records.schema import TABLES, conform
 from analyzer.records.spans import NONE, codes, latest
 from analyzer.tables.qnn.enums import CONTEXT_FREE, FREES, GRAPH_RETRIEVE, MAKES
 
@@ -127,11 +127,6 @@ def build(source: Source, calls: Calls) -> Objects:
             of_call = int(call_id[i])
             bytes_ = int(rows["bytes"][i]) or int(size[of_call])
             lives.make((pid, MAKES[number], handle), ts, facts | {"bytes": bytes_, "call_id": of_call})
-    frame = pd.DataFrame(lives.rows, columns=OBJECT_COLUMNS)
+    frame = pd.DataFrame(lives.rows, columns=[c.name for c in TABLES["qnn_objects"]])
     frame["handle"] = frame["handle"].to_numpy(np.int64).view(np.uint64)
     return Objects(conform("qnn_objects", frame))
-
-
-OBJECT_COLUMNS = [
-    "object_id", "pid", "kind", "handle", "generation", "name", "owner_id", "bytes", "level", "call_id", "since_ns", "until_ns",
-]  # fmt: skip
