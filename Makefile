@@ -13,7 +13,7 @@ MACHINE := $(shell uname -m)
 DEBIAN_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,amd64)
 RUN ?= recordings/$(shell date +%Y%m%d-%H%M%S)
 APT := clang cmake ninja-build libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH) chromium chromium-driver bpftrace
-CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
@@ -23,7 +23,8 @@ run: setup
 	@echo "== tracing the bundled demo"
 	$(SUDO) $(PY) -m tracer run -o $(RUN)
 
-test: setup
+# arm64 code is compiled and run emulated, too.
+test: setup build/.apt-cross
 	@echo "== tests (those that probe the kernel run as root)"
 	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
