@@ -134,9 +134,9 @@ def displaced(facts: Facts) -> Iterator[Finding]:
     rows = rows[rows["token_id"] >= 0]
     cost = float(rows["cost_ns"].sum())
     by = threads.displaced_by(facts.tables, rows).head(3)
-    by_own_threads = by.loc[by["own"], "cost_ms"].sum() > by["cost_ms"].sum() / 2
+    own = by.loc[by["own"], "cost_ms"].sum() > by["cost_ms"].sum() / 2
     names = ", ".join(dict.fromkeys(by["name"]))
-    text = f"threads within operators are ready but have no CPU, mostly displaced by {'its own threads ' if by_own_threads else ''}{names}"
+    text = f"threads within operators are ready but have no CPU, mostly displaced by {'its own threads ' if own else ''}{names}"
     query = (
         "select by_tid, count(*) times, sum(cost_ns)/1e6 cost_ms from displacements "
         "where token_id >= 0 group by all order by cost_ms desc"
