@@ -900,7 +900,7 @@ static PyObject *states(PyObject *module, PyObject *const *arguments, Py_ssize_t
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-	METHOD(latest), METHOD(lasting), METHOD(running_count), METHOD(pairs),   METHOD(codes),  METHOD(ends),
+	METHOD(latest), METHOD(lasting), METHOD(running_count), METHOD(pairs),  METHOD(codes),  METHOD(ends),
 	METHOD(waits),  METHOD(gather), METHOD(firsts),        METHOD(by_kind), METHOD(states), {NULL, NULL, 0, NULL},
 };
 

@@ -16,7 +16,7 @@ from analyzer.tables.steps import Steps
 CALLS = np.array(["read", "pread64", "readv", "preadv", "preadv2"], object)
 MAJOR, EXACT = 1, 2
 MINOR_BITS = 20
-UNTOLD_BYTES = 2**32 - 1
+UNKNOWN_BYTES = 2**32 - 1
 OPERATIONS = {"R": "read", "W": "write", "D": "discard", "F": "flush"}
 PAGE_BYTES = 4096
 
@@ -149,7 +149,7 @@ def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> pd.Da
             "call": chosen(CALLS, begin["call"]),
             "fd": begin["fd"],
             "offset": begin["offset"],
-            "asked_bytes": np.where(asked == UNTOLD_BYTES, NONE, asked),
+            "asked_bytes": np.where(asked == UNKNOWN_BYTES, NONE, asked),
             "bytes": np.maximum(result, 0),
             "error": np.where(spans.complete, np.maximum(-result, 0), 0),
             "missed_bytes": spans.of_end(end, "added", 0) * files.page_bytes,
