@@ -52,8 +52,8 @@ def chrome_events(manifest: dict[str, Any], tables: Tables) -> Iterator[dict[str
         yield named
         yield from slice_events(close_open(slices, end), dict.fromkeys(slices.tid.tolist(), target), NPU_TID + number)
     for name, ts, values in counters(tables):
-        for at, value in zip(ts.tolist(), values.tolist(), strict=True):
-            yield {"ph": "C", "name": name, "pid": target, "ts": at / 1e3, "args": {"value": value}}
+        for time_ns, value in zip(ts.tolist(), values.tolist(), strict=True):
+            yield {"ph": "C", "name": name, "pid": target, "ts": time_ns / 1e3, "args": {"value": value}}
 
 
 def write_events(out: TextIO, events: Iterator[dict[str, Any]]) -> int:

@@ -44,8 +44,8 @@ def verdict(document: Document) -> Section:
         )
     counts = ", ".join(f"{n:,} {name}" for name, n in document["verdicts"].items())
     rules = document["rules"]
-    shown = [("base", listed(runs["base"])), ("candidate", listed(runs["cand"])), ("verdicts", counts)]
-    blocks.append(pairs(shown))
+    items = [("base", listed(runs["base"])), ("candidate", listed(runs["cand"])), ("verdicts", counts)]
+    blocks.append(pairs(items))
     blocks.append(
         note(
             "The unit is the run. A change is called one where the Mann-Whitney test says so, corrected for all metrics of its "
@@ -83,11 +83,11 @@ def waterfall(fall: dict[str, Any]) -> Block:
     groups = ((0, [True, *[False] * len(fall["parts"]), True], "mean step"), (3, delta > 0, "slower"), (1, delta < 0, "faster"))
     traces = []
     for slot, chosen, name in groups:
-        at = np.flatnonzero(chosen)
-        start = np.where((at == 0) | (at == len(delta) - 1), floor, after[at] - delta[at])
-        top = np.where(at == 0, ends[0], np.where(at == len(delta) - 1, ends[1], after[at]))
-        text = [f"{names[i]}: {(delta[i] if slot else top[k]):+.4f} ms" for k, i in enumerate(at)]
-        bars = {"type": "bar", "name": name, "x": [names[i] for i in at], "base": start, "y": top - start, "slot": slot}
+        bars_of = np.flatnonzero(chosen)
+        start = np.where((bars_of == 0) | (bars_of == len(delta) - 1), floor, after[bars_of] - delta[bars_of])
+        top = np.where(bars_of == 0, ends[0], np.where(bars_of == len(delta) - 1, ends[1], after[bars_of]))
+        text = [f"{names[i]}: {(delta[i] if slot else top[k]):+.4f} ms" for k, i in enumerate(bars_of)]
+        bars = {"type": "bar", "name": name, "x": [names[i] for i in bars_of], "base": start, "y": top - start, "slot": slot}
         traces.append({**bars, "hovertext": text, "hoverinfo": "text"})
     total = sum(part["delta"] for part in fall["parts"])
     remark = f"ms per step, means over runs. Parts add up to {total:+.4f} ms; the step differs by {ends[1] - ends[0]:+.4f} ms."
@@ -98,22 +98,22 @@ def waterfall(fall: dict[str, Any]) -> Block:
 
 def graph(document: Document) -> Section | None:
     """The ProfDAG of both sides, coloured by change."""
-    found = document["graph"]
-    return Section("graph", "ProfDAG, coloured by change", [change_graph(found)]) if found else None
+    merged = document["graph"]
+    return Section("graph", "ProfDAG, coloured by change", [change_graph(merged)]) if merged else None
 
 
 def forest(document: Document) -> Section | None:
     """Changes with their intervals: speed, and what changed most."""
-    known = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
-    shown = known[:FOREST][::-1]
+    comparable = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
+    shown = comparable[:FOREST][::-1]
     if not shown:
         return None
     traces = []
     y = labels((name_of(m) for m in shown), 52)
     for word in dict.fromkeys(m["verdict"] for m in shown):
-        at = [i for i, m in enumerate(shown) if m["verdict"] == word]
-        middle = np.array([change(shown[i]["ratio"]) for i in at], float)
-        low, high = (np.array([change(shown[i][end]) for i in at], float) for end in ("low", "high"))
+        rows = [i for i, m in enumerate(shown) if m["verdict"] == word]
+        middle = np.array([change(shown[i]["ratio"]) for i in rows], float)
+        low, high = (np.array([change(shown[i][end]) for i in rows], float) for end in ("low", "high"))
         error = {
             "type": "data",
             "symmetric": False,
@@ -122,7 +122,7 @@ def forest(document: Document) -> Section | None:
             "thickness": 1.5,
             "width": 4,
         }
-        trace = {"type": "scatter", "mode": "markers", "name": word, "x": middle, "y": [y[i] for i in at], "error_x": error}
+        trace = {"type": "scatter", "mode": "markers", "name": word, "x": middle, "y": [y[i] for i in rows], "error_x": error}
         traces.append({**trace, "slot": SLOT.get(word, 7), "hovertemplate": "%{y}: %{x:+.2f} %<extra></extra>"})
     layout: dict[str, Any] = {
         "xaxis": axis("change, %", zeroline=True),
@@ -151,27 +151,33 @@ def runs(document: Document) -> Section | None:
 def steps(document: Document) -> Section | None:
     """Decode steps of both sides in order, with changes of level."""
     traces: list[dict[str, Any]] = []
-    told = []
+    remarks = []
     for slot, (side, name) in enumerate((("base", "base"), ("cand", "candidate"))):
-        one = document["series"][side]
-        if not one["ms"]:
+        series = document["series"][side]
+        if not series["ms"]:
             continue
-        ms = np.asarray(one["ms"], float)
+        ms = np.asarray(series["ms"], float)
         traces.append({"type": "scatter", "mode": "lines", "name": name, "y": ms, "slot": slot})
-        at = [shift["at"] for shift in one["shifts"]]
-        if at:
-            marks = {"mode": "markers", "name": f"{name}: level changes", "x": at, "y": ms[at], "slot": slot + 3}
+        shift_steps = [shift["at"] for shift in series["shifts"]]
+        if shift_steps:
+            marks = {
+                "mode": "markers",
+                "name": f"{name}: level changes",
+                "x": shift_steps,
+                "y": ms[shift_steps],
+                "slot": slot + 3,
+            }
             traces.append({"type": "scatter", **marks})
-        told += [f"{name}: the level changes at step {s['at']} by {s['change']:+.3f} ms." for s in one["shifts"]]
-        if one["period"]:
-            period = one["period"]
-            told.append(
+        remarks += [f"{name}: the level changes at step {s['at']} by {s['change']:+.3f} ms." for s in series["shifts"]]
+        if series["period"]:
+            period = series["period"]
+            remarks.append(
                 f"{name}: every {period['steps']:.1f} steps one takes {period['height']:.3f} ms longer ({period['count']} times)."
             )
     if not traces:
         return None
     blocks = [chart("Decode steps", traces, "Median over runs of each step.", 320, xaxis=axis("step"), yaxis=axis("ms"))]
-    return Section("steps", "Steps over time", [*blocks, *map(note, told)])
+    return Section("steps", "Steps over time", [*blocks, *map(note, remarks)])
 
 
 def metrics(document: Document) -> Section:
@@ -208,9 +214,9 @@ def routing(document: Document) -> Section | None:
     drift = document["drift"]
     if not drift:
         return None
-    layers = [one["layer"] for one in drift]
-    moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [one["distance"] for one in drift], "slot": 1}
-    usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [one["usual"] for one in drift], "slot": 0}
+    layers = [layer["layer"] for layer in drift]
+    moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [layer["distance"] for layer in drift], "slot": 1}
+    usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [layer["usual"] for layer in drift], "slot": 0}
     remark = "Jensen-Shannon distance of how often each expert was chosen: 0 the same, 1 none in common."
     layout: dict[str, Any] = {"xaxis": axis("layer"), "yaxis": axis("distance", rangemode="tozero")}
     return Section(
@@ -221,10 +227,11 @@ def routing(document: Document) -> Section | None:
 def environment(document: Document) -> Section:
     """On what it was measured, and what differs."""
     rows = [
-        [one["what"], one["base"], one["cand"], "not like for like" if one["unfair"] else ""] for one in document["environment"]
+        [difference["what"], difference["base"], difference["cand"], "not like for like" if difference["unfair"] else ""]
+        for difference in document["environment"]
     ]
     blocks: list[Block] = []
-    if any(one["unfair"] for one in document["environment"]):
+    if any(difference["unfair"] for difference in document["environment"]):
         text = "The sides were not measured alike: differences of speed may come from that."
         blocks.append({"kind": "findings", "items": [{"level": "warn", "text": text}]})
     if rows:
@@ -252,8 +259,8 @@ SECTIONS: tuple[Callable[[Document], Section | None], ...] = (
 
 def write_regression(document: Document, path: Path) -> int:
     """Write the page; returns its size in bytes."""
-    made = [section for make in SECTIONS if (section := make(document)) is not None]
+    sections = [section for make in SECTIONS if (section := make(document)) is not None]
     title = f"{len(document['runs']['base'])} + {len(document['runs']['cand'])} runs compared"
     return write_page(
-        path, "report", f"MoEScope: {title}", {"title": title, "sections": [asdict(s) for s in made]}, {"plotly": plotly()}
+        path, "report", f"MoEScope: {title}", {"title": title, "sections": [asdict(s) for s in sections]}, {"plotly": plotly()}
     )

@@ -70,14 +70,14 @@ def _schema() -> pyarrow.Schema:
 
 def read(url: str, family: str, engine: str = "duckdb", device: str = "") -> pd.DataFrame:
     """Runs of a family of metrics, in order of time: a row per run and metric, columns COLUMNS, device and METRICS."""
-    wanted = [*COLUMNS, "device", *(c.name for c in METRICS if c.name not in COLUMNS)]
-    frame = READERS[engine](url, wanted, family, device)
+    columns = [*COLUMNS, "device", *(c.name for c in METRICS if c.name not in COLUMNS)]
+    frame = READERS[engine](url, columns, family, device)
     if not len(frame):
         raise CompareError(f"{url} holds no metric of the family {family!r}; add runs with --add")
     return frame.sort_values(["device", "key", "recorded"], kind="stable").reset_index(drop=True)
 
 
-def _duckdb(url: str, wanted: list[str], family: str, device: str) -> pd.DataFrame:
+def _duckdb(url: str, columns: list[str], family: str, device: str) -> pd.DataFrame:
     import duckdb
     from pyarrow import dataset
 
@@ -85,24 +85,24 @@ def _duckdb(url: str, wanted: list[str], family: str, device: str) -> pd.DataFra
     if not filesystem.exists(root):
         raise CompareError(f"{url} does not exist; add runs with --add")
     parts = dataset.partitioning(pyarrow.schema([(name, pyarrow.string()) for name, _ in PARTITION]), flavor="hive")
-    found = dataset.dataset(root, filesystem=filesystem, partitioning=parts, format="parquet")
+    files = dataset.dataset(root, filesystem=filesystem, partitioning=parts, format="parquet")
     with duckdb.connect() as database:
-        database.register("history", found)
-        columns = ", ".join(f'"{name}"' for name in wanted)
-        text = f"select {columns} from history where family = ? and (? = '' or device = ?)"
+        database.register("history", files)
+        selected = ", ".join(f'"{name}"' for name in columns)
+        text = f"select {selected} from history where family = ? and (? = '' or device = ?)"
         return database.execute(text, [family, device, device]).df()
 
 
-def _dask(url: str, wanted: list[str], family: str, device: str) -> pd.DataFrame:
+def _dask(url: str, columns: list[str], family: str, device: str) -> pd.DataFrame:
     try:
         import dask.dataframe as dd
     except ImportError:
         raise CompareError("--engine dask needs Dask: pip install 'moescope[history]'") from None
-    frame = dd.read_parquet(url, columns=wanted, filters=[("family", "==", family)])
+    frame = dd.read_parquet(url, columns=columns, filters=[("family", "==", family)])
     frame = frame[frame["family"] == family]
     frame = frame[frame["device"].astype(str) == device] if device else frame
-    whole = frame[wanted].compute()
-    return whole.assign(build=whole["build"].astype(str), device=whole["device"].astype(str))
+    computed = frame[columns].compute()
+    return computed.assign(build=computed["build"].astype(str), device=computed["device"].astype(str))
 
 
 READERS = {"duckdb": _duckdb, "dask": _dask}
@@ -115,8 +115,8 @@ def changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
     runs of all builds are enough for a series, changes of its level are told besides: they need no more than one run a build.
     """
     judged = [row for _, runs in frame.groupby("device", sort=False) for row in neighbours(runs, rules or Rules())]
-    told = {(row["device"], row["key"], row["build"]) for row in judged}
-    series = [row for row in level_changes(frame) if (row["device"], row["key"], row["build"]) not in told]
+    judged_builds = {(row["device"], row["key"], row["build"]) for row in judged}
+    series = [row for row in level_changes(frame) if (row["device"], row["key"], row["build"]) not in judged_builds]
     return pd.DataFrame([*judged, *series], columns=CHANGES)
 
 
@@ -131,8 +131,8 @@ def neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
         verdicts, _, _ = judge_apart(dims, old, new, apart)
         for key, row in verdicts[verdicts["verdict"].isin([SLOWER, FASTER])].iterrows():
             if row["family"] in set(runs["family"]):
-                known = {"device": runs["device"].iloc[0], "key": key, "before": before, "build": build}
-                yield known | {"runs": len(base) + len(cand), **row[["metric", "ratio", "better"]]}
+                change = {"device": runs["device"].iloc[0], "key": key, "before": before, "build": build}
+                yield change | {"runs": len(base) + len(cand), **row[["metric", "ratio", "better"]]}
 
 
 def results_of(rows: pd.DataFrame) -> list[Result]:

@@ -139,10 +139,10 @@ def mann_whitney(base: np.ndarray, cand: np.ndarray) -> np.ndarray:
 def holm(p: np.ndarray) -> np.ndarray:
     """p adjusted for the whole family (S. Holm, 1979); NaN stays and does not count."""
     out = np.full(len(p), np.nan)
-    known = np.flatnonzero(np.isfinite(p))
-    order = known[np.argsort(p[known], kind="stable")]
-    left = len(order) - np.arange(len(order))
-    out[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * left))
+    finite = np.flatnonzero(np.isfinite(p))
+    order = finite[np.argsort(p[finite], kind="stable")]
+    remaining = len(order) - np.arange(len(order))
+    out[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * remaining))
     return out
 
 
@@ -157,28 +157,28 @@ def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wande
     out = np.full(base.shape[1], np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         both = np.log(np.concatenate((base, cand)) + offset)
-    whole = np.flatnonzero(np.isfinite(both).all(axis=0))
-    if not len(whole):
+    complete = np.flatnonzero(np.isfinite(both).all(axis=0))
+    if not len(complete):
         return out
-    both = both[:, whole] - both[:, whole].mean(axis=0)
+    both = both[:, complete] - both[:, complete].mean(axis=0)
     usual = np.median(np.abs(both - np.median(both, axis=0))) or 1e-9
     dealt = _deals(len(base), len(both))
     batches = np.array_split(dealt, -(-len(dealt) // DEALS_AT_ONCE))
     greatest = np.sort(np.concatenate([_apart(part, both, usual).max(axis=1) for part in batches]))
-    own = _apart(dealt[:1], both, usual)[0] / wander
-    share = 1 - np.searchsorted(greatest, own * (1 - 1e-9), "left") / len(greatest)
-    out[whole] = np.maximum(share, smallest_p(len(base), len(cand)))
+    actual = _apart(dealt[:1], both, usual)[0] / wander
+    share = 1 - np.searchsorted(greatest, actual * (1 - 1e-9), "left") / len(greatest)
+    out[complete] = np.maximum(share, smallest_p(len(base), len(cand)))
     return out
 
 
-def _deals(n: int, of: int) -> np.ndarray:
+def _deals(n: int, total: int) -> np.ndarray:
     """Ways to deal runs out to the base, [deals, runs] of 0 and 1, the actual one first: all, or SAMPLED_DEALS of very many."""
-    if comb(of, n) <= MOST_DEALS:
-        chosen = np.array(list(combinations(range(of), n)))
+    if comb(total, n) <= MOST_DEALS:
+        chosen = np.array(list(combinations(range(total), n)))
     else:
-        order = np.argsort(np.random.default_rng(0).random((SAMPLED_DEALS, of)), axis=1)
+        order = np.argsort(np.random.default_rng(0).random((SAMPLED_DEALS, total)), axis=1)
         chosen = np.concatenate((np.arange(n)[None], order[1:, :n]))
-    out = np.zeros((len(chosen), of))
+    out = np.zeros((len(chosen), total))
     np.put_along_axis(out, chosen, 1.0, axis=1)
     return out
 

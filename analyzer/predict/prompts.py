@@ -31,8 +31,8 @@ def matched_subset(lengths: np.ndarray, size: int, seed: int = 0) -> tuple[np.nd
         order = np.lexsort((random.random(len(lengths)), lengths))
         slices = np.linspace(0, len(lengths), size + 1).astype(int)
         chosen = order[random.integers(slices[:-1], slices[1:])]
-        found = divergence(lengths[chosen], lengths)
-        if best is None or found < best[0]:
-            best = found, np.sort(chosen)
+        distance = divergence(lengths[chosen], lengths)
+        if best is None or distance < best[0]:
+            best = distance, np.sort(chosen)
     assert best is not None
     return best[1], best[0]

@@ -15,31 +15,33 @@ MOST_CARDS, MARGIN = 200, 8
 COLOURED = ("slower", "faster")
 
 
-def as_graph(found: dict[str, Any]) -> nx.DiGraph:
+def as_graph(comparison: dict[str, Any]) -> nx.DiGraph:
     """The document's nodes and edges as views/profdag/layout.py wants them."""
     graph = nx.DiGraph()
-    for number, node in enumerate(found["nodes"]):
+    for number, node in enumerate(comparison["nodes"]):
         graph.add_node(str(number), role="op", type=node["type"], layer=node["layer"], order=number)
-    graph.add_edges_from((str(a), str(b)) for a, b in found["edges"])
+    graph.add_edges_from((str(a), str(b)) for a, b in comparison["edges"])
     return graph
 
 
-def change_graph(found: dict[str, Any]) -> Block:
+def change_graph(comparison: dict[str, Any]) -> Block:
     """The block `graph`."""
-    graph = as_graph(found)
+    graph = as_graph(comparison)
     layout = lay_out(graph)
     members: dict[int, list[int]] = {}
     for name, block in layout.block.items():
         members.setdefault(block, []).append(int(name))
     alike: dict[Hashable, list[int]] = {}
     for block, numbers in members.items():
-        key = tuple((found["nodes"][n]["type"], shown_verdict(found["nodes"][n])) for n in sorted(numbers))
+        key = tuple((comparison["nodes"][n]["type"], shown_verdict(comparison["nodes"][n])) for n in sorted(numbers))
         alike.setdefault(key, []).append(block)
-    most = max((abs(delta(node)) for node in found["nodes"] if node["verdict"] in COLOURED), default=0.0)
-    cards = [card(graph, layout, [sorted(members[b]) for b in blocks], blocks, found["nodes"], most) for blocks in alike.values()]
+    most = max((abs(delta(node)) for node in comparison["nodes"] if node["verdict"] in COLOURED), default=0.0)
+    cards = [
+        card(graph, layout, [sorted(members[b]) for b in blocks], blocks, comparison["nodes"], most) for blocks in alike.values()
+    ]
     return {
         "kind": "graph",
-        "title": f"Operators of a {found['phase']} step",
+        "title": f"Operators of a {comparison['phase']} step",
         "note": "A card is a layer, or all layers whose operators changed alike, their times added up; execution goes downward. "
         "Edges from card to card are left out. Coloured is only what the verdicts say, the stronger the more time it is.",
         "cards": cards[:MOST_CARDS],
@@ -87,14 +89,14 @@ def title(names: list[str]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    told = [f"{low}-{high}" if high > low else str(low) for low, high in ranges]
-    told += [name for name in names if not name.startswith("layer ")]
-    return f"layers {', '.join(told)} ({len(names)})"
+    parts = [f"{low}-{high}" if high > low else str(low) for low, high in ranges]
+    parts += [name for name in names if not name.startswith("layer ")]
+    return f"layers {', '.join(parts)} ({len(names)})"
 
 
-def total(told: list[float | None]) -> float | None:
+def total(times: list[float | None]) -> float | None:
     """The sum of what is known; None where nothing is."""
-    values = [ms for ms in told if ms is not None]
+    values = [ms for ms in times if ms is not None]
     return sum(values) if values else None
 
 

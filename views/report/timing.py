@@ -68,9 +68,9 @@ def few(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[s
     """The groups of one phase, with those added up that are small in every phase: there are no more colours."""
     share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in groups}
     own = {"total", parts.RESIDUAL}
-    kept = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
-    rest = sum(float(ms or 0) for key, ms in groups.items() if key not in kept)
-    return {key: ms for key, ms in groups.items() if key in kept} | ({SMALLER: rest} if rest else {})
+    large = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
+    rest = sum(float(ms or 0) for key, ms in groups.items() if key not in large)
+    return {key: ms for key, ms in groups.items() if key in large} | ({SMALLER: rest} if rest else {})
 
 
 def where(run: Run) -> Block:
@@ -155,8 +155,8 @@ def durations(run: Run, across: dict[str, Any]) -> Block:
     tokens = run.ask(STEPS_QUERY)
     traces, step = [], pd.Series(np.arange(len(tokens)), tokens["token_id"].to_numpy())
     for slot, phase in enumerate(sorted(set(tokens["phase"]), key=lambda p: p != "decode")):
-        mine = tokens[tokens["phase"] == phase]
-        traces.append(curve(phase or "unknown", slot, step[mine["token_id"]].to_numpy(), mine["ms"]))
+        of_phase = tokens[tokens["phase"] == phase]
+        traces.append(curve(phase or "unknown", slot, step[of_phase["token_id"]].to_numpy(), of_phase["ms"]))
     scale = {"type": "log"} if len(traces) > 1 else {"rangemode": "tozero"}
     model, decode = across.get("model") or {}, tokens[tokens["phase"] == "decode"]
     if model and len(decode):

@@ -30,11 +30,11 @@ def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
 
 def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
     """One column; it has no nulls."""
-    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # one chunk would be copied
-    if not pyarrow.types.is_dictionary(whole.type):
-        return whole.to_numpy(zero_copy_only=False)
-    labels = pd.Index(whole.dictionary.to_numpy(zero_copy_only=False), dtype=object)
-    return pd.Categorical.from_codes(whole.indices.to_numpy(), labels, validate=False)
+    chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # one chunk would be copied
+    if not pyarrow.types.is_dictionary(chunk.type):
+        return chunk.to_numpy(zero_copy_only=False)
+    labels = pd.Index(chunk.dictionary.to_numpy(zero_copy_only=False), dtype=object)
+    return pd.Categorical.from_codes(chunk.indices.to_numpy(), labels, validate=False)
 
 
 def numbered(column: pd.Series | pd.Categorical) -> tuple[np.ndarray, list[str]]:
@@ -214,12 +214,12 @@ def operator_name(kind: str, name: str) -> str:
     return name if name.startswith(kind) else f"{kind} {name}"
 
 
-def rows_of(ids: pd.Series, wanted: pd.Series) -> np.ndarray:
+def rows_of(ids: pd.Series, sought: pd.Series) -> np.ndarray:
     """The row of each wanted id, -1 where there is none; tables mostly number their rows from 0."""
-    known, sought = ids.to_numpy(np.int64), wanted.to_numpy(np.int64)
-    if np.array_equal(known, np.arange(len(known))):
-        return np.where((sought >= 0) & (sought < len(known)), sought, -1)
-    return pd.Index(known).get_indexer(sought)
+    existing, sought_ids = ids.to_numpy(np.int64), sought.to_numpy(np.int64)
+    if np.array_equal(existing, np.arange(len(existing))):
+        return np.where((sought_ids >= 0) & (sought_ids < len(existing)), sought_ids, -1)
+    return pd.Index(existing).get_indexer(sought_ids)
 
 
 def moved(frame: pd.DataFrame) -> dict[str, Column]:
@@ -238,17 +238,17 @@ def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
     args = texts(frame, "shape") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "maj_flt")
     if frame["read_bytes"].notna().any():
         args |= moved(frame)
-    whole = of_frame("operator", joined(operator_name, frame["type"], frame["name"]), frame, args)
+    operators = of_frame("operator", joined(operator_name, frame["type"], frame["name"]), frame, args)
     row = rows_of(frame["op_id"], threads["op_id"])
-    known, drawn = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
-    drawn[row[known]] = True
+    matched, drawn = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
+    drawn[row[matched]] = True
     alone = np.flatnonzero(~drawn)
-    own = (threads[column].to_numpy(np.int64)[known] for column in ("tid", "begin_ns", "end_ns", "wait_ns"))
-    rest = (column[alone] for column in (whole.tid, whole.begin, whole.end, whole.end))
-    tid, begin, end, since = (np.concatenate(both) for both in zip(own, rest, strict=True))
-    row, wait = np.concatenate([row[known], alone]), np.maximum(end - since, 0)
-    told: dict[str, Column] = {"wait_ns": np.where(wait > 0, wait, -1)}
-    slices = replace(whole, tid=tid, begin=begin, end=end, complete=whole.complete[row], row=row, own=told)
+    on_threads = (threads[column].to_numpy(np.int64)[matched] for column in ("tid", "begin_ns", "end_ns", "wait_ns"))
+    elsewhere = (column[alone] for column in (operators.tid, operators.begin, operators.end, operators.end))
+    tid, begin, end, since = (np.concatenate(both) for both in zip(on_threads, elsewhere, strict=True))
+    row, wait = np.concatenate([row[matched], alone]), np.maximum(end - since, 0)
+    own_args: dict[str, Column] = {"wait_ns": np.where(wait > 0, wait, -1)}
+    slices = replace(operators, tid=tid, begin=begin, end=end, complete=operators.complete[row], row=row, own=own_args)
     waited = np.flatnonzero((wait > 0) & slices.complete)
     label = text_column(np.zeros(len(waited), np.int64), ["wait for threads"])
     since, end = since[waited], end[waited]

@@ -23,13 +23,13 @@ Fit = Callable[[list[Shape], np.ndarray], Callable[[list[Shape]], np.ndarray]]
 
 def widths_of(models: list[Model]) -> list[tuple[int, int]]:
     """(k, n) of the products that these models' layers hold: the prior."""
-    found: list[tuple[int, int]] = []
+    widths: list[tuple[int, int]] = []
     for model in models:
         inner = [model.dense_width] if not model.mixture else [model.mixture.width]
         heads = model.attention.heads * model.attention.head_dim
-        found += [(model.hidden, width) for width in inner] + [(width, model.hidden) for width in inner]
-        found += [(model.hidden, heads), (heads, model.hidden)]
-    return found
+        widths += [(model.hidden, width) for width in inner] + [(width, model.hidden) for width in inner]
+        widths += [(model.hidden, heads), (heads, model.hidden)]
+    return widths
 
 
 def draw(prior: list[tuple[int, int]], count: int, random: np.random.Generator, limit: int = 4096) -> list[Shape]:
@@ -55,8 +55,8 @@ def adaptive(
     shapes = draw(prior, start, random, limit)
     times = measure(shapes)
     for _ in range(rounds):
-        worst = np.argsort(-held_out_errors(shapes, times, fit, random))[: max(extra // 2, 1)]
-        finer = [_near(shapes[i], random, limit) for i in random.choice(worst, extra)]
+        least_accurate = np.argsort(-held_out_errors(shapes, times, fit, random))[: max(extra // 2, 1)]
+        finer = [_near(shapes[i], random, limit) for i in random.choice(least_accurate, extra)]
         shapes, times = shapes + finer, np.concatenate([times, measure(finer)])
     return shapes, times
 
