@@ -293,7 +293,7 @@ def recording(pace: float = 1.0, phase: str = "prefill", limited: bool = True) -
 def test_costs_come_out_of_a_recording_as_they_went_in_with_what_lies_before_them() -> None:
     found = costs.from_tables(recording())
     for kind, line in [*WORK.items(), ("expert", RUN)]:
-        assert found.of(kind, "cpu", 32, phase="prefill") == pytest.approx(line.seconds(32) + LEAD_S, rel=1e-3)
+        assert found.line(kind, "cpu", "prefill").seconds(32) == pytest.approx(line.seconds(32) + LEAD_S, rel=1e-3)
     assert found.load.seconds(5000) == pytest.approx(LOAD_S, rel=1e-3)
     assert found.first[costs.LOADED, "prefill", costs.DEMAND] == pytest.approx(FIRST_S, rel=1e-3)
     assert found.expert_bytes == {"cpu": 5000}
@@ -303,7 +303,7 @@ def test_recordings_taken_while_the_machine_was_slower_are_brought_to_the_pace_o
     found = costs.from_tables(recording(phase="decode"), recording(2.5, "decode", limited=False))
     for mode in (costs.DEMAND, costs.RESIDENT):
         for kind, line in [*WORK.items(), ("expert", RUN)]:
-            assert found.of(kind, "cpu", 32, phase="decode", mode=mode) == pytest.approx(line.seconds(32) + LEAD_S, rel=1e-2)
+            assert found.line(kind, "cpu", "decode", mode).seconds(32) == pytest.approx(line.seconds(32) + LEAD_S, rel=1e-2)
 
 
 def test_between_the_pieces_of_a_read_ahead_comes_what_a_layer_waits_for() -> None:

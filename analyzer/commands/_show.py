@@ -22,7 +22,7 @@ def cell(value: Any) -> str:
 
 def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
     """A number with its unit; "-" where it is not known."""
-    return "-" if value is None else f"{value:{form}}{unit}"
+    return "-" if value is None or value != value else f"{value:{form}}{unit}"
 
 
 def short(name: str, width: int = 48) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import show
+from analyzer.commands._show import number, show
 from analyzer.jsonable import as_json
 from analyzer.questions import cache_curves, experts
 from analyzer.questions.figures import cache_hits
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     columns = ("layer", "steps", "experts", "per step", "most used", "hit rate", "reuse, steps", "balance")
     table = grid(*columns, left=("most used",), fold=True)
     for row in rows.to_dict("records"):
-        figures = [_number(row["hit_rate"], ".0%"), _number(row["reuse_steps"], ".1f"), _number(row["balance"], ".2f")]
+        figures = [number(row["hit_rate"], ".0%"), number(row["reuse_steps"], ".1f"), number(row["balance"], ".2f")]
         table.add_row(
             str(row["layer"]), str(row["steps"]), str(row["experts"]), f"{row['per_step']:.1f}", row["most_used"], *figures
         )
@@ -84,26 +84,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _number(value: float, form: str) -> str:
-    return "-" if value != value else format(value, form)
-
-
 def everything(tables: Mapping[str, pd.DataFrame], rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
     """All that is known of the experts, by layer and in whole."""
     numbers = rows["layer"].tolist()
+    matrices = {layer: experts.matrix(tables, layer, phase) for layer in numbers}
     return {
         "layers": rows,
         "summary": experts.summary(tables),
         "density": experts.density(tables, phase),
         "co_activation": {layer: experts.co_activation(tables, layer, phase) for layer in numbers},
-        "activation": {layer: activation(tables, layer, phase) for layer in numbers},
+        "activation": {layer: {"token_id": tokens, "rows": table} for layer, (tokens, table) in matrices.items()},
         "distance": experts.time_by_distance(tables),
         "distance_effect": experts.distance_effect(tables),
         "prefetch": experts.lateness(tables),
     }
-
-
-def activation(tables: Mapping[str, pd.DataFrame], layer: int, phase: str | None) -> dict[str, Any]:
-    """A layer's activation matrix: rows routed to each expert, by token."""
-    tokens, table = experts.matrix(tables, layer, phase)
-    return {"token_id": tokens, "rows": table}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import show
+from analyzer.commands._show import number, show
 from analyzer.jsonable import as_json
 from analyzer.questions import phases
 from analyzer.tables.store import load
@@ -69,7 +69,7 @@ def side_by_side(shares: dict[str, dict[str, float]]) -> pd.DataFrame:
     table = pd.DataFrame({"": [*names, phases.RESIDUAL, "total"]})
     for phase, spent in shares.items():
         table[phase] = table[""].map(spent).astype(float)
-        table[f"{phase} share"] = (table[phase] / spent["total"]).map(lambda value: "-" if value != value else f"{value:.1%}")
+        table[f"{phase} share"] = (table[phase] / spent["total"]).map(lambda share: number(share, ".1%"))
     return table
 
 

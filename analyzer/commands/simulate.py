@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from analyzer.commands._show import number
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import costs, devices, simulator, timeline, trace
@@ -110,9 +111,9 @@ def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs,
     for outcome, flag in zip(outcomes, best, strict=True):
         s = outcome.summary()
         sizes = (f"{outcome.peak_bytes / MIB:.2f}", str(s["prefetch"] or "off"), str(s["chunk"]))
-        times = (_ms(s["ttft_ms"]), _ms(s["tpot_ms"]), _ms(s["tpot_p90_ms"]))
-        hits = "-" if s["hit_rate"] is None else f"{s['hit_rate']:.1%}"
-        table.add_row(*sizes, *times, hits, _ms(s["stall_ms"]), f"{s['loaded_bytes'] / MIB:.1f}", "*" if flag else "")
+        times = (number(s[name], ".2f") for name in ("ttft_ms", "tpot_ms", "tpot_p90_ms"))
+        hits, stall = number(s["hit_rate"], ".1%"), number(s["stall_ms"], ".2f")
+        table.add_row(*sizes, *times, hits, stall, f"{s['loaded_bytes'] / MIB:.1f}", "*" if flag else "")
     screen = console(soft_wrap=True)
     screen.print(table)
     screen.print()
@@ -135,7 +136,3 @@ def _number(word: str, kind: Any) -> Any:
         return kind(word)
     except ValueError:
         raise PredictError(f"{word!r} is no number") from None
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from analyzer.compare import statistics as statistics
+from analyzer.compare import statistics
 
 FAMILY = "pace"
 PACED = ("operator", "phase", "expert")

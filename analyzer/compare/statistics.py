@@ -75,6 +75,17 @@ def _log_ratio(cand: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.nda
     return np.where((cand + offset == 0) & (base + offset == 0), 0.0, ratio)
 
 
+def _resampled(
+    base: np.ndarray, cand: np.ndarray, sizes: tuple[int, int], offset: np.ndarray, seed: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Some metrics at a time, their log ratios of medians when groups of these sizes are drawn from the runs of each side."""
+    rng = np.random.default_rng(seed)
+    picks = [rng.integers(0, len(runs), (RESAMPLES, size)) for runs, size in zip((base, cand), sizes, strict=True)]
+    for start in range(0, base.shape[1], CHUNK):
+        part = slice(start, start + CHUNK)
+        yield part, _log_ratio(_medians(cand[:, part], picks[1]), _medians(base[:, part], picks[0]), offset[part])
+
+
 def bootstrap(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 0) -> Interval:
     """Median ratio and its percentile interval (B. Efron, 1979), resampling runs within each side."""
     out = np.full((3, base.shape[1]), np.nan)
@@ -82,15 +93,10 @@ def bootstrap(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int 
     for chosen, a, b in patterns(base, cand):
         if not len(a) or not len(b):
             continue
-        rng = np.random.default_rng(seed)
-        picks = [rng.integers(0, len(x), (RESAMPLES, len(x))) for x in (a, b)]
-        for start in range(0, len(chosen), CHUNK):
-            part = slice(start, start + CHUNK)
-            shift = offset[chosen[part]]
-            drawn = _log_ratio(_medians(b[:, part], picks[1]), _medians(a[:, part], picks[0]), shift)
-            out[0, chosen[part]] = _log_ratio(np.median(b[:, part], axis=0), np.median(a[:, part], axis=0), shift)
+        out[0, chosen] = _log_ratio(np.median(b, axis=0), np.median(a, axis=0), offset[chosen])
+        for part, ratios in _resampled(a, b, (len(a), len(b)), offset[chosen], seed):
             with np.errstate(invalid="ignore"):  # a resample of nothing but zeros has an infinite ratio
-                out[1:, chosen[part]] = np.quantile(drawn, (tail, 1 - tail), axis=0, method="nearest")
+                out[1:, chosen[part]] = np.quantile(ratios, (tail, 1 - tail), axis=0, method="nearest")
     return Interval(*out)
 
 
@@ -103,13 +109,9 @@ def noise(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 1)
     for chosen, a, b in patterns(base, cand):
         if len(a) < 3 or not len(b):
             continue
-        rng = np.random.default_rng(seed)
-        picks = [rng.integers(0, len(a), (RESAMPLES, k)) for k in (len(a), len(b))]
-        for start in range(0, len(chosen), CHUNK):
-            part = slice(start, start + CHUNK)
-            drawn = _log_ratio(_medians(a[:, part], picks[1]), _medians(a[:, part], picks[0]), offset[chosen[part]])
+        for part, ratios in _resampled(a, a, (len(a), len(b)), offset[chosen], seed):
             with np.errstate(invalid="ignore"):
-                out[chosen[part]] = np.quantile(np.abs(drawn), CONFIDENCE, axis=0)
+                out[chosen[part]] = np.quantile(np.abs(ratios), CONFIDENCE, axis=0)
     return out
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.compare import pace as pace
-from analyzer.compare import statistics as statistics
+from analyzer.compare import pace, statistics
 
 PRACTICAL = 0.02
 FEWEST = 5

@@ -91,11 +91,6 @@ class Costs:
             return self.line("dispatch", unit, phase, mode)
         return self.work[max(candidates, key=nearness)] if candidates else None
 
-    def of(self, kind: str, unit: str, rows: float, context: float = 0.0, phase: str = "", mode: str = "") -> float:
-        """Seconds of one piece of work."""
-        line = self.line(kind, unit, phase, mode)
-        return line.seconds(rows, context) if line else 0.0
-
     def scaled(
         self, work: dict[tuple[str, str], float], load: float = 1.0, behind: float = 1.0, chunk: dict[str, float] | None = None
     ) -> "Costs":

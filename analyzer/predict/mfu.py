@@ -47,8 +47,7 @@ def rows(file: Path, names: tuple[str, ...] | None = None) -> Iterator[Row]:
 
 def gemm(device: str, m: float, k: float, n: float) -> Answer | None:
     """MFU of a matrix product [m, k] x [k, n] against the fp8 peak; None where the device has no table."""
-    curves = _gemm(device)
-    return curves.at((float(k), float(n)), m) if curves else None
+    return _at(_gemm(device), (float(k), float(n)), m)
 
 
 def grouped(device: str, phase: str, projection: str, key: tuple[float, float, float], rows_each: float) -> Answer | None:
@@ -56,20 +55,17 @@ def grouped(device: str, phase: str, projection: str, key: tuple[float, float, f
 
     projection: up (gate and up at once) | down; key: (experts on the device, hidden, width); rows_each: rows per expert.
     """
-    curves = _grouped(device, phase, projection)
-    return curves.at(key, rows_each) if curves else None
+    return _at(_grouped(device, phase, projection), key, rows_each)
 
 
 def decode_attention(device: str, shape: str, kv_type: str, batch: float, kv_len: float, per_token: float) -> Answer | None:
     """MFU of decode attention against the fp16 peak. `shape`: the table's name; `per_token`: operations per cached token."""
-    curves = _decode(device, shape, kv_type, per_token)
-    return curves.at((float(batch),), kv_len) if curves else None
+    return _at(_decode(device, shape, kv_type, per_token), (float(batch),), kv_len)
 
 
 def prefill_attention(device: str, shape: str, length: float, per_pair: float) -> Answer | None:
     """MFU of causal prefill attention against the fp16 peak; `per_pair`: operations for each of the length² / 2 pairs."""
-    curves = _prefill(device, shape, per_pair)
-    return curves.at((1.0,), length) if curves else None
+    return _at(_prefill(device, shape, per_pair), (1.0,), length)
 
 
 def all_curves() -> dict[str, Curves]:
@@ -87,6 +83,10 @@ def all_curves() -> dict[str, Curves]:
             per_token = 2.0 * heads * (2 * rank + rope)
             by_name[f"decode attention mla {file.stem} {device}"] = _decode(device, f"mla/{file.stem}", "bf16", per_token)
     return {name: curves for name, curves in by_name.items() if curves}
+
+
+def _at(curves: Curves | None, key: tuple[float, ...], x: float) -> Answer | None:
+    return curves.at(key, x) if curves else None
 
 
 def _mean_of_repeats(points: list[Point]) -> list[Point]:

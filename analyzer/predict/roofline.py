@@ -6,7 +6,7 @@ expanded), half of it in causal prefill. Efficiency of computing (MFU) comes fro
 from the device profile; each part says which.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analyzer.errors import PredictError
 from analyzer.model import Attention, Mixture, Model
@@ -94,16 +94,17 @@ def parts(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     """All parts of a step for one micro-batch."""
     rows = setup.tokens / setup.turns
     step_parts = attention_products(model, on, setup, rows) + attention_core(model, on, setup)
-    dense = model.layers - sum(model.routed)
-    if dense:
-        step_parts += dense_layer(model, on, setup, rows, dense)
+    routed = sum(model.routed)
+    if routed < model.layers:
+        step_parts += feed_forward(model, on, "dense", model.layers - routed, rows, model.dense_width / setup.tp)
     if model.mixture:
         step_parts += router(model, model.mixture, on, rows) + experts(model, model.mixture, on, setup, rows)
-        step_parts += shared_experts(model, model.mixture, on, rows)
+        if model.mixture.shared_width:
+            step_parts += feed_forward(model, on, "shared experts", routed, rows, model.mixture.shared_width)
     return step_parts + head(model, on, setup)
 
 
-def product(model: Model, on: UnitPeak, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
+def product(on: UnitPeak, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
     """A matrix product [m, k] x [k, n] whose weights have `bits` each."""
     moved = (k * n * bits / 8, 0.0, 2.0 * m * (k + n))
     return on.part(name, stage, times, 2 * m * k * n, moved, mfu.gemm(on.device.tables, m, k, n) if on.device.tables else None)
@@ -113,9 +114,7 @@ def attention_products(model: Model, on: UnitPeak, setup: Setup, rows: float) ->
     """The projections around attention; heads are shared by `tp` devices."""
     a, hidden, tp = model.attention, model.hidden, setup.tp
     shapes = mla_products(a, hidden, tp, setup.phase) if a.mla else gqa_products(a, hidden, tp)
-    return [
-        product(model, on, name, "attention", model.layers, rows, k, n, model.storage.linear) for name, (k, n) in shapes.items()
-    ]
+    return [product(on, name, "attention", model.layers, rows, k, n, model.storage.linear) for name, (k, n) in shapes.items()]
 
 
 def gqa_products(a: Attention, hidden: int, tp: int) -> dict[str, tuple[float, float]]:
@@ -180,22 +179,10 @@ def prefill_core(model: Model, on: UnitPeak, setup: Setup, window: int | None, t
     return _at_16_bit(on).part(_named("attention core", window), "attention", times, per_pair * prompts * pairs, moved, answer)
 
 
-def dense_layer(model: Model, on: UnitPeak, setup: Setup, rows: float, times: int) -> list[Part]:
-    """A gated feed-forward layer, its width shared by `tp` devices."""
-    return _feed_forward(model, on, "dense", times, rows, model.dense_width / setup.tp, model.storage.linear)
-
-
-def shared_experts(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Part]:
-    """Experts that every token takes: dense products, after the routed ones."""
-    if not mixture.shared_width:
-        return []
-    return _feed_forward(model, on, "shared experts", sum(model.routed), rows, mixture.shared_width, model.storage.linear)
-
-
 def router(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Part]:
     """The gate, in 16 bit."""
     times = sum(model.routed)
-    return [product(model, _at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
+    return [product(_at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
 
 
 def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
@@ -217,7 +204,7 @@ def experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, rows: fl
             answer = mfu.grouped(on.device.tables, setup.phase, projection, (local, hidden, width), pairs / local)
         moved = (used * hidden * n * model.storage.expert / 8, 0.0, 2.0 * pairs * (hidden + n))
         part = on.part(f"experts {projection}", "experts", sum(model.routed), 2 * pairs * hidden * n, moved, answer)
-        projections.append(_with_source(part, reads))
+        projections.append(replace(part, source=part.source + reads))
     return projections
 
 
@@ -225,12 +212,14 @@ def head(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     """Logits of the last token of every sequence."""
     rows = setup.batch / setup.turns
     bits, n = model.storage.head, model.vocabulary / setup.tp
-    return [product(model, _at_16_bit(on), "head", "outside", 1, rows, model.hidden, n, bits)]
+    return [product(_at_16_bit(on), "head", "outside", 1, rows, model.hidden, n, bits)]
 
 
-def _feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float, bits: float) -> list[Part]:
-    up = product(model, on, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
-    return [up, product(model, on, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
+def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float) -> list[Part]:
+    """Gated feed-forward layers that every token takes, `width` wide on each device."""
+    bits = model.storage.linear
+    up = product(on, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
+    return [up, product(on, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
 
 
 def _at_16_bit(on: UnitPeak) -> UnitPeak:
@@ -250,8 +239,3 @@ def _shape(a: Attention, tp: int, decode: bool = False) -> str:
 
 def _named(name: str, window: int | None) -> str:
     return name if window is None else f"{name}, window {window}"
-
-
-def _with_source(part: Part, text: str) -> Part:
-    values = {**part.__dict__, "source": part.source + text}
-    return Part(**values)
