@@ -18,7 +18,7 @@ from analyzer.questions.structure import resolved
 
 PHASE = "decode"
 IDENTITY = ("graph", "layer", "type", "shape", "backend")
-"""What tells operators apart, as in compare_metrics.DIMS; whichever experts a step chose, they are one."""
+"""What distinguishes operators, as in metrics.DIMS; whichever experts a step chose, they are one."""
 CHANGED = "changed"
 MOST_NODES = 20_000
 
@@ -61,7 +61,7 @@ def skeleton(facts: Facts) -> Skeleton:
 def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, Any] | None:
     """Both sides as one graph, JSON-able: `nodes` in order of execution and `edges` [from, to]; None without operators.
 
-    A node has type, name, layer, shape, backend, verdict (of compare_verdicts, or changed: other dims or another backend),
+    A node has type, name, layer, shape, backend, verdict (of verdicts, or changed: other dims or another backend),
     `base` and `cand` (ms per step, null where unknown; `paced`: cand is at the base's pace) and `alike` (operators of its layer,
     type and shape: they share figures).
     """

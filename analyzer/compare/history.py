@@ -112,7 +112,7 @@ def changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
     """Where a metric changed from build to build: columns CHANGES; `build` is the first of the new level, `before` the last old.
 
     Neighbouring builds of enough runs for a verdict are judged as `compare` judges sides recorded one after the other. Where the
-    runs of all builds are enough for a series, changes of its level are told besides: they need no more than one run a build.
+    runs of all builds are enough for a series, changes of its level are listed besides: they need no more than one run a build.
     """
     judged = [row for _, runs in frame.groupby("device", sort=False) for row in neighbours(runs, rules or Rules())]
     judged_builds = {(row["device"], row["key"], row["build"]) for row in judged}
@@ -121,7 +121,7 @@ def changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
 
 
 def neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
-    """What `compare` says of each build of a device and the one before, where both have runs enough."""
+    """The verdicts of `compare` on each build of a device and the one before, where both have runs enough."""
     builds = {build: results_of(rows) for build, rows in runs.groupby("build", sort=False)}
     apart = replace(rules, wander=SUCCESSIVE)
     for (before, base), (build, cand) in pairwise(builds.items()):

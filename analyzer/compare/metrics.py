@@ -58,10 +58,10 @@ class Facts:
 
     def __init__(self, tables: Tables):
         self.tables = tables
-        self.done = figures.complete_steps(tables["tokens"]).sort_index()
-        self.steps = self.done[self.done["phase"] != ""].set_index("token_id")
-        self.itl = self.done.sort_values("end_ns")["itl_ms"].dropna()
-        self.ttfts = figures.ttft_ms(self.done)
+        self.complete_steps = figures.complete_steps(tables["tokens"]).sort_index()
+        self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
+        self.itl = self.complete_steps.sort_values("end_ns")["itl_ms"].dropna()
+        self.ttfts = figures.ttft_ms(self.complete_steps)
 
 
 def extract(tables: Tables) -> pd.DataFrame:
@@ -90,7 +90,7 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
 
 def speed_metrics(facts: Facts) -> Iterator[Row]:
     """TTFT, TPOT, prefill and decode speed, as questions/figures.py defines them; the median where it is robust."""
-    itl, waited, decode = facts.itl, facts.ttfts, facts.done[facts.done["phase"] == "decode"]
+    itl, waited, decode = facts.itl, facts.ttfts, facts.complete_steps[facts.complete_steps["phase"] == "decode"]
     if len(waited):
         yield {"family": "speed", "metric": "TTFT", "unit": "ms", "value": waited.median(), "n": len(waited)}
     if len(itl):
@@ -98,10 +98,10 @@ def speed_metrics(facts: Facts) -> Iterator[Row]:
     if len(decode):
         step = {"value": decode["duration_ns"].median() / MS, "n": len(decode)}
         yield {"family": "speed", "metric": "decode step", "unit": "ms", **step}
-    n_prefill = int((facts.done["phase"] == "prefill").sum())
+    n_prefill = int((facts.complete_steps["phase"] == "prefill").sum())
     rates = (
         ("decode", figures.decode_tokens_per_s(itl), len(itl)),
-        ("prefill", figures.prefill_tokens_per_s(facts.done), n_prefill),
+        ("prefill", figures.prefill_tokens_per_s(facts.complete_steps), n_prefill),
     )
     for phase, value, n in rates:
         if value is not None:

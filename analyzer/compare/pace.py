@@ -1,7 +1,7 @@
 """The pace of a run: what all its operators have in common, taken out so that one that changed stands out of a varying machine.
 
 The speed of a machine varies from run to run, for all operators alike: by its clock, its heat, its neighbours. What is left of an
-operator without that varies much less, and tells a change that the whole hides.
+operator without that varies much less, and shows a change that the whole hides.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def with_paces(
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """The metrics with one more per phase, the pace: the median over operators of time / median time of both sides' runs.
 
-    Which side a run is on does not enter. `dims` as of compare_results.matrices; phases of few operators have no pace.
+    Which side a run is on does not enter. `dims` as of results.matrices; phases of few operators have no pace.
     `without`: metrics that are known to have changed, and would drag the pace along.
     """
     rows, columns, both = [], [], np.concatenate((base, cand))

@@ -153,7 +153,7 @@ def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wande
     all metrics is as great as this one's. It can tell a change among thousands of metrics with five runs per side.
 
     The statistic is the difference of mean logarithms over their spread within groups, plus the metrics' usual spread; `wander`
-    says how many times as great it is between the sides as between groups dealt at random, though nothing changed.
+    is how many times as great it is between the sides as between groups dealt at random, though nothing changed.
     For metrics that every run has; the others get NaN.
     """
     out = np.full(base.shape[1], np.nan)
@@ -166,8 +166,8 @@ def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wande
     usual = np.median(np.abs(both - np.median(both, axis=0))) or 1e-9
     dealt = _deals(len(base), len(both))
     batches = np.array_split(dealt, -(-len(dealt) // DEALS_AT_ONCE))
-    greatest = np.sort(np.concatenate([_apart(part, both, usual).max(axis=1) for part in batches]))
-    actual = _apart(dealt[:1], both, usual)[0] / wander
+    greatest = np.sort(np.concatenate([_spread_ratio(part, both, usual).max(axis=1) for part in batches]))
+    actual = _spread_ratio(dealt[:1], both, usual)[0] / wander
     share = 1 - np.searchsorted(greatest, actual * (1 - 1e-9), "left") / len(greatest)
     out[complete] = np.maximum(share, smallest_p(len(base), len(cand)))
     return out
@@ -185,7 +185,7 @@ def _deals(n: int, total: int) -> np.ndarray:
     return out
 
 
-def _apart(dealt: np.ndarray, both: np.ndarray, usual: float) -> np.ndarray:
+def _spread_ratio(dealt: np.ndarray, both: np.ndarray, usual: float) -> np.ndarray:
     """|difference of means| over spread of groups dealt [deals, runs], of values [runs, metrics] whose means are 0."""
     n, square = dealt[0].sum(), both**2
     m = len(both) - n

@@ -59,7 +59,7 @@ def interval(row: dict[str, Any]) -> str:
     return f"{percent(row['low'])} to {percent(row['high'])}" if has_ends else "unknown"
 
 
-def called(row: dict[str, Any]) -> str:
+def metric_name(row: dict[str, Any]) -> str:
     """A metric's name for people."""
     where = [str(row["type"])] if row["type"] else []
     where += [f"layer {row['layer']}"] if row["layer"] >= 0 else []
@@ -77,7 +77,7 @@ def with_figures(row: dict[str, Any]) -> str:
     change = f"{figure(row['base'], row['unit'])} → {figure(row['cand'], row['unit'])} ({percent(row['change'])}"
     judged = f"); at the base's pace {at_pace(row)}" if row.get("paced") else ""
     runs = f"{row['n_base']} + {row['n_cand']} runs"
-    return f"{called(row)}: {change}{judged}, 95 % interval {interval(row)}{'' if judged else ')'}; {runs}"
+    return f"{metric_name(row)}: {change}{judged}, 95 % interval {interval(row)}{'' if judged else ')'}; {runs}"
 
 
 def at_pace(row: dict[str, Any]) -> str:
@@ -219,7 +219,7 @@ def cells(row: dict[str, Any], paced: bool) -> list[str]:
     figures = [figure(row[side], row["unit"]) for side in ("base", "cand")]
     more = f" +{'' if row['more_runs_known'] else '≥'}{row['more_runs']} runs" if row["more_runs"] else ""
     footing = [at_pace(row)] if paced else []
-    return [called(row), *figures, percent(row["change"]), *footing, interval(row), direction(row) + more]
+    return [metric_name(row), *figures, percent(row["change"]), *footing, interval(row), direction(row) + more]
 
 
 def junit(document: dict[str, Any], failures: list[str]) -> str:
@@ -231,7 +231,7 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
     suite = ElementTree.Element("testsuite", name="moescope compare", errors="0")
     unreported = list(failures)
     for row in rows:
-        name = called(row)
+        name = metric_name(row)
         case = ElementTree.SubElement(suite, "testcase", classname=f"compare.{row['family']}", name=printable(name))
         broken_limits = [failure for failure in unreported if failure.startswith(f"{name}: ")]
         if broken_limits:

@@ -23,7 +23,7 @@ VANISHED, APPEARED = "vanished", "appeared"
 @dataclass(frozen=True)
 class Rules:
     """What counts as a change: family-wise error rate, the least relative change that matters to anyone, and how many times as
-    much unchanged sides differ as runs dealt at random do (see compare_statistics.wander)."""
+    much unchanged sides differ as runs dealt at random do (see statistics.wander)."""
 
     alpha: float = 0.05
     practical: float = PRACTICAL

@@ -1,4 +1,4 @@
-"""Measured operators beside what the model's roofline says of them: for engines whose tensors a recording does not describe."""
+"""Measured operators beside what the model's roofline predicts: for engines whose tensors a recording does not describe."""
 
 from collections.abc import Mapping
 

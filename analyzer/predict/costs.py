@@ -187,9 +187,9 @@ def _unit_lines(model: Model, device: Device, name: str, unit: str, context: int
     lines: dict[tuple[str, ...], Line] = {}
     few, many = (_seconds(model, device, name, rows, context) for rows in (1, 64))
     for kind, part in kinds.items():
-        lines[kind, unit] = _through(few[part], many[part])
+        lines[kind, unit] = _line_through(few[part], many[part])
     few, many = (_seconds(one_expert, device, name, rows, context) for rows in (1, 64))
-    lines["expert", unit] = _through(few["experts"], many["experts"])
+    lines["expert", unit] = _line_through(few["experts"], many["experts"])
     return lines
 
 
@@ -202,7 +202,7 @@ def _seconds(model: Model, device: Device, unit: str, rows: int, context: int) -
     return seconds
 
 
-def _through(seconds_of_one_row: float, seconds_of_64_rows: float) -> Line:
+def _line_through(seconds_of_one_row: float, seconds_of_64_rows: float) -> Line:
     slope = max(seconds_of_64_rows - seconds_of_one_row, 0.0) / 63
     return Line(fixed=max(seconds_of_one_row - slope, 0.0), per_row=slope)
 

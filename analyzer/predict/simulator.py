@@ -33,7 +33,7 @@ BACKEND_OF = {"cpu": CPU, "npu": HTP}
 
 @dataclass(frozen=True)
 class Settings:
-    """What the runtime would be told.
+    """The runtime's settings.
 
     cache_bytes: None for everything. prefetch: None: off; a probability from which an expert is fetched ahead, as a predictor
     made of the trace alone has it; "recorded": what the recorded run's own predictor fetched.

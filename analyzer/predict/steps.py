@@ -1,4 +1,4 @@
-"""The online predictor replayed over a recording's decode steps: what it would have said before each."""
+"""The online predictor replayed over a recording's decode steps: what it would have predicted before each."""
 
 from collections.abc import Mapping
 

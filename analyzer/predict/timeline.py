@@ -1,4 +1,4 @@
-"""A simulated run as a folder that the views read like a recording: tables of the schema, a manifest that says simulated."""
+"""A simulated run as a folder that the views read like a recording: tables of the schema, a manifest marked as simulated."""
 
 import json
 from datetime import UTC, datetime

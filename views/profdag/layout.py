@@ -124,7 +124,7 @@ def dots_of(graph: nx.DiGraph, centre: dict[str, tuple[float, float]]) -> list[t
 
 
 def lay_out(graph: nx.DiGraph) -> Layout:
-    """The layout of a ProfDAG from analyzer.profdag."""
+    """The layout of a ProfDAG from analyzer.questions.profdag."""
     order = drawn(graph)
     members: dict[str, list[str]] = {}
     for node, title in zip(order, block_titles(graph, order), strict=True):

@@ -27,7 +27,7 @@ def about_token(tables: Tables, manifest: dict[str, Any], token_id: int) -> dict
 
 
 def write_profdag(graph: nx.DiGraph, tables: Tables, manifest: dict[str, Any], path: Path) -> int:
-    """Write the page of a graph from analyzer.profdag; returns its size in bytes."""
+    """Write the page of a graph from analyzer.questions.profdag; returns its size in bytes."""
     token_id = int(graph.graph.get("token_id", -1))
     add_costs(graph, tables, token_id)
     chain, spent = critical_path(graph, drawn(graph))

@@ -47,7 +47,7 @@ def figures(summary: dict[str, Any]) -> Block:
     return cards(items)
 
 
-def costly(run: Run) -> Block | None:
+def cost_findings(run: Run) -> Block | None:
     """The analyzer's findings with their prizes, queries and worst moments, and what failed."""
     items: list[Block] = []
     summary, spans = run.summary, Spans(run.tables)
@@ -72,6 +72,6 @@ def overview_section(run: Run) -> Section:
         ("recorded", about.get("started_utc")),
         ("engines", ", ".join(about.get("engines") or [])),
     ]
-    findings = costly(run)
+    findings = cost_findings(run)
     blocks = [pairs(about_pairs), figures(run.summary), *([findings, note(PRIZES)] if findings else [])]
     return Section("summary", "Summary", blocks)

@@ -13,7 +13,7 @@ PROBE_COLUMNS = heads(
 HIGH_COST = 0.05
 
 
-def lacks(run: Run) -> list[tuple[str, str]]:
+def missing_parts(run: Run) -> list[tuple[str, str]]:
     """What is missing from the recording, in words."""
     summary = run.summary
     records, about = summary.get("records") or {}, summary.get("recording") or {}
@@ -80,7 +80,7 @@ def changes(run: Run) -> list[Block]:
 def recording_section(run: Run) -> Section:
     """Losses, sampling and cost."""
     manifest = run.manifest
-    remarks = [*lacks(run), *sampled(run), *cost(run)] or [("good", "Nothing is missing that was to be recorded.")]
+    remarks = [*missing_parts(run), *sampled(run), *cost(run)] or [("good", "Nothing is missing that was to be recorded.")]
     blocks: list[Block] = [{"kind": "findings", "items": [{"level": level, "text": text} for level, text in remarks]}]
     blocks += changes(run)
     times = {name: value for name, value in (manifest.get("cost") or {}).items() if name.endswith("_ns")}

@@ -64,7 +64,7 @@ def by_phase(run: Run) -> Block:
     return table(columns, run.ask(PHASES_QUERY), "Steps by phase", PHASES_QUERY)
 
 
-def few(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
+def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
     """The groups of one phase, with those added up that are small in every phase: there are no more colours."""
     share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in groups}
     own = {"total", parts.RESIDUAL}
@@ -73,12 +73,12 @@ def few(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[s
     return {key: ms for key, ms in groups.items() if key in large} | ({SMALLER: rest} if rest else {})
 
 
-def where(run: Run) -> Block:
+def share_chart(run: Run) -> Block:
     """Shares of a mean step by operator group and cause of idle time, one bar per phase."""
     rows = run.ask(WHERE_QUERY).set_index("phase")
     own = {"total", parts.RESIDUAL}
     means = {str(phase): {k: v for k, v in row.items() if v > 0 or k in own} for phase, row in rows.to_dict("index").items()}
-    shares = {phase: few(groups, means) for phase, groups in means.items()}
+    shares = {phase: with_small_ones_summed(groups, means) for phase, groups in means.items()}
     names = list(dict.fromkeys(key for groups in shares.values() for key in groups if key != "total"))
     last = (SMALLER, parts.RESIDUAL)
     ranked = sorted(names, key=lambda key: (key in last, -max(float(g.get(key) or 0) for g in shares.values())))
@@ -115,7 +115,7 @@ def phase_section(run: Run) -> Section | None:
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
         return None
-    blocks = [where(run), by_phase(run), *idle(run)]
+    blocks = [share_chart(run), by_phase(run), *idle(run)]
     left_out = len(run.tables["tokens"]) - len(tokens)
     if left_out:
         blocks.append(note(f"{left_out} steps are left out: their end was not recorded."))

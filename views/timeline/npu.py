@@ -14,6 +14,7 @@ from views.timeline.slices import (
     Column,
     Slices,
     Tables,
+    equals,
     execute_flow,
     ints,
     joined,
@@ -21,7 +22,6 @@ from views.timeline.slices import (
     place,
     positive,
     rows_of,
-    says,
     text_column,
     text_of,
     texts,
@@ -45,7 +45,7 @@ def track_name(manifest: dict[str, Any], track: str) -> str:
 
 
 def execute_name(graph_name: str, kind: str, layer: int, expert: int) -> str:
-    """kind.layer.expert where the engine tells, else QNN's name of the graph."""
+    """kind.layer.expert where the engine names a kind, else QNN's name of the graph."""
     return place(kind, layer, expert) if kind else graph_name or "graphExecute"
 
 
@@ -101,7 +101,7 @@ def device_slices(tables: Tables) -> Slices | None:
 def node_slices(tables: Tables) -> Slices | None:
     """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
     frame, every = tables["qnn_executes"], tables["qnn_events"]
-    counted, kind = says(every["unit"], "cycles"), every["type"].to_numpy()
+    counted, kind = equals(every["unit"], "cycles"), every["type"].to_numpy()
     execute_row = rows_of(frame["execute_id"], every["execute_id"])
     place = np.flatnonzero(counted & (kind == NODE) & (execute_row >= 0))
     if not len(place):
@@ -159,9 +159,9 @@ def running(values: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 
 def detail_args(n: int, node: np.ndarray, details: pd.DataFrame) -> dict[str, Column]:
-    """What a profile at QNN's linting level says of `n` nodes besides (wait, overlap ...), in cycles, as arguments.
+    """What a profile at QNN's linting level adds for `n` nodes besides (wait, overlap ...), in cycles, as arguments.
 
-    `node`: of which each event of `said` is.
+    `node`: of which each event of `details` is.
     """
     args: dict[str, Column] = {}
     for what, rows in details.reset_index(drop=True).groupby("type_name"):

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from views.timeline.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
-from views.timeline.slices import Tables, distinct, says
+from views.timeline.slices import Tables, distinct, equals
 from views.timeline.trace_file import Packets
 
 TRACE_PACKET, FTRACE_EVENTS = 1, 1
@@ -53,7 +53,7 @@ class Running:
     @classmethod
     def of(cls, states: pd.DataFrame) -> "Running":
         """From `thread_states`."""
-        rows = np.flatnonzero(says(states["state"], "running"))
+        rows = np.flatnonzero(equals(states["state"], "running"))
         tid, begin, end = (states[name].to_numpy(np.int64)[rows] for name in ("tid", "begin_ns", "end_ns"))
         order = np.argsort(begin, kind="stable")
         return cls(tid[order], begin[order], end[order])
@@ -158,7 +158,7 @@ class Scheduling:
         names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
         events, running = tables["sched"], Running.of(tables["thread_states"])
         columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
-        switched, woken = (says(events["event"], what) for what in ("switch", "waking"))
+        switched, woken = (equals(events["event"], what) for what in ("switch", "waking"))
         return cls(events, columns, switched, woken, running, names, boot)
 
     def packets(self, cpu: int) -> Packets:

@@ -71,8 +71,8 @@ def joined(make: Callable[..., str], *columns: pd.Series) -> pyarrow.DictionaryA
     return text_column(code, [make(*row) for row in zip(*(column.iloc[first].tolist() for column in columns), strict=True)])
 
 
-def says(column: pd.Series, text: str) -> np.ndarray:
-    """Which rows of a column of texts say this one [bool]."""
+def equals(column: pd.Series, text: str) -> np.ndarray:
+    """Which rows of a column of texts equal this one [bool]."""
     return np.asarray(column == text)
 
 
@@ -100,7 +100,7 @@ class Slices:
     """Slices or instants of one category. An argument that is -1 or "" is not written.
 
     `flow`: the arrow that each is on, `step_flow`: the one from a step to its graphs on other threads; 0: none.
-    `row`: where several say the same, as the threads of an operator do, which row of `name` and `args` each of them says; `own`:
+    `row`: where several share one, as the threads of an operator do, the row of `name` and `args` that each takes; `own`:
     arguments besides, of each slice.
     """
 
@@ -135,7 +135,7 @@ class Slices:
         return replace(some, name=self.name.take(rows), args={label: column.take(rows) for label, column in self.args.items()})
 
     def alone(self) -> "Slices":
-        """The same, each with all that it says in a row of its own."""
+        """The same, each with its name and arguments in a row of its own."""
         if self.row is None:
             return self
         args = {label: column.take(self.row) for label, column in self.args.items()}
@@ -280,7 +280,7 @@ def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
     name = joined(place, frame["action"], frame["layer"], frame["expert"])
     both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
     both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
-    evicted = says(frame["action"], "evict")
+    evicted = equals(frame["action"], "evict")
     return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
 
 
@@ -295,7 +295,7 @@ def call_slices(tables: Tables) -> tuple[Slices, Slices]:
     frame = tables["calls"]
     args = texts(frame, "args") | positive(frame, "depth")
     both = of_frame("call", text_of(frame["function"]), frame, args)
-    lasting = says(frame["at"], "both")
+    lasting = equals(frame["at"], "both")
     return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
 
 

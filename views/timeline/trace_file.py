@@ -1,4 +1,4 @@
-"""The file of a trace: what is told at once and what other threads encode, in the order in which it was asked for."""
+"""The file of a trace: what is appended at once and what other threads encode, in the order in which it was asked for."""
 
 import gzip
 import os
@@ -59,7 +59,7 @@ class TraceFile:
         self.write(self.ahead)
 
     def packed(self, pending: bytes, job: Callable[[], Packets]) -> Packets:
-        """What was told before a job and what the job makes, as the file has it."""
+        """What was appended before a job and what the job makes, as the file has it."""
         events, data = job()
         data = pending + data
         return events, gzip.compress(data, GZIP_LEVEL, mtime=0) if self.zipped else data

@@ -81,7 +81,7 @@ class Cpu:
 
     def __init__(self, runs: int = RUNS, settle: float = SETTLE_S):
         self.runs, self.settle, self.epoch = runs, settle, 0
-        self._known = [
+        self._references = [
             _Loop(self._session(model)) for model in [*(graphs.model([link]) for link in REFERENCES), _tiny(1), _tiny(2)]
         ]
         self._usual = np.empty(0)
@@ -90,7 +90,7 @@ class Cpu:
         """Seconds of each model at the usual pace; bursts are interleaved, so that a slow moment hits all."""
         if not len(self._usual):
             self._usual = self._settled()
-        loops = [*(_Loop(self._session(model)) for model in models), *self._known]
+        loops = [*(_Loop(self._session(model)) for model in models), *self._references]
         best, least_slowdown = np.empty(0), np.inf
         for _ in range(ATTEMPTS):
             typical = self._typical(loops)
@@ -115,7 +115,7 @@ class Cpu:
         seen: list[np.ndarray] = []
         until = monotonic() + self.settle
         while not seen or monotonic() < until:
-            seen.append(self._typical(self._known)[: len(REFERENCES)])
+            seen.append(self._typical(self._references)[: len(REFERENCES)])
         return np.asarray(np.quantile(seen, LOW, axis=0))
 
     def _paces(self, typical: np.ndarray) -> np.ndarray:
@@ -173,8 +173,8 @@ class Htp:
 
     def __init__(self, runs: int = 5):
         self.runs, self.epoch = runs, 0
-        self._whole = platform.machine() == "x86_64"
-        self.name, self.unit = ("QNN HTP (emulator)", "us") if self._whole else ("QNN HTP", "cycles")
+        self._emulated = platform.machine() == "x86_64"
+        self.name, self.unit = ("QNN HTP (emulator)", "us") if self._emulated else ("QNN HTP", "cycles")
 
     def times(self, models: list[bytes]) -> list[float]:
         """Median cycles of each model's nodes, without moving its input and output; the emulator's microseconds with them."""
@@ -186,7 +186,7 @@ class Htp:
         return {name for run in runs for name, cycles in run.items() if cycles}
 
     def _time(self, runs: list[dict[str, int]], executions: list[int]) -> float:
-        return float(min(executions) if self._whole else np.median([sum(run.values()) for run in runs]))
+        return float(min(executions) if self._emulated else np.median([sum(run.values()) for run in runs]))
 
     def _profile(self, model: bytes, count: int) -> tuple[list[dict[str, int]], list[int]]:
         """(node → cycles, microseconds of the execution), one of each for every run but the first."""

@@ -97,14 +97,14 @@ def model(links: list[Link], all_outputs: bool = False, copies: int = 1) -> byte
     return bytes(proto.SerializeToString())
 
 
-def often(operators: list[str], shape: Shape) -> int:
+def repetitions(operators: list[str], shape: Shape) -> int:
     """How often `repeated` holds a kernel: `shape.copies` times, IN_A_ROW where it has no matrix."""
     return shape.copies if any(map(_matrix, operators)) else IN_A_ROW
 
 
 def repeated(operators: list[str], shape: Shape) -> bytes:
     """A model that holds a kernel several times."""
-    return model(chain(operators, shape), copies=often(operators, shape))
+    return model(chain(operators, shape), copies=repetitions(operators, shape))
 
 
 def node_name(index: int, operator: str, copy: int = 0) -> str:

@@ -43,8 +43,8 @@ def features(kernel: str, shapes: list[Shape], footprints: np.ndarray | None = N
     """
     first = kernel.split("+")[0]
     own_shapes = [s.of(first) for s in shapes]
-    around = [s.weights(first) * s.copies for s in own_shapes] if footprints is None else footprints
-    return np.array([_features(first, s, float(b)) for s, b in zip(own_shapes, around, strict=True)])
+    sizes_in_use = [s.weights(first) * s.copies for s in own_shapes] if footprints is None else footprints
+    return np.array([_features(first, s, float(b)) for s, b in zip(own_shapes, sizes_in_use, strict=True)])
 
 
 def _features(operator: str, s: Shape, footprint: float) -> list[float]:

@@ -37,7 +37,7 @@ def draw(prior: list[tuple[int, int]], count: int, random: np.random.Generator, 
     picked = random.integers(len(prior), size=count)
     rows = random.choice(ROWS, count)
     shapes = [_near(Shape(int(r), *prior[i]), random, limit) for r, i in zip(rows, picked, strict=True)]
-    return [_among(shape, int(copies)) for shape, copies in zip(shapes, random.choice(COPIES, count), strict=True)]
+    return [_with_copies(shape, int(copies)) for shape, copies in zip(shapes, random.choice(COPIES, count), strict=True)]
 
 
 def adaptive(
@@ -75,8 +75,8 @@ def held_out_errors(shapes: list[Shape], times: np.ndarray, fit: Fit, random: np
 def _near(shape: Shape, random: np.random.Generator, limit: int) -> Shape:
     k, n = (int(np.clip(round(v * np.exp(random.normal(0, SPREAD)) / 8) * 8, 8, limit)) for v in (shape.k, shape.n))
     rows = int(np.clip(round(shape.rows * np.exp(random.normal(0, SPREAD))), 1, limit))
-    return _among(Shape(rows, k, n), shape.copies)
+    return _with_copies(Shape(rows, k, n), shape.copies)
 
 
-def _among(shape: Shape, copies: int) -> Shape:
+def _with_copies(shape: Shape, copies: int) -> Shape:
     return replace(shape, copies=max(min(copies, MOST // (4 * shape.k * shape.n)), 1))

@@ -22,7 +22,7 @@ BATCH = 12
 SHORTEST = {"s": 1e-6, "us": 1.0, "cycles": 1.0}
 """By unit: what takes less drowns in what a run costs whatever it computes; such shapes are counted, not judged."""
 FEWEST = 5
-"""Shapes without which regressors cannot be told apart."""
+"""Fewest shapes from which a regressor can be chosen."""
 UNSEEN = 99
 """Random seed of the held-out shapes."""
 
@@ -93,7 +93,7 @@ def train(backend: Backend, kernel: str, predictors: regressors.Predictors, plan
 
     def measure(shapes: list[graphs.Shape]) -> np.ndarray:
         model_times = times(backend, [partial(graphs.repeated, operators, shape) for shape in shapes])
-        return np.asarray(model_times / [graphs.often(operators, shape) for shape in shapes])
+        return np.asarray(model_times / [graphs.repetitions(operators, shape) for shape in shapes])
 
     fit = regressors.quick_fit(kernel)
     shapes, measured = sampling.adaptive(plan.prior, measure, fit, plan.start, plan.rounds, plan.extra, limit=plan.limit)
