@@ -59,10 +59,10 @@ def front(document: Document, figure: str, title: str) -> Block | None:
         shape = {"line": {"shape": "hv", "dash": "dot"}, "hoverinfo": "skip"}
         traces.append({"type": "scatter", "mode": "lines", "name": "Pareto front", "slot": 7, **line, **shape})
     for slot, kind in enumerate(dict.fromkeys(map(prefetching, runs))):
-        of_kind = [run for run in runs if prefetching(run) == kind]
-        points = {"x": [run["peak_cache_bytes"] / MIB for run in of_kind], "y": [run[figure] for run in of_kind]}
+        alike = [run for run in runs if prefetching(run) == kind]
+        points = {"x": [run["peak_cache_bytes"] / MIB for run in alike], "y": [run[figure] for run in alike]}
         hover = {
-            "text": [described(run) for run in of_kind],
+            "text": [described(run) for run in alike],
             "hovertemplate": "%{x:.2f} MiB, %{y:.2f} ms<br>%{text}<extra></extra>",
         }
         traces.append({"type": "scatter", "mode": "markers", "name": kind, "slot": slot, **points, **hover})

@@ -83,11 +83,11 @@ def waterfall(fall: dict[str, Any]) -> Block:
     groups = ((0, [True, *[False] * len(fall["parts"]), True], "mean step"), (3, delta > 0, "slower"), (1, delta < 0, "faster"))
     traces = []
     for slot, chosen, name in groups:
-        bars_of = np.flatnonzero(chosen)
-        start = np.where((bars_of == 0) | (bars_of == len(delta) - 1), floor, after[bars_of] - delta[bars_of])
-        top = np.where(bars_of == 0, ends[0], np.where(bars_of == len(delta) - 1, ends[1], after[bars_of]))
-        text = [f"{names[i]}: {(delta[i] if slot else top[k]):+.4f} ms" for k, i in enumerate(bars_of)]
-        bars = {"type": "bar", "name": name, "x": [names[i] for i in bars_of], "base": start, "y": top - start, "slot": slot}
+        bar = np.flatnonzero(chosen)
+        start = np.where((bar == 0) | (bar == len(delta) - 1), floor, after[bar] - delta[bar])
+        top = np.where(bar == 0, ends[0], np.where(bar == len(delta) - 1, ends[1], after[bar]))
+        text = [f"{names[i]}: {(delta[i] if slot else top[k]):+.4f} ms" for k, i in enumerate(bar)]
+        bars = {"type": "bar", "name": name, "x": [names[i] for i in bar], "base": start, "y": top - start, "slot": slot}
         traces.append({**bars, "hovertext": text, "hoverinfo": "text"})
     total = sum(part["delta"] for part in fall["parts"])
     remark = f"ms per step, means over runs. Parts add up to {total:+.4f} ms; the step differs by {ends[1] - ends[0]:+.4f} ms."
@@ -158,15 +158,9 @@ def steps(document: Document) -> Section | None:
             continue
         ms = np.asarray(series["ms"], float)
         traces.append({"type": "scatter", "mode": "lines", "name": name, "y": ms, "slot": slot})
-        shift_steps = [shift["at"] for shift in series["shifts"]]
-        if shift_steps:
-            marks = {
-                "mode": "markers",
-                "name": f"{name}: level changes",
-                "x": shift_steps,
-                "y": ms[shift_steps],
-                "slot": slot + 3,
-            }
+        jumps = [shift["at"] for shift in series["shifts"]]
+        if jumps:
+            marks = {"mode": "markers", "name": f"{name}: level changes", "x": jumps, "y": ms[jumps], "slot": slot + 3}
             traces.append({"type": "scatter", **marks})
         remarks += [f"{name}: the level changes at step {s['at']} by {s['change']:+.3f} ms." for s in series["shifts"]]
         if series["period"]:
@@ -214,9 +208,9 @@ def routing(document: Document) -> Section | None:
     drift = document["drift"]
     if not drift:
         return None
-    layers = [layer["layer"] for layer in drift]
-    moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [layer["distance"] for layer in drift], "slot": 1}
-    usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [layer["usual"] for layer in drift], "slot": 0}
+    layers = [row["layer"] for row in drift]
+    moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [row["distance"] for row in drift], "slot": 1}
+    usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [row["usual"] for row in drift], "slot": 0}
     remark = "Jensen-Shannon distance of how often each expert was chosen: 0 the same, 1 none in common."
     layout: dict[str, Any] = {"xaxis": axis("layer"), "yaxis": axis("distance", rangemode="tozero")}
     return Section(
@@ -227,11 +221,10 @@ def routing(document: Document) -> Section | None:
 def environment(document: Document) -> Section:
     """On what it was measured, and what differs."""
     rows = [
-        [difference["what"], difference["base"], difference["cand"], "not like for like" if difference["unfair"] else ""]
-        for difference in document["environment"]
+        [row["what"], row["base"], row["cand"], "not like for like" if row["unfair"] else ""] for row in document["environment"]
     ]
     blocks: list[Block] = []
-    if any(difference["unfair"] for difference in document["environment"]):
+    if any(row["unfair"] for row in document["environment"]):
         text = "The sides were not measured alike: differences of speed may come from that."
         blocks.append({"kind": "findings", "items": [{"level": "warn", "text": text}]})
     if rows:

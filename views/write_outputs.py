@@ -55,13 +55,13 @@ def optrace_of(tables: Tables, path: Path, execute: int | None) -> Any:
     timed = runs[runs["accel_us"] > 0]["execute_id"].tolist()
     chosen = execute if execute is not None else next(iter(timed or runs["execute_id"].tolist()), None)
     if chosen is None or chosen not in set(runs["execute_id"]):
-        available = (
+        recorded = (
             f"the recording has {runs['execute_id'].min()} to {runs['execute_id'].max()}"
             if len(runs)
             else "the recording has none"
         )
         raise ViewError(
-            f"no complete execution {'on the NPU' if execute is None else execute} to draw the optrace in: {available}"
+            f"no complete execution {'on the NPU' if execute is None else execute} to draw the optrace in: {recorded}"
         )
     trace = read_optrace(path)
     for complaint in trace.complaints:

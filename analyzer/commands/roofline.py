@@ -37,9 +37,8 @@ def run(args: argparse.Namespace) -> int:
     rows = roofline.roofline(tables, machine, args.by, args.phase)
     fits, backends = roofline.complexity_fits(tables, args.phase or "decode"), roofline.backends(tables)
     if args.json:
-        print(
-            as_json({"ceilings": vars(machine) if machine else None, "operators": rows, "complexity": fits, "backends": backends})
-        )
+        limits = vars(machine) if machine else None
+        print(as_json({"ceilings": limits, "operators": rows, "complexity": fits, "backends": backends}))
         return 0
     if machine is None:
         print(as_called("no ceilings of the machine that ran this are known: python -m analyzer ceilings"), file=sys.stderr)

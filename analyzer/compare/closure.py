@@ -32,7 +32,7 @@ class Waterfall:
     parts: list[Part]
 
 
-def waterfall(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, phase: str, shown: int = SHOWN) -> Waterfall | None:
+def waterfall(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, phase: str) -> Waterfall | None:
     """The parts of a phase's step from `mean` [runs, metrics]; a part that a run lacks took it no time.
 
     Operators are put together by type and backend; those that changed least are one part.
@@ -52,8 +52,8 @@ def waterfall(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, phase: str
         return None
     others = sums.drop(index=[STEP, "residual"], errors="ignore")
     others = others.loc[(others["cand"] - others["base"]).abs().sort_values(ascending=False).index]
-    parts = [Part(str(part), row["base"], row["cand"]) for part, row in others.head(shown).iterrows()]
-    if len(others) > shown:
-        parts.append(Part("all others", *others.iloc[shown:].sum()))
+    parts = [Part(str(part), row["base"], row["cand"]) for part, row in others.head(SHOWN).iterrows()]
+    if len(others) > SHOWN:
+        parts.append(Part("all others", *others.iloc[SHOWN:].sum()))
     explained = [sum(getattr(part, side) for part in parts) for side in ("base", "cand")]
     return Waterfall(phase, step, [*parts, Part("residual", step.base - explained[0], step.cand - explained[1])])

@@ -69,10 +69,10 @@ def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, An
         return None
     figures = figures_by_identity(judged)
     nodes: list[dict[str, Any]] = []
-    node_numbers: tuple[dict[int, int], dict[int, int]] = {}, {}
+    numbers: tuple[dict[int, int], dict[int, int]] = {}, {}
     alike = [Counter(node[: len(IDENTITY)] for node in side.nodes) for side in (base, cand)]
     for i, j in aligned(base, cand):
-        for node_of, row in zip(node_numbers, (i, j), strict=True):
+        for node_of, row in zip(numbers, (i, j), strict=True):
             if row is not None:
                 node_of[row] = len(nodes)
         side, row, count = (cand, j, alike[1]) if j is not None else (base, i, alike[0])
@@ -80,9 +80,7 @@ def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, An
         old = base.nodes[i] if i is not None else None
         facts = dict(zip((*IDENTITY, "name"), node, strict=True)) | {"alike": count[node[: len(IDENTITY)]]}
         nodes.append(facts | change_of(old, node if j is not None else None, figures))
-    edges = {
-        (node_of[a], node_of[b]): None for node_of, side in zip(node_numbers, (base, cand), strict=True) for a, b in side.edges
-    }
+    edges = {(node_of[a], node_of[b]): None for node_of, side in zip(numbers, (base, cand), strict=True) for a, b in side.edges}
     return {"phase": PHASE, "nodes": nodes, "edges": [list(edge) for edge in edges]}
 
 

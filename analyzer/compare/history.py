@@ -157,10 +157,10 @@ def level_changes(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
                 yield place | {"runs": len(values), "ratio": float(np.exp(shift.change)), **row[["metric", "better"]]}
 
 
-def unjudged(frame: pd.DataFrame, alpha: float = Rules.alpha) -> str:
+def unjudged(frame: pd.DataFrame) -> str:
     """Which builds cannot be judged, and what would do; "" where all can."""
     counts = frame.groupby(["device", "build"])["run"].nunique()
-    least = runs_for_p(alpha)
+    least = runs_for_p(Rules.alpha)
     few = counts[counts < least]
     if not len(few) or counts.groupby("device").sum().min() >= LEAST_SERIES:
         return ""

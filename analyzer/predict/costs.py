@@ -18,6 +18,7 @@ RESIDENT, DEMAND, AHEAD = "resident", "demand", "ahead"
 """Modes: everything stays; what is missing is loaded by whoever needs it; a loader works beside the layers."""
 LOADED, AWAITED, FOUND = "loaded", "awaited", "found"
 """How an expert came before its first run: on the thread that ran it, by the loader while that waited, by the loader before."""
+CONTEXT = 512
 FEW_RUNS = 8
 """Runs of a kind that are needed to tell its costs from those of others."""
 UNIT_OF = {"cpu": "cpu", "htp": "npu"}
@@ -161,8 +162,8 @@ def from_tables(*recordings: Tables) -> Costs:
     )
 
 
-def from_device(model: Model, device: Device, context: int = 512) -> Costs:
-    """Costs from the roofline, each kind by its time at 1 and at 64 rows."""
+def from_device(model: Model, device: Device) -> Costs:
+    """Costs from the roofline, each kind by its time at 1 and at 64 rows with CONTEXT tokens."""
     if not model.mixture:
         raise PredictError(f"{model.name} has no experts: a trace of routes cannot run on it")
     if not device.storage:
@@ -171,7 +172,7 @@ def from_device(model: Model, device: Device, context: int = 512) -> Costs:
     work: dict[tuple[str, ...], Line] = {}
     for unit, name in units.items():
         if name in device.units:
-            work |= _unit_lines(model, device, name, unit, context)
+            work |= _unit_lines(model, device, name, unit)
     size = round(3 * model.hidden * model.mixture.width * model.storage.expert / 8)
     load = Line(fixed=1e-4, per_row=1 / device.storage)
     source = f"roofline of {model.name} on {device.name}, weights {model.storage.text}; loads at the storage's rate plus 0.1 ms"
@@ -179,23 +180,23 @@ def from_device(model: Model, device: Device, context: int = 512) -> Costs:
     return Costs(work, load, {unit: size for unit in UNITS}, source, warnings)
 
 
-def _unit_lines(model: Model, device: Device, name: str, unit: str, context: int) -> dict[tuple[str, ...], Line]:
+def _unit_lines(model: Model, device: Device, name: str, unit: str) -> dict[tuple[str, ...], Line]:
     """Lines of one unit: through its roofline at 1 and 64 rows (attention), and of one expert at 1 and 64 rows."""
     assert model.mixture
     one_expert = replace(model, mixture=replace(model.mixture, experts=1, top_k=1))
     kinds = {"attention": "attention", "router": "router", "outside": "head"}
     lines: dict[tuple[str, ...], Line] = {}
-    few, many = (_seconds(model, device, name, rows, context) for rows in (1, 64))
+    few, many = (_seconds(model, device, name, rows) for rows in (1, 64))
     for kind, part in kinds.items():
         lines[kind, unit] = _line_through(few[part], many[part])
-    few, many = (_seconds(one_expert, device, name, rows, context) for rows in (1, 64))
+    few, many = (_seconds(one_expert, device, name, rows) for rows in (1, 64))
     lines["expert", unit] = _line_through(few["experts"], many["experts"])
     return lines
 
 
-def _seconds(model: Model, device: Device, unit: str, rows: int, context: int) -> dict[str, float]:
+def _seconds(model: Model, device: Device, unit: str, rows: int) -> dict[str, float]:
     """Seconds of attention, router, experts in one layer, and of the head, for `rows` decoding rows."""
-    setup = Setup("decode", rows, context, unit=unit)
+    setup = Setup("decode", rows, CONTEXT, unit=unit)
     seconds = dict.fromkeys(("attention", "router", "experts", "head"), 0.0)
     for part in roofline.parts(model, roofline.unit_peak(device, model, setup), setup):
         seconds[part.name.split()[0]] = seconds.get(part.name.split()[0], 0.0) + part.seconds

@@ -141,7 +141,7 @@ def _step(
 
 
 def _warnings(
-    model: Model, device: Device, setup: Setup, on: roofline.UnitPeak, parts: list[roofline.Part], needed_bytes: float
+    model: Model, device: Device, setup: Setup, on: roofline.UnitPeak, parts: list[roofline.Part], needed: float
 ) -> tuple[str, ...]:
     """What a user should know before trusting the figures."""
     total = sum(part.seconds * part.times for part in parts)
@@ -155,8 +155,6 @@ def _warnings(
         warnings.append(f"MFU of matrix products was measured in fp8 and is applied to the {on.dtype} peak")
     if model.context and setup.context > model.context:
         warnings.append(f"context {setup.context} exceeds the model's {model.context}")
-    if needed_bytes > device.memory_bytes:
-        warnings.append(
-            f"weights and KV cache take {needed_bytes / 1e9:.1f} GB, the device has {device.memory_bytes / 1e9:.0f} GB"
-        )
+    if needed > device.memory_bytes:
+        warnings.append(f"weights and KV cache take {needed / 1e9:.1f} GB, the device has {device.memory_bytes / 1e9:.0f} GB")
     return tuple(dict.fromkeys(warnings))

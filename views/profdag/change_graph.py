@@ -15,33 +15,31 @@ MOST_CARDS, MARGIN = 200, 8
 COLOURED = ("slower", "faster")
 
 
-def as_graph(comparison: dict[str, Any]) -> nx.DiGraph:
+def as_graph(diff: dict[str, Any]) -> nx.DiGraph:
     """The document's nodes and edges as views/profdag/layout.py wants them."""
     graph = nx.DiGraph()
-    for number, node in enumerate(comparison["nodes"]):
+    for number, node in enumerate(diff["nodes"]):
         graph.add_node(str(number), role="op", type=node["type"], layer=node["layer"], order=number)
-    graph.add_edges_from((str(a), str(b)) for a, b in comparison["edges"])
+    graph.add_edges_from((str(a), str(b)) for a, b in diff["edges"])
     return graph
 
 
-def change_graph(comparison: dict[str, Any]) -> Block:
+def change_graph(diff: dict[str, Any]) -> Block:
     """The block `graph`."""
-    graph = as_graph(comparison)
+    graph = as_graph(diff)
     layout = lay_out(graph)
     members: dict[int, list[int]] = {}
     for name, block in layout.block.items():
         members.setdefault(block, []).append(int(name))
     alike: dict[Hashable, list[int]] = {}
     for block, numbers in members.items():
-        key = tuple((comparison["nodes"][n]["type"], shown_verdict(comparison["nodes"][n])) for n in sorted(numbers))
+        key = tuple((diff["nodes"][n]["type"], shown_verdict(diff["nodes"][n])) for n in sorted(numbers))
         alike.setdefault(key, []).append(block)
-    most = max((abs(delta(node)) for node in comparison["nodes"] if node["verdict"] in COLOURED), default=0.0)
-    cards = [
-        card(graph, layout, [sorted(members[b]) for b in blocks], blocks, comparison["nodes"], most) for blocks in alike.values()
-    ]
+    most = max((abs(delta(node)) for node in diff["nodes"] if node["verdict"] in COLOURED), default=0.0)
+    cards = [card(graph, layout, [sorted(members[b]) for b in blocks], blocks, diff["nodes"], most) for blocks in alike.values()]
     return {
         "kind": "graph",
-        "title": f"Operators of a {comparison['phase']} step",
+        "title": f"Operators of a {diff['phase']} step",
         "note": "A card is a layer, or all layers whose operators changed alike, their times added up; execution goes downward. "
         "Edges from card to card are left out. Coloured is only what the verdicts say, the stronger the more time it is.",
         "cards": cards[:MOST_CARDS],

@@ -56,9 +56,9 @@ def curves(run: Run) -> list[Block]:
     rows = run.ask(CURVES_QUERY)
     if not len(rows):
         return []
-    expert_size = cache_curves.expert_bytes(run.tables)
+    size = cache_curves.expert_bytes(run.tables)
     sizes = [
-        bytes_text(n * expert_size) if np.isfinite(expert_size) else f"{share:.0%} of those seen"
+        bytes_text(n * size) if np.isfinite(size) else f"{share:.0%} of those seen"
         for n, share in rows[["slots", "share"]].to_numpy()
     ]
     line = {"type": "scatter", "mode": "lines+markers", "x": rows["slots"], "text": sizes}
@@ -76,7 +76,7 @@ def curves(run: Run) -> list[Block]:
     if slots is not None:
         remark += (
             f" LRU with {slots} experts"
-            + (f" ({bytes_text(slots * expert_size)})" if np.isfinite(expert_size) else "")
+            + (f" ({bytes_text(slots * size)})" if np.isfinite(size) else "")
             + " hits 90 % in decode."
         )
     axes = {"xaxis": axis("experts that fit", rangemode="tozero"), "yaxis": axis("hit rate %", range=[0, 103])}

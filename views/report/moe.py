@@ -97,8 +97,8 @@ def reuse(run: Run) -> list[Block]:
         (("seen before", rows[rows["new"] == 0]), ("some for the first time", rows[rows["new"] > 0]))
     ):
         points = {"type": "scatter", "mode": "markers", "name": name, "x": part["distance"].round(3), "slot": slot * 3}
-        hover_texts = [f"token {t}, layer {layer}" for t, layer in part[["token_id", "layer"]].itertuples(index=False)]
-        traces.append({**points, "y": part["us"].round(2), "text": hover_texts})
+        texts = [f"token {t}, layer {layer}" for t, layer in part[["token_id", "layer"]].itertuples(index=False)]
+        traces.append({**points, "y": part["us"].round(2), "text": texts})
     effect = activation.distance_effect(run.tables)
     remark = "Each point is one layer of one decode step: its experts' operators and loads."
     if effect.get("time") is not None:

@@ -81,21 +81,14 @@ def roofline_chart(run: Run) -> Block | None:
     low, high = float(rows["intensity"].min()) / 3, float(rows["intensity"].max()) * 3
     traces = roofs(run.ceilings, low, high) if run.ceilings else []
     for slot, kind in enumerate(rows.groupby("type")["ms"].sum().sort_values(ascending=False).index[:6]):
-        of_type = rows[rows["type"] == kind]
-        hover_texts = [
+        part = rows[rows["type"] == kind]
+        texts = [
             label(f"{s} {w}: {ms:,.1f} ms, {b}")
-            for s, w, ms, b in of_type[["shape", "weights", "ms", "bound"]].itertuples(index=False)
+            for s, w, ms, b in part[["shape", "weights", "ms", "bound"]].itertuples(index=False)
         ]
-        size = np.clip(8 + 34 * np.sqrt(of_type["ms"] / rows["ms"].sum()), 8, 34).round(1)
+        size = np.clip(8 + 34 * np.sqrt(part["ms"] / rows["ms"].sum()), 8, 34).round(1)
         hover = "%{text}<br>%{x:.2f} flop/byte, %{y:.2f} GFLOP/s<extra>%{fullData.name}</extra>"
-        points = {
-            "type": "scatter",
-            "mode": "markers",
-            "x": of_type["intensity"],
-            "y": of_type["gflops"],
-            "sizes": size,
-            "text": hover_texts,
-        }
+        points = {"type": "scatter", "mode": "markers", "x": part["intensity"], "y": part["gflops"], "sizes": size, "text": texts}
         traces.append({**points, "name": label(kind), "slot": slot, "hovertemplate": hover})
     axes = {"xaxis": axis("flop/byte", type="log"), "yaxis": axis("GFLOP/s", type="log")}
     remark = "Each point is one shape of operator on the CPU; its area is its share of time. Below the roof, time is lost."

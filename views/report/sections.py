@@ -85,10 +85,8 @@ def cards(items: list[tuple[str, str, str]]) -> Block:
 
 def pairs(items: Sequence[tuple[Any, ...]]) -> Block:
     """Labels and values, maybe with a moment as third."""
-    return {
-        "kind": "pairs",
-        "items": [[label, str(value), *moment] for label, value, *moment in items if value not in (None, "")],
-    }
+    rows = [[label, str(value), *moment] for label, value, *moment in items if value not in (None, "")]
+    return {"kind": "pairs", "items": rows}
 
 
 def heads(spec: str) -> list[tuple[str, str]]:

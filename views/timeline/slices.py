@@ -157,9 +157,9 @@ def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     return above(frame, 0, names)
 
 
-def several(frame: pd.DataFrame, name: str) -> dict[str, Column]:
-    """An integer column as argument where it is above one: most slices are of one row, and a reader keeps every argument."""
-    return above(frame, 1, (name,))
+def several_tokens(frame: pd.DataFrame) -> dict[str, Column]:
+    """`n_tokens` as argument where it is above one: most slices are of one row, and a reader keeps every argument."""
+    return above(frame, 1, ("n_tokens",))
 
 
 def above(frame: pd.DataFrame, least: int, names: tuple[str, ...]) -> dict[str, Column]:
@@ -200,7 +200,7 @@ def graph_slices(tables: Tables) -> Slices:
     """One slice per graph run; those that submit to the NPU start a flow, those on other threads join their step's."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
-    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "tier")
+    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     slices = of_frame("graph", joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
     slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
@@ -235,7 +235,7 @@ def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
     An operator without thread rows is drawn on the thread that began it.
     """
     frame, threads = tables["operators"], tables["op_threads"]
-    args = texts(frame, "shape") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "maj_flt")
+    args = texts(frame, "shape") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "maj_flt")
     if frame["read_bytes"].notna().any():
         args |= moved(frame)
     operators = of_frame("operator", joined(operator_name, frame["type"], frame["name"]), frame, args)
@@ -266,7 +266,7 @@ def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
     """One slice per expert run; those that used what a prefetch had loaded end its flow."""
     frame = tables["experts"]
     name = joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
-    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several(frame, "n_tokens")
+    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several_tokens(frame)
     args |= positive(frame, "tier", "maj_flt")
     slices = of_frame("expert", name, frame, args)
     slices.flow = flow_of(frame["run_id"], used["run_id"], used["load_id"] + PREFETCH)

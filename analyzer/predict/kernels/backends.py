@@ -81,9 +81,7 @@ class Cpu:
 
     def __init__(self, runs: int = RUNS, settle: float = SETTLE_S):
         self.runs, self.settle, self.epoch = runs, settle, 0
-        self._references = [
-            _Loop(self._session(model)) for model in [*(graphs.model([link]) for link in REFERENCES), _tiny(1), _tiny(2)]
-        ]
+        self._references = [_Loop(self._session(m)) for m in [*(graphs.model([link]) for link in REFERENCES), _tiny(1), _tiny(2)]]
         self._usual = np.empty(0)
 
     def times(self, models: list[bytes]) -> list[float]:

@@ -54,11 +54,9 @@ def detect(
     links = graphs.chain([first, second], shape)
     pair = graphs.model(links, many)
     first_time, second_time, pair_time = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), pair])
-    backend_nodes = backend.nodes(pair)
     names = {graphs.node_name(i, name) for i, name in enumerate((first, second))}
-    return Verdict(
-        first, second, "many" if many else "one", first_time, second_time, pair_time, not names <= backend_nodes, fixed_time
-    )
+    fused = not names <= backend.nodes(pair)
+    return Verdict(first, second, "many" if many else "one", first_time, second_time, pair_time, fused, fixed_time)
 
 
 def rules(verdicts: Iterable[Verdict]) -> set[tuple[str, str]]:

@@ -189,12 +189,8 @@ class Predictors:
         """Write as JSON what was measured, what was chosen, and on what; `load` fits the same regressors to it again."""
         self.environment = environment(backend)
         kernels = {
-            kernel.name: {
-                "regressor": kernel.chosen,
-                "shapes": [astuple(s) for s in kernel.shapes],
-                "times": kernel.times.tolist(),
-            }
-            for kernel in self.kernels.values()
+            name: {"regressor": k.chosen, "shapes": [astuple(s) for s in k.shapes], "times": k.times.tolist()}
+            for name, k in self.kernels.items()
         }
         facts = {"format": FORMAT, "unit": self.unit, "fused": sorted(self.fused), "measured_on": self.environment}
         file.write_text(json.dumps(facts | {"kernels": kernels}) + "\n")

@@ -12,6 +12,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 SPREAD = 0.35
 """Standard deviation, in natural logarithm, of a new shape around a shape of the prior or one with a large error."""
 
+FOLDS = 4
 COPIES = (1, 2, 4, 8, 16)
 """Kernels in a measured model: weights that a run meets again in a cache, and others that have left it meanwhile."""
 MOST = 48 << 20
@@ -61,11 +62,11 @@ def adaptive(
     return shapes, times
 
 
-def held_out_errors(shapes: list[Shape], times: np.ndarray, fit: Fit, random: np.random.Generator, folds: int = 4) -> np.ndarray:
+def held_out_errors(shapes: list[Shape], times: np.ndarray, fit: Fit, random: np.random.Generator) -> np.ndarray:
     """|relative error| of each shape, predicted by a regressor that has not seen it."""
-    fold = random.permutation(len(shapes)) % folds
+    fold = random.permutation(len(shapes)) % FOLDS
     errors = np.empty(len(shapes))
-    for i in range(folds):
+    for i in range(FOLDS):
         inside, outside = np.flatnonzero(fold != i), np.flatnonzero(fold == i)
         predict = fit([shapes[j] for j in inside], times[inside])
         errors[outside] = np.abs(predict([shapes[j] for j in outside]) / times[outside] - 1)
