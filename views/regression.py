@@ -105,15 +105,15 @@ def graph(document: Document) -> Section | None:
 def forest(document: Document) -> Section | None:
     """Changes with their intervals: speed, and what changed most."""
     comparable = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
-    shown = comparable[:FOREST][::-1]
-    if not shown:
+    metrics = comparable[:FOREST][::-1]
+    if not metrics:
         return None
     traces = []
-    y = labels((name_of(m) for m in shown), 52)
-    for word in dict.fromkeys(m["verdict"] for m in shown):
-        rows = [i for i, m in enumerate(shown) if m["verdict"] == word]
-        middle = np.array([change(shown[i]["ratio"]) for i in rows], float)
-        low, high = (np.array([change(shown[i][end]) for i in rows], float) for end in ("low", "high"))
+    y = labels((name_of(m) for m in metrics), 52)
+    for word in dict.fromkeys(m["verdict"] for m in metrics):
+        rows = [i for i, m in enumerate(metrics) if m["verdict"] == word]
+        middle = np.array([change(metrics[i]["ratio"]) for i in rows], float)
+        low, high = (np.array([change(metrics[i][end]) for i in rows], float) for end in ("low", "high"))
         error = {
             "type": "data",
             "symmetric": False,
@@ -129,7 +129,8 @@ def forest(document: Document) -> Section | None:
         "yaxis": {"automargin": True, "categoryorder": "array", "categoryarray": y},
     }
     remark = "Median of the candidate's runs against that of the base's, with 95 % bootstrap intervals over runs."
-    return Section("forest", "Changes with their intervals", [chart("Changes", traces, remark, 110 + 22 * len(shown), **layout)])
+    changes = chart("Changes", traces, remark, 110 + 22 * len(metrics), **layout)
+    return Section("forest", "Changes with their intervals", [changes])
 
 
 def runs(document: Document) -> Section | None:
@@ -188,10 +189,10 @@ def metrics(document: Document) -> Section:
         share = None if m["share"] is None else 100 * m["share"]
         counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"]]
         rows.append([m["family"], name_of(m), m["label"], m["direction"], *figures, *counts])
-    left = document["metrics_total"] - len(rows)
+    omitted = document["metrics_total"] - len(rows)
     blocks = [table(columns, rows)]
-    if left > 0:
-        blocks.append(note(f"{left:,} metrics that matter less are left out; --json and stored results have them."))
+    if omitted > 0:
+        blocks.append(note(f"{omitted:,} metrics that matter less are left out; --json and stored results have them."))
     return Section("metrics", "All metrics", blocks)
 
 

@@ -107,5 +107,5 @@ def announce(written: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(written))
         return
-    rest = ", ".join(f"{name} {value:,}" for name, value in written.items() if name not in ("path", "bytes"))
-    print_plain(f"{written['path']}  {written['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))
+    counts = ", ".join(f"{name} {value:,}" for name, value in written.items() if name not in ("path", "bytes"))
+    print_plain(f"{written['path']}  {written['bytes'] / 1e6:.2f} MB" + (f"  ({counts})" if counts else ""))

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     token = args.token if args.token is not None else middle_token(tables)
     graph = build_profdag(tables, token, decode_tokens(tables) if args.mean else None)
     if args.diff:
-        others = load(args.diff)
-        return compare(structure.difference(graph, build_profdag(others, middle_token(others))), args.text)
+        other_tables = load(args.diff)
+        return compare(structure.difference(graph, build_profdag(other_tables, middle_token(other_tables))), args.text)
     if args.fold or args.resolve:
         graph = structure.folded(graph) if args.fold else structure.resolved(graph)
     if args.out:

@@ -171,11 +171,11 @@ def losses(answer: Section) -> list[Line]:
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
     cost = f"probes took {number(warm, '.1%')}{upper} of token time, {number(cpu, '.1%')} of CPU"
-    held = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms for probes" if c.get("held_ns") else ""
+    pause = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms for probes" if c.get("held_ns") else ""
     dropped = r["dropped"]
     dropped_records = sum((dropped.get("records") or {}).values())
     fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
-    lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast + held), cost]
+    lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast + pause), cost]
     if s := r["sampling"]:
         slowdown = f"tokens took {number(s['slowdown_while_on'], '.1%')} longer then; " if "slowdown_while_on" in s else ""
         on = f"costly levels were on for {number(s['share_on'], '.0%')} of the time"

@@ -48,15 +48,15 @@ def add(url: str, results: list[Result], build: str, device: str = "", recorded:
     written = []
     for number, result in enumerate(results):
         name = device or result.environment.get("cpu_model") or result.environment.get("arch") or "unknown"
-        when = (time.time() if recorded is None else recorded) + number * 1e-3
-        frame = result.metrics.reset_index().assign(run=result.name, recorded=when)
+        recorded_s = (time.time() if recorded is None else recorded) + number * 1e-3
+        frame = result.metrics.reset_index().assign(run=result.name, recorded=recorded_s)
         table = pyarrow.Table.from_pandas(frame, schema=_schema(), preserve_index=False)
         values = repr(sorted(zip(frame["key"], frame["value"], strict=True)))
         digest = hashlib.sha256(f"{result.name}{values}".encode()).hexdigest()[:16]
         folder = f"{root}/build={quote(build, safe='')}/device={quote(name, safe='')}"
         filesystem.makedirs(folder, exist_ok=True)
         if not any(path.endswith(f"-{digest}.parquet") for path in filesystem.ls(folder, detail=False)):
-            path = f"{folder}/{int(when * 1e3)}-{digest}.parquet"
+            path = f"{folder}/{int(recorded_s * 1e3)}-{digest}.parquet"
             parquet.write_table(table, path, filesystem=filesystem)
             written.append(path)
     return written

@@ -188,9 +188,9 @@ def _usual(frame: pd.DataFrame) -> pd.Series:
     """ns of all executions of each `number` as if none of them had been disturbed: the mean without the slowest fifth, for each
     of the engine's names apart (their times differ; the median of a mixture would jump between them)."""
     ordered = frame.sort_values(["number", "name", "charged"])
-    each = ordered.groupby(["number", "name"], sort=False)["charged"]
-    undisturbed = ordered[each.cumcount() < np.ceil(UNDISTURBED * each.transform("size"))]
-    by_name = undisturbed.groupby(["number", "name"])["charged"].mean() * each.size()
+    charges = ordered.groupby(["number", "name"], sort=False)["charged"]
+    undisturbed = ordered[charges.cumcount() < np.ceil(UNDISTURBED * charges.transform("size"))]
+    by_name = undisturbed.groupby(["number", "name"])["charged"].mean() * charges.size()
     return by_name.groupby(level="number").sum()
 
 

@@ -155,9 +155,9 @@ def in_turns(base: np.ndarray, cand: np.ndarray) -> Words:
     if wander(base, cand) == 1:
         return []
     dated = np.isfinite(base).all() and np.isfinite(cand).all()
-    how = "One side was recorded after the other" if dated else "It is not known when every run was recorded"
-    why = "so a drift of the machine may look like a change: intervals are wider and only larger changes are called ones"
-    return [("warn", f"{how}, {why}. Record them by turns, as tracer compare does, to tell smaller ones.")]
+    order = "One side was recorded after the other" if dated else "It is not known when every run was recorded"
+    consequence = "so a drift of the machine may look like a change: intervals are wider and only larger changes are called ones"
+    return [("warn", f"{order}, {consequence}. Record them by turns, as tracer compare does, to tell smaller ones.")]
 
 
 def structural(changes: list[Change]) -> Words:
@@ -167,8 +167,8 @@ def structural(changes: list[Change]) -> Words:
         for appeared, word in ((False, "vanished"), (True, "appeared")):
             names = [f"{c.what} ({c.aspect})" for c in changes if c.phase == phase and c.appeared == appeared]
             if names:
-                rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-                out.append(("warn", f"In {phase} {word}: {', '.join(names[:LISTED])}{rest}."))
+                omitted = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+                out.append(("warn", f"In {phase} {word}: {', '.join(names[:LISTED])}{omitted}."))
     return out
 
 

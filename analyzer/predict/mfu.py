@@ -91,10 +91,10 @@ def _at(curves: Curves | None, key: tuple[float, ...], x: float) -> Answer | Non
 
 def _mean_of_repeats(points: list[Point]) -> list[Point]:
     """One point for each (key, x): some rows were measured twice."""
-    seen: dict[tuple[tuple[float, ...], float], list[Point]] = {}
+    repeats: dict[tuple[tuple[float, ...], float], list[Point]] = {}
     for point in points:
-        seen.setdefault((point.key, point.x), []).append(point)
-    return [Point(p[0].key, p[0].x, sum(q.y for q in p) / len(p), p[0].where) for p in seen.values()]
+        repeats.setdefault((point.key, point.x), []).append(point)
+    return [Point(p[0].key, p[0].x, sum(q.y for q in p) / len(p), p[0].where) for p in repeats.values()]
 
 
 def _curves(

@@ -60,10 +60,10 @@ def delta(node: Node) -> float:
 def card(graph: nx.DiGraph, layout: Layout, layers: list[list[int]], blocks: list[int], nodes: list[Node], most: float) -> Block:
     """One card: the first layer's places, every layer's times added up."""
     block = layout.blocks[blocks[0]]
-    drawn = []
+    drawn_nodes = []
     for i, number in enumerate(layers[0]):
         x, y = layout.centre[str(number)]
-        drawn.append({"x": round(x, 1), "y": round(y, 1), **operator([nodes[numbers[i]] for numbers in layers], most)})
+        drawn_nodes.append({"x": round(x, 1), "y": round(y, 1), **operator([nodes[numbers[i]] for numbers in layers], most)})
     inside = {str(number): layout.centre[str(number)] for number in layers[0]}
     edges = [[*inside[a], *inside[b]] for a, b in graph.edges if a in inside and b in inside]
     lines = [[round(x1, 1), round(y1 + HEIGHT / 2, 1), round(x2, 1), round(y2 - HEIGHT / 2, 1)] for x1, y1, x2, y2 in edges]
@@ -73,7 +73,7 @@ def card(graph: nx.DiGraph, layout: Layout, layers: list[list[int]], blocks: lis
         "height": round(block.height) - TOP + MARGIN,
         "node": [WIDTH, HEIGHT],
     }
-    return {"title": title([layout.blocks[b].title for b in blocks]), "nodes": drawn, "edges": lines, **size}
+    return {"title": title([layout.blocks[b].title for b in blocks]), "nodes": drawn_nodes, "edges": lines, **size}
 
 
 def title(names: list[str]) -> str:

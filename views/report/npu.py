@@ -66,11 +66,11 @@ def npu_section(run: Run) -> Section | None:
     if len(executes):
         blocks += by_graph(run)
         blocks += npu_blocks.blocks(run.tables)
-    nodes, other = run.ask(NODES_QUERY), run.ask(CALLS_QUERY)
+    nodes, calls = run.ask(NODES_QUERY), run.ask(CALLS_QUERY)
     if len(nodes):
         columns = heads("text graph, text node, number runs, bar total cycles, number mean cycles, number share %")
         blocks.append(table(columns, nodes, "Cycles by node", NODES_QUERY))
-    if len(other):
+    if len(calls):
         columns = heads("text call, text graph, number calls, number MiB, bar total ms")
-        blocks.append(table(columns, other, "Other calls", CALLS_QUERY))
+        blocks.append(table(columns, calls, "Other calls", CALLS_QUERY))
     return Section("npu", f"NPU: {backend}", blocks)

@@ -45,8 +45,8 @@ def states(run: Run) -> list[Block]:
     )
     body = pd.concat([rows["name"], rows["tid"].astype(str), ms, rows["times"]], axis=1)
     axes = {"barmode": "stack", "xaxis": axis("%"), "yaxis": {"automargin": True}}
-    drawn = chart("Share of each thread's time", traces, LEGEND, 110 + 26 * len(longest), STATES_QUERY, **axes)
-    return [drawn, table(columns, body, "Threads and their states", STATES_QUERY)]
+    states_chart = chart("Share of each thread's time", traces, LEGEND, 110 + 26 * len(longest), STATES_QUERY, **axes)
+    return [states_chart, table(columns, body, "Threads and their states", STATES_QUERY)]
 
 
 def balance(run: Run) -> list[Block]:

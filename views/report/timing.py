@@ -69,8 +69,8 @@ def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str,
     share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in groups}
     own = {"total", parts.RESIDUAL}
     large = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
-    rest = sum(float(ms or 0) for key, ms in groups.items() if key not in large)
-    return {key: ms for key, ms in groups.items() if key in large} | ({SMALLER: rest} if rest else {})
+    smaller = sum(float(ms or 0) for key, ms in groups.items() if key not in large)
+    return {key: ms for key, ms in groups.items() if key in large} | ({SMALLER: smaller} if smaller else {})
 
 
 def share_chart(run: Run) -> Block:
@@ -103,11 +103,11 @@ def idle(run: Run) -> list[Block]:
     rows = run.ask(GAPS_QUERY)
     if not len(rows):
         return []
-    shown = rows.drop(columns=["begin_ns", "duration_ns"]).assign(longest=run.moments(rows))
+    cells = rows.drop(columns=["begin_ns", "duration_ns"]).assign(longest=run.moments(rows))
     columns = heads(
         "text cause, text after, text before, number pieces, bar total ms, number longest µs, moment the longest in the timeline"
     )
-    return [table(columns, shown, "Idle time within steps", GAPS_QUERY)]
+    return [table(columns, cells, "Idle time within steps", GAPS_QUERY)]
 
 
 def phase_section(run: Run) -> Section | None:
@@ -122,7 +122,7 @@ def phase_section(run: Run) -> Section | None:
     return Section("phases", "Phases", blocks)
 
 
-def composition(run: Run, tokens: pd.DataFrame, what: str) -> Block | None:
+def composition(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
     """Operator time per step, stacked by type."""
     bins = binned(len(tokens))
     spent = run.ask(COMPOSITION_QUERY)
@@ -138,8 +138,8 @@ def composition(run: Run, tokens: pd.DataFrame, what: str) -> Block | None:
     names = [*order[:top], "other types"][: top + (len(order) > top)]
     common = {"type": "scatter", "mode": "lines", "stackgroup": "one", "line": {"width": 0}}
     traces = [{**common, "name": label(name), "y": ms[i], "slot": i} for i, name in enumerate(names)]
-    axes = {"xaxis": axis(what), "yaxis": axis("ms by operator type")}
-    return chart(f"What a {what} computes", traces, per_bin(len(tokens)), 340, COMPOSITION_QUERY, **axes)
+    axes = {"xaxis": axis(step_name), "yaxis": axis("ms by operator type")}
+    return chart(f"What a {step_name} computes", traces, per_bin(len(tokens)), 340, COMPOSITION_QUERY, **axes)
 
 
 def curve(name: str, slot: int, step: np.ndarray, ms: pd.Series) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
     middle = tokens["duration_ns"].median()
     top = tokens[tokens["duration_ns"] >= middle].sort_values("duration_ns", ascending=False).head(SLOWEST)
     most = excess.loc[top["token_id"]]
-    shown = top[["token_id"]].assign(
+    cells = top[["token_id"]].assign(
         position=top["position"].where(top["position"] >= 0),
         ms=top["duration_ns"] / MS,
         more=(top["duration_ns"] - middle) / MS,
@@ -217,8 +217,8 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
         at=run.moments(top),
     )
     columns = heads("text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline")
-    shown["token_id"] = shown["token_id"].astype(str)
-    return table(columns, shown, "Slowest steps", command="phases RUN")
+    cells["token_id"] = cells["token_id"].astype(str)
+    return table(columns, cells, "Slowest steps", command="phases RUN")
 
 
 def growing(run: Run) -> list[Block]:
@@ -243,7 +243,7 @@ def step_section(run: Run) -> Section | None:
     if trend:
         blocks.append(pairs(trend))
     decode = tokens[tokens["phase"] == "decode"]
-    shown, what = (decode, "decode step") if len(decode) else (tokens, "step")
-    stacked = composition(run, shown, what)
+    steps, step_name = (decode, "decode step") if len(decode) else (tokens, "step")
+    stacked = composition(run, steps, step_name)
     blocks += [stacked] if stacked else []
-    return Section("series", "Steps over time", [*blocks, slowest(run, shown), *growing(run)])
+    return Section("series", "Steps over time", [*blocks, slowest(run, steps), *growing(run)])

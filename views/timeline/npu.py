@@ -134,16 +134,16 @@ def side_by_side(
     """
     first, last = np.zeros(len(row), np.int64), np.zeros(len(row), np.int64)
     placed, unplaced = np.zeros(len(row), bool), np.flatnonzero(parent < 0)
-    window, owner, whole = (begin, end), row, np.zeros(len(begin))
+    window, owner, total = (begin, end), row, np.zeros(len(begin))
     while len(unplaced):
         owner_row, spent = owner[unplaced], cycles[unplaced]
         ends = running(spent, owner_row)
-        share = np.maximum(np.maximum(np.bincount(owner_row, spent, len(whole)), whole)[owner_row], 1.0)
+        share = np.maximum(np.maximum(np.bincount(owner_row, spent, len(total)), total)[owner_row], 1.0)
         length = (window[1] - window[0])[owner_row]
         first[unplaced] = window[0][owner_row] + ((ends - spent) / share * length).astype(np.int64)
         last[unplaced] = window[0][owner_row] + (ends / share * length).astype(np.int64)
         placed[unplaced] = True
-        window, owner, whole = (first, last), parent, cycles
+        window, owner, total = (first, last), parent, cycles
         unplaced = np.flatnonzero(~placed & (parent >= 0) & placed[parent])
     return first, last
 
@@ -164,10 +164,10 @@ def detail_args(n: int, node: np.ndarray, details: pd.DataFrame) -> dict[str, Co
     `node`: of which each event of `details` is.
     """
     args: dict[str, Column] = {}
-    for what, rows in details.reset_index(drop=True).groupby("type_name"):
+    for kind, rows in details.reset_index(drop=True).groupby("type_name"):
         column = np.full(n, -1)
         column[node[rows.index]] = rows["value"]
-        args[f"{str(what).replace(' ', '_')}_cycles"] = column
+        args[f"{str(kind).replace(' ', '_')}_cycles"] = column
     return args
 
 
@@ -199,7 +199,7 @@ def idle_slices(tables: Tables) -> Slices | None:
     if not len(frame):
         return None
     states = ints(frame, "running_ns", "runnable_ns", "sleeping_ns", "waiting_ns", "cpu_ns")
-    name = joined(lambda what: f"idle: {what}" if what else "idle", frame["doing"])
+    name = joined(lambda work: f"idle: {work}" if work else "idle", frame["doing"])
     return of_frame("qnn", name, frame.assign(complete=True), states)
 
 

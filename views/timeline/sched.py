@@ -158,7 +158,7 @@ class Scheduling:
         names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
         events, running = tables["sched"], Running.of(tables["thread_states"])
         columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
-        switched, woken = (equals(events["event"], what) for what in ("switch", "waking"))
+        switched, woken = (equals(events["event"], event) for event in ("switch", "waking"))
         return cls(events, columns, switched, woken, running, names, boot)
 
     def packets(self, cpu: int) -> Packets:

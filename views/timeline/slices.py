@@ -240,9 +240,9 @@ def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
         args |= moved(frame)
     operators = of_frame("operator", joined(operator_name, frame["type"], frame["name"]), frame, args)
     row = rows_of(frame["op_id"], threads["op_id"])
-    matched, drawn = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
-    drawn[row[matched]] = True
-    alone = np.flatnonzero(~drawn)
+    matched, has_threads = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
+    has_threads[row[matched]] = True
+    alone = np.flatnonzero(~has_threads)
     on_threads = (threads[column].to_numpy(np.int64)[matched] for column in ("tid", "begin_ns", "end_ns", "wait_ns"))
     elsewhere = (column[alone] for column in (operators.tid, operators.begin, operators.end, operators.end))
     tid, begin, end, since = (np.concatenate(both) for both in zip(on_threads, elsewhere, strict=True))

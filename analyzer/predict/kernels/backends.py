@@ -110,11 +110,11 @@ class Cpu:
 
     def _settled(self) -> np.ndarray:
         """Times of the references when nobody disturbs them, in `settle` seconds."""
-        seen: list[np.ndarray] = []
+        bursts: list[np.ndarray] = []
         until = monotonic() + self.settle
-        while not seen or monotonic() < until:
-            seen.append(self._typical(self._references)[: len(REFERENCES)])
-        return np.asarray(np.quantile(seen, LOW, axis=0))
+        while not bursts or monotonic() < until:
+            bursts.append(self._typical(self._references)[: len(REFERENCES)])
+        return np.asarray(np.quantile(bursts, LOW, axis=0))
 
     def _paces(self, typical: np.ndarray) -> np.ndarray:
         """How many times as long as usual each reference took."""
