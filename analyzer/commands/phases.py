@@ -97,13 +97,6 @@ def in_ms(rows: pd.DataFrame) -> pd.DataFrame:
 
 def by_cause(gaps: pd.DataFrame) -> pd.DataFrame:
     """Number, sum and longest of each cause."""
-    causes = gaps.groupby("cause")["duration_ns"].agg(["size", "sum", "median", "max"]).sort_values("sum", ascending=False)
-    return pd.DataFrame(
-        {
-            "cause": causes.index,
-            "gaps": causes["size"].to_numpy(),
-            "ms": causes["sum"].to_numpy() / 1e6,
-            "median_us": causes["median"].to_numpy() / 1e3,
-            "max_us": causes["max"].to_numpy() / 1e3,
-        }
-    )
+    causes = gaps.groupby("cause")["duration_ns"].agg(gaps="size", ms="sum", median_us="median", max_us="max")
+    causes = causes.sort_values("ms", ascending=False).reset_index()
+    return causes.assign(ms=causes["ms"] / 1e6, median_us=causes["median_us"] / 1e3, max_us=causes["max_us"] / 1e3)

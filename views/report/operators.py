@@ -41,18 +41,10 @@ def by_type(run: Run) -> Block:
 
 def achieved(rows: pd.DataFrame) -> Block:
     """What each type achieved, by backend."""
-    cells = rows[["type", "backend", "bound", "count"]].assign(
-        ms=rows["ms"],
-        mean=rows["mean_us"],
-        roof=rows["roof_us"],
-        share=100 * rows["share_of_roof"],
-        above=rows["above_ms"],
-        gflops=rows["gflops"],
-        speed=rows["gbytes_per_s"],
-        intensity=rows["intensity"],
-        wait=100 * rows["wait_share"],
-        disk=100 * rows["disk_share"],
-    )
+    shares = ["share_of_roof", "wait_share", "disk_share"]
+    fields = ["type", "backend", "bound", "count", "ms", "mean_us", "roof_us", "share_of_roof", "above_ms"]
+    fields += ["gflops", "gbytes_per_s", "intensity", "wait_share", "disk_share"]
+    cells = rows[fields].assign(**{name: 100 * rows[name] for name in shares})
     columns = heads(
         "text type, text backend, text bound by, number runs, bar total ms, number mean µs, number attainable µs, "
         "number achieved %, number above it ms, number GFLOP/s, number GB/s, number flop/byte, number waiting %, number disk %"
