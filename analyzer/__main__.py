@@ -1,4 +1,4 @@
-"""python -m analyzer: what a recording says."""
+"""python -m analyzer: tables and numbers of a recording."""
 
 import gc
 import sys
@@ -35,6 +35,6 @@ main = ROOM.main
 
 if __name__ == "__main__":
     code = main()
-    if "duckdb" not in sys.modules:  # which says what it had to leave behind
+    if "duckdb" not in sys.modules:  # which reports at exit what it could not free
         gc.freeze()  # spares the last collections, which with pandas loaded take a fifth of a second
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""What the analyzer cannot do with a recording, told in one line."""
+"""What the analyzer cannot do with a recording, in one line."""
 
 from moescope.errors import UserError
 

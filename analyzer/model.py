@@ -99,12 +99,12 @@ class Fields:
     def number(self, name: str, default: int | None = None) -> int:
         """A field, by our name or the config's own."""
         names = ALIASES.get(name, (name,))
-        found = next((self.values[n] for n in names if self.values.get(n) is not None), default)
-        if found is None:
+        value = next((self.values[n] for n in names if self.values.get(n) is not None), default)
+        if value is None:
             raise PredictError(f"{self.path}: field {' or '.join(names)} is missing: add it, or give another model's config.json")
-        if not isinstance(found, int | float) or isinstance(found, bool) or found < 0:
-            raise PredictError(f"{self.path}: field {' or '.join(names)} is {found!r}: a number of 0 or more is needed")
-        return int(found)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            raise PredictError(f"{self.path}: field {' or '.join(names)} is {value!r}: a number of 0 or more is needed")
+        return int(value)
 
     def has(self, name: str) -> bool:
         """Whether any of its names is there with a value other than 0."""
@@ -219,8 +219,8 @@ def _storage(fields: Fields) -> Storage:
             "add `bits`, or remove quantization_config and give --weights"
         )
     stored = bits + (16 + bits) / group if group else float(bits)
-    whole = bits == 8 and _activations_quantized(quant)
-    return Storage(stored, stored, plain, "int8" if whole else base, f"{method} {bits} bit")
+    integer_products = bits == 8 and _activations_quantized(quant)
+    return Storage(stored, stored, plain, "int8" if integer_products else base, f"{method} {bits} bit")
 
 
 def _quantized_bits(quant: dict[str, Any]) -> tuple[int | None, int]:

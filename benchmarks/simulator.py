@@ -151,12 +151,12 @@ def untraced(cost: costs.Costs, routes: trace.Trace, twins: dict[Setting, Run]) 
     for one in twins:
         by_mode.setdefault(one.simulated().mode, []).append(one)
     demand, ahead = (float(np.mean([twins[one]["load_ms"] for one in by_mode[m]])) / 1e3 for m in (costs.DEMAND, costs.AHEAD))
-    load, behind = demand / cost.load.at(size), 1.0
+    load, behind = demand / cost.load.seconds(size), 1.0
     if cost.behind:
         seen = [simulator.simulate(routes, cost, one.simulated()).spans for one in by_mode[costs.AHEAD]]
         loads = [span.unit.startswith(simulator.STORAGE) for spans in seen for span in spans if span.kind in ("load", "prefetch")]
         share = float(np.mean(loads))
-        behind = max((ahead - (1 - share) * demand) / max(share, 1e-9), 1e-6) / cost.behind.at(size)
+        behind = max((ahead - (1 - share) * demand) / max(share, 1e-9), 1e-6) / cost.behind.seconds(size)
     work, chunk = {(phase, mode): 1.0 for phase in PHASES.values() for mode in by_mode}, dict.fromkeys(by_mode, 1.0)
     for _, (mode, members) in itertools.product(range(LEVELLING), by_mode.items()):
         now = cost.scaled(work, load, behind, chunk)

@@ -53,9 +53,9 @@ def test_what_vanishes_of_the_lesser_operator_decides() -> None:
 
 def test_what_a_run_costs_is_no_fusion() -> None:
     backend = Made()
-    a_run = fusion.fixed(backend, Shape(4, 8, 8))
-    verdict = fusion.detect(backend, "Gemm", "Relu", Shape(4, 8, 8), a_run=a_run)
-    assert a_run == pytest.approx(0.25)
+    fixed = fusion.fixed(backend, Shape(4, 8, 8))
+    verdict = fusion.detect(backend, "Gemm", "Relu", Shape(4, 8, 8), fixed_time=fixed)
+    assert fixed == pytest.approx(0.25)
     assert verdict.saved == pytest.approx(0.0)
     assert not verdict.by_time
 

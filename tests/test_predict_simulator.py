@@ -205,7 +205,7 @@ def test_a_fitted_line_is_the_line(fixed: float, per_row: float, per_pair: float
     rows, context = (grid.ravel().astype(float) for grid in np.meshgrid([1, 8, 32, 64], [1, 100, 400]))
     line = costs.fit(fixed + per_row * rows + per_pair * rows * context, rows, context)
     for r, c in ((1, 50), (64, 400), (16, 10)):
-        assert line.at(r, c) == pytest.approx(fixed + per_row * r + per_pair * r * c, rel=1e-4)
+        assert line.seconds(r, c) == pytest.approx(fixed + per_row * r + per_pair * r * c, rel=1e-4)
 
 
 def test_a_slower_device_is_slower(demo: Path) -> None:
@@ -265,8 +265,8 @@ def recording(pace: float = 1.0, phase: str = "prefill", limited: bool = True) -
     """One step whose pieces of work follow each other as WORK says; of a limited cache every other expert is missed."""
     rows = np.random.default_rng(0).integers(1, 64, 200)
     missed = (np.arange(200) % 2 == 0) & limited
-    lasted = {kind: np.array([line.at(r) for r in rows]) for kind, line in WORK.items()}
-    lasted["expert"] = np.array([RUN.at(r) for r in rows]) + missed * (LOAD_S + FIRST_S)
+    lasted = {kind: np.array([line.seconds(r) for r in rows]) for kind, line in WORK.items()}
+    lasted["expert"] = np.array([RUN.seconds(r) for r in rows]) + missed * (LOAD_S + FIRST_S)
     lengths = np.round(np.stack(list(lasted.values()), 1).ravel() * pace * 1e9).astype(np.int64)
     lead = round(LEAD_S * pace * 1e9)
     begin = (np.cumsum(lengths + lead) - lengths).reshape(200, -1)
@@ -293,8 +293,8 @@ def recording(pace: float = 1.0, phase: str = "prefill", limited: bool = True) -
 def test_costs_come_out_of_a_recording_as_they_went_in_with_what_lies_before_them() -> None:
     found = costs.from_tables(recording())
     for kind, line in [*WORK.items(), ("expert", RUN)]:
-        assert found.of(kind, "cpu", 32, phase="prefill") == pytest.approx(line.at(32) + LEAD_S, rel=1e-3)
-    assert found.load.at(5000) == pytest.approx(LOAD_S, rel=1e-3)
+        assert found.line(kind, "cpu", "prefill").seconds(32) == pytest.approx(line.seconds(32) + LEAD_S, rel=1e-3)
+    assert found.load.seconds(5000) == pytest.approx(LOAD_S, rel=1e-3)
     assert found.first[costs.LOADED, "prefill", costs.DEMAND] == pytest.approx(FIRST_S, rel=1e-3)
     assert found.expert_bytes == {"cpu": 5000}
 
@@ -303,7 +303,7 @@ def test_recordings_taken_while_the_machine_was_slower_are_brought_to_the_pace_o
     found = costs.from_tables(recording(phase="decode"), recording(2.5, "decode", limited=False))
     for mode in (costs.DEMAND, costs.RESIDENT):
         for kind, line in [*WORK.items(), ("expert", RUN)]:
-            assert found.of(kind, "cpu", 32, phase="decode", mode=mode) == pytest.approx(line.at(32) + LEAD_S, rel=1e-2)
+            assert found.line(kind, "cpu", "decode", mode).seconds(32) == pytest.approx(line.seconds(32) + LEAD_S, rel=1e-2)
 
 
 def test_between_the_pieces_of_a_read_ahead_comes_what_a_layer_waits_for() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -52,8 +53,8 @@ def chrome_events(manifest: dict[str, Any], tables: Tables) -> Iterator[dict[str
         yield named
         yield from slice_events(close_open(slices, end), dict.fromkeys(slices.tid.tolist(), target), NPU_TID + number)
     for name, ts, values in counters(tables):
-        for at, value in zip(ts.tolist(), values.tolist(), strict=True):
-            yield {"ph": "C", "name": name, "pid": target, "ts": at / 1e3, "args": {"value": value}}
+        for time_ns, value in zip(ts.tolist(), values.tolist(), strict=True):
+            yield {"ph": "C", "name": name, "pid": target, "ts": time_ns / 1e3, "args": {"value": value}}
 
 
 def write_events(out: TextIO, events: Iterator[dict[str, Any]]) -> int:
@@ -78,12 +79,13 @@ def chrome_json(run_dir: Path, out: Path | None, token: int | None) -> dict[str,
     return {"path": str(path), "bytes": path.stat().st_size, "events": events}
 
 
-def table_files(run_dir: Path, folder: Path, form: str) -> dict[str, Any]:
-    """Every table as a file."""
+def table_files(run_dir: Path, out: Path | None, token: int | None, form: str) -> dict[str, Any]:
+    """Every table as a file, csv or parquet."""
     from pyarrow import csv, parquet
 
     from analyzer.tables.store import load
 
+    folder = out or run_dir / form
     folder.mkdir(parents=True, exist_ok=True)
     size = rows = 0
     tables = load(run_dir)
@@ -120,16 +122,6 @@ def no_formula(texts: Any) -> Any:
     return compute.if_else(formula, compute.binary_join_element_wise("'", texts, ""), texts)
 
 
-def csv_files(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
-    """One CSV file per table."""
-    return table_files(run_dir, out or run_dir / "csv", "csv")
-
-
-def parquet_files(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
-    """One Parquet file per table."""
-    return table_files(run_dir, out or run_dir / "parquet", "parquet")
-
-
 def graphml(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any]:
     """One token's ProfDAG."""
     from analyzer.questions.profdag import build_profdag, export
@@ -144,8 +136,8 @@ def graphml(run_dir: Path, out: Path | None, token: int | None) -> dict[str, Any
 
 FORMATS: dict[str, Callable[[Path, Path | None, int | None], dict[str, Any]]] = {
     "chrome-json": chrome_json,
-    "csv": csv_files,
-    "parquet": parquet_files,
+    "csv": partial(table_files, form="csv"),
+    "parquet": partial(table_files, form="parquet"),
     "graphml": graphml,
 }
 """Name → writer(recording, where, token)."""

@@ -20,7 +20,7 @@ def prefetching(run: dict[str, Any]) -> str:
     return "no prefetch" if kind is None else f"prefetch {kind}" if isinstance(kind, str) else f"prefetch from {kind:g}"
 
 
-def told(run: dict[str, Any]) -> str:
+def described(run: dict[str, Any]) -> str:
     """A run's settings and figures, for a point of a chart."""
     hits = "" if run["hit_rate"] is None else f", hits {run['hit_rate']:.1%}"
     size = "everything" if run["cache_bytes"] is None else bytes_text(run["cache_bytes"])
@@ -37,8 +37,10 @@ def choice(document: Document) -> Section:
         near = [run for run in runs if run["tpot_ms"] <= NEAR * fastest["tpot_ms"]]
         frugal = min(near, key=lambda run: run["peak_cache_bytes"])
         named = (("fastest", fastest), ("least memory", leanest), (f"within {NEAR - 1:.0%} of the fastest", frugal))
-        shown = [(name, f"{run['tpot_ms']:.2f} ms · {bytes_text(run['peak_cache_bytes'])}", told(run)) for name, run in named]
-        blocks.append(cards(shown))
+        figures = [
+            (name, f"{run['tpot_ms']:.2f} ms · {bytes_text(run['peak_cache_bytes'])}", described(run)) for name, run in named
+        ]
+        blocks.append(cards(figures))
     blocks.append(note("Simulated, not measured. Memory is the largest size of the expert cache; TPOT the mean decode step."))
     blocks += [note(f"Warning: {text}") for text in document["warnings"]]
     blocks.append(pairs([("costs", document["costs"]), ("steps replayed", document["steps"])]))
@@ -57,9 +59,12 @@ def front(document: Document, figure: str, title: str) -> Block | None:
         shape = {"line": {"shape": "hv", "dash": "dot"}, "hoverinfo": "skip"}
         traces.append({"type": "scatter", "mode": "lines", "name": "Pareto front", "slot": 7, **line, **shape})
     for slot, kind in enumerate(dict.fromkeys(map(prefetching, runs))):
-        mine = [run for run in runs if prefetching(run) == kind]
-        points = {"x": [run["peak_cache_bytes"] / MIB for run in mine], "y": [run[figure] for run in mine]}
-        hover = {"text": [told(run) for run in mine], "hovertemplate": "%{x:.2f} MiB, %{y:.2f} ms<br>%{text}<extra></extra>"}
+        alike = [run for run in runs if prefetching(run) == kind]
+        points = {"x": [run["peak_cache_bytes"] / MIB for run in alike], "y": [run[figure] for run in alike]}
+        hover = {
+            "text": [described(run) for run in alike],
+            "hovertemplate": "%{x:.2f} MiB, %{y:.2f} ms<br>%{text}<extra></extra>",
+        }
         traces.append({"type": "scatter", "mode": "markers", "name": kind, "slot": slot, **points, **hover})
     memory, time = (axis(name, rangemode="tozero") for name in ("MiB held by the expert cache", "ms"))
     return chart(title, traces, "", 420, xaxis=memory, yaxis=time)
@@ -67,8 +72,8 @@ def front(document: Document, figure: str, title: str) -> Block | None:
 
 def charts(document: Document) -> Section | None:
     """Memory against TPOT and TTFT."""
-    made = [front(document, "tpot_ms", "Memory against TPOT"), front(document, "ttft_ms", "Memory against TTFT")]
-    blocks = [block for block in made if block]
+    fronts = [front(document, "tpot_ms", "Memory against TPOT"), front(document, "ttft_ms", "Memory against TTFT")]
+    blocks = [block for block in fronts if block]
     return Section("front", "Memory against time", blocks) if blocks else None
 
 
@@ -89,6 +94,6 @@ def settings(document: Document) -> Section:
 
 def write_pareto(document: Document, path: Path) -> int:
     """Write the page; returns its size in bytes."""
-    made = [section for make in (choice, charts, settings) if (section := make(document)) is not None]
-    shown = {"title": f"{len(document['runs'])} simulated settings", "sections": [asdict(section) for section in made]}
-    return write_page(path, "report", f"MoEScope: {shown['title']}", shown, {"plotly": plotly()})
+    sections = [section for make in (choice, charts, settings) if (section := make(document)) is not None]
+    content = {"title": f"{len(document['runs'])} simulated settings", "sections": [asdict(section) for section in sections]}
+    return write_page(path, "report", f"MoEScope: {content['title']}", content, {"plotly": plotly()})

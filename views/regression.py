@@ -44,8 +44,8 @@ def verdict(document: Document) -> Section:
         )
     counts = ", ".join(f"{n:,} {name}" for name, n in document["verdicts"].items())
     rules = document["rules"]
-    shown = [("base", listed(runs["base"])), ("candidate", listed(runs["cand"])), ("verdicts", counts)]
-    blocks.append(pairs(shown))
+    items = [("base", listed(runs["base"])), ("candidate", listed(runs["cand"])), ("verdicts", counts)]
+    blocks.append(pairs(items))
     blocks.append(
         note(
             "The unit is the run. A change is called one where the Mann-Whitney test says so, corrected for all metrics of its "
@@ -83,11 +83,11 @@ def waterfall(fall: dict[str, Any]) -> Block:
     groups = ((0, [True, *[False] * len(fall["parts"]), True], "mean step"), (3, delta > 0, "slower"), (1, delta < 0, "faster"))
     traces = []
     for slot, chosen, name in groups:
-        at = np.flatnonzero(chosen)
-        start = np.where((at == 0) | (at == len(delta) - 1), floor, after[at] - delta[at])
-        top = np.where(at == 0, ends[0], np.where(at == len(delta) - 1, ends[1], after[at]))
-        text = [f"{names[i]}: {(delta[i] if slot else top[k]):+.4f} ms" for k, i in enumerate(at)]
-        bars = {"type": "bar", "name": name, "x": [names[i] for i in at], "base": start, "y": top - start, "slot": slot}
+        bar = np.flatnonzero(chosen)
+        start = np.where((bar == 0) | (bar == len(delta) - 1), floor, after[bar] - delta[bar])
+        top = np.where(bar == 0, ends[0], np.where(bar == len(delta) - 1, ends[1], after[bar]))
+        text = [f"{names[i]}: {(delta[i] if slot else top[k]):+.4f} ms" for k, i in enumerate(bar)]
+        bars = {"type": "bar", "name": name, "x": [names[i] for i in bar], "base": start, "y": top - start, "slot": slot}
         traces.append({**bars, "hovertext": text, "hoverinfo": "text"})
     total = sum(part["delta"] for part in fall["parts"])
     remark = f"ms per step, means over runs. Parts add up to {total:+.4f} ms; the step differs by {ends[1] - ends[0]:+.4f} ms."
@@ -98,22 +98,22 @@ def waterfall(fall: dict[str, Any]) -> Block:
 
 def graph(document: Document) -> Section | None:
     """The ProfDAG of both sides, coloured by change."""
-    found = document["graph"]
-    return Section("graph", "ProfDAG, coloured by change", [change_graph(found)]) if found else None
+    merged = document["graph"]
+    return Section("graph", "ProfDAG, coloured by change", [change_graph(merged)]) if merged else None
 
 
 def forest(document: Document) -> Section | None:
     """Changes with their intervals: speed, and what changed most."""
-    known = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
-    shown = known[:FOREST][::-1]
-    if not shown:
+    comparable = [m for m in document["metrics"] if None not in (m["ratio"], m["low"], m["high"]) and m["verdict"] != "minor"]
+    metrics = comparable[:FOREST][::-1]
+    if not metrics:
         return None
     traces = []
-    y = labels((name_of(m) for m in shown), 52)
-    for word in dict.fromkeys(m["verdict"] for m in shown):
-        at = [i for i, m in enumerate(shown) if m["verdict"] == word]
-        middle = np.array([change(shown[i]["ratio"]) for i in at], float)
-        low, high = (np.array([change(shown[i][end]) for i in at], float) for end in ("low", "high"))
+    y = labels((name_of(m) for m in metrics), 52)
+    for word in dict.fromkeys(m["verdict"] for m in metrics):
+        rows = [i for i, m in enumerate(metrics) if m["verdict"] == word]
+        middle = np.array([change(metrics[i]["ratio"]) for i in rows], float)
+        low, high = (np.array([change(metrics[i][end]) for i in rows], float) for end in ("low", "high"))
         error = {
             "type": "data",
             "symmetric": False,
@@ -122,14 +122,15 @@ def forest(document: Document) -> Section | None:
             "thickness": 1.5,
             "width": 4,
         }
-        trace = {"type": "scatter", "mode": "markers", "name": word, "x": middle, "y": [y[i] for i in at], "error_x": error}
+        trace = {"type": "scatter", "mode": "markers", "name": word, "x": middle, "y": [y[i] for i in rows], "error_x": error}
         traces.append({**trace, "slot": SLOT.get(word, 7), "hovertemplate": "%{y}: %{x:+.2f} %<extra></extra>"})
     layout: dict[str, Any] = {
         "xaxis": axis("change, %", zeroline=True),
         "yaxis": {"automargin": True, "categoryorder": "array", "categoryarray": y},
     }
     remark = "Median of the candidate's runs against that of the base's, with 95 % bootstrap intervals over runs."
-    return Section("forest", "Changes with their intervals", [chart("Changes", traces, remark, 110 + 22 * len(shown), **layout)])
+    changes = chart("Changes", traces, remark, 110 + 22 * len(metrics), **layout)
+    return Section("forest", "Changes with their intervals", [changes])
 
 
 def runs(document: Document) -> Section | None:
@@ -151,27 +152,27 @@ def runs(document: Document) -> Section | None:
 def steps(document: Document) -> Section | None:
     """Decode steps of both sides in order, with changes of level."""
     traces: list[dict[str, Any]] = []
-    told = []
+    remarks = []
     for slot, (side, name) in enumerate((("base", "base"), ("cand", "candidate"))):
-        one = document["series"][side]
-        if not one["ms"]:
+        series = document["series"][side]
+        if not series["ms"]:
             continue
-        ms = np.asarray(one["ms"], float)
+        ms = np.asarray(series["ms"], float)
         traces.append({"type": "scatter", "mode": "lines", "name": name, "y": ms, "slot": slot})
-        at = [shift["at"] for shift in one["shifts"]]
-        if at:
-            marks = {"mode": "markers", "name": f"{name}: level changes", "x": at, "y": ms[at], "slot": slot + 3}
+        jumps = [shift["at"] for shift in series["shifts"]]
+        if jumps:
+            marks = {"mode": "markers", "name": f"{name}: level changes", "x": jumps, "y": ms[jumps], "slot": slot + 3}
             traces.append({"type": "scatter", **marks})
-        told += [f"{name}: the level changes at step {s['at']} by {s['change']:+.3f} ms." for s in one["shifts"]]
-        if one["period"]:
-            period = one["period"]
-            told.append(
+        remarks += [f"{name}: the level changes at step {s['at']} by {s['change']:+.3f} ms." for s in series["shifts"]]
+        if series["period"]:
+            period = series["period"]
+            remarks.append(
                 f"{name}: every {period['steps']:.1f} steps one takes {period['height']:.3f} ms longer ({period['count']} times)."
             )
     if not traces:
         return None
     blocks = [chart("Decode steps", traces, "Median over runs of each step.", 320, xaxis=axis("step"), yaxis=axis("ms"))]
-    return Section("steps", "Steps over time", [*blocks, *map(note, told)])
+    return Section("steps", "Steps over time", [*blocks, *map(note, remarks)])
 
 
 def metrics(document: Document) -> Section:
@@ -188,10 +189,10 @@ def metrics(document: Document) -> Section:
         share = None if m["share"] is None else 100 * m["share"]
         counts = [100 * (m["threshold"] or 0), share, m["n_base"], m["n_cand"], m["more_runs"]]
         rows.append([m["family"], name_of(m), m["label"], m["direction"], *figures, *counts])
-    left = document["metrics_total"] - len(rows)
+    omitted = document["metrics_total"] - len(rows)
     blocks = [table(columns, rows)]
-    if left > 0:
-        blocks.append(note(f"{left:,} metrics that matter less are left out; --json and stored results have them."))
+    if omitted > 0:
+        blocks.append(note(f"{omitted:,} metrics that matter less are left out; --json and stored results have them."))
     return Section("metrics", "All metrics", blocks)
 
 
@@ -208,9 +209,9 @@ def routing(document: Document) -> Section | None:
     drift = document["drift"]
     if not drift:
         return None
-    layers = [one["layer"] for one in drift]
-    moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [one["distance"] for one in drift], "slot": 1}
-    usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [one["usual"] for one in drift], "slot": 0}
+    layers = [row["layer"] for row in drift]
+    moved = {"type": "bar", "name": "base to candidate", "x": layers, "y": [row["distance"] for row in drift], "slot": 1}
+    usual = {"type": "bar", "name": "largest between base runs", "x": layers, "y": [row["usual"] for row in drift], "slot": 0}
     remark = "Jensen-Shannon distance of how often each expert was chosen: 0 the same, 1 none in common."
     layout: dict[str, Any] = {"xaxis": axis("layer"), "yaxis": axis("distance", rangemode="tozero")}
     return Section(
@@ -221,10 +222,10 @@ def routing(document: Document) -> Section | None:
 def environment(document: Document) -> Section:
     """On what it was measured, and what differs."""
     rows = [
-        [one["what"], one["base"], one["cand"], "not like for like" if one["unfair"] else ""] for one in document["environment"]
+        [row["what"], row["base"], row["cand"], "not like for like" if row["unfair"] else ""] for row in document["environment"]
     ]
     blocks: list[Block] = []
-    if any(one["unfair"] for one in document["environment"]):
+    if any(row["unfair"] for row in document["environment"]):
         text = "The sides were not measured alike: differences of speed may come from that."
         blocks.append({"kind": "findings", "items": [{"level": "warn", "text": text}]})
     if rows:
@@ -252,8 +253,8 @@ SECTIONS: tuple[Callable[[Document], Section | None], ...] = (
 
 def write_regression(document: Document, path: Path) -> int:
     """Write the page; returns its size in bytes."""
-    made = [section for make in SECTIONS if (section := make(document)) is not None]
+    sections = [section for make in SECTIONS if (section := make(document)) is not None]
     title = f"{len(document['runs']['base'])} + {len(document['runs']['cand'])} runs compared"
     return write_page(
-        path, "report", f"MoEScope: {title}", {"title": title, "sections": [asdict(s) for s in made]}, {"plotly": plotly()}
+        path, "report", f"MoEScope: {title}", {"title": title, "sections": [asdict(s) for s in sections]}, {"plotly": plotly()}
     )

@@ -55,12 +55,14 @@ def optrace_of(tables: Tables, path: Path, execute: int | None) -> Any:
     timed = runs[runs["accel_us"] > 0]["execute_id"].tolist()
     chosen = execute if execute is not None else next(iter(timed or runs["execute_id"].tolist()), None)
     if chosen is None or chosen not in set(runs["execute_id"]):
-        known = (
+        recorded = (
             f"the recording has {runs['execute_id'].min()} to {runs['execute_id'].max()}"
             if len(runs)
             else "the recording has none"
         )
-        raise ViewError(f"no complete execution {'on the NPU' if execute is None else execute} to draw the optrace in: {known}")
+        raise ViewError(
+            f"no complete execution {'on the NPU' if execute is None else execute} to draw the optrace in: {recorded}"
+        )
     trace = read_optrace(path)
     for complaint in trace.complaints:
         print_plain(f"views: {complaint}", sys.stderr)
@@ -100,10 +102,10 @@ def make_dag(
     return {"path": str(path), "bytes": written, "token": chosen, "nodes": graph.number_of_nodes()}
 
 
-def announce(made: dict[str, Any], as_json: bool) -> None:
+def announce(written: dict[str, Any], as_json: bool) -> None:
     """Say what was made: one line, or JSON."""
     if as_json:
-        print(json.dumps(made))
+        print(json.dumps(written))
         return
-    rest = ", ".join(f"{name} {value:,}" for name, value in made.items() if name not in ("path", "bytes"))
-    print_plain(f"{made['path']}  {made['bytes'] / 1e6:.2f} MB" + (f"  ({rest})" if rest else ""))
+    counts = ", ".join(f"{name} {value:,}" for name, value in written.items() if name not in ("path", "bytes"))
+    print_plain(f"{written['path']}  {written['bytes'] / 1e6:.2f} MB" + (f"  ({counts})" if counts else ""))

@@ -12,17 +12,17 @@ LINES = 20
 
 def cell(value: Any) -> str:
     """A value in a few characters; "-" where it is not known."""
-    known = plain(value)
-    if known is None:
+    item = plain(value)
+    if item is None:
         return "-"
-    if isinstance(known, float):
-        return f"{known:,.0f}" if abs(known) >= 1000 else f"{known:.3g}"
-    return f"{known:,}" if isinstance(known, int) and not isinstance(known, bool) else str(known)
+    if isinstance(item, float):
+        return f"{item:,.0f}" if abs(item) >= 1000 else f"{item:.3g}"
+    return f"{item:,}" if isinstance(item, int) and not isinstance(item, bool) else str(item)
 
 
 def number(value: float | None, form: str = ",.1f", unit: str = "") -> str:
     """A number with its unit; "-" where it is not known."""
-    return "-" if value is None else f"{value:{form}}{unit}"
+    return "-" if value is None or value != value else f"{value:{form}}{unit}"
 
 
 def short(name: str, width: int = 48) -> str:

@@ -24,21 +24,21 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure where needed, keep and print."""
-    kept = ceilings.cache_file()
-    if args.fresh or not kept.exists():
-        ceilings.write(ceilings.measure(), kept)
-    found = ceilings.read(kept)
+    cache = ceilings.cache_file()
+    if args.fresh or not cache.exists():
+        ceilings.write(ceilings.measure(), cache)
+    measured = ceilings.read(cache)
     if args.out:
-        ceilings.write(found, args.out)
+        ceilings.write(measured, args.out)
     if args.json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(measured)))
         return 0
-    print_plain(f"{found.cpu_model}, {found.cpus} CPUs")
-    for threads, speed in found.bandwidth.items():
-        flops = found.flops[threads]
+    print_plain(f"{measured.cpu_model}, {measured.cpus} CPUs")
+    for threads, speed in measured.bandwidth.items():
+        flops = measured.flops[threads]
         print(
             f"{threads:>3} threads: {speed / 1e9:6.1f} GB/s, {flops / 1e9:7.1f} GFLOP/s fp32; ridge at {flops / speed:.1f} FLOP/B"
         )
-    print(f"least time of a call: {found.launch_ns:,.0f} ns")
-    print_plain(f"kept in {kept}")
+    print(f"least time of a call: {measured.launch_ns:,.0f} ns")
+    print_plain(f"kept in {cache}")
     return 0

@@ -78,53 +78,53 @@ def run(args: argparse.Namespace) -> int:
         raise CompareError(f"--alpha {args.alpha} is no probability")
     with progress("reading") as step:
         sides = read_all(base, step), read_all(cand, step)
-        shown = document(compare(*sides, Rules(args.alpha, args.threshold, args.seed), step))
+        comparison = document(compare(*sides, Rules(args.alpha, args.threshold, args.seed), step))
     for side, runs in zip(("base", "cand"), sides, strict=True) if args.save else ():
         (args.save / side).mkdir(parents=True, exist_ok=True)
         for i, result in enumerate(runs):
             save(result, args.save / side / f"{i:03}-{result.name}.parquet")
-    failures = broken(shown, args.fail_on or [parse_limit("slower")])
-    shown["failures"] = failures
-    write_files(args, shown)
+    failures = broken(comparison, args.fail_on or [parse_limit("slower")])
+    comparison["failures"] = failures
+    write_files(args, comparison)
     if args.json:
-        print(json.dumps(shown))
+        print(json.dumps(comparison))
     else:
-        show(shown)
+        show(comparison)
     return int(bool(failures))
 
 
-def write_files(args: argparse.Namespace, shown: dict[str, Any]) -> None:
+def write_files(args: argparse.Namespace, comparison: dict[str, Any]) -> None:
     """Report, Markdown, JUnit, as asked for."""
     if args.markdown:
-        args.markdown.write_text(markdown(shown), encoding="utf-8")
+        args.markdown.write_text(markdown(comparison), encoding="utf-8")
     if args.junit:
-        args.junit.write_text(junit(shown, shown["failures"]), encoding="utf-8")
+        args.junit.write_text(junit(comparison, comparison["failures"]), encoding="utf-8")
     if args.output:
         with tempfile.TemporaryDirectory() as folder:
-            handed = Path(folder) / "comparison.json"
-            handed.write_text(json.dumps(shown))
-            command = [sys.executable, "-m", "views", "regression", str(handed), "--out", str(args.output)]
-            done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        if done.returncode:
+            file = Path(folder) / "comparison.json"
+            file.write_text(json.dumps(comparison))
+            command = [sys.executable, "-m", "views", "regression", str(file), "--out", str(args.output)]
+            process = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        if process.returncode:
             raise CompareError(f"the report could not be written to {args.output}; see the line above")
 
 
-def show(shown: dict[str, Any]) -> None:
+def show(comparison: dict[str, Any]) -> None:
     """The comparison on the terminal."""
     screen = console()
-    for one in shown["words"]:
-        screen.print(words(("•", STYLE[one["level"]]), f" {one['text']}"))
-    names, rows = table(shown, SHOWN)
-    shown_table = grid(*names, fold=True)
-    shown_table.columns[0].min_width = METRIC_WIDTH
+    for sentence in comparison["words"]:
+        screen.print(words(("•", STYLE[sentence["level"]]), f" {sentence['text']}"))
+    names, rows = table(comparison, SHOWN)
+    metrics_table = grid(*names, fold=True)
+    metrics_table.columns[0].min_width = METRIC_WIDTH
     for row in rows:
-        shown_table.add_row(*row)
-    screen.print(shown_table)
+        metrics_table.add_row(*row)
+    screen.print(metrics_table)
     if "at the base's pace" in names:
         screen.print(
             "at the base's pace: without what made all operators of a run faster or slower alike; interval and verdict are of it"
         )
-    counts = ", ".join(f"{n:,} {name}" for name, n in shown["verdicts"].items())
-    screen.print(f"{shown['metrics_total']:,} metrics: {counts}")
-    for failure in shown["failures"]:
+    counts = ", ".join(f"{n:,} {name}" for name, n in comparison["verdicts"].items())
+    screen.print(f"{comparison['metrics_total']:,} metrics: {counts}")
+    for failure in comparison["failures"]:
         screen.print(words(("limit broken", "bold red"), f" {failure}"))

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     token = args.token if args.token is not None else middle_token(tables)
     graph = build_profdag(tables, token, decode_tokens(tables) if args.mean else None)
     if args.diff:
-        others = load(args.diff)
-        return compare(structure.difference(graph, build_profdag(others, middle_token(others))), args.text)
+        other_tables = load(args.diff)
+        return compare(structure.difference(graph, build_profdag(other_tables, middle_token(other_tables))), args.text)
     if args.fold or args.resolve:
         graph = structure.folded(graph) if args.fold else structure.resolved(graph)
     if args.out:
@@ -64,19 +64,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare(found: dict[str, Any], as_text: bool) -> int:
+def compare(difference: dict[str, Any], as_text: bool) -> int:
     """Print how two graphs differ."""
-    rows = [asdict(row) for row in found["operators"]]
+    rows = [asdict(row) for row in difference["operators"]]
     if not as_text:
-        print(as_json({**found, "operators": rows}))
+        print(as_json({**difference, "operators": rows}))
         return 0
-    print(f"layers: {found['layers'][0]} and {found['layers'][1]}")
+    print(f"layers: {difference['layers'][0]} and {difference['layers'][1]}")
     if not rows:
         print("the same operators in the same order")
         return 0
     show(pd.DataFrame(rows), "operators that only one has (-: the first, +: the second)", 60)
     for title in ("layer_types", "edges"):
-        if found[title]:
-            pairs = [(name, *counts) for name, counts in found[title].items()]
+        if difference[title]:
+            pairs = [(name, *counts) for name, counts in difference[title].items()]
             show(pd.DataFrame(pairs, columns=[title.replace("_", " "), "first", "second"]), "", 60)
     return 0

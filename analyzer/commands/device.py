@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(text, end="")
     elif args.show or args.json:
-        found = [devices.load(name) for name in ([args.show] if args.show else devices.names())]
-        shown = [asdict(device) for device in found]
-        print(json.dumps(shown[0] if args.show else shown, indent=None if args.json else 1))
+        profiles = [devices.load(name) for name in ([args.show] if args.show else devices.names())]
+        documents = [asdict(device) for device in profiles]
+        print(json.dumps(documents[0] if args.show else documents, indent=None if args.json else 1))
     else:
         console().print(listing())
     return 0
@@ -52,8 +52,8 @@ def listing() -> Table:
     for name in devices.names():
         device = devices.load(name)
         peaks = "; ".join(
-            f"{unit} " + " ".join(f"{dtype} {peak / 1e12:.4g}T" for dtype, peak in found.peak.items())
-            for unit, found in device.units.items()
+            f"{unit} " + " ".join(f"{dtype} {peak / 1e12:.4g}T" for dtype, peak in compute_unit.peak.items())
+            for unit, compute_unit in device.units.items()
         )
         size, speed = f"{device.memory_bytes / 1e9:.0f} GB", f"{device.bandwidth / 1e9:.4g}"
         table.add_row(name, device.name, peaks, size, speed, ", ".join(device.estimates) or "-")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import show
+from analyzer.commands._show import number, show
 from analyzer.jsonable import as_json
 from analyzer.questions import cache_curves, experts
 from analyzer.questions.figures import cache_hits
@@ -47,7 +47,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def layers(tables: Mapping[str, pd.DataFrame], phase: str | None) -> pd.DataFrame:
     """One row per layer: distinct experts, per step, top experts, hit rate and median reuse distance in steps."""
-    seen = experts.distinct(tables, phase).set_index("layer")
+    rows = experts.distinct(tables, phase).set_index("layer")
     rates = cache_hits(tables, phase).groupby("layer")[["hits", "misses"]].sum()
     reuse = experts.reuse_distance(tables, phase).groupby("layer")["distance"].median()
     used = experts.activations(tables, phase).groupby(["layer", "expert"])["n_tokens"].sum().reset_index()
@@ -55,17 +55,17 @@ def layers(tables: Mapping[str, pd.DataFrame], phase: str | None) -> pd.DataFram
     top = used.groupby("layer")["expert"].agg(lambda values: " ".join(str(v) for v in values.head(4)))
     rate = rates["hits"] / (rates["hits"] + rates["misses"])
     balance = experts.entropy(tables, phase).set_index("layer")["balance"]
-    seen = seen.assign(balance=balance.reindex(seen.index))
-    return seen.assign(most_used=top, hit_rate=rate.reindex(seen.index), reuse_steps=reuse.reindex(seen.index)).reset_index()
+    rows = rows.assign(balance=balance.reindex(rows.index))
+    return rows.assign(most_used=top, hit_rate=rate.reindex(rows.index), reuse_steps=reuse.reindex(rows.index)).reset_index()
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the layers."""
     tables = load(args.run_dir)
     rows = layers(tables, args.phase)
-    found = cache_curves.curves(tables, args.curves or None, args.phase, args.policies) if args.curves is not None else None
+    curves = cache_curves.curves(tables, args.curves or None, args.phase, args.policies) if args.curves is not None else None
     if args.json:
-        print(as_json(everything(tables, rows, args.phase) | ({"curves": found} if found is not None else {})))
+        print(as_json(everything(tables, rows, args.phase) | ({"curves": curves} if curves is not None else {})))
         return 0
     screen = console()
     if len(rows) == 0:
@@ -74,36 +74,27 @@ def run(args: argparse.Namespace) -> int:
     columns = ("layer", "steps", "experts", "per step", "most used", "hit rate", "reuse, steps", "balance")
     table = grid(*columns, left=("most used",), fold=True)
     for row in rows.to_dict("records"):
-        shown = [_number(row["hit_rate"], ".0%"), _number(row["reuse_steps"], ".1f"), _number(row["balance"], ".2f")]
+        figures = [number(row["hit_rate"], ".0%"), number(row["reuse_steps"], ".1f"), number(row["balance"], ".2f")]
         table.add_row(
-            str(row["layer"]), str(row["steps"]), str(row["experts"]), f"{row['per_step']:.1f}", row["most_used"], *shown
+            str(row["layer"]), str(row["steps"]), str(row["experts"]), f"{row['per_step']:.1f}", row["most_used"], *figures
         )
     screen.print(table)
-    if found is not None:
-        show(found, "hit rate of a cache of so many experts, all layers together")
+    if curves is not None:
+        show(curves, "hit rate of a cache of so many experts, all layers together")
     return 0
-
-
-def _number(value: float, form: str) -> str:
-    return "-" if value != value else format(value, form)
 
 
 def everything(tables: Mapping[str, pd.DataFrame], rows: pd.DataFrame, phase: str | None) -> dict[str, Any]:
     """All that is known of the experts, by layer and in whole."""
     numbers = rows["layer"].tolist()
+    matrices = {layer: experts.matrix(tables, layer, phase) for layer in numbers}
     return {
         "layers": rows,
         "summary": experts.summary(tables),
         "density": experts.density(tables, phase),
         "co_activation": {layer: experts.co_activation(tables, layer, phase) for layer in numbers},
-        "activation": {layer: activation(tables, layer, phase) for layer in numbers},
+        "activation": {layer: {"token_id": tokens, "rows": table} for layer, (tokens, table) in matrices.items()},
         "distance": experts.time_by_distance(tables),
         "distance_effect": experts.distance_effect(tables),
         "prefetch": experts.lateness(tables),
     }
-
-
-def activation(tables: Mapping[str, pd.DataFrame], layer: int, phase: str | None) -> dict[str, Any]:
-    """A layer's activation matrix: rows routed to each expert, by token."""
-    tokens, table = experts.matrix(tables, layer, phase)
-    return {"token_id": tokens, "rows": table}

@@ -31,13 +31,13 @@ def run(args: argparse.Namespace) -> int:
     """Print both figures for each phase and kernel."""
     tables = load(args.run_dir, ("tokens", "operators", "graphs"))
     truth = fidelity.read_truth(args.truth) if args.truth else {"phases": fidelity.log_truth(args.run_dir / "runtime.json")}
-    found = fidelity.report(tables, truth)
+    report = fidelity.report(tables, truth)
     if args.json:
-        print(as_json(found))
+        print(as_json(report))
         return 0
-    for part, result in found.items():
+    for part, result in report.items():
         middle = result["accuracy_percent"]
         show(result["rows"], f"{part}: accuracy {middle['mean']:.2f} % on average, {middle['median']:.2f} % in the median")
-    if not found:
+    if not report:
         print("the truth names nothing that was measured")
     return 0

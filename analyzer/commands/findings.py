@@ -29,14 +29,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the list."""
     roof = ceilings.load(section(open_recording(args.run_dir).manifest, "machine"), args.ceilings)
-    found = findings(load(args.run_dir), roof)
+    ranked = findings(load(args.run_dir), roof)
     if args.json:
-        print(as_json([asdict(finding) for finding in found]))
+        print(as_json([asdict(finding) for finding in ranked]))
         return 0
-    for place, finding in enumerate(found, 1):
-        print_plain(f"{place}. {finding.text} ({finding.prize_ms:,.1f} ms)")
+    for rank, finding in enumerate(ranked, 1):
+        print_plain(f"{rank}. {finding.text} ({finding.prize_ms:,.1f} ms)")
         if args.queries:
             print_plain(f"   {finding.query}")
-    if not found:
+    if not ranked:
         print("nothing that costs 1 % of the steps' time or more was found")
     return 0

@@ -52,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
         print_plain(json.dumps(written) if args.json else f"{len(written)} runs added to {args.dataset}")
         return 0
     frame = read(args.dataset, args.family, args.engine, args.device)
-    table, found, reason = medians(frame), changes(frame), unjudged(frame)
+    builds, changed, reason = medians(frame), changes(frame), unjudged(frame)
     newest = frame.groupby("device").apply(lambda rows: rows.loc[rows["recorded"].idxmax(), "build"], include_groups=False)
-    worse = [row for row in found.to_dict("records") if worsened(row) and row["build"] == newest[row["device"]]]
+    worse = [row for row in changed.to_dict("records") if worsened(row) and row["build"] == newest[row["device"]]]
     if args.json:
-        print(json.dumps({"builds": table.to_dict("records"), "changes": found.to_dict("records"), "unjudged": reason}))
+        print(json.dumps({"builds": builds.to_dict("records"), "changes": changed.to_dict("records"), "unjudged": reason}))
     else:
-        show(table, found, reason)
+        show(builds, changed, reason)
     return int(bool(worse))
 
 
@@ -67,20 +67,20 @@ def worsened(change: dict[str, Any]) -> bool:
     return (float(change["ratio"]) > 1) == (change["better"] == "lower")
 
 
-def show(table: pd.DataFrame, found: pd.DataFrame, reason: str) -> None:
+def show(builds: pd.DataFrame, changed: pd.DataFrame, reason: str) -> None:
     """Builds and changes on the terminal; `reason`: why some builds are not judged."""
-    screen, shown = console(), grid("device", "metric", "build", "median", "least", "most", "runs", left=3, fold=True)
-    for row in table.tail(SHOWN).to_dict("records"):
+    screen, table = console(), grid("device", "metric", "build", "median", "least", "most", "runs", left=3, fold=True)
+    for row in builds.tail(SHOWN).to_dict("records"):
         figures = (f"{row[name]:,.4g} {row['unit']}" for name in ("median", "low", "high"))
-        shown.add_row(*(str(row[name]) for name in ("device", "metric", "build")), *figures, str(row["runs"]))
-    screen.print(shown)
-    for row in found.to_dict("records"):
+        table.add_row(*(str(row[name]) for name in ("device", "metric", "build")), *figures, str(row["runs"]))
+    screen.print(table)
+    for row in changed.to_dict("records"):
         style = "red" if worsened(row) else "green"
         text = (
             f"{row['metric']}: {100 * (row['ratio'] - 1):+.1f} % from build {row['before']} to {row['build']} ({row['device']})"
         )
         screen.print(words(("•", style), f" {text}"))
-    if not len(found):
+    if not len(changed):
         screen.print("no change found")
     if reason:
         screen.print(reason)

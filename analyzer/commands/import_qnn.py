@@ -101,10 +101,10 @@ def of_json(path: Path, out: Path | None) -> dict[str, Any]:
 def show(answers: list[dict[str, Any]], mhz: float | None) -> None:
     """A few lines for each file that could be read."""
     screen = console(soft_wrap=True)
-    for answer in (one for one in answers if not one.get("failed")):
+    for answer in (answer for answer in answers if not answer.get("failed")):
         joined = f", {answer['matched']} found in the recording, {answer['unmatched']} not" if "matched" in answer else ""
-        what = f"{answer['executes']} executes" if "executes" in answer else f"{answer['duplicates']} duplicates removed"
-        screen.print(words((answer["file"], "bold"), f": {answer['events']:,} events, {what}{joined}"))
+        extent = f"{answer['executes']} executes" if "executes" in answer else f"{answer['duplicates']} duplicates removed"
+        screen.print(words((answer["file"], "bold"), f": {answer['events']:,} events, {extent}{joined}"))
         for row in answer.get("medians", []):
             screen.print(f"  {row['name']}: median {row['value']:,.0f} {row['unit']}{as_time(row['value'], row['unit'], mhz)}")
         for unit, row in answer.get("units", {}).items():

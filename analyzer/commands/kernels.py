@@ -94,10 +94,10 @@ def train(args: argparse.Namespace) -> int:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("training", total=len(training.kernels_of(plan.chains, predictors.fused)))
         trained = {}
-        for one in training.train_all(backend, predictors, plan):
-            regressor = predictors.kernels[one.kernel].chosen
-            trained[one.kernel] = {"regressor": regressor, "trained_on": len(one.shapes)} | one.figures()
-            progress.update(task, advance=not one.again, description=f"trained {one.kernel}")
+        for result in training.train_all(backend, predictors, plan):
+            regressor = predictors.kernels[result.kernel].chosen
+            trained[result.kernel] = {"regressor": regressor, "trained_on": len(result.shapes)} | result.figures()
+            progress.update(task, advance=not result.again, description=f"trained {result.kernel}")
     predictors.save(args.out, backend.name)
     rows = pd.DataFrame([{"kernel": name, **facts} for name, facts in trained.items()])
     if args.json:
@@ -113,19 +113,19 @@ def predict(args: argparse.Namespace) -> int:
     from analyzer.predict.kernels import regressors
 
     predictors = regressors.load(args.file)
-    predictions, warned = [], []
+    predictions, messages = [], []
     for rows in _numbers(args.rows, "--rows"):
         links = _links(args, rows)
         time, texts = predictors.chain(links)
         parts = [{"kernel": name, "time": value} for name, _, value in predictors.parts(links)]
         predictions.append({"rows": rows, "time": time, "kernels": parts})
-        warned += texts
+        messages += texts
     if args.json:
         facts = {"unit": predictors.unit, "measured_on": predictors.environment, "chain": args.chain}
-        print(as_json({**facts, "predictions": predictions, "warnings": warned}))
+        print(as_json({**facts, "predictions": predictions, "warnings": messages}))
         return 0
     show_predictions(predictors, args.chain, predictions)
-    for text in warned:
+    for text in messages:
         print(f"warning: {text}")
     return 0
 
@@ -133,11 +133,11 @@ def predict(args: argparse.Namespace) -> int:
 def show_predictions(predictors: "Predictors", chain: str, predictions: list[dict[str, Any]]) -> None:
     """A line for each number of rows: the chain's time, and its kernels'."""
     rows = []
-    for one in predictions:
-        kernels = " + ".join(f"{part['kernel']} {part['time']:.3g}" for part in one["kernels"])
-        rows.append({"rows": one["rows"], f"time, {predictors.unit}": one["time"], "kernels": kernels})
-    where = predictors.environment
-    show(pd.DataFrame(rows), f"{chain}, predicted for {where.get('backend')} on {where.get('processor')}")
+    for prediction in predictions:
+        kernels = " + ".join(f"{part['kernel']} {part['time']:.3g}" for part in prediction["kernels"])
+        rows.append({"rows": prediction["rows"], f"time, {predictors.unit}": prediction["time"], "kernels": kernels})
+    environment = predictors.environment
+    show(pd.DataFrame(rows), f"{chain}, predicted for {environment.get('backend')} on {environment.get('processor')}")
 
 
 def _backend(args: argparse.Namespace) -> "Backend":

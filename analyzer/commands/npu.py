@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         return int(broken)
     screen = console()
     screen.width = max(screen.width, LEAST_WIDTH)
-    for part in (heading, graphs, experts, types_of_nodes, around, idle, closure):
+    for part in (heading, graphs, experts, types_of_nodes, contexts_and_stages, idle, closure):
         for line in part(facts):
             screen.print(line, no_wrap=True, overflow="ellipsis")
     return int(broken)
@@ -96,7 +96,7 @@ def types_of_nodes(facts: Facts) -> list[Line]:
     return [table] if facts["types"] else []
 
 
-def around(facts: Facts) -> list[Line]:
+def contexts_and_stages(facts: Facts) -> list[Line]:
     """Contexts and the stages of the host's side."""
     c = facts["contexts"]
     lines: list[Line] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import show
+from analyzer.commands._show import number, show
 from analyzer.jsonable import as_json
 from analyzer.questions import phases
 from analyzer.tables.store import load
@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Print means per phase and the whole run; tokens and gaps where asked for."""
     tables = load(args.run_dir)
     rows = phases.per_token(tables)
-    shares, whole = phases.phase_shares(tables, rows), phases.whole_run(tables, rows)
+    shares, run_shares = phases.phase_shares(tables, rows), phases.whole_run(tables, rows)
     steps, npu = phases.steps_sum(rows), phases.npu_sum(tables)
-    answer: dict[str, Any] = {"phases_ms": shares, "run": whole, "steps_ms": steps, "npu_ms": npu}
+    answer: dict[str, Any] = {"phases_ms": shares, "run": run_shares, "steps_ms": steps, "npu_ms": npu}
     if args.tokens:
         answer["tokens"] = in_ms(rows)
     if args.gaps:
@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
         print("no complete tokens in this recording")
         return 0
     show(side_by_side(shares), "ms per step", 40)
-    print_plain(closing(whole))
+    print_plain(closing(run_shares))
     print(f"{steps['steps']} steps {added(steps, ('operators', 'gaps'))}")
     if npu:
-        untold = f"; {npu['untold']} more without profile events" if npu["untold"] else ""
-        print(f"{npu['windows']} NPU windows {added(npu, ('before', 'accelerator', 'after'))}{untold}")
+        without_events = f"; {npu['untold']} more without profile events" if npu["untold"] else ""
+        print(f"{npu['windows']} NPU windows {added(npu, ('before', 'accelerator', 'after'))}{without_events}")
     if args.tokens:
         show(in_ms(rows))
     if args.gaps:
@@ -67,43 +67,36 @@ def side_by_side(shares: dict[str, dict[str, float]]) -> pd.DataFrame:
     """A row per group and cause, two columns per phase; residual and total last."""
     names = list(dict.fromkeys(name for phase in shares.values() for name in phase if name not in (phases.RESIDUAL, "total")))
     table = pd.DataFrame({"": [*names, phases.RESIDUAL, "total"]})
-    for phase, mine in shares.items():
-        table[phase] = table[""].map(mine).astype(float)
-        table[f"{phase} share"] = (table[phase] / mine["total"]).map(lambda value: "-" if value != value else f"{value:.1%}")
+    for phase, spent in shares.items():
+        table[phase] = table[""].map(spent).astype(float)
+        table[f"{phase} share"] = (table[phase] / spent["total"]).map(lambda share: number(share, ".1%"))
     return table
 
 
-def closing(whole: dict[str, Any]) -> str:
+def closing(run: dict[str, Any]) -> str:
     """The whole run in one line."""
-    parts = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in whole["phases_ms"].items())
+    parts = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in run["phases_ms"].items())
     return (
-        f"run {whole['total_ms']:,.1f} ms = {parts}, between steps {whole['between_steps_ms']:,.1f} ms"
-        f" (- {max(whole['concurrent_ms'], 0):,.1f} ms at the same time); residual {whole['residual_share']:.2%} of the steps"
+        f"run {run['total_ms']:,.1f} ms = {parts}, between steps {run['between_steps_ms']:,.1f} ms"
+        f" (- {max(run['concurrent_ms'], 0):,.1f} ms at the same time); residual {run['residual_share']:.2%} of the steps"
     )
 
 
 def added(spent: dict[str, float], parts: tuple[str, ...]) -> str:
     """A sum with its parts and its residual."""
-    told = " + ".join(f"{name} {spent[name]:,.2f}" for name in (*parts, phases.RESIDUAL))
-    return f"{spent['total']:,.2f} ms = {told} ms; residual {spent['residual_share']:.2%}"
+    summands = " + ".join(f"{name} {spent[name]:,.2f}" for name in (*parts, phases.RESIDUAL))
+    return f"{spent['total']:,.2f} ms = {summands} ms; residual {spent['residual_share']:.2%}"
 
 
 def in_ms(rows: pd.DataFrame) -> pd.DataFrame:
     """Tokens with times in ms; columns that are zero everywhere left out."""
     times = rows.select_dtypes("float64") / 1e6
-    kept = [name for name in times.columns if name in (phases.RESIDUAL, "total") or (times[name] != 0).any()]
-    return pd.concat([rows[["phase", "position"]], times[kept]], axis=1).reset_index()
+    used = [name for name in times.columns if name in (phases.RESIDUAL, "total") or (times[name] != 0).any()]
+    return pd.concat([rows[["phase", "position"]], times[used]], axis=1).reset_index()
 
 
 def by_cause(gaps: pd.DataFrame) -> pd.DataFrame:
     """Number, sum and longest of each cause."""
-    found = gaps.groupby("cause")["duration_ns"].agg(["size", "sum", "median", "max"]).sort_values("sum", ascending=False)
-    return pd.DataFrame(
-        {
-            "cause": found.index,
-            "gaps": found["size"].to_numpy(),
-            "ms": found["sum"].to_numpy() / 1e6,
-            "median_us": found["median"].to_numpy() / 1e3,
-            "max_us": found["max"].to_numpy() / 1e3,
-        }
-    )
+    causes = gaps.groupby("cause")["duration_ns"].agg(gaps="size", ms="sum", median_us="median", max_us="max")
+    causes = causes.sort_values("ms", ascending=False).reset_index()
+    return causes.assign(ms=causes["ms"] / 1e6, median_us=causes["median_us"] / 1e3, max_us=causes["max_us"] / 1e3)

@@ -59,40 +59,41 @@ def run(args: argparse.Namespace) -> int:
     setup = Setup(
         args.phase, args.batch, args.context, args.kv, args.ep, args.tp, args.overlap, args.micro_batches, args.unit
     )  # fmt: skip
-    made = predict(model, devices.load(args.device), setup)
+    prediction = predict(model, devices.load(args.device), setup)
     tables = load(args.beside) if args.beside else None
-    measured = beside(made, tables) if tables else None
+    measured = beside(prediction, tables) if tables else None
     if args.json:
-        print(as_json({"parts": made.rows(), "summary": made.summary(), "measured": measured}))
+        print(as_json({"parts": prediction.rows(), "summary": prediction.summary(), "measured": measured}))
         return 0
-    show(made, console())
+    show(prediction, console())
     if measured is not None and tables:
         show_frame(measured, f"measured beside predicted: the mean {setup.phase} step")
-        if text := mismatch(made, tables):
+        if text := mismatch(prediction, tables):
             print_plain(f"warning: {text}")
     return 0
 
 
-def show(made: Prediction, screen: Console) -> None:
+def show(prediction: Prediction, screen: Console) -> None:
     """The parts, then the figures, then the warnings."""
     columns = ("part", "layers", "GFLOP", "weights", "KV", "us", "step ms", "bound")
     table = grid(*columns, left=("part", "bound"))
-    for row in made.rows():
+    for row in prediction.rows():
         sizes = (f"{row['gflop']:.3g}", _size(row["weight_bytes"]), _size(row["kv_bytes"]))
         times = (f"{row['us']:.1f}", f"{row['step_ms']:.2f}")
         table.add_row(row["part"], str(row["layers"]), *sizes, *times, row["bound"])
     screen.print(table)
     screen.print()
     screen.print(words(("from", "bold")))
-    for row in made.rows():
+    for row in prediction.rows():
         screen.print(f"{row['part']}: {row['source']}", soft_wrap=True)
-    answer = made.summary()
+    answer = prediction.summary()
     name = "TTFT" if answer["phase"] == "prefill" else "TPOT"
     screen.print()
     about = (f" ({answer['weights']}) on ", (answer["device"], "bold"), ", predicted, not measured")
     screen.print(words((answer["model"], "bold"), *about))
     screen.print(
-        f"{name} {made.seconds * 1e3:.2f} ms, {made.tokens_per_s:,.1f} tokens/s and device; a layer is {answer['formula']}"
+        f"{name} {prediction.seconds * 1e3:.2f} ms, {prediction.tokens_per_s:,.1f} tokens/s and device; "
+        f"a layer is {answer['formula']}"
     )
     screen.print(f"weights {_size(answer['weight_bytes'])}, KV cache {_size(answer['kv_bytes'])} per device")
     for text in answer["warnings"]:

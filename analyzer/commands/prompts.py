@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
 def text_of(line: str) -> str:
     """The prompt of a line, plain or JSON."""
     try:
-        found: Any = json.loads(line)
+        value: Any = json.loads(line)
     except ValueError:
         return line
-    return str(found.get("prompt") or found.get("text") or line) if isinstance(found, dict) else line
+    return str(value.get("prompt") or value.get("text") or line) if isinstance(value, dict) else line
 
 
 def count(texts: list[str], tokenizer: Path | None) -> np.ndarray:
@@ -64,15 +64,15 @@ def count(texts: list[str], tokenizer: Path | None) -> np.ndarray:
     from tokenizers import Tokenizer
 
     try:
-        made = Tokenizer.from_file(str(tokenizer))
+        encoder = Tokenizer.from_file(str(tokenizer))
     except Exception as error:
         raise PredictError(f"{tokenizer} is no tokenizer ({error}): give a tokenizer.json") from None
-    return np.array([len(encoded.ids) for encoded in made.encode_batch(texts)])
+    return np.array([len(encoded.ids) for encoded in encoder.encode_batch(texts)])
 
 
-def size_of(word: str, whole: int) -> int:
+def size_of(word: str, total: int) -> int:
     """`100` or `10%` of the whole."""
     try:
-        return max(round(float(word[:-1]) / 100 * whole), 1) if word.endswith("%") else int(word)
+        return max(round(float(word[:-1]) / 100 * total), 1) if word.endswith("%") else int(word)
     except ValueError:
         raise PredictError(f"size {word!r} is none: write 100 or 10%") from None

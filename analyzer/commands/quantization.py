@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
         print(as_json({"original": vars(original), "quantized": vars(quantized), **score}))
         return 0
     rows = [
-        {"run": name, "accuracy": one.accuracy, **{f"{phase} ms/token": one.seconds_per_token[phase] * 1e3 for phase in PHASES}}
-        for name, one in (("original", original), ("quantized", quantized))
+        {"run": name, "accuracy": p.accuracy, **{f"{phase} ms/token": p.seconds_per_token[phase] * 1e3 for phase in PHASES}}
+        for name, p in (("original", original), ("quantized", quantized))
     ]
     show(pd.DataFrame([*rows, {"run": "kept or gained", **dict(zip(list(rows[0])[1:], list(score.values())[1:], strict=True))}]))
     print(f"harmonic quantization score {score['score']:.3f} (1: as good as the original)")

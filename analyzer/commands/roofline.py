@@ -33,17 +33,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the groups of operators, how time grows with complexity, and equal subgraphs on several backends."""
     tables = load(args.run_dir)
-    found = ceilings.load(section(open_recording(args.run_dir).manifest, "machine"), args.ceilings)
-    rows = roofline.roofline(tables, found, args.by, args.phase)
-    fits, both = roofline.complexity_fits(tables, args.phase or "decode"), roofline.backends(tables)
+    machine = ceilings.load(section(open_recording(args.run_dir).manifest, "machine"), args.ceilings)
+    rows = roofline.roofline(tables, machine, args.by, args.phase)
+    fits, backends = roofline.complexity_fits(tables, args.phase or "decode"), roofline.backends(tables)
     if args.json:
-        print(as_json({"ceilings": vars(found) if found else None, "operators": rows, "complexity": fits, "backends": both}))
+        limits = vars(machine) if machine else None
+        print(as_json({"ceilings": limits, "operators": rows, "complexity": fits, "backends": backends}))
         return 0
-    if found is None:
+    if machine is None:
         print(as_called("no ceilings of the machine that ran this are known: python -m analyzer ceilings"), file=sys.stderr)
     show(rows[[*roofline.GROUPINGS[args.by], "backend", *SHOWN]])
     if len(fits):
         show(fits, "time = launch + flops / speed, over the shapes of a type")
-    if len(both):
-        show(both, "equal subgraphs on several backends")
+    if len(backends):
+        show(backends, "equal subgraphs on several backends")
     return 0

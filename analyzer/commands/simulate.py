@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from analyzer.commands._show import number
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import costs, devices, simulator, timeline, trace
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     routes = trace.from_tables(recordings[0])
     cost = _costs(args, recordings)
     settings = list(combinations(args, routes, cost))
-    outcomes = [simulator.simulate(routes, cost, one) for one in settings]
+    outcomes = [simulator.simulate(routes, cost, setting) for setting in settings]
     best = simulator.pareto(outcomes)
     if args.timeline:
         timeline.write_run(args.timeline, outcomes[0], cost.source)
@@ -78,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 def combinations(args: argparse.Namespace, routes: trace.Trace, cost: costs.Costs) -> Any:
     """One Settings for each element of the product of the lists."""
-    whole = routes.layers * routes.experts * max(cost.expert_bytes.values())
-    caches = [cache_bytes(word, whole) for word in args.cache.split(",")]
+    total_bytes = routes.layers * routes.experts * max(cost.expert_bytes.values())
+    caches = [cache_bytes(word, total_bytes) for word in args.cache.split(",")]
     thresholds = [threshold(word.strip()) for word in args.prefetch.split(",")]
     chunks = [_number(word, int) for word in args.chunk.split(",")]
     tiers = tuple(sorted(_number(word, int) for word in args.tiers.split(",")))
@@ -94,13 +95,13 @@ def threshold(word: str) -> float | str | None:
     return float(_number(word, float))
 
 
-def cache_bytes(word: str, whole: int) -> int | None:
+def cache_bytes(word: str, total_bytes: int) -> int | None:
     """A size from `64MiB`, `1500000` or `25%` of `whole` bytes; None where everything fits."""
-    found = re.fullmatch(r"([0-9.]+)\s*(%|[a-z]*)", word.strip().lower())
-    if not found or (found[2] != "%" and found[2] not in SCALES):
+    match = re.fullmatch(r"([0-9.]+)\s*(%|[a-z]*)", word.strip().lower())
+    if not match or (match[2] != "%" and match[2] not in SCALES):
         raise PredictError(f"cache size {word!r} is none: write 64MiB, 1500000 or 50%")
-    size = _number(found[1], float) * (whole / 100 if found[2] == "%" else SCALES[found[2]])
-    return None if size >= whole else int(size)
+    size = _number(match[1], float) * (total_bytes / 100 if match[2] == "%" else SCALES[match[2]])
+    return None if size >= total_bytes else int(size)
 
 
 def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, steps: int) -> None:
@@ -110,9 +111,9 @@ def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs,
     for outcome, flag in zip(outcomes, best, strict=True):
         s = outcome.summary()
         sizes = (f"{outcome.peak_bytes / MIB:.2f}", str(s["prefetch"] or "off"), str(s["chunk"]))
-        times = (_ms(s["ttft_ms"]), _ms(s["tpot_ms"]), _ms(s["tpot_p90_ms"]))
-        hits = "-" if s["hit_rate"] is None else f"{s['hit_rate']:.1%}"
-        table.add_row(*sizes, *times, hits, _ms(s["stall_ms"]), f"{s['loaded_bytes'] / MIB:.1f}", "*" if flag else "")
+        times = (number(s[name], ".2f") for name in ("ttft_ms", "tpot_ms", "tpot_p90_ms"))
+        hits, stall = number(s["hit_rate"], ".1%"), number(s["stall_ms"], ".2f")
+        table.add_row(*sizes, *times, hits, stall, f"{s['loaded_bytes'] / MIB:.1f}", "*" if flag else "")
     screen = console(soft_wrap=True)
     screen.print(table)
     screen.print()
@@ -135,7 +136,3 @@ def _number(word: str, kind: Any) -> Any:
         return kind(word)
     except ValueError:
         raise PredictError(f"{word!r} is no number") from None
-
-
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

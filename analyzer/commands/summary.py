@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     screen = console()
-    for part in (heading, speed, phases, found, operators, experts, npu, scheduling, io, losses):
+    for part in (heading, speed, phases, top_findings, operators, experts, npu, scheduling, io, losses):
         for line in part(answer):
             screen.print(line, no_wrap=True, overflow="ellipsis")
     return 0
@@ -83,7 +83,7 @@ def phases(answer: Section) -> list[Line]:
     return [table]
 
 
-def found(answer: Section) -> list[Line]:
+def top_findings(answer: Section) -> list[Line]:
     """The findings with the greatest prizes, a line each."""
     first = answer["findings"][:FINDINGS]
     rest = as_called(" (all: python -m analyzer findings)")
@@ -157,8 +157,8 @@ def io(answer: Section) -> list[Line]:
         return []
     read = f"{i['major_faults']:,} major faults, {i['read_bytes'] / 2**20:,.1f} MiB read"
     device = f" ({i['device_read_bytes'] / 2**20:,.1f} from the device), {i['waited_ms']:,.1f} ms waited"
-    within = ", ".join(f"{share:.0%} within {name}" for name, share in i["shares"].items() if share)
-    return [words(("I/O", "bold"), f": {read}{device}"), *([f"of the waiting {within}"] if within else [])]
+    shares = ", ".join(f"{share:.0%} within {name}" for name, share in i["shares"].items() if share)
+    return [words(("I/O", "bold"), f": {read}{device}"), *([f"of the waiting {shares}"] if shares else [])]
 
 
 def losses(answer: Section) -> list[Line]:
@@ -167,19 +167,17 @@ def losses(answer: Section) -> list[Line]:
     lost = sum(r["lost"].values())
     odd = {f"{kind} ends without begin": n for kind, n in r["ends_without_begin"].items()}
     odd |= {f"open {name}": n for name, n in r["begins_without_end"].items()}
-    kept = f"{sum(r['kept'].values()):,} records kept, "
+    kept_text = f"{sum(r['kept'].values()):,} records kept, "
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
     cost = f"probes took {number(warm, '.1%')}{upper} of token time, {number(cpu, '.1%')} of CPU"
-    held = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms for probes" if c.get("held_ns") else ""
+    pause = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms for probes" if c.get("held_ns") else ""
     dropped = r["dropped"]
-    gone = sum((dropped.get("records") or {}).values())
-    fast = f"; {gone:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
-    lines: list[Line] = [words(kept, (f"{lost:,} lost", "red" if lost else ""), fast + held), cost]
-    if r["sampling"]:
-        seen = r["sampling"]
-        while_on = f"tokens took {number(seen['slowdown_while_on'], '.1%')} longer then; " if "slowdown_while_on" in seen else ""
-        lines.append(
-            f"costly levels were on for {number(seen['share_on'], '.0%')} of the time: {while_on}allowed {seen['allowed']:.0%}"
-        )
+    dropped_records = sum((dropped.get("records") or {}).values())
+    fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
+    lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast + pause), cost]
+    if s := r["sampling"]:
+        slowdown = f"tokens took {number(s['slowdown_while_on'], '.1%')} longer then; " if "slowdown_while_on" in s else ""
+        on = f"costly levels were on for {number(s['share_on'], '.0%')} of the time"
+        lines.append(f"{on}: {slowdown}allowed {s['allowed']:.0%}")
     return [*lines, ", ".join(f"{n} {name}" for name, n in odd.items())] if odd else lines

@@ -25,15 +25,15 @@ def run(args: argparse.Namespace) -> int:
     tables = load(args.run_dir)
     states, shares = threads.operator_states(tables), threads.balance(tables)
     displaced = threads.displacements(tables)
-    by = threads.displaced_by(tables, displaced)
+    displacers = threads.displaced_by(tables, displaced)
     if args.json:
-        numbers = {"summary": threads.summary(tables), "operators": states, "threads": shares, "displaced_by": by}
+        numbers = {"summary": threads.summary(tables), "operators": states, "threads": shares, "displaced_by": displacers}
         print(as_json(numbers))
         return 0
     if len(tables["thread_states"]) == 0:
         print("no scheduling in this recording: record at level sched")
     show(states, "busy time of operators by state of the thread, shares", 15)
     show(shares, "threads that ran operators")
-    if len(by):
-        show(by, "who ran while a thread within an operator was ready; cost: what operators took longer", 8)
+    if len(displacers):
+        show(displacers, "who ran while a thread within an operator was ready; cost: what operators took longer", 8)
     return 0

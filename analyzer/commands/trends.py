@@ -25,26 +25,26 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print distributions, what changed when, the latency model and the slopes."""
     tables = load(args.run_dir)
-    found, grown = trends.summary(tables), trends.growth(tables)
+    facts, growing = trends.summary(tables), trends.growth(tables)
     if args.json:
-        print(as_json({**found, "growth": grown, "steps": trends.decode_steps(tables)}))
+        print(as_json({**facts, "growth": growing, "steps": trends.decode_steps(tables)}))
         return 0
     names = ("ttft_ms", "tpot_ms", "step_ms")
-    show(pd.DataFrame([{"": name, **found[name]} for name in names]), "ms")
-    if "model" not in found:
+    show(pd.DataFrame([{"": name, **facts[name]} for name in names]), "ms")
+    if "model" not in facts:
         print("too few decode steps to tell a trend")
         return 0
-    print(f"drift {found['drift_per_100_steps']:+.1%} per 100 steps")
-    for jump in found["change_points"]:
+    print(f"drift {facts['drift_per_100_steps']:+.1%} per 100 steps")
+    for jump in facts["change_points"]:
         print(f"from token {jump['token_id']} on {jump['after_ms']:.2f} ms instead of {jump['before_ms']:.2f} ms")
-    if found["periodic"]:
-        print(f"periodic: every {found['periodic']['period']:.1f} steps, {found['periodic']['share']:.0%} of the variance")
-    if found["model"]:
-        m = found["model"]
+    if facts["periodic"]:
+        print(f"periodic: every {facts['periodic']['period']:.1f} steps, {facts['periodic']['share']:.0%} of the variance")
+    if facts["model"]:
+        m = facts["model"]
         print(
             f"step = {m['base_ms']:.2f} ms + {m['us_per_token']:.2f} µs x context; off by {m['mape']:.1%} on average on "
             f"{m['judged_on']} steps it has not seen ({m['mape_constant']:.1%} for a constant)"
         )
-    if len(grown):
-        show(grown, "growth with the context, decode")
+    if len(growing):
+        show(growing, "growth with the context, decode")
     return 0

@@ -50,8 +50,8 @@ def _shared(token: np.ndarray, begin: np.ndarray, end: np.ndarray, own: np.ndarr
     group = np.concatenate((token, token))
     order = np.lexsort((ts, group))
     step = np.repeat([1, -1], n)[order]
-    mine = np.concatenate((own, own))[order]
-    at_own, others = np.cumsum(np.where(mine, step, 0)), np.cumsum(np.where(mine, 0, step))
+    on_own_thread = np.concatenate((own, own))[order]
+    at_own, others = np.cumsum(np.where(on_own_thread, step, 0)), np.cumsum(np.where(on_own_thread, 0, step))
     lasting = np.append(np.diff(ts[order]), 0)
     lasting[:-1][np.diff(group[order]) != 0] = 0
     share = np.where((at_own == 0) & (others > 0), lasting / np.maximum(others, 1), 0.0)

@@ -32,28 +32,28 @@ class Waterfall:
     parts: list[Part]
 
 
-def waterfall(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, phase: str, shown: int = SHOWN) -> Waterfall | None:
+def waterfall(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, phase: str) -> Waterfall | None:
     """The parts of a phase's step from `mean` [runs, metrics]; a part that a run lacks took it no time.
 
     Operators are put together by type and backend; those that changed least are one part.
     """
     has = (dims["phase"] == phase).to_numpy() & dims["family"].isin(["operator", "closure"]).to_numpy()
     columns = np.flatnonzero(has)
-    mine = dims.iloc[columns]
+    of_phase = dims.iloc[columns]
     present = [side[np.isfinite(side[:, columns]).any(axis=1)][:, columns] for side in (base, cand)]
     if not len(columns) or not all(len(side) for side in present):
         return None
     means = [np.nan_to_num(side).mean(axis=0) for side in present]
-    where = (" on " + mine["backend"]).where(mine["backend"] != "", "")
-    name = mine["metric"].where(mine["family"] == "closure", mine["type"] + where)
+    suffix = (" on " + of_phase["backend"]).where(of_phase["backend"] != "", "")
+    name = of_phase["metric"].where(of_phase["family"] == "closure", of_phase["type"] + suffix)
     sums = pd.DataFrame({"base": means[0], "cand": means[1]}).groupby(name.to_numpy()).sum()
     step = Part(STEP, *sums.loc[STEP]) if STEP in sums.index else None
     if step is None:
         return None
-    rest = sums.drop(index=[STEP, "residual"], errors="ignore")
-    rest = rest.loc[(rest["cand"] - rest["base"]).abs().sort_values(ascending=False).index]
-    parts = [Part(str(part), row["base"], row["cand"]) for part, row in rest.head(shown).iterrows()]
-    if len(rest) > shown:
-        parts.append(Part("all others", *rest.iloc[shown:].sum()))
-    gone = [sum(getattr(part, side) for part in parts) for side in ("base", "cand")]
-    return Waterfall(phase, step, [*parts, Part("residual", step.base - gone[0], step.cand - gone[1])])
+    others = sums.drop(index=[STEP, "residual"], errors="ignore")
+    others = others.loc[(others["cand"] - others["base"]).abs().sort_values(ascending=False).index]
+    parts = [Part(str(part), row["base"], row["cand"]) for part, row in others.head(SHOWN).iterrows()]
+    if len(others) > SHOWN:
+        parts.append(Part("all others", *others.iloc[SHOWN:].sum()))
+    explained = [sum(getattr(part, side) for part in parts) for side in ("base", "cand")]
+    return Waterfall(phase, step, [*parts, Part("residual", step.base - explained[0], step.cand - explained[1])])

@@ -18,14 +18,14 @@ from analyzer.questions import changepoints
 
 PHASES = ("prefill", "decode")
 FIGURES = ("base", "cand", "change", "at_pace", "ratio", "low", "high", "p", "threshold", "share")
-SAID = ("unit", "better", "label", "verdict", "more_runs", "more_runs_known", "n_base", "n_cand", "paced")
+VERDICT_FIELDS = ("unit", "better", "label", "verdict", "more_runs", "more_runs_known", "n_base", "n_cand", "paced")
 SHOWN_METRICS = 600
 VALUES_SHOWN = 200
 
 
 @dataclass
 class Comparison:
-    """`judged`: a row per metric (see compare_verdicts.judge); the rest as its modules define it. `words`: cause in sentences."""
+    """`judged`: a row per metric (see verdicts.judge); the rest as its modules define it. `words`: cause in sentences."""
 
     base: list[Result]
     cand: list[Result]
@@ -69,7 +69,7 @@ def document(result: Comparison) -> dict[str, Any]:
     where = result.judged.index.get_indexer(rows.index)
     metrics = [
         {
-            **{name: row[name] for name in (*DIMS, *SAID)},
+            **{name: row[name] for name in (*DIMS, *VERDICT_FIELDS)},
             **{name: finite(row[name]) for name in FIGURES},
             "direction": direction(row),
             "runs": [[finite(v) for v in side[:VALUES_SHOWN, i]] for side in result.values],

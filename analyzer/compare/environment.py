@@ -11,7 +11,7 @@ from analyzer.records.reading import section
 MACHINE = ("arch", "cpu_model", "cpus", "memory_bytes", "kernel", "os", "governor")
 MUST_MATCH = {"arch", "cpu_model", "cpus", "kernel", "governor", "memory_bytes", "NPU", "model"}
 MAYBE_UNKNOWN = {"model", "model file"}
-"""Told by some recordings only: nothing is said where one side tells nothing."""
+"""In some recordings only: no difference is reported where one side lacks them."""
 TRACING = ("loader", "buffer", "levels", "program")
 SHOWN = 3
 

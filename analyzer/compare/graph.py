@@ -18,7 +18,7 @@ from analyzer.questions.structure import resolved
 
 PHASE = "decode"
 IDENTITY = ("graph", "layer", "type", "shape", "backend")
-"""What tells operators apart, as in compare_metrics.DIMS; whichever experts a step chose, they are one."""
+"""What distinguishes operators, as in metrics.DIMS; whichever experts a step chose, they are one."""
 CHANGED = "changed"
 MOST_NODES = 20_000
 
@@ -61,26 +61,26 @@ def skeleton(facts: Facts) -> Skeleton:
 def merged(base: Skeleton, cand: Skeleton, judged: pd.DataFrame) -> dict[str, Any] | None:
     """Both sides as one graph, JSON-able: `nodes` in order of execution and `edges` [from, to]; None without operators.
 
-    A node has type, name, layer, shape, backend, verdict (of compare_verdicts, or changed: other dims or another backend),
+    A node has type, name, layer, shape, backend, verdict (of verdicts, or changed: other dims or another backend),
     `base` and `cand` (ms per step, null where unknown; `paced`: cand is at the base's pace) and `alike` (operators of its layer,
     type and shape: they share figures).
     """
     if not base.nodes or not cand.nodes:
         return None
-    figures = known(judged)
+    figures = figures_by_identity(judged)
     nodes: list[dict[str, Any]] = []
-    place: tuple[dict[int, int], dict[int, int]] = {}, {}
+    numbers: tuple[dict[int, int], dict[int, int]] = {}, {}
     alike = [Counter(node[: len(IDENTITY)] for node in side.nodes) for side in (base, cand)]
     for i, j in aligned(base, cand):
-        for node_of, row in zip(place, (i, j), strict=True):
+        for node_of, row in zip(numbers, (i, j), strict=True):
             if row is not None:
                 node_of[row] = len(nodes)
         side, row, count = (cand, j, alike[1]) if j is not None else (base, i, alike[0])
-        own = side.nodes[row if row is not None else 0]
+        node = side.nodes[row if row is not None else 0]
         old = base.nodes[i] if i is not None else None
-        facts = dict(zip((*IDENTITY, "name"), own, strict=True)) | {"alike": count[own[: len(IDENTITY)]]}
-        nodes.append(facts | became(old, own if j is not None else None, figures))
-    edges = {(node_of[a], node_of[b]): None for node_of, side in zip(place, (base, cand), strict=True) for a, b in side.edges}
+        facts = dict(zip((*IDENTITY, "name"), node, strict=True)) | {"alike": count[node[: len(IDENTITY)]]}
+        nodes.append(facts | change_of(old, node if j is not None else None, figures))
+    edges = {(node_of[a], node_of[b]): None for node_of, side in zip(numbers, (base, cand), strict=True) for a, b in side.edges}
     return {"phase": PHASE, "nodes": nodes, "edges": [list(edge) for edge in edges]}
 
 
@@ -95,7 +95,7 @@ def aligned(base: Skeleton, cand: Skeleton) -> Iterator[tuple[int | None, int | 
             yield from ((None, j) for j in range(j0, j1))
 
 
-def known(judged: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
+def figures_by_identity(judged: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
     """IDENTITY → base and cand (ms per step, all experts together, cand at the base's pace where it is known) and the verdict of
     the row that changed most."""
     rows = judged[(judged["family"] == "operator") & (judged["phase"] == PHASE)]
@@ -109,7 +109,7 @@ def known(judged: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
     return {tuple(key): row for key, row in zip(pooled.index.tolist(), pooled.to_dict("records"), strict=True)}
 
 
-def became(
+def change_of(
     old: tuple[Any, ...] | None, new: tuple[Any, ...] | None, figures: dict[tuple[Any, ...], dict[str, Any]]
 ) -> dict[str, Any]:
     """verdict, base, cand, and `was` (dims and backend in the base, where they changed) of an operator."""

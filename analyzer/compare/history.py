@@ -48,15 +48,15 @@ def add(url: str, results: list[Result], build: str, device: str = "", recorded:
     written = []
     for number, result in enumerate(results):
         name = device or result.environment.get("cpu_model") or result.environment.get("arch") or "unknown"
-        when = (time.time() if recorded is None else recorded) + number * 1e-3
-        frame = result.metrics.reset_index().assign(run=result.name, recorded=when)
+        recorded_s = (time.time() if recorded is None else recorded) + number * 1e-3
+        frame = result.metrics.reset_index().assign(run=result.name, recorded=recorded_s)
         table = pyarrow.Table.from_pandas(frame, schema=_schema(), preserve_index=False)
         values = repr(sorted(zip(frame["key"], frame["value"], strict=True)))
         digest = hashlib.sha256(f"{result.name}{values}".encode()).hexdigest()[:16]
         folder = f"{root}/build={quote(build, safe='')}/device={quote(name, safe='')}"
         filesystem.makedirs(folder, exist_ok=True)
         if not any(path.endswith(f"-{digest}.parquet") for path in filesystem.ls(folder, detail=False)):
-            path = f"{folder}/{int(when * 1e3)}-{digest}.parquet"
+            path = f"{folder}/{int(recorded_s * 1e3)}-{digest}.parquet"
             parquet.write_table(table, path, filesystem=filesystem)
             written.append(path)
     return written
@@ -70,14 +70,14 @@ def _schema() -> pyarrow.Schema:
 
 def read(url: str, family: str, engine: str = "duckdb", device: str = "") -> pd.DataFrame:
     """Runs of a family of metrics, in order of time: a row per run and metric, columns COLUMNS, device and METRICS."""
-    wanted = [*COLUMNS, "device", *(c.name for c in METRICS if c.name not in COLUMNS)]
-    frame = READERS[engine](url, wanted, family, device)
+    columns = [*COLUMNS, "device", *(c.name for c in METRICS if c.name not in COLUMNS)]
+    frame = READERS[engine](url, columns, family, device)
     if not len(frame):
         raise CompareError(f"{url} holds no metric of the family {family!r}; add runs with --add")
     return frame.sort_values(["device", "key", "recorded"], kind="stable").reset_index(drop=True)
 
 
-def _duckdb(url: str, wanted: list[str], family: str, device: str) -> pd.DataFrame:
+def _duckdb(url: str, columns: list[str], family: str, device: str) -> pd.DataFrame:
     import duckdb
     from pyarrow import dataset
 
@@ -85,24 +85,24 @@ def _duckdb(url: str, wanted: list[str], family: str, device: str) -> pd.DataFra
     if not filesystem.exists(root):
         raise CompareError(f"{url} does not exist; add runs with --add")
     parts = dataset.partitioning(pyarrow.schema([(name, pyarrow.string()) for name, _ in PARTITION]), flavor="hive")
-    found = dataset.dataset(root, filesystem=filesystem, partitioning=parts, format="parquet")
+    files = dataset.dataset(root, filesystem=filesystem, partitioning=parts, format="parquet")
     with duckdb.connect() as database:
-        database.register("history", found)
-        columns = ", ".join(f'"{name}"' for name in wanted)
-        text = f"select {columns} from history where family = ? and (? = '' or device = ?)"
+        database.register("history", files)
+        selected = ", ".join(f'"{name}"' for name in columns)
+        text = f"select {selected} from history where family = ? and (? = '' or device = ?)"
         return database.execute(text, [family, device, device]).df()
 
 
-def _dask(url: str, wanted: list[str], family: str, device: str) -> pd.DataFrame:
+def _dask(url: str, columns: list[str], family: str, device: str) -> pd.DataFrame:
     try:
         import dask.dataframe as dd
     except ImportError:
         raise CompareError("--engine dask needs Dask: pip install 'moescope[history]'") from None
-    frame = dd.read_parquet(url, columns=wanted, filters=[("family", "==", family)])
+    frame = dd.read_parquet(url, columns=columns, filters=[("family", "==", family)])
     frame = frame[frame["family"] == family]
     frame = frame[frame["device"].astype(str) == device] if device else frame
-    whole = frame[wanted].compute()
-    return whole.assign(build=whole["build"].astype(str), device=whole["device"].astype(str))
+    computed = frame[columns].compute()
+    return computed.assign(build=computed["build"].astype(str), device=computed["device"].astype(str))
 
 
 READERS = {"duckdb": _duckdb, "dask": _dask}
@@ -112,16 +112,16 @@ def changes(frame: pd.DataFrame, rules: Rules | None = None) -> pd.DataFrame:
     """Where a metric changed from build to build: columns CHANGES; `build` is the first of the new level, `before` the last old.
 
     Neighbouring builds of enough runs for a verdict are judged as `compare` judges sides recorded one after the other. Where the
-    runs of all builds are enough for a series, changes of its level are told besides: they need no more than one run a build.
+    runs of all builds are enough for a series, changes of its level are listed besides: they need no more than one run a build.
     """
     judged = [row for _, runs in frame.groupby("device", sort=False) for row in neighbours(runs, rules or Rules())]
-    told = {(row["device"], row["key"], row["build"]) for row in judged}
-    series = [row for row in level_changes(frame) if (row["device"], row["key"], row["build"]) not in told]
+    judged_builds = {(row["device"], row["key"], row["build"]) for row in judged}
+    series = [row for row in level_changes(frame) if (row["device"], row["key"], row["build"]) not in judged_builds]
     return pd.DataFrame([*judged, *series], columns=CHANGES)
 
 
 def neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
-    """What `compare` says of each build of a device and the one before, where both have runs enough."""
+    """The verdicts of `compare` on each build of a device and the one before, where both have runs enough."""
     builds = {build: results_of(rows) for build, rows in runs.groupby("build", sort=False)}
     apart = replace(rules, wander=SUCCESSIVE)
     for (before, base), (build, cand) in pairwise(builds.items()):
@@ -131,8 +131,8 @@ def neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
         verdicts, _, _ = judge_apart(dims, old, new, apart)
         for key, row in verdicts[verdicts["verdict"].isin([SLOWER, FASTER])].iterrows():
             if row["family"] in set(runs["family"]):
-                known = {"device": runs["device"].iloc[0], "key": key, "before": before, "build": build}
-                yield known | {"runs": len(base) + len(cand), **row[["metric", "ratio", "better"]]}
+                change = {"device": runs["device"].iloc[0], "key": key, "before": before, "build": build}
+                yield change | {"runs": len(base) + len(cand), **row[["metric", "ratio", "better"]]}
 
 
 def results_of(rows: pd.DataFrame) -> list[Result]:
@@ -157,10 +157,10 @@ def level_changes(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
                 yield place | {"runs": len(values), "ratio": float(np.exp(shift.change)), **row[["metric", "better"]]}
 
 
-def unjudged(frame: pd.DataFrame, alpha: float = Rules.alpha) -> str:
+def unjudged(frame: pd.DataFrame) -> str:
     """Which builds cannot be judged, and what would do; "" where all can."""
     counts = frame.groupby(["device", "build"])["run"].nunique()
-    least = runs_for_p(alpha)
+    least = runs_for_p(Rules.alpha)
     few = counts[counts < least]
     if not len(few) or counts.groupby("device").sum().min() >= LEAST_SERIES:
         return ""

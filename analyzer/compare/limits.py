@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from analyzer.compare.verdict_text import called, percent
+from analyzer.compare.verdict_text import metric_name, percent
 from analyzer.compare.verdicts import SLOWER, UNKNOWN
 
 KINDS = {
@@ -48,9 +48,11 @@ def _broken_by(document: dict[str, Any], limit: Limit) -> list[str]:
     if limit.kind == "unlike":
         return [f"{row['what']} differs: {row['base']} → {row['cand']}" for row in document["environment"] if row["unfair"]]
     if limit.kind == "cannot-tell":
-        return [f"{called(m)}: cannot tell" for m in document["metrics"] if m["family"] == "speed" and m["verdict"] == UNKNOWN]
+        return [
+            f"{metric_name(m)}: cannot tell" for m in document["metrics"] if m["family"] == "speed" and m["verdict"] == UNKNOWN
+        ]
     slower = [m for m in document["metrics"] if m["family"] in KINDS[limit.kind] and m["verdict"] == SLOWER]
-    return [f"{called(m)}: {percent(m['ratio'])}" for m in slower if cost(m) > limit.least]
+    return [f"{metric_name(m)}: {percent(m['ratio'])}" for m in slower if cost(m) > limit.least]
 
 
 def cost(metric: dict[str, Any]) -> float:

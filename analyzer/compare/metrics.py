@@ -58,10 +58,10 @@ class Facts:
 
     def __init__(self, tables: Tables):
         self.tables = tables
-        self.done = figures.complete_steps(tables["tokens"]).sort_index()
-        self.steps = self.done[self.done["phase"] != ""].set_index("token_id")
-        self.itl = self.done.sort_values("end_ns")["itl_ms"].dropna()
-        self.ttfts = figures.ttft_ms(self.done)
+        self.complete_steps = figures.complete_steps(tables["tokens"]).sort_index()
+        self.steps = self.complete_steps[self.complete_steps["phase"] != ""].set_index("token_id")
+        self.itl = self.complete_steps.sort_values("end_ns")["itl_ms"].dropna()
+        self.ttfts = figures.ttft_ms(self.complete_steps)
 
 
 def extract(tables: Tables) -> pd.DataFrame:
@@ -90,7 +90,7 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
 
 def speed_metrics(facts: Facts) -> Iterator[Row]:
     """TTFT, TPOT, prefill and decode speed, as questions/figures.py defines them; the median where it is robust."""
-    itl, waited, decode = facts.itl, facts.ttfts, facts.done[facts.done["phase"] == "decode"]
+    itl, waited, decode = facts.itl, facts.ttfts, facts.complete_steps[facts.complete_steps["phase"] == "decode"]
     if len(waited):
         yield {"family": "speed", "metric": "TTFT", "unit": "ms", "value": waited.median(), "n": len(waited)}
     if len(itl):
@@ -98,10 +98,10 @@ def speed_metrics(facts: Facts) -> Iterator[Row]:
     if len(decode):
         step = {"value": decode["duration_ns"].median() / MS, "n": len(decode)}
         yield {"family": "speed", "metric": "decode step", "unit": "ms", **step}
-    n_prefill = int((facts.done["phase"] == "prefill").sum())
+    n_prefill = int((facts.complete_steps["phase"] == "prefill").sum())
     rates = (
         ("decode", figures.decode_tokens_per_s(itl), len(itl)),
-        ("prefill", figures.prefill_tokens_per_s(facts.done), n_prefill),
+        ("prefill", figures.prefill_tokens_per_s(facts.complete_steps), n_prefill),
     )
     for phase, value, n in rates:
         if value is not None:
@@ -168,30 +168,30 @@ def operator_metrics(facts: Facts) -> pd.DataFrame:
     counted = steps.groupby("phase")["duration_ns"].agg(["size", "sum"])
     later = frame[~frame["first"]]
     steady = later.groupby("number")["charged"].agg(["sum", "size"]).assign(usual=_usual(later))
-    made = frame.drop_duplicates("number").set_index("number")[OPERATOR].join(steady, how="inner")
-    made["label"] = _labels(frame).reindex(made.index)
-    size, total = made["phase"].map(counted["size"]), made["phase"].map(counted["sum"])
-    made = made.assign(
+    rows = frame.drop_duplicates("number").set_index("number")[OPERATOR].join(steady, how="inner")
+    rows["label"] = _labels(frame).reindex(rows.index)
+    size, total = rows["phase"].map(counted["size"]), rows["phase"].map(counted["sum"])
+    rows = rows.assign(
         family="operator",
         metric="time",
         unit="ms",
-        value=made["usual"] / size / MS,
-        mean=made["sum"] / size / MS,
-        n=made["size"],
-        share=made["sum"] / total,
+        value=rows["usual"] / size / MS,
+        mean=rows["sum"] / size / MS,
+        n=rows["size"],
+        share=rows["sum"] / total,
     )
-    made = made[made["value"] + made["mean"] > 0]
-    return pd.concat([made, pd.DataFrame(list(closure_metrics(facts, frame, charges.loads)))], ignore_index=True)
+    rows = rows[rows["value"] + rows["mean"] > 0]
+    return pd.concat([rows, pd.DataFrame(list(closure_metrics(facts, frame, charges.loads)))], ignore_index=True)
 
 
 def _usual(frame: pd.DataFrame) -> pd.Series:
     """ns of all executions of each `number` as if none of them had been disturbed: the mean without the slowest fifth, for each
     of the engine's names apart (their times differ; the median of a mixture would jump between them)."""
     ordered = frame.sort_values(["number", "name", "charged"])
-    each = ordered.groupby(["number", "name"], sort=False)["charged"]
-    kept = ordered[each.cumcount() < np.ceil(UNDISTURBED * each.transform("size"))]
-    whole = kept.groupby(["number", "name"])["charged"].mean() * each.size()
-    return whole.groupby(level="number").sum()
+    charges = ordered.groupby(["number", "name"], sort=False)["charged"]
+    undisturbed = ordered[charges.cumcount() < np.ceil(UNDISTURBED * charges.transform("size"))]
+    by_name = undisturbed.groupby(["number", "name"])["charged"].mean() * charges.size()
+    return by_name.groupby(level="number").sum()
 
 
 def _labels(frame: pd.DataFrame) -> pd.Series:
@@ -208,11 +208,11 @@ def closure_metrics(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> I
     loaded["phase"] = loaded["token_id"].map(steps["phase"]).fillna("")
     for phase, rows in steps.groupby("phase"):
         size, total = len(rows), float(rows["duration_ns"].sum())
-        mine = frame[frame["phase"] == phase]
-        first = float(mine.loc[mine["first"], "charged"].sum())
+        operators = frame[frame["phase"] == phase]
+        first = float(operators.loc[operators["first"], "charged"].sum())
         loads = float(loaded.loc[loaded["phase"] == phase, "charged"].sum())
-        rest = total - float(mine["charged"].sum()) - loads
-        parts = {"step": total, "first executions": first, "expert loads": loads, "residual": rest}
+        residual = total - float(operators["charged"].sum()) - loads
+        parts = {"step": total, "first executions": first, "expert loads": loads, "residual": residual}
         for name, ns in parts.items():
             if ns or name == "step":
                 value = ns / size / MS
@@ -250,8 +250,8 @@ def expert_time_metrics(facts: Facts) -> pd.DataFrame:
     spent = runs.groupby(["phase", "layer", "expert", "backend"])["duration_ns"].agg(["mean", "sum", "size"]).reset_index()
     total = spent["phase"].map(steps.groupby("phase")["duration_ns"].sum()).astype(np.float64)  # where there are no rows, too
     spent = spent.assign(value=spent["mean"] / MS, n=spent["size"], share=spent["sum"] / total, metric="run time")
-    wanted = [*DIMS[2:], "metric", "value", "n", "share", "offset"]
-    parts = [part.reindex(columns=[c for c in wanted if c in part]) for part in (loaded, spent) if len(part)]
+    fields = [*DIMS[2:], "metric", "value", "n", "share", "offset"]
+    parts = [part.reindex(columns=[c for c in fields if c in part]) for part in (loaded, spent) if len(part)]
     return pd.concat(parts, ignore_index=True).assign(family="expert", unit="ms") if parts else pd.DataFrame()
 
 
@@ -263,9 +263,9 @@ def npu_metrics(facts: Facts) -> Iterator[Row]:
     for (kind, tier), rows in executes[executes["complete"]].groupby(["kind", "tier"]):
         rows = rows[rows.groupby(["pid", "graph"]).cumcount() > 0]
         for name, unit in units.items():
-            told = rows[name].dropna()
-            if len(told):
-                figure = {"value": told.median(), "n": len(told), "shape": f"tier {tier}" if tier > 0 else ""}
+            values = rows[name].dropna()
+            if len(values):
+                figure = {"value": values.median(), "n": len(values), "shape": f"tier {tier}" if tier > 0 else ""}
                 yield {"family": "npu", "metric": name.rsplit("_", 1)[0], "unit": unit, "graph": kind, **figure}
 
 
@@ -293,9 +293,9 @@ def scheduling_metrics(facts: Facts) -> Iterator[Row]:
         return
     first, last, owner = steps["begin_ns"].min(), steps["end_ns"].max(), steps["tid"].iloc[0]
     spent = (states["end_ns"].clip(upper=last) - states["begin_ns"].clip(lower=first)).clip(lower=0)
-    wide = spent.groupby([states["tid"], states["state"]]).sum().unstack(fill_value=0)
-    wide = wide.reindex(columns=["running", "runnable"], fill_value=0)
-    busy = wide[wide["running"] + wide["runnable"] > MIN_RUNNING_SHARE * (last - first)].sort_index()
+    by_state = spent.groupby([states["tid"], states["state"]]).sum().unstack(fill_value=0)
+    by_state = by_state.reindex(columns=["running", "runnable"], fill_value=0)
+    busy = by_state[by_state["running"] + by_state["runnable"] > MIN_RUNNING_SHARE * (last - first)].sort_index()
     names = facts.tables["threads"].drop_duplicates("tid").set_index("tid")["name"].reindex(busy.index, fill_value="")
     number = names.groupby(names).cumcount() + 1
     step = (last - first) / len(steps) / MS

@@ -1,7 +1,7 @@
 """The pace of a run: what all its operators have in common, taken out so that one that changed stands out of a varying machine.
 
 The speed of a machine varies from run to run, for all operators alike: by its clock, its heat, its neighbours. What is left of an
-operator without that varies much less, and tells a change that the whole hides.
+operator without that varies much less, and shows a change that the whole hides.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from analyzer.compare import statistics as statistics
+from analyzer.compare import statistics
 
 FAMILY = "pace"
 PACED = ("operator", "phase", "expert")
@@ -25,16 +25,16 @@ def with_paces(
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """The metrics with one more per phase, the pace: the median over operators of time / median time of both sides' runs.
 
-    Which side a run is on does not enter. `dims` as of compare_results.matrices; phases of few operators have no pace.
+    Which side a run is on does not enter. `dims` as of results.matrices; phases of few operators have no pace.
     `without`: metrics that are known to have changed, and would drag the pace along.
     """
     rows, columns, both = [], [], np.concatenate((base, cand))
-    known = (np.isfinite(both) & (np.nan_to_num(both) > 0)).all(axis=0) & (dims["family"] == "operator").to_numpy()
-    known &= True if without is None else ~without
+    usable = (np.isfinite(both) & (np.nan_to_num(both) > 0)).all(axis=0) & (dims["family"] == "operator").to_numpy()
+    usable &= True if without is None else ~without
     for phase in ("prefill", "decode"):
-        mine = known & (dims["phase"] == phase).to_numpy() & ~minor(dims)
-        if mine.sum() >= LEAST_OPERATORS:
-            logs = np.log(both[:, mine])
+        in_phase = usable & (dims["phase"] == phase).to_numpy() & ~minor(dims)
+        if in_phase.sum() >= LEAST_OPERATORS:
+            logs = np.log(both[:, in_phase])
             columns.append(np.exp(np.median(logs - np.median(logs, axis=0), axis=1)))
             rows.append({"family": FAMILY, "metric": "pace of operators", "phase": phase, "label": ""})
     if not rows:
@@ -60,15 +60,15 @@ def apart(
     operators, and nobody knows what is the program's and what the machine's.
     """
     out, paced = (base.copy(), cand.copy()), np.zeros(len(dims), bool)
-    for column, mine in _members(dims):
+    for column, members in _members(dims):
         if _differs(base[:, [column]], cand[:, [column]], wander) <= ERROR_SHARE * alpha:
             continue
-        own = [side[:, mine] / side[:, [column]] for side in (base, cand)]
-        judging = ((dims["family"] == "operator").to_numpy() & ~minor(dims))[mine]
-        if _moved(own[0][:, judging], own[1][:, judging], practical, wander) <= MOST_MOVED:
-            for side, values in zip(out, own, strict=True):
-                side[:, mine] = values
-            paced[mine] = True
+        relative = [side[:, members] / side[:, [column]] for side in (base, cand)]
+        judging = ((dims["family"] == "operator").to_numpy() & ~minor(dims))[members]
+        if _moved(relative[0][:, judging], relative[1][:, judging], practical, wander) <= MOST_MOVED:
+            for side, values in zip(out, relative, strict=True):
+                side[:, members] = values
+            paced[members] = True
     return *out, paced
 
 

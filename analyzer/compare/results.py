@@ -56,9 +56,9 @@ def of_recording(folder: Path) -> Result:
     """The result of a recording; kept beside it, and made again when the recording or the way to read it changes."""
     recording = open_recording(folder)
     stamp = {"result": RESULT_VERSION, "tables": TABLES_VERSION, "files": fingerprint(folder)["files"]}
-    kept = folder / RESULT
+    stored = folder / RESULT
     with contextlib.suppress(CompareError):
-        result, about = _read(kept)
+        result, about = _read(stored)
         if about.get("stamp") == stamp:
             return result
     tables = load(folder)
@@ -66,10 +66,10 @@ def of_recording(folder: Path) -> Result:
     facts = Facts(tables)
     series = np.round(facts.itl.to_numpy()[:SERIES_STEPS], 5).tolist()
     about = environment(recording.manifest)
-    made = Result(folder.name, extract(tables), about, series, routes, skeleton(facts), began(recording.manifest))
+    result = Result(folder.name, extract(tables), about, series, routes, skeleton(facts), began(recording.manifest))
     with contextlib.suppress(OSError):  # a read-only recording is analysed every time
-        save(made, kept, stamp)
-    return made
+        save(result, stored, stamp)
+    return result
 
 
 def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> None:
@@ -99,9 +99,9 @@ def _read(path: Path) -> tuple[Result, dict[str, Any]]:
         metrics.index = pd.Index(keys(metrics), name="key")
         routes = [(int(a), int(b), int(c)) for a, b, c in about["routes"]]
         graph = unpacked(table.schema.metadata.get(GRAPH))
-        when = about.get("began")
-        when = math.nan if when is None else float(when)
-        return Result(str(about["name"]), metrics, about["environment"], about["series"], routes, graph, when), about
+        start = about.get("began")
+        start = math.nan if start is None else float(start)
+        return Result(str(about["name"]), metrics, about["environment"], about["series"], routes, graph, start), about
     except (OSError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise CompareError(f"{path} is no stored result ({error!r}); give a recording, or make one with --save") from None
 
@@ -114,10 +114,10 @@ def read(path: Path) -> list[Result]:
         return [of_recording(path)]
     if not path.is_dir():
         raise CompareError(f"{path} does not exist; give recordings, stored results or folders of them")
-    inside = sorted(p for p in path.iterdir() if (p / "manifest.json").exists() or p.suffix == ".parquet")
-    if not inside:
+    entries = sorted(p for p in path.iterdir() if (p / "manifest.json").exists() or p.suffix == ".parquet")
+    if not entries:
         raise CompareError(f"{path} holds no recording and no stored result")
-    return [result for entry in inside for result in read(entry)]
+    return [result for entry in entries for result in read(entry)]
 
 
 def read_all(paths: list[Path], step: Callable[[str], None] = lambda _: None) -> list[Result]:
@@ -141,9 +141,9 @@ def matrices(base: list[Result], cand: list[Result]) -> tuple[pd.DataFrame, np.n
     """
     runs = [*base, *cand]
     frame = pd.concat([result.metrics for result in runs])
-    number, known = pd.factorize(frame.index)
+    number, metric_keys = pd.factorize(frame.index)
     run = np.repeat(np.arange(len(runs)), [len(result.metrics) for result in runs])
-    out = np.full((2, len(runs), len(known)), np.nan)
+    out = np.full((2, len(runs), len(metric_keys)), np.nan)
     out[0, run, number] = frame["value"]
     out[1, run, number] = frame["mean"]
     dims = frame[~frame.index.duplicated()][[*DIMS, "unit", "better", "label"]].copy()

@@ -75,6 +75,17 @@ def _log_ratio(cand: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.nda
     return np.where((cand + offset == 0) & (base + offset == 0), 0.0, ratio)
 
 
+def _resampled(
+    base: np.ndarray, cand: np.ndarray, sizes: tuple[int, int], offset: np.ndarray, seed: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Some metrics at a time, their log ratios of medians when groups of these sizes are drawn from the runs of each side."""
+    rng = np.random.default_rng(seed)
+    picks = [rng.integers(0, len(runs), (RESAMPLES, size)) for runs, size in zip((base, cand), sizes, strict=True)]
+    for start in range(0, base.shape[1], CHUNK):
+        part = slice(start, start + CHUNK)
+        yield part, _log_ratio(_medians(cand[:, part], picks[1]), _medians(base[:, part], picks[0]), offset[part])
+
+
 def bootstrap(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 0) -> Interval:
     """Median ratio and its percentile interval (B. Efron, 1979), resampling runs within each side."""
     out = np.full((3, base.shape[1]), np.nan)
@@ -82,15 +93,10 @@ def bootstrap(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int 
     for chosen, a, b in patterns(base, cand):
         if not len(a) or not len(b):
             continue
-        rng = np.random.default_rng(seed)
-        picks = [rng.integers(0, len(x), (RESAMPLES, len(x))) for x in (a, b)]
-        for start in range(0, len(chosen), CHUNK):
-            part = slice(start, start + CHUNK)
-            shift = offset[chosen[part]]
-            drawn = _log_ratio(_medians(b[:, part], picks[1]), _medians(a[:, part], picks[0]), shift)
-            out[0, chosen[part]] = _log_ratio(np.median(b[:, part], axis=0), np.median(a[:, part], axis=0), shift)
+        out[0, chosen] = _log_ratio(np.median(b, axis=0), np.median(a, axis=0), offset[chosen])
+        for part, ratios in _resampled(a, b, (len(a), len(b)), offset[chosen], seed):
             with np.errstate(invalid="ignore"):  # a resample of nothing but zeros has an infinite ratio
-                out[1:, chosen[part]] = np.quantile(drawn, (tail, 1 - tail), axis=0, method="nearest")
+                out[1:, chosen[part]] = np.quantile(ratios, (tail, 1 - tail), axis=0, method="nearest")
     return Interval(*out)
 
 
@@ -103,13 +109,9 @@ def noise(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, seed: int = 1)
     for chosen, a, b in patterns(base, cand):
         if len(a) < 3 or not len(b):
             continue
-        rng = np.random.default_rng(seed)
-        picks = [rng.integers(0, len(a), (RESAMPLES, k)) for k in (len(a), len(b))]
-        for start in range(0, len(chosen), CHUNK):
-            part = slice(start, start + CHUNK)
-            drawn = _log_ratio(_medians(a[:, part], picks[1]), _medians(a[:, part], picks[0]), offset[chosen[part]])
+        for part, ratios in _resampled(a, a, (len(a), len(b)), offset[chosen], seed):
             with np.errstate(invalid="ignore"):
-                out[chosen[part]] = np.quantile(np.abs(drawn), CONFIDENCE, axis=0)
+                out[chosen[part]] = np.quantile(np.abs(ratios), CONFIDENCE, axis=0)
     return out
 
 
@@ -139,10 +141,10 @@ def mann_whitney(base: np.ndarray, cand: np.ndarray) -> np.ndarray:
 def holm(p: np.ndarray) -> np.ndarray:
     """p adjusted for the whole family (S. Holm, 1979); NaN stays and does not count."""
     out = np.full(len(p), np.nan)
-    known = np.flatnonzero(np.isfinite(p))
-    order = known[np.argsort(p[known], kind="stable")]
-    left = len(order) - np.arange(len(order))
-    out[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * left))
+    finite = np.flatnonzero(np.isfinite(p))
+    order = finite[np.argsort(p[finite], kind="stable")]
+    remaining = len(order) - np.arange(len(order))
+    out[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * remaining))
     return out
 
 
@@ -151,39 +153,39 @@ def largest_of_all(base: np.ndarray, cand: np.ndarray, offset: np.ndarray, wande
     all metrics is as great as this one's. It can tell a change among thousands of metrics with five runs per side.
 
     The statistic is the difference of mean logarithms over their spread within groups, plus the metrics' usual spread; `wander`
-    says how many times as great it is between the sides as between groups dealt at random, though nothing changed.
+    is how many times as great it is between the sides as between groups dealt at random, though nothing changed.
     For metrics that every run has; the others get NaN.
     """
     out = np.full(base.shape[1], np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         both = np.log(np.concatenate((base, cand)) + offset)
-    whole = np.flatnonzero(np.isfinite(both).all(axis=0))
-    if not len(whole):
+    complete = np.flatnonzero(np.isfinite(both).all(axis=0))
+    if not len(complete):
         return out
-    both = both[:, whole] - both[:, whole].mean(axis=0)
+    both = both[:, complete] - both[:, complete].mean(axis=0)
     usual = np.median(np.abs(both - np.median(both, axis=0))) or 1e-9
     dealt = _deals(len(base), len(both))
     batches = np.array_split(dealt, -(-len(dealt) // DEALS_AT_ONCE))
-    greatest = np.sort(np.concatenate([_apart(part, both, usual).max(axis=1) for part in batches]))
-    own = _apart(dealt[:1], both, usual)[0] / wander
-    share = 1 - np.searchsorted(greatest, own * (1 - 1e-9), "left") / len(greatest)
-    out[whole] = np.maximum(share, smallest_p(len(base), len(cand)))
+    greatest = np.sort(np.concatenate([_spread_ratio(part, both, usual).max(axis=1) for part in batches]))
+    actual = _spread_ratio(dealt[:1], both, usual)[0] / wander
+    share = 1 - np.searchsorted(greatest, actual * (1 - 1e-9), "left") / len(greatest)
+    out[complete] = np.maximum(share, smallest_p(len(base), len(cand)))
     return out
 
 
-def _deals(n: int, of: int) -> np.ndarray:
+def _deals(n: int, total: int) -> np.ndarray:
     """Ways to deal runs out to the base, [deals, runs] of 0 and 1, the actual one first: all, or SAMPLED_DEALS of very many."""
-    if comb(of, n) <= MOST_DEALS:
-        chosen = np.array(list(combinations(range(of), n)))
+    if comb(total, n) <= MOST_DEALS:
+        chosen = np.array(list(combinations(range(total), n)))
     else:
-        order = np.argsort(np.random.default_rng(0).random((SAMPLED_DEALS, of)), axis=1)
+        order = np.argsort(np.random.default_rng(0).random((SAMPLED_DEALS, total)), axis=1)
         chosen = np.concatenate((np.arange(n)[None], order[1:, :n]))
-    out = np.zeros((len(chosen), of))
+    out = np.zeros((len(chosen), total))
     np.put_along_axis(out, chosen, 1.0, axis=1)
     return out
 
 
-def _apart(dealt: np.ndarray, both: np.ndarray, usual: float) -> np.ndarray:
+def _spread_ratio(dealt: np.ndarray, both: np.ndarray, usual: float) -> np.ndarray:
     """|difference of means| over spread of groups dealt [deals, runs], of values [runs, metrics] whose means are 0."""
     n, square = dealt[0].sum(), both**2
     m = len(both) - n

@@ -46,13 +46,13 @@ def changes(base: list[Result], cand: list[Result]) -> list[Change]:
     if not all(sides):
         return []
     for phase, (aspect, names) in product(("prefill", "decode"), ASPECTS.items()):
-        have = [[_present(run[run["phase"] == phase], names) for run in side] for side in sides]
-        always = [set.intersection(*side) for side in have]
-        ever = [set.union(*side) for side in have]
+        present = [[_present(run[run["phase"] == phase], names) for run in side] for side in sides]
+        always = [set.intersection(*side) for side in present]
+        ever = [set.union(*side) for side in present]
         for appeared, one_side, other_side in ((False, always[0], ever[1]), (True, always[1], ever[0])):
             new = [Change(phase, aspect, " ".join(what), appeared) for what in sorted(one_side - other_side)]
-            known = {c.what for c in changed if c.phase == phase and c.appeared == appeared and c.aspect == "operator"}
-            changed += [c for c in new if aspect == "operator" or c.what.split(" ", 1)[0] not in known]
+            changed_types = {c.what for c in changed if c.phase == phase and c.appeared == appeared and c.aspect == "operator"}
+            changed += [c for c in new if aspect == "operator" or c.what.split(" ", 1)[0] not in changed_types]
     return changed
 
 
@@ -82,10 +82,10 @@ def _routes(run: Result) -> pd.Series:
 
 
 def _distribution(counts: pd.Series, layer: int, width: int) -> np.ndarray:
-    mine = counts.loc[layer]
-    out = np.zeros(width)
-    out[mine.index.to_numpy()] = mine.to_numpy()
-    return out / max(out.sum(), 1.0)
+    layer_counts = counts.loc[layer]
+    shares = np.zeros(width)
+    shares[layer_counts.index.to_numpy()] = layer_counts.to_numpy()
+    return shares / max(shares.sum(), 1.0)
 
 
 def distance(p: np.ndarray, q: np.ndarray) -> float:

@@ -30,10 +30,10 @@ def figure(value: float | None, unit: str) -> str:
     if value is None or np.isnan(value):
         return "-"
     scale = {"share": 100.0}.get(unit, 1.0)
-    shown = {"share": " %", "count": "", "": ""}.get(unit, f" {unit}")
+    suffix = {"share": " %", "count": "", "": ""}.get(unit, f" {unit}")
     size = abs(value * scale)
     digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 4
-    return f"{value * scale:,.{digits}f}{shown}"
+    return f"{value * scale:,.{digits}f}{suffix}"
 
 
 def percent(ratio: float | None) -> str:
@@ -55,11 +55,11 @@ def direction(row: dict[str, Any]) -> str:
 
 def interval(row: dict[str, Any]) -> str:
     """The 95 % interval of the change."""
-    known = not any(row[end] is None or np.isnan(row[end]) for end in ("low", "high"))
-    return f"{percent(row['low'])} to {percent(row['high'])}" if known else "unknown"
+    has_ends = not any(row[end] is None or np.isnan(row[end]) for end in ("low", "high"))
+    return f"{percent(row['low'])} to {percent(row['high'])}" if has_ends else "unknown"
 
 
-def called(row: dict[str, Any]) -> str:
+def metric_name(row: dict[str, Any]) -> str:
     """A metric's name for people."""
     where = [str(row["type"])] if row["type"] else []
     where += [f"layer {row['layer']}"] if row["layer"] >= 0 else []
@@ -77,7 +77,7 @@ def with_figures(row: dict[str, Any]) -> str:
     change = f"{figure(row['base'], row['unit'])} → {figure(row['cand'], row['unit'])} ({percent(row['change'])}"
     judged = f"); at the base's pace {at_pace(row)}" if row.get("paced") else ""
     runs = f"{row['n_base']} + {row['n_cand']} runs"
-    return f"{called(row)}: {change}{judged}, 95 % interval {interval(row)}{'' if judged else ')'}; {runs}"
+    return f"{metric_name(row)}: {change}{judged}, 95 % interval {interval(row)}{'' if judged else ')'}; {runs}"
 
 
 def at_pace(row: dict[str, Any]) -> str:
@@ -146,18 +146,18 @@ def causes(judged: pd.DataFrame) -> Words:
     weight = changed["estimate"].abs() * changed["share"].fillna(0.05)
     rows = changed.iloc[(-weight).argsort()[:LISTED]].to_dict("records")
     out = [(LEVEL[row["verdict"]], f"{direction(row).capitalize()}: {with_figures(row)}.") for row in rows]
-    left = len(changed) - len(rows)
-    return [*out, ("info", f"{left} more metrics changed; see the tables.")] if left else out
+    unlisted = len(changed) - len(rows)
+    return [*out, ("info", f"{unlisted} more metrics changed; see the tables.")] if unlisted else out
 
 
 def in_turns(base: np.ndarray, cand: np.ndarray) -> Words:
     """What it means that the sides did not take turns, from when their runs began (s)."""
     if wander(base, cand) == 1:
         return []
-    known = np.isfinite(base).all() and np.isfinite(cand).all()
-    how = "One side was recorded after the other" if known else "It is not known when every run was recorded"
-    why = "so a drift of the machine may look like a change: intervals are wider and only larger changes are called ones"
-    return [("warn", f"{how}, {why}. Record them by turns, as tracer compare does, to tell smaller ones.")]
+    dated = np.isfinite(base).all() and np.isfinite(cand).all()
+    order = "One side was recorded after the other" if dated else "It is not known when every run was recorded"
+    consequence = "so a drift of the machine may look like a change: intervals are wider and only larger changes are called ones"
+    return [("warn", f"{order}, {consequence}. Record them by turns, as tracer compare does, to tell smaller ones.")]
 
 
 def structural(changes: list[Change]) -> Words:
@@ -167,8 +167,8 @@ def structural(changes: list[Change]) -> Words:
         for appeared, word in ((False, "vanished"), (True, "appeared")):
             names = [f"{c.what} ({c.aspect})" for c in changes if c.phase == phase and c.appeared == appeared]
             if names:
-                rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-                out.append(("warn", f"In {phase} {word}: {', '.join(names[:LISTED])}{rest}."))
+                omitted = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+                out.append(("warn", f"In {phase} {word}: {', '.join(names[:LISTED])}{omitted}."))
     return out
 
 
@@ -177,13 +177,9 @@ def drifted(drift: list[Drift]) -> Words:
     odd = [d for d in drift if d.distance > max(LEAST_DRIFT, ODD_DRIFT * (d.usual if d.usual == d.usual else 0.0))]
     if not odd:
         return []
-    worst = max(odd, key=lambda d: d.distance)
-    return [
-        (
-            "warn",
-            f"Routing moved in {len(odd)} layers, most in layer {worst.layer} (Jensen-Shannon distance {worst.distance:.2f}).",
-        )
-    ]
+    furthest = max(odd, key=lambda d: d.distance)
+    most = f"most in layer {furthest.layer} (Jensen-Shannon distance {furthest.distance:.2f})"
+    return [("warn", f"Routing moved in {len(odd)} layers, {most}.")]
 
 
 def line(text: object) -> str:
@@ -195,7 +191,12 @@ def line(text: object) -> str:
 def markdown(document: dict[str, Any]) -> str:
     """A summary for a merge request's comment."""
     mark = {"bad": "🔴", "good": "🟢", "warn": "🟡", "info": "⚪"}
-    out = ["## MoEScope comparison", "", *(f"- {mark[one['level']]} {line(one['text'])}" for one in document["words"]), ""]
+    out = [
+        "## MoEScope comparison",
+        "",
+        *(f"- {mark[sentence['level']]} {line(sentence['text'])}" for sentence in document["words"]),
+        "",
+    ]
     names, rows = table(document, MARKDOWN_ROWS)
     out += [f"| {' | '.join(names)} |", f"|---|{'--:|' * (len(names) - 2)}---|"]
     out += [f"| {' | '.join(map(line, row))} |" for row in rows]
@@ -207,10 +208,10 @@ def table(document: dict[str, Any], most: int) -> tuple[list[str], list[list[str
 
     The change is that from base to candidate; interval and verdict are of the figure at the base's pace where there is one.
     """
-    shown = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:most]
-    paced = any(row["paced"] for row in shown)
+    metrics = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)][:most]
+    paced = any(row["paced"] for row in metrics)
     names = ["metric", "base", "candidate", "change", *(["at the base's pace"] if paced else []), "95 % interval", "verdict"]
-    return names, [cells(row, paced) for row in shown]
+    return names, [cells(row, paced) for row in metrics]
 
 
 def cells(row: dict[str, Any], paced: bool) -> list[str]:
@@ -218,7 +219,7 @@ def cells(row: dict[str, Any], paced: bool) -> list[str]:
     figures = [figure(row[side], row["unit"]) for side in ("base", "cand")]
     more = f" +{'' if row['more_runs_known'] else '≥'}{row['more_runs']} runs" if row["more_runs"] else ""
     footing = [at_pace(row)] if paced else []
-    return [called(row), *figures, percent(row["change"]), *footing, interval(row), direction(row) + more]
+    return [metric_name(row), *figures, percent(row["change"]), *footing, interval(row), direction(row) + more]
 
 
 def junit(document: dict[str, Any], failures: list[str]) -> str:
@@ -228,17 +229,17 @@ def junit(document: dict[str, Any], failures: list[str]) -> str:
     """
     rows = [m for m in document["metrics"] if m["family"] == "speed" or m["verdict"] in (SLOWER, FASTER)]
     suite = ElementTree.Element("testsuite", name="moescope compare", errors="0")
-    left = list(failures)
+    unreported = list(failures)
     for row in rows:
-        name = called(row)
+        name = metric_name(row)
         case = ElementTree.SubElement(suite, "testcase", classname=f"compare.{row['family']}", name=printable(name))
-        mine = [failure for failure in left if failure.startswith(f"{name}: ")]
-        if mine:
+        broken_limits = [failure for failure in unreported if failure.startswith(f"{name}: ")]
+        if broken_limits:
             ElementTree.SubElement(case, "failure", message=printable(with_figures(row)))
-            left = [failure for failure in left if failure not in mine]
+            unreported = [failure for failure in unreported if failure not in broken_limits]
         elif row["verdict"] == UNKNOWN:
             ElementTree.SubElement(case, "skipped", message=needed(row))
-    for failure in left:
+    for failure in unreported:
         case = ElementTree.SubElement(suite, "testcase", classname="compare.limit", name=printable(failure))
         ElementTree.SubElement(case, "failure", message=printable(failure))
     for name, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.compare import pace as pace
-from analyzer.compare import statistics as statistics
+from analyzer.compare import pace, statistics
 
 PRACTICAL = 0.02
 FEWEST = 5
@@ -24,7 +23,7 @@ VANISHED, APPEARED = "vanished", "appeared"
 @dataclass(frozen=True)
 class Rules:
     """What counts as a change: family-wise error rate, the least relative change that matters to anyone, and how many times as
-    much unchanged sides differ as runs dealt at random do (see compare_statistics.wander)."""
+    much unchanged sides differ as runs dealt at random do (see statistics.wander)."""
 
     alpha: float = 0.05
     practical: float = PRACTICAL
@@ -40,13 +39,13 @@ def judge_apart(
     What was found to have changed is no part of the pace against which the others are judged in the end. Where nothing was
     found it is not looked at a second time, so that the error rate stays.
     """
-    known = pace.with_paces(dims, base, cand)
-    found = judge(*known, rules)
-    changed = (found["paced"] & found["verdict"].isin([SLOWER, FASTER])).to_numpy()[: len(dims)]
+    paced_metrics = pace.with_paces(dims, base, cand)
+    judged = judge(*paced_metrics, rules)
+    changed = (judged["paced"] & judged["verdict"].isin([SLOWER, FASTER])).to_numpy()[: len(dims)]
     if not changed.any():
-        return found, *known[1:]
-    known = pace.with_paces(dims, base, cand, changed)
-    return judge(*known, rules), *known[1:]
+        return judged, *paced_metrics[1:]
+    paced_metrics = pace.with_paces(dims, base, cand, changed)
+    return judge(*paced_metrics, rules), *paced_metrics[1:]
 
 
 def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules = Rules()) -> pd.DataFrame:
@@ -83,7 +82,7 @@ def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules =
     frame.loc[(n_cand == 0) & (n_base == len(base)) & ~minor, "verdict"] = VANISHED
     frame.loc[(n_base == 0) & (n_cand == len(cand)) & ~minor, "verdict"] = APPEARED
     needed = [more_runs(row, rules) for row in frame.to_dict("records")]
-    return frame.assign(more_runs=[count for count, _ in needed], more_runs_known=[known for _, known in needed])
+    return frame.assign(more_runs=[count for count, _ in needed], more_runs_known=[is_known for _, is_known in needed])
 
 
 def plain_ratio(logs: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.ndarray:
@@ -105,14 +104,14 @@ def adjusted(frame: pd.DataFrame, raw: np.ndarray, base: np.ndarray, cand: np.nd
     able, few = 2 * least <= rules.alpha, comb(len(base) + len(cand), len(base)) <= statistics.MOST_DEALS
     offset = frame["offset"].to_numpy(np.float64)
     for _, rows in frame.reset_index(drop=True).groupby("family"):
-        mine = rows.index[np.isfinite(raw[rows.index])].to_numpy()
+        columns = rows.index[np.isfinite(raw[rows.index])].to_numpy()
         paced = bool(rows["paced"].any())
         spent = 1 / (1 - pace.ERROR_SHARE) if paced else 1.0
-        if able and (rules.wander > 1 or (few and least * len(mine) > rules.alpha)):
-            p = statistics.largest_of_all(base[:, mine], cand[:, mine], offset[mine], rules.wander)
-            out[mine] = np.where(np.isfinite(p), p, 1.0) * (spent if paced else 2.0)
+        if able and (rules.wander > 1 or (few and least * len(columns) > rules.alpha)):
+            p = statistics.largest_of_all(base[:, columns], cand[:, columns], offset[columns], rules.wander)
+            out[columns] = np.where(np.isfinite(p), p, 1.0) * (spent if paced else 2.0)
         else:
-            out[mine] = statistics.holm(raw[mine]) * spent
+            out[columns] = statistics.holm(raw[columns]) * spent
     return np.minimum(out, 1.0)
 
 
@@ -151,8 +150,8 @@ def more_runs(row: dict[str, Any], rules: Rules) -> tuple[int, bool]:
         return 0, True
     estimate, low, high, limit = (float(row[c]) for c in ("estimate", "log_low", "log_high", "threshold"))
     effect, practical = abs(estimate), float(np.log1p(rules.practical))
-    wanted = POWERED * (effect if effect > np.log1p(limit) else abs(practical - effect))
-    needed = statistics.runs_for_width(n, max(high - estimate, estimate - low), wanted)
+    target_width = POWERED * (effect if effect > np.log1p(limit) else abs(practical - effect))
+    needed = statistics.runs_for_width(n, max(high - estimate, estimate - low), target_width)
     total = max(needed, statistics.runs_for_p(rules.alpha / 2), FEWEST)
     more = min(max(total - n, 1), FEASIBLE)
     return more, n >= FEWEST and total - n <= FEASIBLE

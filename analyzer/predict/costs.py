@@ -18,6 +18,7 @@ RESIDENT, DEMAND, AHEAD = "resident", "demand", "ahead"
 """Modes: everything stays; what is missing is loaded by whoever needs it; a loader works beside the layers."""
 LOADED, AWAITED, FOUND = "loaded", "awaited", "found"
 """How an expert came before its first run: on the thread that ran it, by the loader while that waited, by the loader before."""
+CONTEXT = 512
 FEW_RUNS = 8
 """Runs of a kind that are needed to tell its costs from those of others."""
 UNIT_OF = {"cpu": "cpu", "htp": "npu"}
@@ -44,7 +45,7 @@ class Line:
     beside: float = 1.0
     per_load: float = 0.0
 
-    def at(self, rows: float, context: float = 0.0) -> float:
+    def seconds(self, rows: float, context: float = 0.0) -> float:
         """Seconds."""
         return self.fixed + self.per_row * rows + self.per_pair * rows * context
 
@@ -86,15 +87,10 @@ class Costs:
             _, its_unit, its_phase, its_mode = (*key, "", "")[:4]
             return its_unit == unit, its_phase == phase, not its_phase, its_mode == mode, its_mode != RESIDENT
 
-        seen = [key for key in self.work if key[0] == kind and key[1] in (unit, "cpu")]
-        if not seen and kind == "flush":
+        candidates = [key for key in self.work if key[0] == kind and key[1] in (unit, "cpu")]
+        if not candidates and kind == "flush":
             return self.line("dispatch", unit, phase, mode)
-        return self.work[max(seen, key=nearness)] if seen else None
-
-    def of(self, kind: str, unit: str, rows: float, context: float = 0.0, phase: str = "", mode: str = "") -> float:
-        """Seconds of one piece of work."""
-        line = self.line(kind, unit, phase, mode)
-        return line.at(rows, context) if line else 0.0
+        return self.work[max(candidates, key=nearness)] if candidates else None
 
     def scaled(
         self, work: dict[tuple[str, str], float], load: float = 1.0, behind: float = 1.0, chunk: dict[str, float] | None = None
@@ -127,9 +123,9 @@ def fit(seconds: np.ndarray, rows: np.ndarray, context: np.ndarray | None = None
     pairs = rows * context if context is not None else np.zeros(len(rows))
     columns = np.stack([np.ones(len(rows)), rows, pairs], 1)
     weights = 1 / np.maximum(seconds, 1e-9)
-    found, _ = nnls(columns * weights[:, None], seconds * weights)
-    scale = seconds.sum() / max(float((columns @ found).sum()), 1e-12)
-    return Line(*(float(value * scale) for value in found))
+    coefficients, _ = nnls(columns * weights[:, None], seconds * weights)
+    scale = seconds.sum() / max(float((columns @ coefficients).sum()), 1e-12)
+    return Line(*(float(value * scale) for value in coefficients))
 
 
 def from_tables(*recordings: Tables) -> Costs:
@@ -139,26 +135,26 @@ def from_tables(*recordings: Tables) -> Costs:
     that prefetches shows the loader and how much it slows the rest. Chunks of several sizes show what a chunk costs whatever its
     rows.
     """
-    seen = at_one_pace([Seen.of(tables) for tables in recordings])
-    behind = _pooled(seen, lambda one: one.loads[one.loads["behind"]])
-    inline = _pooled(seen, lambda one: one.loads[~one.loads["behind"]])
+    observed = at_one_pace([RecordedCosts.of(tables) for tables in recordings])
+    behind = _pooled(observed, lambda run: run.loads[run.loads["behind"]])
+    inline = _pooled(observed, lambda run: run.loads[~run.loads["behind"]])
     if len(behind) + len(inline) == 0:
         raise PredictError("the recordings hold no expert loads: record with an expert cache smaller than the model")
-    runs = _pooled(seen, lambda one: one.runs)
+    runs = _pooled(observed, lambda run: run.runs)
     if len(runs) == 0:
         raise PredictError("the recordings hold no expert runs: record the runtime at levels operator,expert")
-    work = _lines(_pooled(seen, lambda one: one.work))
+    work = _lines(_pooled(observed, lambda run: run.work))
     first: dict[tuple[str, str, str], float] = {}
     for (backend, phase, mode), part in runs.groupby(["backend", "phase", "mode"]):
         line, longer = _expert_runs(part)
         work["expert", UNIT_OF.get(backend, "cpu"), phase, mode] = line
         first |= {(how, phase, mode): seconds for how, seconds in longer.items()}
-    loaders = max(1, *(one.loads.loc[one.loads["behind"], "tid"].nunique() for one in seen))
+    loaders = max(1, *(run.loads.loc[run.loads["behind"], "tid"].nunique() for run in observed))
     return Costs(
         work,
         _load_line(inline if len(inline) else behind),
-        _sizes(seen),
-        f"fitted to the operators, expert runs and loads of {len(seen)} recording{'s' if len(seen) > 1 else ''}",
+        _sizes(observed),
+        f"fitted to the operators, expert runs and loads of {len(observed)} recording{'s' if len(observed) > 1 else ''}",
         behind=_load_line(behind) if len(behind) else None,
         first=first,
         loaders=loaders,
@@ -166,8 +162,8 @@ def from_tables(*recordings: Tables) -> Costs:
     )
 
 
-def from_device(model: Model, device: Device, context: int = 512) -> Costs:
-    """Costs from the roofline, each kind by its time at 1 and at 64 rows."""
+def from_device(model: Model, device: Device) -> Costs:
+    """Costs from the roofline, each kind by its time at 1 and at 64 rows with CONTEXT tokens."""
     if not model.mixture:
         raise PredictError(f"{model.name} has no experts: a trace of routes cannot run on it")
     if not device.storage:
@@ -176,7 +172,7 @@ def from_device(model: Model, device: Device, context: int = 512) -> Costs:
     work: dict[tuple[str, ...], Line] = {}
     for unit, name in units.items():
         if name in device.units:
-            work |= _unit_lines(model, device, name, unit, context)
+            work |= _unit_lines(model, device, name, unit)
     size = round(3 * model.hidden * model.mixture.width * model.storage.expert / 8)
     load = Line(fixed=1e-4, per_row=1 / device.storage)
     source = f"roofline of {model.name} on {device.name}, weights {model.storage.text}; loads at the storage's rate plus 0.1 ms"
@@ -184,36 +180,36 @@ def from_device(model: Model, device: Device, context: int = 512) -> Costs:
     return Costs(work, load, {unit: size for unit in UNITS}, source, warnings)
 
 
-def _unit_lines(model: Model, device: Device, name: str, unit: str, context: int) -> dict[tuple[str, ...], Line]:
+def _unit_lines(model: Model, device: Device, name: str, unit: str) -> dict[tuple[str, ...], Line]:
     """Lines of one unit: through its roofline at 1 and 64 rows (attention), and of one expert at 1 and 64 rows."""
     assert model.mixture
     one_expert = replace(model, mixture=replace(model.mixture, experts=1, top_k=1))
     kinds = {"attention": "attention", "router": "router", "outside": "head"}
     lines: dict[tuple[str, ...], Line] = {}
-    few, many = (_seconds(model, device, name, rows, context) for rows in (1, 64))
+    few, many = (_seconds(model, device, name, rows) for rows in (1, 64))
     for kind, part in kinds.items():
-        lines[kind, unit] = _through(few[part], many[part])
-    few, many = (_seconds(one_expert, device, name, rows, context) for rows in (1, 64))
-    lines["expert", unit] = _through(few["experts"], many["experts"])
+        lines[kind, unit] = _line_through(few[part], many[part])
+    few, many = (_seconds(one_expert, device, name, rows) for rows in (1, 64))
+    lines["expert", unit] = _line_through(few["experts"], many["experts"])
     return lines
 
 
-def _seconds(model: Model, device: Device, unit: str, rows: int, context: int) -> dict[str, float]:
+def _seconds(model: Model, device: Device, unit: str, rows: int) -> dict[str, float]:
     """Seconds of attention, router, experts in one layer, and of the head, for `rows` decoding rows."""
-    setup = Setup("decode", rows, context, unit=unit)
-    found = dict.fromkeys(("attention", "router", "experts", "head"), 0.0)
+    setup = Setup("decode", rows, CONTEXT, unit=unit)
+    seconds = dict.fromkeys(("attention", "router", "experts", "head"), 0.0)
     for part in roofline.parts(model, roofline.unit_peak(device, model, setup), setup):
-        found[part.name.split()[0]] = found.get(part.name.split()[0], 0.0) + part.seconds
-    return found
+        seconds[part.name.split()[0]] = seconds.get(part.name.split()[0], 0.0) + part.seconds
+    return seconds
 
 
-def _through(one: float, many: float) -> Line:
-    slope = max(many - one, 0.0) / 63
-    return Line(fixed=max(one - slope, 0.0), per_row=slope)
+def _line_through(seconds_of_one_row: float, seconds_of_64_rows: float) -> Line:
+    slope = max(seconds_of_64_rows - seconds_of_one_row, 0.0) / 63
+    return Line(fixed=max(seconds_of_one_row - slope, 0.0), per_row=slope)
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecordedCosts:
     """What one recording shows. Times in seconds, of a piece of work from the end of the one before.
 
     work: kind, phase, mode, rows, context, seconds, bare (without what lies between), beside (the loader worked meanwhile), asked
@@ -229,15 +225,15 @@ class Seen:
     evicted: pd.Series
 
     @classmethod
-    def of(cls, tables: Tables) -> "Seen":
+    def of(cls, tables: Tables) -> "RecordedCosts":
         """Read a recording's tables."""
         loads, tokens = tables["loads"], tables["tokens"].set_index("token_id")
-        made = loads[(loads["action"] == "load") & (loads["duration_ns"] > 0)]
-        limited = bool((made["reason"] != "startup").any())
+        timed_loads = loads[(loads["action"] == "load") & (loads["duration_ns"] > 0)]
+        limited = bool((timed_loads["reason"] != "startup").any())
         main = tokens["tid"].iloc[0] if len(tokens) else -1
-        behind = made[(made["tid"] != main) & (made["reason"] != "startup")]
-        counted = made[made["reason"] != "startup"] if limited else made
-        told = pd.DataFrame(
+        behind = timed_loads[(timed_loads["tid"] != main) & (timed_loads["reason"] != "startup")]
+        counted = timed_loads[timed_loads["reason"] != "startup"] if limited else timed_loads
+        load_rows = pd.DataFrame(
             {
                 "backend": counted["backend"],
                 "bytes": counted["bytes"].astype(float),
@@ -250,11 +246,11 @@ class Seen:
         pieces, after = _pieces(tables, tokens)
         other = pieces[pieces["type"] != "expert"]
         work = _work(other, after, tokens, behind, set(tables["routes"]["layer"]))
-        runs = _runs(pieces[pieces["type"] == "expert"], tokens, made, behind)
+        runs = _runs(pieces[pieces["type"] == "expert"], tokens, timed_loads, behind)
         evicted = loads.loc[(loads["action"] == "evict") & (loads["bytes"] > 0), "bytes"]
-        return cls(work.assign(mode=mode), runs.assign(mode=mode), told, evicted)
+        return cls(work.assign(mode=mode), runs.assign(mode=mode), load_rows, evicted)
 
-    def paced(self, factor: float) -> "Seen":
+    def paced(self, factor: float) -> "RecordedCosts":
         """The same at another pace."""
 
         def slower(frame: pd.DataFrame) -> pd.DataFrame:
@@ -263,16 +259,17 @@ class Seen:
         return replace(self, work=slower(self.work), runs=slower(self.runs), loads=slower(self.loads))
 
 
-def at_one_pace(seen: list[Seen]) -> list[Seen]:
+def at_one_pace(observed: list[RecordedCosts]) -> list[RecordedCosts]:
     """All recordings at the pace of the first, by the work that no setting changes: a machine's clock drifts between runs."""
-    if len(seen) < 2:
-        return seen
+    if len(observed) < 2:
+        return observed
     usual = [
-        one.work[one.work["kind"].isin(SAME_EVERYWHERE) & (one.work["phase"] == "decode") & ~one.work["beside"]] for one in seen
+        run.work[run.work["kind"].isin(SAME_EVERYWHERE) & (run.work["phase"] == "decode") & ~run.work["beside"]]
+        for run in observed
     ]
     middles = [part.groupby("kind")["bare"].median() for part in usual]
-    ratios = [np.log(middles[0] / one).dropna() for one in middles]
-    return [one.paced(float(np.exp(ratio.mean())) if len(ratio) else 1.0) for one, ratio in zip(seen, ratios, strict=True)]
+    ratios = [np.log(middles[0] / middle).dropna() for middle in middles]
+    return [run.paced(float(np.exp(ratio.mean())) if len(ratio) else 1.0) for run, ratio in zip(observed, ratios, strict=True)]
 
 
 def _pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
@@ -294,7 +291,7 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
     step = tokens.reindex(part["token_id"])
     rows = part["n_tokens"].to_numpy(float)
     inside = part["type"].isin(LAYER_KINDS) & (part["layer"].isin(routed) if routed else True)
-    found = pd.DataFrame(
+    work = pd.DataFrame(
         {
             "token_id": part["token_id"].to_numpy(),
             "kind": np.where(inside, np.where(_flushes(part, step["phase"]), "flush", part["type"]), "outside"),
@@ -307,11 +304,11 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
             "asked": _asked(part, behind),
         }
     )
-    chunked = found["kind"].eq("attention") & (found["phase"] == "prefill")
+    chunked = work["kind"].eq("attention") & (work["phase"] == "prefill")
     layer = part["layer"].to_numpy()[chunked]
-    found.loc[chunked, "context"] = found[chunked].groupby([found.loc[chunked, "token_id"], layer])["rows"].cumsum()
-    outside = found[found["kind"] == "outside"]
-    whole = outside.groupby("token_id", as_index=False).agg(
+    work.loc[chunked, "context"] = work[chunked].groupby([work.loc[chunked, "token_id"], layer])["rows"].cumsum()
+    outside = work[work["kind"] == "outside"]
+    outside_by_step = outside.groupby("token_id", as_index=False).agg(
         {
             "kind": "first",
             "phase": "first",
@@ -323,45 +320,45 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
             "asked": "sum",
         }
     )
-    whole["seconds"] += whole["token_id"].map(after).fillna(0) / 1e9
-    return pd.concat([found[found["kind"] != "outside"], whole], ignore_index=True)
+    outside_by_step["seconds"] += outside_by_step["token_id"].map(after).fillna(0) / 1e9
+    return pd.concat([work[work["kind"] != "outside"], outside_by_step], ignore_index=True)
 
 
 def _flushes(part: pd.DataFrame, phase: pd.Series) -> np.ndarray:
     """Which dispatches run what is left of a prefill's layer: the last of it."""
     dispatched = (part["type"] == "dispatch").to_numpy() & (phase == "prefill").to_numpy()
     last = ~part[dispatched].duplicated(["token_id", "layer"], keep="last")
-    found = np.zeros(len(part), bool)
-    found[dispatched] = last
-    return found
+    flushes = np.zeros(len(part), bool)
+    flushes[dispatched] = last
+    return flushes
 
 
 def _asked(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
     """Loads that began on the loader's thread from a layer's begin to its end: ahead → its attention, others → its dispatch."""
-    found = np.zeros(len(part))
+    counts = np.zeros(len(part))
     begin = part["begin_ns"].to_numpy()
     for kind, ahead in (("attention", True), ("dispatch", False)):
-        which = np.flatnonzero((part["type"] == kind).to_numpy())
+        pieces = np.flatnonzero((part["type"] == kind).to_numpy())
         loads = behind.loc[(behind["reason"] == "prefetch") == ahead, "begin_ns"].to_numpy()
-        if len(which) and len(loads):
-            early = begin[which] - (part["lead_ns"].to_numpy()[which] if ahead else 0)
+        if len(pieces) and len(loads):
+            early = begin[pieces] - (part["lead_ns"].to_numpy()[pieces] if ahead else 0)
             order = np.argsort(early)
-            at = np.searchsorted(early[order], loads, "right") - 1
-            np.add.at(found, which[order[at[at >= 0]]], 1)
-    return found
+            owner = np.searchsorted(early[order], loads, "right") - 1
+            np.add.at(counts, pieces[order[owner[owner >= 0]]], 1)
+    return counts
 
 
-def _runs(part: pd.DataFrame, tokens: pd.DataFrame, made: pd.DataFrame, behind: pd.DataFrame) -> pd.DataFrame:
+def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, behind: pd.DataFrame) -> pd.DataFrame:
     """Expert runs; of those that waited for the loader's load of their own expert, only what came after it counts."""
-    own = behind[["layer", "expert", "begin_ns", "end_ns"]].merge(
+    own_loads = behind[["layer", "expert", "begin_ns", "end_ns"]].merge(
         part[["run_id", "layer", "expert", "begin_ns", "end_ns"]], on=["layer", "expert"], suffixes=("", "_run")
     )
-    own = own[(own["end_ns"] > own["begin_ns_run"]) & (own["begin_ns"] < own["end_ns_run"])]
-    landed = own.groupby("run_id")["end_ns"].max().reindex(part["run_id"]).to_numpy()
+    own_loads = own_loads[(own_loads["end_ns"] > own_loads["begin_ns_run"]) & (own_loads["begin_ns"] < own_loads["end_ns_run"])]
+    landed = own_loads.groupby("run_id")["end_ns"].max().reindex(part["run_id"]).to_numpy()
     waited = ~np.isnan(landed)
-    rest = np.maximum(part["end_ns"].to_numpy(float) - landed, 1.0) / 1e9
-    inline = _loads_within(part, made[~made.index.isin(behind.index)])
-    whole = np.maximum((part["duration_ns"] + part["lead_ns"]).to_numpy(float) - inline, 1.0) / 1e9
+    after_load = np.maximum(part["end_ns"].to_numpy(float) - landed, 1.0) / 1e9
+    inline = _loads_within(part, timed_loads[~timed_loads.index.isin(behind.index)])
+    seconds = np.maximum((part["duration_ns"] + part["lead_ns"]).to_numpy(float) - inline, 1.0) / 1e9
     new = part["cache"].isin(("miss", "prefetched")).to_numpy()
     return pd.DataFrame(
         {
@@ -370,24 +367,24 @@ def _runs(part: pd.DataFrame, tokens: pd.DataFrame, made: pd.DataFrame, behind: 
             "token_id": part["token_id"].to_numpy(),
             "layer": part["layer"].to_numpy(),
             "rows": np.where(part["tier"] > 0, part["tier"], part["n_tokens"]).astype(float),
-            "seconds": np.where(waited, rest, whole),
+            "seconds": np.where(waited, after_load, seconds),
             "beside": _overlap(part, behind),
             "how": np.select([waited, inline > 0, new], [AWAITED, LOADED, FOUND], ""),
         }
     )
 
 
-def _sizes(seen: list[Seen]) -> dict[str, int]:
+def _sizes(observed: list[RecordedCosts]) -> dict[str, int]:
     """Bytes that an expert takes in the cache by unit: an expert may take more than was read for it, which evictions tell."""
-    read = _pooled(seen, lambda one: one.loads).groupby("backend")["bytes"].median()
-    left = pd.concat([one.evicted for one in seen])
-    if len(read) == 1 and len(left):
-        read[:] = float(left.median())
+    read = _pooled(observed, lambda run: run.loads).groupby("backend")["bytes"].median()
+    evicted = pd.concat([run.evicted for run in observed])
+    if len(read) == 1 and len(evicted):
+        read[:] = float(evicted.median())
     return {UNIT_OF.get(str(backend), "cpu"): int(size) for backend, size in read.items()}
 
 
-def _pooled(seen: list[Seen], part: Callable[[Seen], pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat([part(one) for one in seen], ignore_index=True)
+def _pooled(observed: list[RecordedCosts], part: Callable[[RecordedCosts], pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat([part(run) for run in observed], ignore_index=True)
 
 
 def _lines(work: pd.DataFrame) -> dict[tuple[str, ...], Line]:
@@ -410,8 +407,8 @@ def _line(part: pd.DataFrame, by_context: bool = False) -> Line:
         slower = float(slow[_bare(part)].sum()) / _expected(_fitted(usual, by_context, _bare(part)), slow, by_context).sum()
         line = replace(line, beside=max(slower, 1.0))
     if asked.sum() >= FEW_RUNS:
-        left = part["seconds"] - _expected(line, part, by_context) * np.where(part["beside"], line.beside, 1.0)
-        line = replace(line, per_load=max(float(left.sum() / asked.sum()), 0.0))
+        excess = part["seconds"] - _expected(line, part, by_context) * np.where(part["beside"], line.beside, 1.0)
+        line = replace(line, per_load=max(float(excess.sum() / asked.sum()), 0.0))
     return line
 
 
@@ -431,11 +428,11 @@ def _expected(line: Line, part: pd.DataFrame, by_context: bool) -> np.ndarray:
 
 def _overlap(part: pd.DataFrame, behind: pd.DataFrame) -> np.ndarray:
     """Which pieces of work had begun while a load on another thread was under way."""
-    held = behind.sort_values("begin_ns")
-    begin = held["begin_ns"].to_numpy()
-    at = np.searchsorted(begin, part["begin_ns"].to_numpy(), "right") - 1
-    ends = np.maximum.accumulate(held["end_ns"].to_numpy()) if len(held) else np.zeros(1)
-    return (at >= 0) & (ends[at] > part["begin_ns"].to_numpy())
+    ordered = behind.sort_values("begin_ns")
+    begin = ordered["begin_ns"].to_numpy()
+    latest = np.searchsorted(begin, part["begin_ns"].to_numpy(), "right") - 1
+    ends = np.maximum.accumulate(ordered["end_ns"].to_numpy()) if len(ordered) else np.zeros(1)
+    return (latest >= 0) & (ends[latest] > part["begin_ns"].to_numpy())
 
 
 def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
@@ -453,21 +450,21 @@ def _expert_runs(part: pd.DataFrame) -> tuple[Line, dict[str, float]]:
     line = _line(clean if len(clean) >= FEW_RUNS else part[part["how"] == usual])
     longer = {}
     for how in {FOUND, LOADED, AWAITED} - {usual}:
-        which = together if how == FOUND else part[part["how"] == how]
+        compared = together if how == FOUND else part[part["how"] == how]
         if how == FOUND:
-            which = which[which.groupby(["token_id", "layer"])["how"].transform("max") == FOUND]
-        count = int((which["how"] == how).sum())
+            compared = compared[compared.groupby(["token_id", "layer"])["how"].transform("max") == FOUND]
+        count = int((compared["how"] == how).sum())
         if count >= FEW_RUNS:
-            expected = _expected(line, which, False) * np.where(which["beside"], line.beside, 1.0)
-            longer[how] = float((which["seconds"] - expected).sum()) / count
+            expected = _expected(line, compared, False) * np.where(compared["beside"], line.beside, 1.0)
+            longer[how] = float((compared["seconds"] - expected).sum()) / count
     return line, longer
 
 
 def _loads_within(part: pd.DataFrame, loads: pd.DataFrame) -> np.ndarray:
     """ns of the loads that lie within expert runs on their thread."""
-    held = loads.sort_values("begin_ns")
-    times = held["begin_ns"].to_numpy()
-    summed = np.concatenate([[0], held["duration_ns"].cumsum().to_numpy()])
+    ordered = loads.sort_values("begin_ns")
+    times = ordered["begin_ns"].to_numpy()
+    summed = np.concatenate([[0], ordered["duration_ns"].cumsum().to_numpy()])
     first = np.searchsorted(times, part["begin_ns"].to_numpy())
     last = np.searchsorted(times, part["end_ns"].to_numpy())
     return np.asarray(summed[last] - summed[first])

@@ -54,16 +54,16 @@ class Curves:
     def at(self, key: Key, x: float) -> Answer:
         """y at (key, x)."""
         if key in self._curves:
-            value, where, beyond = _along(self._curves[key], x)
-            return Answer(min(value, self._best), where, self._beyond_x(x, self._curves[key]) if beyond else ())
+            value, source, beyond = _along(self._curves[key], x)
+            return Answer(min(value, self._best), source, self._beyond_x(x, self._curves[key]) if beyond else ())
         chosen, weights = self._between(key)
         parts = [(_along(self._by_row[row], x), weight) for row, weight in zip(chosen, weights, strict=True)]
         value = min(float(np.exp(sum(weight * np.log(part[0]) for part, weight in parts))), self._best)
-        where = "; ".join(f"{weight:.0%} {part[1]}" for part, weight in parts)
+        source = "; ".join(f"{weight:.0%} {part[1]}" for part, weight in parts)
         warnings = self._beyond_key(key)
         if all(part[2] for part, _ in parts):
             warnings += self._beyond_x(x, self._by_row[chosen[0]])
-        return Answer(value, f"between measured shapes: {where}", warnings)
+        return Answer(value, f"between measured shapes: {source}", warnings)
 
     def nearest(self, key: Key, x: float) -> float:
         """y of the row nearest in log space: the baseline that interpolation has to beat."""
@@ -118,5 +118,5 @@ def _along(curve: list[Point], x: float) -> tuple[float, str, bool]:
 
 def without(curves: Curves, drop: Iterable[int]) -> Curves:
     """The same curves but for some points, for leave-one-out."""
-    gone = set(drop)
-    return Curves(curves.names, [p for i, p in enumerate(curves.points) if i not in gone])
+    dropped = set(drop)
+    return Curves(curves.names, [p for i, p in enumerate(curves.points) if i not in dropped])

@@ -53,16 +53,16 @@ def _exchange(name: str, device: Device, mixture: Mixture, setup: Setup, rows: f
     """
     if setup.ep == 1:
         return NOTHING
-    one = hidden * width
+    row = hidden * width
     nodes = -(-setup.ep // device.node_size)
     if setup.phase == "decode" or nodes == 1:
         away = (setup.ep - 1) / setup.ep
-        size = rows * mixture.top_k * one * away
+        size = rows * mixture.top_k * row * away
         formula = f"rows x k x hidden x {width:.0f} byte x (ep-1)/ep"
         return _over(name, device.network if nodes > 1 else device.link, size, formula, device)
     reached = min(nodes - 1, mixture.top_k)
-    far = _over(name, device.network, rows * one * reached, f"rows x hidden x {width:.0f} byte x {reached} other nodes", device)
-    near = _over(name, device.link, rows * one, "then once inside the node", device)
+    far = _over(name, device.network, rows * row * reached, f"rows x hidden x {width:.0f} byte x {reached} other nodes", device)
+    near = _over(name, device.link, rows * row, "then once inside the node", device)
     return Transfer(name, far.bytes + near.bytes, far.seconds + near.seconds, f"{far.source}; {near.source}")
 
 

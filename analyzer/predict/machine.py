@@ -24,21 +24,21 @@ def measure(folder: Path | None = None) -> dict[str, float]:
     }
 
 
-def to_toml(found: dict[str, float], name: str) -> str:
+def to_toml(measured: dict[str, float], name: str) -> str:
     """A device profile, in the form of analyzer/predict/devices."""
     return f'''name = "{name}"
 
 [units.cpu]
-tera_per_s = {{ fp32 = {found["fp32_per_s"] / 1e12:.4g} }}
+tera_per_s = {{ fp32 = {measured["fp32_per_s"] / 1e12:.4g} }}
 mfu = 1.0
 
 [memory]
-gigabytes = {found["memory_bytes"] / 1e9:.4g}
-gigabytes_per_s = {found["memory_bytes_per_s"] / 1e9:.4g}
+gigabytes = {measured["memory_bytes"] / 1e9:.4g}
+gigabytes_per_s = {measured["memory_bytes_per_s"] / 1e9:.4g}
 efficiency = 1.0
 
 [storage]
-gigabytes_per_s = {found["storage_bytes_per_s"] / 1e9:.4g}
+gigabytes_per_s = {measured["storage_bytes_per_s"] / 1e9:.4g}
 
 [sources]
 cpu = "measured: fp32 product of {SIDE} x {SIDE} matrices in NumPy, best of {TRIES}; hence an MFU of 1"

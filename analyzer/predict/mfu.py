@@ -47,8 +47,7 @@ def rows(file: Path, names: tuple[str, ...] | None = None) -> Iterator[Row]:
 
 def gemm(device: str, m: float, k: float, n: float) -> Answer | None:
     """MFU of a matrix product [m, k] x [k, n] against the fp8 peak; None where the device has no table."""
-    curves = _gemm(device)
-    return curves.at((float(k), float(n)), m) if curves else None
+    return _at(_gemm(device), (float(k), float(n)), m)
 
 
 def grouped(device: str, phase: str, projection: str, key: tuple[float, float, float], rows_each: float) -> Answer | None:
@@ -56,45 +55,46 @@ def grouped(device: str, phase: str, projection: str, key: tuple[float, float, f
 
     projection: up (gate and up at once) | down; key: (experts on the device, hidden, width); rows_each: rows per expert.
     """
-    curves = _grouped(device, phase, projection)
-    return curves.at(key, rows_each) if curves else None
+    return _at(_grouped(device, phase, projection), key, rows_each)
 
 
 def decode_attention(device: str, shape: str, kv_type: str, batch: float, kv_len: float, per_token: float) -> Answer | None:
     """MFU of decode attention against the fp16 peak. `shape`: the table's name; `per_token`: operations per cached token."""
-    curves = _decode(device, shape, kv_type, per_token)
-    return curves.at((float(batch),), kv_len) if curves else None
+    return _at(_decode(device, shape, kv_type, per_token), (float(batch),), kv_len)
 
 
 def prefill_attention(device: str, shape: str, length: float, per_pair: float) -> Answer | None:
     """MFU of causal prefill attention against the fp16 peak; `per_pair`: operations for each of the length² / 2 pairs."""
-    curves = _prefill(device, shape, per_pair)
-    return curves.at((1.0,), length) if curves else None
+    return _at(_prefill(device, shape, per_pair), (1.0,), length)
 
 
 def all_curves() -> dict[str, Curves]:
     """Every table that can be held against itself: name → curves."""
-    found: dict[str, Curves | None] = {}
+    by_name: dict[str, Curves | None] = {}
     for device in PEAK:
-        found[f"gemm {device}"] = _gemm(device)
+        by_name[f"gemm {device}"] = _gemm(device)
         for phase in ("prefill", "decode"):
-            found |= {f"grouped gemm {phase} {p} {device}": _grouped(device, phase, p) for p in ("up", "down")}
+            by_name |= {f"grouped gemm {phase} {p} {device}": _grouped(device, phase, p) for p in ("up", "down")}
         for file in sorted((ROOT / "mha" / "decode" / device).glob("*.csv")):
             heads, _, dim = (int(part) for part in file.stem.split("-"))
-            found[f"decode attention {file.stem} {device}"] = _decode(device, f"mha/{file.stem}", "bf16", 4.0 * heads * dim)
+            by_name[f"decode attention {file.stem} {device}"] = _decode(device, f"mha/{file.stem}", "bf16", 4.0 * heads * dim)
         for file in sorted((ROOT / "mla" / "decode" / device).glob("*.csv")):
             heads, rank, rope = (int(part) for part in file.stem.split("-"))
             per_token = 2.0 * heads * (2 * rank + rope)
-            found[f"decode attention mla {file.stem} {device}"] = _decode(device, f"mla/{file.stem}", "bf16", per_token)
-    return {name: curves for name, curves in found.items() if curves}
+            by_name[f"decode attention mla {file.stem} {device}"] = _decode(device, f"mla/{file.stem}", "bf16", per_token)
+    return {name: curves for name, curves in by_name.items() if curves}
+
+
+def _at(curves: Curves | None, key: tuple[float, ...], x: float) -> Answer | None:
+    return curves.at(key, x) if curves else None
 
 
 def _mean_of_repeats(points: list[Point]) -> list[Point]:
     """One point for each (key, x): some rows were measured twice."""
-    seen: dict[tuple[tuple[float, ...], float], list[Point]] = {}
+    repeats: dict[tuple[tuple[float, ...], float], list[Point]] = {}
     for point in points:
-        seen.setdefault((point.key, point.x), []).append(point)
-    return [Point(p[0].key, p[0].x, sum(q.y for q in p) / len(p), p[0].where) for p in seen.values()]
+        repeats.setdefault((point.key, point.x), []).append(point)
+    return [Point(p[0].key, p[0].x, sum(q.y for q in p) / len(p), p[0].where) for p in repeats.values()]
 
 
 def _curves(
@@ -102,15 +102,15 @@ def _curves(
 ) -> Curves | None:
     if not file.exists():
         return None
-    found = [made for row in rows(file, header) if (made := point(row)) is not None]
-    return Curves(names, _mean_of_repeats(found)) if found else None
+    points = [measured for row in rows(file, header) if (measured := point(row)) is not None]
+    return Curves(names, _mean_of_repeats(points)) if points else None
 
 
 @cache
 def _gemm(device: str) -> Curves | None:
     def point(row: Row) -> Point:
-        done = 2 * row["m"] * row["k"] * row["n"]
-        return Point((row["k"], row["n"]), row["m"], done / (row["latency_us"] * 1e-6 * PEAK[device]["fp8"]), row.where)
+        operations = 2 * row["m"] * row["k"] * row["n"]
+        return Point((row["k"], row["n"]), row["m"], operations / (row["latency_us"] * 1e-6 * PEAK[device]["fp8"]), row.where)
 
     return _curves(("k", "n", "m"), ROOT / "gemm" / device / "data.csv", None, point)
 
@@ -135,8 +135,8 @@ def _decode(device: str, shape: str, kv_type: str, per_token: float) -> Curves |
     def point(row: Row) -> Point | None:
         if row.values["kv_dtype"] != kv_type:
             return None
-        done = per_token * row["batch_size"] * row["kv_len"]
-        return _agreeing(row, (row["batch_size"],), row["kv_len"], done, device)
+        operations = per_token * row["batch_size"] * row["kv_len"]
+        return _agreeing(row, (row["batch_size"],), row["kv_len"], operations, device)
 
     kind, name = shape.split("/")
     return _curves(("batch", "context"), ROOT / kind / "decode" / device / f"{name}.csv", ATTENTION_DECODE, point)
@@ -151,10 +151,10 @@ def _prefill(device: str, shape: str, per_pair: float) -> Curves | None:
     return _curves(("sequences", "prompt length"), ROOT / kind / "prefill" / device / f"{name}.csv", ATTENTION_PREFILL, point)
 
 
-def _agreeing(row: Row, key: tuple[float, ...], x: float, done: float, device: str) -> Point | None:
+def _agreeing(row: Row, key: tuple[float, ...], x: float, operations: float, device: str) -> Point | None:
     """The point of a row, None where its MFU contradicts its latency."""
-    made = done / (row["latency_us"] * 1e-6 * PEAK[device]["fp16"])
+    measured = operations / (row["latency_us"] * 1e-6 * PEAK[device]["fp16"])
     rounding = 0.5 * 10 ** -len(row.values["mfu"].partition(".")[2])
-    if abs(made - row["mfu"]) > max(CONTRADICTION * made, 1.2 * rounding):
+    if abs(measured - row["mfu"]) > max(CONTRADICTION * measured, 1.2 * rounding):
         return None
-    return Point(key, x, made, row.where)
+    return Point(key, x, measured, row.where)

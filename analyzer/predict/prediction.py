@@ -35,7 +35,7 @@ class Prediction:
     def rows(self) -> list[dict[str, Any]]:
         """One row per part and transfer, times in microseconds of one layer and milliseconds of the step, with its source."""
         turns = self.setup.turns
-        made = [
+        part_rows = [
             {
                 "part": p.name,
                 "layers": p.times,
@@ -45,12 +45,12 @@ class Prediction:
                 "us": p.seconds * 1e6,
                 "step_ms": p.seconds * p.times * turns * 1e3,
                 "bound": p.bound,
-                "source": p.told(),
+                "source": p.described(),
             }
             for p in self.parts
         ]
         layers = sum(self.model.routed) or self.model.layers
-        return made + [
+        return part_rows + [
             {
                 "part": t.name,
                 "layers": self.model.layers if t.name == "all-reduce" else layers,
@@ -97,11 +97,11 @@ def predict(model: Model, device: Device, setup: Setup) -> Prediction:
         received = links.combine(device, model.mixture, setup, rows, model.hidden)
     seconds, formula = _step(model, device, setup, parts, sent, received)
     seconds += reduced.seconds * model.layers * setup.turns + device.step_overhead_s.get(setup.phase, 0.0)
-    held = weight_bytes(model, setup)
-    cached = kv_bytes(model, setup)
+    weights = weight_bytes(model, setup)
+    cache = kv_bytes(model, setup)
     return Prediction(
-        model, device, setup, parts, [t for t in (sent, received, reduced) if t.bytes], seconds, formula, held, cached,
-        _warnings(model, device, setup, on, parts, held + cached),
+        model, device, setup, parts, [t for t in (sent, received, reduced) if t.bytes], seconds, formula, weights, cache,
+        _warnings(model, device, setup, on, parts, weights + cache),
     )  # fmt: skip
 
 
@@ -121,8 +121,8 @@ def weight_bytes(model: Model, setup: Setup) -> float:
 def kv_bytes(model: Model, setup: Setup) -> float:
     """Cache of all sequences of a device at the step's context."""
     shared = 1 if model.attention.mla else min(setup.tp, model.attention.kv_heads)
-    kept = sum(min(setup.context, window or setup.context) for window in model.windows)
-    return setup.batch * kept * model.attention.cached() * KV_BYTES[setup.kv] / shared
+    cached_tokens = sum(min(setup.context, window or setup.context) for window in model.windows)
+    return setup.batch * cached_tokens * model.attention.cached() * KV_BYTES[setup.kv] / shared
 
 
 def _step(
@@ -134,27 +134,27 @@ def _step(
     dense = sum(p.seconds for p in parts if p.name.startswith("dense"))
     experts = sum(p.seconds for p in parts if p.stage == "experts" and not p.name.startswith("dense"))
     outside = sum(p.seconds for p in parts if p.stage == "outside") * setup.turns
-    one, formula = links.layer_time(attention, experts, sent.seconds, received.seconds, setup, device.overlap_share)
+    layer_seconds, formula = links.layer_time(attention, experts, sent.seconds, received.seconds, setup, device.overlap_share)
     plain = (attention + dense) * setup.turns
     exposed = (sent.seconds + received.seconds) if setup.turns > 1 else 0.0
-    return one * routed + plain * (model.layers - routed) + outside + exposed, formula
+    return layer_seconds * routed + plain * (model.layers - routed) + outside + exposed, formula
 
 
 def _warnings(
-    model: Model, device: Device, setup: Setup, on: roofline.UnitPeak, parts: list[roofline.Part], held: float
+    model: Model, device: Device, setup: Setup, on: roofline.UnitPeak, parts: list[roofline.Part], needed: float
 ) -> tuple[str, ...]:
     """What a user should know before trusting the figures."""
-    whole = sum(part.seconds * part.times for part in parts)
-    heavy = [part for part in parts if part.seconds * part.times > NOTABLE * whole]
-    told = [f"{part.name}: {text}" for part in heavy for text in part.warnings]
+    total = sum(part.seconds * part.times for part in parts)
+    heavy = [part for part in parts if part.seconds * part.times > NOTABLE * total]
+    warnings = [f"{part.name}: {text}" for part in heavy for text in part.warnings]
     if device.estimates:
-        told.append(f"{device.name}: estimated, not published: {', '.join(device.estimates)}")
+        warnings.append(f"{device.name}: estimated, not published: {', '.join(device.estimates)}")
     if on.dtype != model.storage.compute:
-        told.append(f"{device.name} has no {model.storage.compute} peak: {on.dtype}'s is used")
+        warnings.append(f"{device.name} has no {model.storage.compute} peak: {on.dtype}'s is used")
     if device.tables and on.dtype not in ("fp8",):
-        told.append(f"MFU of matrix products was measured in fp8 and is applied to the {on.dtype} peak")
+        warnings.append(f"MFU of matrix products was measured in fp8 and is applied to the {on.dtype} peak")
     if model.context and setup.context > model.context:
-        told.append(f"context {setup.context} exceeds the model's {model.context}")
-    if held > device.memory_bytes:
-        told.append(f"weights and KV cache take {held / 1e9:.1f} GB, the device has {device.memory_bytes / 1e9:.0f} GB")
-    return tuple(dict.fromkeys(told))
+        warnings.append(f"context {setup.context} exceeds the model's {model.context}")
+    if needed > device.memory_bytes:
+        warnings.append(f"weights and KV cache take {needed / 1e9:.1f} GB, the device has {device.memory_bytes / 1e9:.0f} GB")
+    return tuple(dict.fromkeys(warnings))

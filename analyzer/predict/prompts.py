@@ -9,9 +9,9 @@ CANDIDATES = 200
 SMOOTH = 1e-6
 
 
-def divergence(part: np.ndarray, whole: np.ndarray, bins: int = BINS) -> float:
+def divergence(part: np.ndarray, whole: np.ndarray) -> float:
     """KL divergence, in nats, of the part's lengths from the whole's, over bins that hold the same share of the whole."""
-    edges = np.unique(np.quantile(whole, np.linspace(0, 1, bins + 1)))
+    edges = np.unique(np.quantile(whole, np.linspace(0, 1, BINS + 1)))
     if len(edges) < 2:
         return 0.0
     p, q = (np.histogram(lengths, edges)[0] / len(lengths) + SMOOTH for lengths in (part, whole))
@@ -31,8 +31,8 @@ def matched_subset(lengths: np.ndarray, size: int, seed: int = 0) -> tuple[np.nd
         order = np.lexsort((random.random(len(lengths)), lengths))
         slices = np.linspace(0, len(lengths), size + 1).astype(int)
         chosen = order[random.integers(slices[:-1], slices[1:])]
-        found = divergence(lengths[chosen], lengths)
-        if best is None or found < best[0]:
-            best = found, np.sort(chosen)
+        distance = divergence(lengths[chosen], lengths)
+        if best is None or distance < best[0]:
+            best = distance, np.sort(chosen)
     assert best is not None
     return best[1], best[0]

@@ -6,7 +6,7 @@ expanded), half of it in causal prefill. Efficiency of computing (MFU) comes fro
 from the device profile; each part says which.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analyzer.errors import PredictError
 from analyzer.model import Attention, Mixture, Model
@@ -50,7 +50,7 @@ class Part:
         """What decides."""
         return "compute" if self.compute_s >= self.memory_s else "memory"
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Where the time comes from."""
         if self.bound == "compute":
             return self.source
@@ -68,12 +68,12 @@ class UnitPeak:
     bandwidth: float
 
     def part(
-        self, name: str, stage: str, times: int, flops: float, moved: tuple[float, float, float], found: Answer | None
+        self, name: str, stage: str, times: int, flops: float, moved: tuple[float, float, float], measured: Answer | None
     ) -> Part:
         """A part from its operations and (weight, KV, activation) bytes; without a measured MFU the profile's is used."""
         kind = f"{self.dtype} peak {self.peak / 1e12:.4g} T/s"
-        answer = found or Answer(self.unit.mfu, f"MFU {self.unit.mfu} of the device profile: no measured table for this")
-        source = f"MFU {answer.value:.3f} of {kind}: {answer.source}" if found else answer.source
+        answer = measured or Answer(self.unit.mfu, f"MFU {self.unit.mfu} of the device profile: no measured table for this")
+        source = f"MFU {answer.value:.3f} of {kind}: {answer.source}" if measured else answer.source
         compute = flops / (self.peak * answer.value)
         return Part(name, stage, times, flops, *moved, compute, sum(moved) / self.bandwidth, source, answer.warnings)
 
@@ -93,17 +93,18 @@ def unit_peak(device: Device, model: Model, setup: Setup) -> UnitPeak:
 def parts(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     """All parts of a step for one micro-batch."""
     rows = setup.tokens / setup.turns
-    found = attention_products(model, on, setup, rows) + attention_core(model, on, setup)
-    dense = model.layers - sum(model.routed)
-    if dense:
-        found += dense_layer(model, on, setup, rows, dense)
+    step_parts = attention_products(model, on, setup, rows) + attention_core(model, on, setup)
+    routed = sum(model.routed)
+    if routed < model.layers:
+        step_parts += feed_forward(model, on, "dense", model.layers - routed, rows, model.dense_width / setup.tp)
     if model.mixture:
-        found += router(model, model.mixture, on, rows) + experts(model, model.mixture, on, setup, rows)
-        found += shared_experts(model, model.mixture, on, rows)
-    return found + head(model, on, setup)
+        step_parts += router(model, model.mixture, on, rows) + experts(model, model.mixture, on, setup, rows)
+        if model.mixture.shared_width:
+            step_parts += feed_forward(model, on, "shared experts", routed, rows, model.mixture.shared_width)
+    return step_parts + head(model, on, setup)
 
 
-def product(model: Model, on: UnitPeak, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
+def product(on: UnitPeak, name: str, stage: str, times: int, m: float, k: float, n: float, bits: float) -> Part:
     """A matrix product [m, k] x [k, n] whose weights have `bits` each."""
     moved = (k * n * bits / 8, 0.0, 2.0 * m * (k + n))
     return on.part(name, stage, times, 2 * m * k * n, moved, mfu.gemm(on.device.tables, m, k, n) if on.device.tables else None)
@@ -113,9 +114,7 @@ def attention_products(model: Model, on: UnitPeak, setup: Setup, rows: float) ->
     """The projections around attention; heads are shared by `tp` devices."""
     a, hidden, tp = model.attention, model.hidden, setup.tp
     shapes = mla_products(a, hidden, tp, setup.phase) if a.mla else gqa_products(a, hidden, tp)
-    return [
-        product(model, on, name, "attention", model.layers, rows, k, n, model.storage.linear) for name, (k, n) in shapes.items()
-    ]
+    return [product(on, name, "attention", model.layers, rows, k, n, model.storage.linear) for name, (k, n) in shapes.items()]
 
 
 def gqa_products(a: Attention, hidden: int, tp: int) -> dict[str, tuple[float, float]]:
@@ -156,15 +155,15 @@ def attention_core(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
 def decode_core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
     """One query per sequence against its cache."""
     a, batch = model.attention, setup.batch / setup.turns
-    seen = min(setup.context, window or setup.context)
+    visible = min(setup.context, window or setup.context)
     heads = a.heads / setup.tp
     per_token = 2 * heads * (2 * a.kv_rank + a.rope) if a.mla else 4 * heads * a.head_dim
-    cached = batch * seen * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
+    cached = batch * visible * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
     kv_type = "fp8" if setup.kv in ("fp8", "int8") else "bf16"
     shape = _shape(a, setup.tp, decode=True)
-    answer = mfu.decode_attention(on.device.tables, shape, kv_type, batch, seen, per_token) if on.device.tables else None
+    answer = mfu.decode_attention(on.device.tables, shape, kv_type, batch, visible, per_token) if on.device.tables else None
     moved = (0.0, cached, 2 * batch * heads * a.head_dim * 2)
-    return _at_16_bit(on).part(_named("attention core", window), "attention", times, per_token * batch * seen, moved, answer)
+    return _at_16_bit(on).part(_named("attention core", window), "attention", times, per_token * batch * visible, moved, answer)
 
 
 def prefill_core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
@@ -172,30 +171,18 @@ def prefill_core(model: Model, on: UnitPeak, setup: Setup, window: int | None, t
     a, length = model.attention, setup.context
     heads, prompts = a.heads / setup.tp, setup.batch / setup.turns
     per_pair = 2 * heads * (a.nope + a.rope + a.value_dim) if a.mla else 4 * heads * a.head_dim
-    seen = min(length, window or length)
-    pairs = seen**2 / 2 + (length - seen) * seen
+    visible = min(length, window or length)
+    pairs = visible**2 / 2 + (length - visible) * visible
     cached = prompts * length * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
-    answer = mfu.prefill_attention(on.device.tables, _shape(a, setup.tp), seen, per_pair) if on.device.tables else None
+    answer = mfu.prefill_attention(on.device.tables, _shape(a, setup.tp), visible, per_pair) if on.device.tables else None
     moved = (0.0, cached, 2 * prompts * length * heads * a.head_dim * 2)
     return _at_16_bit(on).part(_named("attention core", window), "attention", times, per_pair * prompts * pairs, moved, answer)
-
-
-def dense_layer(model: Model, on: UnitPeak, setup: Setup, rows: float, times: int) -> list[Part]:
-    """A gated feed-forward layer, its width shared by `tp` devices."""
-    return _feed_forward(model, on, "dense", times, rows, model.dense_width / setup.tp, model.storage.linear)
-
-
-def shared_experts(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Part]:
-    """Experts that every token takes: dense products, after the routed ones."""
-    if not mixture.shared_width:
-        return []
-    return _feed_forward(model, on, "shared experts", sum(model.routed), rows, mixture.shared_width, model.storage.linear)
 
 
 def router(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Part]:
     """The gate, in 16 bit."""
     times = sum(model.routed)
-    return [product(model, _at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
+    return [product(_at_16_bit(on), "router", "experts", times, rows, model.hidden, mixture.experts, 16.0)]
 
 
 def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
@@ -209,28 +196,30 @@ def experts(model: Model, mixture: Mixture, on: UnitPeak, setup: Setup, rows: fl
     used = distinct_experts(mixture.experts, mixture.top_k, rows * setup.ep) / setup.ep
     pairs, width, hidden = rows * mixture.top_k, float(mixture.width), float(model.hidden)
     widths = {"up": 2 * width, "down": width}
-    told = f"; reads {used:.1f} of {local:.0f} experts, N(1-((N-k)/N)^B)"
-    found = []
+    reads = f"; reads {used:.1f} of {local:.0f} experts, N(1-((N-k)/N)^B)"
+    projections = []
     for projection, n in widths.items():
         answer = None
         if on.device.tables:
             answer = mfu.grouped(on.device.tables, setup.phase, projection, (local, hidden, width), pairs / local)
         moved = (used * hidden * n * model.storage.expert / 8, 0.0, 2.0 * pairs * (hidden + n))
         part = on.part(f"experts {projection}", "experts", sum(model.routed), 2 * pairs * hidden * n, moved, answer)
-        found.append(_told(part, told))
-    return found
+        projections.append(replace(part, source=part.source + reads))
+    return projections
 
 
 def head(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     """Logits of the last token of every sequence."""
     rows = setup.batch / setup.turns
     bits, n = model.storage.head, model.vocabulary / setup.tp
-    return [product(model, _at_16_bit(on), "head", "outside", 1, rows, model.hidden, n, bits)]
+    return [product(_at_16_bit(on), "head", "outside", 1, rows, model.hidden, n, bits)]
 
 
-def _feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float, bits: float) -> list[Part]:
-    up = product(model, on, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
-    return [up, product(model, on, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
+def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float, width: float) -> list[Part]:
+    """Gated feed-forward layers that every token takes, `width` wide on each device."""
+    bits = model.storage.linear
+    up = product(on, f"{name} up", "experts", times, rows, model.hidden, 2 * width, bits)
+    return [up, product(on, f"{name} down", "experts", times, rows, width, model.hidden, bits)]
 
 
 def _at_16_bit(on: UnitPeak) -> UnitPeak:
@@ -250,8 +239,3 @@ def _shape(a: Attention, tp: int, decode: bool = False) -> str:
 
 def _named(name: str, window: int | None) -> str:
     return name if window is None else f"{name}, window {window}"
-
-
-def _told(part: Part, text: str) -> Part:
-    values = {**part.__dict__, "source": part.source + text}
-    return Part(**values)

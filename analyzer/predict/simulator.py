@@ -33,7 +33,7 @@ BACKEND_OF = {"cpu": CPU, "npu": HTP}
 
 @dataclass(frozen=True)
 class Settings:
-    """What the runtime would be told.
+    """The runtime's settings.
 
     cache_bytes: None for everything. prefetch: None: off; a probability from which an expert is fetched ahead, as a predictor
     made of the trace alone has it; "recorded": what the recorded run's own predictor fetched.
@@ -104,12 +104,12 @@ class Outcome:
     def summary(self) -> dict[str, Any]:
         """Figures, JSON-able."""
         prefill, decode = self.durations("prefill"), self.durations("decode")
-        asked = self.hits + self.misses
+        lookups = self.hits + self.misses
         return {
             "ttft_ms": float(prefill.sum()) * 1e3 if len(prefill) else None,
             "tpot_ms": float(decode.mean()) * 1e3 if len(decode) else None,
             "tpot_p90_ms": float(np.quantile(decode, 0.9)) * 1e3 if len(decode) else None,
-            "hit_rate": self.hits / asked if asked else None,
+            "hit_rate": self.hits / lookups if lookups else None,
             "stall_ms": self.stall_s * 1e3,
             "loaded_bytes": self.loaded_bytes,
             "peak_cache_bytes": self.peak_bytes,
@@ -143,10 +143,10 @@ class Loader:
 
     def urgent(self) -> Entry | None:
         """Takes out one that a layer waits for, if there is any."""
-        found = next((entry for entry in self.waiting if entry.urgency == URGENT), None)
-        if found:
-            self.waiting.remove(found)
-        return found
+        entry = next((entry for entry in self.waiting if entry.urgency == URGENT), None)
+        if entry:
+            self.waiting.remove(entry)
+        return entry
 
     def _serve(self, name: str) -> Work:
         while True:
@@ -199,9 +199,9 @@ class Machine:
         """All steps of the trace."""
         self._check()
         self.env.run(self.env.process(self._all()))
-        done, cache = self.outcome, self.cache
-        done.hits, done.misses, done.peak_bytes = cache.hits, cache.misses, cache.peak
-        return done
+        outcome, cache = self.outcome, self.cache
+        outcome.hits, outcome.misses, outcome.peak_bytes = cache.hits, cache.misses, cache.peak
+        return outcome
 
     @property
     def _phase(self) -> str:
@@ -329,7 +329,7 @@ class Machine:
             urgent = self.loader.urgent() if piece and entry.urgency != URGENT else None
             if urgent:
                 yield from self._read(urgent, thread, line)
-            yield self.env.timeout(line.at(entry.size) / pieces)
+            yield self.env.timeout(line.seconds(entry.size) / pieces)
         self.outcome.loaded_bytes += entry.size
         kind, form = "prefetch" if entry.reason is Reason.PREFETCH else "load", entry.form
         self.outcome.spans.append(Span(kind, thread, self._step, form.layer, form.expert, 0, began, self.env.now))
@@ -379,7 +379,7 @@ class Machine:
         line = self._line(kind, unit)
         if line is None:
             return
-        seconds = line.at(form.tier if form and form.tier else rows, context)
+        seconds = line.seconds(form.tier if form and form.tier else rows, context)
         with self.units[unit].request() as turn:
             yield turn
             seconds = seconds * (line.beside if self._loading_behind else 1.0) + asked * line.per_load
@@ -388,8 +388,8 @@ class Machine:
                 seconds = max(seconds + longer, 0.0)
             began = self.env.now
             yield self.env.timeout(seconds)
-        shown = "dispatch" if kind == "flush" else kind
-        self.outcome.spans.append(Span(shown, unit, self._step, layer, expert, rows, began, self.env.now, hit))
+        span_kind = "dispatch" if kind == "flush" else kind
+        self.outcome.spans.append(Span(span_kind, unit, self._step, layer, expert, rows, began, self.env.now, hit))
 
     def _per_load(self) -> float:
         """Seconds that a layer takes to ask the loader for an expert of its choice."""
@@ -413,6 +413,6 @@ def simulate(trace: Trace, costs: Costs, settings: Settings) -> Outcome:
 
 def pareto(outcomes: list[Outcome]) -> list[bool]:
     """Which outcomes no other beats in both peak memory of the cache and time per token."""
-    told = [outcome.summary() for outcome in outcomes]
-    figures = [(s["peak_cache_bytes"], round(s["tpot_ms"] or s["ttft_ms"], 6)) for s in told]
+    summaries = [outcome.summary() for outcome in outcomes]
+    figures = [(s["peak_cache_bytes"], round(s["tpot_ms"] or s["ttft_ms"], 6)) for s in summaries]
     return [not any(a <= x and b <= y and (a, b) != (x, y) for a, b in figures) for x, y in figures]

@@ -1,4 +1,4 @@
-"""The online predictor replayed over a recording's decode steps: what it would have said before each."""
+"""The online predictor replayed over a recording's decode steps: what it would have predicted before each."""
 
 from collections.abc import Mapping
 
@@ -26,5 +26,5 @@ def replay(tables: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, StepLatenc
         }
     )
     learner = StepLatency()
-    told = [learner.update(r.context, r.missed, r.seconds) for r in rows.itertuples()]
-    return rows.assign(predicted=told), learner
+    predictions = [learner.update(r.context, r.missed, r.seconds) for r in rows.itertuples()]
+    return rows.assign(predicted=predictions), learner

@@ -1,4 +1,4 @@
-"""A simulated run as a folder that the views read like a recording: tables of the schema, a manifest that says simulated."""
+"""A simulated run as a folder that the views read like a recording: tables of the schema, a manifest marked as simulated."""
 
 import json
 from datetime import UTC, datetime
@@ -60,14 +60,14 @@ def tables(outcome: Outcome) -> dict[str, pd.DataFrame]:
     """Every table of the schema: tokens, operators, experts, loads and threads from the simulation, the others empty."""
     spans = outcome.spans
     runs = [span for span in spans if span.kind not in ("load", "prefetch")]
-    made = {name: empty(name) for name in TABLES}
+    frames = {name: empty(name) for name in TABLES}
     tids = threads(outcome)
-    told = {"tokens": _tokens(outcome), "operators": _operators(runs, tids), "experts": _experts(runs, tids)}
-    told["loads"] = _loads(outcome, tids)
-    made |= {name: conform(name, _filled(name, frame)) for name, frame in told.items()}
+    simulated = {"tokens": _tokens(outcome), "operators": _operators(runs, tids), "experts": _experts(runs, tids)}
+    simulated["loads"] = _loads(outcome, tids)
+    frames |= {name: conform(name, _filled(name, frame)) for name, frame in simulated.items()}
     rows = [{"tid": tid, "pid": PID, "name": f"simulated {name}", "target": True} for name, tid in tids.items()]
-    made["threads"] = conform("threads", pd.DataFrame(rows))
-    return made
+    frames["threads"] = conform("threads", pd.DataFrame(rows))
+    return frames
 
 
 def threads(outcome: Outcome) -> dict[str, int]:
@@ -97,33 +97,33 @@ def _operators(runs: list[Span], tids: dict[str, int]) -> pd.DataFrame:
     name = rows["kind"] + "." + rows["layer"].astype(str)
     times = _times(rows)
     fixed = {"n_threads": 1, "wait_ns": 0, "maj_flt": 0, "min_flt": 0, "complete": True}
-    told = {"op_id": rows.index, "token_id": rows["step"], "type": rows["kind"], "name": name, "n_tokens": rows["rows"]}
+    columns = {"op_id": rows.index, "token_id": rows["step"], "type": rows["kind"], "name": name, "n_tokens": rows["rows"]}
     thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(tids)}
-    return rows.assign(**told, **thread, order=order, busy_ns=times["duration_ns"], **fixed, **times)
+    return rows.assign(**columns, **thread, order=order, busy_ns=times["duration_ns"], **fixed, **times)
 
 
 def _experts(runs: list[Span], tids: dict[str, int]) -> pd.DataFrame:
     rows = pd.DataFrame([{**vars(span), "op_id": i} for i, span in enumerate(runs) if span.kind == "expert"])
-    told = {
+    columns = {
         "run_id": rows.index,
         "token_id": rows["step"],
         "n_tokens": rows["rows"],
         "cache": np.where(rows["hit"], "hit", "miss"),
     }
     thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(tids), "backend": rows["unit"].map(RECORDING_BACKEND)}
-    return rows.assign(**told, **thread, tier=0, maj_flt=0, min_flt=0, complete=True, **_times(rows))
+    return rows.assign(**columns, **thread, tier=0, maj_flt=0, min_flt=0, complete=True, **_times(rows))
 
 
 def _loads(outcome: Outcome, tids: dict[str, int]) -> pd.DataFrame:
-    found = [vars(span) for span in outcome.spans if span.kind in ("load", "prefetch")]
-    if not found:
+    loads = [vars(span) for span in outcome.spans if span.kind in ("load", "prefetch")]
+    if not loads:
         return empty("loads")
-    rows = pd.DataFrame(found)
+    rows = pd.DataFrame(loads)
     size = outcome.loaded_bytes // len(rows)
-    told = {"load_id": rows.index, "token_id": rows["step"], "action": "load", "bytes": size, "resident_bytes": -1}
+    columns = {"load_id": rows.index, "token_id": rows["step"], "action": "load", "bytes": size, "resident_bytes": -1}
     reason = rows["kind"].map({"load": "demand", "prefetch": "prefetch"})
     thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(tids)}
-    return rows.assign(**told, **thread, reason=reason, backend="", complete=True, **_times(rows))
+    return rows.assign(**columns, **thread, reason=reason, backend="", complete=True, **_times(rows))
 
 
 def _times(rows: pd.DataFrame) -> dict[str, pd.Series]:

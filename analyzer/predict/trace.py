@@ -48,23 +48,23 @@ class Trace:
 def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
     """The trace in a recording's tables `routes` and `tokens`; steps that miss a part of their routes are left out."""
     routes, tokens = tables["routes"], tables["tokens"].set_index("token_id")
-    known = routes[routes["token_id"].isin(tokens.index)]
-    if len(known) == 0:
+    routed = routes[routes["token_id"].isin(tokens.index)]
+    if len(routed) == 0:
         raise PredictError("the recording holds no routes: record an MoE engine at level expert")
-    layers = np.sort(known["layer"].unique())
-    k = int(known["rank"].max()) + 1
+    layers = np.sort(routed["layer"].unique())
+    k = int(routed["rank"].max()) + 1
     asked = _asked(tables, layers)
     steps = []
-    for token, part in known.groupby("token_id", sort=True):
-        told = tokens.loc[token]
-        rows = int(told["n_tokens"])
+    for token, part in routed.groupby("token_id", sort=True):
+        step = tokens.loc[token]
+        rows = int(step["n_tokens"])
         ordered = part.sort_values(["layer", "row", "rank"])
         if len(ordered) == len(layers) * rows * k:
             chosen = ordered["expert"].to_numpy(np.int64).reshape(len(layers), rows, k)
-            steps.append(Step(str(told["phase"]), int(told["position"]), tuple(chosen), asked.get(int(token), {})))
+            steps.append(Step(str(step["phase"]), int(step["position"]), tuple(chosen), asked.get(int(token), {})))
     if not steps:
         raise PredictError("no step of the recording has all its routes: record again with a larger --ring-mib")
-    return Trace(tuple(steps), int(known["expert"].max()) + 1)
+    return Trace(tuple(steps), int(routed["expert"].max()) + 1)
 
 
 def _asked(tables: Mapping[str, pd.DataFrame], layers: np.ndarray) -> dict[int, dict[int, list[tuple[int, int]]]]:
@@ -80,14 +80,14 @@ def _asked(tables: Mapping[str, pd.DataFrame], layers: np.ndarray) -> dict[int, 
     passed = np.searchsorted(combined["end_ns"].to_numpy(), begin, "right")
     before = np.searchsorted(combined["end_ns"].to_numpy(), tokens["begin_ns"].to_numpy(), "right")
     targets = np.searchsorted(layers, ahead["layer"].to_numpy())
-    at = np.clip(np.minimum(passed - before[step], targets), 0, len(layers) - 1)
-    found: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    began_in = np.clip(np.minimum(passed - before[step], targets), 0, len(layers) - 1)
+    by_step: dict[int, dict[int, list[tuple[int, int]]]] = {}
     token = tokens["token_id"].to_numpy()[step]
     for number, layer, target, expert in zip(
-        *(a.tolist() for a in (token, at, targets, ahead["expert"].to_numpy())), strict=True
+        *(a.tolist() for a in (token, began_in, targets, ahead["expert"].to_numpy())), strict=True
     ):
-        found.setdefault(number, {}).setdefault(layer, []).append((target, expert))
-    return found
+        by_step.setdefault(number, {}).setdefault(layer, []).append((target, expert))
+    return by_step
 
 
 class Followers:

@@ -21,6 +21,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write it."""
     with progress("reading the recording") as step:
-        made = make_dag(args.run_dir, args.out, step, args.token)
-    announce(made, args.json)
+        written = make_dag(args.run_dir, args.out, step, args.token)
+    announce(written, args.json)
     return 0

@@ -30,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
     """Write it."""
     with progress("reading the recording") as step:
         step(f"writing {args.format}")
-        made = FORMATS[args.format](args.run_dir, args.out, args.token)
-    announce(made, args.json)
+        written = FORMATS[args.format](args.run_dir, args.out, args.token)
+    announce(written, args.json)
     return 0

@@ -16,7 +16,9 @@ from views.errors import ViewError
 def shipped() -> dict[str, str]:
     """Name → SQL of every query."""
     folder = files("views").joinpath("queries")
-    return {Path(one.name).stem: one.read_text(encoding="utf-8") for one in sorted(folder.iterdir(), key=lambda one: one.name)}
+    return {
+        Path(file.name).stem: file.read_text(encoding="utf-8") for file in sorted(folder.iterdir(), key=lambda file: file.name)
+    }
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +28,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one, or the list."""
-    known = shipped()
+    queries = shipped()
     if args.name is None:
-        for name, sql in known.items():
+        for name, sql in queries.items():
             print(f"{name:16} {sql.splitlines()[0].removeprefix('-- ')}")
         return 0
-    if args.name not in known:
-        raise ViewError(f"no query {args.name}; there are: {', '.join(known)}")
-    print(known[args.name], end="")
+    if args.name not in queries:
+        raise ViewError(f"no query {args.name}; there are: {', '.join(queries)}")
+    print(queries[args.name], end="")
     return 0

@@ -19,6 +19,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write it."""
     with progress("reading the recording") as step:
-        made = make_report(args.run_dir, args.out, step)
-    announce(made, args.json)
+        written = make_report(args.run_dir, args.out, step)
+    announce(written, args.json)
     return 0

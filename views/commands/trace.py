@@ -29,6 +29,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write it."""
     with progress("reading the recording") as step:
-        made = make_trace(args.run_dir, args.out, step, args.gzip, args.optrace, args.execute)
-    announce(made, args.json)
+        written = make_trace(args.run_dir, args.out, step, args.gzip, args.optrace, args.execute)
+    announce(written, args.json)
     return 0

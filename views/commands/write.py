@@ -24,21 +24,21 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write all three; a recording without operators has no ProfDAG, which is said and is no error."""
-    made, reason = [], ""
+    """Write all three; a recording without operators has no ProfDAG, which is printed and is no error."""
+    written, reason = [], ""
     with progress("reading the recording") as step:
         tables = load(args.run_dir)
-        made.append(make_trace(args.run_dir, None, step, tables=tables))
-        made.append(make_report(args.run_dir, None, step, tables))
+        written.append(make_trace(args.run_dir, None, step, tables=tables))
+        written.append(make_report(args.run_dir, None, step, tables))
         try:
-            made.append(make_dag(args.run_dir, None, step, tables=tables))
+            written.append(make_dag(args.run_dir, None, step, tables=tables))
         except DagError as error:
             reason = str(error)
     if args.json:
-        print(json.dumps({"files": made, "no_profdag": reason}))
+        print(json.dumps({"files": written, "no_profdag": reason}))
         return 0
-    for one in made:
-        announce(one, False)
+    for file in written:
+        announce(file, False)
     if reason:
         print_plain(f"no ProfDAG page: {reason}", sys.stderr)
     return 0

@@ -15,31 +15,31 @@ MOST_CARDS, MARGIN = 200, 8
 COLOURED = ("slower", "faster")
 
 
-def as_graph(found: dict[str, Any]) -> nx.DiGraph:
+def as_graph(diff: dict[str, Any]) -> nx.DiGraph:
     """The document's nodes and edges as views/profdag/layout.py wants them."""
     graph = nx.DiGraph()
-    for number, node in enumerate(found["nodes"]):
+    for number, node in enumerate(diff["nodes"]):
         graph.add_node(str(number), role="op", type=node["type"], layer=node["layer"], order=number)
-    graph.add_edges_from((str(a), str(b)) for a, b in found["edges"])
+    graph.add_edges_from((str(a), str(b)) for a, b in diff["edges"])
     return graph
 
 
-def change_graph(found: dict[str, Any]) -> Block:
+def change_graph(diff: dict[str, Any]) -> Block:
     """The block `graph`."""
-    graph = as_graph(found)
+    graph = as_graph(diff)
     layout = lay_out(graph)
     members: dict[int, list[int]] = {}
     for name, block in layout.block.items():
         members.setdefault(block, []).append(int(name))
     alike: dict[Hashable, list[int]] = {}
     for block, numbers in members.items():
-        key = tuple((found["nodes"][n]["type"], shown_verdict(found["nodes"][n])) for n in sorted(numbers))
+        key = tuple((diff["nodes"][n]["type"], shown_verdict(diff["nodes"][n])) for n in sorted(numbers))
         alike.setdefault(key, []).append(block)
-    most = max((abs(delta(node)) for node in found["nodes"] if node["verdict"] in COLOURED), default=0.0)
-    cards = [card(graph, layout, [sorted(members[b]) for b in blocks], blocks, found["nodes"], most) for blocks in alike.values()]
+    most = max((abs(delta(node)) for node in diff["nodes"] if node["verdict"] in COLOURED), default=0.0)
+    cards = [card(graph, layout, [sorted(members[b]) for b in blocks], blocks, diff["nodes"], most) for blocks in alike.values()]
     return {
         "kind": "graph",
-        "title": f"Operators of a {found['phase']} step",
+        "title": f"Operators of a {diff['phase']} step",
         "note": "A card is a layer, or all layers whose operators changed alike, their times added up; execution goes downward. "
         "Edges from card to card are left out. Coloured is only what the verdicts say, the stronger the more time it is.",
         "cards": cards[:MOST_CARDS],
@@ -60,10 +60,10 @@ def delta(node: Node) -> float:
 def card(graph: nx.DiGraph, layout: Layout, layers: list[list[int]], blocks: list[int], nodes: list[Node], most: float) -> Block:
     """One card: the first layer's places, every layer's times added up."""
     block = layout.blocks[blocks[0]]
-    drawn = []
+    drawn_nodes = []
     for i, number in enumerate(layers[0]):
         x, y = layout.centre[str(number)]
-        drawn.append({"x": round(x, 1), "y": round(y, 1), **operator([nodes[numbers[i]] for numbers in layers], most)})
+        drawn_nodes.append({"x": round(x, 1), "y": round(y, 1), **operator([nodes[numbers[i]] for numbers in layers], most)})
     inside = {str(number): layout.centre[str(number)] for number in layers[0]}
     edges = [[*inside[a], *inside[b]] for a, b in graph.edges if a in inside and b in inside]
     lines = [[round(x1, 1), round(y1 + HEIGHT / 2, 1), round(x2, 1), round(y2 - HEIGHT / 2, 1)] for x1, y1, x2, y2 in edges]
@@ -73,7 +73,7 @@ def card(graph: nx.DiGraph, layout: Layout, layers: list[list[int]], blocks: lis
         "height": round(block.height) - TOP + MARGIN,
         "node": [WIDTH, HEIGHT],
     }
-    return {"title": title([layout.blocks[b].title for b in blocks]), "nodes": drawn, "edges": lines, **size}
+    return {"title": title([layout.blocks[b].title for b in blocks]), "nodes": drawn_nodes, "edges": lines, **size}
 
 
 def title(names: list[str]) -> str:
@@ -87,14 +87,14 @@ def title(names: list[str]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    told = [f"{low}-{high}" if high > low else str(low) for low, high in ranges]
-    told += [name for name in names if not name.startswith("layer ")]
-    return f"layers {', '.join(told)} ({len(names)})"
+    parts = [f"{low}-{high}" if high > low else str(low) for low, high in ranges]
+    parts += [name for name in names if not name.startswith("layer ")]
+    return f"layers {', '.join(parts)} ({len(names)})"
 
 
-def total(told: list[float | None]) -> float | None:
+def total(times: list[float | None]) -> float | None:
     """The sum of what is known; None where nothing is."""
-    values = [ms for ms in told if ms is not None]
+    values = [ms for ms in times if ms is not None]
     return sum(values) if values else None
 
 

@@ -103,11 +103,11 @@ def arrange(graph: nx.DiGraph, block: Block, centre: dict[str, tuple[float, floa
     """Place a block's nodes: in each row by the mean place of what they read, without overlap."""
     middle, inside = block.width / 2, set[str]()
     for depth, row in enumerate(block.rows):
-        wanted = {}
+        target_x = {}
         for node in row:
             xs = [centre[p][0] for p in graph.predecessors(node) if p in inside]
-            wanted[node] = sum(xs) / len(xs) if xs else middle
-        row.sort(key=wanted.__getitem__)
+            target_x[node] = sum(xs) / len(xs) if xs else middle
+        row.sort(key=target_x.__getitem__)
         inside.update(row)
         left = middle - (len(row) - 1) * COLUMN / 2
         for i, node in enumerate(row):
@@ -124,7 +124,7 @@ def dots_of(graph: nx.DiGraph, centre: dict[str, tuple[float, float]]) -> list[t
 
 
 def lay_out(graph: nx.DiGraph) -> Layout:
-    """The layout of a ProfDAG from analyzer.profdag."""
+    """The layout of a ProfDAG from analyzer.questions.profdag."""
     order = drawn(graph)
     members: dict[str, list[str]] = {}
     for node, title in zip(order, block_titles(graph, order), strict=True):
@@ -152,15 +152,15 @@ def document(graph: nx.DiGraph, layout: Layout, critical: frozenset[str] = froze
     index: dict[str, int] = {}
     for node, (x, y) in layout.centre.items():
         index[node] = len(nodes)
-        known = {key: value for key in KEYS if (value := graph.nodes[node].get(key)) is not None and value == value}
-        short = stem(str(known.get("name", "")))
-        known |= {"stem": short} if short != known.get("name") else {}
-        nodes.append({**known, "x": x, "y": y, "block": layout.block[node], "critical": node in critical})
+        fields = {key: value for key in KEYS if (value := graph.nodes[node].get(key)) is not None and value == value}
+        short = stem(str(fields.get("name", "")))
+        fields |= {"stem": short} if short != fields.get("name") else {}
+        nodes.append({**fields, "x": x, "y": y, "block": layout.block[node], "critical": node in critical})
     edges = [[index[a], index[b]] for a, b in graph.edges() if a in index and b in index]
     dots = []
     for source, consumer, x, y in layout.dots:
         data = graph.nodes[source]
-        told = {"name": data["name"], "type": data["type"], "shape": data.get("shape", "")}
-        dots.append({**told, "of": index[consumer], "x": x, "y": y})
+        fields = {"name": data["name"], "type": data["type"], "shape": data.get("shape", "")}
+        dots.append({**fields, "of": index[consumer], "x": x, "y": y})
     blocks = [{"title": b.title, "same_as": b.same_as, "width": b.width, "height": b.height} for b in layout.blocks]
     return {"nodes": nodes, "edges": edges, "dots": dots, "blocks": blocks, "size": [WIDTH, HEIGHT]}

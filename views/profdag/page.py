@@ -17,23 +17,23 @@ Tables = Mapping[str, pd.DataFrame]
 
 def about_token(tables: Tables, manifest: dict[str, Any], token_id: int) -> dict[str, Any]:
     """What the heading says about the token, and where Perfetto's clock stood when it began."""
-    mine = tables["tokens"][tables["tokens"]["token_id"] == token_id]
-    if not len(mine):
+    rows = tables["tokens"][tables["tokens"]["token_id"] == token_id]
+    if not len(rows):
         return {"token_id": token_id}
-    row, clock = mine.iloc[0], (manifest.get("clocks") or [{}])[0]
+    row, clock = rows.iloc[0], (manifest.get("clocks") or [{}])[0]
     begin = int(row["begin_ns"]) + int(clock.get("boottime_ns", 0) - clock.get("monotonic_ns", 0))
     facts = {name: row[name] for name in ("phase", "position", "duration_ns")}
     return {"token_id": token_id, "begin_boot_ns": begin, **facts}
 
 
 def write_profdag(graph: nx.DiGraph, tables: Tables, manifest: dict[str, Any], path: Path) -> int:
-    """Write the page of a graph from analyzer.profdag; returns its size in bytes."""
+    """Write the page of a graph from analyzer.questions.profdag; returns its size in bytes."""
     token_id = int(graph.graph.get("token_id", -1))
     add_costs(graph, tables, token_id)
     chain, spent = critical_path(graph, drawn(graph))
-    shown = document(graph, lay_out(graph), frozenset(chain))
-    shown["critical_ns"] = spent
-    shown["token"] = about_token(tables, manifest, token_id) | {"tokens_used": graph.graph.get("tokens_used", 1)}
-    shown["command"] = " ".join(map(str, manifest.get("command") or []))
-    shown["emulator"] = bool((manifest.get("qnn") or {}).get("emulator"))
-    return write_page(path, "profdag", f"ProfDAG: {shown['command']}", shown)
+    content = document(graph, lay_out(graph), frozenset(chain))
+    content["critical_ns"] = spent
+    content["token"] = about_token(tables, manifest, token_id) | {"tokens_used": graph.graph.get("tokens_used", 1)}
+    content["command"] = " ".join(map(str, manifest.get("command") or []))
+    content["emulator"] = bool((manifest.get("qnn") or {}).get("emulator"))
+    return write_page(path, "profdag", f"ProfDAG: {content['command']}", content)

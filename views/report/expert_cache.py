@@ -56,9 +56,9 @@ def curves(run: Run) -> list[Block]:
     rows = run.ask(CURVES_QUERY)
     if not len(rows):
         return []
-    one = cache_curves.expert_bytes(run.tables)
+    size = cache_curves.expert_bytes(run.tables)
     sizes = [
-        bytes_text(n * one) if np.isfinite(one) else f"{share:.0%} of those seen"
+        bytes_text(n * size) if np.isfinite(size) else f"{share:.0%} of those seen"
         for n, share in rows[["slots", "share"]].to_numpy()
     ]
     line = {"type": "scatter", "mode": "lines+markers", "x": rows["slots"], "text": sizes}
@@ -75,7 +75,9 @@ def curves(run: Run) -> list[Block]:
     remark = "One cache for all layers; a layer's experts are asked for at once."
     if slots is not None:
         remark += (
-            f" LRU with {slots} experts" + (f" ({bytes_text(slots * one)})" if np.isfinite(one) else "") + " hits 90 % in decode."
+            f" LRU with {slots} experts"
+            + (f" ({bytes_text(slots * size)})" if np.isfinite(size) else "")
+            + " hits 90 % in decode."
         )
     axes = {"xaxis": axis("experts that fit", rangemode="tozero"), "yaxis": axis("hit rate %", range=[0, 103])}
     return [chart("What other caches would hit", traces, remark, 320, CURVES_QUERY, **axes)]

@@ -28,9 +28,11 @@ REUSE_QUERY = (
 
 def cells(frame: pd.DataFrame, layer: int, column: dict[int, int], shape: tuple[int, int], values: str) -> np.ndarray:
     """Sums by expert and column of one layer."""
-    mine = frame[frame["layer"] == layer]
-    flat = mine["expert"].to_numpy() * shape[1] + np.array([column[token] for token in mine["token_id"].tolist()], np.int64)
-    weights = mine[values].to_numpy(np.float64)
+    layer_rows = frame[frame["layer"] == layer]
+    flat = layer_rows["expert"].to_numpy() * shape[1] + np.array(
+        [column[token] for token in layer_rows["token_id"].tolist()], np.int64
+    )
+    weights = layer_rows[values].to_numpy(np.float64)
     return np.bincount(flat, weights, shape[0] * shape[1]).reshape(shape)
 
 
@@ -43,15 +45,15 @@ def heat(run: Run) -> Block | None:
     width = -(-len(ids) // MAX_COLUMNS)
     column = {int(token): i // width for i, token in enumerate(ids)}
     shape = (int(rows["expert"].max()) + 1, (len(ids) - 1) // width + 1)
-    drawn = {"rows routed": "n_tokens"} | ({"cache misses": "misses"} if rows["misses"].any() else {})
+    columns = {"rows routed": "n_tokens"} | ({"cache misses": "misses"} if rows["misses"].any() else {})
     layers = sorted(rows["layer"].unique().tolist())
     matrices, density = [], []
     for layer in layers:
-        views = {name: cells(rows, layer, column, shape, values) for name, values in drawn.items()}
+        views = {name: cells(rows, layer, column, shape, values) for name, values in columns.items()}
         matrices.append({name: typed(np.minimum(z, 65535).astype(np.uint16)) for name, z in views.items()})
-        mine = rows[rows["layer"] == layer]
-        active = np.bincount(mine["expert"], minlength=shape[0])
-        density.append((100 * active / mine["token_id"].nunique()).round(2))
+        layer_rows = rows[rows["layer"] == layer]
+        active = np.bincount(layer_rows["expert"], minlength=shape[0])
+        density.append((100 * active / layer_rows["token_id"].nunique()).round(2))
     return {
         "kind": "heat",
         "title": "Which expert ran when",
@@ -75,13 +77,13 @@ def balance(tables: Tables) -> list[Block]:
         layer: ", ".join(f"{e} ({100 * s:.0f} %)" for e, s in part[["expert", "share"]].head(MOST_NAMED).itertuples(index=False))
         for layer, part in ranked.groupby("layer")
     }
-    shown = distinct.assign(layer=distinct["layer"].astype(str), most=distinct["layer"].map(most), even=100 * distinct["balance"])
+    rows = distinct.assign(layer=distinct["layer"].astype(str), most=distinct["layer"].map(most), even=100 * distinct["balance"])
     columns = heads(
         "text layer, number experts seen, number distinct per step, number steps, number entropy bits, bar evenness %, "
         "text most often (share of steps)"
     )
     fields = ["layer", "experts", "per_step", "steps", "bits", "even", "most"]
-    return [table(columns, shown[fields], "How evenly experts are used", command="experts RUN")]
+    return [table(columns, rows[fields], "How evenly experts are used", command="experts RUN")]
 
 
 def reuse(run: Run) -> list[Block]:
@@ -91,12 +93,12 @@ def reuse(run: Run) -> list[Block]:
         return []
     rows = rows.iloc[:: -(-len(rows) // MOST_POINTS)]
     traces = []
-    for slot, (name, mine) in enumerate(
+    for slot, (name, part) in enumerate(
         (("seen before", rows[rows["new"] == 0]), ("some for the first time", rows[rows["new"] > 0]))
     ):
-        points = {"type": "scatter", "mode": "markers", "name": name, "x": mine["distance"].round(3), "slot": slot * 3}
-        told = [f"token {t}, layer {layer}" for t, layer in mine[["token_id", "layer"]].itertuples(index=False)]
-        traces.append({**points, "y": mine["us"].round(2), "text": told})
+        points = {"type": "scatter", "mode": "markers", "name": name, "x": part["distance"].round(3), "slot": slot * 3}
+        texts = [f"token {t}, layer {layer}" for t, layer in part[["token_id", "layer"]].itertuples(index=False)]
+        traces.append({**points, "y": part["us"].round(2), "text": texts})
     effect = activation.distance_effect(run.tables)
     remark = "Each point is one layer of one decode step: its experts' operators and loads."
     if effect.get("time") is not None:
@@ -119,12 +121,12 @@ def runs_table(run: Run) -> list[Block]:
 
 def expert_section(run: Run) -> Section | None:
     """Which experts ran."""
-    map_of = heat(run)
-    blocks: list[Block] = [map_of] if map_of else []
+    heat_map = heat(run)
+    blocks: list[Block] = [heat_map] if heat_map else []
     blocks += [*balance(run.tables), *runs_table(run), *reuse(run)]
-    if map_of and not len(run.tables["routes"]):
+    if heat_map and not len(run.tables["routes"]):
         blocks.append(note("Routing was not recorded: activations are those of the experts' runs."))
-    told = (run.summary.get("experts") or {}).get("reuse_distance_median_steps")
-    if told is not None:
-        blocks.append(pairs([("median reuse distance", f"{told:.0f} steps of the layer")]))
+    reuse_steps = (run.summary.get("experts") or {}).get("reuse_distance_median_steps")
+    if reuse_steps is not None:
+        blocks.append(pairs([("median reuse distance", f"{reuse_steps:.0f} steps of the layer")]))
     return Section("experts", "Experts", blocks) if blocks else None

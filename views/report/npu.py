@@ -1,4 +1,4 @@
-"""The report's section on the NPU: executions by graph, what QNN tells of them, and what npu_blocks adds."""
+"""The report's section on the NPU: executions by graph, what QNN reports of them, and what npu_blocks adds."""
 
 import pandas as pd
 
@@ -7,7 +7,7 @@ from views.report.sections import Block, Run, Section, axis, chart, heads, label
 
 EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are the host's and say nothing about a device."
 LABEL = "kind || if(kind = '', '', ' · ') || replace(graph_name, 'QNNExecutionProvider_', '')"
-"""The subgraph kind, where the engine tells one, before QNN's own name of the graph, without what ONNX Runtime puts before it."""
+"""The subgraph kind, where the engine names one, before QNN's own name of the graph, without what ONNX Runtime puts before it."""
 TIMES = "host_rpc_us, htp_rpc_us, accel_us, accel_cycles"
 GRAPHS_QUERY = (
     f"select {LABEL} as graph, count(*) executions, sum(duration_ns)/1e6 ms, avg(duration_ns)/1e3 mean_us, "
@@ -26,7 +26,7 @@ CALLS_QUERY = (
 
 
 def by_graph(run: Run) -> list[Block]:
-    """Executions by graph: where the call's time goes, as far as QNN tells."""
+    """Executions by graph: where the call's time goes, as far as QNN reports it."""
     rows = run.ask(GRAPHS_QUERY)
     columns = heads(
         "text graph, number executions, bar total ms, number mean µs, number host RPC µs, number HTP RPC µs, "
@@ -66,11 +66,11 @@ def npu_section(run: Run) -> Section | None:
     if len(executes):
         blocks += by_graph(run)
         blocks += npu_blocks.blocks(run.tables)
-    nodes, other = run.ask(NODES_QUERY), run.ask(CALLS_QUERY)
+    nodes, calls = run.ask(NODES_QUERY), run.ask(CALLS_QUERY)
     if len(nodes):
         columns = heads("text graph, text node, number runs, bar total cycles, number mean cycles, number share %")
         blocks.append(table(columns, nodes, "Cycles by node", NODES_QUERY))
-    if len(other):
+    if len(calls):
         columns = heads("text call, text graph, number calls, number MiB, bar total ms")
-        blocks.append(table(columns, other, "Other calls", CALLS_QUERY))
+        blocks.append(table(columns, calls, "Other calls", CALLS_QUERY))
     return Section("npu", f"NPU: {backend}", blocks)

@@ -57,7 +57,7 @@ def stages(facts: Facts) -> list[Block]:
 def blocks(tables: Mapping[str, pd.DataFrame]) -> list[Block]:
     """All of them."""
     facts = statistics(tables)
-    made = [*findings(facts), *beside(facts), *by_expert(facts), *stages(facts)]
+    parts = [*findings(facts), *beside(facts), *by_expert(facts), *stages(facts)]
     if not facts["closure"] and facts["executes"]:
-        made.append(note("No profile was made at detailed level: QNN's own times are not known."))
-    return made
+        parts.append(note("No profile was made at detailed level: QNN's own times are not known."))
+    return parts

@@ -32,32 +32,24 @@ NO_WORK = "The engine does not describe these operators' tensors: their work is 
 
 def by_type(run: Run) -> Block:
     """Time by operator type, the costliest sixteen."""
-    shown = run.ask(BY_TYPE_QUERY).iloc[::-1]
-    bars = {"type": "bar", "orientation": "h", "x": shown["ms"], "y": labels(shown["type"]), "slot": 0}
+    rows = run.ask(BY_TYPE_QUERY).iloc[::-1]
+    bars = {"type": "bar", "orientation": "h", "x": rows["ms"], "y": labels(rows["type"]), "slot": 0}
     bars["hovertemplate"] = "%{y}: %{x:.3f} ms<extra></extra>"
     axes = {"xaxis": axis("ms, all steps"), "yaxis": {"automargin": True}, "showlegend": False}
-    return chart("Time by operator type", [bars], "", 90 + 24 * len(shown), BY_TYPE_QUERY, **axes)
+    return chart("Time by operator type", [bars], "", 90 + 24 * len(rows), BY_TYPE_QUERY, **axes)
 
 
 def achieved(rows: pd.DataFrame) -> Block:
     """What each type achieved, by backend."""
-    shown = rows[["type", "backend", "bound", "count"]].assign(
-        ms=rows["ms"],
-        mean=rows["mean_us"],
-        roof=rows["roof_us"],
-        share=100 * rows["share_of_roof"],
-        above=rows["above_ms"],
-        gflops=rows["gflops"],
-        speed=rows["gbytes_per_s"],
-        intensity=rows["intensity"],
-        wait=100 * rows["wait_share"],
-        disk=100 * rows["disk_share"],
-    )
+    shares = ["share_of_roof", "wait_share", "disk_share"]
+    fields = ["type", "backend", "bound", "count", "ms", "mean_us", "roof_us", "share_of_roof", "above_ms"]
+    fields += ["gflops", "gbytes_per_s", "intensity", "wait_share", "disk_share"]
+    cells = rows[fields].assign(**{name: 100 * rows[name] for name in shares})
     columns = heads(
         "text type, text backend, text bound by, number runs, bar total ms, number mean µs, number attainable µs, "
         "number achieved %, number above it ms, number GFLOP/s, number GB/s, number flop/byte, number waiting %, number disk %"
     )
-    return table(columns, shown, "What each type achieved", command="roofline RUN")
+    return table(columns, cells, "What each type achieved", command="roofline RUN")
 
 
 def roofs(ceilings: Ceilings, low: float, high: float) -> list[dict]:
@@ -81,14 +73,14 @@ def roofline_chart(run: Run) -> Block | None:
     low, high = float(rows["intensity"].min()) / 3, float(rows["intensity"].max()) * 3
     traces = roofs(run.ceilings, low, high) if run.ceilings else []
     for slot, kind in enumerate(rows.groupby("type")["ms"].sum().sort_values(ascending=False).index[:6]):
-        mine = rows[rows["type"] == kind]
-        told = [
+        part = rows[rows["type"] == kind]
+        texts = [
             label(f"{s} {w}: {ms:,.1f} ms, {b}")
-            for s, w, ms, b in mine[["shape", "weights", "ms", "bound"]].itertuples(index=False)
+            for s, w, ms, b in part[["shape", "weights", "ms", "bound"]].itertuples(index=False)
         ]
-        size = np.clip(8 + 34 * np.sqrt(mine["ms"] / rows["ms"].sum()), 8, 34).round(1)
+        size = np.clip(8 + 34 * np.sqrt(part["ms"] / rows["ms"].sum()), 8, 34).round(1)
         hover = "%{text}<br>%{x:.2f} flop/byte, %{y:.2f} GFLOP/s<extra>%{fullData.name}</extra>"
-        points = {"type": "scatter", "mode": "markers", "x": mine["intensity"], "y": mine["gflops"], "sizes": size, "text": told}
+        points = {"type": "scatter", "mode": "markers", "x": part["intensity"], "y": part["gflops"], "sizes": size, "text": texts}
         traces.append({**points, "name": label(kind), "slot": slot, "hovertemplate": hover})
     axes = {"xaxis": axis("flop/byte", type="log"), "yaxis": axis("GFLOP/s", type="log")}
     remark = "Each point is one shape of operator on the CPU; its area is its share of time. Below the roof, time is lost."
@@ -102,8 +94,8 @@ def by_name(run: Run) -> Block:
         "text type, text name, text shape, text backend, number runs, bar total ms, number share %, number mean µs, "
         "number max µs, number waiting %, number major faults, moment the slowest in the timeline"
     )
-    shown = rows.drop(columns=["begin_ns", "duration_ns"]).assign(slowest=run.moments(rows))
-    return table(columns, shown, "Operators by name", BY_NAME_QUERY)
+    cells = rows.drop(columns=["begin_ns", "duration_ns"]).assign(slowest=run.moments(rows))
+    return table(columns, cells, "Operators by name", BY_NAME_QUERY)
 
 
 def operator_section(run: Run) -> Section | None:

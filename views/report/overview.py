@@ -47,7 +47,7 @@ def figures(summary: dict[str, Any]) -> Block:
     return cards(items)
 
 
-def costly(run: Run) -> Block | None:
+def cost_findings(run: Run) -> Block | None:
     """The analyzer's findings with their prizes, queries and worst moments, and what failed."""
     items: list[Block] = []
     summary, spans = run.summary, Spans(run.tables)
@@ -55,23 +55,23 @@ def costly(run: Run) -> Block | None:
     if failed:
         query = "select * from qnn_executes where complete and status <> 0"
         items.append({"level": "bad", "text": f"{failed:,} executions on the NPU failed.", "query": query})
-    for found in summary.get("findings") or []:
-        level = "warn" if found["prize_share"] >= HIGH_PRIZE else "info"
-        text = f"{found['text']} ({lasting(found['prize_ms'])})"
-        at = run.moments(longest_span(spans, found["rule"], found["evidence"]))
-        told = {"level": level, "text": text, "prize": min(found["prize_share"], 1.0), "query": found["query"]}
-        items.append(told | ({"at": at[0]} if at else {}))
+    for finding in summary.get("findings") or []:
+        level = "warn" if finding["prize_share"] >= HIGH_PRIZE else "info"
+        text = f"{finding['text']} ({lasting(finding['prize_ms'])})"
+        moments = run.moments(longest_span(spans, finding["rule"], finding["evidence"]))
+        item = {"level": level, "text": text, "prize": min(finding["prize_share"], 1.0), "query": finding["query"]}
+        items.append(item | ({"at": moments[0]} if moments else {}))
     return {"kind": "findings", "title": "What costs most", "items": items} if items else None
 
 
 def overview_section(run: Run) -> Section:
     """Summary and findings."""
     about, command = run.summary.get("recording") or {}, run.manifest.get("command") or []
-    told = [
+    about_pairs = [
         ("command", " ".join(map(str, command))),
         ("recorded", about.get("started_utc")),
         ("engines", ", ".join(about.get("engines") or [])),
     ]
-    found = costly(run)
-    blocks = [pairs(told), figures(run.summary), *([found, note(PRIZES)] if found else [])]
+    findings = cost_findings(run)
+    blocks = [pairs(about_pairs), figures(run.summary), *([findings, note(PRIZES)] if findings else [])]
     return Section("summary", "Summary", blocks)

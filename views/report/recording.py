@@ -13,28 +13,30 @@ PROBE_COLUMNS = heads(
 HIGH_COST = 0.05
 
 
-def lacks(run: Run) -> list[tuple[str, str]]:
+def missing_parts(run: Run) -> list[tuple[str, str]]:
     """What is missing from the recording, in words."""
     summary = run.summary
     records, about = summary.get("records") or {}, summary.get("recording") or {}
-    found = [("warn", text) for text in summary.get("missing") or []]
+    remarks = [("warn", text) for text in summary.get("missing") or []]
     lost = records.get("lost") or {}
     if lost:
         kinds = ", ".join(f"{kind} {n:,}" for kind, n in lost.items())
-        found.append(("bad", f"{sum(lost.values()):,} records were lost ({kinds}): sums are too low."))
+        remarks.append(("bad", f"{sum(lost.values()):,} records were lost ({kinds}): sums are too low."))
     dropped = records.get("dropped") or {}
     if dropped:
         limit, fast = number((dropped.get("slower_than_ns") or 0) / 1e6, 1, " ms"), dropped.get("tokens") or 0
-        found.append(("warn", f"Only tokens slower than {limit} were kept: {fast:,} faster ones are missing from every figure."))
+        remarks.append(
+            ("warn", f"Only tokens slower than {limit} were kept: {fast:,} faster ones are missing from every figure.")
+        )
     if about.get("state") == "recording":
-        found.append(("warn", "The recording was not finished: it shows what had reached the disk."))
+        remarks.append(("warn", "The recording was not finished: it shows what had reached the disk."))
     for title, key in (("Ends without a begin", "ends_without_begin"), ("Begins without an end", "begins_without_end")):
         if records.get(key):
-            found.append(("warn", f"{title}: " + ", ".join(f"{kind} {n:,}" for kind, n in records[key].items()) + "."))
+            remarks.append(("warn", f"{title}: " + ", ".join(f"{kind} {n:,}" for kind, n in records[key].items()) + "."))
     emulated = (summary.get("machine") or {}).get("emulated") or []
     if emulated:
-        found.append(("warn", f"{', '.join(emulated)}: results are exact, its times and cycles are not a device's."))
-    return found
+        remarks.append(("warn", f"{', '.join(emulated)}: results are exact, its times and cycles are not a device's."))
+    return remarks
 
 
 def sampled(run: Run) -> list[tuple[str, str]]:
@@ -68,9 +70,9 @@ def changes(run: Run) -> list[Block]:
     start = (run.manifest.get("clocks") or [{}])[0].get("monotonic_ns", 0)
     rows = []
     for row in known_changes(run.manifest.get("level_changes")):
-        at = (row["ts_ns"] - start) / 1e9
-        told = [str(row.get("level")), "on" if row.get("on") else "off", row.get("tps")]
-        rows.append([at, *told, str(row.get("why") or ""), [row["ts_ns"] + run.boot_ns, 0]])
+        seconds = (row["ts_ns"] - start) / 1e9
+        cells = [str(row.get("level")), "on" if row.get("on") else "off", row.get("tps")]
+        rows.append([seconds, *cells, str(row.get("why") or ""), [row["ts_ns"] + run.boot_ns, 0]])
     columns = heads("number s, text level, text switched, number tok/s, text why, moment in the timeline")
     return [table(columns, rows, "Levels switched")] if rows else []
 
@@ -78,8 +80,8 @@ def changes(run: Run) -> list[Block]:
 def recording_section(run: Run) -> Section:
     """Losses, sampling and cost."""
     manifest = run.manifest
-    told = [*lacks(run), *sampled(run), *cost(run)] or [("good", "Nothing is missing that was to be recorded.")]
-    blocks: list[Block] = [{"kind": "findings", "items": [{"level": level, "text": text} for level, text in told]}]
+    remarks = [*missing_parts(run), *sampled(run), *cost(run)] or [("good", "Nothing is missing that was to be recorded.")]
+    blocks: list[Block] = [{"kind": "findings", "items": [{"level": level, "text": text} for level, text in remarks]}]
     blocks += changes(run)
     times = {name: value for name, value in (manifest.get("cost") or {}).items() if name.endswith("_ns")}
     spent = [(name.replace("_ns", " ms").replace("_", " "), value) for name, value in times.items()]

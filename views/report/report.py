@@ -34,12 +34,12 @@ def plotly() -> bytes:
 
 def document(run: Run) -> dict[str, Any]:
     """Everything the page shows; sections with nothing to show are absent."""
-    made = [section for make in SECTIONS if (section := make(run)) is not None]
+    sections = [section for make in SECTIONS if (section := make(run)) is not None]
     command = run.manifest.get("command") or []
-    return {"title": " ".join(map(str, command)) or "recording", "sections": [asdict(section) for section in made]}
+    return {"title": " ".join(map(str, command)) or "recording", "sections": [asdict(section) for section in sections]}
 
 
 def write_report(manifest: dict[str, Any], tables: Tables, summary: dict[str, Any], path: Path) -> int:
     """Write the report; returns its size in bytes."""
-    shown = document(Run(manifest, tables, summary, ceilings.load(manifest.get("machine") or {})))
-    return write_page(path, "report", f"MoEScope: {shown['title']}", shown, {"plotly": plotly()})
+    content = document(Run(manifest, tables, summary, ceilings.load(manifest.get("machine") or {})))
+    return write_page(path, "report", f"MoEScope: {content['title']}", content, {"plotly": plotly()})

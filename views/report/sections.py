@@ -61,7 +61,7 @@ class Run:
     def moments(self, frame: pd.DataFrame) -> list[list[int]]:
         """Where rows with begin_ns and duration_ns stand in the timeline: [begin on Perfetto's clock, duration]."""
         begin = (frame["begin_ns"] + self.boot_ns).tolist()
-        return [[at, max(length, 0)] for at, length in zip(begin, frame["duration_ns"].tolist(), strict=True)]
+        return [[moment, max(length, 0)] for moment, length in zip(begin, frame["duration_ns"].tolist(), strict=True)]
 
 
 @dataclass
@@ -85,17 +85,18 @@ def cards(items: list[tuple[str, str, str]]) -> Block:
 
 def pairs(items: Sequence[tuple[Any, ...]]) -> Block:
     """Labels and values, maybe with a moment as third."""
-    return {"kind": "pairs", "items": [[label, str(value), *at] for label, value, *at in items if value not in (None, "")]}
+    rows = [[label, str(value), *moment] for label, value, *moment in items if value not in (None, "")]
+    return {"kind": "pairs", "items": rows}
 
 
 def heads(spec: str) -> list[tuple[str, str]]:
     """Columns from `kind name, kind name`."""
-    pairs_of = (one.split(None, 1) for one in spec.split(", "))
+    pairs_of = (column.split(None, 1) for column in spec.split(", "))
     return [(name, kind) for kind, name in pairs_of]
 
 
-def known(value: Any, kind: str) -> bool:
-    """Whether a cell tells anything."""
+def is_known(value: Any, kind: str) -> bool:
+    """Whether a cell has a value."""
     return bool(value) if kind == "text" else value is not None and value == value
 
 
@@ -104,23 +105,23 @@ def table(
 ) -> Block:
     """A sortable table; only the first MAX_ROWS rows travel, and no column in which nothing is known."""
     body = rows.to_numpy(object).tolist() if isinstance(rows, pd.DataFrame) else rows
-    told = [i for i, (_, kind) in enumerate(columns) if not body or any(known(row[i], kind) for row in body)]
-    heads = [{"name": columns[i][0], "kind": columns[i][1]} for i in told]
+    filled = [i for i, (_, kind) in enumerate(columns) if not body or any(is_known(row[i], kind) for row in body)]
+    heads = [{"name": columns[i][0], "kind": columns[i][1]} for i in filled]
     return {
         "kind": "table",
         "title": title,
         "query": query,
         "command": command and f"python -m analyzer {command}",
         "columns": heads,
-        "rows": [[row[i] for i in told] for row in body[:MAX_ROWS]],
+        "rows": [[row[i] for i in filled] for row in body[:MAX_ROWS]],
         "total": len(body),
     }
 
 
 def chart(title: str, traces: list[dict[str, Any]], remark: str = "", height: int = 300, query: str = "", **layout: Any) -> Block:
     """A Plotly chart."""
-    shown = {"title": title, "note": remark, "traces": traces, "layout": layout, "height": height}
-    return {"kind": "chart", "query": query, **shown}
+    fields = {"title": title, "note": remark, "traces": traces, "layout": layout, "height": height}
+    return {"kind": "chart", "query": query, **fields}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -130,18 +131,18 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 def label(text: object, width: int = 48) -> str:
     """A name for Plotly, which reads a little markup in its texts."""
-    whole, half = str(text), width // 2
-    return html.escape(whole if len(whole) <= width else f"{whole[:half]}…{whole[-half:]}", quote=False)
+    full, half = str(text), width // 2
+    return html.escape(full if len(full) <= width else f"{full[:half]}…{full[-half:]}", quote=False)
 
 
 def labels(texts: Iterable[object], width: int = 28) -> list[str]:
     """Distinct labels of distinct names: Plotly adds up the bars of one label."""
-    made: dict[str, int] = {}
+    counts: dict[str, int] = {}
     out = []
     for text in texts:
         short = label(text, width)
-        made[short] = made.get(short, 0) + 1
-        out.append(short if made[short] == 1 else f"{short} ({made[short]})")
+        counts[short] = counts.get(short, 0) + 1
+        out.append(short if counts[short] == 1 else f"{short} ({counts[short]})")
     return out
 
 

@@ -33,10 +33,10 @@ def states(run: Run) -> list[Block]:
     if not len(rows):
         return []
     ms = rows[[f"{state}_ms" for state, _ in STATES]].set_axis([state for state, _ in STATES], axis=1)
-    known = ms.sum(axis=1)
-    shown = ms[known >= LEAST * known.max()].head(MOST).iloc[::-1]
-    share = shown.div(shown.sum(axis=1).clip(lower=1e-9), axis=0) * 100
-    y = [f"{label(name, 20)} {tid}" for name, tid in rows.loc[shown.index, ["name", "tid"]].itertuples(index=False)]
+    observed = ms.sum(axis=1)
+    longest = ms[observed >= LEAST * observed.max()].head(MOST).iloc[::-1]
+    share = longest.div(longest.sum(axis=1).clip(lower=1e-9), axis=0) * 100
+    y = [f"{label(name, 20)} {tid}" for name, tid in rows.loc[longest.index, ["name", "tid"]].itertuples(index=False)]
     bar = {"type": "bar", "orientation": "h", "y": y}
     traces = [{**bar, "name": state, "x": share[state].round(3), "slot": slot} for state, slot in STATES]
     columns = heads(
@@ -45,8 +45,8 @@ def states(run: Run) -> list[Block]:
     )
     body = pd.concat([rows["name"], rows["tid"].astype(str), ms, rows["times"]], axis=1)
     axes = {"barmode": "stack", "xaxis": axis("%"), "yaxis": {"automargin": True}}
-    drawn = chart("Share of each thread's time", traces, LEGEND, 110 + 26 * len(shown), STATES_QUERY, **axes)
-    return [drawn, table(columns, body, "Threads and their states", STATES_QUERY)]
+    states_chart = chart("Share of each thread's time", traces, LEGEND, 110 + 26 * len(longest), STATES_QUERY, **axes)
+    return [states_chart, table(columns, body, "Threads and their states", STATES_QUERY)]
 
 
 def balance(run: Run) -> list[Block]:

@@ -64,21 +64,21 @@ def by_phase(run: Run) -> Block:
     return table(columns, run.ask(PHASES_QUERY), "Steps by phase", PHASES_QUERY)
 
 
-def few(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
+def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
     """The groups of one phase, with those added up that are small in every phase: there are no more colours."""
     share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in groups}
     own = {"total", parts.RESIDUAL}
-    kept = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
-    rest = sum(float(ms or 0) for key, ms in groups.items() if key not in kept)
-    return {key: ms for key, ms in groups.items() if key in kept} | ({SMALLER: rest} if rest else {})
+    large = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
+    smaller = sum(float(ms or 0) for key, ms in groups.items() if key not in large)
+    return {key: ms for key, ms in groups.items() if key in large} | ({SMALLER: smaller} if smaller else {})
 
 
-def where(run: Run) -> Block:
+def share_chart(run: Run) -> Block:
     """Shares of a mean step by operator group and cause of idle time, one bar per phase."""
     rows = run.ask(WHERE_QUERY).set_index("phase")
     own = {"total", parts.RESIDUAL}
     means = {str(phase): {k: v for k, v in row.items() if v > 0 or k in own} for phase, row in rows.to_dict("index").items()}
-    shares = {phase: few(groups, means) for phase, groups in means.items()}
+    shares = {phase: with_small_ones_summed(groups, means) for phase, groups in means.items()}
     names = list(dict.fromkeys(key for groups in shares.values() for key in groups if key != "total"))
     last = (SMALLER, parts.RESIDUAL)
     ranked = sorted(names, key=lambda key: (key in last, -max(float(g.get(key) or 0) for g in shares.values())))
@@ -103,11 +103,11 @@ def idle(run: Run) -> list[Block]:
     rows = run.ask(GAPS_QUERY)
     if not len(rows):
         return []
-    shown = rows.drop(columns=["begin_ns", "duration_ns"]).assign(longest=run.moments(rows))
+    cells = rows.drop(columns=["begin_ns", "duration_ns"]).assign(longest=run.moments(rows))
     columns = heads(
         "text cause, text after, text before, number pieces, bar total ms, number longest µs, moment the longest in the timeline"
     )
-    return [table(columns, shown, "Idle time within steps", GAPS_QUERY)]
+    return [table(columns, cells, "Idle time within steps", GAPS_QUERY)]
 
 
 def phase_section(run: Run) -> Section | None:
@@ -115,14 +115,14 @@ def phase_section(run: Run) -> Section | None:
     tokens = finished(run.tables["tokens"])
     if not len(tokens):
         return None
-    blocks = [where(run), by_phase(run), *idle(run)]
+    blocks = [share_chart(run), by_phase(run), *idle(run)]
     left_out = len(run.tables["tokens"]) - len(tokens)
     if left_out:
         blocks.append(note(f"{left_out} steps are left out: their end was not recorded."))
     return Section("phases", "Phases", blocks)
 
 
-def composition(run: Run, tokens: pd.DataFrame, what: str) -> Block | None:
+def composition(run: Run, tokens: pd.DataFrame, step_name: str) -> Block | None:
     """Operator time per step, stacked by type."""
     bins = binned(len(tokens))
     spent = run.ask(COMPOSITION_QUERY)
@@ -138,8 +138,8 @@ def composition(run: Run, tokens: pd.DataFrame, what: str) -> Block | None:
     names = [*order[:top], "other types"][: top + (len(order) > top)]
     common = {"type": "scatter", "mode": "lines", "stackgroup": "one", "line": {"width": 0}}
     traces = [{**common, "name": label(name), "y": ms[i], "slot": i} for i, name in enumerate(names)]
-    axes = {"xaxis": axis(what), "yaxis": axis("ms by operator type")}
-    return chart(f"What a {what} computes", traces, per_bin(len(tokens)), 340, COMPOSITION_QUERY, **axes)
+    axes = {"xaxis": axis(step_name), "yaxis": axis("ms by operator type")}
+    return chart(f"What a {step_name} computes", traces, per_bin(len(tokens)), 340, COMPOSITION_QUERY, **axes)
 
 
 def curve(name: str, slot: int, step: np.ndarray, ms: pd.Series) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def durations(run: Run, across: dict[str, Any]) -> Block:
     tokens = run.ask(STEPS_QUERY)
     traces, step = [], pd.Series(np.arange(len(tokens)), tokens["token_id"].to_numpy())
     for slot, phase in enumerate(sorted(set(tokens["phase"]), key=lambda p: p != "decode")):
-        mine = tokens[tokens["phase"] == phase]
-        traces.append(curve(phase or "unknown", slot, step[mine["token_id"]].to_numpy(), mine["ms"]))
+        of_phase = tokens[tokens["phase"] == phase]
+        traces.append(curve(phase or "unknown", slot, step[of_phase["token_id"]].to_numpy(), of_phase["ms"]))
     scale = {"type": "log"} if len(traces) > 1 else {"rangemode": "tozero"}
     model, decode = across.get("model") or {}, tokens[tokens["phase"] == "decode"]
     if model and len(decode):
@@ -209,7 +209,7 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
     middle = tokens["duration_ns"].median()
     top = tokens[tokens["duration_ns"] >= middle].sort_values("duration_ns", ascending=False).head(SLOWEST)
     most = excess.loc[top["token_id"]]
-    shown = top[["token_id"]].assign(
+    cells = top[["token_id"]].assign(
         position=top["position"].where(top["position"] >= 0),
         ms=top["duration_ns"] / MS,
         more=(top["duration_ns"] - middle) / MS,
@@ -217,8 +217,8 @@ def slowest(run: Run, tokens: pd.DataFrame) -> Block:
         at=run.moments(top),
     )
     columns = heads("text token, number position, bar ms, number above the median ms, text mostly in, moment in the timeline")
-    shown["token_id"] = shown["token_id"].astype(str)
-    return table(columns, shown, "Slowest steps", command="phases RUN")
+    cells["token_id"] = cells["token_id"].astype(str)
+    return table(columns, cells, "Slowest steps", command="phases RUN")
 
 
 def growing(run: Run) -> list[Block]:
@@ -243,7 +243,7 @@ def step_section(run: Run) -> Section | None:
     if trend:
         blocks.append(pairs(trend))
     decode = tokens[tokens["phase"] == "decode"]
-    shown, what = (decode, "decode step") if len(decode) else (tokens, "step")
-    stacked = composition(run, shown, what)
+    steps, step_name = (decode, "decode step") if len(decode) else (tokens, "step")
+    stacked = composition(run, steps, step_name)
     blocks += [stacked] if stacked else []
-    return Section("series", "Steps over time", [*blocks, slowest(run, shown), *growing(run)])
+    return Section("series", "Steps over time", [*blocks, slowest(run, steps), *growing(run)])

@@ -6,7 +6,7 @@ import numpy as np
 
 from analyzer.questions import over_time
 from analyzer.records.observed import known_changes
-from views.timeline.slices import Slices, Tables, numbered, says, text_of
+from views.timeline.slices import Slices, Tables, equals, numbered, text_of
 
 Named = tuple[str, np.ndarray, np.ndarray]
 """A counter: its name, times in ns and the value from each time on."""
@@ -23,7 +23,7 @@ def counters(tables: Tables) -> list[Named]:
         rows = rows[np.argsort(ts[rows], kind="stable")]
         recorded.append((name, ts[rows], values[rows]))
     loads, executes = tables["loads"], tables["qnn_executes"]
-    loads = loads[["begin_ns", "end_ns"]][says(loads["action"], "load") & loads["complete"].to_numpy()]
+    loads = loads[["begin_ns", "end_ns"]][equals(loads["action"], "load") & loads["complete"].to_numpy()]
     executes = executes[["begin_ns", "end_ns"]][executes["complete"].to_numpy()]
     derived = [
         ("decode tokens/s", *over_time.decode_speed(tables["tokens"])),

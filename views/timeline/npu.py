@@ -14,6 +14,7 @@ from views.timeline.slices import (
     Column,
     Slices,
     Tables,
+    equals,
     execute_flow,
     ints,
     joined,
@@ -21,7 +22,6 @@ from views.timeline.slices import (
     place,
     positive,
     rows_of,
-    says,
     text_column,
     text_of,
     texts,
@@ -45,7 +45,7 @@ def track_name(manifest: dict[str, Any], track: str) -> str:
 
 
 def execute_name(graph_name: str, kind: str, layer: int, expert: int) -> str:
-    """kind.layer.expert where the engine tells, else QNN's name of the graph."""
+    """kind.layer.expert where the engine names a kind, else QNN's name of the graph."""
     return place(kind, layer, expert) if kind else graph_name or "graphExecute"
 
 
@@ -83,12 +83,12 @@ def device_slices(tables: Tables) -> Slices | None:
     frame = tables["qnn_executes"]
     rows, begins, ends, labels, measured = [], [], [], [], []
     for level, ((begin, end, known), (_, column)) in enumerate(zip(windows(frame), DEVICE_LEVELS, strict=True)):
-        at = np.flatnonzero(known & frame["complete"].to_numpy(bool))
-        rows.append(at)
-        begins.append(begin[at])
-        ends.append(end[at])
-        labels.append(np.full(len(at), level))
-        measured.append((frame[column].to_numpy(float)[at] * 1e3).astype(np.int64))
+        rows_drawn = np.flatnonzero(known & frame["complete"].to_numpy(bool))
+        rows.append(rows_drawn)
+        begins.append(begin[rows_drawn])
+        ends.append(end[rows_drawn])
+        labels.append(np.full(len(rows_drawn), level))
+        measured.append((frame[column].to_numpy(float)[rows_drawn] * 1e3).astype(np.int64))
     row = np.concatenate(rows)
     if not len(row):
         return None
@@ -101,13 +101,13 @@ def device_slices(tables: Tables) -> Slices | None:
 def node_slices(tables: Tables) -> Slices | None:
     """The nodes of each execution, side by side in the accelerator's window; nodes of a node inside it."""
     frame, every = tables["qnn_executes"], tables["qnn_events"]
-    counted, kind = says(every["unit"], "cycles"), every["type"].to_numpy()
-    of = rows_of(frame["execute_id"], every["execute_id"])
-    place = np.flatnonzero(counted & (kind == NODE) & (of >= 0))
+    counted, kind = equals(every["unit"], "cycles"), every["type"].to_numpy()
+    execute_row = rows_of(frame["execute_id"], every["execute_id"])
+    place = np.flatnonzero(counted & (kind == NODE) & (execute_row >= 0))
     if not len(place):
         return None
-    place = place[np.argsort(of[place], kind="stable")]
-    events, row = every[["name", "tid", "value", "host_ns"]].iloc[place], of[place]
+    place = place[np.argsort(execute_row[place], kind="stable")]
+    events, row = every[["name", "tid", "value", "host_ns"]].iloc[place], execute_row[place]
     among = np.full(len(every) + 1, -1)
     among[place] = np.arange(len(place))
     parents = among[rows_of(every["event_id"], every["parent_id"])]
@@ -115,12 +115,12 @@ def node_slices(tables: Tables) -> Slices | None:
     cycles = events["value"].to_numpy(np.float64)
     begin, end, _ = windows(frame)[-1]
     first, last = side_by_side(row, cycles, parent, begin, end)
-    stamped = own_places(events, row, frame, first, last) if (parent < 0).all() else np.zeros(len(row), bool)
+    stamped = place_by_stamps(events, row, frame, first, last) if (parent < 0).all() else np.zeros(len(row), bool)
     args: dict[str, Column] = {"estimated": np.where(stamped, -1, 1), "cycles": cycles.astype(np.int64)}
     args["by_time_stamp"] = np.where(stamped, 1, -1)
-    said = np.flatnonzero(counted & (kind != NODE) & (parents >= 0))
-    if len(said):
-        args |= told_of(len(row), parents[said], every.iloc[said])
+    details = np.flatnonzero(counted & (kind != NODE) & (parents >= 0))
+    if len(details):
+        args |= detail_args(len(row), parents[details], every.iloc[details])
     name = joined(lambda text: text or "node", events["name"])
     return Slices("qnn", name, events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args)
 
@@ -133,18 +133,18 @@ def side_by_side(
     `row`: of each node's execution in `begin` and `end`; `parent`: the place of the node around it, -1 for none.
     """
     first, last = np.zeros(len(row), np.int64), np.zeros(len(row), np.int64)
-    placed, left = np.zeros(len(row), bool), np.flatnonzero(parent < 0)
-    window, owner, whole = (begin, end), row, np.zeros(len(begin))
-    while len(left):
-        mine, spent = owner[left], cycles[left]
-        ends = running(spent, mine)
-        share = np.maximum(np.maximum(np.bincount(mine, spent, len(whole)), whole)[mine], 1.0)
-        length = (window[1] - window[0])[mine]
-        first[left] = window[0][mine] + ((ends - spent) / share * length).astype(np.int64)
-        last[left] = window[0][mine] + (ends / share * length).astype(np.int64)
-        placed[left] = True
-        window, owner, whole = (first, last), parent, cycles
-        left = np.flatnonzero(~placed & (parent >= 0) & placed[parent])
+    placed, unplaced = np.zeros(len(row), bool), np.flatnonzero(parent < 0)
+    window, owner, total = (begin, end), row, np.zeros(len(begin))
+    while len(unplaced):
+        owner_row, spent = owner[unplaced], cycles[unplaced]
+        ends = running(spent, owner_row)
+        share = np.maximum(np.maximum(np.bincount(owner_row, spent, len(total)), total)[owner_row], 1.0)
+        length = (window[1] - window[0])[owner_row]
+        first[unplaced] = window[0][owner_row] + ((ends - spent) / share * length).astype(np.int64)
+        last[unplaced] = window[0][owner_row] + (ends / share * length).astype(np.int64)
+        placed[unplaced] = True
+        window, owner, total = (first, last), parent, cycles
+        unplaced = np.flatnonzero(~placed & (parent >= 0) & placed[parent])
     return first, last
 
 
@@ -158,20 +158,22 @@ def running(values: np.ndarray, of: np.ndarray) -> np.ndarray:
     return out
 
 
-def told_of(n: int, node: np.ndarray, said: pd.DataFrame) -> dict[str, Column]:
-    """What a profile at QNN's linting level says of `n` nodes besides (wait, overlap ...), in cycles, as arguments.
+def detail_args(n: int, node: np.ndarray, details: pd.DataFrame) -> dict[str, Column]:
+    """What a profile at QNN's linting level adds for `n` nodes besides (wait, overlap ...), in cycles, as arguments.
 
-    `node`: of which each event of `said` is.
+    `node`: of which each event of `details` is.
     """
     args: dict[str, Column] = {}
-    for what, rows in said.reset_index(drop=True).groupby("type_name"):
+    for kind, rows in details.reset_index(drop=True).groupby("type_name"):
         column = np.full(n, -1)
         column[node[rows.index]] = rows["value"]
-        args[f"{str(what).replace(' ', '_')}_cycles"] = column
+        args[f"{str(kind).replace(' ', '_')}_cycles"] = column
     return args
 
 
-def own_places(events: pd.DataFrame, row: np.ndarray, frame: pd.DataFrame, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+def place_by_stamps(
+    events: pd.DataFrame, row: np.ndarray, frame: pd.DataFrame, first: np.ndarray, last: np.ndarray
+) -> np.ndarray:
     """Move nodes to where their own time stamps put them, until the next one's; which were moved.
 
     Only executions whose nodes all have stamps of their own: equal ones tell nothing of an order.
@@ -197,7 +199,7 @@ def idle_slices(tables: Tables) -> Slices | None:
     if not len(frame):
         return None
     states = ints(frame, "running_ns", "runnable_ns", "sleeping_ns", "waiting_ns", "cpu_ns")
-    name = joined(lambda what: f"idle: {what}" if what else "idle", frame["doing"])
+    name = joined(lambda work: f"idle: {work}" if work else "idle", frame["doing"])
     return of_frame("qnn", name, frame.assign(complete=True), states)
 
 
@@ -215,9 +217,9 @@ def optrace_slices(tables: Tables) -> dict[str, Slices]:
     row = pd.Index(frame["execute_id"]).get_indexer(events["execute_id"])
     since, cycles = (events[name].to_numpy(np.int64) for name in ("begin_cycles", "cycles"))
     origin = since.min()
-    (begin, end, _), whole = windows(frame)[-1], max(1, int((since + cycles).max() - origin))
-    rate = (end - begin)[row] / whole
-    first, last = (begin[row] + (at * rate).astype(np.int64) for at in (since - origin, since - origin + cycles))
+    (begin, end, _), total_cycles = windows(frame)[-1], max(1, int((since + cycles).max() - origin))
+    rate = (end - begin)[row] / total_cycles
+    first, last = (begin[row] + (cycle * rate).astype(np.int64) for cycle in (since - origin, since - origin + cycles))
     args = texts(events, "unit", "qnn_op") | ints(events, "begin_cycles", "cycles") | {"estimated": np.ones(len(row), np.int64)}
     tid = frame["tid"].to_numpy(np.int64)[row]
     slices = Slices("qnn", text_of(events["name"]), tid, first, last, np.ones(len(row), bool), args)
@@ -226,7 +228,7 @@ def optrace_slices(tables: Tables) -> dict[str, Slices]:
 
 def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
     """(track name, slices) in the order to show."""
-    made = {STAGES: stage_slices(tables)}
+    by_name = {STAGES: stage_slices(tables)}
     if len(tables["qnn_executes"]):
         device_side = {
             EXECUTE: execute_slices(tables),
@@ -234,5 +236,5 @@ def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]
             NODES: node_slices(tables),
             IDLE: idle_slices(tables),
         }
-        made |= {track_name(manifest, name): slices for name, slices in device_side.items()} | optrace_slices(tables)
-    return [(name, slices) for name, slices in made.items() if slices is not None]
+        by_name |= {track_name(manifest, name): slices for name, slices in device_side.items()} | optrace_slices(tables)
+    return [(name, slices) for name, slices in by_name.items() if slices is not None]

@@ -248,8 +248,8 @@ def thread_pids(manifest: dict[str, Any], tables: Mapping[str, pd.DataFrame]) ->
 
 def extent(tables: Mapping[str, pd.DataFrame]) -> tuple[int, int]:
     """First and last time in the tables."""
-    known = Tables.of(tables)
-    named = ((known.arrow(name), column) for name in known if name in TABLES for column in ("begin_ns", "ts_ns", "end_ns"))
+    loaded = Tables.of(tables)
+    named = ((loaded.arrow(name), column) for name in loaded if name in TABLES for column in ("begin_ns", "ts_ns", "end_ns"))
     spans = [compute.min_max(table[column]).as_py() for table, column in named if table.num_rows and column in table.column_names]
     return (min(span["min"] for span in spans), max(span["max"] for span in spans)) if spans else (0, 0)
 

@@ -13,7 +13,7 @@ VARINT, FIXED64, LENGTH = 0, 1, 2
 CONSTANT_STEP, VARINT_STEP, FIXED64_STEP, MEMBER_STEP, OPEN_STEP, CLOSE_STEP = range(6)
 Step = tuple[int, bytes, np.ndarray | None, np.ndarray | None, int | None]
 Part = tuple[bytes, np.ndarray, np.ndarray | None]
-"""Messages one after the other, where each begins and the last ends, and which of them each slice says (None: its own number)."""
+"""Messages one after the other, where each begins and the last ends, and which of them each slice has (None: its own number)."""
 
 
 def varint_bytes(value: int) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from views.timeline.protobuf import Form, encode, field_bytes, packed_varints, tag, varint_bytes
-from views.timeline.slices import Tables, distinct, says
+from views.timeline.slices import Tables, distinct, equals
 from views.timeline.trace_file import Packets
 
 TRACE_PACKET, FTRACE_EVENTS = 1, 1
@@ -53,39 +53,39 @@ class Running:
     @classmethod
     def of(cls, states: pd.DataFrame) -> "Running":
         """From `thread_states`."""
-        rows = np.flatnonzero(says(states["state"], "running"))
+        rows = np.flatnonzero(equals(states["state"], "running"))
         tid, begin, end = (states[name].to_numpy(np.int64)[rows] for name in ("tid", "begin_ns", "end_ns"))
         order = np.argsort(begin, kind="stable")
         return cls(tid[order], begin[order], end[order])
 
     def until(self, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
         """When threads that began to run at `ts` stopped, where that is known; -1 else."""
-        found, place = np.full(len(ts), -1), np.searchsorted(self.begin, ts)
-        left = np.arange(len(ts))
-        while len(left):
-            place = place[(there := place < len(self.begin))]
-            left = left[there]
-            same = self.begin[place] == ts[left]
-            left, place = left[same], place[same]
-            mine = self.tid[place] == tid[left]
-            found[left[mine]] = self.end[place[mine]]
-            left, place = left[~mine], place[~mine] + 1
-        return found
+        ends, place = np.full(len(ts), -1), np.searchsorted(self.begin, ts)
+        rows = np.arange(len(ts))
+        while len(rows):
+            place = place[(in_range := place < len(self.begin))]
+            rows = rows[in_range]
+            same = self.begin[place] == ts[rows]
+            rows, place = rows[same], place[same]
+            matched = self.tid[place] == tid[rows]
+            ends[rows[matched]] = self.end[place[matched]]
+            rows, place = rows[~matched], place[~matched] + 1
+        return ends
 
 
 def chained(switches: Switches, running: Running) -> Switches:
     """The switches of one cpu with the unrecorded ones filled in: between other threads, and away from threads that exit."""
     after, until = np.append(switches.prev[1:], -1), np.append(switches.ts[1:], FOREVER)
     odd = np.flatnonzero(switches.next != after)
-    left, after, until = switches.take(odd), after[odd], until[odd]
-    end = running.until(left.next, left.ts)
-    known = (end >= left.ts) & (end <= until)
-    real = np.flatnonzero(known | (until < FOREVER))
+    before, after, until = switches.take(odd), after[odd], until[odd]
+    end = running.until(before.next, before.ts)
+    exited = (end >= before.ts) & (end <= until)
+    real = np.flatnonzero(exited | (until < FOREVER))
     filled = Switches(
-        ts=np.where(known, end, until)[real],
-        prev=left.next[real],
+        ts=np.where(exited, end, until)[real],
+        prev=before.next[real],
         next=np.maximum(after, 0)[real],
-        state=np.where(known, EXITED, SLEEPING)[real],
+        state=np.where(exited, EXITED, SLEEPING)[real],
         prio=np.full(len(real), UNKNOWN_PRIO),
     )
     new = np.zeros(len(switches.ts) + len(real), bool)
@@ -115,7 +115,7 @@ def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
 
 def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
     """A batch of switches in packed columns."""
-    comm, known = distinct(switches.next)
+    comm, tids = distinct(switches.next)
     columns = (
         (SWITCH_TIMESTAMP, np.diff(switches.ts, prepend=-boot)),
         (SWITCH_STATE, np.maximum(switches.state, 0)),
@@ -123,7 +123,7 @@ def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
         (SWITCH_PRIO, np.maximum(switches.prio, 0)),
         (SWITCH_COMM, comm),
     )
-    table = b"".join(field_bytes(INTERN_TABLE, names.get(int(tid), "").encode(errors="replace")) for tid in known)
+    table = b"".join(field_bytes(INTERN_TABLE, names.get(int(tid), "").encode(errors="replace")) for tid in tids)
     return field_bytes(COMPACT, b"".join(field_bytes(field, packed_varints(values)) for field, values in columns) + table)
 
 
@@ -158,7 +158,7 @@ class Scheduling:
         names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
         events, running = tables["sched"], Running.of(tables["thread_states"])
         columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
-        switched, woken = (says(events["event"], what) for what in ("switch", "waking"))
+        switched, woken = (equals(events["event"], event) for event in ("switch", "waking"))
         return cls(events, columns, switched, woken, running, names, boot)
 
     def packets(self, cpu: int) -> Packets:
@@ -168,9 +168,9 @@ class Scheduling:
 
     def batches(self, cpu: int) -> Iterator[Packets]:
         """The events of one cpu, batch by batch."""
-        own = np.flatnonzero((self.columns["cpu"] == cpu) & (self.switched | self.woken))
-        own = own[np.argsort(self.columns["ts_ns"][own], kind="stable")]
-        recorded, wakes = own[self.switched[own]], own[self.woken[own]]
+        of_cpu = np.flatnonzero((self.columns["cpu"] == cpu) & (self.switched | self.woken))
+        of_cpu = of_cpu[np.argsort(self.columns["ts_ns"][of_cpu], kind="stable")]
+        recorded, wakes = of_cpu[self.switched[of_cpu]], of_cpu[self.woken[of_cpu]]
         if len(recorded):
             first = self.events.iloc[recorded[0]]
             yield 1, bundle(cpu, first_switch(first, self.boot, self.names.get(int(first.next_tid), "")))

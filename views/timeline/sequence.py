@@ -43,8 +43,8 @@ class Names:
 
     def of(self, table: str, text: str) -> int:
         """The number of one text."""
-        known = self.ids[table]
-        return known.setdefault(valid(text), len(known))
+        numbers = self.ids[table]
+        return numbers.setdefault(valid(text), len(numbers))
 
     def labels(self, table: str, text: pyarrow.DictionaryArray) -> np.ndarray:
         """The numbers of a column's labels."""
@@ -52,7 +52,7 @@ class Names:
 
 
 @dataclass
-class Said:
+class TextColumn:
     """A column of texts: the numbers of its labels in a table of InternedData, and which row each slice takes (None: its own)."""
 
     text: pyarrow.DictionaryArray
@@ -77,7 +77,7 @@ class Level:
     slices: Slices
     forms: list[tuple[Form, int, np.ndarray | None]] = field(default_factory=list)
     parts: Callable[[], list[Part]] = list
-    texts: list[Said] = field(default_factory=list)
+    texts: list[TextColumn] = field(default_factory=list)
     constant: dict[str, set[int]] = field(default_factory=dict)
 
     @classmethod
@@ -110,7 +110,7 @@ class Level:
 
     def text(self, names: Names, text: pyarrow.DictionaryArray, table: str, row: np.ndarray | None) -> np.ndarray:
         """The numbers of a column's labels, which is noted."""
-        self.texts.append(Said(text, names.labels(table, text), table, row))
+        self.texts.append(TextColumn(text, names.labels(table, text), table, row))
         return self.texts[-1].labels
 
     def arguments(self, form: Form, names: Names, args: dict[str, Column], row: np.ndarray | None) -> None:
@@ -127,10 +127,10 @@ class Level:
 
     def used(self, rows: np.ndarray) -> dict[str, set[int]]:
         """The numbers of the texts that some slices use, by table."""
-        found = {NAMES: set[int](), ARG_TEXTS: set[int](), **self.constant}
-        for said in self.texts:
-            found[said.table] |= said.by(rows)
-        return found
+        numbers = {NAMES: set[int](), ARG_TEXTS: set[int](), **self.constant}
+        for column in self.texts:
+            numbers[column.table] |= column.by(rows)
+        return numbers
 
 
 @dataclass
@@ -184,12 +184,12 @@ class Events:
 
     def texts(self) -> dict[str, set[int]]:
         """The numbers of the texts that the slices use, by table."""
-        found: dict[str, set[int]] = {}
+        by_table: dict[str, set[int]] = {}
         for rank, level in enumerate(self.levels):
             if len(rows := self.row[self.rank == rank]):
                 for table, numbers in level.used(rows).items():
-                    found.setdefault(table, set()).update(numbers)
-        return found
+                    by_table.setdefault(table, set()).update(numbers)
+        return by_table
 
 
 def head(number: int, track: int, texts: dict[str, set[int]], names: Names, start: int) -> bytes:
@@ -219,8 +219,8 @@ def packet(number: int) -> bytes:
 
 def slice_packets(number: int, events: Events, start: int) -> Iterator[Callable[[], Packets]]:
     """The events of one track, a job for each batch."""
-    for at in range(0, len(events.order), BATCH):
-        order = events.order[at : at + BATCH]
+    for first in range(0, len(events.order), BATCH):
+        order = events.order[first : first + BATCH]
         yield partial(batch, number, events, order, start)
         last = int(order[-1])
         start = int(events.begin[last] if last >= 0 else events.end[~last])

@@ -30,11 +30,11 @@ def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
 
 def drawn_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Categorical:
     """One column; it has no nulls."""
-    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # one chunk would be copied
-    if not pyarrow.types.is_dictionary(whole.type):
-        return whole.to_numpy(zero_copy_only=False)
-    labels = pd.Index(whole.dictionary.to_numpy(zero_copy_only=False), dtype=object)
-    return pd.Categorical.from_codes(whole.indices.to_numpy(), labels, validate=False)
+    chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # one chunk would be copied
+    if not pyarrow.types.is_dictionary(chunk.type):
+        return chunk.to_numpy(zero_copy_only=False)
+    labels = pd.Index(chunk.dictionary.to_numpy(zero_copy_only=False), dtype=object)
+    return pd.Categorical.from_codes(chunk.indices.to_numpy(), labels, validate=False)
 
 
 def numbered(column: pd.Series | pd.Categorical) -> tuple[np.ndarray, list[str]]:
@@ -71,8 +71,8 @@ def joined(make: Callable[..., str], *columns: pd.Series) -> pyarrow.DictionaryA
     return text_column(code, [make(*row) for row in zip(*(column.iloc[first].tolist() for column in columns), strict=True)])
 
 
-def says(column: pd.Series, text: str) -> np.ndarray:
-    """Which rows of a column of texts say this one [bool]."""
+def equals(column: pd.Series, text: str) -> np.ndarray:
+    """Which rows of a column of texts equal this one [bool]."""
     return np.asarray(column == text)
 
 
@@ -100,7 +100,7 @@ class Slices:
     """Slices or instants of one category. An argument that is -1 or "" is not written.
 
     `flow`: the arrow that each is on, `step_flow`: the one from a step to its graphs on other threads; 0: none.
-    `row`: where several say the same, as the threads of an operator do, which row of `name` and `args` each of them says; `own`:
+    `row`: where several share one, as the threads of an operator do, the row of `name` and `args` that each takes; `own`:
     arguments besides, of each slice.
     """
 
@@ -135,7 +135,7 @@ class Slices:
         return replace(some, name=self.name.take(rows), args={label: column.take(rows) for label, column in self.args.items()})
 
     def alone(self) -> "Slices":
-        """The same, each with all that it says in a row of its own."""
+        """The same, each with its name and arguments in a row of its own."""
         if self.row is None:
             return self
         args = {label: column.take(self.row) for label, column in self.args.items()}
@@ -157,9 +157,9 @@ def positive(frame: pd.DataFrame, *names: str) -> dict[str, Column]:
     return above(frame, 0, names)
 
 
-def several(frame: pd.DataFrame, name: str) -> dict[str, Column]:
-    """An integer column as argument where it is above one: most slices are of one row, and a reader keeps every argument."""
-    return above(frame, 1, (name,))
+def several_tokens(frame: pd.DataFrame) -> dict[str, Column]:
+    """`n_tokens` as argument where it is above one: most slices are of one row, and a reader keeps every argument."""
+    return above(frame, 1, ("n_tokens",))
 
 
 def above(frame: pd.DataFrame, least: int, names: tuple[str, ...]) -> dict[str, Column]:
@@ -200,7 +200,7 @@ def graph_slices(tables: Tables) -> Slices:
     """One slice per graph run; those that submit to the NPU start a flow, those on other threads join their step's."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
-    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "tier")
+    args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     slices = of_frame("graph", joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
     slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
@@ -214,12 +214,12 @@ def operator_name(kind: str, name: str) -> str:
     return name if name.startswith(kind) else f"{kind} {name}"
 
 
-def rows_of(ids: pd.Series, wanted: pd.Series) -> np.ndarray:
+def rows_of(ids: pd.Series, sought: pd.Series) -> np.ndarray:
     """The row of each wanted id, -1 where there is none; tables mostly number their rows from 0."""
-    known, sought = ids.to_numpy(np.int64), wanted.to_numpy(np.int64)
-    if np.array_equal(known, np.arange(len(known))):
-        return np.where((sought >= 0) & (sought < len(known)), sought, -1)
-    return pd.Index(known).get_indexer(sought)
+    existing, sought_ids = ids.to_numpy(np.int64), sought.to_numpy(np.int64)
+    if np.array_equal(existing, np.arange(len(existing))):
+        return np.where((sought_ids >= 0) & (sought_ids < len(existing)), sought_ids, -1)
+    return pd.Index(existing).get_indexer(sought_ids)
 
 
 def moved(frame: pd.DataFrame) -> dict[str, Column]:
@@ -235,20 +235,20 @@ def operator_slices(tables: Tables) -> tuple[Slices, Slices]:
     An operator without thread rows is drawn on the thread that began it.
     """
     frame, threads = tables["operators"], tables["op_threads"]
-    args = texts(frame, "shape") | ints(frame, "layer", "expert") | several(frame, "n_tokens") | positive(frame, "maj_flt")
+    args = texts(frame, "shape") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "maj_flt")
     if frame["read_bytes"].notna().any():
         args |= moved(frame)
-    whole = of_frame("operator", joined(operator_name, frame["type"], frame["name"]), frame, args)
+    operators = of_frame("operator", joined(operator_name, frame["type"], frame["name"]), frame, args)
     row = rows_of(frame["op_id"], threads["op_id"])
-    known, drawn = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
-    drawn[row[known]] = True
-    alone = np.flatnonzero(~drawn)
-    own = (threads[column].to_numpy(np.int64)[known] for column in ("tid", "begin_ns", "end_ns", "wait_ns"))
-    rest = (column[alone] for column in (whole.tid, whole.begin, whole.end, whole.end))
-    tid, begin, end, since = (np.concatenate(both) for both in zip(own, rest, strict=True))
-    row, wait = np.concatenate([row[known], alone]), np.maximum(end - since, 0)
-    told: dict[str, Column] = {"wait_ns": np.where(wait > 0, wait, -1)}
-    slices = replace(whole, tid=tid, begin=begin, end=end, complete=whole.complete[row], row=row, own=told)
+    matched, has_threads = np.flatnonzero(row >= 0), np.zeros(len(frame), bool)
+    has_threads[row[matched]] = True
+    alone = np.flatnonzero(~has_threads)
+    on_threads = (threads[column].to_numpy(np.int64)[matched] for column in ("tid", "begin_ns", "end_ns", "wait_ns"))
+    elsewhere = (column[alone] for column in (operators.tid, operators.begin, operators.end, operators.end))
+    tid, begin, end, since = (np.concatenate(both) for both in zip(on_threads, elsewhere, strict=True))
+    row, wait = np.concatenate([row[matched], alone]), np.maximum(end - since, 0)
+    own_args: dict[str, Column] = {"wait_ns": np.where(wait > 0, wait, -1)}
+    slices = replace(operators, tid=tid, begin=begin, end=end, complete=operators.complete[row], row=row, own=own_args)
     waited = np.flatnonzero((wait > 0) & slices.complete)
     label = text_column(np.zeros(len(waited), np.int64), ["wait for threads"])
     since, end = since[waited], end[waited]
@@ -266,7 +266,7 @@ def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
     """One slice per expert run; those that used what a prefetch had loaded end its flow."""
     frame = tables["experts"]
     name = joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
-    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several(frame, "n_tokens")
+    args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several_tokens(frame)
     args |= positive(frame, "tier", "maj_flt")
     slices = of_frame("expert", name, frame, args)
     slices.flow = flow_of(frame["run_id"], used["run_id"], used["load_id"] + PREFETCH)
@@ -280,7 +280,7 @@ def load_slices(tables: Tables, used: pd.DataFrame) -> tuple[Slices, Slices]:
     name = joined(place, frame["action"], frame["layer"], frame["expert"])
     both = of_frame("cache", name, frame, ints(frame, "bytes", "resident_bytes") | texts(frame, "reason", "backend"))
     both.flow = flow_of(frame["load_id"], used["load_id"], used["load_id"] + PREFETCH)
-    evicted = says(frame["action"], "evict")
+    evicted = equals(frame["action"], "evict")
     return both.take(np.flatnonzero(~evicted)), replace(both.take(np.flatnonzero(evicted)), instant=True)
 
 
@@ -295,7 +295,7 @@ def call_slices(tables: Tables) -> tuple[Slices, Slices]:
     frame = tables["calls"]
     args = texts(frame, "args") | positive(frame, "depth")
     both = of_frame("call", text_of(frame["function"]), frame, args)
-    lasting = says(frame["at"], "both")
+    lasting = equals(frame["at"], "both")
     return both.take(np.flatnonzero(lasting)), replace(both.take(np.flatnonzero(~lasting)), instant=True)
 
 

@@ -1,4 +1,4 @@
-"""The file of a trace: what is told at once and what other threads encode, in the order in which it was asked for."""
+"""The file of a trace: what is appended at once and what other threads encode, in the order in which it was asked for."""
 
 import gzip
 import os
@@ -31,7 +31,7 @@ class TraceFile:
         self.out, self.zipped, self.ahead = out, zipped, AHEAD * threads
         self.pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self.begun: deque[Callable[[], Packets]] = deque()
-        self.told = bytearray()
+        self.pending = bytearray()
         self.events = 0
 
     def __enter__(self) -> "TraceFile":
@@ -50,18 +50,18 @@ class TraceFile:
 
     def emit(self, data: bytes) -> None:
         """Append packets."""
-        self.told += data
+        self.pending += data
 
     def later(self, job: Callable[[], Packets]) -> None:
         """Append the packets that `job` makes; it may run beside others."""
-        told, self.told = bytes(self.told), bytearray()
-        self.begun.append(self.begin(lambda: self.packed(told, job)))
+        pending, self.pending = bytes(self.pending), bytearray()
+        self.begun.append(self.begin(lambda: self.packed(pending, job)))
         self.write(self.ahead)
 
-    def packed(self, told: bytes, job: Callable[[], Packets]) -> Packets:
-        """What was told before a job and what the job makes, as the file has it."""
+    def packed(self, pending: bytes, job: Callable[[], Packets]) -> Packets:
+        """What was appended before a job and what the job makes, as the file has it."""
         events, data = job()
-        data = told + data
+        data = pending + data
         return events, gzip.compress(data, GZIP_LEVEL, mtime=0) if self.zipped else data
 
     def write(self, left: int) -> None:

@@ -48,9 +48,9 @@ class Backend(Protocol):
 def bound(session: ort.InferenceSession) -> ort.IOBinding:
     """A chain's random input and its outputs in buffers that stay: a run copies nothing. Copies share their buffer."""
     binding = session.io_binding()
-    for name, given in feeds(session).items():
-        value = ort.OrtValue.ortvalue_from_shape_and_type(given.shape, np.float32)
-        value.update_inplace(given)
+    for name, array in feeds(session).items():
+        value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, np.float32)
+        value.update_inplace(array)
         binding.bind_ortvalue_input(name, value)
     buffers: dict[int, ort.OrtValue] = {}
     for output in session.get_outputs():
@@ -63,8 +63,8 @@ def bound(session: ort.InferenceSession) -> ort.IOBinding:
 
 def feeds(session: ort.InferenceSession) -> dict[str, np.ndarray]:
     """Random inputs of a chain."""
-    taken = session.get_inputs()[0]
-    return {taken.name: np.random.default_rng(1).standard_normal(taken.shape).astype(np.float32)}
+    model_input = session.get_inputs()[0]
+    return {model_input.name: np.random.default_rng(1).standard_normal(model_input.shape).astype(np.float32)}
 
 
 class Cpu:
@@ -81,21 +81,21 @@ class Cpu:
 
     def __init__(self, runs: int = RUNS, settle: float = SETTLE_S):
         self.runs, self.settle, self.epoch = runs, settle, 0
-        self._known = [_Loop(self._session(one)) for one in [*(graphs.model([link]) for link in REFERENCES), _tiny(1), _tiny(2)]]
+        self._references = [_Loop(self._session(m)) for m in [*(graphs.model([link]) for link in REFERENCES), _tiny(1), _tiny(2)]]
         self._usual = np.empty(0)
 
     def times(self, models: list[bytes]) -> list[float]:
         """Seconds of each model at the usual pace; bursts are interleaved, so that a slow moment hits all."""
         if not len(self._usual):
             self._usual = self._settled()
-        loops = [*(_Loop(self._session(one)) for one in models), *self._known]
-        best, least = np.empty(0), np.inf
+        loops = [*(_Loop(self._session(model)) for model in models), *self._references]
+        best, least_slowdown = np.empty(0), np.inf
         for _ in range(ATTEMPTS):
             typical = self._typical(loops)
             slowest = float(self._paces(typical).max())
-            if slowest < least:
-                best, least = typical, slowest
-            if least <= 1 + SLOWER:
+            if slowest < least_slowdown:
+                best, least_slowdown = typical, slowest
+            if least_slowdown <= 1 + SLOWER:
                 break
         if np.median(self._paces(best)) < 1 - FASTER:
             self._usual, self.epoch = self._paces(best) * self._usual, self.epoch + 1
@@ -110,11 +110,11 @@ class Cpu:
 
     def _settled(self) -> np.ndarray:
         """Times of the references when nobody disturbs them, in `settle` seconds."""
-        seen: list[np.ndarray] = []
+        bursts: list[np.ndarray] = []
         until = monotonic() + self.settle
-        while not seen or monotonic() < until:
-            seen.append(self._typical(self._known)[: len(REFERENCES)])
-        return np.asarray(np.quantile(seen, LOW, axis=0))
+        while not bursts or monotonic() < until:
+            bursts.append(self._typical(self._references)[: len(REFERENCES)])
+        return np.asarray(np.quantile(bursts, LOW, axis=0))
 
     def _paces(self, typical: np.ndarray) -> np.ndarray:
         """How many times as long as usual each reference took."""
@@ -125,8 +125,8 @@ class Cpu:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "optimized.onnx"
             self._session(model, str(file))
-            left = {node.op_type for node in onnx.load(file).graph.node}
-        return {node.name for node in onnx.load_from_string(model).graph.node if node.op_type in left}
+            remaining_types = {node.op_type for node in onnx.load(file).graph.node}
+        return {node.name for node in onnx.load_from_string(model).graph.node if node.op_type in remaining_types}
 
     def _session(self, model: bytes, keep: str = "") -> ort.InferenceSession:
         options = ort.SessionOptions()
@@ -171,12 +171,12 @@ class Htp:
 
     def __init__(self, runs: int = 5):
         self.runs, self.epoch = runs, 0
-        self._whole = platform.machine() == "x86_64"
-        self.name, self.unit = ("QNN HTP (emulator)", "us") if self._whole else ("QNN HTP", "cycles")
+        self._emulated = platform.machine() == "x86_64"
+        self.name, self.unit = ("QNN HTP (emulator)", "us") if self._emulated else ("QNN HTP", "cycles")
 
     def times(self, models: list[bytes]) -> list[float]:
         """Median cycles of each model's nodes, without moving its input and output; the emulator's microseconds with them."""
-        return [max(self._time(*self._profile(one, self.runs)), 1.0) for one in models]
+        return [max(self._time(*self._profile(model, self.runs)), 1.0) for model in models]
 
     def nodes(self, model: bytes) -> set[str]:
         """Nodes that the profile names with any cycles."""
@@ -184,16 +184,16 @@ class Htp:
         return {name for run in runs for name, cycles in run.items() if cycles}
 
     def _time(self, runs: list[dict[str, int]], executions: list[int]) -> float:
-        return float(min(executions) if self._whole else np.median([sum(run.values()) for run in runs]))
+        return float(min(executions) if self._emulated else np.median([sum(run.values()) for run in runs]))
 
     def _profile(self, model: bytes, count: int) -> tuple[list[dict[str, int]], list[int]]:
         """(node → cycles, microseconds of the execution), one of each for every run but the first."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "profile.csv"
             session = self._session(model, file)
-            given = feeds(session)
+            inputs = feeds(session)
             for _ in range(count + 1):
-                session.run(None, given)
+                session.run(None, inputs)
             del session
             return _node_cycles(file)[1:], _executions(file)[1:]
 

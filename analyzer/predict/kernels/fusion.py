@@ -47,14 +47,16 @@ def fixed(backend: Backend, shape: graphs.Shape, many: bool = False) -> float:
     return first + second - pair
 
 
-def detect(backend: Backend, first: str, second: str, shape: graphs.Shape, many: bool = False, a_run: float = 0.0) -> Verdict:
-    """Run a, b and ab; `a_run`: what `fixed` told."""
+def detect(
+    backend: Backend, first: str, second: str, shape: graphs.Shape, many: bool = False, fixed_time: float = 0.0
+) -> Verdict:
+    """Run a, b and ab; `fixed_time`: as `fixed` measures it."""
     links = graphs.chain([first, second], shape)
     pair = graphs.model(links, many)
-    alone, following, together = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), pair])
-    own = backend.nodes(pair)
+    first_time, second_time, pair_time = backend.times([graphs.model(links[:1]), graphs.model(links[1:]), pair])
     names = {graphs.node_name(i, name) for i, name in enumerate((first, second))}
-    return Verdict(first, second, "many" if many else "one", alone, following, together, not names <= own, a_run)
+    fused = not names <= backend.nodes(pair)
+    return Verdict(first, second, "many" if many else "one", first_time, second_time, pair_time, fused, fixed_time)
 
 
 def rules(verdicts: Iterable[Verdict]) -> set[tuple[str, str]]:

@@ -19,8 +19,8 @@ class Operator:
 
 
 OPERATORS = {
-    one.name: one
-    for one in (
+    operator.name: operator
+    for operator in (
         Operator("MatMul", "matrix"),
         Operator("Gemm", "matrix"),
         Operator("Add", "row"),
@@ -89,22 +89,22 @@ def model(links: list[Link], all_outputs: bool = False, copies: int = 1) -> byte
         results = [nodes[i - len(links)].output[0] for i in range(len(links))]
         if in_a_row:
             begin = results[-1]
-        kept = range(0 if all_outputs else len(links) - 1, 0 if in_a_row and copy < copies - 1 else len(links))
-        outputs += [_tensor(results[i], links[i][1].rows, links[i][1].n) for i in kept]
+        output_links = range(0 if all_outputs else len(links) - 1, 0 if in_a_row and copy < copies - 1 else len(links))
+        outputs += [_tensor(results[i], links[i][1].rows, links[i][1].n) for i in output_links]
     first = links[0][1]
     graph = helper.make_graph(nodes, "chain", [_tensor("x", first.rows, first.k)], outputs, weights)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
-    return bytes(made.SerializeToString())
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
+    return bytes(proto.SerializeToString())
 
 
-def often(operators: list[str], shape: Shape) -> int:
+def repetitions(operators: list[str], shape: Shape) -> int:
     """How often `repeated` holds a kernel: `shape.copies` times, IN_A_ROW where it has no matrix."""
     return shape.copies if any(map(_matrix, operators)) else IN_A_ROW
 
 
 def repeated(operators: list[str], shape: Shape) -> bytes:
     """A model that holds a kernel several times."""
-    return model(chain(operators, shape), copies=often(operators, shape))
+    return model(chain(operators, shape), copies=repetitions(operators, shape))
 
 
 def node_name(index: int, operator: str, copy: int = 0) -> str:

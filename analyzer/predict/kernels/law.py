@@ -22,9 +22,9 @@ def passes(rows: int, tiles: tuple[int, ...]) -> int:
     return count + (rows > 0)
 
 
-def terms(operator: str, s: Shape, held: float) -> list[float]:
-    """What a kernel's time may be proportional to, with `held` bytes used between two uses of the same byte."""
-    beyond = [float(np.clip(np.log2(held / level), 0, 1)) for level in LEVELS]
+def terms(operator: str, s: Shape, footprint: float) -> list[float]:
+    """What a kernel's time may be proportional to, with a footprint of so many bytes used between two uses of the same byte."""
+    beyond = [float(np.clip(np.log2(footprint / level), 0, 1)) for level in LEVELS]
     if OPERATORS[operator].weight != "matrix":
         return [1.0, s.rows, s.rows * s.n, *(s.rows * s.n * share for share in beyond)]
     n = -(-s.n // COLUMNS) * COLUMNS
@@ -36,13 +36,13 @@ def terms(operator: str, s: Shape, held: float) -> list[float]:
 class Law(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Log time as the logarithm of a sum of terms, none of them negative, by the least relative errors."""
 
-    def fit(self, given: np.ndarray, wanted: np.ndarray) -> "Law":
-        """Learn. given: [n, terms]; wanted: [n] log times."""
-        relative = given / np.exp(wanted)[:, None]
+    def fit(self, inputs: np.ndarray, log_times: np.ndarray) -> "Law":
+        """Learn. inputs: [n, terms]; log_times: [n]."""
+        relative = inputs / np.exp(log_times)[:, None]
         scale = np.maximum(np.abs(relative).max(0), 1e-300)
-        self.weights_ = nnls(relative / scale, np.ones(len(given)))[0] / scale
+        self.weights_ = nnls(relative / scale, np.ones(len(inputs)))[0] / scale
         return self
 
-    def predict(self, given: np.ndarray) -> np.ndarray:
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
         """[n] log times."""
-        return np.log(np.maximum(given @ self.weights_, 1e-12))
+        return np.log(np.maximum(inputs @ self.weights_, 1e-12))

@@ -35,30 +35,30 @@ LARGEST = 1 << 31
 """No size of a shape is larger."""
 
 
-def features(kernel: str, shapes: list[Shape], held: np.ndarray | None = None) -> np.ndarray:
-    """[shapes, SIZES + terms] of the kernel's first operator; `held`: bytes of weights in the whole model, else in the copies.
+def features(kernel: str, shapes: list[Shape], footprints: np.ndarray | None = None) -> np.ndarray:
+    """[shapes, SIZES + terms] of the kernel's first operator; `footprints`: bytes of weights in the model, else in the copies.
 
     Logarithms of rows, k, n, of the bytes that are used between two uses of the same byte and of the passes over the weights
     (tiles of six rows), whether there is a single row; then the terms of the law.
     """
     first = kernel.split("+")[0]
-    own = [s.of(first) for s in shapes]
-    around = [s.weights(first) * s.copies for s in own] if held is None else held
-    return np.array([_features(first, s, float(b)) for s, b in zip(own, around, strict=True)])
+    own_shapes = [s.of(first) for s in shapes]
+    sizes_in_use = [s.weights(first) * s.copies for s in own_shapes] if footprints is None else footprints
+    return np.array([_features(first, s, float(b)) for s, b in zip(own_shapes, sizes_in_use, strict=True)])
 
 
-def _features(operator: str, s: Shape, held: float) -> list[float]:
-    used = held if OPERATORS[operator].weight == "matrix" else s.bytes(operator)
+def _features(operator: str, s: Shape, footprint: float) -> list[float]:
+    used = footprint if OPERATORS[operator].weight == "matrix" else s.bytes(operator)
     sizes = np.log([s.rows, s.k, s.n, used, passes(s.rows, (6,))])
     return [*sizes.tolist(), float(s.rows == 1), *terms(operator, s, used)]
 
 
-def _sizes(given: np.ndarray) -> np.ndarray:
-    return given[:, :SIZES]
+def _sizes(inputs: np.ndarray) -> np.ndarray:
+    return inputs[:, :SIZES]
 
 
-def _terms(given: np.ndarray) -> np.ndarray:
-    return given[:, SIZES:]
+def _terms(inputs: np.ndarray) -> np.ndarray:
+    return inputs[:, SIZES:]
 
 
 def law() -> Any:
@@ -85,15 +85,15 @@ class Corrected(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(self, rest: Callable[[], Any] = forest):
         self.rest = rest
 
-    def fit(self, given: np.ndarray, wanted: np.ndarray) -> "Corrected":
+    def fit(self, inputs: np.ndarray, log_times: np.ndarray) -> "Corrected":
         """Learn."""
-        self.law_ = law().fit(given, wanted)
-        self.rest_ = self.rest().fit(given, wanted - self.law_.predict(given))
+        self.law_ = law().fit(inputs, log_times)
+        self.rest_ = self.rest().fit(inputs, log_times - self.law_.predict(inputs))
         return self
 
-    def predict(self, given: np.ndarray) -> np.ndarray:
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
         """Log times."""
-        return np.asarray(self.law_.predict(given) + self.rest_.predict(given))
+        return np.asarray(self.law_.predict(inputs) + self.rest_.predict(inputs))
 
 
 CANDIDATES: dict[str, Callable[[], Any]] = {
@@ -107,12 +107,12 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
 
 def choose(kernel: str, shapes: list[Shape], times: np.ndarray, candidates: tuple[str, ...]) -> str:
     """Of these regressors of log time the one with the least 5-fold error."""
-    given, wanted = features(kernel, shapes), np.log(times)
+    inputs, log_times = features(kernel, shapes), np.log(times)
     folds = KFold(5, shuffle=True, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         scores = {
-            name: cross_val_score(CANDIDATES[name](), given, wanted, cv=folds, scoring="neg_mean_absolute_error").mean()
+            name: cross_val_score(CANDIDATES[name](), inputs, log_times, cv=folds, scoring="neg_mean_absolute_error").mean()
             for name in candidates
         }
     return max(scores, key=scores.__getitem__)
@@ -122,8 +122,8 @@ def quick_fit(kernel: str) -> Callable[[list[Shape], np.ndarray], Callable[[list
     """The law alone, as sampling wants it: shapes and times → a function of shapes."""
 
     def fitted(shapes: list[Shape], times: np.ndarray) -> Callable[[list[Shape]], np.ndarray]:
-        made = law().fit(features(kernel, shapes), np.log(times))
-        return lambda asked: np.exp(made.predict(features(kernel, asked)))
+        fitted_law = law().fit(features(kernel, shapes), np.log(times))
+        return lambda unseen: np.exp(fitted_law.predict(features(kernel, unseen)))
 
     return fitted
 
@@ -146,10 +146,10 @@ class Kernel:
 
     def knows(self, shape: Shape) -> bool:
         """Does the shape lie within what was measured?"""
-        own = [s.of(self.name.split("+")[0]) for s in self.shapes]
-        measured = np.array([[s.rows, s.k, s.n] for s in own])
-        given = np.array([shape.rows, shape.k, shape.n])
-        return bool((given >= measured.min(0)).all() and (given <= measured.max(0)).all())
+        own_shapes = [s.of(self.name.split("+")[0]) for s in self.shapes]
+        measured = np.array([[s.rows, s.k, s.n] for s in own_shapes])
+        sizes = np.array([shape.rows, shape.k, shape.n])
+        return bool((sizes >= measured.min(0)).all() and (sizes <= measured.max(0)).all())
 
 
 @dataclass
@@ -166,31 +166,31 @@ class Predictors:
         """Learn one kernel from measured shapes."""
         self.kernels[kernel] = Kernel(kernel, shapes, times, choose(kernel, shapes, times, self.candidates))
 
-    def kernel(self, kernel: str, shapes: list[Shape], held: np.ndarray | None = None) -> np.ndarray:
-        """Predicted times; `held`: bytes of weights in the whole model."""
+    def kernel(self, kernel: str, shapes: list[Shape], footprints: np.ndarray | None = None) -> np.ndarray:
+        """Predicted times; `footprints`: bytes of weights in the whole model."""
         if kernel not in self.kernels:
             raise PredictError(f"kernel {kernel} was never measured: train it, known are {', '.join(sorted(self.kernels))}")
-        return np.asarray(np.exp(self.kernels[kernel].regressor.predict(features(kernel, shapes, held))))
+        return np.asarray(np.exp(self.kernels[kernel].regressor.predict(features(kernel, shapes, footprints))))
 
     def parts(self, links: list[Link]) -> list[tuple[str, Shape, float]]:
         """The kernels of a chain: (name, shape, time)."""
-        held = np.array([sum(shape.weights(name) for name, shape in links)])
+        footprints = np.array([sum(shape.weights(name) for name, shape in links)])
         kernels = [(kernel_name(part), part[0][1]) for part in split(links, self.fused)]
-        return [(name, shape, float(self.kernel(name, [shape], held)[0])) for name, shape in kernels]
+        return [(name, shape, float(self.kernel(name, [shape], footprints)[0])) for name, shape in kernels]
 
     def chain(self, links: list[Link]) -> tuple[float, list[str]]:
         """(time of a chain as the sum over its kernels, warnings of shapes beyond what was measured)."""
         parts = self.parts(links)
         unknown = [(name, shape) for name, shape, _ in parts if not self.kernels[name].knows(shape)]
-        warned = [f"{name} at {s.rows} x {s.k} x {s.n} is outside the measured shapes" for name, s in unknown]
-        return sum(time for *_, time in parts), warned
+        messages = [f"{name} at {s.rows} x {s.k} x {s.n} is outside the measured shapes" for name, s in unknown]
+        return sum(time for *_, time in parts), messages
 
     def save(self, file: Path, backend: str) -> None:
         """Write as JSON what was measured, what was chosen, and on what; `load` fits the same regressors to it again."""
         self.environment = environment(backend)
         kernels = {
-            one.name: {"regressor": one.chosen, "shapes": [astuple(s) for s in one.shapes], "times": one.times.tolist()}
-            for one in self.kernels.values()
+            name: {"regressor": k.chosen, "shapes": [astuple(s) for s in k.shapes], "times": k.times.tolist()}
+            for name, k in self.kernels.items()
         }
         facts = {"format": FORMAT, "unit": self.unit, "fused": sorted(self.fused), "measured_on": self.environment}
         file.write_text(json.dumps(facts | {"kernels": kernels}) + "\n")
@@ -202,7 +202,7 @@ def load(file: Path) -> Predictors:
         facts = json.loads(file.read_text())
         if facts["format"] != FORMAT:
             raise PredictError(f"{file} is of format {facts['format']}, this program reads {FORMAT}: train again")
-        kernels = {str(name): _kernel(str(name), one) for name, one in facts["kernels"].items()}
+        kernels = {str(name): _kernel(str(name), entry) for name, entry in facts["kernels"].items()}
         fused = {(str(first), str(second)) for first, second in facts["fused"]}
         measured_on = {str(key): str(value) for key, value in facts["measured_on"].items()}
         return Predictors(str(facts["unit"]), fused, kernels=kernels, environment=measured_on)

@@ -22,7 +22,7 @@ BATCH = 12
 SHORTEST = {"s": 1e-6, "us": 1.0, "cycles": 1.0}
 """By unit: what takes less drowns in what a run costs whatever it computes; such shapes are counted, not judged."""
 FEWEST = 5
-"""Shapes without which regressors cannot be told apart."""
+"""Fewest shapes from which a regressor can be chosen."""
 UNSEEN = 99
 """Random seed of the held-out shapes."""
 
@@ -62,16 +62,16 @@ class Trained:
 
     def figures(self) -> dict[str, float]:
         """Accuracy on held-out shapes; `repeated_…`: what measuring them again says, which no predictor can beat."""
-        seen = self.measured[self.judged]
-        own, repeated = (regressors.accuracy(one[self.judged], seen) for one in (self.predicted, self.repeated))
-        return own | {f"repeated_{name}": value for name, value in repeated.items() if name != "shapes"}
+        measured = self.measured[self.judged]
+        accuracy, repeated = (regressors.accuracy(times[self.judged], measured) for times in (self.predicted, self.repeated))
+        return accuracy | {f"repeated_{name}": value for name, value in repeated.items() if name != "shapes"}
 
 
 def verdicts(backend: Backend, shape: graphs.Shape) -> Iterator[fusion.Verdict]:
     """Every pair, with one output and with many."""
-    a_run = {many: fusion.fixed(backend, shape, many) for many in (False, True)}
+    fixed_times = {many: fusion.fixed(backend, shape, many) for many in (False, True)}
     for pair, many in itertools.product(PAIRS, (False, True)):
-        yield fusion.detect(backend, *pair, shape, many, a_run[many])
+        yield fusion.detect(backend, *pair, shape, many, fixed_times[many])
 
 
 def times(backend: Backend, makers: list[Callable[[], bytes]]) -> np.ndarray:
@@ -92,20 +92,20 @@ def train(backend: Backend, kernel: str, predictors: regressors.Predictors, plan
     operators = kernel.split("+")
 
     def measure(shapes: list[graphs.Shape]) -> np.ndarray:
-        whole = times(backend, [partial(graphs.repeated, operators, shape) for shape in shapes])
-        return np.asarray(whole / [graphs.often(operators, shape) for shape in shapes])
+        model_times = times(backend, [partial(graphs.repeated, operators, shape) for shape in shapes])
+        return np.asarray(model_times / [graphs.repetitions(operators, shape) for shape in shapes])
 
     fit = regressors.quick_fit(kernel)
-    shapes, seen = sampling.adaptive(plan.prior, measure, fit, plan.start, plan.rounds, plan.extra, limit=plan.limit)
+    shapes, measured = sampling.adaptive(plan.prior, measure, fit, plan.start, plan.rounds, plan.extra, limit=plan.limit)
     shortest = SHORTEST[backend.unit]
-    long_enough = np.flatnonzero(seen >= shortest)
+    long_enough = np.flatnonzero(measured >= shortest)
     if len(long_enough) < FEWEST:
         raise PredictError(f"of {len(shapes)} shapes of {kernel} only {len(long_enough)} take long enough: start with more")
-    shapes, seen = [shapes[i] for i in long_enough], seen[long_enough]
-    predictors.train(kernel, shapes, seen)
+    shapes, measured = [shapes[i] for i in long_enough], measured[long_enough]
+    predictors.train(kernel, shapes, measured)
     unseen = sampling.draw(plan.prior, plan.held_out, np.random.default_rng(UNSEEN), plan.limit)
     first, second = measure(unseen), measure(unseen)
-    return Trained(kernel, shapes, seen, unseen, first, second, predictors.kernel(kernel, unseen), first >= shortest, again)
+    return Trained(kernel, shapes, measured, unseen, first, second, predictors.kernel(kernel, unseen), first >= shortest, again)
 
 
 def train_all(backend: Backend, predictors: regressors.Predictors, plan: Plan) -> Iterator[Trained]:
