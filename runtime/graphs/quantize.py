@@ -37,10 +37,6 @@ class Precision:
         """Are weights integers with scales?"""
         return self.bits < 16
 
-    def pack(self, weight: np.ndarray) -> "Quantized":
-        """A matrix [N, K] as integers with scales."""
-        return quantize(weight, self)
-
 
 FLOAT32 = Precision()
 

@@ -175,15 +175,12 @@ class Decoder:
         g = GraphBuilder(f"attention_{layer}", store)
         g.input("hidden", ("T", self.hidden))
         cache = (1, self.kv_heads, "P", self.head_dim)
-        for name, shape, dtype in (
-            ("past_k", cache, TensorProto.FLOAT),
-            ("past_v", cache, TensorProto.FLOAT),
-            ("seqlens", (1,), TensorProto.INT32),
-            ("total", (), TensorProto.INT32),
-            ("cos", ("M", self.rope.dims // 2), TensorProto.FLOAT),
-            ("sin", ("M", self.rope.dims // 2), TensorProto.FLOAT),
-        ):
-            g.input(name, shape, dtype)
+        g.input("past_k", cache)
+        g.input("past_v", cache)
+        g.input("seqlens", (1,), TensorProto.INT32)
+        g.input("total", (), TensorProto.INT32)
+        g.input("cos", ("M", self.rope.dims // 2))
+        g.input("sin", ("M", self.rope.dims // 2))
         queries = [g.node("Unsqueeze", [part, g.ints(0)]) if part else "" for part in self.projected(g, checkpoint, layer, True)]
         inputs = [*queries, "past_k", "past_v", "seqlens", "total", "cos", "sin"]
         if sinks := self.sinks(g, checkpoint, layer):
@@ -205,15 +202,12 @@ class Decoder:
         """
         d, kv = self.head_dim, self.kv_heads
         g = GraphBuilder(f"attention_{layer}", store)
-        for name, shape in (
-            ("hidden", ("T", self.hidden)),
-            ("cos", ("T", 1, self.rope.dims)),
-            ("sin", ("T", 1, self.rope.dims)),
-            ("mask", ("T", "S")),
-            ("past_k", (kv, "P", d)),
-            ("past_v", (kv, "P", d)),
-        ):
-            g.input(name, shape)
+        g.input("hidden", ("T", self.hidden))
+        g.input("cos", ("T", 1, self.rope.dims))
+        g.input("sin", ("T", 1, self.rope.dims))
+        g.input("mask", ("T", "S"))
+        g.input("past_k", (kv, "P", d))
+        g.input("past_v", (kv, "P", d))
         q, k, v = self.projected(g, checkpoint, layer, False)
         q = self.rotated(g, g.node("Reshape", [q, g.ints(-1, self.heads, d)]), "rotated_q")
         k = self.rotated(g, g.node("Reshape", [k, g.ints(-1, kv, d)]), "rotated_k")
