@@ -101,7 +101,7 @@ class Item(NamedTuple):
 def prepare(
     graph: Graph, binding: Binding, sources: bytes, chosen: np.ndarray | None = None, weights: np.ndarray | None = None
 ) -> Item:
-    """A call of the graph. `sources`: tensor identities of its operator; a router's choice [1, k] and weights go to a probe, too."""
+    """A call of the graph. `sources`: tensor identities of its operator; a router's choice [1, k] and weights are probed, too."""
     kind, layer, expert, backend = graph.kind, graph.layer, graph.expert, graph.backend
     result = result_id(kind, layer, expert)
     call = Call(binding.run, binding.raw, graph.handle, kind, layer, expert, backend, result, sources, chosen, weights)

@@ -1,6 +1,6 @@
 """Loads experts before their router asks: a threshold on predicted chances, in two stages.
 
-1. When a token enters the model, its embedding and the layers' recent choices predict what the whole token may need (view `token`).
+1. When a token enters the model, its embedding and the layers' recent choices predict what the token may need (view `token`).
 2. When a layer begins, the state that enters it predicts again for this layer (`near`) and for the next (`next`): loads that have
    not begun and look needless now are cancelled, the others move forward in the queue, and new ones join. They overlap attention.
 
