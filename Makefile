@@ -1,5 +1,6 @@
 # make run          everything needed, then the main job: trace the bundled demo
 # make test         everything needed, then all tests
+# make test-vm      the tracer on other kernels and the other architecture, in guests that QEMU emulates
 # make lint         what the code must pass before that
 # make wheel        a source archive and the wheels for x86-64 and arm64, in dist/
 # make constraints  the newest releases of what is used, tried by nobody yet, into constraints.txt
@@ -12,18 +13,24 @@ MACHINE := $(shell uname -m)
 DEBIAN_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,amd64)
 RUN ?= recordings/$(shell date +%Y%m%d-%H%M%S)
 APT := clang cmake ninja-build libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH) chromium chromium-driver bpftrace
-CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
+APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
-.PHONY: run test lint results setup build headers doctor wheel constraints clean
+.PHONY: run test test-vm lint results setup build headers doctor wheel constraints clean
 
 run: setup
 	@echo "== tracing the bundled demo"
 	$(SUDO) $(PY) -m tracer run -o $(RUN)
 
-test: setup
+# arm64 code is compiled and run emulated, too.
+test: setup build/.apt-cross
 	@echo "== tests (those that probe the kernel run as root)"
 	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+# Other kernels and the other architecture, one after the other: GUEST=arm64, GUEST=amd64-6.1 ... for some of tests/vm/guests.toml
+test-vm: build build/.apt-vm
+	$(PY) -m tests.vm.guest $(GUEST)
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -53,7 +60,8 @@ doctor: setup
 # Debian packages: only what is missing, and only where there is apt.
 build/.apt: PACKAGES = $(APT)
 build/.apt-cross: PACKAGES = $(CROSS)
-build/.apt build/.apt-cross: Makefile
+build/.apt-vm: PACKAGES = $(APT_VM)
+build/.apt build/.apt-cross build/.apt-vm: Makefile
 	@mkdir -p build
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -q '^installed' || echo $$p; done); \
 	if [ -n "$$missing" ] && command -v apt-get > /dev/null; then \

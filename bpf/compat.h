@@ -5,7 +5,8 @@
  * libbpf: maps are declared here and found by name; kernel fields are relocated against the running kernel's BTF.
  * BCC: the loader defines LOADER_BCC, passes the file descriptor of each map as MAP_FD_<name> and the offset of each
  * kernel field as OFFSET_<field>, because the headers BCC compiles against need not be the running kernel's. Tracepoint
- * fields likewise, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT gives an array's address.
+ * fields likewise, from tracefs: FIELD(ctx, event, field, type) reads one, FIELD_AT gives an array's address. HAS_RECORD(event)
+ * tells whether this kernel has such a record; where it has none, the verifier never sees what reads it.
  * KERNEL_AT(type, field, pointer) is the address of a field of a kernel struct; KERNEL_READ below reads it.
  */
 #ifndef MOESCOPE_COMPAT_H
@@ -20,11 +21,21 @@
 #define RETURN_ADDRESS_BYTES 8
 #endif
 
+/* Numbers of system calls. */
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+enum { SYSCALL_OPENAT = 56, SYSCALL_READ = 63, SYSCALL_READV = 65, SYSCALL_PREAD64 = 67, SYSCALL_PREADV = 69 };
+enum { SYSCALL_MMAP = 222, SYSCALL_PREADV2 = 286 };
+#else
+enum { SYSCALL_READ = 0, SYSCALL_MMAP = 9, SYSCALL_PREAD64 = 17, SYSCALL_READV = 19, SYSCALL_OPENAT = 257 };
+enum { SYSCALL_PREADV = 295, SYSCALL_PREADV2 = 327 };
+#endif
+
 #ifdef LOADER_BCC
 
 #include <uapi/linux/ptrace.h>
 
 #define MAP(name) ((void *)bpf_pseudo_fd(1, MAP_FD_##name))
+#define HAS_RECORD(event) 1
 #define FIELD_AT(ctx, event, field) ((char *)(ctx) + OFFSET_##event##_##field)
 #define FIELD(ctx, event, field, type) (*(type *)FIELD_AT(ctx, event, field))
 #define map_lookup(map, key) bpf_map_lookup_elem_((u64)map, (void *)(key))
@@ -61,7 +72,6 @@
 #else
 
 #include <linux/bpf.h>
-#include <linux/ptrace.h>
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
@@ -72,6 +82,22 @@ typedef __u32 u32;
 typedef __u64 u64;
 typedef __s32 s32;
 typedef __s64 s64;
+
+/* What a program on a uprobe is given, as the kernel's headers for user space have it; here so that any machine compiles both. */
+#if defined(__TARGET_ARCH_x86)
+struct pt_regs {
+	u64 r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, eflags, rsp, ss;
+};
+#elif defined(__TARGET_ARCH_arm64)
+struct pt_regs {
+	u64 regs[31], sp, pc, pstate;
+};
+#else
+#error "define __TARGET_ARCH_x86 or __TARGET_ARCH_arm64"
+#endif
+
+/* What this kernel offers: set by the loader before programs are loaded, so that the verifier never sees the other way. */
+const volatile bool has_task_btf, has_cookies;
 
 /* The kernel types that are read; the loader finds their real offsets. */
 struct task_struct {
@@ -145,6 +171,14 @@ struct trace_event_raw_block_rq_completion {
 	int error;
 } RELOCATED;
 
+/* Until Linux 5.18 (d5869fdc189f `block: introduce block_rq_error tracepoint`) the record of completed requests was called so. */
+struct trace_event_raw_block_rq_complete {
+	u32 dev;
+	u64 sector;
+	int error;
+} RELOCATED;
+
+#define HAS_RECORD(event) bpf_core_type_exists(struct trace_event_raw_##event)
 #define MAP(name) (&name)
 #define FIELD_AT(ctx, event, field) (((struct trace_event_raw_##event *)(ctx))->field)
 #define FIELD(ctx, event, field, type) (((struct trace_event_raw_##event *)(ctx))->field)
@@ -157,18 +191,25 @@ struct trace_event_raw_block_rq_completion {
 #define NUMBER_SYMBOL(name) static const char number_##name SEC(".numbers") __attribute__((used)) = 0;
 #define BARE_PERF_EVENT(name) SEC("perf_event") int name(void *ctx)
 #define KERNEL_AT(type, field, pointer) ((void *)&((struct type *)(pointer))->field)
-#define task_counter(field) (bpf_get_current_task_btf()->field)
+#define task_counter(field)                                                                                            \
+	({                                                                                                             \
+		unsigned long value_ = 0;                                                                              \
+		if (has_task_btf)                                                                                      \
+			value_ = bpf_get_current_task_btf()->field;                                                    \
+		else                                                                                                   \
+			bpf_probe_read_kernel(&value_, sizeof(value_),                                                 \
+					      &((struct task_struct *)bpf_get_current_task())->field);                 \
+		value_;                                                                                                \
+	})
 
 #if defined(__TARGET_ARCH_x86)
 #define REG(ctx, x86, arm) ((ctx)->x86)
 #define STACK(ctx) ((ctx)->rsp)
 #define PLACE(ctx) ((ctx)->rip)
-#elif defined(__TARGET_ARCH_arm64)
-#define REG(ctx, x86, arm) (((struct user_pt_regs *)(ctx))->regs[arm])
-#define STACK(ctx) (((struct user_pt_regs *)(ctx))->sp)
-#define PLACE(ctx) (((struct user_pt_regs *)(ctx))->pc)
 #else
-#error "define __TARGET_ARCH_x86 or __TARGET_ARCH_arm64"
+#define REG(ctx, x86, arm) ((ctx)->regs[arm])
+#define STACK(ctx) ((ctx)->sp)
+#define PLACE(ctx) ((ctx)->pc)
 #endif
 #define ARG1(ctx) REG(ctx, rdi, 0)
 #define ARG2(ctx) REG(ctx, rsi, 1)
@@ -189,7 +230,8 @@ struct trace_event_raw_block_rq_completion {
 
 /* Right behind a call: where it returns to, and the stack as it stood at the call. */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
-#define RETURN_ADDRESS(ctx) REG(ctx, unused, 30)
+/* Behind `paciasp` it is signed in the bits that addresses of user space leave at 0. */
+#define RETURN_ADDRESS(ctx) (REG(ctx, unused, 30) & ((1ULL << 48) - 1))
 #define CALLER_STACK(ctx) STACK(ctx)
 #else
 #define RETURN_ADDRESS(ctx)                                                                                            \

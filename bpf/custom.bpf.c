@@ -4,6 +4,24 @@
  * `call_specs` tells what to read; user space writes the row before it attaches the probe.
  */
 
+#ifdef LOADER_BCC
+#define cookie_of(ctx) bpf_get_attach_cookie(ctx)
+#else
+/*
+ * Before Linux 5.15 (`bpf: Add bpf_get_attach_cookie() BPF helper`) the loader gives each probe its own copy of the program,
+ * with its cookie in place of this number.
+ */
+static INLINE u32 cookie_of(struct pt_regs *ctx)
+{
+	u32 written;
+
+	if (has_cookies)
+		return bpf_get_attach_cookie(ctx);
+	asm volatile("%0 = 0x0C00C1E5" : "=r"(written));
+	return written;
+}
+#endif
+
 /* 1 where a read of `width` bytes failed, by sign bits; a read of no bytes may fail, too, and means nothing. */
 #define FAILED(result, width) (((u64)(result) & (0 - (u64)(width))) >> 63)
 
@@ -47,7 +65,7 @@ static INLINE void send_call_text(void *ctx, struct call_spec *spec, u64 *regist
 static INLINE int record_call(struct pt_regs *ctx, u16 kind, u64 frame)
 {
 	u64 registers[8] = {ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx), ARG5(ctx), ARG6(ctx), RESULT(ctx), 0};
-	u32 index = bpf_get_attach_cookie(ctx);
+	u32 index = cookie_of(ctx);
 	u64 unread = 0, call_ts;
 	struct call_spec *spec;
 	RECORD(rec_call_begin, r);

@@ -145,6 +145,8 @@ static INLINE u64 sample_signature(struct traced *t, struct ggml_graph_view *hea
 {
 	u64 signature = round + head->nodes + 31ULL * head->n_nodes;
 
+/* Kernels before 6.7 refuse the jump back that would be left here (`bpf: fix control-flow graph checking`). */
+#pragma unroll
 	for (u32 i = 0; i < SAMPLED_NODES; i++) {
 		u32 spread = (at + SAMPLE_ROUNDS * i) * 0x9E3779B1U;
 		u64 node = read_u64(head->nodes + 8 * (((u64)spread * (u32)head->n_nodes) >> 32));
@@ -305,9 +307,9 @@ static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 		u64 value = frame_word(ctx, words, i);
 		u64 at = head.nodes + 8ULL * (u32)value;
 
-		here |= (read_u64(at) == t->tensor) << i;
-		before |= (read_u64(at - 8) == t->tensor) << i;
-		graph |= (value == t->graph) << i;
+		here |= (u32)(read_u64(at) == t->tensor) << i;
+		before |= (u32)(read_u64(at - 8) == t->tensor) << i;
+		graph |= (u32)(value == t->graph) << i;
 	}
 	t->here = here;
 	t->before = before;

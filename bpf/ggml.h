@@ -45,6 +45,7 @@ struct ggml_graph_view {
  */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 #define FRAME_REGISTERS 11
+#define FRAME_WORDS 21 /* compilers keep the saved registers at the frame's bottom, below the variables */
 #else
 #define FRAME_REGISTERS 6
 #ifdef LOADER_BCC
@@ -54,8 +55,8 @@ struct ggml_graph_view {
 #define FRAME_BX rbx
 #define FRAME_BP rbp
 #endif
-#endif
 #define FRAME_WORDS 16
+#endif
 #define FRAME_PLACES (FRAME_REGISTERS + FRAME_WORDS)
 
 /* Keeps the compiler from reading through a computed pointer into the context, which the verifier refuses. */

@@ -113,7 +113,7 @@ struct syscall_exit {
 };
 
 /* A file is mapped: faults name it by its inode alone. */
-TRACEPOINT(syscalls, sys_enter_mmap)
+static INLINE int maps_file(void *ctx)
 {
 	struct syscall_enter *call = ctx;
 	struct opened o;
@@ -123,6 +123,11 @@ TRACEPOINT(syscalls, sys_enter_mmap)
 	if (find_file(call->args[4], &o))
 		send_file(ctx, &o);
 	return 0;
+}
+
+TRACEPOINT(syscalls, sys_enter_mmap)
+{
+	return maps_file(ctx);
 }
 
 /* `offset`: of the call; NO_COUNT where it reads on from the file's position. */
@@ -189,6 +194,23 @@ READ_CALL(readv, CALL_READV, NO_BYTES, NO_COUNT)
 READ_CALL(preadv, CALL_PREADV, NO_BYTES, ARGS[3])
 READ_CALL(preadv2, CALL_PREADV2, NO_BYTES, ARGS[3])
 
+/* Any of these, by its number. */
+static INLINE int reads_file(void *ctx, u64 number)
+{
+	u64 bytes = ARGS[2], offset = ARGS[3];
+	u32 call;
+
+	switch (number) {
+	case SYSCALL_READ: call = CALL_READ, offset = NO_COUNT; break;
+	case SYSCALL_PREAD64: call = CALL_PREAD64; break;
+	case SYSCALL_READV: call = CALL_READV, bytes = NO_BYTES, offset = NO_COUNT; break;
+	case SYSCALL_PREADV: call = CALL_PREADV, bytes = NO_BYTES; break;
+	case SYSCALL_PREADV2: call = CALL_PREADV2, bytes = NO_BYTES; break;
+	default: return 0;
+	}
+	return read_begins(ctx, call, ARGS[0], bytes, offset);
+}
+
 static INLINE void fault_begins(u32 tid, u64 ino, u32 dev, u32 page, u32 last, u32 flags)
 {
 	struct faulting f = {bpf_ktime_get_ns(), ino, dev, page, last, 0, flags, 0};
@@ -197,7 +219,7 @@ static INLINE void fault_begins(u32 tid, u64 ino, u32 dev, u32 page, u32 last, u
 }
 
 /* The handler looks for the page: at its begin, and again where it had to wait and is retried. */
-TRACEPOINT(filemap, mm_filemap_fault)
+RECENT_TRACEPOINT(filemap, mm_filemap_fault, HAS_RECORD(mm_filemap_fault))
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid(), dev = FIELD(ctx, mm_filemap_fault, s_dev, u32);
 	u64 ino = FIELD(ctx, mm_filemap_fault, i_ino, unsigned long);
@@ -217,7 +239,7 @@ TRACEPOINT(filemap, mm_filemap_fault)
 }
 
 /* Pages around the touched one are mapped where the page cache has them: before the handler above, or instead, or after a retry. */
-TRACEPOINT(filemap, mm_filemap_map_pages)
+RECENT_TRACEPOINT(filemap, mm_filemap_map_pages, HAS_RECORD(mm_filemap_op_page_cache_range))
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid(), dev = FIELD(ctx, mm_filemap_op_page_cache_range, s_dev, u32);
 	u64 ino = FIELD(ctx, mm_filemap_op_page_cache_range, i_ino, unsigned long);
@@ -373,10 +395,23 @@ TRACEPOINT(block, block_rq_issue)
 	return 0;
 }
 
+/* Which request is complete, and with which error. READ_NOW keeps the compiler from making one read of the two ways. */
+static INLINE struct request_key completed(void *ctx, s32 *error)
+{
+	if (HAS_RECORD(block_rq_completion)) {
+		*error = READ_NOW(FIELD(ctx, block_rq_completion, error, s32));
+		return request_at(READ_NOW(FIELD(ctx, block_rq_completion, dev, u32)),
+				  READ_NOW(FIELD(ctx, block_rq_completion, sector, u64)));
+	}
+	*error = READ_NOW(FIELD(ctx, block_rq_complete, error, s32));
+	return request_at(READ_NOW(FIELD(ctx, block_rq_complete, dev, u32)),
+			  READ_NOW(FIELD(ctx, block_rq_complete, sector, u64)));
+}
+
 TRACEPOINT(block, block_rq_complete)
 {
-	struct request_key key =
-		request_at(FIELD(ctx, block_rq_completion, dev, u32), FIELD(ctx, block_rq_completion, sector, u64));
+	s32 error;
+	struct request_key key = completed(ctx, &error);
 	struct request *known = map_lookup(MAP(requests), &key), owner;
 	RECORD(rec_block_done, r);
 
@@ -390,7 +425,7 @@ TRACEPOINT(block, block_rq_complete)
 	r->h.tid = owner.tid;
 	r->sector = key.sector;
 	r->dev = key.dev;
-	r->error = FIELD(ctx, block_rq_completion, error, s32);
+	r->error = error;
 	r->pad[0] = r->pad[1] = 0;
 	submit(ctx, r);
 	return 0;

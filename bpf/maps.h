@@ -38,6 +38,7 @@ struct settings {
 	u32 n_counters; /* performance counters read at operator boundaries; 0: none */
 	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 	u32 round;      /* grows when probes come or go: what was told to none of them is told again */
+	u32 files;  /* record reads and mappings of files, where one program sees all system calls */
 	u32 spared; /* QNN's own readers of events are not probed, since those who call them are known to hand on what they read */
 };
 
@@ -349,14 +350,18 @@ enum { BEFORE_FIRST_PROGRAM = __COUNTER__ };
 		return name##_here(ctx, t);                                                                            \
 	}                                                                                                              \
 	static INLINE int name##_here(struct pt_regs *ctx, struct traced *t)
-#define TRACEPOINT(category, name)                                                                                     \
-	NUMBERED(name, BARE_TRACEPOINT(category, name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1)
-#define PERF_EVENT(name) NUMBERED(name, BARE_PERF_EVENT(name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1)
-#define NUMBERED(name, declaration, number)                                                                            \
+#define TRACEPOINT(category, name) RECENT_TRACEPOINT(category, name, 1)
+/* One that not every kernel has: where `exists` is false, the program is empty. */
+#define RECENT_TRACEPOINT(category, name, exists)                                                                      \
+	NUMBERED(name, BARE_TRACEPOINT(category, name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1, exists)
+#define PERF_EVENT(name) NUMBERED(name, BARE_PERF_EVENT(name), __COUNTER__ - BEFORE_FIRST_PROGRAM - 1, 1)
+#define NUMBERED(name, declaration, number, exists)                                                                    \
 	NUMBER_SYMBOL(name)                                                                                            \
 	static INLINE int name##_here(void *ctx);                                                                      \
 	declaration                                                                                                    \
 	{                                                                                                              \
+		if (!(exists))                                                                                         \
+			return 0;                                                                                      \
 		count_run(number);                                                                                     \
 		return name##_here(ctx);                                                                               \
 	}                                                                                                              \

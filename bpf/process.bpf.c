@@ -124,7 +124,7 @@ static INLINE void send_qnn_log(void *ctx, void *filename)
 }
 
 /* A library that an engine is declared for is about to be mapped: its probes must stand before its code runs. */
-TRACEPOINT(syscalls, sys_enter_openat)
+static INLINE int opens_file(void *ctx)
 {
 	struct sys_enter_openat_args *args = ctx;
 	u32 zero = 0;
@@ -164,6 +164,36 @@ TRACEPOINT(syscalls, sys_enter_openat)
 	stop_target();
 	submit_urgent(ctx, r);
 	return 0;
+}
+
+TRACEPOINT(syscalls, sys_enter_openat)
+{
+	return opens_file(ctx);
+}
+
+/*
+ * Kernels without CONFIG_FTRACE_SYSCALLS, as most phones have, offer only what every call of every process passes. Its record
+ * has the shape of those of single calls.
+ */
+TRACEPOINT(raw_syscalls, sys_enter)
+{
+	struct syscall_enter *call = ctx;
+	struct settings *s = settings();
+
+	if (!traced())
+		return 0;
+	if (call->number == SYSCALL_OPENAT)
+		return opens_file(ctx);
+	if (!s || !s->files)
+		return 0;
+	if (call->number == SYSCALL_MMAP)
+		return maps_file(ctx);
+	return reads_file(ctx, call->number);
+}
+
+TRACEPOINT(raw_syscalls, sys_exit)
+{
+	return read_ends(ctx);
 }
 
 /* Does nothing: for measuring what a probe costs by itself. */

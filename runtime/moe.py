@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from runtime.backends.instruction_sets import instruction_set
 from runtime.backends.kv_cache import Scales
 from runtime.cache_rules.forms import HTP
 from runtime.errors import ModelError, RequestError
@@ -132,6 +133,7 @@ class MoE:
             "chunk": o.chunk,
             "tiers": list(o.tiers),
             "threads": o.threads,
+            "instruction_set": instruction_set() if self.package.manifest["precisions"]["experts"]["bits"] < 16 else None,
             "qnn_profile": o.qnn_profile,
             "probes": probes.built,
         }

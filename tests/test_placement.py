@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracer.errors import ProbeError
 from tracer.probes.placement import NOP5, arm64_class, place_entry, place_tail, place_usdt
 
 NEW_KERNEL = {"nop5": 200.0, "emulated": 450.0, "stepped": 16_000.0}
@@ -35,7 +36,7 @@ ARM64 = {
     "mov x9, x0": (b"\xe9\x03\x00\xaa", "stepped", False),
     "mov w0, #1": (b"\x20\x00\x80\x52", "stepped", True),
     "cbz x0, +8": (b"\x40\x00\x00\xb4", "emulated", True),
-    "ldr x9, +8": (b"\x49\x00\x00\x58", "emulated", False),
+    "ldr x9, +8": (b"\x49\x00\x00\x58", "refused", False),
     "ldr x10, [x9]": (b"\x2a\x01\x40\xf9", "stepped", False),
     "adrp x9, 0": (b"\x09\x00\x00\x90", "emulated", False),
     "b +16": (b"\x04\x00\x00\x14", "emulated", True),
@@ -43,17 +44,16 @@ ARM64 = {
 }
 
 
-def expected(names: list[str], table: dict[str, tuple[bytes, str, bool]], costs: dict[str, float]) -> tuple[int, str]:
-    """By brute force: the first cheapest instruction up to and including the first that changes anything."""
+def expected(names: list[str], table: dict[str, tuple[bytes, str, bool]], costs: dict[str, float]) -> tuple[int, str] | None:
+    """By brute force: the first cheapest instruction up to and including the first that changes anything; None: all refused."""
     best, at = None, 0
     for name in names:
         code, cost, changes = table[name]
-        if best is None or costs[cost] < costs[best[1]]:
+        if cost != "refused" and (best is None or costs[cost] < costs[best[1]]):
             best = (at, cost)
         if changes:
             break
         at += len(code)
-    assert best is not None
     return best
 
 
@@ -64,10 +64,22 @@ def test_any_prologue_gets_its_cheapest_intact_instruction(
 ) -> None:
     @given(st.lists(st.sampled_from(sorted(table)), min_size=1, max_size=8))
     def check(names: list[str]) -> None:
-        place = place_entry(b"".join(table[name][0] for name in names), machine, costs)
-        assert (place.delta, place.cost) == expected(names, table, costs)
+        code, wanted = b"".join(table[name][0] for name in names), expected(names, table, costs)
+        if wanted is None:
+            with pytest.raises(ProbeError, match="no instruction can be probed"):
+                place_entry(code, machine, costs)
+        else:
+            place = place_entry(code, machine, costs)
+            assert (place.delta, place.cost) == wanted
 
     check()
+
+
+def test_a_busy_machine_that_measures_all_alike_changes_no_place() -> None:
+    noise = dict.fromkeys(OLD_KERNEL, 43.0)
+    code = b"".join(X86[name][0] for name in ("endbr64", "mov rax, rdi", "push rbp"))
+    assert place_entry(code, "x64", noise) == place_entry(code, "x64", OLD_KERNEL)
+    assert place_entry(code, "x64", noise).cost == "emulated"
 
 
 def test_code_of_an_unknown_machine_is_probed_at_the_symbol() -> None:
@@ -102,8 +114,9 @@ ARM64_CLASSES = {
     "br x16": (0xD61F0200, "emulated"),
     "blr x8": (0xD63F0100, "emulated"),
     "ret": (0xD65F03C0, "emulated"),
-    "ldr w0, literal": (0x18000040, "emulated"),
-    "ldrsw x0, literal": (0x98000040, "emulated"),
+    "ldr w0, literal": (0x18000040, "refused"),
+    "ldr x0, literal": (0x58000040, "refused"),
+    "ldrsw x0, literal": (0x98000040, "refused"),
     "ldr q0, literal": (0x9C000040, "refused"),
     "prfm literal": (0xD8000040, "refused"),
     "retaa": (0xD65F0BFF, "refused"),
@@ -128,6 +141,13 @@ def test_an_arm64_instruction_has_the_class_of_the_kernels_decoder(word: int, co
 def test_an_instruction_that_the_kernel_refuses_is_never_chosen() -> None:
     code = (0xD503203F).to_bytes(4, "little") + ARM64["stp x29, x30, [sp, #-16]!"][0]
     assert place_entry(code, "AArch64", NEW_KERNEL).delta == 4
+
+
+def test_the_return_address_is_not_signed_yet_where_an_arm64_function_is_probed() -> None:
+    bti, paciasp, push = (word.to_bytes(4, "little") for word in (0xD503245F, 0xD503233F, 0xA9BF7BFD))
+    branch = ARM64["b +16"][0]
+    assert place_entry(bti + paciasp + push + branch, "AArch64", NEW_KERNEL).delta == 0
+    assert place_entry(paciasp + branch, "AArch64", NEW_KERNEL).delta == 0
 
 
 def test_a_cheap_instruction_inside_a_loop_is_not_chosen() -> None:

@@ -1,6 +1,11 @@
-"""BlockMatMul: the product that its formula gives, on every way this processor has, whatever the number of rows."""
+"""BlockMatMul: the product that its formula gives, the same bits with every instruction set and number of rows."""
 
-import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,10 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from runtime.backends.serving import DOMAIN, LIBRARY
+from runtime.backends.instruction_sets import FORCED_SET, LIBRARY, choose, instruction_set, instruction_sets
+from runtime.backends.serving import DOMAIN
+from runtime.errors import BackendError
 from runtime.graphs.quantize import BLOCKS, Precision, Quantized, _unpack, quantize
 
 TYPES = {"rows": TensorProto.FLOAT, "values": TensorProto.UINT8, "scales": TensorProto.FLOAT, "zeros": TensorProto.UINT8}
+KERNELS = LIBRARY.with_name("kernels")
+DRIVER = Path(__file__).with_name("block_product.c")
+ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 precisions = st.builds(Precision, st.sampled_from([4, 8]), st.sampled_from(BLOCKS), st.booleans())
 
 
@@ -51,7 +61,14 @@ def product(packed: Quantized, precision: Precision, rows: np.ndarray) -> np.nda
     return (dots * scales[:, None].astype(np.float64) * packed.scales[None].astype(np.float64)).sum(axis=2)
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.fixture(autouse=True)
+def fastest() -> Iterator[None]:
+    """Whatever a test chose, the next one begins with the fastest set."""
+    yield
+    choose(instruction_sets()[0])
+
+
+@pytest.mark.parametrize("name", instruction_sets())
 @given(
     precision=precisions,
     rows=st.integers(1, 9),
@@ -62,20 +79,120 @@ def product(packed: Quantized, precision: Precision, rows: np.ndarray) -> np.nda
 )
 @settings(max_examples=60, deadline=None)
 def test_it_is_the_product_of_what_was_rounded(
-    plain: bool, precision: Precision, rows: int, n: int, k: int, seed: int, size: float
+    name: str, precision: Precision, rows: int, n: int, k: int, seed: int, size: float
 ) -> None:
     rng = np.random.default_rng(seed)
     packed = quantize(rng.standard_normal((n, k)).astype(np.float32), precision)
     values = (rng.standard_normal((rows, k)) * size).astype(np.float32)
     given = feeds(packed, values)
     runs = session(precision.bits, list(given))
-    ctypes.CDLL(str(LIBRARY)).moescope_choose(int(plain))
-    (found,) = runs.run(None, given)
+    choose(name)
+    (results,) = runs.run(None, given)
     (alone,) = runs.run(None, given | {"rows": values[-1:]})
-    ctypes.CDLL(str(LIBRARY)).moescope_choose(0)
     expected = product(packed, precision, values)
-    assert np.abs(found - expected).max() <= 2e-5 * (np.abs(expected).max() + np.linalg.norm(values) + 1e-30)
-    assert np.array_equal(alone[0], found[-1])
+    assert np.abs(results - expected).max() <= 2e-5 * (np.abs(expected).max() + np.linalg.norm(values) + 1e-30)
+    assert np.array_equal(alone[0], results[-1])
+
+
+@given(
+    precision=precisions,
+    rows=st.integers(1, 130),
+    n=st.integers(1, 200),
+    k=st.integers(1, 1100),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_instruction_set_gives_the_same_bits(
+    precision: Precision, rows: int, n: int, k: int, threads: int, seed: int
+) -> None:
+    given = random_feeds(precision, rows, n, k, np.random.default_rng(seed))
+    runs, results = session(precision.bits, list(given), threads), {}
+    for name in instruction_sets():
+        choose(name)
+        results[name] = runs.run(None, given)[0]
+    for name, result in results.items():
+        assert np.array_equal(result, results["plain"]), name
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_largest_codes_overflow_no_sum(bits: int) -> None:
+    rows = np.full((9, 512), 2.0, np.float32)
+    rows[0, ::2] = -2.0
+    full, none = np.full((17, 2, 32 * bits), 255, np.uint8), np.zeros((17, bits // 4), np.uint8)
+    given = {"rows": rows, "values": full, "scales": np.ones((17, 2), np.float32), "zeros": none}
+    runs = session(bits, list(given))
+    for name in instruction_sets():
+        choose(name)
+        (results,) = runs.run(None, given)
+        expected = np.broadcast_to(rows.sum(axis=1, keepdims=True) * (2**bits - 1), results.shape)
+        np.testing.assert_allclose(results, expected, rtol=1e-6)
+
+
+def random_feeds(precision: Precision, rows: int, n: int, k: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Rows, and a matrix of any codes."""
+    blocks = -(-k // precision.block)
+    given = {"rows": rng.standard_normal((rows, k)).astype(np.float32)}
+    given["values"] = rng.integers(0, 256, (n, blocks, precision.block * precision.bits // 8), np.uint8)
+    given["scales"] = rng.standard_normal((n, blocks)).astype(np.float32)
+    if not precision.symmetric:
+        given["zeros"] = rng.integers(0, 256, (n, -(-blocks * precision.bits // 8)), np.uint8)
+    return given
+
+
+def forced(name: str) -> subprocess.CompletedProcess[str]:
+    code = "from runtime.backends.instruction_sets import instruction_set; print(instruction_set())"
+    environment = os.environ | {FORCED_SET: name}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=DRIVER.parent.parent)
+
+
+def test_the_environment_chooses_the_instruction_set() -> None:
+    assert instruction_set() == instruction_sets()[0]
+    assert [forced(name).stdout.strip() for name in instruction_sets()] == instruction_sets()
+    assert "plain" in instruction_sets()
+
+
+def test_an_instruction_set_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(BackendError, match=f"'mmx'.*{FORCED_SET} to one of {', '.join(instruction_sets())}"):
+        choose("mmx")
+    assert "BackendError" in forced("mmx").stderr
+
+
+@pytest.fixture(scope="module")
+def arm_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/block_product.c for arm64."""
+    if not (shutil.which(ARM_COMPILER) and shutil.which(ARM_EMULATOR)):
+        pytest.skip(f"{ARM_COMPILER} or {ARM_EMULATOR} is not there")
+    driver = tmp_path_factory.mktemp("arm") / "block_product"
+    sources = [str(path) for path in [DRIVER, *KERNELS.glob("*.c")] if path.name != "operator.c"]
+    flags = ["-O2", "-static", "-ffp-contract=off", "-fno-math-errno", f"-I{KERNELS}"]
+    subprocess.run([ARM_COMPILER, *flags, *sources, "-lm", "-o", str(driver)], check=True)
+    return driver
+
+
+@pytest.mark.parametrize("name", ["plain", "neon_dotprod", "neon_i8mm"])
+def test_an_arm_processor_gives_the_same_bits(arm_driver: Path, name: str) -> None:
+    rng, cases, expected = np.random.default_rng(7), [], []
+    for bits, block in [(bits, block) for bits in (4, 8) for block in BLOCKS]:
+        for rows, n, k in [(1, 9, 300), (3, 5, 1), (7, 17, 700), (6, 70, 130)]:
+            precision = Precision(bits, block, bool(rng.integers(2)))
+            given = random_feeds(precision, rows, n, k, rng)
+            sizes = np.array([bits, block, rows, k, n, "zeros" in given], np.uint64)
+            cases += [sizes.tobytes(), *(array.tobytes() for array in given.values())]
+            expected.append(session(bits, list(given)).run(None, given)[0].ravel())
+    done = subprocess.run(
+        [ARM_EMULATOR, "-cpu", "max", str(arm_driver), name], input=b"".join(cases), capture_output=True, check=True
+    )
+    assert np.array_equal(np.frombuffer(done.stdout, np.float32), np.concatenate(expected))
+
+
+def test_a_kernel_of_avx_vnni_uses_its_instructions(tmp_path: Path) -> None:
+    compiler, objdump, built = shutil.which("gcc"), shutil.which("objdump"), tmp_path / "avxvnni.o"
+    if os.uname().machine != "x86_64" or not compiler or not objdump:
+        pytest.skip("no compiler or disassembler for x86-64")
+    subprocess.run([compiler, "-O1", "-c", str(KERNELS / "avxvnni.c"), "-o", str(built)], check=True)
+    listing = subprocess.run([objdump, "-d", str(built)], capture_output=True, text=True, check=True).stdout
+    assert "{vex} vpdpbusd" in listing and "%zmm" not in listing
 
 
 def test_threads_change_no_bit_and_leading_dimensions_stay() -> None:

@@ -192,7 +192,7 @@ def test_every_expert_is_one_aligned_read_that_matches_its_hash(demo: Path, tmp_
     hashes = package.manifest["experts"]["layers"]
     for layer in range(package.family.layers):
         for expert in range(package.family.experts):
-            place = package.expert_place(layer, expert)
+            place = package.expert_range(layer, expert)
             assert place.offset % 4096 == package.expert_stride % 4096 == 0
             with place.path.open("rb") as file:
                 content = os.pread(file.fileno(), place.bytes, place.offset)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import platform
 import re
 import shutil
 import struct
@@ -141,7 +142,11 @@ def test_the_profdag_follows_the_layers(tables: dict[str, pd.DataFrame]) -> None
 def test_probes_stand_on_instructions_that_the_kernel_emulates(recording: Recording) -> None:
     rows = [row for row in recording.manifest["probes"] if row["engine"] == "llamacpp"]
     assert {row["level"] for row in rows} == {"token", "graph", "operator"}
-    assert {row["cost"] for row in rows if not row["retired_ns"]} <= {"emulated", "nop5"}
+    learnt = [row for row in rows if "learnt" in row["why"]]
+    standing = [row for row in rows if not row["retired_ns"]]
+    # arm64's functions begin by changing the stack, which is stepped: there what every operator passes is what counts
+    assert {row["cost"] for row in (learnt if platform.machine() == "aarch64" else standing)} <= {"emulated", "nop5"}
+    assert learnt
     assert Path(rows[0]["library"]).name.startswith("xllamacpp")
 
 
@@ -149,7 +154,7 @@ def test_operators_come_to_cost_one_hit_each_once_the_graph_loop_is_learnt(recor
     rows = {row["program"]: row for row in recording.manifest["probes"] if row["engine"] == "llamacpp"}
     assert {name for name, row in rows.items() if row["retired_ns"]} == {"ggml_op_begin", "ggml_fused_begin", "ggml_op_wait"}
     assert {name for name, row in rows.items() if "learnt" in row["why"]} == {"ggml_op_done", "ggml_graph_done"}
-    assert rows["ggml_op_done"]["instruction"].startswith("call")
+    assert rows["ggml_op_done"]["instruction"].startswith(("call", "bl"))
 
 
 def test_fused_operators_are_told_in_every_step(tables: dict[str, pd.DataFrame]) -> None:

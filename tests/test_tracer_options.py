@@ -96,7 +96,7 @@ def test_an_option_in_the_file_is_as_good_as_one_typed_and_what_is_typed_wins(tm
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("leves = 'token'", ["unknown key 'leves'", "known: buffer,", "levels", "options.toml"]),
+        ("leves = 'token'", ["unknown key 'leves'", "known: btf, buffer,", "levels", "options.toml"]),
         ("buffer = 'pipe'", ["buffer = 'pipe' is none of ring, perf"]),
         ("ring-mib = 'big'", ["ring-mib = 'big'"]),
         ("no-views = 1", ["no-views = 1 must be true or false"]),

@@ -175,7 +175,7 @@ def test_a_plain_onnxruntime_program_with_two_sessions_is_traced_unchanged(tmp_p
 
 @pytest.mark.needs("bpftrace")
 def test_bpftrace_lists_the_runtimes_probes() -> None:
-    library = next((ROOT / "runtime").glob("_probes*.so"))
+    library = next((ROOT / "runtime").glob("**/_probes*.so"))
     done = subprocess.run(["bpftrace", "-l", f"usdt:{library}:*"], capture_output=True, text=True, check=True)
     listed = {line.rsplit(":", 1)[1] for line in done.stdout.split()}
     assert {"token__begin", "token__end", "graph__begin", "route", "expert__begin", "load__begin", "evict"} <= listed

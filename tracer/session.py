@@ -15,7 +15,9 @@ from tracer.control.qos import Quality
 from tracer.control.status import Reading
 from tracer.control.switching import Switch
 from tracer.engines import Engine
+from tracer.errors import RequirementError
 from tracer.kernel.accounting import Accounting
+from tracer.kernel.features import has_ring_buffers, option_state
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LOADERS, check_architecture, layouts, struct_bytes
 from tracer.kernel.perf_buffer import Doorbell, PerfBuffer
@@ -23,9 +25,9 @@ from tracer.kernel.pmc import Event
 from tracer.kernel.ring import Ring
 from tracer.manifest import account, compose
 from tracer.probes.attach import Attachments
-from tracer.probes.calibration import measure
+from tracer.probes.calibration import UNKNOWN, measure
 from tracer.probes.functions import Function
-from tracer.probes.perf_events import mount_tracefs
+from tracer.probes.uprobes import has_uprobes
 from tracer.recording import machine
 from tracer.recording.drain import SLOW_S, WATCHFUL_S, Drain
 from tracer.recording.format import STREAMS, write_manifest
@@ -37,6 +39,7 @@ from tracer.target.watch import Watcher
 
 PROGRESS_SECONDS = 1.0
 FIRST_MANIFEST_S, RAREST_MANIFEST_S = 5.0, 60.0  # for a recording that is cut short; each costs milliseconds of a CPU
+KERNEL_LEVELS = {"sched", "io"}  # that no probe in a program is needed for
 GRACE_SECONDS = 1.0  # Ctrl-C reaches the target too: see how it ends
 
 
@@ -58,6 +61,7 @@ class Options:
     given: dict[str, Any] = field(default_factory=dict)
     sched: str = "target"
     pmc: tuple[Event, ...] = ()
+    btf: Path | None = None
     owner: Owner = field(default_factory=lambda: Owner(0, 0, "root", "/root"))
     functions: list[Function] = field(default_factory=list)
 
@@ -86,16 +90,20 @@ class Session:
 
     def load(self) -> None:
         """Load programs, measure what probes cost here, map the rings, attach the kernel's tracepoints."""
-        mount_tracefs()
         self.kernel = Kernel()
+        without = self.go_without()
         self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner, self.options.functions)
+        self.probes.warnings += without
         sizes = dict.fromkeys(STREAMS, self.options.ring_bytes)
-        wanted = self.probes.programs() | {"empty"}
-        self.loader = LOADERS[self.options.loader](self.kernel, wanted, sizes, self.options.buffer)
+        wanted = self.probes.programs() | ({"empty"} if has_uprobes() else set())
+        loader = LOADERS[self.options.loader]
+        self.loader = loader(self.kernel, wanted, sizes, self.options.buffer, self.options.btf)
         self.undo.callback(self.loader.close)
         self.probes.loader = self.loader
+        self.probes.drop(self.loader.refused)
         self.undo.callback(self.probes.detach)
-        self.probes.costs = measure(self.loader.program_fd("empty"))
+        can_measure = "empty" in wanted - self.probes.refused
+        self.probes.costs = measure(self.loader.program_fd("empty")) if can_measure else UNKNOWN
         chosen = self.options.pmc, self.options.sched == "all"
         self.watcher = Watcher(self.kernel, self.loader, self.probes, self.guard, self.layouts, *chosen)
         self.undo.callback(self.watcher.counters.close)
@@ -118,6 +126,21 @@ class Session:
             self.drain.misses = self.quality.misses = Misses(self.layouts)
         self.sampling = Sampling(o.max_overhead, self.switch, self.spent_ns) if o.max_overhead else None
         self.probes.attach_kernel()
+
+    def go_without(self) -> list[str]:
+        """Fit the options to a kernel that lacks what they need; what is left out, in words."""
+        missing = []
+        if self.options.buffer == "ring" and not has_ring_buffers(self.kernel.lib):
+            self.options.buffer = "perf"
+            missing.append("this kernel has no BPF ring buffers (Linux 5.8): perf buffers are used")
+        if not has_uprobes():
+            self.options.engines, self.options.functions = [], []
+            self.options.levels &= KERNEL_LEVELS
+            option = option_state("CONFIG_UPROBE_EVENTS")
+            if not self.options.levels:
+                raise RequirementError(f"this kernel has no uprobes ({option}), which these levels need: it offers sched and io")
+            missing.append(f"this kernel has no uprobes ({option}): no engine is seen, levels sched and io alone are recorded")
+        return missing
 
     def _buffers(self) -> dict[str, Any]:
         size, maps = self.options.ring_bytes, {name: self.loader.map_fd(name) for name in STREAMS}

@@ -4,15 +4,13 @@ import json
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import SkipTest
 
 import numpy as np
 
 from tracer.kernel.btf import ENUM, STRUCT, Btf
 from tracer.recording.format import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, dtype_from_json, dtype_to_json, write_manifest
-from tracer.recording.paths import BUILD
+from tracer.recording.paths import BPF_OBJECT
 
-OBJECT = BUILD / "moescope.bpf.o"
 PID, MAIN, WORKER = 400, 400, 401
 LLAMA_OPERATORS = ["NONE", "MUL_MAT", "ADD", "SOFT_MAX", "MUL_MAT_ID"]
 MOESCOPE_OPERATORS = ["attention", "router", "experts", "combine", "head"]
@@ -22,9 +20,7 @@ MOESCOPE_GRAPHS = ["attention", "expert", "head"]
 @cache
 def layouts() -> dict[str, tuple[int, np.dtype]]:
     """Kind's name → (number, dtype), from the object's BTF."""
-    if not OBJECT.exists():
-        raise SkipTest("the BPF object is not built: its BTF holds the record layouts")
-    btf = Btf.of_object(OBJECT)
+    btf = Btf.of_object(BPF_OBJECT)
     numbers = {name.removeprefix("KIND_").lower(): number for name, number in btf.enum("record_kind").items()}
     answer = {}
     for name, number in numbers.items():

@@ -98,6 +98,8 @@ def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> Tables:
 
 def one(table: pyarrow.Table) -> pyarrow.Table:
     """The table with each column in one piece, each text in its dictionary once."""
+    if all(column.num_chunks == 1 for column in table.columns):
+        return table  # combining copies even what is in one piece
     return table.unify_dictionaries().combine_chunks()
 
 

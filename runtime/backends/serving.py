@@ -2,11 +2,11 @@
 
 So a miss costs its read and nothing else, and an eviction gives a buffer back. ONNX Runtime's own MatMulNBits wants a session
 of each expert, whose prepacking takes two to four times as long as a read; fed with weights it is fifty times slower. Hence
-BlockMatMul (_blocks.c). An expert is served in one form whatever the cache does, so that its bits are the same.
+BlockMatMul (kernels/), which computes the same bits with every instruction set. An expert is served in one form whatever the
+cache does, so that its bits are the same.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,8 +14,8 @@ import onnxruntime as ort
 
 from runtime.backends.cpu import CpuBackend, session_options
 from runtime.backends.graph import Binding, Graph, shared
+from runtime.backends.instruction_sets import LIBRARY, instruction_set
 from runtime.cache_rules.forms import CPU, Form
-from runtime.errors import BackendError
 from runtime.package.reader import BlockPool, Reader
 from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind
@@ -23,7 +23,6 @@ from runtime.telemetry.probes import Kind
 QUANTIZED = "MatMulNBits"
 BIAS = 5
 DOMAIN = "moescope"
-LIBRARY = Path(__file__).with_name("_blocks.so")
 
 
 class CpuExpert(Graph):
@@ -59,8 +58,7 @@ class CpuExperts:
         self.reader, self.pool = Reader(between=between), BlockPool()
         model, options = weights_as_inputs(onnx.load_model_from_string(self.package.graph("expert"))), session_options()
         if any(node.domain == DOMAIN for node in model.graph.node):
-            if not LIBRARY.exists():
-                raise BackendError(f"{LIBRARY} is not built: run `make build`")
+            instruction_set()
             options.register_custom_ops_library(str(LIBRARY))
         self._session = backend.create("an expert", model.SerializeToString(), options)
 

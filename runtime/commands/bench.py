@@ -29,13 +29,15 @@ class Row:
     """One test. Speeds are tokens per second, mean and deviation over repetitions; the rest is summed and given per token.
 
     stall_ms: a layer stood still for experts to come. padding_waste: share of rows that NPU shapes added. peak_pss_bytes: the
-    largest proportional set size seen after loading and after each repetition.
+    largest proportional set size seen after loading and after each repetition. instruction_set: of products with quantized
+    weights; None where experts are floats.
     """
 
     model: str
     bytes: int
     backend: str
     threads: int
+    instruction_set: str | None
     test: str
     tokens_per_second: float
     deviation: float
@@ -100,6 +102,7 @@ def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: i
         bytes=sum(entry["bytes"] for entry in model.package.manifest["files"].values()),
         backend=engine["backends"]["decode" if decoding else "prefill"],
         threads=engine["threads"],
+        instruction_set=engine["instruction_set"],
         test=name,
         tokens_per_second=float(np.mean(speeds)),
         deviation=float(np.std(speeds, ddof=1)) if repetitions > 1 else 0.0,
@@ -149,11 +152,11 @@ def show(rows: list[Row], output: str) -> None:
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
         return
-    heads = ["model", "size", "backend", "threads", "test", "t/s", "hits", "demand/token", "prefetched/token", "stall ms/token"]
-    heads += ["padding", "peak PSS"]
+    heads = ["model", "size", "backend", "threads", "set", "test", "t/s", "hits", "demand/token", "prefetched/token"]
+    heads += ["stall ms/token", "padding", "peak PSS"]
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for r in rows:
-        cells = [r.model, show_bytes(r.bytes), r.backend, str(r.threads), r.test]
+        cells = [r.model, show_bytes(r.bytes), r.backend, str(r.threads), r.instruction_set or "none", r.test]
         cells += [f"{r.tokens_per_second:.2f} ± {r.deviation:.2f}", "none" if r.hit_rate is None else f"{r.hit_rate:.1%}"]
         cells += [show_bytes(r.demand_bytes_per_token), show_bytes(r.prefetched_bytes_per_token)]
         cells += [f"{r.stall_ms_per_token:.3f}", f"{r.padding_waste:.1%}", show_bytes(r.peak_pss_bytes)]

@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(path: Path) -> dict[str, Any]:
     """Sizes of the model, and the state of its package."""
+    from runtime.backends.instruction_sets import LIBRARY, instruction_set, instruction_sets
     from runtime.graphs.checkpoint import Checkpoint, read_config
     from runtime.models import read_family
     from runtime.package.layout import Package, default_target, is_package
@@ -40,6 +41,8 @@ def describe(path: Path) -> dict[str, Any]:
 
     family = read_family(read_config(path), path)
     facts: dict[str, Any] = {"model": str(path), "family": type(family).__name__, **asdict(family)}  # type: ignore[call-overload]
+    if LIBRARY.exists():
+        facts |= {"instruction_set": instruction_set(), "instruction_sets": instruction_sets()}
     facts["rope"] = {"dims": family.rope.dims, "scale": family.rope.scale, "interleaved": family.rope.interleaved}
     facts |= {"dense": sorted(family.dense), "expert_parameters": family.expert_parameters}
     if not is_package(path):

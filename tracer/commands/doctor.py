@@ -5,8 +5,11 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from moescope.arguments import add_json
@@ -14,12 +17,14 @@ from moescope.calling import as_called
 from moescope.plain import print_plain
 from tracer.errors import TracerError
 from tracer.kernel.btf import VMLINUX
-from tracer.kernel.libbpf import Kernel
+from tracer.kernel.features import option_state
+from tracer.kernel.libbpf import BpfObject, Kernel
 from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.probes.calibration import measure
-from tracer.probes.perf_events import SYSCALL, TRACEFS, mount_tracefs
-from tracer.probes.uprobes import UPROBE
-from tracer.recording.paths import BUILT_PARTS, ROOT
+from tracer.probes.denials import denials, lockdown, selinux_enforces
+from tracer.probes.perf_events import SYSCALL, TRACEFS, has_tracepoint, tracefs
+from tracer.probes.uprobes import UPROBE, has_uprobes
+from tracer.recording.paths import BPF_OBJECTS, BUILT_PARTS, ROOT
 
 EXAMPLES = """examples:
   sudo python -m tracer doctor
@@ -84,23 +89,79 @@ def _architecture() -> Check:
     return Check("architecture", "everything", True, name in SYSCALL, name, "x86_64 or aarch64 is needed")
 
 
+def _permitted() -> Check:
+    """Rules that refuse what the kernel offers; a requirement that fails for one of these is not missing."""
+    against = list(denials())
+    enforces = "enforcing" if selinux_enforces() else "not enforcing"
+    seen = "; ".join(against) or f"lockdown {lockdown() or 'none'}, SELinux {enforces}"
+    return Check("nothing forbids BPF", "everything", False, not against, seen, "; ".join(against) or "nothing to do")
+
+
 def _btf() -> Check:
-    seen = str(VMLINUX) if VMLINUX.exists() else "none"
-    remedy = "use a kernel built with CONFIG_DEBUG_INFO_BTF=y, or install its headers and use --loader bcc"
+    seen = str(VMLINUX) if VMLINUX.exists() else option_state("CONFIG_DEBUG_INFO_BTF")
+    remedy = "give --btf FILE with this kernel's types (docs/kernels.md), or install its headers and use --loader bcc"
     return Check("kernel BTF", "CO-RE (default loader)", True, VMLINUX.exists(), seen, remedy)
 
 
 def _uprobes() -> Check:
-    return Check(
-        "uprobes", "all engine levels", True, UPROBE.exists(), str(UPROBE), "use a kernel built with CONFIG_UPROBE_EVENTS=y"
-    )
+    seen = str(UPROBE) if UPROBE.exists() else option_state("CONFIG_UPROBE_EVENTS")
+    remedy = "use a kernel built with CONFIG_UPROBE_EVENTS=y; without it levels sched and io alone are recorded"
+    return Check("uprobes", "all engine levels", True, has_uprobes(), seen, remedy)
 
 
 def _tracefs() -> Check:
-    if os.geteuid() == 0:
-        mount_tracefs()
-    there = (TRACEFS / "events").exists()
-    return Check("tracefs", "process and sched levels", True, there, str(TRACEFS), f"mount -t tracefs tracefs {TRACEFS}")
+    there = (tracefs() / "events").exists()
+    seen = str(tracefs()) if there else lockdown_or("CONFIG_FTRACE")
+    return Check("tracefs", "process and sched levels", True, there, seen, f"mount -t tracefs tracefs {TRACEFS}")
+
+
+def lockdown_or(option: str) -> str:
+    """The lockdown mode where it forbids tracing, else an option of the kernel's configuration."""
+    return "locked down (confidentiality)" if lockdown() == "confidentiality" else option_state(option)
+
+
+def _system_calls() -> Check:
+    there = has_tracepoint("syscalls", "sys_enter_openat")
+    stand_in = has_tracepoint("raw_syscalls", "sys_enter")
+    seen = "syscalls:*" if there else f"{option_state('CONFIG_FTRACE_SYSCALLS')}; raw_syscalls:sys_enter stands in"
+    if not there and not stand_in:
+        seen = f"{option_state('CONFIG_FTRACE_SYSCALLS')}, and no raw_syscalls:sys_enter"
+    return Check("system call events", "libraries loaded late", True, there or stand_in, seen, "CONFIG_FTRACE_SYSCALLS=y")
+
+
+OPTIONAL_EVENTS = (
+    ("filemap", "mm_filemap_fault", "when a fault of a file begins (level io)", "Linux 6.12 or newer; it is inferred without"),
+    ("block", "block_rq_issue", "block requests (level io)", "a kernel with CONFIG_BLOCK=y and block tracepoints"),
+    ("sched", "sched_switch", "level sched", "a kernel with CONFIG_SCHED_TRACER or CONFIG_EVENT_TRACING"),
+)
+
+
+def _event(category: str, name: str, purpose: str, remedy: str) -> Check:
+    there = has_tracepoint(category, name)
+    return Check(f"{category}:{name}", purpose, False, there, "there" if there else "none", remedy)
+
+
+def _programs() -> Check:
+    """Load every program that there is, and name those which this kernel refuses."""
+
+    def load() -> str:
+        kernel = Kernel()
+        wanted = set(BpfObject(kernel, BPF_OBJECTS["ring"]).programs)
+        loader = LibbpfLoader(kernel, wanted, {})
+        loader.close()
+        refused = [f"{name}: {why}" for name, why in sorted(loader.refused.items())]
+        if refused:
+            raise TracerError(f"{len(refused)} of {len(wanted)} refused: {'; '.join(refused)}")
+        return f"all {len(wanted)}"
+
+    ok, seen = _attempt(load)
+    remedy = "what needs a refused program goes without it; everything else is recorded"
+    return Check("BPF programs accepted", "their levels", False, ok, seen, remedy)
+
+
+def _cookies() -> Check:
+    ok, seen = _attempt(lambda: "there" if Kernel().offered.cookies else "none: each named function gets its own program")
+    return Check("probe cookies", "--probes", False, ok, seen, "Linux 5.15 or newer makes it cheaper")
 
 
 def _built() -> Check:
@@ -118,6 +179,8 @@ def _built() -> Check:
 def _libbpf() -> Check:
     def load() -> str:
         loader = LibbpfLoader(Kernel(), {"empty"}, {})
+        if loader.refused:
+            raise TracerError(loader.refused["empty"])
         cost = measure(loader.program_fd("empty"))
         loader.close()
         pairs = ((name, ns, cost[f"cold_{name}"]) for name, ns in cost.items() if not name.startswith("cold_"))
@@ -148,10 +211,32 @@ def _package(name: str, purpose: str, required: bool, remedy: str) -> Check:
     return Check(name, purpose, required, seen != "not installed", seen, remedy)
 
 
+QNN_DEVICES = """
+import onnxruntime as ort, onnxruntime_qnn as qnn
+ort.register_execution_provider_library("QNNExecutionProvider", qnn.get_library_path())
+for each in ort.get_ep_devices():
+    if each.ep_name == "QNNExecutionProvider":
+        print(each.device.type.name, each.device.vendor or each.ep_vendor)
+"""
+QNN_PATIENCE_S = 60
+
+
 def _htp() -> Check:
+    """The package, and the devices that it finds: Qualcomm's libraries run in a process of their own."""
     check = _package("onnxruntime-qnn", "NPU (HTP; emulated on x86-64)", False, "pip install 'moescope[npu]'")
-    if check.ok and platform.machine() == "x86_64":
-        check.seen += " (HTP emulator: functional, no timing model)"
+    if not check.ok:
+        return check
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", QNN_DEVICES], capture_output=True, text=True, timeout=QNN_PATIENCE_S, check=False
+        )
+        devices = done.stdout.split("\n")[:-1]
+    except subprocess.TimeoutExpired:
+        devices = []
+    emulated = " (HTP emulator: functional, no timing model)" if platform.machine() == "x86_64" else ""
+    check.ok = bool(devices)
+    check.seen += f": {', '.join(devices)}{emulated}" if devices else ": the package finds no QNN device here"
+    check.remedy = "install the device's Qualcomm drivers (libcdsprpc.so, FastRPC) and give this user access to them"
     return check
 
 
@@ -163,11 +248,16 @@ def _program(name: str, purpose: str, remedy: str) -> Check:
 CHECKS: list[Callable[[], Check]] = [
     _architecture,
     _root,
+    _permitted,
     _btf,
     _uprobes,
     _tracefs,
+    _system_calls,
+    *(partial(_event, *event) for event in OPTIONAL_EVENTS),
     _built,
     _libbpf,
+    _programs,
+    _cookies,
     _bcc,
     lambda: _package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),
     _htp,

@@ -26,6 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loader", choices=sorted(LOADERS), default="libbpf", help="library that loads the BPF programs (default: libbpf)"
     )
+    parser.add_argument("--btf", type=Path, metavar="FILE", help="types of a kernel that holds none (docs/kernels.md)")
     parser.add_argument(
         "--buffer",
         choices=("ring", "perf"),
@@ -145,6 +146,8 @@ def session_options(args: argparse.Namespace) -> Options:
     for name in ("tokens", "min_tps"):
         if not 0 <= getattr(args, name) < float("inf"):
             raise TracerError(f"--{name.replace('_', '-')} {getattr(args, name)} is not a positive number")
+    if args.btf and not args.btf.is_file():
+        raise TracerError(f"--btf {args.btf}: no such file")
     added, functions = read_probe_files(args.probes)
     engines, levels, owner = choose(args.engine.split(","), added), chosen_levels(args.levels), invoking_user()
     by_tokens = args.tokens or args.min_tps or args.max_overhead or args.only_slower_than
@@ -162,6 +165,7 @@ def session_options(args: argparse.Namespace) -> Options:
         engines=engines,
         levels=levels,
         loader=args.loader,
+        btf=args.btf,
         buffer=args.buffer,
         ring_bytes=args.ring_mib << 20,
         duration_s=args.duration,

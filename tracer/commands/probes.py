@@ -15,7 +15,7 @@ from tracer.errors import TracerError
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.probes.attach import Attachments, Row
-from tracer.probes.calibration import measure
+from tracer.probes.calibration import UNKNOWN, measure
 from tracer.probes.functions import read_probe_files
 from tracer.recording.paths import invoking_user
 
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     loader = LibbpfLoader(Kernel(), probes.programs() | {"empty"}, {})
     probes.loader = loader
     try:
-        costs = probes.costs = measure(loader.program_fd("empty"))
+        probes.drop(loader.refused)
+        costs = probes.costs = UNKNOWN if "empty" in probes.refused else measure(loader.program_fd("empty"))
         for path in args.file:
             if not path.is_file():
                 raise TracerError(f"{path} is not a file")

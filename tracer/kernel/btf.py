@@ -49,11 +49,6 @@ class Btf:
             raise BtfError(f"{path} carries no BTF; compile it with clang -g")
         return cls(section.data())
 
-    @classmethod
-    def of_kernel(cls) -> "Btf":
-        """The running kernel's own types."""
-        return cls(VMLINUX.read_bytes())
-
     def string(self, offset: int) -> str:
         """The NUL-terminated name at `offset` of the string section."""
         return self.strings[offset : self.strings.index(0, offset)].decode()

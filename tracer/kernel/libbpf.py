@@ -2,14 +2,45 @@
 
 import ctypes
 import os
+import re
+import struct
 from ctypes import byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
 from tracer.errors import ProbeError, RequirementError
-from tracer.probes.uprobes import KPROBE_PROGRAM, UPROBE_MULTI, has_multi_links
+from tracer.kernel.features import Offered, offered
+from tracer.probes.denials import why_denied
+from tracer.probes.uprobes import KPROBE_PROGRAM, UPROBE_MULTI, has_multi_links, load_program
 
 STATS_RUN_TIME = 0
 LOG_CALLBACK = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
+WARNING = 0  # libbpf's level of messages that tell what went wrong
+MESSAGE_BYTES = 1 << 20
+REFUSED = re.compile(r"^libbpf: prog '(\w+)': (?:BPF program load failed|failed to|relo #\d+: failed)", re.M)
+LAST_LINES = 3  # of the verifier's, which end with what it does not like
+LONGEST_LINE = 160
+COOKIE_MARK = 0x0C00C1E5  # stands for the cookie in programs for kernels without cookies (bpf/custom.bpf.c)
+MOVE_NUMBER = 0xB7
+INSTRUCTION = struct.Struct("<BBhi")
+
+
+class Refused(ProbeError):
+    """The kernel refused one program."""
+
+    def __init__(self, program: str, why: str):
+        super().__init__(f"the kernel refused the BPF program {program}: {why}; see `python -m tracer doctor`")
+        self.program, self.why = program, why
+
+
+def last_lines(text: str) -> str:
+    """What the verifier said last, before its statistics."""
+    said = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("libbpf:", "processed ", "-- "))]
+    return " | ".join(line[:LONGEST_LINE] for line in said[-LAST_LINES:])
 
 
 class ProgramInfo(ctypes.Structure):
@@ -30,8 +61,10 @@ def _library() -> ctypes.CDLL:
         lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
     except OSError:
         raise RequirementError("libbpf 1.x is not installed; on Debian: apt-get install libbpf1") from None
-    for name in ("bpf_object__open_file", "bpf_object__next_program", "bpf_object__find_map_by_name"):
+    pointers = ("open_file", "next_program", "find_map_by_name")
+    for name in (*(f"bpf_object__{name}" for name in pointers), "bpf_map__initial_value", "bpf_program__insns"):
         getattr(lib, name).restype = c_void_p
+    lib.bpf_program__insn_cnt.restype = ctypes.c_size_t
     lib.bpf_program__name.restype = c_char_p
     return lib
 
@@ -41,9 +74,26 @@ class Kernel:
 
     def __init__(self) -> None:
         self.lib = _library()
-        silent = LOG_CALLBACK(lambda level, text, args: 0)
-        self._silent = silent
-        self.lib.libbpf_set_print(silent)
+        self.messages: list[str] = []
+        self._print = LOG_CALLBACK(self._note)
+        self.lib.libbpf_set_print(self._print)
+
+    def _note(self, level: int, text: bytes, args: int) -> int:
+        """Keep what libbpf warns of; `args` is a va_list, which both architectures hand over as an address."""
+        if level == WARNING:
+            message = ctypes.create_string_buffer(MESSAGE_BYTES)
+            ctypes.CDLL(None).vsnprintf(message, ctypes.c_size_t(MESSAGE_BYTES), text, c_void_p(args))
+            self.messages.append(message.value.decode(errors="replace"))
+        return 0
+
+    @cached_property
+    def offered(self) -> Offered:
+        """What this kernel offers to programs."""
+        before = self.messages
+        self.messages = []
+        answer = offered(self.lib)
+        self.messages = before
+        return answer
 
     def update(self, map_fd: int, key: bytes, value: bytes) -> None:
         """Set one map element."""
@@ -73,17 +123,36 @@ class Kernel:
         return info.run_cnt, info.run_time_ns, info.recursion_misses
 
 
-class BpfObject:
-    """An object file opened by libbpf: its maps, and those of its programs that were asked for."""
+class OpenOptions(ctypes.Structure):
+    """The head of struct bpf_object_open_opts."""
 
-    def __init__(self, kernel: Kernel, path: Path):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("object_name", c_char_p),
+        ("relaxed_maps", ctypes.c_bool),
+        ("pin_root_path", c_char_p),
+        ("unused", c_uint32),
+        ("kconfig", c_char_p),
+        ("btf_custom_path", c_char_p),
+    ]
+
+
+class BpfObject:
+    """An object file opened by libbpf: its maps, and those of its programs that were asked for.
+
+    `btf`: a file with the types of the running kernel, for one that does not hold its own.
+    """
+
+    def __init__(self, kernel: Kernel, path: Path, btf: Path | None = None):
         self.kernel, self.path = kernel, path
         if not path.exists():
             raise RequirementError(f"{path.name} has not been built; run `make build`")
-        self.handle = kernel.lib.bpf_object__open_file(str(path).encode(), None)
+        options = OpenOptions(size=ctypes.sizeof(OpenOptions), btf_custom_path=str(btf).encode() if btf else None)
+        self.handle = kernel.lib.bpf_object__open_file(str(path).encode(), byref(options))
         if not self.handle:
             raise ProbeError(f"libbpf cannot open {path}: {os.strerror(ctypes.get_errno())}")
         self.programs = self._list_programs()
+        self._tell_offered()
 
     def _list_programs(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -93,13 +162,23 @@ class BpfObject:
             program = self.kernel.lib.bpf_object__next_program(c_void_p(self.handle), c_void_p(program))
         return found
 
+    def _tell_offered(self) -> None:
+        """Set the constants by which programs are fitted to this kernel."""
+        places = constants(self.path)
+        size = ctypes.c_size_t()
+        section = self.kernel.lib.bpf_object__find_map_by_name(c_void_p(self.handle), b".rodata")
+        start = self.kernel.lib.bpf_map__initial_value(c_void_p(section), byref(size)) if section else None
+        for name, value in asdict(self.kernel.offered).items():
+            if start and f"has_{name}" in places:
+                ctypes.c_bool.from_address(start + places[f"has_{name}"]).value = value
+
     def resize_map(self, name: str, entries: int) -> None:
         """Set a map's size (bytes for a ring) before loading."""
         found = self.kernel.lib.bpf_object__find_map_by_name(c_void_p(self.handle), name.encode())
         self.kernel.lib.bpf_map__set_max_entries(c_void_p(found), c_uint32(entries))
 
     def load(self, wanted: set[str]) -> None:
-        """Create the maps and load the programs named in `wanted`."""
+        """Create the maps and load the programs named in `wanted`; raises Refused at the first that the kernel refuses."""
         missing = wanted - self.programs.keys()
         if missing:
             raise ProbeError(f"{self.path.name} has no program {', '.join(sorted(missing))}: mistyped, or run `make build`")
@@ -107,9 +186,21 @@ class BpfObject:
             self.kernel.lib.bpf_program__set_autoload(c_void_p(program), ctypes.c_bool(name in wanted))
             if self.kernel.lib.bpf_program__type(c_void_p(program)) == KPROBE_PROGRAM and has_multi_links():
                 self.kernel.lib.bpf_program__set_expected_attach_type(c_void_p(program), UPROBE_MULTI)
+        self.kernel.messages.clear()
         error = self.kernel.lib.bpf_object__load(c_void_p(self.handle))
         if error:
-            raise ProbeError(f"the kernel refused the BPF programs: {os.strerror(-error)}; see `python -m tracer doctor`")
+            raise self._refusal(-error)
+
+    def _refusal(self, code: int) -> ProbeError:
+        text, reason = "".join(self.kernel.messages), os.strerror(code)
+        program, denied = REFUSED.search(text), why_denied(code)
+        if program and (said := last_lines(text)):
+            return Refused(program[1], said)
+        if program and not denied:
+            return Refused(program[1], reason)
+        failures = [line.removeprefix("libbpf: ") for line in text.splitlines() if "failed" in line]
+        said = failures[0] if failures else "libbpf does not say why"
+        return ProbeError(f"the kernel refused the BPF programs: {reason}: {denied or said}; see `python -m tracer doctor`")
 
     def map_fd(self, name: str) -> int:
         """File descriptor of a loaded map."""
@@ -125,8 +216,32 @@ class BpfObject:
             raise ProbeError(f"program {name} was not loaded")
         return int(fd)
 
+    def copy_with_cookie(self, name: str, cookie: int) -> int:
+        """A loaded copy of a program in which its cookie is written; its descriptor."""
+        program = c_void_p(self.programs[name])
+        count = int(self.kernel.lib.bpf_program__insn_cnt(program))
+        code = bytearray(ctypes.string_at(self.kernel.lib.bpf_program__insns(program), count * INSTRUCTION.size))
+        for at in range(0, len(code), INSTRUCTION.size):
+            operation, registers, _, number = INSTRUCTION.unpack_from(code, at)
+            if (operation, number) == (MOVE_NUMBER, COOKIE_MARK):
+                INSTRUCTION.pack_into(code, at, operation, registers, 0, cookie)
+        try:
+            return load_program(bytes(code), UPROBE_MULTI if has_multi_links() else 0)
+        except OSError as error:
+            raise ProbeError(f"the kernel refused a copy of the BPF program {name}: {error.strerror}") from None
+
     def close(self) -> None:
         """Free maps and programs (probes hold their own references)."""
         if self.handle:
             self.kernel.lib.bpf_object__close(c_void_p(self.handle))
             self.handle = None
+
+
+def constants(path: Path) -> dict[str, int]:
+    """Where in an object's read-only data each constant stands."""
+    with open(path, "rb") as file:
+        elf = ELFFile(file)
+        data = elf.get_section_index(".rodata")
+        tables = [section for section in elf.iter_sections() if isinstance(section, SymbolTableSection)]
+        symbols = [symbol for table in tables for symbol in table.iter_symbols()]
+        return {symbol.name: int(symbol["st_value"]) for symbol in symbols if symbol["st_shndx"] == data}

@@ -1,9 +1,13 @@
 """The two loaders behind one face: both give program and map descriptors; the maps always come from the compiled object."""
 
+import contextlib
+import os
 import platform
 import re
 import struct
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,9 @@ from elftools.elf.sections import SymbolTableSection
 
 from tracer.errors import ProbeError, RequirementError
 from tracer.kernel.btf import STRUCT, UNION, VMLINUX, Btf
-from tracer.kernel.libbpf import BpfObject, Kernel
-from tracer.probes.attach import KERNEL_PROBES, SOFTWARE
-from tracer.probes.perf_events import SYSCALL, TRACEFS
+from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines
+from tracer.probes.attach import KERNEL_PROBES, SOFTWARE, STAND_INS
+from tracer.probes.perf_events import SYSCALL, tracefs
 from tracer.probes.uprobes import UPROBE_MULTI, has_multi_links
 from tracer.recording.format import dtype_to_json
 from tracer.recording.paths import BPF_OBJECT, BPF_OBJECTS, BPF_SOURCE, MAPS_OBJECTS
@@ -36,7 +40,7 @@ MAPS: tuple[str, ...] = (
     "backends",
 )
 MAPS += ("faulting", "reading", "requests", "counted", "counters")
-KERNEL_PROGRAMS = {name: category for name, _, category in KERNEL_PROBES}
+KERNEL_PROGRAMS = {name: category for name, _, category in (*KERNEL_PROBES, *STAND_INS)}
 BUFFER_MAPS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("doorbell",)}
 BUFFER_FLAGS: dict[str, tuple[str, ...]] = {"ring": (), "perf": ("-DBUFFER_PERF",)}
 TASK_FIELDS = ("maj_flt", "min_flt")
@@ -74,11 +78,31 @@ class LibbpfLoader:
 
     name = "libbpf"
 
-    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring"):
-        if not VMLINUX.exists():
-            raise RequirementError(f"this kernel has no BTF ({VMLINUX}), which the default loader needs; {other_ways()}")
-        self.object = open_object(kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
-        self.object.load(wanted)
+    def __init__(
+        self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring", btf: Path | None = None
+    ):
+        if not (btf or VMLINUX).exists():
+            raise RequirementError(f"this kernel has no BTF ({btf or VMLINUX}), which the default loader needs; {other_ways()}")
+        self.refused: dict[str, str] = {}  # program → what the kernel said against it
+        self.copies: dict[tuple[str, int], int] = {}  # (program, cookie) → descriptor of the copy that has it inside
+        self.object = self._load(kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {}, wanted, btf)
+
+    def _load(self, kernel: Kernel, path: Path, ring_bytes: dict[str, int], wanted: set[str], btf: Path | None) -> BpfObject:
+        """Load an object, again without each program that the kernel refuses."""
+        while True:
+            opened = open_object(kernel, path, ring_bytes, btf)
+            try:
+                opened.load(wanted - self.refused.keys())
+            except Refused as refusal:
+                opened.close()
+                if refusal.program in self.refused:
+                    raise
+                self.refused[refusal.program] = refusal.why
+            except ProbeError:
+                opened.close()
+                raise
+            else:
+                return opened
 
     def map_fd(self, name: str) -> int:
         """File descriptor of a map."""
@@ -92,8 +116,19 @@ class LibbpfLoader:
         """File descriptor of a program."""
         return self.object.program_fd(name)
 
+    def attachable(self, name: str, cookie: int) -> tuple[int, int]:
+        """(descriptor of a program, cookie to attach it with): without cookies in this kernel, of a copy that has it inside."""
+        if not cookie or self.object.kernel.offered.cookies:
+            return self.program_fd(name), cookie
+        if (name, cookie) not in self.copies:
+            self.copies[name, cookie] = self.object.copy_with_cookie(name, cookie)
+        return self.copies[name, cookie], 0
+
     def close(self) -> None:
         """Free what was loaded."""
+        for fd in self.copies.values():
+            os.close(fd)
+        self.copies.clear()
         self.object.close()
 
 
@@ -102,25 +137,41 @@ class BccLoader(LibbpfLoader):
 
     name = "bcc"
 
-    def __init__(self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring"):
+    def __init__(
+        self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring", btf: Path | None = None
+    ):
         bcc = import_bcc()
         if headers() is None:
             raise RequirementError(
                 f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`"
             )
+        self.refused, self.copies = {}, {}
         self.object = open_object(kernel, MAPS_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
         self.object.load(set())
-        flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets(), *tracepoint_offsets()]
+        flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets(btf), *tracepoint_offsets()]
         flags += [f"-DMAP_FD_{name}={self.map_fd(name)}" for name in (*MAPS, *BUFFER_MAPS[buffer])]
         flags += BUFFER_FLAGS[buffer]
         try:
             self.module = bcc.BPF(src_file=str(BPF_SOURCE).encode(), cflags=flags)
-            self.programs = {name: self._load(bcc, name).fd for name in wanted}
         except Exception as error:
             text = " ".join(str(error).split())
-            raise ProbeError(f"BCC cannot compile or load the programs: {text}; its kernel headers: see doctor") from None
+            raise ProbeError(f"BCC cannot compile the programs: {text}; its kernel headers: see doctor") from None
+        self.programs: dict[str, int] = {}
+        for name in sorted(wanted):
+            self._load_one(bcc, name)
 
-    def _load(self, bcc: Any, name: str) -> Any:
+    def _load_one(self, bcc: Any, name: str) -> None:
+        """Load one program, or note what the kernel said against it: BCC prints that."""
+        reason = ""
+        with captured_stderr() as printed:
+            try:
+                self.programs[name] = self._program(bcc, name).fd
+            except Exception as error:
+                reason = " ".join(str(error).split())
+        if name not in self.programs:
+            self.refused[name] = last_lines(printed[0]) or reason
+
+    def _program(self, bcc: Any, name: str) -> Any:
         category = KERNEL_PROGRAMS.get(name)
         kind = bcc.BPF.KPROBE if category is None else bcc.BPF.PERF_EVENT if category == SOFTWARE else bcc.BPF.TRACEPOINT
         attach_type = UPROBE_MULTI if category is None and has_multi_links() else -1
@@ -130,15 +181,35 @@ class BccLoader(LibbpfLoader):
         """File descriptor of a program."""
         return int(self.programs[name])
 
+    def attachable(self, name: str, cookie: int) -> tuple[int, int]:
+        """The program and the cookie: BCC's programs need a kernel that has cookies, others refuse them."""
+        return self.program_fd(name), cookie
+
     def close(self) -> None:
         """Free what was loaded."""
         self.module.cleanup()
         super().close()
 
 
-def open_object(kernel: Kernel, path: Path, ring_bytes: dict[str, int]) -> BpfObject:
+@contextlib.contextmanager
+def captured_stderr() -> Iterator[list[str]]:
+    """Keeps back what C code prints to standard error; the list holds it afterwards."""
+    printed: list[str] = []
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield printed
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            printed.append(file.read().decode(errors="replace"))
+
+
+def open_object(kernel: Kernel, path: Path, ring_bytes: dict[str, int], btf: Path | None = None) -> BpfObject:
     """An object file with its rings sized, not yet loaded."""
-    opened = BpfObject(kernel, path)
+    opened = BpfObject(kernel, path, btf)
     for ring, size in ring_bytes.items():
         opened.resize_map(ring, size)
     return opened
@@ -152,19 +223,21 @@ def headers() -> Path | None:
 
 def other_ways() -> str:
     """What to do on a kernel without BTF."""
+    file = "give --btf FILE with its types (docs/kernels.md)"
     if headers():
-        return "use --loader bcc"
-    return f"it has no headers either: install linux-headers-{platform.release()} and use --loader bcc, or boot a kernel with BTF"
+        return f"{file}, or use --loader bcc"
+    install = f"install linux-headers-{platform.release()} and use --loader bcc"
+    return f"it has no headers either: {file}, or {install}, or boot a kernel with BTF"
 
 
-def task_offsets() -> list[str]:
+def task_offsets(btf_file: Path | None = None) -> list[str]:
     """Compiler flags: where the kernel's structs keep what we read, by BTF, else by the headers (which must then be its own)."""
     fields = [(owner, name) for owner, names in KERNEL_FIELDS.items() for name in names]
-    if not VMLINUX.exists():
+    if not (btf_file or VMLINUX).exists():
         flags = ["-include", "linux/sched.h", "-include", "linux/fs.h", "-include", "linux/fdtable.h"]
         flags += [f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS]
         return flags + [f"-DOFFSET_{owner}_{name}=offsetof(struct {owner},{name})" for owner, name in fields]
-    btf = Btf.of_kernel()
+    btf = Btf((btf_file or VMLINUX).read_bytes())
     flags = [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
     return flags + [f"-DOFFSET_{owner}_{name}={btf.offset(owner, name)}" for owner, name in fields]
 
@@ -174,7 +247,7 @@ def tracepoint_offsets() -> list[str]:
     sources = "".join(path.read_text() for path in sorted(BPF_SOURCE.parent.glob("*.bpf.c")))
     places = {f"{event}_{field}": "0" for event, field in USED_FIELD.findall(sources)}
     for name, _, category in KERNEL_PROBES:
-        path = TRACEFS / "events" / category / name / "format"
+        path = tracefs() / "events" / category / name / "format"
         for is_location, field, offset in TRACEPOINT_FIELD.findall(path.read_text()) if path.exists() else ():
             full = f"__data_loc_{field}" if is_location else field
             places[f"{TEMPLATES.get(name, name)}_{full}"] = offset

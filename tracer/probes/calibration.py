@@ -17,6 +17,8 @@ CASES = {
 }
 COLD_BYTES, COLD_CALLS = 2 << 20, 60
 REPEATS = 5
+UNKNOWN = {f"{heat}{name}": 0.0 for name in CASES for heat in ("", "cold_")}
+"""The costs where the program to measure them with was refused."""
 
 
 def measure(program_fd: int) -> dict[str, float]:

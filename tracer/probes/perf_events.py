@@ -5,9 +5,11 @@ import fcntl
 import os
 import platform
 import struct
+from functools import cache
 from pathlib import Path
 
 from tracer.errors import ProbeError, RequirementError
+from tracer.probes.denials import why_denied
 
 PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT = 1, 2
 BPF_OUTPUT = 10  # software event that BPF programs write records to
@@ -36,7 +38,7 @@ def opened(attributes: bytes, what: str, cpu: int = 0) -> int:
     try:
         return open_event(attributes, -1, cpu)
     except OSError as error:
-        raise ProbeError(f"cannot probe {what}: {error.strerror}") from None
+        raise ProbeError(f"cannot probe {what}: {why_denied(error.errno or 0) or error.strerror}") from None
 
 
 def connect(fd: int, program_fd: int, what: str) -> int:
@@ -60,19 +62,33 @@ def set_aside(fd: int) -> int:
     return high
 
 
+@cache
+def tracefs() -> Path:
+    """Where tracefs is mounted; root mounts it at its standard place where it is at none."""
+    places = mounted(Path("/proc/self/mounts").read_text())
+    if not places and os.geteuid() == 0:
+        libc.mount(b"tracefs", bytes(TRACEFS), b"tracefs", 0, None)
+    return TRACEFS if TRACEFS in places or not places else places[0]
+
+
+def mounted(table: str) -> list[Path]:
+    """Where a table of mounts has a tracefs that can be looked into."""
+    rows = [line.split() for line in table.splitlines()]
+    return [Path(row[1]) for row in rows if row[2] == "tracefs" and os.path.isdir(f"{row[1]}/events")]
+
+
 def has_tracepoint(category: str, name: str) -> bool:
     """Whether this kernel offers a tracepoint."""
-    return (TRACEFS / "events" / category / name / "id").exists()
+    return (tracefs() / "events" / category / name / "id").exists()
 
 
 def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
     """Run a program at a kernel tracepoint on all CPUs; returns the descriptor that holds it."""
     try:
-        number = int((TRACEFS / "events" / category / name / "id").read_text())
-    except OSError:
-        raise RequirementError(
-            f"tracepoint {category}:{name} is not there; mount tracefs: mount -t tracefs tracefs {TRACEFS}"
-        ) from None
+        number = int((tracefs() / "events" / category / name / "id").read_text())
+    except OSError as error:
+        reason = why_denied(error.errno or 0) or f"mount tracefs: mount -t tracefs tracefs {TRACEFS}"
+        raise RequirementError(f"tracepoint {category}:{name} cannot be read: {reason}") from None
     head = struct.pack("<IIQQ", PERF_TYPE_TRACEPOINT, ATTR_BYTES, number, 1)
     what = f"tracepoint {category}:{name}"
     return set_aside(connect(opened(head.ljust(ATTR_BYTES, b"\0"), what), program_fd, what))
@@ -107,9 +123,3 @@ def attach_software(program_fd: int, config: int, what: str) -> list[int]:
             os.close(fd)
         raise
     return fds
-
-
-def mount_tracefs() -> None:
-    """Mount tracefs at its standard place where nothing is mounted there; a kernel that refuses is reported at attach."""
-    if not (TRACEFS / "events").exists():
-        libc.mount(b"tracefs", bytes(TRACEFS), b"tracefs", 0, None)

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 import capstone
 from capstone import x86_const
 
+from tracer.errors import ProbeError
+
 ARGUMENT_REGISTERS = {
     "x64": {"rdi", "rsi", "rdx", "rcx", "r8", "r9", "rsp"},
     "AArch64": {f"x{i}" for i in range(8)} | {"sp", "x30", "lr"},
 }
 # What arch_uprobe_analyze_insn emulates, by mnemonic.
 X86_BRANCHES = {"call", "jmp"}
-# What arm_probe_decode_insn simulates (Linux 4.10 to 6.18), as (mask, value): b and bl, b.cond, cbz and cbnz, tbz and tbnz, adr
-# and adrp, br, blr, ret, and ldr and ldrsw of a literal into a general register.
+# What arm_probe_decode_insn simulates (since Linux 4.10), as (mask, value): b and bl, b.cond, cbz and cbnz, tbz and tbnz, adr
+# and adrp, br, blr, ret.
 ARM64_SIMULATED = (
     (0x7C000000, 0x14000000),
     (0xFF000010, 0x54000000),
@@ -26,11 +28,10 @@ ARM64_SIMULATED = (
     (0xFFFFFC1F, 0xD61F0000),
     (0xFFFFFC1F, 0xD63F0000),
     (0xFFFFFC1F, 0xD65F0000),
-    (0xBF000000, 0x18000000),
-    (0xFF000000, 0x98000000),
 )
-# What it refuses: other branches to registers (with authentication), exceptions, msr, exclusives, memory copy and set, literals
-# into other registers and prefetches of them (the kernel steps the former out of line, where the literal is not).
+# What is not probed: other branches to registers (with authentication), exceptions, msr, exclusives, memory copy and set, all
+# loads of literals and prefetches of them. Literals into general registers were simulated until Linux 6.12 (acc450aa0709
+# "arm64: probes: Remove broken LDR (literal) uprobe support", in the stable series too): wrongly, and some kernels oops there.
 ARM64_REFUSED = (
     (0xFE000000, 0xD6000000),
     (0xFF000000, 0xD4000000),
@@ -38,13 +39,13 @@ ARM64_REFUSED = (
     (0xFFF00000, 0xD5100000),
     (0x3F800000, 0x08000000),
     (0x3B200C00, 0x19000400),
-    (0x3F000000, 0x1C000000),
-    (0xFF000000, 0xD8000000),
+    (0x3B000000, 0x18000000),
 )
 ARM64_HINT, ARM64_NOP = (0xFFFFF01F, 0xD503201F), 0xD503201F
 ARM64_STEPPED_HINTS = {7, 8, 10, 24, 25, 26, 27, 32, 34, 36, 38}  # XPACLRI, PACI*, BTI
 REFUSED = "refused"
 NOP5 = b"\x0f\x1f\x44\x00\x00"
+CLEARLY_CHEAPER = 0.9
 CALL_BYTES = 5  # a direct call: 5 bytes on x86-64, 4 on arm64
 
 
@@ -96,6 +97,17 @@ def arm64_class(word: int) -> str:
     return REFUSED if any(word & mask == value for mask, value in ARM64_REFUSED) else "stepped"
 
 
+def rank(cost: str, costs: dict[str, float]) -> int:
+    """The order of the cost classes, cheapest first: by how the kernel executes them, whatever a busy machine measures.
+
+    A long nop is a system call in some kernels (on x86-64 since Linux 6.18: ba2bfc97b462 "uprobes/x86: Add support to optimize
+    uprobes") and stepped in others: there what was measured tells, if clearly.
+    """
+    if cost == "nop5":
+        return 0 if costs["nop5"] < CLEARLY_CHEAPER * costs["emulated"] else 2
+    return {"emulated": 1, "stepped": 3}[cost]
+
+
 def _target(instruction: capstone.CsInsn) -> int | None:
     """Where a direct branch goes, relative to the function's start; None for everything else."""
     if not _is_branch(instruction) or not instruction.operands:
@@ -129,23 +141,25 @@ def _written(instruction: capstone.CsInsn, machine: str) -> set[str]:
 def place_entry(code: bytes, machine: str, costs: dict[str, float]) -> Place:
     """The cheapest instruction on the straight line from the entry at which arguments, stack and return address are intact.
 
-    `costs` gives ns per hit by cost class, as measured on this machine.
+    `costs` gives ns per hit by cost class, as measured on this machine. Raises ProbeError where there is none to probe.
     """
     decoder = _decoder(machine)
     instructions = list(decoder.disasm(code, 0)) if decoder else []
     loop = _loop_begins(instructions)
-    candidates: list[tuple[float, int, str, str]] = []
+    candidates: list[tuple[int, int, str, str]] = []
     for instruction in instructions:
         if instruction.address >= loop:
             break
         cost = cost_class(instruction, machine)
         text = f"{instruction.mnemonic} {instruction.op_str}".strip()
         if cost != REFUSED:
-            candidates.append((costs[cost], instruction.address, text, cost))
+            candidates.append((rank(cost, costs), instruction.address, text, cost))
         if _is_branch(instruction) or _written(instruction, machine) & ARGUMENT_REGISTERS[machine]:
             break
-    if not candidates:
+    if not instructions:
         return Place(0, "", "stepped", "code of this machine is not decoded: probe at the symbol")
+    if not candidates:
+        raise ProbeError("no instruction can be probed before the arguments change")
     _, delta, text, cost = min(candidates)
     why = (
         "first instruction" if delta == 0 else f"cheaper than the first instruction; at +{delta} the arguments are still in place"
@@ -181,7 +195,7 @@ def place_usdt(before: bytes, is_entry: bool, costs: dict[str, float], machine: 
 
     `before` holds the five bytes in front of the site, `is_entry` tells whether a function begins with them.
     """
-    if before == NOP5 and is_entry and costs["nop5"] < costs["emulated"]:
+    if before == NOP5 and is_entry and rank("nop5", costs) == 0:
         return Place(
             -len(NOP5), "nop5", "nop5", "in front of the USDT site: this kernel makes it a system call, cheaper than a trap"
         )

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from tracer.errors import ProbeError, RequirementError
+from tracer.probes.denials import why_denied
 from tracer.probes.perf_events import ATTR_BYTES, connect, libc, opened
 
 PROG_LOAD, LINK_CREATE = 5, 28
@@ -42,16 +43,22 @@ def multi_link(program_fd: int, path: str, offset: int, at_return: bool, cookie:
     return bpf(LINK_CREATE, struct.pack("<IIIIQQQQIIII", program_fd, 0, UPROBE_MULTI, 0, *where, 1, kind, 0, 0))
 
 
+def load_program(instructions: bytes, attach_type: int = 0) -> int:
+    """Load a program for probes from its instructions; raises OSError."""
+    code, licence = ctypes.create_string_buffer(instructions), ctypes.create_string_buffer(b"GPL")
+    head = struct.pack("<IIQQ", KPROBE_PROGRAM, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(licence))
+    return bpf(PROG_LOAD, head.ljust(EXPECTED_ATTACH_TYPE_AT, b"\0") + struct.pack("<I", attach_type))
+
+
 @cache
 def has_multi_links() -> bool:
-    """Whether this kernel attaches uprobes without perf events (Linux 6.6): such probes go away in a fraction of the time.
+    """Whether this kernel attaches uprobes without perf events: such probes go away in a fraction of the time.
 
-    It does so only with programs that were loaded with UPROBE_MULTI as the way they will be attached.
+    Linux 6.6: 89ae89f53d20 "bpf: Add multi uprobe link". It does so only with programs that were loaded with UPROBE_MULTI as
+    the way they will be attached.
     """
-    code, licence = ctypes.create_string_buffer(RETURN_0), ctypes.create_string_buffer(b"GPL")
-    head = struct.pack("<IIQQ", KPROBE_PROGRAM, len(RETURN_0) // 8, ctypes.addressof(code), ctypes.addressof(licence))
     try:
-        program = bpf(PROG_LOAD, head.ljust(EXPECTED_ATTACH_TYPE_AT, b"\0") + struct.pack("<I", UPROBE_MULTI))
+        program = load_program(RETURN_0, UPROBE_MULTI)
     except OSError:
         return False
     try:
@@ -61,6 +68,11 @@ def has_multi_links() -> bool:
     finally:
         os.close(program)
     return False
+
+
+def has_uprobes() -> bool:
+    """Whether this kernel has uprobes at all: CONFIG_UPROBE_EVENTS brings them."""
+    return UPROBE.exists() or has_multi_links()
 
 
 def perf_event(path: str, offset: int, at_return: bool) -> int:
@@ -97,7 +109,7 @@ def attach_uprobe(program_fd: int, path: str, offset: int, at_return: bool, cook
         event = perf_event(path, offset, at_return)
         return perf_link(program_fd, event, cookie) if cookie else connect(event, program_fd, what)
     except OSError as error:
-        raise ProbeError(f"cannot attach to {what}: {error.strerror}") from None
+        raise ProbeError(f"cannot attach to {what}: {why_denied(error.errno or 0) or error.strerror}") from None
 
 
 def detach(fds: Iterable[int]) -> None:

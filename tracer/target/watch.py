@@ -31,7 +31,7 @@ LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
 QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
-SETTINGS = struct.Struct("<14I")  # struct settings of bpf/maps.h
+SETTINGS = struct.Struct("<15I")  # struct settings of bpf/maps.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
 
@@ -100,7 +100,7 @@ class Watcher:
         places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
         self._rounds += 1
         recorded = "operator" in levels, "expert" in levels
-        more = self.everyone, len(self.counters.events), infers, self._rounds, bool(self.probes.spared)
+        more = self.everyone, len(self.counters.events), infers, self._rounds, "io" in levels, bool(self.probes.spared)
         wanted = number, stop, *recorded, *places, *more
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 

@@ -1,0 +1,193 @@
+"""Products with 4- and 8-bit weights: every instruction set of this processor against ONNX Runtime's MatMulNBits, by turns.
+
+python -m benchmarks.products [--rounds 60] [--shape 2048x1408] [--bits 4] [--block 32] [--rows 1,4,32,128] [--threads 2]
+                              [--copies 64]
+
+--copies: different matrices that one round runs through; many do not fit into the caches, as the experts of a model do not. Times
+are milliseconds per product; a ratio is MatMulNBits' time by ours in the same round (above 1: ours is faster). MatMulNBits
+(accuracy level 4) takes what the processor has best whatever set is forced on ours. Of one row, bytes of weights per second are
+held against reading memory; of many, multiplications per second against the set's own in registers, threads counted.
+"""
+
+import argparse
+import ctypes
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import bootstrap, extremes
+from benchmarks.lib.turns import by_turns
+from runtime.backends.cpu import session_options, share_threads
+from runtime.backends.instruction_sets import LIBRARY, choose, instruction_sets
+from runtime.backends.serving import DOMAIN
+
+THEIRS = "MatMulNBits"
+READ_BYTES = 256 << 20
+PEAK = Path(__file__).parent / "programs" / "product_peak.c"
+Weights = dict[str, np.ndarray]
+
+
+def main() -> None:
+    """Measure and print."""
+    args = parser().parse_args()
+    share_threads(args.threads)
+    report, (k, n) = Report("products", args), map(int, args.shape.split("x"))
+    matrices = [weights(args, k, n, np.random.default_rng(seed)) for seed in range(args.copies)]
+    own, theirs = own_session(args), their_sessions(report, args, matrices, k)
+    size, peaks = sum(array.nbytes for array in matrices[0].values()), peak_rates()
+    for rows in map(int, args.rows.split(",")):
+        x = ort.OrtValue.ortvalue_from_numpy(np.random.default_rng(rows).standard_normal((rows, k)).astype(np.float32))
+        bindings = [
+            bind(own, {"rows": x} | {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in m.items()}) for m in matrices
+        ]
+        sides: dict[str, Callable[[], None]] = {THEIRS: runs([(s, bind(s, {"rows": x})) for s in theirs])}
+        for name in instruction_sets():
+            if name != "plain" or rows == 1:
+                sides[name] = forced(name, runs([(own, binding) for binding in bindings]))
+        show(report, rows, measure(sides, args), (size, rows * k * n), peaks, args.threads)
+    report.finish()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = arguments(__doc__, rounds=60)
+    parser.add_argument("--shape", default="2048x1408", metavar="KxN")
+    parser.add_argument("--bits", type=int, choices=(4, 8), default=4)
+    parser.add_argument("--block", type=int, choices=(16, 32, 64, 128, 256), default=32)
+    parser.add_argument("--rows", default="1,4,32,128", metavar="M,M")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--copies", type=int, default=64)
+    return parser
+
+
+def weights(args: argparse.Namespace, k: int, n: int, rng: np.random.Generator) -> Weights:
+    """A matrix of any codes."""
+    blocks = -(-k // args.block)
+    values = rng.integers(0, 256, (n, blocks, args.block * args.bits // 8), np.uint8)
+    return {"values": values, "scales": rng.standard_normal((n, blocks)).astype(np.float32)}
+
+
+def session(args: argparse.Namespace, node: onnx.NodeProto, inputs: list[str], constants: Weights) -> ort.InferenceSession:
+    """A session of one product."""
+    options = session_options()
+    options.register_custom_ops_library(str(LIBRARY))
+    types = {"values": TensorProto.UINT8}
+    infos = [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in inputs]
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "product", infos, [out], initializers)
+    versions = [helper.make_opsetid(domain, version) for domain, version in (("", 17), (DOMAIN, 1), ("com.microsoft", 1))]
+    model = helper.make_model(graph, opset_imports=versions, ir_version=onnx.IR_VERSION_2023_5_5)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def own_session(args: argparse.Namespace) -> ort.InferenceSession:
+    """One for all matrices, which are fed."""
+    inputs = ["rows", "values", "scales"]
+    return session(args, helper.make_node("BlockMatMul", inputs, ["out"], domain=DOMAIN, bits=args.bits), inputs, {})
+
+
+def their_sessions(report: Report, args: argparse.Namespace, matrices: list[Weights], k: int) -> list[ort.InferenceSession]:
+    """One for each matrix, which is packed anew; what that takes is reported."""
+    sizes = {"bits": args.bits, "block_size": args.block, "K": k, "N": len(matrices[0]["scales"]), "accuracy_level": 4}
+    node = helper.make_node(THEIRS, ["rows", "values", "scales"], ["out"], domain="com.microsoft", **sizes)
+    sessions, times = [], []
+    for matrix in matrices:
+        begin = time.perf_counter()
+        sessions.append(session(args, node, ["rows"], matrix))
+        times.append((time.perf_counter() - begin) * 1e3)
+    report.add(f"{THEIRS}: a session of a matrix", "ms", extremes(times))
+    return sessions
+
+
+def bind(own: ort.InferenceSession, feeds: dict[str, ort.OrtValue]) -> ort.IOBinding:
+    """Inputs where they lie."""
+    binding = own.io_binding()
+    for name, value in feeds.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("out")
+    return binding
+
+
+def runs(pairs: list[tuple[ort.InferenceSession, ort.IOBinding]]) -> Callable[[], None]:
+    """Runs them all."""
+
+    def run() -> None:
+        for own, binding in pairs:
+            own.run_with_iobinding(binding)
+
+    return run
+
+
+def forced(name: str, run: Callable[[], None]) -> Callable[[], None]:
+    """The same with an instruction set."""
+
+    def forced_run() -> None:
+        choose(name)
+        run()
+
+    return forced_run
+
+
+def measure(sides: dict[str, Callable[[], None]], args: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Milliseconds per product [rounds] of each side, and those of reading READ_BYTES."""
+    times: dict[str, list[float]] = {name: [] for name in [*sides, "reading"]}
+    area = np.ones(READ_BYTES, np.uint8)
+    with ThreadPoolExecutor(args.threads) as threads:
+        for _, name in by_turns(list(times), args.rounds + 1):
+            run, copies = (sides[name], args.copies) if name in sides else (lambda: read(area, threads, args.threads), 1)
+            begin = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - begin) * 1e3 / copies)
+    return {name: np.array(values[1:]) for name, values in times.items()}  # the first round warms up
+
+
+def read(area: np.ndarray, threads: ThreadPoolExecutor, count: int) -> None:
+    """Look for a byte that is not there, on each thread in its part."""
+    part, search = len(area) // count, ctypes.CDLL(None).memchr
+    search.argtypes, search.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
+    assert not any(threads.map(lambda i: search(area.ctypes.data + i * part, 0, part), range(count)))
+
+
+def peak_rates() -> dict[str, float]:
+    """Products per second in registers on one thread, of each set of this processor that the program knows."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "product_peak"
+        if subprocess.run(["cc", "-O2", str(PEAK), "-o", str(program)], check=False).returncode:
+            return {}
+        done = {name: subprocess.run([str(program), name], capture_output=True, check=False) for name in instruction_sets()}
+    return {name: float(result.stdout) for name, result in done.items() if not result.returncode}
+
+
+def show(
+    report: Report, rows: int, times: dict[str, np.ndarray], work: tuple[int, int], peaks: dict[str, float], threads: int
+) -> None:
+    """Times, ratios, and shares of a ceiling. work: bytes of weights, products of numbers."""
+    size, products = work
+    for name, values in times.items():
+        if name == "reading":
+            continue
+        report.add(f"{name}, {rows} rows", "ms", extremes(values))
+        if name != THEIRS:
+            report.add(f"{name}, {rows} rows, speed", "x", bootstrap(times[THEIRS] / values), THEIRS)
+        if rows == 1:
+            share = (size / values) / (READ_BYTES / times["reading"])
+            report.add(f"{name}, 1 row, share of read bandwidth", "", bootstrap(share))
+        elif name in peaks:
+            rate = products / (values.min() / 1e3)
+            report.note(
+                f"{name}, {rows} rows: at best {rate / 1e9:.0f} G products/s, {rate / peaks[name] / threads:.0%} of its peak"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The product on AVX-VNNI: four products of bytes are added to a lane by one instruction. */
+#include "product.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+
+#define TARGET __attribute__((target("avx2,fma,avxvnni")))
+#define BYTE_SHIFT 0
+#define INLINE TARGET static inline __attribute__((always_inline))
+
+#include "ymm.h"
+
+INLINE __m256i dot_bytes(__m256i sum, __m256i codes, __m256i x)
+{
+	return _mm256_dpbusd_avx_epi32(sum, codes, x);
+}
+
+INLINE __m256i dot_codes(__m256i sum, __m256i low, __m256i high, __m256i odd, __m256i even)
+{
+	return dot_bytes(dot_bytes(sum, low, even), high, odd);
+}
+
+INLINE ints begin_run(size_t bits, ints dots)
+{
+	return dots;
+}
+
+INLINE ints add_run(size_t bits, ints sums, ints codes, ints x)
+{
+	return dot_bytes(sums, codes, x);
+}
+
+INLINE ints end_run(size_t bits, ints dots, ints sums)
+{
+	return sums;
+}
+
+#include "x86.h"
+
+static bool available(void)
+{
+	unsigned int eax, ebx, ecx, edx;
+
+	__builtin_cpu_init();
+	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
+	       eax & 1 << 4;
+}
+
+const struct instruction_set set_avxvnni = { "avxvnni", available, quantize, columns };
+#endif

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sizes of a product, its cut into pieces for threads, and the choice of the instruction set. */
+#include "product.h"
+
+#define PIECE 64	/* columns of one task */
+#define VISIBLE __attribute__((visibility("default")))
+
+/* The fastest first. */
+static const struct instruction_set *const sets[] = {
+#if defined(__x86_64__)
+	&set_avx512vnni, &set_avxvnni, &set_avx2,
+#elif defined(__aarch64__)
+	&set_neon_i8mm, &set_neon_dotprod,
+#endif
+	&set_plain,
+};
+#define SETS (sizeof(sets) / sizeof(*sets))
+static const struct instruction_set *chosen;
+
+static const struct instruction_set *set_in_use(void)
+{
+	for (size_t i = 0; !chosen && i < SETS; i++)
+		if (sets[i]->available())
+			chosen = sets[i];
+	return chosen;
+}
+
+static size_t up_to(size_t size, size_t multiple)
+{
+	return (size + multiple - 1) / multiple * multiple;
+}
+
+bool product_sizes(struct product *p)
+{
+	if (p->block < 16 || p->block > MAX_BLOCK || p->block & (p->block - 1) || (p->bits != 4 && p->bits != 8))
+		return false;
+	p->blocks = (p->k + p->block - 1) / p->block;
+	p->block_bytes = p->block * p->bits / 8;
+	p->row_bytes = p->blocks * p->block_bytes;
+	p->zero_bytes = (p->blocks * p->bits + 7) / 8;
+	p->groups = (p->blocks + GROUP - 1) / GROUP;
+	p->stride = p->groups * GROUP * p->block;
+	return true;
+}
+
+void *product_room(struct product *p)
+{
+	size_t rows = up_to(p->m, ROW_MULTIPLE), codes = rows * p->stride, entries = up_to(rows * p->groups * GROUP, 16);
+	char *room = aligned_alloc(64, codes + entries * (sizeof(int32_t) + sizeof(float)));
+
+	if (!room)
+		return NULL;
+	p->codes = (int8_t *)room;
+	p->sums = (int32_t *)(room + codes);
+	p->row_scales = (float *)(p->sums + entries);
+	for (size_t row = 0; row < p->m; row++)
+		memset(p->codes + row * p->stride + p->blocks * p->block / CHUNK * CHUNK, 0,
+		       p->stride - p->blocks * p->block / CHUNK * CHUNK);
+	memset(p->codes + p->m * p->stride, 0, (rows - p->m) * p->stride);
+	memset(p->sums, 0, entries * (sizeof(int32_t) + sizeof(float)));
+	return room;
+}
+
+size_t product_pieces(const struct product *p)
+{
+	return (p->n + PIECE - 1) / PIECE;
+}
+
+void product_piece(const struct product *p, size_t index)
+{
+	size_t first = index * PIECE;
+
+	set_in_use()->columns(p, first, first + PIECE < p->n ? first + PIECE : p->n);
+}
+
+void product_quantize(struct product *p, size_t row)
+{
+	set_in_use()->quantize(p, row);
+}
+
+/* The instruction sets that this processor has, the fastest first: names[i], NULL beyond the last. */
+VISIBLE const char *moescope_instruction_set(size_t index)
+{
+	for (size_t i = 0; i < SETS; i++)
+		if (sets[i]->available() && !index--)
+			return sets[i]->name;
+	return NULL;
+}
+
+/* Use this set from now on; false where this processor lacks it. */
+VISIBLE bool moescope_choose(const char *name)
+{
+	for (size_t i = 0; i < SETS; i++)
+		if (!strcmp(sets[i]->name, name) && sets[i]->available()) {
+			chosen = sets[i];
+			return true;
+		}
+	return false;
+}
+
+VISIBLE const char *moescope_chosen(void)
+{
+	return set_in_use()->name;
+}

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A product of rows of floats with a matrix of 4- or 8-bit codes, and what an instruction set must bring to compute it.
+ *
+ * Rows are rounded to 8 bits, with a scale for each block. A result is the sum over blocks of
+ *
+ *     (sum of code * row's code - zero point * sum of the row's codes) * (row's scale * scale)
+ *
+ * where the bracket is an exact integer below 2^24. Block b is added to the accumulator b % 8 by one fused multiply-add; the
+ * accumulators are added up as ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). Every kernel keeps to this order, so that a result
+ * depends neither on the instruction set, nor on the number of rows, nor on threads.
+ */
+#ifndef MOESCOPE_PRODUCT_H
+#define MOESCOPE_PRODUCT_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUP 8		/* blocks that are summed up side by side */
+#define CHUNK 64	/* codes whose even and odd ones lie apart */
+#define ROW_MULTIPLE 4	/* rows of a tile: room is kept for whole tiles */
+#define MAX_BLOCK 256
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+struct product {
+	const float *rows;	/* [m, k] */
+	const uint8_t *values;	/* [n, row_bytes], codes low bits first */
+	const uint8_t *zeros;	/* [n, zero_bytes], packed likewise; NULL: all are the middle code */
+	const float *scales;	/* [n, blocks] */
+	float *out;		/* [m, n] */
+	size_t m, k, n, bits, block, blocks;
+	size_t row_bytes, block_bytes, zero_bytes, groups;
+	/* Of the rows: codes [m, stride] (at 4 bits, a chunk has its even codes first, as one packed byte has an even and an odd
+	 * code), and per block the sum of codes and the scale [m, groups * GROUP]. What is beyond k or m is zero. */
+	size_t stride;
+	int8_t *codes;
+	int32_t *sums;
+	float *row_scales;
+};
+
+struct instruction_set {
+	const char *name;
+	bool (*available)(void);
+	void (*quantize)(struct product *p, size_t row);
+	void (*columns)(const struct product *p, size_t first, size_t end);
+};
+
+extern const struct instruction_set set_plain, set_avx2, set_avxvnni, set_avx512vnni, set_neon_dotprod, set_neon_i8mm;
+
+/* Sizes that follow from m, k, n, bits and block; false where no kernel knows such a block. */
+bool product_sizes(struct product *p);
+/* Room for the rounded rows; free it with free(). */
+void *product_room(struct product *p);
+size_t product_pieces(const struct product *p);
+void product_piece(const struct product *p, size_t index);
+void product_quantize(struct product *p, size_t row);
+
+/* Where the row's codes lie that meet the byte of a matrix's row: at 4 bits those of its even code, the odd one's are 32 on. */
+ALWAYS_INLINE size_t code_offset(size_t bits, size_t byte)
+{
+	return bits == 4 ? byte / (CHUNK / 2) * CHUNK + byte % (CHUNK / 2) : byte;
+}
+
+ALWAYS_INLINE int middle_code(size_t bits)
+{
+	return 1 << (bits - 1);
+}
+
+ALWAYS_INLINE int zero_point(const struct product *p, size_t bits, size_t column, size_t block)
+{
+	if (!p->zeros)
+		return middle_code(bits);
+	const uint8_t *zeros = p->zeros + column * p->zero_bytes;
+
+	return bits == 8 ? zeros[block] : zeros[block / 2] >> block % 2 * 4 & 15;
+}
+
+ALWAYS_INLINE float fold(const float *lanes, size_t pitch)
+{
+	return ((lanes[0] + lanes[4 * pitch]) + (lanes[2 * pitch] + lanes[6 * pitch])) +
+	       ((lanes[pitch] + lanes[5 * pitch]) + (lanes[3 * pitch] + lanes[7 * pitch]));
+}
+
+/* `bytes` bytes from `offset` on, of `total`: copied where they would reach beyond. What is beyond meets zeros. */
+ALWAYS_INLINE const uint8_t *readable(const void *base, size_t offset, size_t bytes, size_t total, uint8_t *copy)
+{
+	const uint8_t *place = (const uint8_t *)base + offset;
+
+	if (offset + bytes <= total)
+		return place;
+	memset(copy, 0, bytes);
+	if (offset < total)
+		memcpy(copy, place, total - offset);
+	return copy;
+}
+
+/* Rounds a block to codes of -127..127; returns the scale. */
+ALWAYS_INLINE float quantize_block(const float *x, size_t count, int8_t *codes, int32_t *sum)
+{
+	uint32_t largest = 0, bits;
+	int32_t total = 0, whole;
+	float magnitude, scale, inverse;
+
+	for (size_t i = 0; i < count; i++) {
+		memcpy(&bits, &x[i], sizeof(bits));
+		bits &= 0x7fffffff;
+		largest = bits > largest ? bits : largest;
+	}
+	memcpy(&magnitude, &largest, sizeof(magnitude));
+	scale = magnitude / 127;
+	inverse = scale > 0 ? 1 / scale : 0;
+	for (size_t i = 0; i < count; i++) {
+		/* Adding 1.5 * 2^23 rounds to the nearest integer. */
+		float code = x[i] * inverse + 12582912.0f;
+		memcpy(&whole, &code, sizeof(whole));
+		codes[i] = (int8_t)(whole - 0x4b400000);
+		total += codes[i];
+	}
+	*sum = total;
+	return scale;
+}
+
+/* Each instruction set compiles it for itself. */
+ALWAYS_INLINE void quantize_row(struct product *p, size_t row)
+{
+	int8_t *codes = p->codes + row * p->stride, plain[MAX_BLOCK];
+	const float *x = p->rows + row * p->k;
+
+	for (size_t b = 0; b < p->blocks; b++) {
+		size_t first = b * p->block, count = p->k - first < p->block ? p->k - first : p->block;
+		size_t entry = row * p->groups * GROUP + b;
+		p->row_scales[entry] = quantize_block(x + first, count, plain, &p->sums[entry]);
+		memset(plain + count, 0, p->block - count);
+		if (p->bits == 8) {
+			memcpy(codes + first, plain, p->block);
+			continue;
+		}
+		for (size_t part = 0; part < p->block; part += CHUNK) {
+			size_t pairs = (p->block < CHUNK ? p->block : CHUNK) / 2;
+			int8_t *even = codes + code_offset(4, (first + part) / 2);
+			for (size_t i = 0; i < pairs; i++) {
+				even[i] = plain[part + 2 * i];
+				even[CHUNK / 2 + i] = plain[part + 2 * i + 1];
+			}
+		}
+	}
+}
+
+#endif

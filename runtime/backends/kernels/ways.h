@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ways of an instruction set: few() and tiled(), which stand before, for each number of bits and bytes of a block. */
+INLINE void all_rows(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
+{
+	size_t row = 0;
+
+	if (p->m >= MIN_TILED && tiled(p, bits, block_bytes, first, end))
+		return;
+	for (; row + TILE_ROWS <= p->m; row += TILE_ROWS)
+		for (size_t column = first; column < end; column++)
+			few(p, bits, block_bytes, row, TILE_ROWS, column);
+	for (; row + 2 <= p->m; row += 2)
+		for (size_t column = first; column < end; column++)
+			few(p, bits, block_bytes, row, 2, column);
+	for (; row < p->m; row++)
+		for (size_t column = first; column < end; column++)
+			few(p, bits, block_bytes, row, 1, column);
+}
+
+/* One function for each number of bits and bytes of a block, which are known when it is compiled. */
+#define WAY(bits, bytes)                                                                                      \
+	TARGET static void way_##bits##_##bytes(const struct product *p, size_t first, size_t end)            \
+	{                                                                                                     \
+		all_rows(p, bits, bytes, first, end);                                                         \
+	}
+WAY(4, 8)
+WAY(4, 16)
+WAY(4, 32)
+WAY(4, 64)
+WAY(4, 128)
+WAY(8, 16)
+WAY(8, 32)
+WAY(8, 64)
+WAY(8, 128)
+WAY(8, 256)
+
+static void columns(const struct product *p, size_t first, size_t end)
+{
+	static void (*const ways[2][5])(const struct product *, size_t, size_t) = {
+		{ way_4_8, way_4_16, way_4_32, way_4_64, way_4_128 },
+		{ way_8_16, way_8_32, way_8_64, way_8_128, way_8_256 },
+	};
+
+	ways[p->bits == 8][__builtin_ctzl(p->block / 16)](p, first, end);
+}
+
+TARGET static void quantize(struct product *p, size_t row)
+{
+	quantize_row(p, row);
+}

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The product on x86, included once for each instruction set, which before defines
+ *
+ *     TARGET              the attribute that lets a function use the set
+ *     dot_codes           8 sums of 4-bit codes (low and high halves of 32 bytes) times codes of a row, at most 15240
+ *     dot_bytes           the same of 32 8-bit codes; a matrix's code is worth BYTE_SHIFT less in it
+ *     ints, floats, ...   the vectors of a tile, LANES columns each (see tile())
+ *
+ * Few rows: a group of eight blocks of a column is read as it lies, its eight dot products end up in one vector.
+ * Many rows: the columns of a panel are unpacked and transposed once, a lane is a column, and tiles run over all rows.
+ */
+
+#define LOAD 32			/* bytes of a matrix's row at once */
+#define AHEAD 2048		/* bytes that are fetched early */
+#define TILE_ROWS ROW_MULTIPLE
+#define TILE_VECTORS 2
+#define PANEL (TILE_VECTORS * LANES)
+#define MIN_TILED 6		/* rows from which unpacking once pays */
+
+/* --- few rows --- */
+
+/* Zero points times sums of a row's codes: at 4 bits both fit into 16, and what is above a zero point's is zero. */
+INLINE __m256i times(size_t bits, __m256i zeros, __m256i sums)
+{
+	return bits == 4 ? _mm256_madd_epi16(zeros, sums) : _mm256_mullo_epi32(zeros, sums);
+}
+
+/* Sums of neighbours of both; `small`: they fit into 16 bits. */
+INLINE __m256i pair(bool small, __m256i a, __m256i b)
+{
+	return small ? _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1)) : _mm256_hadd_epi32(a, b);
+}
+
+/* One vector of partial sums for each row. */
+struct parts {
+	__m256i of[TILE_ROWS];
+};
+
+/* Partial sums of the matrix's bytes byte .. byte + max(block_bytes, 32). */
+INLINE struct parts part(size_t bits, size_t block_bytes, size_t rows, const uint8_t *values, const int8_t *x, size_t stride, size_t byte)
+{
+	struct parts sums;
+
+	for (size_t r = 0; r < rows; r++)
+		sums.of[r] = _mm256_setzero_si256();
+	for (size_t end = byte + (block_bytes > LOAD ? block_bytes : LOAD); byte < end; byte += LOAD) {
+		__m256i packed = _mm256_loadu_si256((const void *)(values + byte)), mask = _mm256_set1_epi8(15);
+		__m256i low = _mm256_and_si256(packed, mask), high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), mask);
+		const int8_t *codes = x + code_offset(bits, byte);
+		for (size_t r = 0; r < rows; r++, codes += stride) {
+			__m256i first = _mm256_loadu_si256((const void *)codes);
+			if (bits == 8)
+				sums.of[r] = dot_bytes(sums.of[r], packed, first);
+			else
+				sums.of[r] = dot_codes(sums.of[r], low, high, _mm256_loadu_si256((const void *)(codes + CHUNK / 2)), first);
+		}
+	}
+	return sums;
+}
+
+INLINE struct parts pairs(bool small, size_t rows, struct parts a, struct parts b)
+{
+	for (size_t r = 0; r < rows; r++)
+		a.of[r] = pair(small, a.of[r], b.of[r]);
+	return a;
+}
+
+/* The dot products of a group's eight blocks, for each row. */
+INLINE struct parts group(size_t bits, size_t bytes, size_t rows, const uint8_t *values, const int8_t *x, size_t stride)
+{
+#define PART(i) part(bits, bytes, rows, values, x, stride, (i) * (bytes > LOAD ? bytes : LOAD))
+#define FOUR(i) pairs(small, rows, pairs(small, rows, PART(i), PART(i + 1)), pairs(small, rows, PART(i + 2), PART(i + 3)))
+	const bool small = bits == 4 && bytes <= LOAD;
+	const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+	struct parts sums = bytes == 8 ? pairs(small, rows, PART(0), PART(1)) : FOUR(0);
+
+	if (bytes < LOAD) {
+		for (size_t r = 0; r < rows; r++)
+			sums.of[r] = bytes == 8 ? _mm256_permute4x64_epi64(sums.of[r], 0xd8) : _mm256_permutevar8x32_epi32(sums.of[r], order);
+		return sums;
+	}
+	struct parts others = FOUR(4);
+	for (size_t r = 0; r < rows; r++)
+		sums.of[r] = _mm256_add_epi32(_mm256_permute2x128_si256(sums.of[r], others.of[r], 0x20),
+					      _mm256_permute2x128_si256(sums.of[r], others.of[r], 0x31));
+	return sums;
+#undef PART
+#undef FOUR
+}
+
+/* The zero points of a group's blocks, of which `left` are there, less BYTE_SHIFT at 8 bits. */
+INLINE __m256i group_zeros(const struct product *p, size_t bits, size_t column, size_t g, size_t left)
+{
+	const __m256i shift = _mm256_set1_epi32(bits == 8 ? BYTE_SHIFT : 0);
+	uint64_t packed = 0;
+
+	if (!p->zeros)
+		return _mm256_sub_epi32(_mm256_set1_epi32(middle_code(bits)), shift);
+	memcpy(&packed, p->zeros + column * p->zero_bytes + g * bits, left == GROUP ? bits : (left * bits + 7) / 8);
+	if (bits == 8)
+		return _mm256_sub_epi32(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)packed)), shift);
+	__m256i nibbles = _mm256_srlv_epi32(_mm256_set1_epi32((int)packed), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+	return _mm256_and_si256(nibbles, _mm256_set1_epi32(15));
+}
+
+INLINE __m256 group_scales(const float *scales, size_t left)
+{
+	if (left == GROUP)
+		return _mm256_loadu_ps(scales);
+	return _mm256_maskload_ps(scales, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)left), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
+}
+
+INLINE float fold_vector(__m256 lanes)
+{
+	__m128 four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
+	__m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+
+	return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+/* Adds a group of a column, of whose blocks `left` are there, to the lanes of each row. */
+INLINE void add_group(const struct product *p, size_t bits, size_t block_bytes, size_t row, size_t rows, size_t column, size_t g,
+		      size_t left, const uint8_t *values, __m256 *lanes)
+{
+	const int8_t *x = p->codes + row * p->stride + g * GROUP * (block_bytes * 8 / bits);
+	const struct parts dots = group(bits, block_bytes, rows, values, x, p->stride);
+	const __m256i zeros = group_zeros(p, bits, column, g, left);
+	const __m256 scales = group_scales(p->scales + column * p->blocks + g * GROUP, left);
+
+	for (size_t r = 0; r < rows; r++) {
+		const size_t entry = ((row + r) * p->groups + g) * GROUP;
+		const __m256i sums = _mm256_loadu_si256((const void *)(p->sums + entry));
+		const __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(dots.of[r], times(bits, zeros, sums)));
+		lanes[r] = _mm256_fmadd_ps(exact, _mm256_mul_ps(_mm256_loadu_ps(p->row_scales + entry), scales), lanes[r]);
+	}
+}
+
+/* Results of a column. */
+INLINE void few(const struct product *p, size_t bits, size_t block_bytes, size_t row, size_t rows, size_t column)
+{
+	const size_t bytes = GROUP * block_bytes, whole = p->blocks / GROUP, begin = column * p->row_bytes;
+	uint8_t copy[GROUP * MAX_BLOCK];
+	__m256 lanes[TILE_ROWS];
+
+	for (size_t r = 0; r < rows; r++)
+		lanes[r] = _mm256_setzero_ps();
+	for (size_t g = 0; g < whole; g++) {
+		const uint8_t *values = p->values + begin + g * bytes;
+		for (size_t line = 0; line < bytes; line += 64)
+			_mm_prefetch(values + AHEAD + line, _MM_HINT_T0);
+		add_group(p, bits, block_bytes, row, rows, column, g, GROUP, values, lanes);
+	}
+	if (whole < p->groups) {
+		const uint8_t *values = readable(p->values, begin + whole * bytes, bytes, p->n * p->row_bytes, copy);
+		add_group(p, bits, block_bytes, row, rows, column, whole, p->blocks % GROUP, values, lanes);
+	}
+	for (size_t r = 0; r < rows; r++)
+		p->out[(row + r) * p->n + column] = fold_vector(lanes[r]);
+}
+
+/* --- many rows --- */
+
+/* Columns of a matrix, as tiles want them: [dwords, halves, PANEL] of four codes, [blocks, PANEL] scales and zero points. */
+struct panel {
+	size_t first, count;
+	uint8_t *codes;
+	float *scales;
+	int32_t *zeros;
+};
+
+INLINE void transpose(__m256i *v)
+{
+	__m256i pairs_of[8], fours[8];
+
+	for (size_t i = 0; i < 8; i += 2) {
+		pairs_of[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
+		pairs_of[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+	}
+	for (size_t i = 0; i < 8; i += 4)
+		for (size_t j = 0; j < 2; j++) {
+			fours[i + 2 * j] = _mm256_unpacklo_epi64(pairs_of[i + j], pairs_of[i + j + 2]);
+			fours[i + 2 * j + 1] = _mm256_unpackhi_epi64(pairs_of[i + j], pairs_of[i + j + 2]);
+		}
+	for (size_t i = 0; i < 4; i++) {
+		v[i] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x20);
+		v[i + 4] = _mm256_permute2x128_si256(fours[i], fours[i + 4], 0x31);
+	}
+}
+
+/* 32 bytes of each of eight columns, transposed: v[i] has their i-th dwords. The last column stands for those beyond. */
+INLINE void eight_columns(const void *base, size_t pitch, size_t n, size_t column, size_t byte, __m256i *v)
+{
+	uint8_t copy[LOAD];
+
+	for (size_t i = 0; i < 8; i++) {
+		size_t source = column + i < n ? column + i : n - 1;
+		v[i] = _mm256_loadu_si256((const void *)readable(base, source * pitch + byte, LOAD, n * pitch, copy));
+	}
+	transpose(v);
+}
+
+INLINE void fill_codes(const struct product *p, size_t bits, const struct panel *panel)
+{
+	const __m256i mask = _mm256_set1_epi8(15);
+	__m256i v[8];
+
+	for (size_t byte = 0; byte < p->row_bytes; byte += LOAD)
+		for (size_t c = 0; c < PANEL; c += 8) {
+			uint8_t *to = panel->codes + (byte * (bits == 4 ? 2 : 1) / 4 * PANEL + c) * 4;
+			eight_columns(p->values, p->row_bytes, p->n, panel->first + c, byte, v);
+			for (size_t i = 0; i < 8; i++, to += 4 * PANEL) {
+				_mm256_store_si256((void *)to, bits == 4 ? _mm256_and_si256(v[i], mask) : v[i]);
+				if (bits == 8)
+					continue;
+				to += 4 * PANEL;
+				_mm256_store_si256((void *)to, _mm256_and_si256(_mm256_srli_epi16(v[i], 4), mask));
+			}
+		}
+}
+
+INLINE void fill_scales(const struct product *p, size_t bits, const struct panel *panel)
+{
+	const size_t pitch = p->blocks * sizeof(float);
+	__m256i v[8];
+
+	for (size_t block = 0; block < p->blocks; block += 8)
+		for (size_t c = 0; c < PANEL; c += 8) {
+			eight_columns(p->scales, pitch, p->n, panel->first + c, block * sizeof(float), v);
+			for (size_t i = 0; i < 8; i++)
+				_mm256_store_si256((void *)(panel->scales + (block + i) * PANEL + c), v[i]);
+		}
+	for (size_t block = 0; block < p->blocks; block++)
+		for (size_t c = 0; c < PANEL; c++) {
+			size_t column = panel->first + c < p->n ? panel->first + c : p->n - 1;
+			panel->zeros[block * PANEL + c] = zero_point(p, bits, column, block) - (bits == 8 ? BYTE_SHIFT : 0);
+		}
+}
+
+/* Dot products of a block: TILE_ROWS rows from `x` on with the columns of a panel. */
+INLINE void tile_block(size_t bits, size_t block_bytes, const uint8_t *codes, const int8_t *x, size_t stride, size_t block,
+		       ints (*dots)[TILE_VECTORS])
+{
+	const size_t halves = bits == 4 ? 2 : 1, run = block_bytes < 16 ? block_bytes : 16;
+
+	for (size_t begin = block * block_bytes, end = begin + block_bytes; begin < end; begin += run) {
+		ints sums[TILE_ROWS][TILE_VECTORS];
+		for (size_t r = 0; r < TILE_ROWS; r++)
+			for (size_t v = 0; v < TILE_VECTORS; v++)
+				sums[r][v] = begin_run(bits, dots[r][v]);
+#pragma GCC unroll 8
+		for (size_t i = 0; i < run / 4 * halves; i++) {
+			const uint8_t *w = codes + (begin / 4 * halves + i) * PANEL * 4;
+			const int8_t *row_codes = x + code_offset(bits, begin) + i / halves * 4 + i % halves * (CHUNK / 2);
+			ints w_of[TILE_VECTORS];
+			for (size_t v = 0; v < TILE_VECTORS; v++)
+				w_of[v] = load_ints(w + v * LANES * 4);
+			for (size_t r = 0; r < TILE_ROWS; r++) {
+				ints four = repeat_four(row_codes + r * stride);
+				for (size_t v = 0; v < TILE_VECTORS; v++)
+					sums[r][v] = add_run(bits, sums[r][v], w_of[v], four);
+			}
+		}
+		for (size_t r = 0; r < TILE_ROWS; r++)
+			for (size_t v = 0; v < TILE_VECTORS; v++)
+				dots[r][v] = end_run(bits, dots[r][v], sums[r][v]);
+	}
+}
+
+INLINE floats fold_lanes(const floats *l)
+{
+	return add_floats(add_floats(add_floats(l[0], l[4]), add_floats(l[2], l[6])),
+			  add_floats(add_floats(l[1], l[5]), add_floats(l[3], l[7])));
+}
+
+/* Results of TILE_ROWS rows, of which those below m are kept, and a panel's columns. */
+INLINE void tile(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel, size_t row)
+{
+	floats lanes[TILE_ROWS][TILE_VECTORS][GROUP];
+	float results[PANEL];
+
+	for (size_t r = 0; r < TILE_ROWS; r++)
+		for (size_t i = 0; i < TILE_VECTORS * GROUP; i++)
+			lanes[r][i / GROUP][i % GROUP] = zero_floats();
+	for (size_t b = 0; b < p->blocks; b++) {
+		ints dots[TILE_ROWS][TILE_VECTORS];
+		for (size_t r = 0; r < TILE_ROWS; r++)
+			for (size_t v = 0; v < TILE_VECTORS; v++)
+				dots[r][v] = zero_ints();
+		tile_block(bits, block_bytes, panel->codes, p->codes + row * p->stride, p->stride, b, dots);
+		for (size_t r = 0; r < TILE_ROWS; r++) {
+			const size_t entry = (row + r) * p->groups * GROUP + b;
+			const ints sum = repeat_int(p->sums[entry]);
+			const floats row_scale = repeat_float(p->row_scales[entry]);
+			for (size_t v = 0; v < TILE_VECTORS; v++) {
+				const ints zeros = load_ints(panel->zeros + b * PANEL + v * LANES);
+				const floats scale = load_floats(panel->scales + b * PANEL + v * LANES);
+				floats *lane = &lanes[r][v][b % GROUP];
+				*lane = add_scaled(dots[r][v], times_ints(bits, zeros, sum), multiply_floats(row_scale, scale), *lane);
+			}
+		}
+	}
+	for (size_t r = 0; r < TILE_ROWS && row + r < p->m; r++) {
+		for (size_t v = 0; v < TILE_VECTORS; v++)
+			store_floats(results + v * LANES, fold_lanes(lanes[r][v]));
+		memcpy(p->out + (row + r) * p->n + panel->first, results, panel->count * sizeof(float));
+	}
+}
+
+/* Columns first .. end by panels; false where there is no memory for one. */
+INLINE bool tiled(const struct product *p, size_t bits, size_t block_bytes, size_t first, size_t end)
+{
+	const size_t codes = (p->row_bytes + LOAD - 1) / LOAD * LOAD * (bits == 4 ? 2 : 1) * PANEL;
+	const size_t entries = p->groups * GROUP * PANEL;
+	uint8_t *room = aligned_alloc(64, codes + entries * (sizeof(float) + sizeof(int32_t)));
+	struct panel panel = { .codes = room, .scales = (float *)(room + codes) };
+
+	if (!room)
+		return false;
+	panel.zeros = (int32_t *)(panel.scales + entries);
+	for (panel.first = first; panel.first < end; panel.first += PANEL) {
+		panel.count = end - panel.first < PANEL ? end - panel.first : PANEL;
+		fill_codes(p, bits, &panel);
+		fill_scales(p, bits, &panel);
+		for (size_t row = 0; row < p->m; row += TILE_ROWS)
+			tile(p, bits, block_bytes, &panel, row);
+	}
+	free(room);
+	return true;
+}
+
+#include "ways.h"

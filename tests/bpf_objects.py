@@ -1,0 +1,76 @@
+"""BPF objects as the Makefile compiles them, for either architecture; and what kernels before 6.7 think of their jumps."""
+
+import platform
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+JUMP, JUMP32 = 5, 6  # classes of instructions
+ALWAYS, CALL, EXIT = 0x05, 0x85, 0x95
+PSEUDO_CALL = 1
+
+
+def compile_object(source: Path, output: Path, arch: str, *flags: str) -> Path:
+    """An object for `x86` or `arm64`; skips where there is no clang."""
+    include = f"-I/usr/include/{platform.machine()}-linux-gnu"
+    command = ["clang", "-O2", "-g", "-Wall", "-Werror", "-target", "bpf", f"-D__TARGET_ARCH_{arch}", include, *flags]
+    try:
+        subprocess.run([*command, "-c", str(source), "-o", str(output)], check=True)
+    except FileNotFoundError:
+        pytest.skip("clang is not installed")
+    return output
+
+
+def programs_of(path: Path) -> dict[str, bytes]:
+    """Program → its instructions."""
+    with open(path, "rb") as file:
+        elf = ELFFile(file)
+        tables = [section for section in elf.iter_sections() if isinstance(section, SymbolTableSection)]
+        functions = [s for table in tables for s in table.iter_symbols() if s["st_info"]["type"] == "STT_FUNC"]
+        found = {}
+        for symbol in functions:
+            code = elf.get_section(symbol["st_shndx"]).data()
+            found[symbol.name] = code[symbol["st_value"] : symbol["st_value"] + symbol["st_size"]]
+        return found
+
+
+def successors(code: list[tuple[int, int, int, int]], at: int) -> list[tuple[int, bool]]:
+    """(instruction, whether a loop may be closed there), in the order in which old kernels walk them: they let jumps alone."""
+    operation, registers, offset, number = code[at]
+    if operation == EXIT:
+        return []
+    if operation == CALL:
+        called = [(at + number + 1, False)] if registers >> 4 == PSEUDO_CALL else []
+        return [(at + 1, False), *called]
+    if operation == ALWAYS:
+        return [(at + offset + 1, True)]
+    if operation & 7 in (JUMP, JUMP32):
+        return [(at + 1, True), (at + offset + 1, True)]
+    return [(at + 1, False)]
+
+
+def back_edge(instructions: bytes) -> tuple[int, int] | None:
+    """The first edge (from, to) for which kernels before 6.7 refuse a program: closing a loop, and not by a jump.
+
+    Linux 6.7 ended this rule with "bpf: fix control-flow graph checking in privileged mode" (10e14e9652bf).
+    """
+    code = list(struct.iter_unpack("<BBhi", instructions))
+    walking, done, path = {0}, set(), [(0, iter(successors(code, 0)))]
+    while path:
+        at, following = path[-1]
+        for to, may_loop in following:
+            if to in walking and not may_loop:
+                return at, to
+            if to not in walking and to not in done:
+                walking.add(to)
+                path.append((to, iter(successors(code, to))))
+                break
+        else:
+            path.pop()
+            walking.discard(at)
+            done.add(at)
+    return None

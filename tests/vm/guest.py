@@ -1,0 +1,317 @@
+"""Guests for the tracer's tests: other kernels and the other architecture, by QEMU without acceleration.
+
+    python -m tests.vm.guest [ARCH[-SERIES] ...] [--rungs a,b] [--json FILE]
+
+Packages come by name from the suites of the machine's own Debian mirror through a private apt; nothing of the machine changes.
+What is made once (a kernel 100 MB, a root 1.5 GB for each architecture) is kept in build/vm, or in $MOESCOPE_VM.
+"""
+
+import argparse
+import contextlib
+import json
+import lzma
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CACHE = Path(os.environ.get("MOESCOPE_VM", ROOT / "build" / "vm"))
+CONFIG: dict[str, Any] = tomllib.loads((HERE / "guests.toml").read_text())
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+LIMIT_S, MEMORY_MIB, CPUS = 1800, 4096, 2
+RESULT = re.compile(r"^RUNG (\{.*\})", re.M)
+MODULES = (
+    *("virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_mmio", "virtio_blk"),
+    *("crc16", "mbcache", "jbd2", "crc32c_generic", "crc32c-cryptoapi", "ext4", "virtio_rng"),
+)
+MACHINES = {
+    "amd64": ("qemu-system-x86_64", "ttyS0", ["-M", "q35", "-cpu", "max"], "x86_64"),
+    "arm64": ("qemu-system-aarch64", "ttyAMA0", ["-M", "virt", "-cpu", "max,pauth-impdef=on"], "aarch64"),
+}
+NATIVE = "arm64" if os.uname().machine == "aarch64" else "amd64"
+APT_CONF = """APT::Architecture "{arch}";
+APT::Architectures {{ "{arch}"; }};
+APT::Install-Recommends "false";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Dir::State "{place}/state";
+Dir::State::Lists "{place}/lists";
+Dir::State::status "{place}/state/status";
+Dir::Cache "{place}/cache";
+Dir::Etc::sourcelist "{place}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+"""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """One guest of guests.toml."""
+
+    arch: str
+    series: str
+    rungs: tuple[str, ...]
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the command line takes it."""
+        return f"{self.arch}-{self.series}"
+
+    @property
+    def kernel(self) -> Path:
+        """Where its unpacked kernel lies."""
+        return CACHE / self.arch / f"kernel-{self.series}"
+
+    @property
+    def image(self) -> Path:
+        """Its root, which all guests of the architecture share."""
+        return CACHE / self.arch / "root.ext4"
+
+
+GUESTS = [Guest(**{**row, "rungs": tuple(row["rungs"])}) for row in CONFIG["guest"]]
+
+
+def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command that must succeed; its output is shown where it does not."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+    if done.returncode:
+        raise SystemExit(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[-2000:]}")
+    return done
+
+
+def lacking(guest: Guest) -> str:
+    """Why a guest cannot be booted now, empty where it can: nothing is downloaded for it."""
+    if shutil.which(MACHINES[guest.arch][0]) is None:
+        return f"{MACHINES[guest.arch][0]} is not installed"
+    absent = [path for path in (guest.kernel, guest.image) if not path.exists()]
+    return f"{absent[0].name} of {guest.arch} was not made; run `make test-vm`" if absent else ""
+
+
+def mirrors() -> dict[bool, str]:
+    """The addresses of the machine's own Debian mirror: of the suites (False), and of their security updates (True)."""
+    uris = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages").stdout.split()
+    ends = {False: "/debian", True: "/debian-security"}
+    return {secure: next((uri for uri in uris if uri.rstrip("/").endswith(end)), "") for secure, end in ends.items()}
+
+
+def apt_of(arch: str, name: str, suites: list[str]) -> Path:
+    """The configuration of a private apt for an architecture and some suites, its lists fetched."""
+    place = CACHE / arch / name
+    conf = place / "apt.conf"
+    if conf.exists():
+        return conf
+    for folder in ("lists/partial", "cache/archives/partial", "state"):
+        (place / folder).mkdir(parents=True, exist_ok=True)
+    (place / "state" / "status").touch()
+    known = mirrors()
+    lines = [
+        f"deb [arch={arch} signed-by={KEYRING} check-valid-until=no] {known[suite.endswith('-security')]} {suite} main"
+        for suite in suites
+    ]
+    (place / "sources.list").write_text("\n".join(lines) + "\n")
+    draft = place / "draft.conf"
+    draft.write_text(APT_CONF.format(arch=arch, place=place.resolve()))
+    run("apt-get", "-c", draft, "update", "-qq")
+    draft.rename(conf)
+    return conf
+
+
+def unpack(packages: list[Path], place: Path) -> None:
+    """Lay Debian packages out in a folder, without running anything of theirs."""
+    place.mkdir(parents=True, exist_ok=True)
+    for package in packages:
+        run("dpkg-deb", "-x", package, place)
+
+
+def version_key(name: str) -> list[int]:
+    """Sorts package names by the numbers in them."""
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
+def make_kernel(guest: Guest) -> None:
+    """Fetch the newest cloud kernel of the series; a mirror may list what it no longer serves, then the next one is taken."""
+    conf = apt_of(guest.arch, "apt-kernels", CONFIG["suites"])
+    wanted = rf"^linux-image-{re.escape(guest.series)}\.[0-9][.0-9+~a-z-]*-cloud-{guest.arch}$"
+    listed = run("apt-cache", "-c", conf, "search", "--names-only", wanted).stdout
+    for name in sorted((line.split()[0] for line in listed.splitlines() if "-rt-" not in line), key=version_key, reverse=True):
+        version = name.removeprefix("linux-image-")
+        needs = run("apt-cache", "-c", conf, "depends", name).stdout
+        # from 7 on the image is apart from its modules
+        parts = re.findall(rf"Depends: (linux-(?:binary|modules|base)-{re.escape(version)})$", needs, re.M)
+        with tempfile.TemporaryDirectory() as folder:
+            words = ["apt-get", "-c", str(conf), "download", "-qq", name, *parts]
+            if subprocess.run(words, cwd=folder, capture_output=True, check=False).returncode == 0:
+                unpack(sorted(Path(folder).glob("*.deb")), guest.kernel)
+                return
+    raise SystemExit(f"no kernel {guest.series} for {guest.arch} in {', '.join(CONFIG['suites'])}")
+
+
+def make_root(guest: Guest) -> None:
+    """A root without running anything of its architecture: packages are unpacked, wheels laid out."""
+    conf = apt_of(guest.arch, "apt-root", CONFIG["root_suites"])
+    run("apt-get", "-c", conf, "install", "-y", "-qq", "--download-only", *CONFIG["packages"])
+    root = CACHE / guest.arch / "root"
+    unpack(sorted((conf.parent / "cache" / "archives").glob("*.deb")), root)
+    for folder in ("proc", "sys", "dev", "tmp", "run", "out", "tree", "root"):
+        (root / folder).mkdir(exist_ok=True)
+    base = root / "usr" / "share" / "base-passwd"
+    shutil.copy(base / "passwd.master", root / "etc" / "passwd")
+    shutil.copy(base / "group.master", root / "etc" / "group")
+    for name, target in {"bin/sh": "dash", "usr/bin/cc": "gcc"}.items():
+        with contextlib.suppress(FileExistsError):
+            (root / name).symlink_to(target)
+    lay_wheels(guest.arch, root / "usr" / "local" / "lib" / "python3.11" / "dist-packages")
+    for folder in ("doc", "man", "locale", "info"):
+        shutil.rmtree(root / "usr" / "share" / folder, ignore_errors=True)
+    (root / "tree.init").write_text((HERE / "init.sh").read_text())
+    run("mke2fs", "-q", "-t", "ext4", "-d", root, "-E", "root_owner=0:0", f"{guest.image}.new", "5G")
+    Path(f"{guest.image}.new").rename(guest.image)
+
+
+def lay_wheels(arch: str, place: Path) -> None:
+    """Install wheels of an architecture into a folder."""
+    machine = MACHINES[arch][3]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in (36, 35, 34, 31, 28, 27, 26, 24, 17)]
+    tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
+    platforms = [word for tag in tags for word in ("--platform", tag)]
+    options = ["--no-compile", "--only-binary", ":all:", "--implementation", "cp", "--python-version", "3.11", "--upgrade"]
+    run(sys.executable, "-m", "pip", "install", "-q", *options, *platforms, "--target", place, *CONFIG["wheels"])
+
+
+def prepare(guest: Guest) -> None:
+    """Make what the guest lacks."""
+    guest.kernel.parent.mkdir(parents=True, exist_ok=True)
+    if not guest.kernel.exists():
+        make_kernel(guest)
+    if not guest.image.exists():
+        make_root(guest)
+
+
+def copy_tree(guest: Guest, place: Path) -> None:
+    """The working tree as git sees it, built for the guest."""
+    listed = run("git", "ls-files", "-co", "--exclude-standard", cwd=ROOT).stdout.split("\n")
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / name)
+    build(guest, place)
+
+
+def build(guest: Guest, place: Path) -> None:
+    """Compile what is compiled, for the guest's architecture."""
+    folder, machine = place / "build" / "cmake", MACHINES[guest.arch][3]
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={sysconfig.get_paths()['include']}"]
+    if guest.arch != NATIVE:
+        options.append(f"-DCMAKE_TOOLCHAIN_FILE={place}/cmake/{machine}-linux-gnu.cmake")
+    run("cmake", "-S", place, "-B", folder, "-G", "Ninja", *options)
+    run("cmake", "--build", folder)
+    run("cmake", "--install", folder, "--prefix", place)
+    if guest.arch == "arm64":
+        compiler = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc"
+        library = place / "build" / "arm64_sites.so"
+        run(compiler, "-shared", "-fPIC", "-nostartfiles", "-Wl,-Bsymbolic", "-o", library, HERE / "arm64_sites.c")
+
+
+def module_of(kernel: Path, name: str) -> bytes | None:
+    """A kernel module, unpacked."""
+    for path in kernel.glob(f"**/kernel/**/{name}.ko*"):
+        if path.suffix == ".zst":
+            return subprocess.run(["zstd", "-qdc", path], capture_output=True, check=True).stdout
+        return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    return None
+
+
+def make_initrd(guest: Guest, rungs: tuple[str, ...], work: Path) -> Path:
+    """The archive that the guest begins in."""
+    place = work / "initrd.d"
+    for folder in ("bin", "lib", "new", "proc", "sys", "dev"):
+        (place / folder).mkdir(parents=True)
+    root = CACHE / guest.arch / "root"
+    shutil.copy(next(path for path in (root / "bin/busybox", root / "usr/bin/busybox") if path.exists()), place / "bin/busybox")
+    for number, name in enumerate(MODULES):
+        data = module_of(guest.kernel, name)
+        if data is not None:
+            (place / "lib" / f"{number:02d}_{name}.ko").write_bytes(data)
+    (place / "rungs").write_text(" ".join(rungs))
+    shutil.copy(HERE / "initrd.sh", place / "init")
+    (place / "init").chmod(0o755)
+    names = run("find", ".", cwd=place).stdout
+    with open(work / "initrd", "wb") as file:
+        subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], cwd=place, input=names.encode(), stdout=file, check=True)
+    return work / "initrd"
+
+
+def boot(guest: Guest, rungs: tuple[str, ...], out: Path, echo: bool = True) -> str:
+    """Boot the guest with this tree; what it printed. Files that the rungs left come to `out`."""
+    program, console, machine, _ = MACHINES[guest.arch]
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        copy_tree(guest, work / "tree")
+        initrd = make_initrd(guest, rungs, work)
+        run("mke2fs", "-q", "-t", "ext4", "-d", work / "tree", "-E", "root_owner=0:0", work / "tree.img", "2G")
+        with open(work / "out.img", "wb") as file:
+            file.truncate(1 << 30)
+        words = ["nice", "-n", "10", "timeout", str(LIMIT_S), program, *machine, "-accel", "tcg,thread=multi"]
+        words += ["-smp", str(CPUS), "-m", str(MEMORY_MIB), "-nographic", "-nic", "none", "-no-reboot"]
+        words += ["-kernel", str(next(guest.kernel.glob("**/vmlinuz*"))), "-initrd", str(initrd)]
+        words += ["-append", f"console={console} quiet panic=-1"]
+        for image, more in ((guest.image, ",snapshot=on"), (work / "out.img", ""), (work / "tree.img", "")):
+            words += ["-drive", f"file={image},format=raw,if=virtio,cache=unsafe{more}"]
+        printed = []
+        with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+            assert process.stdout
+            for line in process.stdout:
+                printed.append(line)
+                if echo:
+                    print(line, end="", flush=True)
+        out.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["tar", "-xf", work / "out.img", "-C", out], capture_output=True, check=False)
+    return "".join(printed)
+
+
+def results(printed: str) -> list[dict[str, Any]]:
+    """What the rungs said: a row for each."""
+    return [json.loads(row) for row in RESULT.findall(printed)]
+
+
+def climb(guest: Guest, rungs: tuple[str, ...], echo: bool = True) -> list[dict[str, Any]]:
+    """Boot a guest and climb its rungs; a rung that never ended is a row too."""
+    began = time.monotonic()
+    rows = results(boot(guest, rungs, CACHE / "out" / guest.name, echo))
+    ended = {row["rung"] for row in rows}
+    rows += [{"rung": rung, "ok": False, "seen": "the guest ended before"} for rung in rungs if rung not in ended]
+    return [{"guest": guest.name, "guest_s": round(time.monotonic() - began), **row} for row in rows]
+
+
+def main() -> int:
+    """Climb with every guest that was named, or with all; 1 where a rung failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("guest", nargs="*", help="ARCH or ARCH-SERIES (default: all of guests.toml)")
+    parser.add_argument("--rungs", default="", help="only these, separated by commas")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    args = parser.parse_args()
+    chosen = [guest for guest in GUESTS if not args.guest or {guest.arch, guest.name} & set(args.guest)]
+    rows = []
+    for guest in chosen:
+        prepare(guest)
+        rows += climb(guest, tuple(args.rungs.split(",")) if args.rungs else guest.rungs)
+    for row in rows:
+        print(f"{row['guest']:12} {row['rung']:10} {'passed' if row['ok'] else 'FAILED'}  {row['seen']}")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(not rows or not all(row["ok"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Why this machine forbids what root asks of the kernel: told apart from what the kernel lacks."""
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+LOCKDOWN = Path("/sys/kernel/security/lockdown")
+SELINUX = Path("/sys/fs/selinux/enforce")
+CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
+
+
+def why_denied(code: int) -> str:
+    """What on this machine forbids BPF or probes to a process that is root, in words; empty where nothing is known to."""
+    if code not in (errno.EPERM, errno.EACCES):
+        return ""
+    return "; ".join(denials()) or "a seccomp filter, a security module or a container forbids it"
+
+
+def denials() -> Iterator[str]:
+    """Whatever of this machine's rules may forbid BPF, with the remedy."""
+    mode = lockdown()
+    if mode == "confidentiality":
+        yield f"the kernel is locked down ({LOCKDOWN}: {mode}), which forbids reading its memory: boot with lockdown=integrity"
+    if selinux_enforces():
+        yield f"SELinux is enforcing and this process runs as {selinux_domain()}: use a permissive domain (su), or setenforce 0"
+    lacking = [name for name, number in (("CAP_BPF", CAP_BPF), ("CAP_PERFMON", CAP_PERFMON)) if not has_capability(number)]
+    if lacking:
+        yield f"this process lacks {' and '.join(lacking)}: in a container, run it privileged"
+
+
+def lockdown() -> str:
+    """The kernel's lockdown mode: none, integrity, confidentiality; empty where it has none."""
+    try:
+        text = LOCKDOWN.read_text()
+    except OSError:
+        return ""
+    return text.partition("[")[2].partition("]")[0]
+
+
+def selinux_enforces() -> bool:
+    """Whether SELinux is there and enforcing."""
+    try:
+        return SELINUX.read_text().strip() == "1"
+    except OSError:
+        return False
+
+
+def selinux_domain() -> str:
+    """This process's security context."""
+    try:
+        return Path("/proc/self/attr/current").read_text().strip("\0\n") or "unknown"
+    except OSError:
+        return "unknown"
+
+
+def has_capability(number: int) -> bool:
+    """Whether this process has a capability, or the one that stood for all such before Linux 5.8."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return bool(mask >> number & 1 or mask >> CAP_SYS_ADMIN & 1)
