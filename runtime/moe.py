@@ -11,9 +11,10 @@ from runtime.backends.instruction_sets import instruction_set
 from runtime.backends.kv_cache import Scales
 from runtime.cache_rules.forms import HTP
 from runtime.errors import ModelError, RequestError
+from runtime.graphs.checkpoint import read_json
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT
-from runtime.package.layout import Package, read_tokenizer
+from runtime.package.layout import Package
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
 from runtime.step.engine import Engine
@@ -171,7 +172,8 @@ class MoE:
         return scales
 
     def _read_tokenizer(self) -> Tokenizer:
-        path = read_tokenizer(self.package.folder)
+        path = self.package.folder / "tokenizer.json"
+        read_json(path, "copy tokenizer.json into the model folder and convert again")
         try:
             return Tokenizer.from_file(str(path))
         except Exception as error:

@@ -262,18 +262,15 @@ class HtpBackend:
 
     def _open(self, model: str | bytes, label: str, options: ort.SessionOptions) -> ort.InferenceSession:
         try:
-            session = self._create(model, options)
+            with nullcontext() if HtpBackend._greeted else _quiet_stdout():
+                HtpBackend._greeted = True
+                session = ort.InferenceSession(model, options, enable_fallback=0, disabled_optimizers=UNWANTED)
         except Exception as error:
             cause = str(error).splitlines()[0]
             raise BackendError(f"{LABEL} refuses {label} ({cause}): use --prefill-backend cpu and --decode-backend cpu") from None
         forget_model_bytes(session)
         session.disable_fallback()
         return session
-
-    def _create(self, model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-        with nullcontext() if HtpBackend._greeted else _quiet_stdout():
-            HtpBackend._greeted = True
-            return ort.InferenceSession(model, options, enable_fallback=0, disabled_optimizers=UNWANTED)
 
     def _writable_cache(self) -> Path:
         """`htp/` in the package; a folder in the user's cache where the package is read-only."""

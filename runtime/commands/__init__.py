@@ -16,11 +16,6 @@ def add_count(parser: argparse._ActionsContainer, *names: str, default: int, hel
     parser.add_argument(*names, type=int, default=default, metavar=metavar, help=f"{help} (default: {default})")
 
 
-def add_threads(parser: argparse._ActionsContainer) -> None:
-    """`--threads`."""
-    add_count(parser, "--threads", default=1, help="threads of one CPU graph")
-
-
 @contextmanager
 def show_progress(what: str) -> Iterator["Progress"]:
     """A progress bar on standard error, shown once the first unit of work is done and only on a terminal."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moescope.arguments import add_json, add_model
 from moescope.plain import for_output
-from runtime.commands import add_count, add_threads, parse_tiers, read_text, show_progress
+from runtime.commands import add_count, parse_tiers, read_text, show_progress
 
 if TYPE_CHECKING:
     from runtime.moe import MoE
@@ -89,7 +89,7 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         "--performance", metavar="MODE", help="performance mode of the HTP: default, burst, balanced, power_saver ..."
     )
     placement.add_argument("--soc", metavar="MODEL", help="SoC that the HTP emulator reports (default: as compiled)")
-    add_threads(placement)
+    add_count(placement, "--threads", default=1, help="threads of one CPU graph")
     placement.add_argument(
         "--expert-cache", default="all", metavar="SIZE", help="size of the expert cache: 1.5MiB, 800kB, all (default)"
     )

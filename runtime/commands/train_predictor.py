@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moescope.arguments import add_json
 from moescope.plain import print_plain
-from runtime.commands import add_count, add_threads, read_text, require_package, show_progress
+from runtime.commands import add_count, read_text, require_package, show_progress
 
 if TYPE_CHECKING:
     from runtime.moe import MoE
@@ -31,7 +31,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--expert-cache", default="all", metavar="SIZE", help="size of the expert cache while learning (default: all)"
     )
-    add_threads(parser)
+    add_count(parser, "--threads", default=1, help="threads of one CPU graph")
     add_json(parser)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moescope.arguments import add_json
 from moescope.plain import print_plain
-from runtime.commands import add_count, add_threads, parse_tiers, require_package, show_progress
+from runtime.commands import add_count, parse_tiers, require_package, show_progress
 
 if TYPE_CHECKING:
     from runtime.package.layout import Package
@@ -28,7 +28,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: the package's, or 64)"
     )
-    add_threads(parser)
+    add_count(parser, "--threads", default=1, help="threads of one CPU graph")
     add_count(parser, "--runs", default=9, help="runs of each cell, after a warm-up")
     add_json(parser)
 

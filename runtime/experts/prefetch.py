@@ -16,7 +16,7 @@ import numpy as np
 
 from runtime.cache_rules.forms import Form
 from runtime.cache_rules.rule import CacheRule
-from runtime.experts.predictor import Predictor, chance
+from runtime.experts.predictor import chance
 from runtime.experts.routing import History
 from runtime.models import Family
 
@@ -51,7 +51,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        predictor: "Odds | Predictor",
+        predictor: Odds,
         cache: CacheRule[Any],
         family: Family,
         backend: int,

@@ -100,10 +100,6 @@ class Decoder:
         """Rows that attention of this layer looks back to, itself included; 0 for all."""
         return self.windows[layer] if self.windows else 0
 
-    def embedding(self, checkpoint: Checkpoint) -> np.ndarray:
-        """The embedding table [V, H]."""
-        return checkpoint.tensor("model.embed_tokens.weight", (self.vocabulary, self.hidden))
-
     def head(self, checkpoint: Checkpoint, store: Store | None) -> onnx.ModelProto:
         """Inputs hidden [T, H]; outputs logits [T, V]."""
         g = GraphBuilder("head", store)

@@ -30,7 +30,7 @@ import onnx
 from onnx import external_data_helper
 
 from runtime.errors import PackageError
-from runtime.graphs.checkpoint import read_config, read_json
+from runtime.graphs.checkpoint import read_config
 from runtime.models import Family, read_family
 from runtime.package.reader import ALIGNMENT, FileRange
 
@@ -41,7 +41,6 @@ PAGE = ALIGNMENT
 # Of madvise, since Linux 5.14; Python 3.11 does not name it.
 MADV_POPULATE_READ = 22
 EXPERTS = "experts"
-HASHED_AT_ONCE = 1 << 22
 
 
 def is_package(folder: Path) -> bool:
@@ -249,12 +248,9 @@ def sha256(content: bytes) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file, read piece by piece."""
-    digest = hashlib.sha256()
+    """Hex digest of a file."""
     with path.open("rb") as file:
-        while piece := file.read(HASHED_AT_ONCE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def user_cache() -> Path:
@@ -267,10 +263,3 @@ def default_target(model: Path) -> Path:
     if os.access(model, os.W_OK):
         return model / ".moescope-package"
     return user_cache() / sha256(str(model.resolve()).encode())[:16]
-
-
-def read_tokenizer(folder: Path) -> Path:
-    """Path of the tokenizer; a package without one can be inspected but not prompted."""
-    path = folder / "tokenizer.json"
-    read_json(path, "copy tokenizer.json into the model folder and convert again")
-    return path

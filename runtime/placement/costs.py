@@ -118,20 +118,23 @@ class CostTable:
     def prefill(self, tiers: tuple[int, ...]) -> Names:
         """Backend of attention and of experts that makes one chunk quickest: on two of them they overlap, on one they follow."""
         tier = max(tiers)
-        batches = self.chunk * self.top_k / tier
-        attention = {
-            CPU: self.run_ns("attention", CPU, self.chunk),
-            HTP: self.run_ns("attention", HTP, self.chunk, self.chunk),
-        }
-        experts = {CPU: batches * self.run_ns("expert", CPU, tier), HTP: batches * self.run_ns("expert", HTP, tier, tier)}
-        return _quickest(attention, experts, overlap=True)
+        return self._quickest(self.chunk, self.chunk * self.top_k / tier, tier, tier, overlap=True)
 
     def decode(self, tiers: tuple[int, ...]) -> Names:
         """The same for one row: nothing overlaps, for the router waits for attention and the next layer for the experts."""
-        tier = min(tiers)
-        attention = {CPU: self.run_ns("attention", CPU, 1), HTP: self.run_ns("attention", HTP, 1, 1)}
-        experts = {CPU: self.top_k * self.run_ns("expert", CPU, 1), HTP: self.top_k * self.run_ns("expert", HTP, 1, tier)}
-        return _quickest(attention, experts, overlap=False)
+        return self._quickest(1, self.top_k, 1, min(tiers), overlap=False)
+
+    def _quickest(self, rows: int, runs: float, expert_rows: int, tier: int, overlap: bool) -> Names:
+        """Of attention over `rows` rows and so many `runs` of an expert over `expert_rows`, in this tier on the NPU."""
+        attention = {CPU: self.run_ns("attention", CPU, rows), HTP: self.run_ns("attention", HTP, rows, rows)}
+        experts = {CPU: runs * self.run_ns("expert", CPU, expert_rows), HTP: runs * self.run_ns("expert", HTP, expert_rows, tier)}
+
+        def ns(pair: tuple[int, int]) -> float:
+            a, e = attention[pair[0]], experts[pair[1]]
+            return max(a, e) if overlap and pair[0] != pair[1] else a + e
+
+        first, second = min(((a, e) for a in attention for e in experts), key=ns)
+        return {"attention": BACKENDS[first], "expert": BACKENDS[second]}
 
 
 class Flush:
@@ -180,15 +183,6 @@ class FlushByCost(Flush):
         backend, tier = choice
         load = self.table.load_ns(backend, tier) if self.limited and choice not in loaded else 0.0
         return load + self.table.run_ns("expert", backend, rows, tier)
-
-
-def _quickest(attention: dict[int, float], experts: dict[int, float], overlap: bool) -> Names:
-    def ns(pair: tuple[int, int]) -> float:
-        a, e = attention[pair[0]], experts[pair[1]]
-        return max(a, e) if overlap and pair[0] != pair[1] else a + e
-
-    first, second = min(((a, e) for a in attention for e in experts), key=ns)
-    return {"attention": BACKENDS[first], "expert": BACKENDS[second]}
 
 
 def machine(threads: int, npu: bool) -> dict[str, Any]:

@@ -7,7 +7,6 @@ these sizes where the user names no others. What an interrupted compilation has 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 from runtime.backends.htp import SEPARATE, SHARED, HtpBackend, versions
 from runtime.package.convert import Progress
@@ -63,11 +62,6 @@ def precompile(package: Package, shapes: Shapes, progress: Progress | None = Non
         make()
         if progress:
             progress(done, len(jobs))
-    compiled: dict[str, Any] = asdict(shapes) | {
-        "contexts": shapes.pasts(package),
-        "tiers": list(shapes.tiers),
-        "soc": backend.soc,
-    }
-    compiled["versions"] = versions()
-    package.change_manifest({"compiled": compiled}, "free space and convert again")
+    made_for = {"contexts": shapes.pasts(package), "tiers": list(shapes.tiers), "soc": backend.soc, "versions": versions()}
+    package.change_manifest({"compiled": asdict(shapes) | made_for}, "free space and convert again")
     return len(jobs)

@@ -105,7 +105,7 @@ class Engine:
         # Between the probes: the time of a tracer's trap is no part of the step.
         probes.token_begin(step.seq, phase, step.n_tokens, step.position)
         step.begin_ns = monotonic_ns()
-        logits = self.forward(sequence, ids, step)
+        logits = np.asarray(self.logits(self.hidden(sequence, ids, step)[-1:])[0])
         with Operator(self.log, Kind.SAMPLE, -1, 1, made_from(Kind.SAMPLE, -1)):
             step.sampled = sampler.choose(logits)
         step.end_ns = monotonic_ns()
@@ -114,11 +114,6 @@ class Engine:
         cache = self.experts.cache
         self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched
         return step, logits
-
-    def forward(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
-        """Logits [V] of the last token."""
-        hidden = self.hidden(sequence, ids, step)
-        return np.asarray(self.logits(hidden[-1:])[0])
 
     def hidden(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
         """Hidden [n, H] of fed tokens behind the last layer; the sequence grows."""
