@@ -66,8 +66,8 @@ class CostTable:
             return None, "not tuned"
         if table.package != package.manifest["fingerprint"]:
             return None, "tuned before it was converted again"
-        here = machine(options.threads, npu=True)
-        changed = [name for name, value in here.items() if table.machine.get(name) != value]
+        this_machine = machine(options.threads, npu=True)
+        changed = [name for name, value in this_machine.items() if table.machine.get(name) != value]
         if table.chunk != options.chunk or not all(table.measured("expert", HTP, tier) for tier in options.tiers):
             changed.append("chunk or other tiers")
         return (None, f"tuned with another {changed[0]}") if changed else (table, "")

@@ -186,13 +186,13 @@ class Judgement:
 def judge(views: dict[str, View], passes: Iterator[Routed], layers: int, experts: int, top_k: int) -> dict[str, Any]:
     """Every view's report on held-out segments, at width k, 2k and 4k."""
     widths = tuple(min(experts, top_k * factor) for factor in (1, 2, 4))
-    judged = {view: Judgement(layers, widths) for view in VIEWS}
+    judgements = {view: Judgement(layers, widths) for view in VIEWS}
     for routed in passes:
         for view, layer, features in _all_features(routed):
             fitted = views[view]
             odds = log_odds(fitted.scores(layer, features), top_k, fitted.curves[layer])
-            judged[view].add(layer, chance(odds), routed.hot[layer])
-    return {view: judgement.report() for view, judgement in judged.items()}
+            judgements[view].add(layer, chance(odds), routed.hot[layer])
+    return {view: judgement.report() for view, judgement in judgements.items()}
 
 
 def _all_features(routed: Routed) -> Iterator[tuple[str, int, np.ndarray]]:

@@ -58,8 +58,8 @@ class Tuning:
             costs.append(timed(cell, runs))
             if progress:
                 progress(done, len(cells))
-        here = machine(self.options.threads, self.npu)
-        return CostTable(self.package.manifest["fingerprint"], here, self.options.chunk, self.family.top_k, tuple(costs))
+        this_machine = machine(self.options.threads, self.npu)
+        return CostTable(self.package.manifest["fingerprint"], this_machine, self.options.chunk, self.family.top_k, tuple(costs))
 
     def cells(self) -> Iterator[Cell]:
         """Attention and experts on both backends, all else on the CPU, where it always runs."""

@@ -135,5 +135,5 @@ class RunLog:
         ]
         routing = [{"seq": q, "layer": layer, "experts": e.tolist(), "weights": w.tolist()} for q, layer, e, w in self.routing]
         runs = [{"layer": layer, "expert": expert, "runs": n} for (layer, expert), n in sorted(self.expert_runs.items())]
-        whole = {"engine": engine, "statistics": self.statistics(), "steps": steps, "expert_runs": runs, "routing": routing}
-        path.write_text(json.dumps(whole) + "\n", encoding="utf-8")
+        document = {"engine": engine, "statistics": self.statistics(), "steps": steps, "expert_runs": runs, "routing": routing}
+        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
