@@ -262,7 +262,7 @@ static PyObject *guard_mapped_files(PyObject *module, PyObject *const *arguments
 
 enum { EXPERT = 4, COMBINE = 5, MOST_CHOSEN = 64 }; /* kinds of runtime/telemetry/probes.py; experts of one token */
 
-/* A session's run with everything bound, one token through the CPU, and its probes' arguments. A router's choice is probed, too. */
+/* A session's run with everything bound, one token through the CPU, and what the probes say of it. A router's tells its choice. */
 struct call {
 	PyObject_HEAD
 	PyObject *run, *binding, *sources;
@@ -275,22 +275,6 @@ struct call {
 static int view(PyObject *object, Py_buffer *buffer)
 {
 	return object == Py_None ? 0 : PyObject_GetBuffer(object, buffer, PyBUF_SIMPLE);
-}
-
-/* Of n objects; the last one's memory is written to. */
-static int view_all(PyObject *const *objects, Py_buffer *buffers, int n)
-{
-	int i, failed = 0;
-
-	for (i = 0; i < n - 1 && !failed; i++)
-		failed = view(objects[i], &buffers[i]);
-	return failed ? failed : PyObject_GetBuffer(objects[n - 1], &buffers[n - 1], PyBUF_WRITABLE);
-}
-
-static void release_all(Py_buffer *buffers, int n)
-{
-	while (n--)
-		PyBuffer_Release(&buffers[n]);
 }
 
 /* Call(run, binding, handle, kind, layer, expert, backend, result, sources, chosen=None, weights=None) */
@@ -370,44 +354,43 @@ static int run_one(const struct call *call, uint32_t cache, int64_t *times)
 	return done ? 0 : -1;
 }
 
-/* Of a sum. u64: what it is made from but for experts, and each expert's result; int64: the chosen experts; then float: their weights,
- * rows [experts, hidden], and the shared expert's, the residual, the sum [hidden]. */
-enum { SOURCES, RESULTS, CHOSEN, WEIGHTS, ROWS, COMMON, ATTENDED, OUT, BUFFERS };
-
 /* A token's layer at its end: the residual plus the chosen experts' rows by router weight, plus the shared expert's. */
 struct combine {
 	PyObject_HEAD
 	uint64_t result;
 	float multiplier;
 	Py_ssize_t hidden, experts;
-	Py_buffer b[BUFFERS];
+	Py_buffer sources, results; /* u64: what it is made from but for experts, and each expert's result */
+	Py_buffer chosen, weights; /* int64 and float */
+	Py_buffer rows, common, attended, out; /* float: [experts, hidden], and [hidden] */
 };
 
 /* Combine(result, sources, results, chosen, weights, rows, common, multiplier, attended, out) */
 static int combine_init(struct combine *self, PyObject *arguments, PyObject *keywords)
 {
-	PyObject *objects[BUFFERS];
-	Py_buffer *b = self->b;
+	PyObject *sources, *results, *chosen, *weights, *rows, *common, *attended, *out;
 	unsigned long long result;
 	Py_ssize_t row;
 
 	(void)keywords;
-	if (b[OUT].obj) {
+	if (self->out.obj) {
 		PyErr_SetString(PyExc_TypeError, "a sum is prepared once");
 		return -1;
 	}
-	if (!PyArg_ParseTuple(arguments, "KSSOOOOfOO", &result, &objects[SOURCES], &objects[RESULTS], &objects[CHOSEN], &objects[WEIGHTS],
-			      &objects[ROWS], &objects[COMMON], &self->multiplier, &objects[ATTENDED], &objects[OUT]))
+	if (!PyArg_ParseTuple(arguments, "KSSOOOOfOO", &result, &sources, &results, &chosen, &weights, &rows, &common,
+			      &self->multiplier, &attended, &out))
 		return -1;
 	self->result = result;
-	if (view_all(objects, b, BUFFERS))
+	if (view(sources, &self->sources) || view(results, &self->results) || view(chosen, &self->chosen) ||
+	    view(weights, &self->weights) || view(rows, &self->rows) || view(common, &self->common) ||
+	    view(attended, &self->attended) || PyObject_GetBuffer(out, &self->out, PyBUF_WRITABLE))
 		return -1;
-	row = b[OUT].len;
+	row = self->out.len;
 	self->hidden = row / (Py_ssize_t)sizeof(float);
-	self->experts = b[RESULTS].len / (Py_ssize_t)sizeof(uint64_t);
-	if (b[CHOSEN].len == 2 * b[WEIGHTS].len && b[CHOSEN].len <= (Py_ssize_t)(MOST_CHOSEN * sizeof(int64_t)) &&
-	    b[SOURCES].len <= (Py_ssize_t)(MOST_CHOSEN * sizeof(uint64_t)) && b[ROWS].len == row * self->experts &&
-	    (!b[COMMON].obj || b[COMMON].len == row) && b[ATTENDED].len == row)
+	self->experts = self->results.len / (Py_ssize_t)sizeof(uint64_t);
+	if (self->chosen.len == 2 * self->weights.len && self->chosen.len <= (Py_ssize_t)(MOST_CHOSEN * sizeof(int64_t)) &&
+	    self->sources.len <= (Py_ssize_t)(MOST_CHOSEN * sizeof(uint64_t)) && self->rows.len == row * self->experts &&
+	    (!self->common.obj || self->common.len == row) && self->attended.len == row)
 		return 0;
 	PyErr_SetString(PyExc_ValueError, "what is summed up does not belong together");
 	return -1;
@@ -417,7 +400,14 @@ static void combine_dealloc(struct combine *self)
 {
 	PyTypeObject *type = Py_TYPE((PyObject *)self);
 
-	release_all(self->b, BUFFERS);
+	PyBuffer_Release(&self->sources);
+	PyBuffer_Release(&self->results);
+	PyBuffer_Release(&self->chosen);
+	PyBuffer_Release(&self->weights);
+	PyBuffer_Release(&self->rows);
+	PyBuffer_Release(&self->common);
+	PyBuffer_Release(&self->attended);
+	PyBuffer_Release(&self->out);
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
 	Py_DECREF(type);
 }
@@ -450,47 +440,48 @@ static void sum_up(float *restrict out, const float *weights, Py_ssize_t k, cons
 /* combine(weights [n, k], outputs [n, k, hidden], common [n, hidden] or None, multiplier, attended, out [n, hidden]) */
 static PyObject *combine(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
-	PyObject *objects[BUFFERS - WEIGHTS];
+	enum { WEIGHTS, OUTPUTS, COMMON, ATTENDED, OUT, BUFFERS };
+	static const int places[BUFFERS] = {0, 1, 2, 4, 5};
 	Py_buffer b[BUFFERS] = {{0}};
-	Py_ssize_t i, k, n, rows;
+	Py_ssize_t i, k, n, rows = 0;
 	double multiplier;
-	int failed;
+	int failed = 0;
 
 	(void)module;
 	if (!arity(count, 6))
 		return NULL;
-	for (i = 0; i < BUFFERS - WEIGHTS; i++)
-		objects[i] = arguments[i < 3 ? i : i + 1];
 	multiplier = PyFloat_AsDouble(arguments[3]);
 	rows = PyObject_Size(arguments[5]);
-	failed = PyErr_Occurred() || view_all(objects, b + WEIGHTS, BUFFERS - WEIGHTS);
+	for (i = 0; i < BUFFERS && !failed; i++)
+		failed = PyErr_Occurred() || (i == OUT ? PyObject_GetBuffer(arguments[5], &b[i], PyBUF_WRITABLE)
+						       : view(arguments[places[i]], &b[i]));
 	if (!failed) {
 		n = rows ? b[OUT].len / rows / (Py_ssize_t)sizeof(float) : 0;
 		k = rows ? b[WEIGHTS].len / rows / (Py_ssize_t)sizeof(float) : 0;
 		if (b[ATTENDED].len != b[OUT].len || (b[COMMON].obj && b[COMMON].len != b[OUT].len) ||
-		    b[WEIGHTS].len != rows * k * (Py_ssize_t)sizeof(float) || b[ROWS].len != k * b[OUT].len) {
+		    b[WEIGHTS].len != rows * k * (Py_ssize_t)sizeof(float) || b[OUTPUTS].len != k * b[OUT].len) {
 			PyErr_SetString(PyExc_ValueError, "what is summed up does not belong together");
 			failed = 1;
 		}
 		for (i = 0; i < rows && !failed; i++)
-			sum_up((float *)b[OUT].buf + i * n, (float *)b[WEIGHTS].buf + i * k, k, (float *)b[ROWS].buf + i * k * n, NULL,
+			sum_up((float *)b[OUT].buf + i * n, (float *)b[WEIGHTS].buf + i * k, k, (float *)b[OUTPUTS].buf + i * k * n, NULL,
 			       b[COMMON].obj ? (float *)b[COMMON].buf + i * n : NULL, (float)multiplier, (float *)b[ATTENDED].buf + i * n, n);
 	}
-	release_all(b, BUFFERS);
+	for (i = 0; i < BUFFERS; i++)
+		PyBuffer_Release(&b[i]);
 	if (failed)
 		return NULL;
 	Py_RETURN_NONE;
 }
 
-/* The sum within its operator. Its probe gets the experts in their own order. */
+/* The sum within its operator. Experts are told in their own order. */
 static int sum_one(const struct combine *self, int64_t *times)
 {
 	uint64_t sources[2 * MOST_CHOSEN];
-	const Py_buffer *b = self->b;
-	const uint64_t *fixed = b[SOURCES].buf, *results = b[RESULTS].buf;
-	const int64_t *chosen = b[CHOSEN].buf;
-	uint32_t i, place, n = 0, first = (uint32_t)(b[SOURCES].len / sizeof(uint64_t));
-	uint32_t k = (uint32_t)(b[WEIGHTS].len / sizeof(float));
+	const uint64_t *fixed = self->sources.buf, *results = self->results.buf;
+	const int64_t *chosen = self->chosen.buf;
+	uint32_t i, place, n = 0, first = (uint32_t)(self->sources.len / sizeof(uint64_t));
+	uint32_t k = (uint32_t)(self->weights.len / sizeof(float));
 
 	for (i = 0; i < first; i++)
 		sources[n++] = fixed[i];
@@ -505,7 +496,8 @@ static int sum_one(const struct combine *self, int64_t *times)
 	}
 	moescope_op__begin(COMBINE, (int32_t)((self->result >> 16) & 0xffff) - 1, 1, self->result, sources, n);
 	times[0] = (int64_t)now();
-	sum_up(b[OUT].buf, b[WEIGHTS].buf, k, b[ROWS].buf, chosen, b[COMMON].buf, self->multiplier, b[ATTENDED].buf, self->hidden);
+	sum_up(self->out.buf, self->weights.buf, k, self->rows.buf, chosen, self->common.buf, self->multiplier, self->attended.buf,
+	       self->hidden);
 	times[1] = (int64_t)now();
 	moescope_op__end(self->result, (uint64_t)times[1]);
 	return 0;
@@ -561,23 +553,33 @@ static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t co
 	return failed ? NULL : PyLong_FromSsize_t(first + n);
 }
 
-/* The Python type of a struct whose functions are kind_init and kind_dealloc. */
-#define TYPE(kind, python_name, doc)                                            \
-	static PyType_Slot kind##_slots[] = {                                   \
-		{Py_tp_init, kind##_init},                                      \
-		{Py_tp_dealloc, kind##_dealloc},                                \
-		{Py_tp_doc, doc},                                               \
-		{0, NULL},                                                      \
-	};                                                                      \
-	static PyType_Spec kind##_spec = {                                      \
-		.name = "runtime.telemetry._probes." python_name,               \
-		.basicsize = sizeof(struct kind),                               \
-		.flags = Py_TPFLAGS_DEFAULT,                                    \
-		.slots = kind##_slots,                                          \
-	}
+static PyType_Slot call_slots[] = {
+	{Py_tp_init, call_init},
+	{Py_tp_dealloc, call_dealloc},
+	{Py_tp_doc, "A prepared run of a graph."},
+	{0, NULL},
+};
 
-TYPE(call, "Call", "A prepared run of a graph.");
-TYPE(combine, "Combine", "A prepared sum of a layer's results.");
+static PyType_Spec call_spec = {
+	.name = "runtime.telemetry._probes.Call",
+	.basicsize = sizeof(struct call),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = call_slots,
+};
+
+static PyType_Slot combine_slots[] = {
+	{Py_tp_init, combine_init},
+	{Py_tp_dealloc, combine_dealloc},
+	{Py_tp_doc, "A prepared sum of a layer's results."},
+	{0, NULL},
+};
+
+static PyType_Spec combine_spec = {
+	.name = "runtime.telemetry._probes.Combine",
+	.basicsize = sizeof(struct combine),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = combine_slots,
+};
 
 static int add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec)
 {
