@@ -28,7 +28,7 @@ SEGMENT = 512
 
 
 class Foreseen:
-    """Predictions made beforehand for every token of a segment, in a Prefetcher's shape (runtime.prefetch.Odds)."""
+    """Predictions made beforehand for every token of a segment, in a Prefetcher's shape (runtime.experts.prefetch.Odds)."""
 
     def __init__(self, predictor: Predictor, routed: Routed):
         self.token = 0

@@ -11,9 +11,10 @@ from runtime.backends.instruction_sets import instruction_set
 from runtime.backends.kv_cache import Scales
 from runtime.cache_rules.forms import HTP
 from runtime.errors import ModelError, RequestError
+from runtime.graphs.checkpoint import read_json
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT
-from runtime.package.layout import Package, read_tokenizer
+from runtime.package.layout import Package
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
 from runtime.step.engine import Engine
@@ -25,7 +26,7 @@ from runtime.telemetry.profile import Timers
 from runtime.units import parse_budget
 
 CALIBRATED_ON = 256
-"""Tokens of the shipped text that say how large keys and values grow."""
+"""Tokens of the shipped text by which keys and values are scaled."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self._ids: list[int] = []
-        self._said = ""
+        self._text = ""
 
     def add(self, token: int) -> str:
         """The text that this id completes; empty in the middle of a character."""
@@ -51,8 +52,8 @@ class TextStream:
         text = self.tokenizer.decode(self._ids)
         if text.endswith("\ufffd"):
             return ""
-        new = text[len(self._said) :]
-        self._ids, self._said = self._ids[-8:], self.tokenizer.decode(self._ids[-8:])
+        new = text[len(self._text) :]
+        self._ids, self._text = self._ids[-8:], self.tokenizer.decode(self._ids[-8:])
         return str(new)
 
 
@@ -60,7 +61,7 @@ class MoE:
     """A Mixture-of-Experts model on CPU and NPU."""
 
     def __init__(self, package: Package, options: Options):
-        probes.tell_if_missing()
+        probes.warn_if_missing()
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve(options, package)
         self.tokenizer = self._read_tokenizer()
@@ -113,8 +114,8 @@ class MoE:
             raise RequestError("max_new_tokens must be 1 or more")
         context = self.package.family.context
         if len(ids) + max_new_tokens > context:
-            told = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
-            raise RequestError(f"{told} exceeds the model's context of {context}: ask for less")
+            length = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
+            raise RequestError(f"{length} exceeds the model's context of {context}: ask for less")
         sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
         tokens = self._steps(ids, max_new_tokens, sampler, ignore_end)
         return until(tokens, tuple(stop)) if stop else tokens
@@ -158,20 +159,21 @@ class MoE:
 
     def _kv_scales(self) -> Scales:
         """Scales of 8-bit keys and values: the package's, or measured once on the text that comes with the runtime."""
-        found = Scales.stored(self.package)
-        if found is None:
+        scales = Scales.stored(self.package)
+        if scales is None:
             plain = replace(self.options, kv_bits=32, prefill_backend="cpu", decode_backend="cpu", prefetch="off")
             ids = self.encode(TEXT.read_text(encoding="utf-8"))[: min(CALIBRATED_ON, self.package.family.context)]
             engine = Engine(self.package, plain, RunLog())
             sequence = engine.begin_sequence(len(ids))
             engine.hidden(sequence, ids, Step(0, Phase.PREFILL, len(ids), 0, 0))
             engine.close()
-            found = Scales.of_rows(sequence.keys, sequence.values)
-            found.save(self.package)
-        return found
+            scales = Scales.of_rows(sequence.keys, sequence.values)
+            scales.save(self.package)
+        return scales
 
     def _read_tokenizer(self) -> Tokenizer:
-        path = read_tokenizer(self.package.folder)
+        path = self.package.folder / "tokenizer.json"
+        read_json(path, "copy tokenizer.json into the model folder and convert again")
         try:
             return Tokenizer.from_file(str(path))
         except Exception as error:
@@ -187,9 +189,9 @@ def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:
     for token in tokens:
         held.append(token)
         text += token.text
-        found = [at for at in map(text.find, stop) if at >= 0]
-        if found:
-            yield from _cut(held, min(found))
+        offsets = [offset for offset in map(text.find, stop) if offset >= 0]
+        if offsets:
+            yield from _cut(held, min(offsets))
             return
         if not any(text[-size:] == end[:size] for end in stop for size in range(1, min(len(end), len(text) + 1))):
             yield from held

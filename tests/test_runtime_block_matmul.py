@@ -18,7 +18,8 @@ from onnx import TensorProto, helper
 from runtime.backends.instruction_sets import FORCED_SET, LIBRARY, choose, instruction_set, instruction_sets
 from runtime.backends.serving import DOMAIN
 from runtime.errors import BackendError
-from runtime.graphs.quantize import BLOCKS, Precision, Quantized, _unpack, quantize
+from runtime.graphs.quantize import BLOCKS, Precision, Quantized, quantize
+from tests.quantized_weights import unpack
 
 TYPES = {"rows": TensorProto.FLOAT, "values": TensorProto.UINT8, "scales": TensorProto.FLOAT, "zeros": TensorProto.UINT8}
 KERNELS = LIBRARY.with_name("kernels")
@@ -55,8 +56,8 @@ def product(packed: Quantized, precision: Precision, rows: np.ndarray) -> np.nda
     codes = np.rint(parts * inverse[..., None]).astype(np.int64)
     zeros: np.ndarray | int = 1 << (precision.bits - 1)
     if packed.zero_points is not None:
-        zeros = _unpack(packed.zero_points, precision.bits)[:, :blocks, None].astype(np.int64)
-    weights = _unpack(packed.values, precision.bits).astype(np.int64) - zeros
+        zeros = unpack(packed.zero_points, precision.bits)[:, :blocks, None].astype(np.int64)
+    weights = unpack(packed.values, precision.bits).astype(np.int64) - zeros
     dots = np.einsum("mbi,nbi->mnb", codes, weights)
     return (dots * scales[:, None].astype(np.float64) * packed.scales[None].astype(np.float64)).sum(axis=2)
 

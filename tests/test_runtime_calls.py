@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runtime import MoE
 from runtime.backends import calls
-from runtime.backends.calls import Item, PlainCombine, TokenRun, Told, combine
+from runtime.backends.calls import Item, LogEntry, PlainCombine, TokenRun, combine
 from runtime.errors import BackendError
 from runtime.package.demo_model import write_demo_model
 from runtime.telemetry import probes
@@ -34,7 +34,7 @@ print(ids, b"".join(weights.tobytes() for *_, weights in model.log.routing).hex(
 
 def an_item(run: object, layer: int = 0, kind: Kind = Kind.ATTENTION) -> Item:
     call = calls.Call(run, None, 1, kind, layer, -1, 1, result_id(kind, layer), probes.sources(1, 2))
-    return Item(call, Told(kind, layer, -1, (kind, 1)))
+    return Item(call, LogEntry(kind, layer, -1, (kind, 1)))
 
 
 @built

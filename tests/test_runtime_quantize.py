@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from runtime.errors import RequestError
 from runtime.graphs.builder import GraphBuilder
-from runtime.graphs.quantize import Precision, dequantize, quantize
+from runtime.graphs.quantize import Precision, quantize
+from tests.quantized_weights import dequantize
 
 precisions = st.builds(Precision, st.sampled_from([4, 8]), st.sampled_from([16, 32, 64]), st.booleans())
 

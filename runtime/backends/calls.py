@@ -1,4 +1,4 @@
-"""A token's work on the CPU, prepared: everything bound, and all that the probes tell of it known beforehand.
+"""A token's work on the CPU, prepared: everything bound, with everything that the probes report of it.
 
 The C extension does it item by item. Experts' weights sweep the caches, which makes a step of Python between two graphs several
 times as dear as it is in a loop.
@@ -18,7 +18,7 @@ from runtime.telemetry.probes import Kind, result_id
 class PlainCall:
     """Stands in for the extension's `Call`: a session's run and its binding."""
 
-    def __init__(self, run: Any, binding: Any, *told: Any):
+    def __init__(self, run: Any, binding: Any, *probe_arguments: Any):
         self.run, self.binding = run, binding
 
 
@@ -39,10 +39,10 @@ class PlainCombine:
 
 def plain_run(items: list[Any], caches: list[int], times: np.ndarray, first: int) -> None:
     """Stands in for the extension's `run`; there are no probes without it."""
-    for at, item in enumerate(items, first):
-        times[at] = monotonic_ns(), 0
+    for row, item in enumerate(items, first):
+        times[row] = monotonic_ns(), 0
         item.run(item.binding, None)
-        times[at, 1] = monotonic_ns()
+        times[row, 1] = monotonic_ns()
 
 
 def plain_combine(
@@ -82,7 +82,7 @@ def combine(
     return out
 
 
-class Told(NamedTuple):
+class LogEntry(NamedTuple):
     """How the log counts an item. `graph`: kind and backend of a call's graph."""
 
     kind: Kind
@@ -95,17 +95,17 @@ class Item(NamedTuple):
     """A call or a sum."""
 
     work: Any
-    told: Told
+    entry: LogEntry
 
 
 def prepare(
     graph: Graph, binding: Binding, sources: bytes, chosen: np.ndarray | None = None, weights: np.ndarray | None = None
 ) -> Item:
-    """A call of the graph. `sources`: tensor identities of its operator; a router's choice [1, k] and weights are told, too."""
+    """A call of the graph. `sources`: tensor identities of its operator; a router's choice [1, k] and weights are probed, too."""
     kind, layer, expert, backend = graph.kind, graph.layer, graph.expert, graph.backend
     result = result_id(kind, layer, expert)
     call = Call(binding.run, binding.raw, graph.handle, kind, layer, expert, backend, result, sources, chosen, weights)
-    return Item(call, Told(kind, layer, expert, (kind, backend)))
+    return Item(call, LogEntry(kind, layer, expert, (kind, backend)))
 
 
 class TokenRun:
@@ -114,13 +114,13 @@ class TokenRun:
     def __init__(self, log: RunLog, most: int):
         self.log, self._times = log, np.zeros((most, 2), np.int64)
         # Without the items themselves: an evicted expert's session shall go at once.
-        self._ran: list[Told] = []
+        self._ran: list[LogEntry] = []
         self._waiting: list[Any] = []
         self._caches: list[int] = []
 
     def put(self, item: Item, cache: int = 0) -> None:
         """Run this next. `cache`: where its expert was when the layer began."""
-        self._ran.append(item.told)
+        self._ran.append(item.entry)
         self._waiting.append(item.work)
         self._caches.append(cache)
 
@@ -130,33 +130,33 @@ class TokenRun:
         try:
             run(self._waiting, self._caches, self._times, first)
         except BaseException as error:
-            failed = next((at for at in range(first, len(self._ran)) if not self._times[at, 1]), first)
-            told = self._ran[failed]
-            del self._ran[failed:]
+            row = next((row for row in range(first, len(self._ran)) if not self._times[row, 1]), first)
+            failed = self._ran[row]
+            del self._ran[row:]
             if isinstance(error, Exception):
-                raise failure(told.kind, told.layer, error) from None
+                raise failure(failed.kind, failed.layer, error) from None
             raise
         finally:
             self._waiting.clear()
             self._caches.clear()
 
     def account(self) -> None:
-        """Tell the log of everything that ran since the last time; what still waits after an error is forgotten."""
+        """Enter into the log everything that ran since the last time; what still waits after an error is forgotten."""
         log, ran = self.log, self._ran
         del ran[len(ran) - len(self._waiting) :]
         self._waiting.clear()
         self._caches.clear()
         spent, times = dict.fromkeys(Kind, 0), self._times[: len(ran)]
-        for told, took in zip(ran, (times[:, 1] - times[:, 0]).tolist(), strict=True):
-            spent[told.kind] += took
+        for entry, took in zip(ran, (times[:, 1] - times[:, 0]).tolist(), strict=True):
+            spent[entry.kind] += took
         with log.lock:
-            log.operators.update([told.kind for told in ran])
-            log.graphs.update([told.graph for told in ran if told.graph])
-            log.graph_ns.update({kind: spent[kind] for kind, _ in {told.graph for told in ran if told.graph}})
-            experts = [(told.layer, told.expert) for told in ran if told.kind is Kind.EXPERT]
+            log.operators.update([entry.kind for entry in ran])
+            log.graphs.update([entry.graph for entry in ran if entry.graph])
+            log.graph_ns.update({kind: spent[kind] for kind, _ in {entry.graph for entry in ran if entry.graph}})
+            experts = [(entry.layer, entry.expert) for entry in ran if entry.kind is Kind.EXPERT]
             log.expert_runs.update(experts)
             log.expert_rows += len(experts)
         if log.timers:
-            for told, (began, ended) in zip(ran, times.tolist(), strict=True):
-                log.timers.add(told.kind.name.lower(), began, ended, told.layer, told.expert)
+            for entry, (began, ended) in zip(ran, times.tolist(), strict=True):
+                log.timers.add(entry.kind.name.lower(), began, ended, entry.layer, entry.expert)
         ran.clear()

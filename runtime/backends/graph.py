@@ -1,4 +1,4 @@
-"""A graph that a backend can run: one ONNX Runtime session and what the probes say of it."""
+"""A graph that a backend can run: one ONNX Runtime session and what the probes report of it."""
 
 from itertools import count
 from typing import Any, Protocol
@@ -57,9 +57,9 @@ class Graph:
         return self._token
 
     def _probed(self, run: Any, first: Any, second: Any, n_tokens: int) -> Any:
-        told = self.handle, self.kind, self.layer, self.expert, self.backend, self.tier << 32 | n_tokens
+        arguments = self.handle, self.kind, self.layer, self.expert, self.backend, self.tier << 32 | n_tokens
         try:
-            result, spent_ns = probes.graph(run, first, second, *told)
+            result, spent_ns = probes.graph(run, first, second, *arguments)
         except Exception as error:
             raise failure(self.kind, self.layer, error) from None
         self.log.graph(self.kind, self.backend, n_tokens, self.tier, spent_ns)

@@ -31,11 +31,11 @@ from runtime.package.npu_graphs import for_npu
 from runtime.telemetry.profile import Timers
 
 PROVIDER = "QNNExecutionProvider"
-# What the emulator shall be; without it fp32 graphs run in fp32. A real device knows what it is.
+# SoC that the emulator reports; without it fp32 graphs run in fp32. A real device knows what it is.
 SOC_MODEL = "57"
 # It folds a residual into a Gemm, whose bias QNN then wants to be a constant.
 UNWANTED = ["MatMulAddFusion"]
-SEPARATE, SHARED = LAYOUTS = ("separate", "shared")
+SEPARATE, SHARED = "separate", "shared"
 """Of an expert's context binaries: one for each tier, or one for all whose graphs share the weights."""
 # With less left on the disk, a compilation that fails is taken to have failed for that.
 LEAST_FREE = 1 << 20
@@ -49,15 +49,15 @@ def _quiet_stdout() -> Iterator[None]:
     """Qualcomm's libraries greet on standard output when first used: keep that out of the generated text."""
     sys.stdout.flush()
     flush = ctypes.CDLL(None).fflush
-    kept = os.dup(1)
+    stdout = os.dup(1)
     with open(os.devnull, "wb") as sink:
         os.dup2(sink.fileno(), 1)
     try:
         yield
     finally:
         flush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def available() -> str:
@@ -133,8 +133,8 @@ class HtpBackend:
         self.layout, made_by = compiled.get("layout", SEPARATE), compiled.get("versions", versions())
         self._groups: WeakValueDictionary[str, SharedTiers] = WeakValueDictionary()
         if made_by != versions():
-            told = ", ".join(f"{name} {value} (here {versions()[name]})" for name, value in made_by.items())
-            print(f"moescope: context binaries were made by {told}: compiled again as they are needed", file=sys.stderr)
+            makers = ", ".join(f"{name} {value} (here {versions()[name]})" for name, value in made_by.items())
+            print(f"moescope: context binaries were made by {makers}: compiled again as they are needed", file=sys.stderr)
 
     @property
     def expert_bytes(self) -> int:
@@ -150,32 +150,32 @@ class HtpBackend:
         """A session at one level of profiling, from its context binary or compiled and kept as one, and its CSV file's name."""
         label = "_".join([name, *(f"{key}{value}" for key, value in sorted(dims.items()))])
         parts = (self.package.digest(name), label, self.soc, *versions().values(), level)
-        kept = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
+        folder = self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
         self._sessions += 1
         csv = f"{label}_{self._sessions:04d}.csv" if level != OFF else ""
         if self.layout == SHARED and level == OFF and set(dims) == {"T"}:
             with suppress(BackendError), self._staged("context load"):
                 return self._of_group(name, dims["T"]), csv
-        if kept.is_dir():
+        if folder.is_dir():
             with suppress(BackendError), self._staged("context load"):
-                return self._open(str(kept / "graph.onnx"), label, self._options(csv, level)), csv
-            shutil.rmtree(kept, ignore_errors=True)
+                return self._open(str(folder / "graph.onnx"), label, self._options(csv, level)), csv
+            shutil.rmtree(folder, ignore_errors=True)
         with self._staged("compile"):
-            return self._compiled(name, label, dims, kept, self._options(csv, level)), csv
+            return self._compiled(name, label, dims, folder, self._options(csv, level)), csv
 
     def _compiled(
-        self, name: str, label: str, dims: dict[str, int], kept: Path, options: ort.SessionOptions
+        self, name: str, label: str, dims: dict[str, int], folder: Path, options: ort.SessionOptions
     ) -> ort.InferenceSession:
-        with self._written_whole(kept) as partial:
+        with self._written_whole(folder) as partial:
             _make_context(options, dims, partial / "graph.onnx")
             return self._open(for_npu(self.package.whole_graph(name)), label, options)
 
     def share(self, name: str, tiers: tuple[int, ...]) -> None:
         """Compile an expert in all tiers into one binary whose graphs share their weights, unless that was done."""
-        kept = self._group_folder(name, tiers)
-        if kept.is_dir():
+        folder = self._group_folder(name, tiers)
+        if folder.is_dir():
             return
-        with self._written_whole(kept) as partial:
+        with self._written_whole(folder) as partial:
             sessions = []
             for tier in tiers:
                 options = self._options("", OFF)
@@ -217,15 +217,15 @@ class HtpBackend:
         return self.cache / f"{label}_{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
 
     @contextmanager
-    def _written_whole(self, kept: Path) -> Iterator[Path]:
-        """A folder to write into, which becomes `kept` once it is whole; nothing stays behind otherwise."""
+    def _written_whole(self, folder: Path) -> Iterator[Path]:
+        """A folder to write into, which becomes `folder` once it is whole; nothing stays behind otherwise."""
         try:
             partial = Path(tempfile.mkdtemp(prefix=".compiling.", dir=self.cache))
             try:
                 yield partial
                 partial.chmod(0o755)
                 with suppress(OSError):
-                    partial.rename(kept)
+                    partial.rename(folder)
             except BackendError:
                 if shutil.disk_usage(self.cache).free < LEAST_FREE:
                     raise OSError(ENOSPC, os.strerror(ENOSPC)) from None
@@ -233,8 +233,8 @@ class HtpBackend:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
         except OSError as error:
-            told = f"{self.cache} cannot be written ({error.strerror})"
-            raise BackendError(f"{told}: free space or choose another --package") from None
+            problem = f"{self.cache} cannot be written ({error.strerror})"
+            raise BackendError(f"{problem}: free space or choose another --package") from None
 
     @contextmanager
     def _staged(self, stage: str) -> Iterator[None]:
@@ -254,26 +254,23 @@ class HtpBackend:
             try:
                 self.profile_folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                told = f"{self.profile_folder} cannot be written ({error.strerror})"
-                raise RequestError(f"{told}: choose another folder with --profile or --qnn-profile-dir") from None
+                problem = f"{self.profile_folder} cannot be written ({error.strerror})"
+                raise RequestError(f"{problem}: choose another folder with --profile or --qnn-profile-dir") from None
             qnn |= {"profiling_level": level, "profiling_file_path": str(self.profile_folder / csv)}
         options.add_provider_for_devices(_find_devices()[:1], qnn)
         return options
 
     def _open(self, model: str | bytes, label: str, options: ort.SessionOptions) -> ort.InferenceSession:
         try:
-            session = self._create(model, options)
+            with nullcontext() if HtpBackend._greeted else _quiet_stdout():
+                HtpBackend._greeted = True
+                session = ort.InferenceSession(model, options, enable_fallback=0, disabled_optimizers=UNWANTED)
         except Exception as error:
-            told = str(error).splitlines()[0]
-            raise BackendError(f"{LABEL} refuses {label} ({told}): use --prefill-backend cpu and --decode-backend cpu") from None
+            cause = str(error).splitlines()[0]
+            raise BackendError(f"{LABEL} refuses {label} ({cause}): use --prefill-backend cpu and --decode-backend cpu") from None
         forget_model_bytes(session)
         session.disable_fallback()
         return session
-
-    def _create(self, model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-        with nullcontext() if HtpBackend._greeted else _quiet_stdout():
-            HtpBackend._greeted = True
-            return ort.InferenceSession(model, options, enable_fallback=0, disabled_optimizers=UNWANTED)
 
     def _writable_cache(self) -> Path:
         """`htp/` in the package; a folder in the user's cache where the package is read-only."""

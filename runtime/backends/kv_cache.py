@@ -19,7 +19,7 @@ from runtime.package.layout import Package
 FLOAT_INPUTS = ("past_k", "past_v", "cos", "sin")
 OPERATOR = "GroupQueryAttention"
 SCALES = "kv_scales.npz"
-# Of the largest value that calibration saw: longer texts go beyond it.
+# Factor over the largest value in the calibration: longer texts go beyond it.
 HEADROOM = 1.3
 SMALLEST = 1e-6
 K_SCALE, V_SCALE = 12, 13
@@ -39,10 +39,10 @@ class Scales:
 
     @classmethod
     def stored(cls, package: Package) -> "Scales | None":
-        """Those that lie in the package; None where there are none of this conversion."""
-        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(package.folder / SCALES) as found:
-            if str(found["package"]) == package.manifest["fingerprint"]:
-                return cls(found["keys"], found["values"])
+        """The package's scales; None where there are none of this conversion."""
+        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(package.folder / SCALES) as arrays:
+            if str(arrays["package"]) == package.manifest["fingerprint"]:
+                return cls(arrays["keys"], arrays["values"])
         return None
 
     def save(self, package: Package) -> None:
@@ -80,7 +80,7 @@ def halved(graph: bytes) -> bytes:
     model = onnx.load_model_from_string(graph)
     nodes = list(model.graph.node)
     attention = next(node for node in nodes if node.op_type == OPERATOR)
-    at = nodes.index(attention)
+    place = nodes.index(attention)
     before = []
     for i, name in enumerate(attention.input):
         if name and name not in (*FLOAT_INPUTS, "seqlens", "total"):
@@ -90,7 +90,7 @@ def halved(graph: bytes) -> bytes:
     attention.output[0] = result + "_half"
     after = helper.make_node("Cast", [attention.output[0]], [result], name=result + "_float", to=TensorProto.FLOAT)
     del model.graph.node[:]
-    model.graph.node.extend([*nodes[:at], *before, attention, after, *nodes[at + 1 :]])
+    model.graph.node.extend([*nodes[:place], *before, attention, after, *nodes[place + 1 :]])
     for value in [*model.graph.input, *model.graph.output]:
         if value.name in (*FLOAT_INPUTS, "present_k", "present_v"):
             value.type.tensor_type.elem_type = TensorProto.FLOAT16
@@ -109,8 +109,8 @@ def eighth(graph: bytes) -> bytes:
         if value.name in ("past_k", "past_v", "present_k", "present_v"):
             value.type.tensor_type.elem_type = TensorProto.INT8
     sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
-    for scale, of in (("k_scale", "past_k"), ("v_scale", "past_v")):
-        shape = (1, sizes[of][1], 1, sizes[of][3])
+    for scale, past in (("k_scale", "past_k"), ("v_scale", "past_v")):
+        shape = (1, sizes[past][1], 1, sizes[past][3])
         model.graph.input.append(helper.make_tensor_value_info(scale, TensorProto.FLOAT, shape))
     return bytes(model.SerializeToString())
 
@@ -124,8 +124,8 @@ def rounded(graph: bytes, bits: int) -> bytes:
         return graph
     model = onnx.load_model_from_string(graph)
     nodes = list(model.graph.node)
-    at = next(i for i, node in enumerate(nodes) if node.op_type == "ScatterND")
-    rows = nodes[at].input[2]
+    place = next(i for i, node in enumerate(nodes) if node.op_type == "ScatterND")
+    rows = nodes[place].input[2]
     steps: list[tuple[str, list[str], dict[str, Any]]]
     if bits == 16:
         steps = [("Cast", [rows], {"to": TensorProto.FLOAT16}), ("Cast", ["kept_0"], {"to": TensorProto.FLOAT})]
@@ -136,10 +136,13 @@ def rounded(graph: bytes, bits: int) -> bytes:
             model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
         dims = next(value for value in model.graph.input if value.name == "past_k").type.tensor_type.shape.dim
         model.graph.input.append(helper.make_tensor_value_info("k_scale", TensorProto.FLOAT, (dims[-1].dim_value,)))
-    made = [helper.make_node(op, inputs, [f"kept_{i}"], name=f"kept_{i}", **told) for i, (op, inputs, told) in enumerate(steps)]
-    nodes[at].input[2] = made[-1].output[0]
+    rounding = [
+        helper.make_node(op, inputs, [f"kept_{i}"], name=f"kept_{i}", **attributes)
+        for i, (op, inputs, attributes) in enumerate(steps)
+    ]
+    nodes[place].input[2] = rounding[-1].output[0]
     del model.graph.node[:]
-    model.graph.node.extend([*nodes[:at], *made, *nodes[at:]])
+    model.graph.node.extend([*nodes[:place], *rounding, *nodes[place:]])
     return bytes(model.SerializeToString())
 
 

@@ -58,9 +58,9 @@ class Profiling:
 
 
 class SwitchingSession:
-    """A subgraph's sessions, one for each level that it ran at; `run` takes the one wanted now.
+    """A subgraph's sessions, one for each level that it ran at; `run` takes the one of the present level.
 
-    open_session: level → session and the name of its CSV file. `timers` hear of every run.
+    open_session: level → session and the name of its CSV file. `timers` record every run.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class SwitchingSession:
         self.kind, self.profiling, self._open, self.timers = kind, profiling, open_session, timers
         self._sessions: dict[str, tuple[Any, str]] = {}
         self._runs = self._profiled = 0
-        self._at(self._wanted())
+        self._session(self._level())
         if profiling.every > 1 or profiling.most is not None:
-            self._at(OFF)
+            self._session(OFF)
 
     def run(self, names: Any, feeds: Any) -> Any:
-        """Run once at the level that is wanted."""
-        level = self._wanted()
+        """Run once at the present level."""
+        level = self._level()
         self._runs += 1
         self._profiled += level != OFF
-        session, csv = self._at(level)
+        session, csv = self._session(level)
         if not self.timers:
             return session.run(names, feeds)
         began = monotonic_ns()
@@ -86,10 +86,10 @@ class SwitchingSession:
         self.timers.add("npu run", began, monotonic_ns(), csv=csv)
         return outputs
 
-    def _wanted(self) -> str:
+    def _level(self) -> str:
         return self.profiling.level_of_run(self.kind, self._runs, self._profiled)
 
-    def _at(self, level: str) -> tuple[Any, str]:
+    def _session(self, level: str) -> tuple[Any, str]:
         if level not in self._sessions:
             self._sessions[level] = self._open(level)
         return self._sessions[level]

@@ -1,11 +1,11 @@
-"""What an expert cache keeps, why it was loaded, and as what a layer found it."""
+"""What an expert cache keeps, why it was loaded, and its state when a layer began."""
 
 from enum import IntEnum
 from typing import NamedTuple
 
 CPU, HTP = 1, 2
 BACKENDS = {CPU: "cpu", HTP: "htp"}
-"""Backends by number, as probes and recordings tell them."""
+"""Backends by number, as in probes and recordings."""
 
 
 class Form(NamedTuple):

@@ -75,32 +75,32 @@ def replay(events: Sequence[Event], capacity: int, policy: Policy) -> Outcome:
 
 
 def lru(events: Sequence[Event], capacity: int) -> Outcome:
-    """What `replay` says of LRU, for any keys and many times as quick: what was there runs first, then what came."""
-    kept: OrderedDict[Hashable, None] = OrderedDict()
+    """What `replay` counts for LRU, for any keys and many times as quick: what was there runs first, then what came."""
+    held: OrderedDict[Hashable, None] = OrderedDict()
     hits = []
     for keys, _ in events:
-        present = [key for key in keys if key in kept]
+        present = [key for key in keys if key in held]
         hits.append(len(present))
-        for key in (*present, *(key for key in keys if key not in kept)):
-            kept[key] = None
-            kept.move_to_end(key)
-        while len(kept) > capacity:
-            kept.popitem(last=False)
+        for key in (*present, *(key for key in keys if key not in held)):
+            held[key] = None
+            held.move_to_end(key)
+        while len(held) > capacity:
+            held.popitem(last=False)
     return _counted(events, hits)
 
 
 def lfu(events: Sequence[Event], capacity: int) -> Outcome:
     """The least often used leaves, counted from the start, be it what was just asked for; of equals the least recently used."""
-    kept: set[Hashable] = set()
+    held: set[Hashable] = set()
     used: dict[Hashable, tuple[int, int]] = {}
     hits = []
     for now, (keys, _) in enumerate(events):
-        hits.append(sum(key in kept for key in keys))
+        hits.append(sum(key in held for key in keys))
         for key in keys:
             used[key] = used.get(key, (0, 0))[0] + 1, now
-        kept.update(keys)
-        while len(kept) > capacity:
-            kept.remove(min(kept, key=lambda key: (*used[key], str(key))))
+        held.update(keys)
+        while len(held) > capacity:
+            held.remove(min(held, key=lambda key: (*used[key], str(key))))
     return _counted(events, hits)
 
 
@@ -140,7 +140,7 @@ def _next_uses(events: Sequence[Event]) -> list[dict[Hashable, int]]:
 
 
 def _counted(events: Sequence[Event], hits: list[int]) -> Outcome:
-    """`hits` by event. Without prefetching every miss is a read; reads are told of what counts."""
-    hit = sum(one for one, event in zip(hits, events, strict=True) if event.counts)
+    """`hits` by event. Without prefetching every miss is a read; only events that count are in the sums."""
+    hit = sum(count for count, event in zip(hits, events, strict=True) if event.counts)
     asked = sum(len(event.keys) for event in events if event.counts)
     return Outcome(hit, asked - hit, asked - hit)

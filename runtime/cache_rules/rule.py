@@ -1,4 +1,4 @@
-"""The expert cache's rule: a budget in bytes, a policy that says who leaves, and hits counted event-atomically.
+"""The expert cache's rule: a budget in bytes, an eviction policy, and hits counted event-atomically.
 
 One event is one layer of one step. What the cache held when the event began decides whether an expert is a hit or a miss in
 it, whatever is loaded or evicted meanwhile, and each expert form counts once for each event; what a prefetch brought before

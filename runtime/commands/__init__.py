@@ -1,12 +1,19 @@
 """One module per verb: EXAMPLES, prepare_parser(parser), run(args) -> exit code."""
 
+import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runtime.package.convert import Progress
+
+
+def add_count(parser: argparse._ActionsContainer, *names: str, default: int, help: str, metavar: str | None = "N") -> None:
+    """An option that takes a whole number; the help text ends with its default."""
+    parser.add_argument(*names, type=int, default=default, metavar=metavar, help=f"{help} (default: {default})")
 
 
 @contextmanager
@@ -19,6 +26,25 @@ def show_progress(what: str) -> Iterator["Progress"]:
     with Bar(console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def read_text(path: Path) -> str:
+    """A file that the user named, as UTF-8 text."""
+    from runtime.errors import RequestError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read as text ({error}): give a UTF-8 file") from None
+
+
+def require_package(folder: Path) -> None:
+    """Refuse a folder that is no package, such as a model's."""
+    from runtime.errors import RequestError
+    from runtime.package.layout import is_package
+
+    if not is_package(folder):
+        raise RequestError(f"{folder} is no package: make one with `python -m runtime convert`")
 
 
 def parse_tiers(text: str) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from moescope.arguments import add_model
-from moescope.plain import for_output
-from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling
+from runtime.commands import add_count
+from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling, load_model, speak
 
 if TYPE_CHECKING:
     from runtime.moe import MoE
@@ -19,21 +19,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_model(parser)
     parser.add_argument("--system", default="", help="system prompt")
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=512, metavar="N", help="largest number of tokens in an answer (default: 512)"
-    )
+    add_count(parser, "--max-new-tokens", default=512, help="largest number of tokens in an answer")
     add_sampling(parser)
     add_placement(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer line by line until the input ends; Ctrl-C ends an answer, and at the prompt the talk."""
-    from runtime.commands import show_progress
-    from runtime.commands.generate import engine_options
-    from runtime.moe import MoE
-
-    with show_progress("converting") as progress:
-        model = MoE.load(args.model, args.expert_cache, args.package, progress, **engine_options(args))
+    model, _ = load_model(args)
     messages = [{"role": "system", "content": args.system}] if args.system else []
     try:
         while (line := _ask()) is not None:
@@ -57,14 +50,9 @@ def _ask() -> str | None:
 
 def _answer(model: "MoE", messages: list[dict[str, str]], args: argparse.Namespace) -> str:
     from runtime.chat import prompt_of
-    from runtime.commands.generate import sampling_options
 
-    said = ""
-    try:
-        for token in model.generate(prompt_of(model.package.folder, messages), args.max_new_tokens, **sampling_options(args)):
-            said += token.text
-            print(for_output(token.text), end="", flush=True)
-    except KeyboardInterrupt:
+    text, interrupted = speak(model, prompt_of(model.package.folder, messages), args)
+    if interrupted:
         print(" [stopped]", end="", file=sys.stderr)
     print(flush=True)
-    return said
+    return text

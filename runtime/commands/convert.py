@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from runtime.prepare.precompile import Shapes
 
 from moescope.plain import print_plain
+from runtime.commands import add_count, parse_tiers, show_progress
 
 EXAMPLES = """examples:
   python -m runtime convert /models/qwen3-moe /models/qwen3-moe.package --backend cpu --bits 4
@@ -36,9 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head-bits", type=int, default=0, help="bits of a weight in the projection to the vocabulary (default: --bits)"
     )
-    parser.add_argument(
-        "--block", type=int, default=32, metavar="N", help="weights that share a scale at 4 and 8 bits (default: 32)"
-    )
+    add_count(parser, "--block", default=32, help="weights that share a scale at 4 and 8 bits")
     parser.add_argument("--asymmetric", action="store_true", help="give each block a zero point too")
     npu = parser.add_argument_group(
         "compiling for the NPU now",
@@ -58,8 +57,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, compile where asked to, and say what came out. A package that is up to date is kept."""
-    from runtime.commands import show_progress
+    """Convert, compile where asked to, and print what came out. A package that is up to date is kept."""
     from runtime.package.convert import PackageFormat, convert, up_to_date
     from runtime.units import show_bytes
 
@@ -85,11 +83,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _shapes(args: argparse.Namespace, target: "PackageFormat") -> "Shapes | None":
     """The shapes to compile now; raises before the conversion where they cannot be compiled."""
-    given = {"chunk": args.chunk, "soc": args.soc, "layout": args.layout, "tiers": args.tiers, "contexts": args.context}
-    if all(value is None for value in given.values()):
+    sizes = {"chunk": args.chunk, "soc": args.soc, "layout": args.layout, "tiers": args.tiers, "contexts": args.context}
+    if all(value is None for value in sizes.values()):
         return None
     from runtime.backends.htp import available
-    from runtime.commands import parse_tiers
     from runtime.errors import BackendError, RequestError
     from runtime.prepare.precompile import Shapes
 
@@ -99,8 +96,8 @@ def _shapes(args: argparse.Namespace, target: "PackageFormat") -> "Shapes | None
         )
     if reason := available():
         raise BackendError(reason)
-    lists = {name: parse_tiers(given[name]) for name in ("tiers", "contexts") if given[name] is not None}
-    shapes = Shapes(**({name: value for name, value in given.items() if value is not None} | lists))
+    lists = {name: parse_tiers(sizes[name]) for name in ("tiers", "contexts") if sizes[name] is not None}
+    shapes = Shapes(**({name: value for name, value in sizes.items() if value is not None} | lists))
     if min(*shapes.tiers, *shapes.contexts, shapes.chunk) < 1:
         raise RequestError("tiers, chunk and context must be 1 or more")
     return shapes

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from moescope.plain import print_plain
+from runtime.commands import add_count
 
 EXAMPLES = """example:
   python -m runtime demo-model /tmp/demo
@@ -13,11 +14,11 @@ EXAMPLES = """example:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("folder", type=Path, help="folder to write the model into")
-    parser.add_argument("--seed", type=int, default=0, help="random seed; the same seed gives the same bytes (default: 0)")
+    add_count(parser, "--seed", default=0, help="random seed; the same seed gives the same bytes", metavar=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the model and say where it is."""
+    """Write the model and print where it is."""
     from runtime.errors import ModelError
     from runtime.package.demo_model import write_demo_model
     from runtime.units import show_bytes

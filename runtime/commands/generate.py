@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moescope.arguments import add_json, add_model
 from moescope.plain import for_output
+from runtime.commands import add_count, parse_tiers, read_text, show_progress
 
 if TYPE_CHECKING:
     from runtime.moe import MoE
@@ -26,9 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text to continue")
     prompt.add_argument("--prompt-file", type=Path, help="file that holds the text to continue")
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=64, metavar="N", help="largest number of tokens to generate (default: 64)"
-    )
+    add_count(parser, "--max-new-tokens", default=64, help="largest number of tokens to generate")
     parser.add_argument("--ignore-end", action="store_true", help="keep generating after the end token")
     add_sampling(parser)
     add_placement(parser)
@@ -69,7 +68,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this total probability"
     )
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    sampling.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    add_count(sampling, "--seed", default=0, help="random seed", metavar=None)
 
 
 def add_placement(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +89,7 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         "--performance", metavar="MODE", help="performance mode of the HTP: default, burst, balanced, power_saver ..."
     )
     placement.add_argument("--soc", metavar="MODEL", help="SoC that the HTP emulator reports (default: as compiled)")
-    placement.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
+    add_count(placement, "--threads", default=1, help="threads of one CPU graph")
     placement.add_argument(
         "--expert-cache", default="all", metavar="SIZE", help="size of the expert cache: 1.5MiB, 800kB, all (default)"
     )
@@ -110,64 +109,48 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; text goes to standard output as it comes, statistics to standard error."""
-    prompt = read_prompt(args)
-    from runtime.commands import show_progress
-    from runtime.moe import MoE
-
-    with show_progress("converting") as progress:
-        began = monotonic_ns()
-        model = MoE.load(args.model, args.expert_cache, args.package, progress, **engine_options(args))
-        load_ns = monotonic_ns() - began
+    prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
+    model, load_ns = load_model(args)
     try:
-        text, interrupted = _speak(model, prompt, args)
+        text, interrupted = speak(model, prompt, args, not args.json, args.ignore_end)
+        if not args.json:
+            print(flush=True)
     finally:
         model.close()
     _report(model, args, text, load_ns)
     return INTERRUPTED if interrupted else 0
 
 
-def read_prompt(args: argparse.Namespace) -> str:
-    """The prompt from the command line or its file."""
-    from runtime.errors import RequestError
+def load_model(args: argparse.Namespace) -> "tuple[MoE, int]":
+    """The model of `add_model` with the options of `add_placement`, converted first where needed; the ns that it took."""
+    from runtime.moe import MoE
 
-    if args.prompt is not None:
-        return str(args.prompt)
-    try:
-        return str(args.prompt_file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{args.prompt_file} cannot be read as text ({error}): give a UTF-8 file") from None
+    with show_progress("converting") as progress:
+        began = monotonic_ns()
+        model = MoE.load(args.model, args.expert_cache, args.package, progress, **_engine_options(args))
+        return model, monotonic_ns() - began
 
 
-def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of runtime.options.Options from the arguments."""
-    from runtime.commands import parse_tiers
-
+def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of Options from the arguments."""
     names = ["prefill_backend", "decode_backend", "chunk", "soc", "performance", "threads", "cache_policy", "prefetch", "kv_bits"]
     names += ["profile", "qnn_profile", "qnn_profile_dir", "qnn_profile_every", "qnn_profile_most"]
-    given = {name: getattr(args, name, None) for name in names} | {"tiers": parse_tiers(args.tiers) if args.tiers else None}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(args, name, None) for name in names} | {"tiers": parse_tiers(args.tiers) if args.tiers else None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Sampling arguments of MoE.generate."""
-    names = ("temperature", "top_k", "top_p", "seed", "stop")
-    return {name: getattr(args, name) for name in names}
-
-
-def _speak(model: "MoE", prompt: str, args: argparse.Namespace) -> tuple[str, bool]:
-    """The text, and whether Ctrl-C ended it; what was said until then counts."""
+def speak(model: "MoE", prompt: str, args: argparse.Namespace, echo: bool = True, ignore_end: bool = False) -> tuple[str, bool]:
+    """The text, printed as it comes with `echo`, and whether Ctrl-C ended it: then it is what came until then."""
     pieces: list[str] = []
-    interrupted = False
+    sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed", "stop")}
     try:
-        for token in model.generate(prompt, args.max_new_tokens, ignore_end=args.ignore_end, **sampling_options(args)):
+        for token in model.generate(prompt, args.max_new_tokens, ignore_end=ignore_end, **sampling):
             pieces.append(token.text)
-            if not args.json:
+            if echo:
                 print(for_output(token.text), end="", flush=True)
     except KeyboardInterrupt:
-        interrupted = True
-    if not args.json:
-        print(flush=True)
-    return "".join(pieces), interrupted
+        return "".join(pieces), True
+    return "".join(pieces), False
 
 
 def _report(model: "MoE", args: argparse.Namespace, text: str, load_ns: int) -> None:

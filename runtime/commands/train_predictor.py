@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moescope.arguments import add_json
 from moescope.plain import print_plain
+from runtime.commands import add_count, read_text, require_package, show_progress
 
 if TYPE_CHECKING:
     from runtime.moe import MoE
@@ -25,27 +26,20 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--test", type=Path, nargs="+", default=[], metavar="FILE", help="text to evaluate on (default: a tenth of --text)"
     )
-    parser.add_argument(
-        "--tokens", type=int, default=50_000, metavar="N", help="largest number of tokens to learn from (default: 50000)"
-    )
-    parser.add_argument(
-        "--test-tokens", type=int, default=10_000, metavar="N", help="largest number of tokens to evaluate on (default: 10000)"
-    )
+    add_count(parser, "--tokens", default=50_000, help="largest number of tokens to learn from")
+    add_count(parser, "--test-tokens", default=10_000, help="largest number of tokens to evaluate on")
     parser.add_argument(
         "--expert-cache", default="all", metavar="SIZE", help="size of the expert cache while learning (default: all)"
     )
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
+    add_count(parser, "--threads", default=1, help="threads of one CPU graph")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, judge, save, report."""
-    from runtime.errors import RequestError
     from runtime.moe import MoE
-    from runtime.package.layout import is_package
 
-    if not is_package(args.package):
-        raise RequestError(f"{args.package} is no package: make one with `python -m runtime convert`")
+    require_package(args.package)
     model = MoE.load(args.package, args.expert_cache, prefetch="off", threads=args.threads)
     try:
         report = train(model, args)
@@ -60,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
 
 def train(model: "MoE", args: argparse.Namespace) -> dict[str, Any]:
     """Fit on nine tenths of the learning segments, calibrate on the tenth, judge on text that neither has seen."""
-    from runtime.commands import show_progress
     from runtime.experts import predictor
     from runtime.prepare import training
 
@@ -93,7 +86,7 @@ def _segments(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], 
     """Segments to learn from and to judge on, spread evenly over the text; every tenth is held out where no --test is given."""
     from runtime.errors import RequestError
 
-    texts, tests = _encoded(model, args.text), _encoded(model, args.test)
+    texts, tests = ([model.encode(read_text(path)) for path in files] for files in (args.text, args.test))
     length = min(SEGMENT, model.package.family.context, max(sum(map(len, texts)) // AT_LEAST, SHORTEST))
     learn = _cut(texts, length)
     test = _cut(tests, length) if args.test else learn[5::10]
@@ -103,18 +96,6 @@ def _segments(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], 
     if len(learn) < 2 or not test:
         raise RequestError(f"{len(learn)} segments of {length} tokens are too little to learn from: give more text")
     return learn, test
-
-
-def _encoded(model: "MoE", files: list[Path]) -> list[list[int]]:
-    from runtime.errors import RequestError
-
-    texts = []
-    for path in files:
-        try:
-            texts.append(model.encode(path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"{path} cannot be read as text ({error}): give a UTF-8 file") from None
-    return texts
 
 
 def _cut(texts: list[list[int]], length: int) -> list[list[int]]:

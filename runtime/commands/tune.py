@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moescope.arguments import add_json
 from moescope.plain import print_plain
+from runtime.commands import add_count, parse_tiers, require_package, show_progress
 
 if TYPE_CHECKING:
     from runtime.package.layout import Package
@@ -27,27 +28,25 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunk", type=int, metavar="ROWS", help="prompt rows of one attention run (default: the package's, or 64)"
     )
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of one CPU graph (default: 1)")
-    parser.add_argument("--runs", type=int, default=9, metavar="N", help="runs of each cell, after a warm-up (default: 9)")
+    add_count(parser, "--threads", default=1, help="threads of one CPU graph")
+    add_count(parser, "--runs", default=9, help="runs of each cell, after a warm-up")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep, show."""
-    from runtime.commands import parse_tiers, show_progress
     from runtime.errors import RequestError
-    from runtime.package.layout import Package, is_package
+    from runtime.package.layout import Package
     from runtime.placement.costs import CostTable
     from runtime.placement.options import Options
     from runtime.placement.table import npu_missing
 
-    if not is_package(args.package):
-        raise RequestError(f"{args.package} is no package: make one with `python -m runtime convert`")
+    require_package(args.package)
     if args.runs < 1:
         raise RequestError("--runs must be 1 or more")
     package = Package(args.package)
-    given = {"chunk": args.chunk, "tiers": parse_tiers(args.tiers) if args.tiers else None}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    sizes = {"chunk": args.chunk, "tiers": parse_tiers(args.tiers) if args.tiers else None}
+    chosen = {name: value for name, value in sizes.items() if value is not None}
     options = Options(threads=args.threads, **(package.compiled_for | chosen))
     missing = npu_missing(package)
     if args.show:
@@ -81,8 +80,8 @@ def show(table: "CostTable", package: "Package", tiers: tuple[int, ...], missing
     heads = ["subgraph", "backend", "form", *map(str, rows), "load"]
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for kind, backend, form in dict.fromkeys((c.kind, c.backend, c.form) for c in table.cells):
-        mine = [c for c in table.cells if (c.kind, c.backend, c.form) == (kind, backend, form)]
-        cells = [_ms(_median(mine, "run", n)) for n in rows] + [_loads(mine)]
+        costs = [c for c in table.cells if (c.kind, c.backend, c.form) == (kind, backend, form)]
+        cells = [_ms(_median(costs, "run", n)) for n in rows] + [_loads(costs)]
         print(f"| {' | '.join([kind, npu if backend == 'htp' else 'CPU', form or 'resident', *cells])} |")
     print("\n" + "\n".join(conclusions(table, tiers)))
 
@@ -94,15 +93,15 @@ def conclusions(table: "CostTable", tiers: tuple[int, ...]) -> list[str]:
 
     if not table.measured("expert", HTP):
         return ["all of it runs on the CPU"]
-    told = []
+    lines = []
     for phase, names in (("prefill", table.prefill(tiers)), ("decode", table.decode(tiers))):
-        told.append(f"{phase}: attention on {names['attention']}, experts on {names['expert']}")
+        lines.append(f"{phase}: attention on {names['attention']}, experts on {names['expert']}")
     for limited, when in ((False, "all experts resident"), (True, "a limited cache")):
         flush = FlushByCost(table, tiers, limited)
         places = [flush.place(n, {(HTP, max(tiers))} if limited else ()) for n in range(1, max(tiers))]
         spans = _spans(["CPU" if backend == CPU else f"tier {tier}" for backend, tier in places])
-        told.append(f"partial buffers on htp, {when}: " + ", ".join(f"{rows} rows {place}" for rows, place in spans))
-    return told
+        lines.append(f"partial buffers on htp, {when}: " + ", ".join(f"{rows} rows {place}" for rows, place in spans))
+    return lines
 
 
 def _spans(places: list[str]) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ FRESH = 1 / 16  # share of a new measurement in the mean time of a load
 
 
 class Watcher(Protocol):
-    """Hears of loads and evictions, on the thread that does them; `resident` is the bytes held afterwards."""
+    """Notified of loads and evictions, on the thread that does them; `resident` is the bytes held afterwards."""
 
     def load_begin(self, form: Form, size: int, reason: Reason) -> None:
         """A form is about to be read."""
@@ -76,7 +76,7 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         return session
 
     def all_there(self, forms: list[Form]) -> list[tuple[Session, Cache]] | None:
-        """Their sessions, and what each was found as, where all were there when the event named them.
+        """Their sessions, and each one's state, where all were there when the event named them.
 
         They count as used and need no `acquire`: until another event names its own, nothing takes the room of what is named.
         """
@@ -138,8 +138,8 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
     def _finished(self, entry: Load) -> Session:
         """The session of a form that is held; loads it here where no other thread has begun to."""
         if entry.landed:
-            landed: Session = entry.value
-            return landed
+            ready: Session = entry.value
+            return ready
         began = monotonic_ns()
         if not entry.done() and (not entry.queued or self._withdraw(entry)):
             entry.run()

@@ -12,12 +12,10 @@ row, through a logistic curve fitted for each layer and view. Without training, 
 the state at hand. Stored as fp16: (3H + 2E + 3) * E * layers numbers.
 """
 
-import hashlib
 import io
-import json
-import os
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ import numpy as np
 
 from runtime.errors import PackageError
 from runtime.experts.routing import History, RouterScores
-from runtime.package.layout import MANIFEST, Package
+from runtime.package.layout import Package, sha256
 
 VIEWS = ("token", "next", "near")
 UNTRAINED_CURVE = np.array([1.5, 0.0], np.float32)
@@ -103,7 +101,7 @@ class Predictor:
         return bool(self.views)
 
     def tokens(self, embedded: np.ndarray, history: History) -> np.ndarray | None:
-        """Log odds [layers, E] for a token whose embedding is [1, H], given what recent tokens chose; None untrained."""
+        """Log odds [layers, E] for a token whose embedding is [1, H], from what recent tokens chose; None untrained."""
         if "token" not in self.views:
             return None
         view, recent = self.views["token"], history.features()
@@ -148,28 +146,15 @@ def save(views: dict[str, View], package: Package) -> int:
     arrays |= {f"{name}_curves": view.curves.astype(np.float32) for name, view in views.items()}
     np.savez(buffer, **arrays)
     content, old = buffer.getvalue(), predictor_path(package)
-    digest = hashlib.sha256(content).hexdigest()
+    digest = sha256(content)
     name = f"{FILE_PREFIX}{digest[:12]}.npz"
     files = {n: entry for n, entry in package.manifest["files"].items() if not n.startswith(FILE_PREFIX)}
-    manifest = package.manifest | {"files": files | {name: {"bytes": len(content), "sha256": digest}}}
-    try:
-        _replace(package.folder / name, content)
-        _replace(package.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-        if old is not None and old.name != name:
-            old.unlink(missing_ok=True)
-    except OSError as error:
-        raise PackageError(f"{package.folder} cannot be written ({error.strerror}): free space or copy the package") from None
-    package.manifest = manifest
+    package.write(name, content)
+    package.change_manifest({"files": files | {name: {"bytes": len(content), "sha256": digest}}})
+    if old is not None and old.name != name:
+        with suppress(OSError):
+            old.unlink()
     return len(content)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, View]:

@@ -1,7 +1,7 @@
 """Loads experts before their router asks: a threshold on predicted chances, in two stages.
 
-1. When a token enters the model, its embedding and the layers' recent choices say what the whole token may need (view `token`).
-2. When a layer begins, the state that enters it says it again for this layer (`near`) and for the next (`next`): loads that have
+1. When a token enters the model, its embedding and the layers' recent choices predict what the token may need (view `token`).
+2. When a layer begins, the state that enters it predicts again for this layer (`near`) and for the next (`next`): loads that have
    not begun and look needless now are cancelled, the others move forward in the queue, and new ones join. They overlap attention.
 
 Prefill is left alone: its chunks choose nearly every expert, and the cache sends for all of them at once.
@@ -16,7 +16,7 @@ import numpy as np
 
 from runtime.cache_rules.forms import Form
 from runtime.cache_rules.rule import CacheRule
-from runtime.experts.predictor import Predictor, chance
+from runtime.experts.predictor import chance
 from runtime.experts.routing import History
 from runtime.models import Family
 
@@ -42,16 +42,16 @@ class Odds(Protocol):
 
 
 class Prefetcher:
-    """Listens to the engine's steps and asks the cache for loads (runtime.routing.Listener).
+    """Listens to the engine's steps and asks the cache for loads (runtime.experts.routing.Listener).
 
-    `frugal`: stage two leaves out a layer where looking takes longer than the loads that the token alone lets expect there.
+    `frugal`: stage two leaves out a layer where looking takes longer than the loads that stage one expects there.
     `spare`, `scarce`: least chances of a load while a loading thread has nothing to do, and while all are busy; stage one asks
     for the whole token at once and keeps them all busy.
     """
 
     def __init__(
         self,
-        predictor: "Odds | Predictor",
+        predictor: Odds,
         cache: CacheRule[Any],
         family: Family,
         backend: int,

@@ -15,7 +15,7 @@ TINY = 1e-9
 
 
 class Listener(Protocol):
-    """Hears of a forward step as it happens, on the engine's thread."""
+    """Notified of a forward step as it happens, on the engine's thread."""
 
     def step_begins(self, embedded: np.ndarray) -> None:
         """Tokens enter the first layer as `embedded` [n, H]."""
@@ -90,7 +90,7 @@ class History:
 
     @classmethod
     def features_of(cls, hot: np.ndarray) -> np.ndarray:
-        """[n, 2E]: for each token of one sequence, what `features` would have said before it."""
+        """[n, 2E]: for each token of one sequence, what `features` was before it."""
         mean, last = np.zeros_like(hot), np.zeros_like(hot)
         last[1:] = hot[:-1]
         for i in range(1, len(hot)):

@@ -43,7 +43,7 @@ class LayerWork:
 
 
 class LoadLog:
-    """Tells probes and log of the cache's loads and evictions, on the threads that do them."""
+    """Reports the cache's loads and evictions to probes and log, on the threads that do them."""
 
     def __init__(self, log: RunLog, package: Package, backends: dict[int, Backend]):
         self.log = log
@@ -149,8 +149,8 @@ class Experts:
 
     def send_for(self, layer: int, chosen: list[int]) -> list[Form]:
         """One token's experts on the CPU, named to the cache, whose event has begun: what is missing comes in the background."""
-        every = self._forms[layer]
-        forms = [every[expert] for expert in chosen]
+        layer_forms = self._forms[layer]
+        forms = [layer_forms[expert] for expert in chosen]
         self.cache.name(forms)
         return forms
 
@@ -159,13 +159,13 @@ class Experts:
     ) -> None:
         """The shared expert, then the experts of `send_for` on the CPU, each into its own of outputs [E].
 
-        `row` and `outputs` are the same memory for every token. Where all are there, they are only put to what waits.
+        `row` and `outputs` are the same memory for every token. Where all are there, they only join what waits.
         """
         if common:
             token.put(common.item)
-        there = self.cache.all_there(forms)
-        if there is not None:
-            for graph, state in there:
+        resident = self.cache.all_there(forms)
+        if resident is not None:
+            for graph, state in resident:
                 token.put(graph.item or self._prepared(graph, row, outputs), state)
             return
         if not all(map(self.cache.ready, forms)):
@@ -233,9 +233,9 @@ class Experts:
         if not backend.tiers:
             return Form(work.layer, batch.expert, backend.id, 0)
         ran = work.ran.setdefault(batch.expert, set())
-        chosen, tier = self.flush.place(len(batch), ran)
-        ran.add((chosen, tier))
-        return Form(work.layer, batch.expert, chosen, tier)
+        place = self.flush.place(len(batch), ran)
+        ran.add(place)
+        return Form(work.layer, batch.expert, *place)
 
     def _run(self, work: LayerWork, form: Form, batch: Batch, rows: np.ndarray) -> None:
         n, layer, expert = len(batch), form.layer, form.expert
@@ -266,10 +266,10 @@ class Experts:
         """A decode step needs a layer's top-k experts at once."""
         if budget is None:
             return
-        one = max(self.bytes_of(Form(0, 0, backend, 0)) for backend in self.backends)
-        if budget < one * self.family.top_k:
+        expert_bytes = max(self.bytes_of(Form(0, 0, backend, 0)) for backend in self.backends)
+        if budget < expert_bytes * self.family.top_k:
             raise BudgetError(
                 f"expert cache of {show_bytes(budget)} is too small: "
-                f"one layer uses {self.family.top_k} experts of {show_bytes(one)}, "
-                f"give at least {show_bytes(one * self.family.top_k)}"
+                f"one layer uses {self.family.top_k} experts of {show_bytes(expert_bytes)}, "
+                f"give at least {show_bytes(expert_bytes * self.family.top_k)}"
             )

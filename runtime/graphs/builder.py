@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from runtime.graphs.quantize import Precision
+from runtime.graphs.quantize import Precision, quantize
 
 OPSET = 23
 IR_VERSION = 11
@@ -117,7 +117,7 @@ class GraphBuilder:
     def _quantized(
         self, value: str, name: str, weight: np.ndarray, precision: Precision, bias: np.ndarray | None, output: str
     ) -> str:
-        packed = precision.pack(weight)
+        packed = quantize(weight, precision)
         inputs = [value, self.weight(name + "_q", packed.values), self.weight(name + "_scales", packed.scales)]
         if packed.zero_points is not None:
             inputs.append(self.weight(name + "_zeros", packed.zero_points))

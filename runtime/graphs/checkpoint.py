@@ -80,13 +80,13 @@ class Checkpoint:
         if name not in self.names:
             raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
         stored = self._reader(self.names[name]).get_slice(name)
-        found = tuple(stored.get_shape())
-        if found != shape:
-            told = f"tensor {name} has shape {list(found)}, config.json says {list(shape)}"
-            raise ModelError(f"{told}: the files do not belong together")
+        stored_shape = tuple(stored.get_shape())
+        if stored_shape != shape:
+            problem = f"tensor {name} has shape {list(stored_shape)}, config.json says {list(shape)}"
+            raise ModelError(f"{problem}: the files do not belong together")
         if stored.get_dtype() not in types:
-            told = f"tensor {name} is stored as {stored.get_dtype()}"
-            raise ModelError(f"{told}: save the model once in bfloat16 or float16 with transformers, then convert that")
+            problem = f"tensor {name} is stored as {stored.get_dtype()}"
+            raise ModelError(f"{problem}: save the model once in bfloat16 or float16 with transformers, then convert that")
         if isinstance(part, slice):
             part = slice(*part.indices(shape[0]))
         value: np.ndarray = stored[:] if part is None else stored[part]

@@ -37,10 +37,6 @@ class Precision:
         """Are weights integers with scales?"""
         return self.bits < 16
 
-    def pack(self, weight: np.ndarray) -> "Quantized":
-        """A matrix [N, K] as integers with scales."""
-        return quantize(weight, self)
-
 
 FLOAT32 = Precision()
 
@@ -74,16 +70,6 @@ def _quantize(weight: np.ndarray, precision: Precision) -> Quantized:
         return Quantized(_pack(codes, precision.bits), scales, None)
     codes, scales, zeros = _asymmetric(parts, precision.bits)
     return Quantized(_pack(codes, precision.bits), scales, _pack(zeros, precision.bits))
-
-
-def dequantize(quantized: Quantized, precision: Precision, k: int) -> np.ndarray:
-    """The matrix [N, K] that the packed values stand for."""
-    codes = _unpack(quantized.values, precision.bits).astype(np.float32)
-    middle: np.ndarray | float = float(1 << (precision.bits - 1))
-    if quantized.zero_points is not None:
-        middle = _unpack(quantized.zero_points, precision.bits)[:, : codes.shape[1], None].astype(np.float32)
-    whole: np.ndarray = ((codes - middle) * quantized.scales[:, :, None]).reshape(len(codes), -1)[:, :k]
-    return whole
 
 
 def _symmetric(parts: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -122,9 +108,3 @@ def _pack(codes: np.ndarray, bits: int) -> np.ndarray:
         codes = np.concatenate([codes, np.zeros((*codes.shape[:-1], 1), np.uint8)], axis=-1)
     packed: np.ndarray = codes[..., 0::2] | codes[..., 1::2] << 4
     return packed
-
-
-def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
-    if bits == 8:
-        return packed
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)

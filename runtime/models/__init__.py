@@ -31,6 +31,6 @@ def read_family(config: dict[str, Any], folder: Path) -> Family:
     try:
         family: Family = import_module(f"runtime.models.{FAMILIES[model_type]}").read(config)
     except (KeyError, TypeError, ValueError) as error:
-        told = f"{folder / 'config.json'} lacks or spoils {error}"
-        raise ModelError(f"{told}: take the config that came with the weights") from None
+        problem = f"{folder / 'config.json'} lacks or spoils {error}"
+        raise ModelError(f"{problem}: take the config that came with the weights") from None
     return family

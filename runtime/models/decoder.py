@@ -14,7 +14,7 @@ from runtime.errors import ModelError
 from runtime.graphs.builder import MICROSOFT, GraphBuilder, Store
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.graphs.quantize import FLOAT32, Precision
-from runtime.models.rope import Rope
+from runtime.models.rope import Rope, read_rope
 from runtime.models.routers import KINDS, Router
 
 ACTIVATIONS = ("silu", "swish")
@@ -100,10 +100,6 @@ class Decoder:
         """Rows that attention of this layer looks back to, itself included; 0 for all."""
         return self.windows[layer] if self.windows else 0
 
-    def embedding(self, checkpoint: Checkpoint) -> np.ndarray:
-        """The embedding table [V, H]."""
-        return checkpoint.tensor("model.embed_tokens.weight", (self.vocabulary, self.hidden))
-
     def head(self, checkpoint: Checkpoint, store: Store | None) -> onnx.ModelProto:
         """Inputs hidden [T, H]; outputs logits [T, V]."""
         g = GraphBuilder("head", store)
@@ -175,15 +171,12 @@ class Decoder:
         g = GraphBuilder(f"attention_{layer}", store)
         g.input("hidden", ("T", self.hidden))
         cache = (1, self.kv_heads, "P", self.head_dim)
-        for name, shape, dtype in (
-            ("past_k", cache, TensorProto.FLOAT),
-            ("past_v", cache, TensorProto.FLOAT),
-            ("seqlens", (1,), TensorProto.INT32),
-            ("total", (), TensorProto.INT32),
-            ("cos", ("M", self.rope.dims // 2), TensorProto.FLOAT),
-            ("sin", ("M", self.rope.dims // 2), TensorProto.FLOAT),
-        ):
-            g.input(name, shape, dtype)
+        g.input("past_k", cache)
+        g.input("past_v", cache)
+        g.input("seqlens", (1,), TensorProto.INT32)
+        g.input("total", (), TensorProto.INT32)
+        g.input("cos", ("M", self.rope.dims // 2))
+        g.input("sin", ("M", self.rope.dims // 2))
         queries = [g.node("Unsqueeze", [part, g.ints(0)]) if part else "" for part in self.projected(g, checkpoint, layer, True)]
         inputs = [*queries, "past_k", "past_v", "seqlens", "total", "cos", "sin"]
         if sinks := self.sinks(g, checkpoint, layer):
@@ -205,15 +198,12 @@ class Decoder:
         """
         d, kv = self.head_dim, self.kv_heads
         g = GraphBuilder(f"attention_{layer}", store)
-        for name, shape in (
-            ("hidden", ("T", self.hidden)),
-            ("cos", ("T", 1, self.rope.dims)),
-            ("sin", ("T", 1, self.rope.dims)),
-            ("mask", ("T", "S")),
-            ("past_k", (kv, "P", d)),
-            ("past_v", (kv, "P", d)),
-        ):
-            g.input(name, shape)
+        g.input("hidden", ("T", self.hidden))
+        g.input("cos", ("T", 1, self.rope.dims))
+        g.input("sin", ("T", 1, self.rope.dims))
+        g.input("mask", ("T", "S"))
+        g.input("past_k", (kv, "P", d))
+        g.input("past_v", (kv, "P", d))
         q, k, v = self.projected(g, checkpoint, layer, False)
         q = self.rotated(g, g.node("Reshape", [q, g.ints(-1, self.heads, d)]), "rotated_q")
         k = self.rotated(g, g.node("Reshape", [k, g.ints(-1, kv, d)]), "rotated_k")
@@ -228,10 +218,10 @@ class Decoder:
         return g.model()
 
     def attend(
-        self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, q: str, keys: str, values: str, d: int, taken: int = 0
+        self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, q: str, keys: str, values: str, d: int, value_dim: int = 0
     ) -> str:
         """Softmax attention in plain operators: q [T, h, D], keys [KV, D, S], values [KV, S, D'] → [T, h * D']."""
-        kv, groups, taken = self.kv_heads, self.heads // self.kv_heads, taken or d
+        kv, groups, value_dim = self.kv_heads, self.heads // self.kv_heads, value_dim or d
         q = g.node("Transpose", [g.node("Reshape", [q, g.ints(-1, kv, groups, d)])], perm=[1, 2, 0, 3])
         q = g.node("Mul", [g.node("Reshape", [q, g.ints(kv, -1, d)]), g.number(self.scale)])
         mask = g.node("Concat", ["mask"] * groups, axis=0)
@@ -245,8 +235,8 @@ class Decoder:
         weights = g.node("Softmax", [scores], axis=-1)
         if sinks:
             weights = g.node("Slice", [weights, g.ints(1), g.ints(1 << 30), g.ints(2)])
-        mixed = g.node("Reshape", [g.node("MatMul", [weights, values], "mix"), g.ints(kv, groups, -1, taken)])
-        return g.node("Reshape", [g.node("Transpose", [mixed], perm=[2, 0, 1, 3]), g.ints(-1, self.heads * taken)])
+        mixed = g.node("Reshape", [g.node("MatMul", [weights, values], "mix"), g.ints(kv, groups, -1, value_dim)])
+        return g.node("Reshape", [g.node("Transpose", [mixed], perm=[2, 0, 1, 3]), g.ints(-1, self.heads * value_dim)])
 
     def finish_attention(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, mixed: str, width: int) -> None:
         """Output projection and residual."""
@@ -272,8 +262,8 @@ class Decoder:
             name = f"{prefix}self_attn.{which}_proj"
             weights.append(checkpoint.tensor(name + ".weight", (heads * d, self.hidden)))
             biases.append(checkpoint.optional(name + ".bias", (heads * d,)))
-        known = [bias if bias is not None else np.zeros(len(w), np.float32) for bias, w in zip(biases, weights, strict=True)]
-        bias = np.concatenate(known) if any(b is not None for b in biases) else None
+        filled = [bias if bias is not None else np.zeros(len(w), np.float32) for bias, w in zip(biases, weights, strict=True)]
+        bias = np.concatenate(filled) if any(b is not None for b in biases) else None
         return g.linear(normed, "qkv_proj", np.concatenate(weights), self.precisions.attention, bias)
 
     def heads_of(self, g: GraphBuilder, packed: str) -> list[str]:
@@ -324,7 +314,13 @@ class Decoder:
         return ExpertWeights(*(checkpoint.tensor(name, shape) for name, shape in zip(names, (wide, wide, narrow), strict=True)))
 
 
-def common(config: dict[str, Any]) -> dict[str, Any]:
+def common(config: dict[str, Any], theta: float = 10000.0) -> dict[str, Any]:
+    """What most families' config.json names the same way. `theta`: base of the rotary positions where the config has none."""
+    sizes = common_sizes(config)
+    return sizes | {"rope": read_rope(config, sizes["head_dim"], theta)}
+
+
+def common_sizes(config: dict[str, Any]) -> dict[str, Any]:
     """The sizes that every family's config.json names the same way; unsupported activations and layers are refused."""
     if config.get("hidden_act", "silu") not in ACTIVATIONS:
         raise ModelError(f"activation {config['hidden_act']!r} is not supported: this runtime builds silu")
@@ -337,6 +333,7 @@ def common(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden": int(config["hidden_size"]),
         "layers": int(config["num_hidden_layers"]),
+        "experts": expert_count(config),
         "top_k": int(config["num_experts_per_tok"]),
         "heads": heads,
         "kv_heads": int(config.get("num_key_value_heads") or heads),
@@ -359,6 +356,6 @@ def expert_count(config: dict[str, Any]) -> int:
 
 
 def dense_layers(config: dict[str, Any]) -> frozenset[int]:
-    """Layers without experts, as Qwen's configs tell."""
-    step, named = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or []
-    return frozenset(layer for layer in range(int(config["num_hidden_layers"])) if layer in named or (layer + 1) % step)
+    """Layers without experts, by the keys of Qwen's configs."""
+    step, listed = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or []
+    return frozenset(layer for layer in range(int(config["num_hidden_layers"])) if layer in listed or (layer + 1) % step)

@@ -13,8 +13,8 @@ from onnx import TensorProto
 
 from runtime.graphs.builder import GraphBuilder, Store
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common, expert_count
-from runtime.models.rope import read_rope, yarn_scale
+from runtime.models.decoder import Decoder, common_sizes
+from runtime.models.rope import read_rope, rope_settings, yarn_scale
 from runtime.models.routers import Router
 
 
@@ -128,17 +128,16 @@ class Deepseek(Decoder):
 
 def read(config: dict[str, Any]) -> Deepseek:
     """Sizes from config.json."""
-    sizes = common(config)
+    sizes = common_sizes(config)
     third = config["model_type"] == "deepseek_v3"
     rope_dim, nope_dim = int(config["qk_rope_head_dim"]), int(config["qk_nope_head_dim"])
     sizes |= {"kv_heads": 1, "head_dim": int(config["kv_lora_rank"]) + rope_dim, "scale": _scale(config, nope_dim + rope_dim)}
     width = int(config["moe_intermediate_size"])
     return Deepseek(
         **sizes,
-        experts=expert_count(config),
         intermediate=width,
         rope=read_rope(config, rope_dim, interleaved=bool(config.get("rope_interleave", True)) if third else True),
-        router=_router(config, third),
+        router=_router(config, sizes["experts"], third),
         dense=frozenset(range(min(int(config.get("first_k_dense_replace") or 0), sizes["layers"]))),
         dense_width=int(config["intermediate_size"]),
         shared_width=width * int(config.get("n_shared_experts") or 0),
@@ -149,12 +148,12 @@ def read(config: dict[str, Any]) -> Deepseek:
     )
 
 
-def _router(config: dict[str, Any], third: bool) -> Router:
+def _router(config: dict[str, Any], experts: int, third: bool) -> Router:
     grouped = third or config.get("topk_method") == "group_limited_greedy"
     return Router(
         "sigmoid_groups" if third else "group_limited",
         int(config["num_experts_per_tok"]),
-        expert_count(config),
+        experts,
         renormalize=third and bool(config.get("norm_topk_prob", True)),
         scale=float(config.get("routed_scaling_factor", 1.0)),
         groups=int(config.get("n_group") or 1) if grouped else 1,
@@ -163,7 +162,7 @@ def _router(config: dict[str, Any], third: bool) -> Router:
 
 
 def _scale(config: dict[str, Any], dims: int) -> float:
-    """Of the scores; YaRN with mscale_all_dim warms it up."""
-    given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    weight = given.get("mscale_all_dim") if given.get("rope_type", given.get("type", "default")) != "default" else 0
-    return float(dims**-0.5 * (yarn_scale(given["factor"], weight) ** 2 if weight else 1))
+    """Factor of the attention scores; YaRN with mscale_all_dim raises it."""
+    rope = rope_settings(config)
+    weight = rope.get("mscale_all_dim") if rope.get("rope_type", rope.get("type", "default")) != "default" else 0
+    return float(dims**-0.5 * (yarn_scale(rope["factor"], weight) ** 2 if weight else 1))

@@ -7,8 +7,7 @@ import numpy as np
 
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, ExpertWeights, common, expert_count
-from runtime.models.rope import read_rope
+from runtime.models.decoder import Decoder, ExpertWeights, common
 from runtime.models.routers import Router
 
 MXFP4_BLOCK = 32
@@ -67,16 +66,13 @@ class GptOss(Decoder):
 
 def read(config: dict[str, Any]) -> GptOss:
     """Sizes from config.json."""
-    sizes = common(config)
-    experts, layers = expert_count(config), sizes["layers"]
+    sizes = common(config, 150000.0)
     window = int(config.get("sliding_window") or 0)
-    kinds = config.get("layer_types") or [("sliding_attention", "full_attention")[layer % 2] for layer in range(layers)]
+    kinds = config.get("layer_types") or [("sliding_attention", "full_attention")[layer % 2] for layer in range(sizes["layers"])]
     return GptOss(
         **sizes,
-        experts=experts,
         intermediate=int(config["intermediate_size"]),
-        rope=read_rope(config, sizes["head_dim"], 150000.0),
-        router=Router("topk_softmax", sizes["top_k"], experts),
+        router=Router("topk_softmax", sizes["top_k"], sizes["experts"]),
         windows=tuple(window if kind == "sliding_attention" else 0 for kind in kinds),
         alpha=float(config.get("swiglu_alpha") or 1.702),
         limit=float(config.get("swiglu_limit") or 7.0),

@@ -3,8 +3,7 @@
 from typing import Any
 
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, ExpertWeights, common, expert_count
-from runtime.models.rope import read_rope
+from runtime.models.decoder import Decoder, ExpertWeights, common
 from runtime.models.routers import Router
 
 
@@ -25,14 +24,11 @@ class GraniteMoe(Decoder):
 def read(config: dict[str, Any]) -> GraniteMoe:
     """Sizes from config.json."""
     sizes = common(config)
-    experts = expert_count(config)
     sizes["scale"] = float(config.get("attention_multiplier", 1.0))
     return GraniteMoe(
         **sizes,
-        experts=experts,
         intermediate=int(config["intermediate_size"]),
-        rope=read_rope(config, sizes["head_dim"]),
-        router=Router("topk_softmax", sizes["top_k"], experts),
+        router=Router("topk_softmax", sizes["top_k"], sizes["experts"]),
         embedding_multiplier=float(config.get("embedding_multiplier", 1.0)),
         residual_multiplier=float(config.get("residual_multiplier", 1.0)),
         logits_divisor=float(config.get("logits_scaling", 1.0)),

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from runtime.models.decoder import Decoder, common, expert_count
-from runtime.models.rope import read_rope
+from runtime.models.decoder import Decoder, common
 from runtime.models.routers import Router
 
 
@@ -16,14 +15,11 @@ class Mixtral(Decoder):
 
 def read(config: dict[str, Any]) -> Mixtral:
     """Sizes from config.json."""
-    sizes = common(config)
-    experts = expert_count(config)
+    sizes = common(config, 1e6)
     window = int(config.get("sliding_window") or 0)
     return Mixtral(
         **sizes,
-        experts=experts,
         intermediate=int(config["intermediate_size"]),
-        rope=read_rope(config, sizes["head_dim"], 1e6),
-        router=Router("softmax_topk", sizes["top_k"], experts, renormalize=True),
+        router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=True),
         windows=(window,) * sizes["layers"] if window else (),
     )

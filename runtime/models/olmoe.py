@@ -5,8 +5,7 @@ from typing import Any
 
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common, expert_count
-from runtime.models.rope import read_rope
+from runtime.models.decoder import Decoder, common
 from runtime.models.routers import Router
 
 
@@ -30,12 +29,9 @@ class Olmoe(Decoder):
 def read(config: dict[str, Any]) -> Olmoe:
     """Sizes from config.json."""
     sizes = common(config)
-    experts = expert_count(config)
     return Olmoe(
         **sizes,
-        experts=experts,
         intermediate=int(config["intermediate_size"]),
-        rope=read_rope(config, sizes["head_dim"]),
-        router=Router("softmax_topk", sizes["top_k"], experts, renormalize=bool(config.get("norm_topk_prob", False))),
+        router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", False))),
         clip=float(config.get("clip_qkv") or 0),
     )

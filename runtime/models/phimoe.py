@@ -5,8 +5,7 @@ from typing import Any
 from runtime.errors import ModelError
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common, expert_count
-from runtime.models.rope import read_rope
+from runtime.models.decoder import Decoder, common
 from runtime.models.routers import Router
 
 
@@ -24,8 +23,7 @@ class Phimoe(Decoder):
 
 def read(config: dict[str, Any]) -> Phimoe:
     """Sizes from config.json."""
-    sizes = common(config)
-    experts = expert_count(config)
+    sizes = common(config, 1e6)
     if sizes["top_k"] != 2:
         raise ModelError(
             f"sparsemixer chooses 2 experts, this config {sizes['top_k']}: take the config that came with the weights"
@@ -33,9 +31,7 @@ def read(config: dict[str, Any]) -> Phimoe:
     window = int(config.get("sliding_window") or 0)
     return Phimoe(
         **sizes,
-        experts=experts,
         intermediate=int(config["intermediate_size"]),
-        rope=read_rope(config, sizes["head_dim"], 1e6),
-        router=Router("sparsemixer", 2, experts, tolerance=float(config.get("router_jitter_noise", 0.01))),
+        router=Router("sparsemixer", 2, sizes["experts"], tolerance=float(config.get("router_jitter_noise", 0.01))),
         windows=(window,) * sizes["layers"] if window else (),
     )

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from runtime.models.decoder import Decoder, common, dense_layers, expert_count
-from runtime.models.rope import read_rope
+from runtime.models.decoder import Decoder, common, dense_layers
 from runtime.models.routers import Router
 
 
@@ -14,13 +13,10 @@ class Qwen2Moe(Decoder):
 def read(config: dict[str, Any]) -> Qwen2Moe:
     """Sizes from config.json."""
     sizes = common(config)
-    experts = expert_count(config)
     return Qwen2Moe(
         **sizes,
-        experts=experts,
         intermediate=int(config["moe_intermediate_size"]),
-        rope=read_rope(config, sizes["head_dim"]),
-        router=Router("softmax_topk", sizes["top_k"], experts, renormalize=bool(config.get("norm_topk_prob", False))),
+        router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", False))),
         windows=_windows(config, sizes["layers"]),
         dense=dense_layers(config),
         dense_width=int(config.get("intermediate_size") or 0),

@@ -4,8 +4,7 @@ from typing import Any
 
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.checkpoint import Checkpoint
-from runtime.models.decoder import Decoder, common, dense_layers, expert_count
-from runtime.models.rope import read_rope
+from runtime.models.decoder import Decoder, common, dense_layers
 from runtime.models.routers import Router
 
 
@@ -28,14 +27,11 @@ class Qwen3Moe(Decoder):
 def read(config: dict[str, Any]) -> Qwen3Moe:
     """Sizes from config.json."""
     sizes = common(config)
-    experts = expert_count(config)
     window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
     return Qwen3Moe(
         **sizes,
-        experts=experts,
         intermediate=int(config["moe_intermediate_size"]),
-        rope=read_rope(config, sizes["head_dim"]),
-        router=Router("softmax_topk", sizes["top_k"], experts, renormalize=bool(config.get("norm_topk_prob", False))),
+        router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", False))),
         windows=(window,) * sizes["layers"] if window else (),
         dense=dense_layers(config),
         dense_width=int(config.get("intermediate_size") or 0),

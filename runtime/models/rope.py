@@ -32,24 +32,29 @@ class Rope:
         return np.cos(angles) * scale, np.sin(angles) * scale
 
 
+def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of config.json about rotary positions, in transformers' old or new layout."""
+    return {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+
+
 def read_rope(config: dict[str, Any], dims: int, default_theta: float = 10000.0, interleaved: bool = False) -> Rope:
-    """The rotary positions that config.json describes, in transformers' old or new layout."""
-    given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    kind = str(given.get("rope_type") or given.get("type") or "default")
+    """The rotary positions that config.json describes."""
+    rope = rope_settings(config)
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
     if kind not in KINDS:
         raise ModelError(f"rotary positions of type {kind!r} are not supported: this runtime builds {', '.join(KINDS)}")
-    theta = float(given.get("rope_theta") or config.get("rope_theta") or default_theta)
-    dims = int(dims * float(given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1))
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
+    dims = int(dims * float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1))
     plain = theta ** -(np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims))
     rates, scale = plain.astype(np.float32), 1.0
     if kind == "linear":
-        rates = rates / np.float32(given["factor"])
+        rates = rates / np.float32(rope["factor"])
     if kind == "yarn":
-        rates, scale = _yarn(rates, given, config, theta)
+        rates, scale = _yarn(rates, rope, config, theta)
     if kind == "longrope":
-        rates, scale = _longrope(rates, given, config)
+        rates, scale = _longrope(rates, rope, config)
     if kind == "llama3":
-        rates = _llama3(rates, given)
+        rates = _llama3(rates, rope)
     return Rope(tuple(float(rate) for rate in rates), scale, interleaved)
 
 
@@ -58,44 +63,44 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
 
-def _yarn(rates: np.ndarray, given: dict[str, Any], config: dict[str, Any], theta: float) -> tuple[np.ndarray, float]:
+def _yarn(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], theta: float) -> tuple[np.ndarray, float]:
     """Slow pairs are interpolated, fast ones stay, a ramp between."""
     dims = 2 * len(rates)
-    original = float(given.get("original_max_position_embeddings") or config["max_position_embeddings"])
-    factor = float(given.get("factor") or config["max_position_embeddings"] / original)
+    original = float(rope.get("original_max_position_embeddings") or config["max_position_embeddings"])
+    factor = float(rope.get("factor") or config["max_position_embeddings"] / original)
     low, high = (
         dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
-        for turns in (float(given.get("beta_fast") or 32), float(given.get("beta_slow") or 1))
+        for turns in (float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1))
     )
-    if given.get("truncate", True):
+    if rope.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
     ramp = np.clip((np.arange(len(rates), dtype=np.float32) - low) / ((high - low) or 0.001), 0, 1)
-    scale = given.get("attention_factor")
+    scale = rope.get("attention_factor")
     if scale is None:
-        both = given.get("mscale") and given.get("mscale_all_dim")
-        scale = yarn_scale(factor, given["mscale"]) / yarn_scale(factor, given["mscale_all_dim"]) if both else yarn_scale(factor)
+        both = rope.get("mscale") and rope.get("mscale_all_dim")
+        scale = yarn_scale(factor, rope["mscale"]) / yarn_scale(factor, rope["mscale_all_dim"]) if both else yarn_scale(factor)
     return rates / np.float32(factor) * ramp + rates * (1 - ramp), float(scale)
 
 
-def _longrope(rates: np.ndarray, given: dict[str, Any], config: dict[str, Any]) -> tuple[np.ndarray, float]:
+def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any]) -> tuple[np.ndarray, float]:
     """The long factors where the context was stretched: one table for a whole sequence, so that no key must be turned again."""
-    original = int(config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or 0)
+    original = int(config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or 0)
     context = int(config.get("max_position_embeddings") or original)
     original = original or context
     stretched = context > original
-    scale = given.get("attention_factor")
+    scale = rope.get("attention_factor")
     if scale is None:
-        named = given.get("long_mscale" if stretched else "short_mscale")
-        factor = float(given.get("factor") or context / original)
-        scale = named or (math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0)
-    return rates / np.array(given["long_factor" if stretched else "short_factor"], np.float32), float(scale)
+        mscale = rope.get("long_mscale" if stretched else "short_mscale")
+        factor = float(rope.get("factor") or context / original)
+        scale = mscale or (math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0)
+    return rates / np.array(rope["long_factor" if stretched else "short_factor"], np.float32), float(scale)
 
 
-def _llama3(rates: np.ndarray, given: dict[str, Any]) -> np.ndarray:
+def _llama3(rates: np.ndarray, rope: dict[str, Any]) -> np.ndarray:
     """Wavelengths beyond the original context are stretched, short ones stay, a ramp between."""
-    low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
-    turns = float(given["original_max_position_embeddings"]) * rates / (2 * math.pi)
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    turns = float(rope["original_max_position_embeddings"]) * rates / (2 * math.pi)
     ramp = np.clip((turns - low) / (high - low), 0, 1)
-    mixed: np.ndarray = rates / float(given["factor"]) * (1 - ramp) + rates * ramp
+    mixed: np.ndarray = rates / float(rope["factor"]) * (1 - ramp) + rates * ramp
     return mixed

@@ -47,8 +47,8 @@ def group_limited(g: GraphBuilder, logits: str, router: Router) -> None:
     scores = g.node("Softmax", [logits], SCORES, axis=-1)
     if router.groups > 1:
         grouped = g.node("Reshape", [scores, g.ints(-1, router.groups, router.experts // router.groups)])
-        kept = _kept_groups(g, g.node("ReduceMax", [grouped, g.ints(-1)], keepdims=0), router)
-        scores = g.node("Reshape", [g.node("Mul", [grouped, kept]), g.ints(-1, router.experts)])
+        group_mask = _group_mask(g, g.node("ReduceMax", [grouped, g.ints(-1)], keepdims=0), router)
+        scores = g.node("Reshape", [g.node("Mul", [grouped, group_mask]), g.ints(-1, router.experts)])
     top, _ = g.nodes_of("TopK", [scores, g.ints(router.top_k)], ["top", "experts"])
     g.node("Mul", [top, g.number(router.scale)], "weights")
 
@@ -63,8 +63,8 @@ def sigmoid_groups(g: GraphBuilder, logits: str, router: Router) -> None:
     if router.groups > 1:
         grouped = g.node("Reshape", [choice, g.ints(-1, router.groups, router.experts // router.groups)])
         best = g.nodes_of("TopK", [grouped, g.ints(2)], ["best_two", "best_two_at"])[0]
-        kept = _kept_groups(g, g.node("ReduceSum", [best, g.ints(-1)], keepdims=0), router)
-        inside = g.node("Cast", [kept], to=TensorProto.BOOL)
+        group_mask = _group_mask(g, g.node("ReduceSum", [best, g.ints(-1)], keepdims=0), router)
+        inside = g.node("Cast", [group_mask], to=TensorProto.BOOL)
         barred = g.node("Where", [inside, grouped, g.number(-np.inf)])
         choice = g.node("Reshape", [barred, g.ints(-1, router.experts)])
     g.nodes_of("TopK", [choice, g.ints(router.top_k)], ["top", "experts"])
@@ -76,31 +76,31 @@ def sigmoid_groups(g: GraphBuilder, logits: str, router: Router) -> None:
 
 
 def sparsemixer(g: GraphBuilder, logits: str, router: Router) -> None:
-    """Two experts, one after the other: each weighs what softmax over its near rivals says (Phi-3.5-MoE, arXiv 2409.12136)."""
-    first, first_at = _best_with_rivals(g, logits, logits, router, "first")
+    """Two experts, one after the other: each is weighted by a softmax over its near rivals (Phi-3.5-MoE, arXiv 2409.12136)."""
+    first, first_index = _best_with_rivals(g, logits, logits, router, "first")
     off_on = g.constant("off_on", np.array([0, 1], np.float32))
-    taken = g.node("OneHot", [g.node("Squeeze", [first_at, g.ints(1)]), g.ints(router.experts), off_on], axis=-1)
+    taken = g.node("OneHot", [g.node("Squeeze", [first_index, g.ints(1)]), g.ints(router.experts), off_on], axis=-1)
     barred = g.node("Where", [g.node("Cast", [taken], to=TensorProto.BOOL), g.number(-np.inf), logits])
-    second, second_at = _best_with_rivals(g, barred, logits, router, "second")
+    second, second_index = _best_with_rivals(g, barred, logits, router, "second")
     g.node("Concat", [first, second], "weights", axis=1)
-    g.node("Concat", [first_at, second_at], "experts", axis=1)
+    g.node("Concat", [first_index, second_index], "experts", axis=1)
 
 
 def _best_with_rivals(g: GraphBuilder, scores: str, logits: str, router: Router, name: str) -> tuple[str, str]:
     """(weight, index) [T, 1] of the largest score, softmax taken over the scores within the tolerance of it."""
-    best, at = g.nodes_of("TopK", [scores, g.ints(1)], [f"{name}_best", f"{name}_at"])
+    best, index = g.nodes_of("TopK", [scores, g.ints(1)], [f"{name}_best", f"{name}_at"])
     size = g.node("Max", [g.node("Abs", [logits]), best])
     far = g.node("Greater", [g.node("Div", [g.node("Sub", [best, scores]), size]), g.number(2 * router.tolerance)])
     near = g.node("Where", [far, g.number(-np.inf), scores])
-    return g.node("GatherElements", [g.node("Softmax", [near], axis=-1), at], axis=1), at
+    return g.node("GatherElements", [g.node("Softmax", [near], axis=-1), index], axis=1), index
 
 
-def _kept_groups(g: GraphBuilder, scores: str, router: Router) -> str:
+def _group_mask(g: GraphBuilder, scores: str, router: Router) -> str:
     """1 for the best groups and 0 for the others, [T, G, 1], from group scores [T, G]."""
     _, best = g.nodes_of("TopK", [scores, g.ints(router.top_groups)], ["group_scores", "groups"])
     off_on = g.constant("off_on", np.array([0, 1], np.float32))
-    ones = g.node("OneHot", [best, g.ints(router.groups), off_on], axis=-1)
-    return g.node("Unsqueeze", [g.node("ReduceSum", [ones, g.ints(1)], keepdims=0), g.ints(-1)])
+    rows = g.node("OneHot", [best, g.ints(router.groups), off_on], axis=-1)
+    return g.node("Unsqueeze", [g.node("ReduceSum", [rows, g.ints(1)], keepdims=0), g.ints(-1)])
 
 
 KINDS = {

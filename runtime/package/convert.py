@@ -31,7 +31,6 @@ from runtime.package.layout import (
     FORMAT,
     MANIFEST,
     PAGE,
-    VERIFIED,
     Package,
     attention_name,
     default_target,
@@ -103,7 +102,7 @@ class WeightFile:
         assert self._file
         self._file.close()
 
-    def write(self, content: bytes | memoryview) -> None:
+    def write(self, content: bytes | bytearray | memoryview) -> None:
         """Append bytes."""
         assert self._file
         self._file.write(content)
@@ -154,20 +153,20 @@ class Conversion:
 
     def run(self) -> None:
         """Every part that is not there yet, then the manifest."""
-        found = self._journal()
-        if not found:
+        finished = self._journal()
+        if not finished:
             for stale in self.folder.iterdir():
                 stale.unlink()
         for name, units, make in self._parts():
-            if name not in found:
-                found[name] = asdict(make())
-                journal = {"key": self._key, "parts": found}
-                partly = self.folder / (JOURNAL + ".new")
-                partly.write_text(json.dumps(journal), encoding="utf-8")
-                partly.replace(self.folder / JOURNAL)
+            if name not in finished:
+                finished[name] = asdict(make())
+                journal = {"key": self._key, "parts": finished}
+                partial = self.folder / (JOURNAL + ".new")
+                partial.write_text(json.dumps(journal), encoding="utf-8")
+                partial.replace(self.folder / JOURNAL)
             else:
                 self._step(units)
-        self._finish([Part(**entries) for entries in found.values()])
+        self._finish([Part(**entries) for entries in finished.values()])
 
     def _parts(self) -> Iterator[tuple[str, int, Callable[[], Part]]]:
         """(name, units of work, maker)."""
@@ -193,10 +192,7 @@ class Conversion:
     def _embedding(self) -> Part:
         family, dtype = self.family, self._embedding_type()
         with WeightFile(self.folder / "embedding.bin") as file:
-            for first in range(0, family.vocabulary, ROWS_AT_ONCE):
-                rows = self.checkpoint.tensor(
-                    "model.embed_tokens.weight", (family.vocabulary, family.hidden), slice(first, first + ROWS_AT_ONCE)
-                )
+            for rows in self._embedding_rows():
                 file.write(np.ascontiguousarray(rows.astype(dtype)).reshape(-1).view(np.uint8).data)
         self._step()
         entry = {"file": "embedding.bin", "dtype": np.dtype(dtype).str, "shape": [family.vocabulary, family.hidden]}
@@ -206,10 +202,13 @@ class Conversion:
         """Half precision only where the package is not float32 and no value is too large for it."""
         if self.target.bits == 32:
             return np.float32
+        return np.float16 if max(float(np.abs(rows).max()) for rows in self._embedding_rows()) < HALF_MAX else np.float32
+
+    def _embedding_rows(self) -> Iterator[np.ndarray]:
+        """The embedding table, ROWS_AT_ONCE at a time."""
         shape = (self.family.vocabulary, self.family.hidden)
-        firsts = range(0, self.family.vocabulary, ROWS_AT_ONCE)
-        parts = (self.checkpoint.tensor("model.embed_tokens.weight", shape, slice(f, f + ROWS_AT_ONCE)) for f in firsts)
-        return np.float16 if max(float(np.abs(part).max()) for part in parts) < HALF_MAX else np.float32
+        for first in range(0, self.family.vocabulary, ROWS_AT_ONCE):
+            yield self.checkpoint.tensor("model.embed_tokens.weight", shape, slice(first, first + ROWS_AT_ONCE))
 
     def _head(self) -> Part:
         part = Part()
@@ -243,9 +242,8 @@ class Conversion:
         hashes: list[str] = []
         with WeightFile(self.folder / f"{layer_name(EXPERTS, layer)}.bin") as file:
             for expert in range(self.family.experts):
-                tensors, weights = _expert_store()
-                model = self.family.expert(self.checkpoint, layer, expert, tensors)
-                content, layout = _laid_out(weights)
+                store, content, layout = _expert_store()
+                model = self.family.expert(self.checkpoint, layer, expert, store)
                 hashes.append(sha256(content))
                 file.write(content)
                 file.pad(PAGE)
@@ -291,34 +289,19 @@ class Conversion:
         (self.folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
-def _expert_store() -> tuple[Store, dict[str, np.ndarray]]:
-    """A store that keeps an expert's weights by name and offset."""
-    weights: dict[str, np.ndarray] = {}
-    end = [0]
+def _expert_store() -> tuple[Store, bytearray, list[dict[str, Any]]]:
+    """A store for one expert's weights, the bytes that it fills, and what lies where in them."""
+    content, layout = bytearray(), []
 
     def place(name: str, value: np.ndarray) -> ExternalData:
-        offset = -(-end[0] // ALIGNED) * ALIGNED
-        weights[name], end[0] = value, offset + value.nbytes
-        return ExternalData(EXPERTS, offset, value.nbytes)
+        content.extend(bytes(-len(content) % ALIGNED))
+        external = ExternalData(EXPERTS, len(content), value.nbytes)
+        entry = {"name": name, "dtype": value.dtype.str, "shape": list(value.shape)}
+        layout.append(entry | {"offset": external.offset, "bytes": external.size})
+        content.extend(value.reshape(-1).view(np.uint8).data)
+        return external
 
-    return place, weights
-
-
-def _laid_out(weights: dict[str, np.ndarray]) -> tuple[bytes, list[dict[str, Any]]]:
-    """An expert's bytes, and what lies where in them."""
-    content, layout = bytearray(), []
-    for name, value in weights.items():
-        content += bytes(-len(content) % ALIGNED)
-        entry = {
-            "name": name,
-            "dtype": value.dtype.str,
-            "shape": list(value.shape),
-            "offset": len(content),
-            "bytes": value.nbytes,
-        }
-        layout.append(entry)
-        content += value.reshape(-1).view(np.uint8).data
-    return bytes(content), layout
+    return place, content, layout
 
 
 def fingerprint(folder: Path) -> str:
@@ -348,12 +331,14 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
         raise PackageError(f"{target} is being written by another conversion: wait for it to end") from None
     except OSError as error:
         shutil.rmtree(working, ignore_errors=True)
-        told = f"{target} cannot be written ({error.strerror or error})"
-        raise PackageError(f"{told}: free space or choose another place") from None
+        problem = f"{target} cannot be written ({error.strerror or error})"
+        raise PackageError(f"{problem}: free space or choose another place") from None
     except MoEError:
         shutil.rmtree(working, ignore_errors=True)
         raise
-    return _just_written(target)
+    package = Package(target, verify=False)
+    package.remember_verified()  # its hashes were taken while it was written
+    return package
 
 
 @contextmanager
@@ -365,14 +350,6 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _just_written(target: Path) -> Package:
-    """The new package; its hashes were taken while it was written."""
-    manifest = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
-    stamps = {name: [os.stat(target / name).st_size, os.stat(target / name).st_mtime_ns] for name in manifest["files"]}
-    (target / VERIFIED).write_text(json.dumps(stamps), encoding="utf-8")
-    return Package(target)
 
 
 def up_to_date(model: Path, target: Path, what: PackageFormat) -> Package | None:

@@ -42,8 +42,8 @@ def write_demo_model(folder: Path, seed: int = 0, sizes: DemoSizes | None = None
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(sizes.vocabulary)
     tokenizer.save(str(folder / "tokenizer.json"))
-    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "model_max_length": sizes.context}
-    _write_json(folder / "tokenizer_config.json", described)
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "model_max_length": sizes.context}
+    _write_json(folder / "tokenizer_config.json", tokenizer_config)
     _write_json(folder / "config.json", config(sizes, tokenizer.get_vocab_size()))
     text = tokenizer.encode(" ".join(TEXT.read_text(encoding="utf-8").split())).ids
     save_file(weights(sizes, seed, tokenizer.get_vocab_size(), text), folder / "model.safetensors", {"format": "pt"})
@@ -117,10 +117,10 @@ def weights(sizes: DemoSizes, seed: int, vocabulary: int, text: list[int]) -> di
             tensors[f"{prefix}self_attn.{name}.weight"] = np.full(d, SHARPNESS, np.float32)
         tensors[f"{prefix}mlp.gate.weight"] = normal(sizes.experts, h, 2.0)
         for expert in range(sizes.experts):
-            one = f"{prefix}mlp.experts.{expert}."
-            tensors[one + "gate_proj.weight"] = normal(i, h, 1.0)
-            tensors[one + "up_proj.weight"] = normal(i, h, 1.0)
-            tensors[one + "down_proj.weight"] = normal(h, i, 0.7)
+            mlp = f"{prefix}mlp.experts.{expert}."
+            tensors[mlp + "gate_proj.weight"] = normal(i, h, 1.0)
+            tensors[mlp + "up_proj.weight"] = normal(i, h, 1.0)
+            tensors[mlp + "down_proj.weight"] = normal(h, i, 0.7)
     return tensors
 
 

@@ -30,7 +30,7 @@ import onnx
 from onnx import external_data_helper
 
 from runtime.errors import PackageError
-from runtime.graphs.checkpoint import read_config, read_json
+from runtime.graphs.checkpoint import read_config
 from runtime.models import Family, read_family
 from runtime.package.reader import ALIGNMENT, FileRange
 
@@ -41,7 +41,6 @@ PAGE = ALIGNMENT
 # Of madvise, since Linux 5.14; Python 3.11 does not name it.
 MADV_POPULATE_READ = 22
 EXPERTS = "experts"
-HASHED_AT_ONCE = 1 << 22
 
 
 def is_package(folder: Path) -> bool:
@@ -56,9 +55,10 @@ class Package:
         self.folder = folder
         self.manifest = self._manifest()
         config = read_config(folder)
-        if self.manifest.get("model_type", config.get("model_type")) != config.get("model_type"):
-            told = f"{folder} was converted from a {self.manifest['model_type']}, config.json says {config.get('model_type')!r}"
-            raise PackageError(f"{told}: delete the folder and convert again")
+        model_type = config.get("model_type")
+        if self.manifest.get("model_type", model_type) != model_type:
+            problem = f"{folder} was converted from a {self.manifest['model_type']}, config.json says {model_type!r}"
+            raise PackageError(f"{problem}: delete the folder and convert again")
         self.family: Family = read_family(config, folder)
         self._maps: dict[Path, mmap.mmap] = {}
         for name, entry in self.manifest["files"].items():
@@ -72,13 +72,13 @@ class Package:
         try:
             manifest: dict[str, Any] = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
             if manifest["format"] != FORMAT:
-                told = f"{self.folder} has package format {manifest['format']}, this runtime reads {FORMAT}"
-                raise PackageError(f"{told}: delete the folder and convert again")
+                problem = f"{self.folder} has package format {manifest['format']}, this runtime reads {FORMAT}"
+                raise PackageError(f"{problem}: delete the folder and convert again")
             for key in ("files", "fingerprint", "subgraphs", "experts", "embedding", "precisions"):
                 manifest[key]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            told = f"{self.folder / MANIFEST} cannot be read ({error})"
-            raise PackageError(f"{told}: delete the folder and convert again") from None
+            problem = f"{self.folder / MANIFEST} cannot be read ({error})"
+            raise PackageError(f"{problem}: delete the folder and convert again") from None
         return manifest
 
     @property
@@ -95,8 +95,8 @@ class Package:
     def compiled_for(self) -> dict[str, Any]:
         """Options (tiers, chunk, soc) that context binaries were compiled for ahead of time; empty where none were."""
         compiled = self.manifest.get("compiled", {})
-        found = {name: compiled[name] for name in ("chunk", "soc") if compiled.get(name)}
-        return found | ({"tiers": tuple(compiled["tiers"])} if compiled.get("tiers") else {})
+        options = {name: compiled[name] for name in ("chunk", "soc") if compiled.get(name)}
+        return options | ({"tiers": tuple(compiled["tiers"])} if compiled.get("tiers") else {})
 
     @cached_property
     def expert_stride(self) -> int:
@@ -147,8 +147,8 @@ class Package:
         try:
             return (self.folder / f"{name}.onnx").read_bytes()
         except OSError as error:
-            told = f"{self.folder / name}.onnx cannot be read ({error.strerror})"
-            raise PackageError(f"{told}: delete the folder and convert again") from None
+            problem = f"{self.folder / name}.onnx cannot be read ({error.strerror})"
+            raise PackageError(f"{problem}: delete the folder and convert again") from None
 
     def whole_graph(self, name: str) -> bytes:
         """A subgraph's ONNX bytes with all weights inside; `name` may be an expert's."""
@@ -177,8 +177,26 @@ class Package:
 
     def stamps(self) -> dict[str, list[int]]:
         """Size and time of every file: equal stamps need no second check."""
-        found = {name: (self.folder / name).stat() for name in self.manifest["files"]}
-        return {name: [state.st_size, state.st_mtime_ns] for name, state in found.items()}
+        states = {name: (self.folder / name).stat() for name in self.manifest["files"]}
+        return {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()}
+
+    def write(self, name: str, content: bytes, remedy: str = "free space or copy the package") -> Path:
+        """Put a file into the package, whole or not at all, in place of an older one; an error ends with `remedy`."""
+        path, partial = self.folder / name, self.folder / f".{name}.partial"
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, path)
+        except OSError as error:
+            raise PackageError(f"{self.folder} cannot be written ({error.strerror}): {remedy}") from None
+        finally:
+            partial.unlink(missing_ok=True)
+        return path
+
+    def change_manifest(self, changes: dict[str, Any], remedy: str = "free space or copy the package") -> None:
+        """Replace entries of the manifest, on disk and here."""
+        manifest = self.manifest | changes
+        self.write(MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode(), remedy)
+        self.manifest = manifest
 
     def remember_verified(self) -> None:
         """Note that the files are what was written."""
@@ -189,8 +207,8 @@ class Package:
         with suppress(OSError, ValueError):
             if json.loads((self.folder / VERIFIED).read_text(encoding="utf-8")) == self.stamps():
                 return
-        if found := self.damaged():
-            raise PackageError(f"{self.folder / found[0]} is damaged (its hash differs): delete {self.folder} and convert again")
+        if names := self.damaged():
+            raise PackageError(f"{self.folder / names[0]} is damaged (its hash differs): delete {self.folder} and convert again")
         self.remember_verified()
 
     def _map(self, path: Path) -> mmap.mmap:
@@ -230,12 +248,9 @@ def sha256(content: bytes) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file, read piece by piece."""
-    digest = hashlib.sha256()
+    """Hex digest of a file."""
     with path.open("rb") as file:
-        while piece := file.read(HASHED_AT_ONCE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def user_cache() -> Path:
@@ -248,10 +263,3 @@ def default_target(model: Path) -> Path:
     if os.access(model, os.W_OK):
         return model / ".moescope-package"
     return user_cache() / sha256(str(model.resolve()).encode())[:16]
-
-
-def read_tokenizer(folder: Path) -> Path:
-    """Path of the tokenizer; a package without one can be inspected but not prompted."""
-    path = folder / "tokenizer.json"
-    read_json(path, "copy tokenizer.json into the model folder and convert again")
-    return path

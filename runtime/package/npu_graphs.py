@@ -33,9 +33,9 @@ def _widened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     product.output.append(product.name)
     product.attribute.extend(attribute for attribute in node.attribute if attribute.name != "accuracy_level")
     flat = f"{out}_flat" if bias else out
-    made = [
+    nodes = [
         helper.make_node("Unsqueeze", [rows, AXIS], [f"{out}_rows"], name=f"{out}_rows"),
         product,
         helper.make_node("Squeeze", [f"{out}_wide", AXIS], [flat], name=flat),
     ]
-    return [*made, helper.make_node("Add", [flat, bias], [out], name=out)] if bias else made
+    return [*nodes, helper.make_node("Add", [flat, bias], [out], name=out)] if bias else nodes

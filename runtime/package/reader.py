@@ -40,7 +40,7 @@ def aligned(count: int) -> int:
 
 
 class BlockPool:
-    """Page-aligned memory blocks [bytes] uint8, reused. At most `spare` free ones are kept; others go back to the system."""
+    """Page-aligned memory blocks [bytes] uint8, reused. At most `spare` free ones stay; others go back to the system."""
 
     def __init__(self, spare: int = SPARE_BLOCKS):
         self.spare = spare
@@ -78,20 +78,20 @@ class Reader:
         """The range's bytes, as a view of `block`."""
         first = span.offset // ALIGNMENT * ALIGNMENT
         skip = span.offset - first
-        wanted = skip + span.bytes
-        if aligned(wanted) > len(block):
-            raise ValueError(f"a block of {len(block)} bytes cannot take {wanted}")
+        count = skip + span.bytes
+        if aligned(count) > len(block):
+            raise ValueError(f"a block of {len(block)} bytes cannot take {count}")
         try:
             descriptor, direct = self._take(span.path)
             try:
-                done = self._fill(descriptor, direct, block.data[: aligned(wanted)], first, wanted, span.path)
+                done = self._fill(descriptor, direct, block.data[: aligned(count)], first, count, span.path)
             finally:
                 self._put(descriptor)
         except OSError as error:
             raise PackageError(f"{span.path} cannot be read ({error.strerror}): {REMEDY}") from None
-        if done < wanted:
-            raise PackageError(f"{span.path} ends {wanted - done} bytes early: {REMEDY}")
-        return block[skip:wanted]
+        if done < count:
+            raise PackageError(f"{span.path} ends {count - done} bytes early: {REMEDY}")
+        return block[skip:count]
 
     def close(self) -> None:
         """Close every file."""
@@ -100,22 +100,22 @@ class Reader:
                 os.close(descriptor)
             self._open.clear()
 
-    def _fill(self, descriptor: int, direct: bool, view: memoryview, first: int, wanted: int, path: Path) -> int:
+    def _fill(self, descriptor: int, direct: bool, view: memoryview, first: int, count: int, path: Path) -> int:
         done = 0
-        while done < wanted:
+        while done < count:
             try:
-                count = os.preadv(descriptor, [view[done : done + PIECE]], first + done)
+                read = os.preadv(descriptor, [view[done : done + PIECE]], first + done)
             except OSError:
                 if not direct:
                     raise
                 direct, descriptor = False, self._reopen(path, descriptor)
                 continue
-            done += count
-            if count == 0 or (direct and count % ALIGNMENT):
+            done += read
+            if read == 0 or (direct and read % ALIGNMENT):
                 break
             self.between()
         if not direct:
-            os.posix_fadvise(descriptor, first, aligned(wanted), os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, first, aligned(count), os.POSIX_FADV_DONTNEED)
         return done
 
     def _take(self, path: Path) -> tuple[int, bool]:

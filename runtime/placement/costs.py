@@ -17,7 +17,6 @@ import numpy as np
 
 from runtime.cache_rules.batches import smallest_tier
 from runtime.cache_rules.forms import BACKENDS, CPU, HTP
-from runtime.errors import PackageError
 from runtime.package.layout import Package
 from runtime.placement.options import Options
 
@@ -67,8 +66,8 @@ class CostTable:
             return None, "not tuned"
         if table.package != package.manifest["fingerprint"]:
             return None, "tuned before it was converted again"
-        here = machine(options.threads, npu=True)
-        changed = [name for name, value in here.items() if table.machine.get(name) != value]
+        this_machine = machine(options.threads, npu=True)
+        changed = [name for name, value in this_machine.items() if table.machine.get(name) != value]
         if table.chunk != options.chunk or not all(table.measured("expert", HTP, tier) for tier in options.tiers):
             changed.append("chunk or other tiers")
         return (None, f"tuned with another {changed[0]}") if changed else (table, "")
@@ -87,17 +86,7 @@ class CostTable:
 
     def save(self, package: Package) -> Path:
         """Put the table into the package, in place of an older one."""
-        path = package.folder / COSTS
-        partial = path.with_name(f".{COSTS}.partial")
-        try:
-            partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
-            os.replace(partial, path)
-        except OSError as error:
-            told = f"{package.folder} cannot be written ({error.strerror})"
-            raise PackageError(f"{told}: free space or copy the package") from None
-        finally:
-            partial.unlink(missing_ok=True)
-        return path
+        return package.write(COSTS, (json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n").encode())
 
     def measured(self, kind: str, backend: int, tier: int = 0) -> bool:
         """Was this kind run on this backend, in a static shape of `tier` rows where one is given?"""
@@ -113,9 +102,9 @@ class CostTable:
         best: dict[int, int] = {}
         for cell in runs:
             best[cell.rows] = min(cell.median_ns, best.get(cell.rows, cell.median_ns))
-        known = sorted(best)
-        ns = float(np.interp(rows, known, [best[n] for n in known]))
-        return ns * max(rows / known[-1], 1)
+        measured_rows = sorted(best)
+        ns = float(np.interp(rows, measured_rows, [best[n] for n in measured_rows]))
+        return ns * max(rows / measured_rows[-1], 1)
 
     def load_ns(self, backend: int, tier: int = 0) -> float:
         """Of bringing one expert from disk in the form that a limited cache uses."""
@@ -129,20 +118,23 @@ class CostTable:
     def prefill(self, tiers: tuple[int, ...]) -> Names:
         """Backend of attention and of experts that makes one chunk quickest: on two of them they overlap, on one they follow."""
         tier = max(tiers)
-        batches = self.chunk * self.top_k / tier
-        attention = {
-            CPU: self.run_ns("attention", CPU, self.chunk),
-            HTP: self.run_ns("attention", HTP, self.chunk, self.chunk),
-        }
-        experts = {CPU: batches * self.run_ns("expert", CPU, tier), HTP: batches * self.run_ns("expert", HTP, tier, tier)}
-        return _quickest(attention, experts, overlap=True)
+        return self._quickest(self.chunk, self.chunk * self.top_k / tier, tier, tier, overlap=True)
 
     def decode(self, tiers: tuple[int, ...]) -> Names:
         """The same for one row: nothing overlaps, for the router waits for attention and the next layer for the experts."""
-        tier = min(tiers)
-        attention = {CPU: self.run_ns("attention", CPU, 1), HTP: self.run_ns("attention", HTP, 1, 1)}
-        experts = {CPU: self.top_k * self.run_ns("expert", CPU, 1), HTP: self.top_k * self.run_ns("expert", HTP, 1, tier)}
-        return _quickest(attention, experts, overlap=False)
+        return self._quickest(1, self.top_k, 1, min(tiers), overlap=False)
+
+    def _quickest(self, rows: int, runs: float, expert_rows: int, tier: int, overlap: bool) -> Names:
+        """Of attention over `rows` rows and so many `runs` of an expert over `expert_rows`, in this tier on the NPU."""
+        attention = {CPU: self.run_ns("attention", CPU, rows), HTP: self.run_ns("attention", HTP, rows, rows)}
+        experts = {CPU: runs * self.run_ns("expert", CPU, expert_rows), HTP: runs * self.run_ns("expert", HTP, expert_rows, tier)}
+
+        def ns(pair: tuple[int, int]) -> float:
+            a, e = attention[pair[0]], experts[pair[1]]
+            return max(a, e) if overlap and pair[0] != pair[1] else a + e
+
+        first, second = min(((a, e) for a in attention for e in experts), key=ns)
+        return {"attention": BACKENDS[first], "expert": BACKENDS[second]}
 
 
 class Flush:
@@ -170,7 +162,7 @@ class FlushByCost(Flush):
     def __init__(self, table: CostTable, tiers: tuple[int, ...], limited: bool):
         super().__init__(tiers)
         self.table, self.limited = table, limited
-        self._known: dict[tuple[int, frozenset[tuple[int, int]]], tuple[int, int]] = {}
+        self._places: dict[tuple[int, frozenset[tuple[int, int]]], tuple[int, int]] = {}
 
     @property
     def uses_cpu(self) -> bool:
@@ -182,10 +174,10 @@ class FlushByCost(Flush):
         if rows >= max(self.tiers):
             return super().place(rows, loaded)
         key = rows, frozenset(loaded)
-        if key not in self._known:
+        if key not in self._places:
             choices = [(CPU, 0), *((HTP, tier) for tier in self.tiers if tier >= rows)]
-            self._known[key] = min(choices, key=lambda choice: self._ns(rows, choice, key[1]))
-        return self._known[key]
+            self._places[key] = min(choices, key=lambda choice: self._ns(rows, choice, key[1]))
+        return self._places[key]
 
     def _ns(self, rows: int, choice: tuple[int, int], loaded: frozenset[tuple[int, int]]) -> float:
         backend, tier = choice
@@ -193,26 +185,17 @@ class FlushByCost(Flush):
         return load + self.table.run_ns("expert", backend, rows, tier)
 
 
-def _quickest(attention: dict[int, float], experts: dict[int, float], overlap: bool) -> Names:
-    def ns(pair: tuple[int, int]) -> float:
-        a, e = attention[pair[0]], experts[pair[1]]
-        return max(a, e) if overlap and pair[0] != pair[1] else a + e
-
-    first, second = min(((a, e) for a in attention for e in experts), key=ns)
-    return {"attention": BACKENDS[first], "expert": BACKENDS[second]}
-
-
 def machine(threads: int, npu: bool) -> dict[str, Any]:
     """What decides how long a run takes here; `npu` says which NPU, or its emulator, where it is looked at."""
-    found = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": threads, "onnxruntime": version("onnxruntime")}
+    facts = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": threads, "onnxruntime": version("onnxruntime")}
     if npu:
         from runtime.backends import htp
 
         try:
-            found |= {"npu": htp.LABEL, "emulated": htp.EMULATED, "onnxruntime_qnn": version("onnxruntime-qnn")}
+            facts |= {"npu": htp.LABEL, "emulated": htp.EMULATED, "onnxruntime_qnn": version("onnxruntime-qnn")}
         except PackageNotFoundError:
-            found |= {"npu": "", "emulated": False}
-    return found
+            facts |= {"npu": "", "emulated": False}
+    return facts
 
 
 def _cpu_name() -> str:
@@ -220,5 +203,5 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

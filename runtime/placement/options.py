@@ -25,10 +25,10 @@ class Options:
     prefill_backend, decode_backend: where attention and experts of that phase run (`attention=cpu,expert=htp` for each its own);
     `auto` follows the package's cost table, without one it takes the NPU where there is one for prefill and the CPU for decode.
     expert_cache: bytes, None for everything. chunk: prompt rows of one attention run. tiers: static expert shapes on the NPU, in
-    rows. soc: what the emulator poses as, empty for its default. performance: what the HTP's clocks are asked for. threads: of
+    rows. soc: SoC that the emulator reports, empty for its default. performance: what the HTP's clocks are asked for. threads: of
     one CPU graph. kv_bits: of kept keys and values.
     prefetch: load experts ahead of the router; `auto` where the cache is limited and the package has a trained predictor.
-    cache_policy: who leaves a full cache. profile: a folder that gets all four kinds of profile (runtime.profile). qnn_profile: a
+    cache_policy: eviction policy. profile: a folder that gets all four kinds of profile. qnn_profile: a
     level, or levels by subgraph kind; qnn_profile_every, qnn_profile_most: of each subgraph's runs every Nth, so many at most.
     """
 

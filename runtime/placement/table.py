@@ -18,7 +18,7 @@ def npu_missing(package: Package) -> str:
 
 
 def resolve(options: Options, package: Package) -> tuple[Options, CostTable | None]:
-    """Options without `auto`, said on standard error; the table that placed them, None where none did."""
+    """Options without `auto`, and the table that placed them, None where none did. Standard error gets what `auto` became."""
     if AUTO not in (options.prefill_backend, options.decode_backend):
         return options, None
     missing = npu_missing(package)
@@ -31,13 +31,13 @@ def resolve(options: Options, package: Package) -> tuple[Options, CostTable | No
     return _placed(options, prefill, decode, " (by the table of `tune`)"), table
 
 
-def _placed(options: Options, prefill: str, decode: str, why: str) -> Options:
+def _placed(options: Options, prefill: str, decode: str, reason: str) -> Options:
     from runtime.backends import htp
 
     for phase, asked, chosen in (("prefill", options.prefill_backend, prefill), ("decode", options.decode_backend, decode)):
         if asked == AUTO:
             where = chosen.replace("htp", htp.LABEL) if chosen != "cpu" else "the CPU"
-            print(f"moescope: {phase} runs on {where}{why}", file=sys.stderr)
+            print(f"moescope: {phase} runs on {where}{reason}", file=sys.stderr)
     return replace(
         options,
         prefill_backend=prefill if options.prefill_backend == AUTO else options.prefill_backend,

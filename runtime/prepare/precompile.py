@@ -4,17 +4,13 @@ The manifest then says what was compiled (`compiled`: tiers, chunk, contexts, so
 these sizes where the user names no others. What an interrupted compilation has finished stays and is not made again.
 """
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 from runtime.backends.htp import SEPARATE, SHARED, HtpBackend, versions
-from runtime.errors import PackageError
 from runtime.package.convert import Progress
-from runtime.package.layout import MANIFEST, Package, attention_name, expert_name
+from runtime.package.layout import Package, attention_name, expert_name
 from runtime.placement.options import TIERS
 from runtime.step.attention import past_tier
 
@@ -60,30 +56,12 @@ def precompile(package: Package, shapes: Shapes, progress: Progress | None = Non
     backend = HtpBackend(package, shapes.tiers, soc=shapes.soc)
     # What is made here is not loaded here from what an earlier compilation made.
     backend.layout = SEPARATE
-    wanted = [partial(backend.session, name, dims) for name, dims in shapes.sessions(package)]
-    wanted += [partial(backend.share, name, shapes.tiers) for name in shapes.groups(package)]
-    for done, make in enumerate(wanted, 1):
+    jobs = [partial(backend.session, name, dims) for name, dims in shapes.sessions(package)]
+    jobs += [partial(backend.share, name, shapes.tiers) for name in shapes.groups(package)]
+    for done, make in enumerate(jobs, 1):
         make()
         if progress:
-            progress(done, len(wanted))
-    compiled: dict[str, Any] = asdict(shapes) | {
-        "contexts": shapes.pasts(package),
-        "tiers": list(shapes.tiers),
-        "soc": backend.soc,
-    }
-    compiled["versions"] = versions()
-    _note(package, compiled)
-    return len(wanted)
-
-
-def _note(package: Package, compiled: dict[str, Any]) -> None:
-    manifest = package.manifest | {"compiled": compiled}
-    new = package.folder / f".{MANIFEST}.partial"
-    try:
-        new.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, package.folder / MANIFEST)
-    except OSError as error:
-        raise PackageError(f"{package.folder} cannot be written ({error.strerror}): free space and convert again") from None
-    finally:
-        new.unlink(missing_ok=True)
-    package.manifest = manifest
+            progress(done, len(jobs))
+    made_for = {"contexts": shapes.pasts(package), "tiers": list(shapes.tiers), "soc": backend.soc, "versions": versions()}
+    package.change_manifest({"compiled": asdict(shapes) | made_for}, "free space and convert again")
+    return len(jobs)

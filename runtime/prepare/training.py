@@ -29,7 +29,7 @@ class Routed:
     hot: dict[int, np.ndarray] = field(default_factory=dict)
 
     def features(self, view: str, layer: int) -> np.ndarray | None:
-        """What the view knows of the layer [n, F]; None where it says nothing (`next` of the first layer)."""
+        """What the view knows of the layer [n, F]; None where it knows nothing (`next` of the first layer)."""
         if view == "token":
             return np.concatenate([normalised(self.states[0]), History.features_of(self.hot[layer])], axis=1)
         source = layer if view == "near" else layer - 1
@@ -37,7 +37,7 @@ class Routed:
 
 
 class Collector:
-    """Listens to the engine and keeps the segment's routing (runtime.routing.Listener)."""
+    """Listens to the engine and keeps the segment's routing (runtime.experts.routing.Listener)."""
 
     def __init__(self, routers: dict[int, RouterScores], experts: int):
         self.routers, self.experts = routers, experts
@@ -95,20 +95,20 @@ class Sums:
 
     def solve(self) -> np.ndarray:
         """Maps [layers, F + 1, E]; a layer without rows maps to zero."""
-        known = next((layer for layer, rows in enumerate(self.rows) if rows), None)
-        if known is None:
+        fitted_layer = next((layer for layer, rows in enumerate(self.rows) if rows), None)
+        if fitted_layer is None:
             return np.zeros((len(self.rows), 1, 1), np.float32)
-        fitted = [
+        maps = [
             np.linalg.solve(product + RIDGE * rows * np.eye(len(product)), target)
             if rows
-            else np.zeros(self.targets[known].shape)
+            else np.zeros(self.targets[fitted_layer].shape)
             for product, target, rows in zip(self.products, self.targets, self.rows, strict=True)
         ]
-        return np.stack(fitted).astype(np.float32)
+        return np.stack(maps).astype(np.float32)
 
 
 def fit(passes: Iterator[Routed], layers: int) -> dict[str, View]:
-    """Ridge regression of every view; the curves say never, until they are calibrated."""
+    """Ridge regression of every view; the curves mean never until they are calibrated."""
     sums = {view: Sums(layers) for view in VIEWS}
     for routed in passes:
         for view, layer, features in _all_features(routed):
@@ -118,12 +118,12 @@ def fit(passes: Iterator[Routed], layers: int) -> dict[str, View]:
 
 def calibrate(views: dict[str, View], passes: Iterator[Routed], top_k: int) -> None:
     """Fit each logistic curve to segments that the maps have not seen."""
-    kept: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray]]] = {}
+    samples: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray]]] = {}
     for routed in passes:
         for view, layer, features in _all_features(routed):
             margin = margins(views[view].scores(layer, features), top_k)
-            kept.setdefault((view, layer), []).append((margin.ravel(), routed.hot[layer].ravel()))
-    for (view, layer), pairs in kept.items():
+            samples.setdefault((view, layer), []).append((margin.ravel(), routed.hot[layer].ravel()))
+    for (view, layer), pairs in samples.items():
         views[view].curves[layer] = logistic(np.concatenate([m for m, _ in pairs]), np.concatenate([h for _, h in pairs]))
 
 
@@ -132,9 +132,9 @@ def logistic(margin: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     x = np.stack([margin.astype(np.float64), np.ones(len(margin))], axis=1)
     curve = np.array([1.0, 0.0])
     for _ in range(25):
-        said = chance(x @ curve)
-        gradient = x.T @ (chosen - said) - 1e-3 * curve
-        hessian = (x * (said * (1 - said))[:, None]).T @ x + 1e-3 * np.eye(2)
+        predicted = chance(x @ curve)
+        gradient = x.T @ (chosen - predicted) - 1e-3 * curve
+        hessian = (x * (predicted * (1 - predicted))[:, None]).T @ x + 1e-3 * np.eye(2)
         step = np.linalg.solve(hessian, gradient)
         curve += np.clip(step, -2, 2)
         if np.abs(step).max() < 1e-6:
@@ -148,34 +148,33 @@ class Judgement:
 
     layers: int
     widths: tuple[int, ...]
-    found: np.ndarray = field(init=False)
+    recalled: np.ndarray = field(init=False)
     chosen: np.ndarray = field(init=False)
     bins: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.found = np.zeros((self.layers, len(self.widths)))
+        self.recalled = np.zeros((self.layers, len(self.widths)))
         self.chosen = np.zeros(self.layers)
         self.bins = np.zeros((BINS, 3))
 
-    def add(self, layer: int, said: np.ndarray, hot: np.ndarray) -> None:
+    def add(self, layer: int, predicted: np.ndarray, hot: np.ndarray) -> None:
         """One segment's chances and choices [n, E]."""
-        ranked = np.take_along_axis(hot, np.argsort(-said, axis=1, kind="stable"), 1)
-        self.found[layer] += [ranked[:, :width].sum() for width in self.widths]
+        ranked = np.take_along_axis(hot, np.argsort(-predicted, axis=1, kind="stable"), 1)
+        self.recalled[layer] += [ranked[:, :width].sum() for width in self.widths]
         self.chosen[layer] += hot.sum()
-        which = np.minimum((said * BINS).astype(int), BINS - 1).ravel()
-        for column, weight in enumerate((np.ones(said.size), said.ravel(), hot.ravel())):
-            self.bins[:, column] += np.bincount(which, weight, BINS)
+        bins = np.minimum((predicted * BINS).astype(int), BINS - 1).ravel()
+        for column, weight in enumerate((np.ones(predicted.size), predicted.ravel(), hot.ravel())):
+            self.bins[:, column] += np.bincount(bins, weight, BINS)
 
     def report(self) -> dict[str, Any]:
-        """Recall by width, in all and by layer, and calibration: said against true chance in ten bins, and their mean gap."""
-        known = self.chosen > 0
+        """Recall by width, in all and by layer, and calibration: predicted and true chance in ten bins, and their mean gap."""
         count = np.maximum(self.bins[:, 0], 1)
         gap = np.abs(self.bins[:, 1] - self.bins[:, 2]).sum() / max(self.bins[:, 0].sum(), 1)
         return {
             "widths": list(self.widths),
-            "recall": (self.found.sum(0) / max(self.chosen.sum(), 1)).tolist(),
-            "recall_by_layer": [(f / c).tolist() if c else None for f, c in zip(self.found, self.chosen, strict=True)],
-            "layers": int(known.sum()),
+            "recall": (self.recalled.sum(0) / max(self.chosen.sum(), 1)).tolist(),
+            "recall_by_layer": [(f / c).tolist() if c else None for f, c in zip(self.recalled, self.chosen, strict=True)],
+            "layers": int((self.chosen > 0).sum()),
             "calibration_error": float(gap),
             "calibration": [
                 {"said": float(s), "true": float(t), "pairs": int(n)}
@@ -187,13 +186,13 @@ class Judgement:
 def judge(views: dict[str, View], passes: Iterator[Routed], layers: int, experts: int, top_k: int) -> dict[str, Any]:
     """Every view's report on held-out segments, at width k, 2k and 4k."""
     widths = tuple(min(experts, top_k * factor) for factor in (1, 2, 4))
-    judged = {view: Judgement(layers, widths) for view in VIEWS}
+    judgements = {view: Judgement(layers, widths) for view in VIEWS}
     for routed in passes:
         for view, layer, features in _all_features(routed):
             fitted = views[view]
             odds = log_odds(fitted.scores(layer, features), top_k, fitted.curves[layer])
-            judged[view].add(layer, chance(odds), routed.hot[layer])
-    return {view: judgement.report() for view, judgement in judged.items()}
+            judgements[view].add(layer, chance(odds), routed.hot[layer])
+    return {view: judgement.report() for view, judgement in judgements.items()}
 
 
 def _all_features(routed: Routed) -> Iterator[tuple[str, int, np.ndarray]]:

@@ -58,8 +58,8 @@ class Tuning:
             costs.append(timed(cell, runs))
             if progress:
                 progress(done, len(cells))
-        here = machine(self.options.threads, self.npu)
-        return CostTable(self.package.manifest["fingerprint"], here, self.options.chunk, self.family.top_k, tuple(costs))
+        this_machine = machine(self.options.threads, self.npu)
+        return CostTable(self.package.manifest["fingerprint"], this_machine, self.options.chunk, self.family.top_k, tuple(costs))
 
     def cells(self) -> Iterator[Cell]:
         """Attention and experts on both backends, all else on the CPU, where it always runs."""
@@ -67,7 +67,7 @@ class Tuning:
         for rows in sorted({1, chunk}):
             yield self._attention(self.cpu, rows, 0)
             for kind, name, feed in self._others():
-                yield Cell(kind, CPU, RESIDENT, RUN, 0, rows, partial(self._other, name, feed, rows))
+                yield Cell(kind, CPU, RESIDENT, RUN, 0, rows, partial(self._graph_run, self.cpu, name, {}, feed, rows))
         for mapped in (True, False):
             yield from self._cpu_experts(mapped)
         if self.npu:
@@ -83,20 +83,20 @@ class Tuning:
         for tier in self.options.tiers:
             dims = {"T": tier}
             yield Cell("expert", HTP, CONTEXT, LOAD, tier, 0, partial(self._npu_load, npu, name, dims))
-            yield Cell("expert", HTP, CONTEXT, RUN, tier, tier, partial(self._npu_run, npu, name, dims))
+            yield Cell("expert", HTP, CONTEXT, RUN, tier, tier, partial(self._graph_run, npu, name, dims, "rows", tier))
 
     def _others(self) -> list[tuple[str, str, str]]:
         """(kind, subgraph, its input) of what stays on the CPU."""
         family = self.family
-        found = [("router", layer_name("router", self.routed), "hidden"), ("head", "head", "hidden")]
+        graphs = [("router", layer_name("router", self.routed), "hidden"), ("head", "head", "hidden")]
         if family.shared_width:
-            found.append(("shared", layer_name("shared", self.routed), "rows"))
+            graphs.append(("shared", layer_name("shared", self.routed), "rows"))
         if family.dense:
-            found.append(("mlp", layer_name("mlp", min(family.dense)), "hidden"))
-        return found
+            graphs.append(("mlp", layer_name("mlp", min(family.dense)), "hidden"))
+        return graphs
 
-    def _other(self, name: str, feed: str, rows: int) -> Callable[[], Any]:
-        session, feeds = self.cpu.session(name, {}), {feed: self._rows(rows)}
+    def _graph_run(self, backend: Backend, name: str, dims: dict[str, int], feed: str, rows: int) -> Callable[[], Any]:
+        session, feeds = backend.session(name, dims), {feed: self._rows(rows)}
         return lambda: session.run(None, feeds)
 
     def _attention(self, backend: Backend, rows: int, tier: int) -> Cell:
@@ -136,10 +136,6 @@ class Tuning:
     def _npu_load(self, npu: Backend, name: str, dims: dict[str, int]) -> Callable[[], Any]:
         npu.session(name, dims)
         return lambda: npu.session(name, dims)
-
-    def _npu_run(self, npu: Backend, name: str, dims: dict[str, int]) -> Callable[[], Any]:
-        session, feeds = npu.session(name, dims), {"rows": self._rows(dims["T"])}
-        return lambda: session.run(None, feeds)
 
     def _rows(self, rows: int) -> np.ndarray:
         return self._random.standard_normal((rows, self.family.hidden)).astype(np.float32)

@@ -39,14 +39,14 @@ class Sequence:
     def past(self, layer: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """The first rows of keys and values [KV, rows, D] in float32: the kept memory itself where it is float32."""
         steps = self._steps(layer)
-        keys, values = (widen(kept[layer][:, :rows], step) for kept, step in zip((self.keys, self.values), steps, strict=True))
+        keys, values = (widen(cache[layer][:, :rows], step) for cache, step in zip((self.keys, self.values), steps, strict=True))
         return keys, values
 
     def keep(self, layer: int, position: int, keys: np.ndarray, values: np.ndarray | None = None) -> None:
         """New float rows [KV, n, D] come in at `position`."""
-        for kept, rows, step in zip((self.keys, self.values), (keys, values), self._steps(layer), strict=True):
+        for cache, rows, step in zip((self.keys, self.values), (keys, values), self._steps(layer), strict=True):
             if rows is not None:
-                kept[layer][:, position : position + rows.shape[1]] = narrow(rows, self.dtype, step)
+                cache[layer][:, position : position + rows.shape[1]] = narrow(rows, self.dtype, step)
 
     def _steps(self, layer: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         return (self.scales.keys[layer], self.scales.values[layer]) if self.scales else (None, None)
@@ -110,13 +110,13 @@ class FusedAttention:
         self._shared = {"seqlens": shared(self._lengths), "total": shared(self._total)}
         self._tables: dict[str, ort.OrtValue] = {}
         self._bindings: list[Binding] = []
-        self._of: Sequence | None = None
+        self._sequence: Sequence | None = None
 
     def prepare(self, sequence: Sequence) -> None:
         """Bind every layer to the sequence's memory."""
-        if self._of is sequence:
+        if self._sequence is sequence:
             return
-        self._of = sequence
+        self._sequence = sequence
         dtype = np.float16 if sequence.dtype == np.float16 else np.float32
         self._tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
         self._bindings = [self.bind(layer, sequence) for layer in range(self.family.layers)]
@@ -169,7 +169,7 @@ class LatentAttention:
     def move_to(self, sequence: Sequence, end: int) -> None:
         """The next runs make the sequence `end` rows long."""
         sequence.end = end
-        self._of = sequence
+        self._sequence = sequence
 
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
         """Hidden [n, H] after attention and residual; the new keys join the sequence at `position`."""
@@ -179,7 +179,7 @@ class LatentAttention:
 
     def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
         """The same over values of ONNX Runtime, behind `move_to`."""
-        self._run(layer, hidden, out, self._of, self._of.end - n, n)
+        self._run(layer, hidden, out, self._sequence, self._sequence.end - n, n)
 
     def _run(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, sequence: Sequence, position: int, n: int) -> None:
         size = past_tier(max(sequence.end, position + n))

@@ -48,8 +48,8 @@ class Placement:
     @property
     def label(self) -> str:
         """For people."""
-        own = self.attention.backend.label
-        return own if own == self.experts.label else f"{own} (attention) and {self.experts.label} (experts)"
+        label = self.attention.backend.label
+        return label if label == self.experts.label else f"{label} (attention) and {self.experts.label} (experts)"
 
 
 class Engine:
@@ -102,10 +102,10 @@ class Engine:
         """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from."""
         phase = Phase.PREFILL if sequence.length == 0 else Phase.DECODE
         step = Step(len(self.log.steps), phase, len(ids), sequence.length)
-        # Between the probes: what a tracer's trap takes is no part of the step.
+        # Between the probes: the time of a tracer's trap is no part of the step.
         probes.token_begin(step.seq, phase, step.n_tokens, step.position)
         step.begin_ns = monotonic_ns()
-        logits = self.forward(sequence, ids, step)
+        logits = np.asarray(self.logits(self.hidden(sequence, ids, step)[-1:])[0])
         with Operator(self.log, Kind.SAMPLE, -1, 1, made_from(Kind.SAMPLE, -1)):
             step.sampled = sampler.choose(logits)
         step.end_ns = monotonic_ns()
@@ -114,11 +114,6 @@ class Engine:
         cache = self.experts.cache
         self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched
         return step, logits
-
-    def forward(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
-        """Logits [V] of the last token."""
-        hidden = self.hidden(sequence, ids, step)
-        return np.asarray(self.logits(hidden[-1:])[0])
 
     def hidden(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
         """Hidden [n, H] of fed tokens behind the last layer; the sequence grows."""
@@ -156,7 +151,7 @@ class Engine:
         if layer in self.family.dense:
             return self._dense_layer(layer, hidden, sequence, step)
         work = self.experts.begin(layer, n, place.experts)
-        self._tell_layer(layer, hidden)
+        self._notify(layer, hidden)
         attended = np.empty_like(hidden)
         weights = np.empty((n, self.family.top_k), np.float32)
         for part in chunks(n, place.rows, place.static):
@@ -170,14 +165,14 @@ class Engine:
     def _dense_layer(self, layer: int, hidden: np.ndarray, sequence: Sequence, step: Step) -> np.ndarray:
         """Attention chunk by chunk, then one MLP for all rows."""
         place, n = self.placements[step.phase], len(hidden)
-        self._tell_layer(layer, hidden)
+        self._notify(layer, hidden)
         attended = np.empty_like(hidden)
         for part in chunks(n, place.rows, place.static):
             attended[part] = self._attend(layer, hidden, part, sequence, step)
         with Operator(self.log, Kind.MLP, layer, n, made_from(Kind.MLP, layer)):
             return self._mixers[layer].run({"hidden": attended}, n)[0]
 
-    def _tell_layer(self, layer: int, hidden: np.ndarray) -> None:
+    def _notify(self, layer: int, hidden: np.ndarray) -> None:
         for listener in self.listeners:
             listener.layer_begins(layer, hidden)
 

@@ -39,6 +39,6 @@ class Sampler:
         scaled = logits[order].astype(np.float64) / s.temperature
         chances = np.exp(scaled - scaled.max())
         chances /= chances.sum()
-        kept = int(np.searchsorted(np.cumsum(chances), s.top_p)) + 1
-        chances = chances[:kept] / chances[:kept].sum()
-        return int(self._random.choice(order[:kept], p=chances))
+        count = int(np.searchsorted(np.cumsum(chances), s.top_p)) + 1
+        chances = chances[:count] / chances[:count].sum()
+        return int(self._random.choice(order[:count], p=chances))

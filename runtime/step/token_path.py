@@ -1,12 +1,12 @@
-"""One decoded token through all layers on the CPU: every buffer, binding and call stands before the token comes.
+"""One decoded token through all layers on the CPU: every buffer, binding and call is prepared before the token comes.
 
-A small graph costs as much to call as to run, so graphs that need nothing in between run in one go (runtime.calls).
+A small graph costs as much to call as to run, so graphs that need nothing in between run in one go (runtime.backends.calls).
 """
 
 import numpy as np
 import onnxruntime as ort
 
-from runtime.backends.calls import Combine, Item, TokenRun, Told, prepare
+from runtime.backends.calls import Combine, Item, LogEntry, TokenRun, prepare
 from runtime.backends.graph import Binding, Graph, shared
 from runtime.backends.operators import Operator, made_from
 from runtime.experts.routing import Listener
@@ -42,7 +42,7 @@ class TokenPath:
         self._rows = np.zeros((family.experts, hidden), np.float32)
         self._row_values = [shared(row[None]) for row in self._rows]
         self._token = TokenRun(log, layers * (4 + top_k))
-        self._of: Sequence | None = None
+        self._sequence: Sequence | None = None
         self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
         self._first: list[list[Item]] = []  # per layer, what runs before the router's choice is known
         self._last = [self._mixer_item(layer) for layer in range(layers)]
@@ -55,7 +55,7 @@ class TokenPath:
         """Hidden [1, H] behind the last layer."""
         self.hidden[...] = embedded
         self.attention.move_to(sequence, sequence.length + 1)
-        if self._of is not sequence:
+        if self._sequence is not sequence:
             self._prepare(sequence)
         try:
             for layer in range(self.family.layers):
@@ -94,7 +94,7 @@ class TokenPath:
 
     def _prepare(self, sequence: Sequence) -> None:
         """Bind attention to the sequence's memory, where it can be."""
-        self._of, self._attentions = sequence, []
+        self._sequence, self._attentions = sequence, []
         if not isinstance(self.attention, FusedAttention):
             self._first = [[item] for item in self._last]
             return
@@ -135,9 +135,9 @@ class TokenPath:
         choice = self._chosen[layer, 0], self._weights[layer, 0]
         buffers = common, self.family.residual_multiplier, self._attended[0], self.hidden[0]
         work = Combine(result_id(Kind.COMBINE, layer), sources, results, *choice, self._rows, *buffers)
-        return Item(work, Told(Kind.COMBINE, layer, -1, None))
+        return Item(work, LogEntry(Kind.COMBINE, layer, -1, None))
 
 
-def _buffer(shape: tuple[int, ...], dtype: type = np.float32) -> tuple[np.ndarray, ort.OrtValue]:
-    array: np.ndarray = np.zeros(shape, dtype)
+def _buffer(shape: tuple[int, ...]) -> tuple[np.ndarray, ort.OrtValue]:
+    array: np.ndarray = np.zeros(shape, np.float32)
     return array, shared(array)

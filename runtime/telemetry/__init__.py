@@ -1,1 +1,1 @@
-"""What the runtime tells of itself: USDT probes, its own log of a run, timers and profiles."""
+"""What the runtime reports of itself: USDT probes, its own log of a run, timers and profiles."""

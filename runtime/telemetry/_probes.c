@@ -135,11 +135,11 @@ static uint64_t now(void)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-static int arity(Py_ssize_t given, Py_ssize_t wanted)
+static int arity(Py_ssize_t count, Py_ssize_t expected)
 {
-	if (given == wanted)
+	if (count == expected)
 		return 1;
-	PyErr_Format(PyExc_TypeError, "takes %zd arguments, got %zd", wanted, given);
+	PyErr_Format(PyExc_TypeError, "takes %zd arguments, got %zd", expected, count);
 	return 0;
 }
 
@@ -319,7 +319,7 @@ static void call_dealloc(struct call *self)
 	Py_DECREF(type);
 }
 
-static void tell_choice(const struct call *call)
+static void probe_choice(const struct call *call)
 {
 	uint16_t experts[MOST_CHOSEN];
 	uint32_t i, k = (uint32_t)(call->weights.len / sizeof(float));
@@ -349,7 +349,7 @@ static int run_one(const struct call *call, uint32_t cache, int64_t *times)
 	if (call->kind == EXPERT && done)
 		moescope_expert__end(call->layer, call->expert);
 	if (call->weights.len && done)
-		tell_choice(call);
+		probe_choice(call);
 	moescope_op__end(call->result, now());
 	return done ? 0 : -1;
 }
@@ -480,7 +480,7 @@ static int sum_one(const struct combine *self, int64_t *times)
 	uint64_t sources[2 * MOST_CHOSEN];
 	const uint64_t *fixed = self->sources.buf, *results = self->results.buf;
 	const int64_t *chosen = self->chosen.buf;
-	uint32_t i, at, n = 0, first = (uint32_t)(self->sources.len / sizeof(uint64_t));
+	uint32_t i, place, n = 0, first = (uint32_t)(self->sources.len / sizeof(uint64_t));
 	uint32_t k = (uint32_t)(self->weights.len / sizeof(float));
 
 	for (i = 0; i < first; i++)
@@ -490,9 +490,9 @@ static int sum_one(const struct combine *self, int64_t *times)
 			PyErr_SetString(PyExc_ValueError, "no such expert");
 			return -1;
 		}
-		for (at = n; at > first && sources[at - 1] > results[chosen[i]]; at--)
-			sources[at] = sources[at - 1];
-		sources[at] = results[chosen[i]];
+		for (place = n; place > first && sources[place - 1] > results[chosen[i]]; place--)
+			sources[place] = sources[place - 1];
+		sources[place] = results[chosen[i]];
 	}
 	moescope_op__begin(COMBINE, (int32_t)((self->result >> 16) & 0xffff) - 1, 1, self->result, sources, n);
 	times[0] = (int64_t)now();

@@ -1,4 +1,4 @@
-"""The runtime's own account of a run: what the tracer's records are checked against. Counted without looking at any probe."""
+"""The runtime's own log of a run, which the tracer's records are checked against. Counted without looking at any probe."""
 
 import json
 from collections import Counter
@@ -34,7 +34,7 @@ class Step:
 
 @dataclass
 class RunLog:
-    """Counts of everything that the probes also tell."""
+    """Counts of everything that the probes also report."""
 
     steps: list[Step] = field(default_factory=list)
     graphs: Counter[tuple[Kind, int]] = field(default_factory=Counter)
@@ -120,7 +120,7 @@ class RunLog:
         }
 
     def write(self, path: Path, engine: dict[str, Any]) -> None:
-        """The whole account as one JSON file."""
+        """The whole log as one JSON file."""
         steps = [
             {
                 "seq": s.seq,
@@ -135,5 +135,5 @@ class RunLog:
         ]
         routing = [{"seq": q, "layer": layer, "experts": e.tolist(), "weights": w.tolist()} for q, layer, e, w in self.routing]
         runs = [{"layer": layer, "expert": expert, "runs": n} for (layer, expert), n in sorted(self.expert_runs.items())]
-        whole = {"engine": engine, "statistics": self.statistics(), "steps": steps, "expert_runs": runs, "routing": routing}
-        path.write_text(json.dumps(whole) + "\n", encoding="utf-8")
+        document = {"engine": engine, "statistics": self.statistics(), "steps": steps, "expert_runs": runs, "routing": routing}
+        path.write_text(json.dumps(document) + "\n", encoding="utf-8")

@@ -37,7 +37,7 @@ def _nothing(*arguments: Any) -> None:
     """Stand in for a probe that is not built."""
 
 
-def _graph(run: Callable[[Any, Any], Any], first: Any, second: Any, *told: int) -> tuple[Any, int]:
+def _graph(run: Callable[[Any, Any], Any], first: Any, second: Any, *probe_arguments: int) -> tuple[Any, int]:
     """Stand in for `graph`: (result of run, ns that it took)."""
     began = monotonic_ns()
     result = run(first, second)
@@ -50,15 +50,15 @@ except ImportError:
     _probes = None
 
 built = _probes is not None
-_told = False
+_warned = False
 
 
-def tell_if_missing() -> None:
-    """Say once, on standard error, that the probes are not built."""
-    global _told
-    if not built and not _told:
+def warn_if_missing() -> None:
+    """Warn once, on standard error, that the probes are not built."""
+    global _warned
+    if not built and not _warned:
         print("moescope: runtime/telemetry/_probes.so is not built (run `make`): no USDT probes in this process", file=sys.stderr)
-    _told = True
+    _warned = True
 
 
 def native(name: str, instead: Any) -> Any:

@@ -1,13 +1,13 @@
 """Four ways of profiling that one option switches on: `profile=DIR`, `--profile DIR`.
 
     DIR/host.csv            host stage timers: what this process did, on which thread, in microseconds
-    DIR/qnn/*.csv           QNN's own events, basic or detailed, in the units that QNN says
+    DIR/qnn/*.csv           QNN's own events, basic or detailed, in the units that QNN gives
     DIR/qnn/*_qnn.log       QNN's serialized log of the same sessions, for Qualcomm's viewer
     DIR/trace.json          host stages and QNN events in one timeline (Chrome's format, which Perfetto opens)
 
 QNN's events carry no host time. An execution's events are drawn within the host's call that caused them: the n-th execution in a
 session's file is the session's n-th profiled run. Cycles are not time: nodes share the accelerator's time by their cycles, in
-the order of the file, and say so.
+the order of the file, and are marked as such.
 """
 
 import csv
@@ -63,7 +63,7 @@ class Execution:
 
     def us(self, name: str) -> int | None:
         """An event's microseconds."""
-        return next((value for told, value, unit in self.events if told == name and unit == "US"), None)
+        return next((value for event, value, unit in self.events if event == name and unit == "US"), None)
 
 
 def write(timers: Timers, folder: Path, npu: str) -> Path:
@@ -91,7 +91,7 @@ def write(timers: Timers, folder: Path, npu: str) -> Path:
 
 def executions(path: Path) -> list[Execution]:
     """The executions in one of QNN's CSV files: a root event that the present one has already begins the next."""
-    found: list[Execution] = []
+    runs: list[Execution] = []
     current: Execution | None = None
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file):
@@ -106,11 +106,11 @@ def executions(path: Path) -> list[Execution]:
             if any(part in name for part in OTHER_WORK):
                 current = None
                 continue
-            if current is None or any(name == told for told, _, _ in current.events):
+            if current is None or any(name == event for event, _, _ in current.events):
                 current = Execution()
-                found.append(current)
+                runs.append(current)
             current.events.append((name, int(value), unit))
-    return found
+    return runs
 
 
 def _threads(stages: Iterable[Stage]) -> dict[str, int]:
@@ -120,8 +120,8 @@ def _threads(stages: Iterable[Stage]) -> dict[str, int]:
 def _host_events(stages: list[Stage]) -> Iterator[dict[str, Any]]:
     threads = _threads(stages)
     for s in stages:
-        told = {name: value for name, value in (("layer", s.layer), ("expert", s.expert)) if value >= 0}
-        yield _slice(s.name, CPU_PROCESS, threads[s.thread], s.begin_ns / 1e3, (s.end_ns - s.begin_ns) / 1e3, told)
+        place = {name: value for name, value in (("layer", s.layer), ("expert", s.expert)) if value >= 0}
+        yield _slice(s.name, CPU_PROCESS, threads[s.thread], s.begin_ns / 1e3, (s.end_ns - s.begin_ns) / 1e3, place)
 
 
 def _npu_events(stages: list[Stage], folder: Path) -> Iterator[dict[str, Any]]:
@@ -138,13 +138,13 @@ def _npu_events(stages: list[Stage], folder: Path) -> Iterator[dict[str, Any]]:
 def _drawn(graph: str, run: Stage, execution: Execution) -> Iterator[dict[str, Any]]:
     """QNN's execution in the middle of the host's call, the device in the middle of that, nodes one behind the other."""
     begin, end = run.begin_ns / 1e3, run.end_ns / 1e3
-    told = {name if unit == "US" else f"{name} [{unit.lower()}]": value for name, value, unit in execution.events}
+    events = {name if unit == "US" else f"{name} [{unit.lower()}]": value for name, value, unit in execution.events}
     for thread, event in (("QNN Execute", EXECUTE), ("QNN Device", DEVICE)):
         took = execution.us(event)
         if took is None:
             continue
         begin, end = _middle(begin, end, took)
-        yield _slice(graph, NPU_PROCESS, NPU_THREADS[thread], begin, end - begin, told if thread == "QNN Execute" else {})
+        yield _slice(graph, NPU_PROCESS, NPU_THREADS[thread], begin, end - begin, events if thread == "QNN Execute" else {})
     cycles, span = sum(value for _, value in execution.nodes), end - begin
     for name, value in execution.nodes:
         width = span * value / cycles if cycles else 0.0
@@ -160,11 +160,11 @@ def _middle(begin: float, end: float, took: float) -> tuple[float, float]:
     return first, first + took
 
 
-def _slice(name: str, process: int, thread: int, begin: float, took: float, told: dict[str, Any]) -> dict[str, Any]:
+def _slice(name: str, process: int, thread: int, begin: float, took: float, details: dict[str, Any]) -> dict[str, Any]:
     """Whole nanoseconds, begin and end rounded alike: neighbours touch and never overlap."""
     first, last = round(begin * 1e3), round((begin + took) * 1e3)
     when = {"ts": first / 1e3, "dur": (last - first) / 1e3}
-    return {"name": name, "ph": "X", "pid": process, "tid": thread, **when, "args": told}
+    return {"name": name, "ph": "X", "pid": process, "tid": thread, **when, "args": details}
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
