@@ -138,9 +138,8 @@ def make_output(path: Path | None, owner: Owner) -> Path:
     return folder
 
 
-def session_options(args: argparse.Namespace) -> Options:
-    """Everything a session needs; raises before anything has been touched."""
-    need_root()
+def refuse_impossible(args: argparse.Namespace) -> None:
+    """Raise TracerError for values that no session can have."""
     if args.ring_mib < 1 or args.ring_mib & (args.ring_mib - 1):
         raise TracerError(f"--ring-mib {args.ring_mib} is not a power of two")
     for name in ("tokens", "min_tps"):
@@ -148,18 +147,29 @@ def session_options(args: argparse.Namespace) -> Options:
             raise TracerError(f"--{name.replace('_', '-')} {getattr(args, name)} is not a positive number")
     if args.btf and not args.btf.is_file():
         raise TracerError(f"--btf {args.btf}: no such file")
-    added, functions = read_probe_files(args.probes)
-    engines, levels, owner = choose(args.engine.split(","), added), chosen_levels(args.levels), invoking_user()
+    if args.min_tps and args.max_overhead:
+        raise TracerError("--min-tps and --max-overhead both switch levels: choose one")
+
+
+def refuse_missing_levels(args: argparse.Namespace, levels: set[str], counters: bool) -> None:
+    """Raise TracerError where an option needs a level that is not recorded."""
     by_tokens = args.tokens or args.min_tps or args.max_overhead or args.only_slower_than
     if by_tokens and "token" not in levels:
         raise TracerError(
             "--tokens, --min-tps, --max-overhead and --only-slower-than go by tokens: add the level token to --levels"
         )
-    if args.min_tps and args.max_overhead:
-        raise TracerError("--min-tps and --max-overhead both switch levels: choose one")
-    events = parse(args.pmc)
-    if events and "operator" not in levels:
+    if counters and "operator" not in levels:
         raise TracerError("--pmc reads counters where operators begin and end: add operator to --levels")
+
+
+def session_options(args: argparse.Namespace) -> Options:
+    """Everything a session needs; raises before anything has been touched."""
+    need_root()
+    refuse_impossible(args)
+    added, functions = read_probe_files(args.probes)
+    engines, levels, owner = choose(args.engine.split(","), added), chosen_levels(args.levels), invoking_user()
+    events = parse(args.pmc)
+    refuse_missing_levels(args, levels, bool(events))
     return Options(
         output=make_output(args.output, owner),
         engines=engines,
