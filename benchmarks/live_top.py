@@ -1,18 +1,15 @@
-"""What a turn of `views top` costs while a recording grows: `python -m benchmarks.live_top [--events N] [--json]`.
+"""What a turn of `views top` costs while a recording grows: `python -m benchmarks.live_top [--events N] [--json FILE]`.
 
 A synthetic decode (300 operators a step on two threads, scheduling) grows to N events in pieces of one size. After each piece one
 turn is timed, in CPU seconds of this process: of `Live`, which reads what is new, and, now and then, of the tables of the whole
 recording made anew. A step has 1,300 records and lasts 9 ms: 140,000 a second, as of a busy engine.
 """
 
-import argparse
-import json
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,8 @@ from analyzer.questions.live import Live
 from analyzer.questions.phases import phase_shares
 from analyzer.tables.store import build
 from benchmarks.analyzer import synthetic
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import extremes
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
 
 STRETCH = 30
@@ -57,29 +56,24 @@ def turns(source: Path, folder: Path, piece: int, whole_every: int) -> list[dict
     return rows
 
 
-def figures(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Median, least and greatest seconds of a turn in each quarter of the growth; and of the whole recording's tables."""
+def report_quarters(report: Report, piece: int, rows: list[dict[str, float]]) -> None:
+    """Milliseconds of a turn in each quarter of the growth; and of the whole recording's tables made anew."""
     size = max(1, len(rows) // 4)
-    quarters = [rows[begin : begin + size] for begin in range(0, 4 * size, size)]
-    spread = [
-        {
-            "events": [part[0]["events"], part[-1]["events"]],
-            "live_s": [median(r["live_s"] for r in part), min(r["live_s"] for r in part), max(r["live_s"] for r in part)],
-            "whole_s": median([r["whole_s"] for r in part if "whole_s" in r] or [float("nan")]),
-        }
-        for part in quarters
-        if part
-    ]
-    return {"turns": len(rows), "quarters": spread}
+    for begin in range(0, min(4 * size, len(rows)), size):
+        part = rows[begin : begin + size]
+        name = f"{piece:,} new records of {part[0]['events']:,} to {part[-1]['events']:,}"
+        report.add(f"{name}: a turn, CPU", "ms", extremes([1e3 * row["live_s"] for row in part]))
+        whole = [1e3 * row["whole_s"] for row in part if "whole_s" in row]
+        if whole:
+            report.add(f"{name}: all tables anew, CPU", "ms", extremes(whole))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=1_000_000, help="records in the end (default %(default)s)")
+    parser = arguments(__doc__)
+    parser.add_argument("--events", type=int, default=1_000_000, help="records in the end (default: %(default)s)")
     parser.add_argument("--pieces", type=int, nargs="+", default=[10_000, 40_000, 160_000], help="records between two turns")
-    parser.add_argument("--json", action="store_true", help="print every turn as JSON")
     args = parser.parse_args()
-    answer = {}
+    report = Report("live_top", args)
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
         synthetic(source, args.events)
@@ -87,19 +81,9 @@ def main() -> None:
         for piece in args.pieces:
             folder = Path(name) / str(piece)
             folder.mkdir()
-            answer[piece] = turns(source, folder, piece, max(1, args.events // piece // 8))
+            report_quarters(report, piece, turns(source, folder, piece, max(1, args.events // piece // 8)))
             shutil.rmtree(folder)
-    if args.json:
-        print(json.dumps({str(piece): {**figures(rows), "rows": rows} for piece, rows in answer.items()}))
-        return
-    for piece, rows in answer.items():
-        for part in figures(rows)["quarters"]:
-            low, high = part["events"]
-            middle, least, most = (1e3 * s for s in part["live_s"])
-            print(
-                f"{piece:,} new of {low:,} to {high:,}: a turn {middle:.0f} ms ({least:.0f} to {most:.0f}), "
-                f"the whole anew {1e3 * part['whole_s']:.0f} ms"
-            )
+    report.finish()
 
 
 if __name__ == "__main__":
