@@ -46,8 +46,8 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """A parser's options by their long names, without dashes in front."""
     rows = ((action, [name for name in action.option_strings if name.startswith("--")]) for action in parser._actions)
-    found = {names[0].removeprefix("--"): action for action, names in rows if names}
-    return {name: action for name, action in found.items() if name not in NOT_OPTIONS}
+    actions = {names[0].removeprefix("--"): action for action, names in rows if names}
+    return {name: action for name, action in actions.items() if name not in NOT_OPTIONS}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -247,11 +247,11 @@ class Session:
 
     def losses(self) -> dict[str, int]:
         """Records that found a ring full, by kind, counted in the kernel."""
-        found = {}
+        counts = {}
         for name, layout in self.layouts.items():
             raw = self.kernel.lookup(self.loader.map_fd("lost"), struct.pack("<I", layout["kind"]), 8)
-            found[name] = struct.unpack("<Q", raw)[0]
-        return {name: count for name, count in found.items() if count}
+            counts[name] = struct.unpack("<Q", raw)[0]
+        return {name: count for name, count in counts.items() if count}
 
     def reading(self) -> Reading:
         """The counters for the status line."""

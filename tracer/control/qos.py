@@ -162,8 +162,8 @@ class Quality:
         if "expert" in self.switch.probes.shed_levels:
             self.explanation.forget()
             return
-        told = zip(steps["position"].tolist(), missed, (ns / 1e9 for ns in durations_ns), strict=True)
-        self.explanation.observe(told, self.controller.tps() >= self.controller.min_tps)
+        observations = zip(steps["position"].tolist(), missed, (ns / 1e9 for ns in durations_ns), strict=True)
+        self.explanation.observe(observations, self.controller.tps() >= self.controller.min_tps)
 
     def _note_spent(self, stats: Stats) -> None:
         self._spent_before = self._spent(stats)

@@ -64,9 +64,9 @@ class StepLatency:
         """Relative error of the latest predictions: median and 90th percentile of its size, and its mean (bias)."""
         if not self._errors:
             return {"steps": 0.0, "median": float("nan"), "p90": float("nan"), "bias": float("nan")}
-        found = np.array(self._errors)
-        median, p90 = np.quantile(np.abs(found), (0.5, 0.9))
-        return {"steps": float(len(found)), "median": float(median), "p90": float(p90), "bias": float(found.mean())}
+        errors = np.array(self._errors)
+        median, p90 = np.quantile(np.abs(errors), (0.5, 0.9))
+        return {"steps": float(len(errors)), "median": float(median), "p90": float(p90), "bias": float(errors.mean())}
 
 
 def _row(context: int, missed: int) -> np.ndarray:

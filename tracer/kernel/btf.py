@@ -80,10 +80,10 @@ class Btf:
 
     def offset(self, struct_name: str, member: str) -> int:
         """Byte offset of a member of a struct, also where it stands in an anonymous struct or union of it."""
-        found = self._offset(self.find(STRUCT, struct_name), member)
-        if found is None:
+        offset = self._offset(self.find(STRUCT, struct_name), member)
+        if offset is None:
             raise BtfError(f"struct {struct_name} has no member {member}")
-        return found
+        return offset
 
     def _offset(self, type_id: int, member: str) -> int | None:
         for name, kind, offset in self.members(type_id):

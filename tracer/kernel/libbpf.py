@@ -155,12 +155,12 @@ class BpfObject:
         self._tell_offered()
 
     def _list_programs(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        programs: dict[str, int] = {}
         program = self.kernel.lib.bpf_object__next_program(c_void_p(self.handle), None)
         while program:
-            found[self.kernel.lib.bpf_program__name(c_void_p(program)).decode()] = program
+            programs[self.kernel.lib.bpf_program__name(c_void_p(program)).decode()] = program
             program = self.kernel.lib.bpf_object__next_program(c_void_p(self.handle), c_void_p(program))
-        return found
+        return programs
 
     def _tell_offered(self) -> None:
         """Set the constants by which programs are fitted to this kernel."""
@@ -174,8 +174,8 @@ class BpfObject:
 
     def resize_map(self, name: str, entries: int) -> None:
         """Set a map's size (bytes for a ring) before loading."""
-        found = self.kernel.lib.bpf_object__find_map_by_name(c_void_p(self.handle), name.encode())
-        self.kernel.lib.bpf_map__set_max_entries(c_void_p(found), c_uint32(entries))
+        map_handle = self.kernel.lib.bpf_object__find_map_by_name(c_void_p(self.handle), name.encode())
+        self.kernel.lib.bpf_map__set_max_entries(c_void_p(map_handle), c_uint32(entries))
 
     def load(self, wanted: set[str]) -> None:
         """Create the maps and load the programs named in `wanted`; raises Refused at the first that the kernel refuses."""
@@ -221,10 +221,10 @@ class BpfObject:
         program = c_void_p(self.programs[name])
         count = int(self.kernel.lib.bpf_program__insn_cnt(program))
         code = bytearray(ctypes.string_at(self.kernel.lib.bpf_program__insns(program), count * INSTRUCTION.size))
-        for at in range(0, len(code), INSTRUCTION.size):
-            operation, registers, _, number = INSTRUCTION.unpack_from(code, at)
+        for position in range(0, len(code), INSTRUCTION.size):
+            operation, registers, _, number = INSTRUCTION.unpack_from(code, position)
             if (operation, number) == (MOVE_NUMBER, COOKIE_MARK):
-                INSTRUCTION.pack_into(code, at, operation, registers, 0, cookie)
+                INSTRUCTION.pack_into(code, position, operation, registers, 0, cookie)
         try:
             return load_program(bytes(code), UPROBE_MULTI if has_multi_links() else 0)
         except OSError as error:

@@ -196,13 +196,13 @@ def captured_stderr() -> Iterator[list[str]]:
     """Keeps back what C code prints to standard error; the list holds it afterwards."""
     printed: list[str] = []
     with tempfile.TemporaryFile() as file:
-        kept = os.dup(2)
+        stderr_copy = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
             yield printed
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr_copy, 2)
+            os.close(stderr_copy)
             file.seek(0)
             printed.append(file.read().decode(errors="replace"))
 
@@ -278,11 +278,11 @@ def layouts() -> dict[str, Any]:
         raise RequirementError(f"{BPF_OBJECT.name} has not been built; run `make build`")
     btf = Btf.of_object(BPF_OBJECT)
     numbers = btf.enum("record_kind")
-    found = {}
+    layouts = {}
     for name, type_id, _ in btf.members(btf.find(UNION, "record")):
         dtype = btf.dtype(type_id)
-        found[name] = {"kind": numbers[f"KIND_{name.upper()}"], "bytes": dtype.itemsize, "fields": dtype_to_json(dtype)}
-    return found
+        layouts[name] = {"kind": numbers[f"KIND_{name.upper()}"], "bytes": dtype.itemsize, "fields": dtype_to_json(dtype)}
+    return layouts
 
 
 def enumeration(name: str) -> dict[str, int]:

@@ -34,20 +34,20 @@ def decode(data: np.ndarray, slot_bytes: int) -> tuple[np.ndarray, int]:
     """
     stride, record = stride_of(slot_bytes), slot_bytes - RING_HEADER_BYTES
     runs: list[np.ndarray] = []
-    lost, at, look = 0, 0, FIRST_LOOK
-    while at < len(data):
-        rows = data[at : at + min(look, (len(data) - at) // stride) * stride].reshape(-1, stride)
+    lost, position, look = 0, 0, FIRST_LOOK
+    while position < len(data):
+        rows = data[position : position + min(look, (len(data) - position) // stride) * stride].reshape(-1, stride)
         good = (rows[:, :4].view("<u4")[:, 0] == RECORD_SAMPLE) & (rows[:, 6:8].view("<u2")[:, 0] == stride)
         count = len(good) if good.all() else int(good.argmin())
         if count:
             runs.append(rows[:count, RAW_OFFSET : RAW_OFFSET + record])
-            at += count * stride
+            position += count * stride
             look *= 2
             continue
-        kind, _, size = struct.unpack_from("<IHH", data.data, at)
+        kind, _, size = struct.unpack_from("<IHH", data.data, position)
         if kind == RECORD_LOST:
-            lost += struct.unpack_from("<Q", data.data, at + LOST_COUNT)[0]
-        at += max(size, 8)
+            lost += struct.unpack_from("<Q", data.data, position + LOST_COUNT)[0]
+        position += max(size, 8)
         look = FIRST_LOOK
     slots = np.zeros((sum(map(len, runs)), slot_bytes), np.uint8)
     slots[:, :4].view("<u4")[:] = record
@@ -156,8 +156,8 @@ def mapped(fd: int, size: int, access: int) -> mmap.mmap:
 
 def online() -> list[int]:
     """The CPUs that run."""
-    found: list[int] = []
+    cpus: list[int] = []
     for part in ONLINE.read_text().split(","):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus

@@ -66,14 +66,14 @@ class Image:
 
     def texts(self, text: str) -> list[int]:
         """The addresses at which a NUL-terminated text stands."""
-        wanted, found = text.encode() + b"\0", []
+        wanted, addresses = text.encode() + b"\0", []
         for address, offset, size in self.loads:
             data = self.raw[offset : offset + size].tobytes()
-            at = data.find(wanted)
-            while at >= 0:
-                found.append(address + at)
-                at = data.find(wanted, at + 1)
-        return found
+            position = data.find(wanted)
+            while position >= 0:
+                addresses.append(address + position)
+                position = data.find(wanted, position + 1)
+        return addresses
 
     def function_of(self, address: int) -> int:
         """Where the function that holds an address begins."""
@@ -104,19 +104,19 @@ def import_slots(elf: ELFFile) -> dict[str, int]:
 
 def x86_references(image: Image, low: int, high: int) -> list[tuple[int, int, int]]:
     """(address of a 32-bit displacement, the two bytes before it) wherever code refers to low .. high relative to itself."""
-    found = []
+    references = []
     for code in image.codes:
         for begin in range(0, len(code.data), CHUNK):
             piece = code.data[begin : begin + CHUNK + 3]
             for shift in range(4):
                 words = piece[shift : shift + (len(piece) - shift) // 4 * 4].view("<i4").astype(np.int64)
-                at = np.arange(len(words), dtype=np.int64) * 4 + (code.address + begin + shift)
-                target = at + 4 + words
-                for address in at[(target >= low) & (target < high)].tolist():
+                sources = np.arange(len(words), dtype=np.int64) * 4 + (code.address + begin + shift)
+                target = sources + 4 + words
+                for address in sources[(target >= low) & (target < high)].tolist():
                     i = address - code.address
                     if i >= 2:
-                        found.append((address, int(code.data[i - 2]), int(code.data[i - 1])))
-    return sorted(set(found))
+                        references.append((address, int(code.data[i - 2]), int(code.data[i - 1])))
+    return sorted(set(references))
 
 
 def x86_loads(image: Image, target: int) -> list[int]:
@@ -126,11 +126,11 @@ def x86_loads(image: Image, target: int) -> list[int]:
     if target < 1 << 31:
         for code in image.codes:
             data, wanted = code.data.tobytes(), struct.pack("<I", target)
-            at = data.find(wanted)
-            while at > 0:
-                if 0xB8 <= data[at - 1] <= 0xBF:
-                    absolute.append(code.address + at)
-                at = data.find(wanted, at + 1)
+            position = data.find(wanted)
+            while position > 0:
+                if 0xB8 <= data[position - 1] <= 0xBF:
+                    absolute.append(code.address + position)
+                position = data.find(wanted, position + 1)
     return relative + absolute
 
 
@@ -146,32 +146,32 @@ def x86_transfers(image: Image, low: int, high: int, calls: bool, jumps: bool) -
 def x86_uses(image: Image, slot: int, calls: bool, jumps: bool) -> list[int]:
     """Where code calls, or jumps to, the imported function of a slot: through a stub, or through the slot itself."""
     through = x86_references(image, slot, slot + 1)
-    found = [at for at, code, mode in through if calls and (code, mode) == (0xFF, 0x15)]
+    transfers = [at for at, code, mode in through if calls and (code, mode) == (0xFF, 0x15)]
     for jump in [at - 2 for at, code, mode in through if (code, mode) == (0xFF, 0x25)]:
         starts = [jump - before for before in STUB_STARTS]
         if any(x86_transfers(image, start, start + 1, True, True) for start in starts):
-            found += [at for start in starts for at in x86_transfers(image, start, start + 1, calls, jumps)]
+            transfers += [at for start in starts for at in x86_transfers(image, start, start + 1, calls, jumps)]
         elif jumps:
-            found.append(jump)
-    return found
+            transfers.append(jump)
+    return transfers
 
 
 def arm64_pairs(image: Image, target: int, low_bits: tuple[int, int, int]) -> list[int]:
     """Where adrp forms the page of an address and a later instruction, (mask, value, shift of the offset), its low bits."""
     mask, value, shift = low_bits
-    found = []
+    references = []
     for code in image.codes:
         words = code.data[: len(code.data) // 4 * 4].view("<u4").astype(np.int64)
-        at = np.arange(len(words), dtype=np.int64) * 4 + code.address
+        addresses = np.arange(len(words), dtype=np.int64) * 4 + code.address
         pages = ((words >> 5 & 0x7FFFF) << 2 | words >> 29 & 3) << 43 >> 31
-        hits = np.flatnonzero((words & 0x9F000000 == 0x90000000) & ((at & ~0xFFF) + pages == target & ~0xFFF))
+        hits = np.flatnonzero((words & 0x9F000000 == 0x90000000) & ((addresses & ~0xFFF) + pages == target & ~0xFFF))
         for i in hits.tolist():
             for word in words[i + 1 : i + 1 + ARM64_WINDOW].tolist():
                 same = word >> 5 & 31 == int(words[i]) & 31
                 if word & mask == value and same and (word >> 10 & 0xFFF) << shift == target & 0xFFF:
-                    found.append(int(at[i]))
+                    references.append(int(addresses[i]))
                     break
-    return found
+    return references
 
 
 def arm64_loads(image: Image, target: int) -> list[int]:
@@ -181,15 +181,15 @@ def arm64_loads(image: Image, target: int) -> list[int]:
 
 def arm64_transfers(image: Image, low: int, high: int, calls: bool, jumps: bool) -> list[int]:
     """Where code calls (bl), or jumps to (b), an address of low .. high."""
-    found: list[int] = []
+    transfers: list[int] = []
     for code in image.codes:
         words = code.data[: len(code.data) // 4 * 4].view("<u4").astype(np.int64)
-        at = np.arange(len(words), dtype=np.int64) * 4 + code.address
-        target = at + ((words & 0x3FFFFFF) << 38 >> 36)
+        addresses = np.arange(len(words), dtype=np.int64) * 4 + code.address
+        target = addresses + ((words & 0x3FFFFFF) << 38 >> 36)
         kind = words & 0xFC000000
         wanted = (kind == 0x94000000) & calls | (kind == 0x14000000) & jumps
-        found += at[wanted & (target >= low) & (target < high)].tolist()
-    return found
+        transfers += addresses[wanted & (target >= low) & (target < high)].tolist()
+    return transfers
 
 
 def arm64_uses(image: Image, slot: int, calls: bool, jumps: bool) -> list[int]:
@@ -235,10 +235,10 @@ def find(path: str, anchor: dict[str, Any]) -> int | None:
     try:
         status = Path(path).stat()
         image = _image(path, (status.st_ino, status.st_mtime_ns))
-        found = candidates(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
+        functions = candidates(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
     except (OSError, ELFError, ValueError) as error:
         raise ProbeError(f"{path} cannot be searched for functions: {error}") from None
-    return image.file_offset(found.pop()) if len(found) == 1 else None
+    return image.file_offset(functions.pop()) if len(functions) == 1 else None
 
 
 def words(anchor: dict[str, Any]) -> str:

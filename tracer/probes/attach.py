@@ -341,8 +341,8 @@ class Attachments:
         before = len(self.rows)
         wanted = [p for p in engine.probes if p.slot >= 0 and not p.table and p.wanted(self.levels)]
         shared = Counter(slots.values())  # what a backend does not support is often one function for all
-        told = {slot for slot, place in slots.items() if shared[place] == 1}
-        known = [p for p in wanted if api[0] == engine.api_major and api[1] >= p.since and p.slot in told]
+        unshared = {slot for slot, place in slots.items() if shared[place] == 1}
+        known = [p for p in wanted if api[0] == engine.api_major and api[1] >= p.since and p.slot in unshared]
         self.warnings += [line for line in unknown_slots(engine, api, backend, wanted, known) if line not in self.warnings]
         for probe in known:
             place = engine, probe, *slots[probe.slot], f"table[{probe.slot}] of backend {backend}"

@@ -78,27 +78,27 @@ class Binary:
         exact = self.symbol(name)
         if exact is not None:
             return Symbol(name, exact)
-        found: list[Symbol] = []
+        symbols: list[Symbol] = []
         plain = name.encode()
         for start in (plain, *(b"_Z%s%d%s" % (local, len(plain), plain) for local in (b"L", b""))):
-            found += self._beginning_with(start, MANGLED if start != plain else CLONE)
-        return min(found, key=lambda symbol: (symbol.changed, symbol.name), default=None)
+            symbols += self._beginning_with(start, MANGLED if start != plain else CLONE)
+        return min(symbols, key=lambda symbol: (symbol.changed, symbol.name), default=None)
 
     def _beginning_with(self, start: bytes, rest: re.Pattern[bytes]) -> list["Symbol"]:
         """Functions whose name is `start` and what `rest` matches."""
-        found = []
+        symbols = []
         for entries, strings in self.tables:
-            at = strings.find(start)
-            while at >= 0:
-                full = strings[at : strings.index(0, at)]
+            position = strings.find(start)
+            while position >= 0:
+                full = strings[position : strings.index(0, position)]
                 tail = rest.fullmatch(full[len(start) :])
-                rows = entries[(entries["name"] == at) & np.isin(entries["info"] & 0xF, FUNCTION_TYPES)] if tail else ()
+                rows = entries[(entries["name"] == position) & np.isin(entries["info"] & 0xF, FUNCTION_TYPES)] if tail else ()
                 for entry in rows:
                     offset = self.file_offset(int(entry["value"])) if entry["value"] else None
                     if offset is not None:
-                        found.append(Symbol(full.decode(errors="replace"), offset, bool(CHANGING.search(full))))
-                at = strings.find(start, at + 1)
-        return found
+                        symbols.append(Symbol(full.decode(errors="replace"), offset, bool(CHANGING.search(full))))
+                position = strings.find(start, position + 1)
+        return symbols
 
     def mentions(self, name: str) -> bool:
         """Whether the file defines, or asks for, a symbol of this name."""
@@ -106,15 +106,15 @@ class Binary:
 
     def functions(self, wanted: Callable[[str], bool]) -> dict[int, str]:
         """File offset → name of the functions whose name is wanted; of several names for one place the first."""
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for entries, strings in self.tables:
             for entry in entries[np.isin(entries["info"] & 0xF, FUNCTION_TYPES) & (entries["value"] > 0)]:
-                at = int(entry["name"])
-                name = strings[at : strings.index(0, at)].decode(errors="replace")
+                position = int(entry["name"])
+                name = strings[position : strings.index(0, position)].decode(errors="replace")
                 offset = self.file_offset(int(entry["value"])) if wanted(name) else None
                 if offset is not None:
-                    found.setdefault(offset, name)
-        return found
+                    names.setdefault(offset, name)
+        return names
 
     def begins_function(self, offset: int) -> bool:
         """Whether a function's symbol stands at this file offset."""
@@ -143,7 +143,7 @@ def _usdt(elf: ELFFile, binary: Binary) -> dict[str, int]:
     base_section = elf.get_section_by_name(".stapsdt.base")
     if not isinstance(section, NoteSection):
         return {}
-    found = {}
+    sites = {}
     for note in section.iter_notes():
         data = note["n_descdata"]
         if note["n_name"] != "stapsdt" or len(data) < 24:
@@ -153,8 +153,8 @@ def _usdt(elf: ELFFile, binary: Binary) -> dict[str, int]:
         moved = base_section["sh_addr"] - base if base_section and base else 0
         offset = binary.file_offset(address + moved)
         if offset is not None:
-            found[f"{provider}:{name}"] = offset
-    return found
+            sites[f"{provider}:{name}"] = offset
+    return sites
 
 
 @lru_cache(maxsize=256)

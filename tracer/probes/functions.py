@@ -202,7 +202,7 @@ def read_probe_files(paths: list[Path]) -> tuple[list[Engine], list[Function]]:
 
 def rows(data: dict[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
     """The tables of `[[key]]`."""
-    found = data.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+    rows = data.get(key, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise EngineError(f"{path}: key {key}: write it as [[{key}]], one for each")
-    return found
+    return rows

@@ -38,13 +38,13 @@ def _read(elf: ELFFile, raw: bytes, first: tuple[str, ...]) -> list[str]:
 
 def addresses(raw: bytes, loads: list[tuple[int, int, int]], text: str) -> list[int]:
     """Where a NUL-terminated text stands once it is loaded."""
-    found, wanted = [], text.encode() + b"\0"
+    addresses, wanted = [], text.encode() + b"\0"
     for address, offset, size in loads:
-        at = raw.find(wanted, offset, offset + size)
-        while at >= 0:
-            found.append(at - offset + address)
-            at = raw.find(wanted, at + 1, offset + size)
-    return found
+        position = raw.find(wanted, offset, offset + size)
+        while position >= 0:
+            addresses.append(position - offset + address)
+            position = raw.find(wanted, position + 1, offset + size)
+    return addresses
 
 
 def pointers(elf: ELFFile, raw: bytes, loads: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -62,17 +62,17 @@ class NamedFunctions:
             if not function.owns(binary.path, file_name, is_executable):
                 continue
             self._seen[function].add(binary.path)
-            found = binary.functions(function.matches)
-            if not found:
+            matches = binary.functions(function.matches)
+            if not matches:
                 self._near.setdefault(function, near(function, binary))
-            if len(found) > function.most:
-                names = ", ".join(sorted(found.values())[:NEAR])
+            if len(matches) > function.most:
+                names = ", ".join(sorted(matches.values())[:NEAR])
                 warnings.append(
-                    f"{function.source}: {', '.join(function.symbols)} matches {len(found)} functions of {binary.path} "
+                    f"{function.source}: {', '.join(function.symbols)} matches {len(matches)} functions of {binary.path} "
                     f"({names} ...), {function.most} are allowed: narrow it, or raise the key most"
                 )
                 continue
-            answer += [self._site(function, name, offset, binary) for offset, name in sorted(found.items())]
+            answer += [self._site(function, name, offset, binary) for offset, name in sorted(matches.items())]
         return answer
 
     def _site(self, function: Function, name: str, offset: int, binary: Binary) -> Site:

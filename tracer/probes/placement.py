@@ -184,10 +184,11 @@ def place_tail(code: bytes, machine: str, costs: dict[str, float]) -> Place:
 def place_call(before: bytes, machine: str, why: str) -> Place | None:
     """The direct call that the `CALL_BYTES` bytes in front of a return address end with; None where it is no such call."""
     decoder, size = _decoder(machine), 4 if machine == "AArch64" else CALL_BYTES
-    found = list(decoder.disasm(before[-size:], 0)) if decoder else []
-    if len(found) != 1 or found[0].mnemonic not in ("call", "bl") or cost_class(found[0], machine) != "emulated":
+    instructions = list(decoder.disasm(before[-size:], 0)) if decoder else []
+    call = instructions[0] if len(instructions) == 1 else None
+    if call is None or call.mnemonic not in ("call", "bl") or cost_class(call, machine) != "emulated":
         return None
-    return Place(-size, found[0].mnemonic, "emulated", why)
+    return Place(-size, call.mnemonic, "emulated", why)
 
 
 def place_usdt(before: bytes, is_entry: bool, costs: dict[str, float], machine: str = "x64") -> Place:

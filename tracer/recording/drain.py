@@ -127,8 +127,8 @@ class Drain:
         self.tokens.read(batches["events"], until)
         if self.misses:
             self.misses.read(batches["events"])
-        kept = self.filter.sift(batches, self.tokens, until, last) if self.filter else batches
-        for name, slots in kept.items():
+        batches_kept = self.filter.sift(batches, self.tokens, until, last) if self.filter else batches
+        for name, slots in batches_kept.items():
             if len(slots):
                 self.files[name].append(slots)
                 self.written += np.bincount(kinds_of(slots), minlength=256)[:256]
@@ -151,8 +151,8 @@ class Drain:
 
     def lost_by_cpu(self) -> dict[str, dict[str, int]]:
         """Losses by CPU, where the buffers tell them."""
-        found = {name: {cpu: n for cpu, n in buffer.lost().items() if n} for name, buffer in self.buffers.items()}
-        return {name: row for name, row in found.items() if row}
+        losses = {name: {cpu: n for cpu, n in buffer.lost().items() if n} for name, buffer in self.buffers.items()}
+        return {name: row for name, row in losses.items() if row}
 
     def close(self) -> None:
         """Close files and buffers."""

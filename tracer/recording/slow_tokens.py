@@ -19,8 +19,8 @@ def inside(ts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     if not len(begin):
         return np.zeros(len(ts), bool)
     order = np.argsort(begin, kind="stable")
-    at = np.searchsorted(begin[order], ts, "right") - 1
-    return (at >= 0) & (ts <= np.maximum.accumulate(end[order])[at])
+    row = np.searchsorted(begin[order], ts, "right") - 1
+    return (row >= 0) & (ts <= np.maximum.accumulate(end[order])[row])
 
 
 def names(tokens: np.ndarray) -> list[tuple[int, int, int]]:
@@ -119,9 +119,9 @@ class SlowTokens:
 
     def _judge(self, name: str, slots: np.ndarray) -> np.ndarray:
         """The records to keep; what is undecided goes to `_held`, what belongs to no slow token is counted."""
-        at, kinds = Moments(slots, self.own), kinds_of(slots)
-        keep = at.within(self._slow) | np.isin(kinds, self.structural)
-        wait = at.within(still(self._undecided)) & ~keep
+        moments, kinds = Moments(slots, self.own), kinds_of(slots)
+        keep = moments.within(self._slow) | np.isin(kinds, self.structural)
+        wait = moments.within(still(self._undecided)) & ~keep
         if wait.any():
             self._held.setdefault(name, []).append(slots[wait])
         self.dropped += np.bincount(kinds[~keep & ~wait], minlength=256)[:256]

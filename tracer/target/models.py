@@ -13,16 +13,16 @@ MOST_FILES = 256
 
 def named(command: list[str], folder: Path) -> list[Path]:
     """The model files that a command's words name: a file with such a suffix, or all of those directly in a folder."""
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for word in command:
         for text in (word, word.partition("=")[2]):
             path = os.path.join(folder, text)
             if text and os.path.isfile(path):
-                found[Path(path)] = None
+                paths[Path(path)] = None
             elif text and os.path.isdir(path):
                 with contextlib.suppress(OSError):
-                    found |= dict.fromkeys(sorted(Path(path).iterdir()))
-    return [path for path in found if path.suffix in SUFFIXES and path.is_file()][:MOST_FILES]
+                    paths |= dict.fromkeys(sorted(Path(path).iterdir()))
+    return [path for path in paths if path.suffix in SUFFIXES and path.is_file()][:MOST_FILES]
 
 
 def largest_in_use(pid: int) -> list[Path]:

@@ -23,12 +23,12 @@ def tasks(pid: int) -> list[int]:
 
 def children(pid: int) -> list[int]:
     """Process ids of all descendants."""
-    found: list[int] = []
+    descendants: list[int] = []
     for tid in tasks(pid):
         with contextlib.suppress(OSError):
             direct = [int(p) for p in Path(f"/proc/{pid}/task/{tid}/children").read_text().split()]
-            found += direct + [grandchild for child in direct for grandchild in children(child)]
-    return found
+            descendants += direct + [grandchild for child in direct for grandchild in children(child)]
+    return descendants
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ def mappings(pid: int) -> list[Mapping]:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    mapped = []
     for line in lines:
         row = line.split(None, 5)
         if len(row) == 6 and "x" in row[1] and row[5].startswith("/"):
             start, end = (int(part, 16) for part in row[0].split("-"))
-            found.append(Mapping(start, end, int(row[2], 16), row[5]))
-    return found
+            mapped.append(Mapping(start, end, int(row[2], 16), row[5]))
+    return mapped
 
 
 class Target:

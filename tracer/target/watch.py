@@ -181,8 +181,8 @@ class Watcher:
         """Collect a provider's slots; with its last part, place the probes."""
         engine = next(engine for engine in self.probes.engines if engine.name == "qnn")
         if int(record["provider"]) == NO_PROVIDER:
-            told = "gave no function table: its calls are not seen"
-            self.probes.warnings.append(f"{engine.name}: a library in process {pid} {told}")
+            reason = "gave no function table: its calls are not seen"
+            self.probes.warnings.append(f"{engine.name}: a library in process {pid} {reason}")
             return
         table, backend = ("qnn", int(record["provider"])), int(record["backend"])
         if int(record["first"]) == 0:
@@ -206,8 +206,8 @@ class Watcher:
         if site:
             self.probes.attach_callback(engine, "notify", *site)
         else:
-            told = "is in no file: the end of these executions is not seen"
-            self.probes.warnings.append(f"{engine.name}: the function that graphExecuteAsync notifies {told}")
+            reason = "is in no file: the end of these executions is not seen"
+            self.probes.warnings.append(f"{engine.name}: the function that graphExecuteAsync notifies {reason}")
         self._continue(record, pid)
 
     def _on_qnn_reader(self, record: np.void, pid: int) -> None:
