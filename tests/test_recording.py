@@ -24,7 +24,6 @@ from tracer.recording.format import (
     FIRST_DETAIL,
     RING_HEADER_BYTES,
     STREAMS,
-    Recording,
     RecordingError,
     dtype_from_json,
     dtype_to_json,
@@ -32,6 +31,7 @@ from tracer.recording.format import (
     write_manifest,
 )
 from tracer.recording.paths import BPF_OBJECT
+from workloads.raw_records import RawRecording
 
 SLOT = STREAMS["events"]
 
@@ -150,12 +150,12 @@ def slot(kind: int, ts: int, flags: int = 0) -> bytes:
 
 def test_a_half_written_last_record_is_left_out(tmp_path: Path) -> None:
     write_recording(tmp_path / "r", slot(1, 30) + slot(1, 10) + slot(1, 20, DISCARD) + slot(1, 40)[:17])
-    assert Recording(tmp_path / "r").records("token_begin")["ts"].tolist() == [10, 30]
+    assert RawRecording(tmp_path / "r").records("token_begin")["ts"].tolist() == [10, 30]
 
 
 def test_missing_event_files_read_as_empty(tmp_path: Path) -> None:
     write_recording(tmp_path / "r", b"")
-    run = Recording(tmp_path / "r")
+    run = RawRecording(tmp_path / "r")
     assert len(run.records("token_begin")) == 0 and len(run.records("route")) == 0
 
 
@@ -170,7 +170,7 @@ def test_missing_event_files_read_as_empty(tmp_path: Path) -> None:
 def test_what_is_no_recording_is_refused_with_the_reason(tmp_path: Path, prepare, words: str) -> None:
     prepare(tmp_path)
     with pytest.raises(RecordingError, match=words):
-        Recording(tmp_path)
+        RawRecording(tmp_path)
 
 
 @given(st.binary(max_size=16))

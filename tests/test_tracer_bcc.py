@@ -24,9 +24,9 @@ from tests import test_tracer_onnxruntime as onnxruntime
 from tests import test_truth_runtime as truth
 from tests.conftest import ROOT, lacking, trace
 from tests.test_tracer_custom import COUNT, DECLARED, DEPTH
-from tracer.recording.format import Recording
 from workloads.compiling import WITH_SITES, compiled
 from workloads.gguf_model import write_moe
+from workloads.raw_records import RawRecording
 
 pytestmark = [
     pytest.mark.needs("probes", "bcc", "dropping pages"),
@@ -58,7 +58,7 @@ class Session:
 
     folder: Path
     printed: str
-    recording: Recording
+    recording: RawRecording
     tables: dict[str, pd.DataFrame]
 
     def of(self, pid: int) -> dict[str, pd.DataFrame]:
@@ -118,7 +118,7 @@ def session(made: Path, folder: Path, loader: str) -> Session:
     options = ["--loader", loader, "--probes", str(made / "declared.toml"), "--pmc", io_steps.EVENTS]
     done = trace("run", "--no-views", *options, "-o", str(folder / "run"), "--", "sh", str(script), env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    recording = Recording(folder / "run")
+    recording = RawRecording(folder / "run")
     return Session(folder, done.stdout, recording, tables_module.build(recording))
 
 
@@ -189,7 +189,7 @@ def test_through_bcc_too_times_choices_and_faults_are_those_that_the_runtimes_do
     truth.test_states_tile_the_time_of_every_thread(traced)
 
 
-def check_io(recording: Recording, tables: dict[str, pd.DataFrame], printed: str, path: Path) -> None:
+def check_io(recording: RawRecording, tables: dict[str, pd.DataFrame], printed: str, path: Path) -> None:
     """Of io_steps.py, whose operators have the recording's first numbers."""
     used = next(json.loads(line)["used"] for line in printed.splitlines() if '"used"' in line)
     run = io_steps.Run(recording, tables, used, str(path))
@@ -231,7 +231,7 @@ def test_bcc_fills_perf_buffers_too_and_does_without_a_tracepoint_that_this_kern
     environment = os.environ | ENVIRONMENT
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    run = Recording(tmp_path / "run")
+    run = RawRecording(tmp_path / "run")
     assert (run.manifest["loader"], run.manifest["buffer"], run.manifest["lost"]) == ("bcc", "perf", {})
     io, *both = pd.unique(run.records("token_begin")["pid"])
     for kind, pid in product(("token_begin", "token_end"), both):

@@ -17,7 +17,8 @@ from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, DemoRun, trace
 from tracer.kernel.perf_buffer import DATA_HEAD, DATA_TAIL, PAGE, RAW_OFFSET, RECORD_LOST, RECORD_SAMPLE, CpuBuffer, stride_of
 from tracer.recording.drain import BUSY_SHARE, IDLE_SHARE, QUICK_S, SLOW_S, WATCHFUL_S, Pace
-from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
+from tracer.recording.format import RING_HEADER_BYTES, STREAMS
+from workloads.raw_records import RawRecording
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 THROTTLE = 5
@@ -132,7 +133,7 @@ def test_perf_buffers_record_every_call_of_a_program_and_its_child(tmp_path: Pat
     options = ("--no-views", "--buffer", "perf", "--levels", "token", "-o", str(tmp_path / "run"))
     done = trace("run", *options, "--", sys.executable, STEPS, "3000", "0", "--child", env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
-    run = Recording(tmp_path / "run")
+    run = RawRecording(tmp_path / "run")
     for record in ("token_begin", "token_end"):
         rows = run.records(record)
         for pid in np.unique(rows["pid"]):
@@ -163,7 +164,7 @@ with Session(options) as session:
 """
     done = trace_script(script)
     assert done == 0
-    run = Recording(tmp_path)
+    run = RawRecording(tmp_path)
     hits = {row["program"]: row["hits"] for row in run.manifest["probes"]}
     for record in ("token_begin", "token_end"):
         lost = run.manifest["lost"].get(record, 0)

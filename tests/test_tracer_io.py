@@ -19,8 +19,8 @@ from tracer.errors import TracerError
 from tracer.kernel import pmc
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
-from tracer.recording.format import Recording
 from workloads.programs.io_steps import ANONYMOUS_PAGES, PAGE, READS, SLEEPS, TOUCHED
+from workloads.raw_records import RawRecording
 
 pytestmark = pytest.mark.needs("probes", "dropping pages")
 PROGRAM = str(ROOT / "workloads" / "programs" / "io_steps.py")
@@ -32,7 +32,7 @@ EVENTS = "major-faults,minor-faults,context-switches,task-clock"
 class Run:
     """One traced run of io_steps.py."""
 
-    recording: Recording
+    recording: RawRecording
     tables: dict[str, pd.DataFrame]
     used: list[list[int]]
     path: str
@@ -63,7 +63,7 @@ def run_program(folder: Path, *options: str, prefix: tuple[str, ...] = ()) -> Ru
     if prefix and ("unshare" in done.stderr or "mount" in done.stderr.split("tracer:")[0]):
         pytest.skip("mount namespaces are not allowed here")
     assert done.returncode == 0, done.stderr
-    recording = Recording(folder / "run")
+    recording = RawRecording(folder / "run")
     assert recording.manifest["lost"] == {}
     return Run(recording, tables_module.build(recording), json.loads(done.stdout.splitlines()[-1])["used"], str(path))
 

@@ -22,9 +22,9 @@ from tracer.kernel.btf import VMLINUX
 from tracer.kernel.libbpf import BpfObject, Kernel, last_lines
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.probes import denials, perf_events
-from tracer.recording.format import Recording
 from tracer.recording.paths import BPF_OBJECT
 from workloads.compiling import compiled
+from workloads.raw_records import RawRecording
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 ALTERED = str(ROOT / "workloads" / "programs" / "altered_tracer.py")
@@ -74,7 +74,7 @@ def test_a_refused_program_is_named_and_the_rest_is_recorded(tmp_path: Path, ref
     command = (sys.executable, STEPS, "200", "0", "--operators", "2")
     done = altered("--bpf", str(refused_sources), "run", *options, "--", *command)
     assert done.returncode == 0, done.stderr
-    run = Recording(tmp_path / "run")
+    run = RawRecording(tmp_path / "run")
     assert len(run.records("op_begin")) == len(run.records("op_end")) == 400
     assert len(run.records("token_end")) == 0
     assert "moescope_token_begin" not in {row["program"] for row in run.manifest["probes"]}  # a begin without its end
@@ -114,7 +114,7 @@ def test_libraries_are_noticed_where_there_are_no_events_of_single_system_calls(
     command = (sys.executable, STEPS, "300", "0", "--late", "0.5", "--child")
     done = altered("--without", "syscalls", "run", *options, "--", *command)
     assert done.returncode == 0, done.stderr
-    run = Recording(tmp_path / "run")
+    run = RawRecording(tmp_path / "run")
     assert sorted(Counter(run.records("token_begin")["pid"].tolist()).values()) == [300, 300]
     assert len(run.records("read_begin")) == len(run.records("read_end")) > 100
     symbols = {row["symbol"] for row in run.manifest["probes"] if row["engine"] == "kernel"}
@@ -132,7 +132,7 @@ def test_named_functions_are_told_apart_where_probes_have_no_cookies(tmp_path: P
         options = ("--no-views", "--levels", "expert,operator,token", "--probes", str(declared), "-o", str(tmp_path / name))
         done = altered(*ways, "run", *options, "--", str(program), str(COUNT), "20")
         assert done.returncode == 0, done.stderr
-        run = Recording(tmp_path / name)
+        run = RawRecording(tmp_path / name)
         calls[name] = [run.records(kind)[["probe", "values"]].tolist() for kind in ("call_begin", "call_end")]
     assert len({probe for probe, _ in calls["with"][0]}) > 1
     assert [[probe for probe, _ in rows] for rows in calls["with"]] == [[probe for probe, _ in rows] for rows in calls["without"]]
@@ -149,7 +149,7 @@ def test_a_file_holds_the_types_of_a_kernel_that_holds_none(tmp_path: Path) -> N
     assert "--btf FILE" in refused.stderr
     done = altered("--without-btf", "run", "--btf", str(types), *options, *command)
     assert done.returncode == 0, done.stderr
-    run = Recording(tmp_path / "run")
+    run = RawRecording(tmp_path / "run")
     assert len(run.records("token_end")) == 50
     assert len(run.records("sched_switch")) >= 50
     assert run.records("token_end")["min_flt"].max() > 0  # read without the typed task
@@ -161,7 +161,7 @@ def test_a_kernel_without_uprobes_still_shows_its_scheduler(tmp_path: Path) -> N
     done = altered("--without-uprobes", "run", "--no-views", "-o", str(tmp_path / "run"), *command)
     assert done.returncode == 0, done.stderr
     assert "CONFIG_UPROBE_EVENTS" in done.stderr
-    run = Recording(tmp_path / "run")
+    run = RawRecording(tmp_path / "run")
     assert len(run.records("sched_switch")) >= 50
     assert len(run.records("token_end")) == 0
     nothing = altered("--without-uprobes", "run", "--levels", "token", "-o", str(tmp_path / "other"), *command)

@@ -15,8 +15,8 @@ import pytest
 
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
-from tracer.recording.format import Recording
 from workloads.attach_cycles import changed_sites
+from workloads.raw_records import RawRecording
 
 pytestmark = pytest.mark.needs("probes")
 STEPS_LONG = 100_000  # of 10 ms: until the test has seen what it wants, however busy the machine
@@ -87,7 +87,7 @@ def test_a_killed_tracer_leaves_no_probe_a_living_target_and_a_readable_recordin
     traced.tracer.wait()
     assert wait_until(lambda: changed_sites(pid, manifest) == 0)
     assert alive(pid)
-    run = Recording(traced.folder)
+    run = RawRecording(traced.folder)
     assert run.manifest["state"] == "recording"
     tables = tables_module.build(run)
     assert len(tables["tokens"]) >= 100
@@ -102,7 +102,7 @@ def test_an_interrupted_tracer_detaches_and_completes_its_recording(traced: Trac
     assert traced.tracer.wait(PATIENCE_S) == 0
     assert alive(pid)
     assert wait_until(lambda: changed_sites(pid, manifest) == 0)  # others may trace processes of the same library
-    done = Recording(traced.folder).manifest
+    done = RawRecording(traced.folder).manifest
     assert done["state"] == "complete" and done["records"]["token_end"] >= 50
     assert "lives on" in traced.output.read_text()
     assert traced.finishes()
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_both_and_the_recording_tells_how(traced: Traced) -> None:
     traced.wait_for_records("token_end", 50)
     os.killpg(traced.tracer.pid, signal.SIGINT)
     assert traced.tracer.wait(PATIENCE_S) == 1
-    done = Recording(traced.folder).manifest
+    done = RawRecording(traced.folder).manifest
     assert done["state"] == "complete" and done["target"]["exit_code"] in (-signal.SIGINT, 1, 130)
 
 
@@ -120,7 +120,7 @@ def test_a_target_that_is_killed_ends_the_recording_cleanly(traced: Traced) -> N
     pid = traced.wait_for_records("token_end", 50)["target"]["pid"]
     os.kill(pid, signal.SIGKILL)
     assert traced.tracer.wait(PATIENCE_S) == 1
-    done = Recording(traced.folder).manifest
+    done = RawRecording(traced.folder).manifest
     assert done["state"] == "complete" and done["target"]["exit_code"] == -signal.SIGKILL
 
 
@@ -136,7 +136,7 @@ def test_a_running_process_is_followed_and_let_go(tmp_path: Path) -> None:
     assert alive(target.pid)
     end.touch()
     told = target.communicate(timeout=PATIENCE_S)[0]
-    seen = Recording(tmp_path / "run").records("token_end")["seq"]
+    seen = RawRecording(tmp_path / "run").records("token_end")["seq"]
     assert seen.tolist() == list(range(seen[0], seen[0] + len(seen)))
     assert seen[0] > 0 and seen[-1] + 1 < int(told.removeprefix("done ")) and target.returncode == 0
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT, trace
-from tracer.recording.format import STREAMS, Recording, dtype_to_json
+from tracer.recording.format import STREAMS, dtype_to_json
 from tracer.recording.slow_tokens import OWN, STRUCTURAL, SlowTokens
 from tracer.recording.tokens import Tokens
+from workloads.raw_records import RawRecording
 from workloads.recordings import layouts, records
 
 LIMIT, LAG = 50, 20
@@ -171,7 +172,7 @@ def test_of_a_program_with_slow_and_fast_tokens_only_the_slow_ones_are_written(t
     command = (sys.executable, STEPS, "60", "0.001", "--slow-every", "10", "--slow", "0.03")
     done = trace("run", *options, "--", *command, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
-    run = Recording(tmp_path / "run")
+    run = RawRecording(tmp_path / "run")
     begin, end = run.records("token_begin"), run.records("token_end")
     durations = end["ts"].astype(np.int64) - begin["ts"].astype(np.int64)
     assert {0, 10, 20, 30, 40, 50} <= set(begin["seq"].tolist()) and (begin["seq"] == end["seq"]).all()

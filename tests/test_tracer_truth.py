@@ -12,18 +12,19 @@ import pytest
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, DemoRun, trace
 from tests.truth import skip_where_stolen
-from tracer.recording.format import Recording, text
+from tracer.recording.format import text
+from workloads.raw_records import RawRecording
 
 pytestmark = pytest.mark.needs("probes")
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 PLAIN = str(ROOT / "workloads" / "programs" / "plain_qnn.py")
 
 
-def steps(folder: Path, *arguments: str, levels: str = "token") -> Recording:
+def steps(folder: Path, *arguments: str, levels: str = "token") -> RawRecording:
     options = ("--no-views", "--levels", levels, "-o", str(folder))
     done = trace("run", *options, "--", sys.executable, STEPS, *arguments, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
-    return Recording(folder)
+    return RawRecording(folder)
 
 
 def test_every_call_is_recorded_with_its_arguments(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_ring_too_small_counts_every_lost_record(tmp_path: Path) -> None:
         *command,
         env={"PYTHONPATH": str(ROOT)},
     )
-    run = Recording(folder)
+    run = RawRecording(folder)
     for kind in ("token_begin", "token_end"):
         assert len(run.records(kind)) + run.manifest["lost"].get(kind, 0) == 200_000
     assert done.returncode == (1 if run.manifest["lost"] else 0)
@@ -132,7 +133,7 @@ UNITS = {1: "US", 2: "BYTES", 3: "CYCLES", 4: "COUNT", 5: "OBJECT", 1000: "BACKE
 TYPES = {0: "UNKNOWN", 100: "INIT", 300: "FINALIZE", 400: "EXECUTE", 404: "NODE", 500: "DEINIT"}
 
 
-def probe_events(run: Recording) -> Events:
+def probe_events(run: RawRecording) -> Events:
     """The same of every event that the probes saw, in onnxruntime's words: types from 1000 on are the backend's own."""
     found: Events = collections.Counter()
     for row in run.records("qnn_event"):
@@ -145,7 +146,7 @@ def probe_events(run: Recording) -> Events:
 def test_every_qnn_event_of_onnxruntimes_csv_is_captured(demo: DemoRun) -> None:
     expected = csv_events(demo.folder / "qnn")
     assert sum(expected.values()) > 500
-    assert probe_events(Recording(demo.folder)) == expected
+    assert probe_events(RawRecording(demo.folder)) == expected
 
 
 @pytest.mark.needs("htp")
@@ -164,7 +165,7 @@ def test_a_plain_onnxruntime_program_with_two_sessions_is_traced_unchanged(tmp_p
     (tmp_path / "csv").mkdir()
     done = trace("run", "--no-views", "-o", str(tmp_path / "run"), "--", sys.executable, PLAIN, str(tmp_path / "csv"))
     assert done.returncode == 0, done.stderr
-    run = Recording(tmp_path / "run")
+    run = RawRecording(tmp_path / "run")
     assert len(run.records("qnn_execute_end")) == 10
     assert probe_events(run) == csv_events(tmp_path / "csv")
     tables = tables_module.build(run)

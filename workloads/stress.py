@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tracer.recording.format import STREAMS, Recording
+from tracer.recording.format import STREAMS
 from workloads.compiling import WITH_SITES, compiled
+from workloads.raw_records import RawRecording
 
 KIND = "evict"
 
@@ -62,7 +63,7 @@ def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: s
     if done.returncode not in (0, 1):  # 1: something was lost
         raise RuntimeError(done.stderr)
     printed = json.loads(done.stdout.splitlines()[-1])
-    recording = Recording(folder / "run")
+    recording = RawRecording(folder / "run")
     records = int(np.count_nonzero(recording.kinds("events") == recording.layouts[KIND][0]))
     written = sum((folder / "run" / f"{stream}.bin").stat().st_size for stream in STREAMS)
     manifest = recording.manifest

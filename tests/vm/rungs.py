@@ -41,14 +41,14 @@ def doctor() -> tuple[bool, str]:
 
 def steps() -> tuple[bool, str]:
     """A C program calls each of the runtime's sites so often; the tracer counts the same, in the kernel and in records."""
-    from tracer.recording.format import Recording
     from workloads.compiling import WITH_SITES, compiled
+    from workloads.raw_records import RawRecording
 
     program = compiled(OUT / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)
     options = ["--no-views", "--engine", "moescope", "-o", str(OUT / "steps")]
     done = command("-m", "tracer", "run", *options, "--", str(program), str(CALLS))
     print(done.stderr[-2000:], flush=True)
-    run = Recording(OUT / "steps")
+    run = RawRecording(OUT / "steps")
     hits = Counter({row["program"]: row["hits"] for row in run.manifest["probes"] if row["engine"] == "moescope"})
     kinds = {"moescope_token_begin": "token_begin", "moescope_op_end": "op_end", "moescope_evict": "evict"}
     records = {program: len(run.records(kind)) for program, kind in kinds.items()}

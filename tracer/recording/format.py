@@ -69,8 +69,8 @@ def text(value: bytes) -> str:
 class Recording:
     """A recording opened for reading.
 
-    `manifest` is the parsed manifest.json; `records(kind)` gives the records of one kind as a structured array
-    whose fields are those of `struct rec_<kind>` in bpf/records.h (header fields ts, pid, tid, kind, cpu, engine included).
+    `manifest` is the parsed manifest.json; `layouts` holds (number, dtype) of each kind of record, whose fields are those of
+    `struct rec_<kind>` in bpf/records.h (header fields ts, pid, tid, kind, cpu, engine included).
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -91,8 +91,6 @@ class Recording:
             name: (layout["kind"], dtype_from_json(layout["fields"], layout["bytes"]))
             for name, layout in self.manifest["layouts"].items()
         }
-        self._slots: dict[str, np.ndarray] = {}
-        self._kinds: dict[str, np.ndarray] = {}
 
     def slot_count(self, stream: str) -> int:
         """Whole slots of `events` or `details` that are on disk now."""
@@ -105,27 +103,3 @@ class Recording:
         if begin >= end:
             return np.empty((0, width), np.uint8)
         return np.memmap(self.path / f"{stream}.bin", np.uint8, "r", offset=begin * width, shape=(end - begin, width))
-
-    def slots(self, stream: str) -> np.ndarray:
-        """All whole slots of a stream, as `map_slots` gives them."""
-        if stream not in self._slots:
-            self._slots[stream] = self.map_slots(stream, 0, self.slot_count(stream))
-        return self._slots[stream]
-
-    def kinds(self, stream: str) -> np.ndarray:
-        """The record kind of each slot, shape [n], uint16; 0 for slots that the kernel side discarded."""
-        if stream not in self._kinds:
-            slots = self.slots(stream)
-            kinds = slots[:, KIND_OFFSET : KIND_OFFSET + 2].copy().view("<u2")[:, 0]
-            lengths = slots[:, :4].copy().view("<u4")[:, 0]
-            self._kinds[stream] = np.where(lengths & (BUSY | DISCARD), 0, kinds)
-        return self._kinds[stream]
-
-    def records(self, kind: str) -> np.ndarray:
-        """The records of one kind, in time order."""
-        number, dtype = self.layouts[kind]
-        stream = "details" if number >= FIRST_DETAIL else "events"
-        rows = np.flatnonzero(self.kinds(stream) == number)
-        body = self.slots(stream)[rows, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize]
-        records = np.ascontiguousarray(body).view(dtype).reshape(-1)
-        return records[np.argsort(records["ts"], kind="stable")]
