@@ -5,7 +5,7 @@ import pandas as pd
 
 from analyzer.questions import roofline
 from analyzer.questions.ceilings import Ceilings
-from views.report.sections import Block, Run, Section, axis, chart, heads, label, labels, note, table
+from views.report.sections import Block, Run, Section, analyzer_command, axis, chart, heads, label, labels, note, table
 
 MOST_POINTS = 120
 BY_TYPE_QUERY = (
@@ -20,11 +20,6 @@ BY_NAME_QUERY = (
     "greatest(sum(o.maj_flt), 0) major_faults, arg_max(o.begin_ns, o.duration_ns) begin_ns, "
     "max(o.duration_ns) duration_ns from operators o left join graphs g using (graph_id) where o.complete "
     "group by all order by ms desc, o.type, o.name, o.shape, backend"
-)
-ROOF_QUERY = (
-    "select type, shape, avg(flops/(read_bytes + written_bytes)) flop_per_byte, sum(flops)/sum(duration_ns) gflops, "
-    "sum(read_bytes + written_bytes)/sum(duration_ns) gbytes_per_s, sum(duration_ns)/1e6 ms "
-    "from operators where flops > 0 group by all order by ms desc"
 )
 NO_CEILINGS = "Measure this machine's ceilings once, and the report says what bounds each operator: python -m analyzer ceilings"
 NO_WORK = "The engine does not describe these operators' tensors: their work is not known, and no roofline can be drawn."
@@ -84,7 +79,8 @@ def roofline_chart(run: Run) -> Block | None:
         traces.append({**points, "name": label(kind), "slot": slot, "hovertemplate": hover})
     axes = {"xaxis": axis("flop/byte", type="log"), "yaxis": axis("GFLOP/s", type="log")}
     remark = "Each point is one shape of operator on the CPU; its area is its share of time. Below the roof, time is lost."
-    return chart("Roofline", traces, remark, 460, ROOF_QUERY, **axes)
+    drawn = chart("Roofline", traces, remark, 460, **axes)
+    return drawn | {"command": analyzer_command("roofline RUN --by shape")}
 
 
 def by_name(run: Run) -> Block:

@@ -111,7 +111,7 @@ def table(
         "kind": "table",
         "title": title,
         "query": query,
-        "command": command and f"python -m analyzer {command}",
+        "command": analyzer_command(command),
         "columns": heads,
         "rows": [[row[i] for i in filled] for row in body[:MAX_ROWS]],
         "total": len(body),
@@ -119,9 +119,14 @@ def table(
 
 
 def chart(title: str, traces: list[dict[str, Any]], remark: str = "", height: int = 300, query: str = "", **layout: Any) -> Block:
-    """A Plotly chart."""
+    """A Plotly chart, drawn by `query`."""
     fields = {"title": title, "note": remark, "traces": traces, "layout": layout, "height": height}
     return {"kind": "chart", "query": query, **fields}
+
+
+def analyzer_command(command: str) -> str:
+    """A verb and its arguments as they are typed; "" where there is none."""
+    return command and f"python -m analyzer {command}"
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
