@@ -1,5 +1,7 @@
 """The report's section on operators: what each took, what it achieved of what the machine can do, and what bounds it."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -77,7 +79,7 @@ def roofline_chart(run: Run) -> Block | None:
         hover = "%{text}<br>%{x:.2f} flop/byte, %{y:.2f} GFLOP/s<extra>%{fullData.name}</extra>"
         points = {"type": "scatter", "mode": "markers", "x": part["intensity"], "y": part["gflops"], "sizes": size, "text": texts}
         traces.append({**points, "name": label(kind), "slot": slot, "hovertemplate": hover})
-    axes = {"xaxis": axis("flop/byte", type="log"), "yaxis": axis("GFLOP/s", type="log")}
+    axes: dict[str, Any] = {"xaxis": axis("flop/byte", type="log"), "yaxis": axis("GFLOP/s", type="log")}
     remark = "Each point is one shape of operator on the CPU; its area is its share of time. Below the roof, time is lost."
     drawn = chart("Roofline", traces, remark, 460, **axes)
     return drawn | {"command": analyzer_command("roofline RUN --by shape")}
