@@ -14,8 +14,8 @@ from tracer.kernel.btf import STRUCT, Btf
 from tracer.recording.paths import BUILT_PARTS, ROOT
 
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
-X86_REGISTERS = (STRUCT, "pt_regs")
-"""The type of a program's argument: the headers of x86-64 alone have it under this name."""
+REGISTERS = {"x86_64": "rdi", "aarch64": "regs"}
+"""A field of `struct pt_regs`, a program's argument, that only this architecture has."""
 
 
 def check(wheel: Path) -> int:
@@ -37,8 +37,11 @@ def is_code_of(machine: str, path: Path) -> bool:
     found = ELFFile(io.BytesIO(path.read_bytes()))["e_machine"]
     if found != "EM_BPF":
         return bool(found == MACHINES[machine])
-    has_programs = path.name.startswith("moescope")
-    return not has_programs or (X86_REGISTERS in Btf.of_object(path).by_name) == (machine == "x86_64")
+    if not path.name.startswith("moescope"):
+        return True  # maps alone
+    btf = Btf.of_object(path)
+    fields = btf.dtype(btf.find(STRUCT, "pt_regs")).names or ()
+    return [name for name, field in REGISTERS.items() if field in fields] == [machine]
 
 
 def repaired(wheel: Path, folder: Path) -> Path:
