@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import ROOT, begin_trace, manifest_when
 from tracer.control.budget import AIM, LEAST_SHARE, Budget
-from tracer.recording.format import Recording
+from workloads.raw_records import RawRecording
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 REMOVAL_NS, TURN_NS = 100_000_000, 50_000_000
@@ -82,7 +82,7 @@ def test_a_limited_recording_says_what_it_saw_and_holds_its_levels_for_that_part
         end.touch()
     printed, said = tracer.communicate(timeout=120)
     assert tracer.returncode == 0, said
-    recording = Recording(folder)
+    recording = RawRecording(folder)
     seen, changes = recording.manifest["sampling"], recording.manifest["level_changes"]
     assert seen["allowed"] == 0.5 and f"done {recording.manifest['records']['token_end']}\n" in printed
     assert {row["level"] for row in changes} >= {"operator", "expert"}

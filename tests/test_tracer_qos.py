@@ -18,10 +18,11 @@ from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.kernel.loaders import layouts as tracer_layouts
 from tracer.probes.attach import Attachments
-from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, Recording, dtype_from_json
+from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json
 from tracer.recording.paths import invoking_user
 from tracer.recording.tokens import STEP, Misses
 from workloads.host_time import HostTime
+from workloads.raw_records import RawRecording
 
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 MIN_TPS = 10.0
@@ -211,7 +212,7 @@ def test_a_target_that_is_slowed_from_outside_sheds_levels_and_gets_them_back(tm
         end.touch()
     printed, said = tracer.communicate(timeout=120)
     assert tracer.returncode == 0, said
-    run = Recording(folder)
+    run = RawRecording(folder)
     rows = run.manifest["level_changes"]
     shed, back = [r["level"] for r in rows if not r["on"]], [r["level"] for r in rows if r["on"]]
     assert shed and "token" not in shed and sorted(back) == sorted(shed)
