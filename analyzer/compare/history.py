@@ -125,7 +125,7 @@ def neighbours(runs: pd.DataFrame, rules: Rules) -> Iterator[dict[str, Any]]:
     builds = {build: results_of(rows) for build, rows in runs.groupby("build", sort=False)}
     apart = replace(rules, wander=SUCCESSIVE)
     for (before, base), (build, cand) in pairwise(builds.items()):
-        if smallest_p(len(base), len(cand)) > rules.alpha:
+        if smallest_p(len(base), len(cand)) > rules.alpha / 2:  # permuted plain times keep half of the error rate
             continue
         dims, old, new, _, _ = matrices(base, cand)
         verdicts, _, _ = judge_apart(dims, old, new, apart)
@@ -160,7 +160,7 @@ def level_changes(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
 def unjudged(frame: pd.DataFrame) -> str:
     """Which builds cannot be judged, and what would do; "" where all can."""
     counts = frame.groupby(["device", "build"])["run"].nunique()
-    least = runs_for_p(Rules.alpha)
+    least = runs_for_p(Rules.alpha / 2)
     few = counts[counts < least]
     if not len(few) or counts.groupby("device").sum().min() >= LEAST_SERIES:
         return ""
