@@ -112,7 +112,8 @@ class Session:
         o = self.options
         watched = o.min_tps or o.max_overhead or o.only_slower_ns or o.tokens
         slowest = WATCHFUL_S if watched else SLOW_S
-        self.drain = Drain(self._buffers(), self.folder, self.layouts, o.only_slower_ns, slowest)
+        with o.owner.acting():
+            self.drain = Drain(self._buffers(), self.folder, self.layouts, o.only_slower_ns, slowest)
         self.undo.callback(self.drain.close)
         if self.options.buffer == "perf":
             doorbell = Doorbell(self.kernel, self.loader.map_fd("doorbell"))
@@ -236,7 +237,8 @@ class Session:
         self.probes.warnings += self.probes.named.missing()
         if "qnn" in self.options.levels:
             ended = self.target.exit_code is not None
-            self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, ended, self.options.owner.uid)
+            with self.options.owner.acting():
+                self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, ended, self.options.owner.uid)
         self.models = models.describe(self.model_files)
         self.save_manifest("complete")
         self.target.check_start()
@@ -287,7 +289,9 @@ class Session:
         }
         self.cost = account(self.probes.rows, self.probes.costs, self.accounting.of)
         self.cost |= {"target_cpu_ns": self.target.cpu_ns, "held_ns": self.watcher.held_ns, **self.own_cost()}
-        write_manifest(self.folder, compose(about, self.watcher, self.cost))
+        manifest = compose(about, self.watcher, self.cost)
+        with self.options.owner.acting():
+            write_manifest(self.folder, manifest)
 
     def spent_ns(self) -> int:
         """Time that the probes of cheap levels took on the target's threads, by accounting, and CPU time of the tracer, ns.

@@ -140,9 +140,7 @@ def choose(names: list[str], added: list[Engine] | None = None) -> list[Engine]:
 
 def _named(names: list[str]) -> list[Engine]:
     known = all_engines()
-    if "auto" in names:
-        return list(known.values())
     for name in names:
-        if name not in known:
+        if name not in known and name != "auto":
             raise EngineError(f"unknown engine {name!r}; known: auto, {', '.join(known)}")
-    return [known[name] for name in names]
+    return list(known.values()) if "auto" in names else [known[name] for name in dict.fromkeys(names)]
