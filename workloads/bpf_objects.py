@@ -94,9 +94,8 @@ def main() -> int:
         for arch, (buffer, flags) in itertools.product(ARCHITECTURES, BUFFERS.items()):
             compiled = compile_object(SOURCE, Path(folder) / "object.o", arch, *flags)
             lines = broken(compiled)
-            print(
-                f"jumps back, {arch}, {buffer}: {len(programs_of(compiled))} programs, {len(lines)} break the rule of Linux before 6.7"
-            )
+            checked = len(programs_of(compiled))
+            print(f"jumps back, {arch}, {buffer}: {checked} programs, {len(lines)} break the rule of Linux before 6.7")
             print(*lines, sep="\n", end="\n" if lines else "")
             wrong += len(lines)
     return int(wrong > 0)
