@@ -14,7 +14,7 @@ from tracer.control.budget import CHEAP, Sampling
 from tracer.control.qos import Quality
 from tracer.control.status import Reading
 from tracer.control.switching import Switch
-from tracer.engines import Engine
+from tracer.engines import Engine, with_needed
 from tracer.errors import RequirementError
 from tracer.kernel.accounting import Accounting
 from tracer.kernel.features import has_ring_buffers, option_state
@@ -92,8 +92,9 @@ class Session:
         """Load programs, measure what probes cost here, map the rings, attach the kernel's tracepoints."""
         self.kernel = Kernel()
         without = self.go_without()
+        self.options.levels, brought = with_needed(self.options.levels)
         self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner, self.options.functions)
-        self.probes.warnings += without
+        self.probes.warnings += without + brought
         sizes = dict.fromkeys(STREAMS, self.options.ring_bytes)
         wanted = self.probes.programs() | ({"empty"} if has_uprobes() else set())
         loader = LOADERS[self.options.loader]

@@ -10,6 +10,8 @@ from typing import Any, get_origin
 from tracer.errors import EngineError
 
 LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched", "io")
+NEEDS = {"operator": "graph", "expert": "graph"}
+"""Level → the one without which its records have no names or do not come at all: what a graph holds is told where it begins."""
 ANCHORS = ("strings", "calls", "jumps")
 WAYS = ("entry", "return", "tail")
 EXAMPLES: dict[Any, str] = {
@@ -78,6 +80,16 @@ class Engine:
     def inspects(self, path: str) -> bool:
         """Whether the code of this file may be looked at."""
         return self.inspect or os.path.basename(path).startswith(self.inspectable)
+
+
+def with_needed(levels: set[str]) -> tuple[set[str], list[str]]:
+    """The levels with those that they need; a sentence for each that was brought."""
+    asking: dict[str, list[str]] = {}
+    for level in sorted(levels & NEEDS.keys()):
+        if NEEDS[level] not in levels:
+            asking.setdefault(NEEDS[level], []).append(level)
+    said = [f"level {needed} is recorded too: {' and '.join(by)} cannot be told without it" for needed, by in asking.items()]
+    return levels | asking.keys(), said
 
 
 def frozen(row: dict[str, Any]) -> dict[str, Any]:
