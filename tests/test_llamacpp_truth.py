@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,13 +33,15 @@ Edge = tuple[tuple[str, str], tuple[str, str]]
 class Both:
     """One model and prompt: what llama.cpp told of a run, and the tables of another, traced one."""
 
-    def __init__(self, folder: Path, prompt: int, shape: Shape):
+    def __init__(self, folder: Path, batches: list[int], shape: Shape, part: int = 512):
         write(folder / "model.gguf", shape, quantized=False)
-        words = [str(folder / "model.gguf"), str(prompt), str(NEW), str(PAUSE_S)]
-        oracle = [sys.executable, str(PROGRAMS / "llama_oracle.py"), *words]
-        told = json.loads(subprocess.run(oracle, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+        self.batches, self.part = [*batches, *[1] * NEW], part
+        words = [str(folder / "model.gguf"), ",".join(map(str, batches)), str(NEW), str(PAUSE_S)]
+        oracle, limits = [sys.executable, str(PROGRAMS / "llama_oracle.py"), *words], {"LLAMA_PART": str(part)}
+        done = subprocess.run(oracle, capture_output=True, text=True, check=True, env={**os.environ, **limits})
+        told = json.loads(done.stdout.splitlines()[-1])
         options = ["--no-views", "--levels", "token,graph,operator,expert", "-o", str(folder / "run")]
-        done = trace("run", *options, "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words)
+        done = trace("run", *options, "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words, env=limits)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1]) == told["made"]
         recording = Recording(folder / "run")
@@ -70,10 +73,12 @@ class Both:
 
 
 RUNS = {
-    "three layers": (20, SMALL),
-    "one layer, prompt in two batches": (600, replace(SMALL, layers=1)),
-    "llama": (4, DENSE["llama"]),
-    "gemma2": (4, DENSE["gemma2"]),
+    "three layers": ([20], SMALL),
+    "one layer, prompt in three graphs": ([1100], replace(SMALL, layers=1)),
+    "graphs of at most 128 tokens": ([256, 1, 200], replace(SMALL, layers=1), 128),
+    "batches of many sizes": ([20, 1, 7, 12, 1, 1, 5, 20, 7, 1, 1, 12, 3], replace(SMALL, layers=1)),
+    "llama": ([4], DENSE["llama"]),
+    "gemma2": ([4], DENSE["gemma2"]),
 }
 
 
@@ -93,8 +98,14 @@ def fused(told: list[Operator]) -> list[Operator]:
     return made
 
 
+def test_every_step_has_its_batchs_tokens_in_as_many_graphs_as_they_fill(both: Both) -> None:
+    tokens, graphs = both.tables["tokens"], both.tables["graphs"]
+    assert tokens["n_tokens"].tolist() == both.batches
+    assert graphs.groupby("token_id").size().tolist() == [-(-size // both.part) for size in both.batches]
+
+
 def test_every_operator_of_every_step_is_seen_in_order_with_its_name_and_shape(both: Both) -> None:
-    for step in range(NEW + 1):
+    for step in range(len(both.batches)):
         assert both.traced(step) == fused(both.computed(step)), f"step {step}"
 
 
@@ -117,7 +128,7 @@ def edges_told(nodes: list[dict[str, Any]]) -> set[Edge]:
 
 def test_the_profdags_edges_are_those_of_llama_cpps_graph(both: Both) -> None:
     graphs = both.tables["graphs"].groupby("token_id").size()
-    for step in (0, 1, NEW):
+    for step in (0, 1, len(both.batches) - 1):
         if graphs[step] > 1:
             continue  # a second graph's fused norms and views at known addresses are not told anew
         graph = structure.resolved(profdag.build_profdag(both.tables, step))

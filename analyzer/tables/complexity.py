@@ -238,14 +238,14 @@ class Works:
     def columns(self, operators: Columns, routes: Columns, lengths: pd.DataFrame) -> dict[str, np.ndarray]:
         """The columns flops, read_bytes and written_bytes of the table `operators`.
 
-        `operators` has token_id, layer, pid, end_ns and `described`, the row of each result's definition; `lengths` the
-        position and number of tokens of each step.
+        `operators` has token_id, layer, pid and `described`, the row of each result's definition at the time `described_ns`;
+        `lengths` the position and number of tokens of each step.
         """
         figures = {name: np.full(len(operators["described"]), nan) for name in ("flops", "read_bytes", "written_bytes")}
         rows = np.flatnonzero(self.computable.astype(bool)[operators["described"]])
         if len(rows):
             out, token = operators["described"][rows], operators["token_id"][rows]
-            shapes, inverse = self._shapes(out, operators["pid"][rows], operators["end_ns"][rows])
+            shapes, inverse = self._shapes(out, operators["pid"][rows], operators["described_ns"][rows])
             distinct = np.full(len(rows), nan)
             routed = np.flatnonzero((self.types == "MUL_MAT_ID")[out])
             distinct[routed] = distinct_experts(token[routed], operators["layer"][rows[routed]], routes)

@@ -56,8 +56,9 @@ def unfold(source: Source) -> Announced:
         begin, wait = announced["op_begin"], announced["op_wait"]
         return Announced(begin, wait, done, np.zeros(len(begin), bool))
     graph, until = graphs_of(source, graphs, done)
-    tensor = tensors_of(source, done)
-    described = descriptions(source, done, tensor)
+    known_ns = described_until(source, done)
+    tensor = tensors_of(source, done, known_ns)
+    described = descriptions(source, done, tensor, known_ns)
     real = ~np.isin(np.append(source.rows("tensor")["type"], NONE)[described], never_run(source))
     source.leave_unpaired("op", done.where(real & (graph < 0)))
     used = np.flatnonzero(real & (graph >= 0))
@@ -83,18 +84,24 @@ def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.
     return np.where(done["ts"] < until[graph], graph, NONE), until
 
 
-def tensors_of(source: Source, done: Rows) -> np.ndarray:
-    """The tensor that each share's node makes, as recorded before the graph's next run or, failing that, later; 0: never.
+def described_until(source: Source, done: Rows) -> np.ndarray:
+    """Until when each share's node and tensor are described: the end of its graph.
 
-    Nodes are recorded by the thread that leads, maybe behind another thread's share; hence the look ahead to the graph's end.
+    The thread that leads describes them behind its own share, maybe behind those of all threads.
     """
-    nodes, ends = source.rows("node"), source.rows("graph_end")
+    ends = source.rows("graph_end")
+    key = codes(np.concatenate((ends["pid"], done["pid"])), np.concatenate((ends["handle"], done["graph"])))
+    end = following(key[: len(ends)], ends["ts"], key[len(ends) :], done["ts"])
+    until = np.where(end >= 0, np.append(ends["ts"], 0)[end], source.last_ns)
+    return np.minimum(until, source.next_step(done["ts"]) - 1)
+
+
+def tensors_of(source: Source, done: Rows, until: np.ndarray) -> np.ndarray:
+    """The tensor that each share's node makes, as recorded until a moment or, failing that, later; 0: never."""
+    nodes = source.rows("node")
     columns = [np.concatenate((nodes[name], done[name])) for name in ("pid", "graph", "node")]
     key = codes(*columns)
     left, right = key[len(nodes) :], key[: len(nodes)]
-    end = following(ends["pid"], ends["ts"], done["pid"], done["ts"])
-    until = np.where(end >= 0, np.append(ends["ts"], 0)[end], source.last_ns)
-    until = np.minimum(until, source.next_step(done["ts"]) - 1)
     row = latest(right, nodes["ts"], left, until)
     late = np.flatnonzero(row < 0)
     row[late] = following(right, nodes["ts"], left[late], until[late])
@@ -124,15 +131,15 @@ def begin_times(graph: np.ndarray, node: np.ndarray, ts: np.ndarray, graph_ts: n
     return begins
 
 
-def descriptions(source: Source, done: Rows, tensor: np.ndarray) -> np.ndarray:
-    """The row of `tensor` records that describes each result: the latest before it, else the first after it."""
+def descriptions(source: Source, done: Rows, tensor: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """The row of `tensor` records that describes each result: the latest until a moment, else the first after it."""
     tensors = source.rows("tensor")
     key = codes(np.concatenate((tensors["pid"], done["pid"])), np.concatenate((tensors["tensor"], tensor)))
     head = np.flatnonzero(tensors["first"] == 0)
     result_key, ts = key[len(tensors) :], tensors["ts"][head]
-    row = latest(key[head], ts, result_key, done["ts"])
+    row = latest(key[head], ts, result_key, until)
     late = np.flatnonzero(row < 0)
-    row[late] = following(key[head], ts, result_key[late], done["ts"][late])
+    row[late] = following(key[head], ts, result_key[late], until[late])
     return np.where(row >= 0, np.append(head, NONE)[row], NONE)
 
 

@@ -279,13 +279,25 @@ def build(
         **merged,
         "duration_ns": merged["end_ns"] - merged["begin_ns"],
     }
-    described = definitions.described.rows_of(ops.result[first], ops.results, merged["end_ns"])
+    columns["described_ns"] = described_by(
+        merged["end_ns"], columns["graph_id"] - first_of.graph, graphs, announced.by_share[first]
+    )
+    described = definitions.described.rows_of(ops.result[first], ops.results, columns["described_ns"])
     columns["described"], columns["layer"] = described, rows["layer"]
     columns["shape"] = text(described, np.append(definitions.shapes, ""))
     columns["type"] = where_described(columns["type"], described, definitions.types)
     if len(definitions.layers):
         columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), definitions.layers[described], rows["layer"])
     return columns, ops, op_id
+
+
+def described_by(end_ns: np.ndarray, graph: np.ndarray, graphs: Graphs, by_share: np.ndarray) -> np.ndarray:
+    """When each operator and what it reads is described: where shares tell of it, maybe behind its end, but within its graph.
+
+    `graph` has the row of each operator's graph, below 0 where there is none.
+    """
+    late = by_share & (graph >= 0)
+    return np.where(late, np.maximum(end_ns, np.append(graphs.spans.end_ns, 0)[np.where(late, graph, NONE)]), end_ns)
 
 
 def where_described(default: pyarrow.DictionaryArray, described: np.ndarray, values: np.ndarray) -> pyarrow.DictionaryArray:

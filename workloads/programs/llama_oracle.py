@@ -1,4 +1,4 @@
-"""What llama.cpp itself says it computes: llama_oracle.py MODEL PROMPT_TOKENS NEW_TOKENS.
+"""What llama.cpp itself says it computes: llama_oracle.py MODEL BATCHES NEW_TOKENS.
 
 Takes the steps of llama_steps.py with llama.cpp's own evaluation callback, which is told every node of every graph in order,
 and writes a JSON object with the tokens that were made and, for each node, step, operator, name, dims, whether it is to be
@@ -103,8 +103,8 @@ def main() -> None:
         return plain(*given)
 
     lib.llama_decode = counted
-    path, prompt, count, _ = arguments()
-    made = decode(lib, params, path, prompt, count, 0)
+    path, batches, _ = arguments()
+    made = decode(lib, params, path, batches, 0)
     print(json.dumps({"made": made, "nodes": oracle.nodes}))
 
 

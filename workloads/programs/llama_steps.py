@@ -1,6 +1,7 @@
-"""Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL PROMPT_TOKENS NEW_TOKENS [PAUSE].
+"""Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL BATCHES NEW_TOKENS [PAUSE].
 
-The environment variable LLAMA_THREADS says with how many threads, otherwise 2.
+BATCHES are the sizes of the first steps (20,1,7), the prompt's alone where it is one number; NEW_TOKENS steps of one token follow.
+The environment variable LLAMA_THREADS says with how many threads, otherwise 2; LLAMA_PART how many tokens a graph takes at most.
 
 Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
@@ -18,7 +19,7 @@ from pathlib import Path
 
 THREADS = int(os.environ.get("LLAMA_THREADS", "2"))
 CONTEXT, BATCH, PART = 512, 2048, 512  # llama.cpp's defaults, by which the head of its parameters is recognised
-LARGER_CONTEXT = 1024
+LARGER_CONTEXT = 2048
 
 
 class Opaque(ctypes.Structure):
@@ -53,29 +54,30 @@ def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     return lib
 
 
-def decode(lib: ctypes.CDLL, params: Opaque, path: str, prompt: int, count: int, pause: float) -> list[int]:
-    """Tokens that the model makes greedily from a fixed prompt."""
+def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[int], pause: float) -> list[int]:
+    """Tokens that the model makes greedily, one behind each batch: a fixed text fills what a batch has beside the last one made."""
     head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
     assert head[:3] == [CONTEXT, BATCH, PART], f"llama_context_params has changed: {head[:3]}"
-    head[0] = LARGER_CONTEXT
+    head[0], head[2] = LARGER_CONTEXT, int(os.environ.get("LLAMA_PART", PART))
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
     context = ctypes.c_void_p(lib.llama_init_from_model(model, params))
     lib.llama_set_n_threads(context, THREADS, THREADS)
-    tokens, made = [(7 * i) % 500 for i in range(prompt)], []
-    for _ in range(count + 1):
+    made: list[int] = []
+    for size in batches:
+        tokens = [*made[-1:], *((7 * i) % 500 for i in range(size - len(made[-1:])))]
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         assert lib.llama_decode(context, lib.llama_batch_get_one(array, len(tokens))) == 0
         logits = lib.llama_get_logits_ith(context, -1)[:512]
-        tokens = [logits.index(max(logits))]
-        made.append(tokens[0])
+        made.append(logits.index(max(logits)))
         time.sleep(pause)
     return made
 
 
-def arguments() -> tuple[str, int, int, float]:
-    """(model, prompt tokens, new tokens, pause) of the command line."""
-    return sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float((*sys.argv[4:], "0")[0])
+def arguments() -> tuple[str, list[int], float]:
+    """(model, tokens of each step, pause) of the command line."""
+    batches = [int(size) for size in sys.argv[2].split(",")] + [1] * int(sys.argv[3])
+    return sys.argv[1], batches, float((*sys.argv[4:], "0")[0])
 
 
 def main() -> None:

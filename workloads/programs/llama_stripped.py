@@ -1,4 +1,4 @@
-"""Like llama_steps.py on a library without names: llama_stripped.py LIBRARY OFFSETS MODEL PROMPT_TOKENS NEW_TOKENS [PAUSE].
+"""Like llama_steps.py on a library without names: llama_stripped.py LIBRARY OFFSETS MODEL BATCHES NEW_TOKENS [PAUSE].
 
 OFFSETS is a JSON file: the name of each function that is called here and where it stands in the file.
 """
