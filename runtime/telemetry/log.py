@@ -34,7 +34,7 @@ class Step:
 
 @dataclass
 class RunLog:
-    """Counts of everything that the probes also report."""
+    """Counts of everything that the probes also report. `prefetching`: what a trial chose, and why."""
 
     steps: list[Step] = field(default_factory=list)
     graphs: Counter[tuple[Kind, int]] = field(default_factory=Counter)
@@ -52,6 +52,7 @@ class RunLog:
     hits: int = 0
     misses: int = 0
     prefetched: int = 0
+    prefetching: str = ""
     routing: list[tuple[int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
     timers: Timers | None = None
@@ -116,6 +117,7 @@ class RunLog:
             "hits": self.hits,
             "misses": self.misses,
             "prefetched": self.prefetched,
+            "prefetching": self.prefetching or None,
             "hit_rate": self.hits / asked if asked else None,
         }
 
