@@ -85,6 +85,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         LATENT
         | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "n_shared_experts": 2, "routed_scaling_factor": 2.0},
     ),
+    "deepseek_v2 biased": ("DeepseekV2", LATENT | {"mlp_bias": True, "q_lora_rank": 24, "n_shared_experts": 1}),
     "deepseek_v3": ("DeepseekV3", LATENT | {"q_lora_rank": 24, "n_shared_experts": 1, "rope_parameters": WARM_YARN}),
     "phimoe": (
         "Phimoe",

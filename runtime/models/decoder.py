@@ -21,6 +21,7 @@ ACTIVATIONS = ("silu", "swish")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 Shapes = tuple[tuple[int, ...], ...]
 LOGITS = "gate_out"
+HEAD_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,13 @@ class Decoder:
     def value_dim(self) -> int:
         """Numbers that a value head keeps of one token; 0 where values are a part of the keys."""
         return self.head_dim
+
+    def check_heads(self) -> None:
+        """Refuse heads that ONNX Runtime's fused attention cannot turn."""
+        turned = self.rope.dims
+        if self.FUSED_ATTENTION and (self.head_dim % HEAD_MULTIPLE or turned % HEAD_MULTIPLE):
+            problem = f"heads of {self.head_dim} dimensions, {turned} of them rotary"
+            raise ModelError(f"{problem}, are not supported: ONNX Runtime's attention takes multiples of {HEAD_MULTIPLE}")
 
     def window(self, layer: int) -> int:
         """Rows that attention of this layer looks back to, itself included; 0 for all."""
@@ -353,7 +361,11 @@ class Decoder:
         """Weights of a gated MLP whose matrices are tensors of their own."""
         names = [f"{prefix}.{name}.weight" for name in (self.PROJECTIONS if ".experts." in prefix else self.DENSE_PROJECTIONS)]
         wide, narrow = (width, self.hidden), (self.hidden, width)
-        return ExpertWeights(*(checkpoint.tensor(name, shape) for name, shape in zip(names, (wide, wide, narrow), strict=True)))
+        gate, up, down = (checkpoint.tensor(name, shape) for name, shape in zip(names, (wide, wide, narrow), strict=True))
+        sizes = (width, width, self.hidden)
+        biases = [checkpoint.optional(n.removesuffix("weight") + "bias", (s,)) for n, s in zip(names, sizes, strict=True)]
+        first = [bias for bias in biases[:2] if bias is not None]
+        return ExpertWeights(gate, up, down, np.concatenate(first) if len(first) == 2 else None, biases[2])
 
 
 def common(config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:
