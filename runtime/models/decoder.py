@@ -49,8 +49,8 @@ class Decoder:
     """Sizes of a model and the builders of its subgraphs.
 
     windows: rows of sliding-window attention per layer, 0 for all. dense: layers whose MLP has no experts, `dense_width` wide.
-    shared_width: of the expert that every token passes, 0 for none. rotary_order: a head's dimensions in the order in which halves
-    are pairs; empty where the checkpoint has them so.
+    shared_width: of the expert that every token passes, 0 for none. rotary_order: a head's dimensions in the order in which
+    halves are pairs; empty where the checkpoint has them so.
     """
 
     hidden: int

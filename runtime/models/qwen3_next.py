@@ -97,9 +97,7 @@ class Qwen3Next(RecurrentDecoder):
         stored = checkpoint.tensor(name + "in_proj_qkvz.weight", (self.convolved + values, hidden))
         parts = np.split(stored.reshape(key_heads, -1, hidden), [keys, 2 * keys, 2 * keys + group], axis=1)
         stored = checkpoint.tensor(name + "in_proj_ba.weight", (2 * self.value_heads, hidden))
-        gates = np.split(stored.reshape(key_heads, -1, hidden), 2, axis=1)
-        first, second = (np.concatenate([part.reshape(-1, hidden) for part in group]) for group in (parts, gates))
-        return first, second
+        return _stacked(parts), _stacked(np.split(stored.reshape(key_heads, -1, hidden), 2, axis=1))
 
     def _remember(self, g: GraphBuilder, checkpoint: Checkpoint, name: str, rows: str, gates: str) -> str:
         """What the heads read from their matrices [T, heads, 1, D'], token by token; makes next_1."""
@@ -138,6 +136,11 @@ class Qwen3Next(RecurrentDecoder):
         g.output("after", (heads, keys, values))
         g.output("out", (heads, 1, values))
         return g.graph()
+
+
+def _stacked(parts: list[np.ndarray]) -> np.ndarray:
+    """Parts [heads, rows, H] one below the other."""
+    return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
 def _silu(g: GraphBuilder, value: str) -> str:
