@@ -1,5 +1,6 @@
 """Every family against transformers, tiny and random: the same tokens, the same logits, whatever the chunk and the cache."""
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -241,3 +242,14 @@ def test_gpt_oss_in_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> No
     save_file(packed, path, {"format": "pt"})
     short = convert(tiny.folder, tmp_path / "b").folder
     assert tiny.generated(short, new=2)[1].tobytes() == tiny.generated(plain, new=2)[1].tobytes()
+
+
+def test_the_text_part_of_a_model_that_sees_is_read_like_a_text_model(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "text", "qwen3_5_moe_text")
+    tensors, config = load_file(tiny.folder / "model.safetensors"), json.loads((tiny.folder / "config.json").read_text())
+    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    renamed |= {"model.visual.patch_embed.proj.weight": np.ones(4, np.float32), "mtp.fc.weight": np.ones(4, np.float32)}
+    save_file(renamed, tiny.folder / "model.safetensors", {"format": "pt"})
+    (tiny.folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": config}))
+    package = convert(tiny.folder, tmp_path / "whole").folder
+    assert tiny.generated(package)[0] == tiny.tokens

@@ -11,6 +11,7 @@ from runtime.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+TEXT_PART = "model.language_model."
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -36,7 +37,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a model folder by name, whatever files they lie in."""
+    """The tensors of a model folder by name, whatever files they lie in; the text part of a model has a text model's names."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -44,7 +45,8 @@ class Checkpoint:
         self._open: dict[Path, Any] = {}
         self.names: dict[str, Path] = {}
         for path in self.files:
-            self.names |= dict.fromkeys(self._reader(path).keys(), path)
+            for stored in self._reader(path).keys():  # noqa: SIM118
+                self.names[stored.replace(TEXT_PART, "model.", 1)] = path
 
     def _files(self) -> list[Path]:
         index = self.folder / INDEX
@@ -90,7 +92,9 @@ class Checkpoint:
         """The unread tensor, after a check of its name, shape and type."""
         if name not in self.names:
             raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
-        stored = self._reader(self.names[name]).get_slice(name)
+        reader = self._reader(self.names[name])
+        whole_model = name.replace("model.", TEXT_PART, 1)
+        stored = reader.get_slice(whole_model if whole_model in reader.keys() else name)  # noqa: SIM118
         stored_shape = tuple(stored.get_shape())
         if stored_shape != shape:
             problem = f"tensor {name} has shape {list(stored_shape)}, config.json says {list(shape)}"

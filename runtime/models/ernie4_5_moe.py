@@ -1,4 +1,4 @@
-"""ERNIE 4.5: neighbours turn as pairs, softmax router with a correction bias, ungated shared experts, dense layers."""
+"""ERNIE 4.5: neighbouring dimensions turn as pairs, softmax router with a correction bias, shared experts, dense layers."""
 
 from dataclasses import replace
 from typing import Any

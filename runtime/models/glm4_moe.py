@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: a part of each head turns, norms of heads, sigmoid router, ungated shared experts, dense first layers."""
+"""GLM-4.5 and 4.6: a part of each head turns, optional norms of heads, sigmoid router, shared experts, dense first layers."""
 
 from dataclasses import dataclass
 from typing import Any

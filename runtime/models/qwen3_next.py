@@ -91,15 +91,13 @@ class Qwen3Next(RecurrentDecoder):
         if name + "in_proj_qkvz.weight" not in checkpoint:
             wide = (("in_proj_qkv", self.convolved), ("in_proj_z", values))
             narrow = (("in_proj_b", self.value_heads), ("in_proj_a", self.value_heads))
-            first, second = ([checkpoint.tensor(f"{name}{n}.weight", (w, hidden)) for n, w in rows] for rows in (wide, narrow))
+            first, second = ([checkpoint.tensor(f"{name}{n}.weight", (w, hidden)) for n, w in parts] for parts in (wide, narrow))
             return np.concatenate(first), np.concatenate(second)
         keys, group = self.linear_key_dim, values // key_heads
         stored = checkpoint.tensor(name + "in_proj_qkvz.weight", (self.convolved + values, hidden))
         parts = np.split(stored.reshape(key_heads, -1, hidden), [keys, 2 * keys, 2 * keys + group], axis=1)
         stored = checkpoint.tensor(name + "in_proj_ba.weight", (2 * self.value_heads, hidden))
-        gates = np.split(stored.reshape(key_heads, -1, hidden), 2, axis=1)
-        inputs, gating = (np.concatenate([part.reshape(-1, hidden) for part in split]) for split in (parts, gates))
-        return inputs, gating
+        return _stacked(parts), _stacked(np.split(stored.reshape(key_heads, -1, hidden), 2, axis=1))
 
     def _remember(self, g: GraphBuilder, checkpoint: Checkpoint, name: str, rows: str, gates: str) -> str:
         """What the heads read from their matrices [T, heads, 1, D'], token by token; makes next_1."""
@@ -138,6 +136,11 @@ class Qwen3Next(RecurrentDecoder):
         g.output("after", (heads, keys, values))
         g.output("out", (heads, 1, values))
         return g.graph()
+
+
+def _stacked(parts: list[np.ndarray]) -> np.ndarray:
+    """Parts [heads, rows, H] one below the other."""
+    return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
 def _silu(g: GraphBuilder, value: str) -> str:

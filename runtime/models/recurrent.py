@@ -1,4 +1,4 @@
-"""Decoders some of whose layers keep a state of fixed size instead of keys and values; the short causal convolution."""
+"""Decoders with layers that keep a state of fixed size instead of keys and values, and their short causal convolution."""
 
 from dataclasses import dataclass
 
