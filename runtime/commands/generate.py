@@ -97,7 +97,10 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         "--cache-policy", choices=("lru", "lfru"), default="lru", help="eviction policy of the expert cache (default: lru)"
     )
     placement.add_argument(
-        "--prefetch", choices=("auto", "on", "off"), default="auto", help="load experts ahead of the router (auto: once trained, where it pays)"
+        "--prefetch",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="load experts before the router asks (auto: where that pays)",
     )
     placement.add_argument(
         "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="bits of a number in the KV cache (default: 32)"

@@ -109,7 +109,9 @@ class Prefetching:
     it always listens: the prompt fills the history, and a chunk sends for all its experts at once.
     """
 
-    def __init__(self, prefetcher: Prefetcher, cache: CacheRule[Any], listeners: list[Listener], log: RunLog, trial: Trial | None):
+    def __init__(
+        self, prefetcher: Prefetcher, cache: CacheRule[Any], listeners: list[Listener], log: RunLog, trial: Trial | None
+    ):
         self.prefetcher, self.cache, self.listeners, self.log, self.trial = prefetcher, cache, listeners, log, trial
         self._waited = self._predicted = 0
 
