@@ -161,5 +161,5 @@ def test_streamed_text_joins_to_the_decoded_whole(tmp_path: Path) -> None:
 def test_generation_stops_at_the_end_token(tmp_path: Path) -> None:
     model = MoE.load(write_demo_model(tmp_path))
     first = [token.id for token in model.generate(PROMPT, 8)]
-    object.__setattr__(model.package.family, "end_ids", (first[3],))
+    model.end_ids = frozenset((first[3],))
     assert [token.id for token in model.generate(PROMPT, 8)] == first[: first.index(first[3])]
