@@ -45,7 +45,7 @@ class Agreement(NamedTuple):
 
 def attention(draw: Draw) -> dict[str, Any]:
     """Heads of every ratio and size."""
-    kv, groups, head = draw([1, 2, 3]), draw([1, 2, 4]), draw([16, 24, 32, 64])
+    kv, groups, head = draw([1, 2, 3]), draw([1, 2, 4]), draw([16, 32, 48, 64])
     return {"num_key_value_heads": kv, "num_attention_heads": kv * groups, "head_dim": head}
 
 
