@@ -1,6 +1,6 @@
 # make run          everything needed, then the main job: trace the bundled demo
 # make test         everything needed, then all tests
-# make test-vm      the tracer on other kernels and the other architecture, in guests that QEMU emulates
+# make vm-test      the tracer on other kernels and the other architecture, in guests that QEMU emulates
 # make lint         what the code must pass before that
 # make wheel        a source archive and the wheels for x86-64 and arm64, in dist/
 # make constraints  the newest releases of what is used, tried by nobody yet, into constraints.txt
@@ -17,7 +17,7 @@ CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
-.PHONY: run test test-vm lint results setup build headers doctor wheel constraints clean
+.PHONY: run test vm-test lint results setup build headers doctor wheel constraints clean
 
 run: setup
 	@echo "== tracing the bundled demo"
@@ -28,15 +28,16 @@ test: setup build/.apt-cross
 	@echo "== tests (those that probe the kernel run as root)"
 	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-# Other kernels and the other architecture, one after the other: GUEST=arm64, GUEST=amd64-6.1 ... for some of tests/vm/guests.toml
-test-vm: build build/.apt-vm
-	$(PY) -m tests.vm.guest $(GUEST)
+# The guests of tests/vm/guests.toml, one after the other; ARCH=arm64, KERNEL=6.1 choose some, QUICK=1 the short rungs of a few.
+vm-test: setup build/.apt-vm
+	$(PY) -m tests.vm.guest $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)) $(if $(QUICK),--quick)
 
 lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(PY) -m workloads.bpf_objects
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # docs/results.md from what benchmarks kept in benchmarks/results.

@@ -21,12 +21,67 @@ ALIASES = {
 BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.5, "mxfp4": 4.25}
 """Storage bits of a weight. int4: groups of 32 with a 16-bit scale; mxfp4: blocks of 32 with an 8-bit scale."""
 
+GATED_FAMILIES = ("qwen3_next", "qwen3_5")
+"""Model types whose attention has an output gate that the config need not mention."""
+
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+NOT_MODELLED = {
+    "attention_chunk_size": "attention within chunks",
+    "compress_ratios": "attention to a compressed cache",
+    "conv_L_cache": "convolution layers",
+    "cross_attention_layers": "cross-attention",
+    "hybrid_override_pattern": "state-space layers",
+    "layers_block_type": "state-space or recurrent layers",
+    "linear_attn_config": "linear attention with a decay for each channel",
+    "mamba_d_state": "state-space layers",
+    "moba_chunk_size": "attention to chosen blocks",
+    "attn_type_list": "lightning attention",
+    "num_kv_shared_layers": "layers that share a KV cache",
+    "sparse_attention_config": "attention to chosen blocks",
+    "sparse_config": "attention to chosen blocks",
+    "ssm_state_size": "state-space layers",
+    "state_size": "state-space layers",
+}
+"""Fields of a config that change what a step computes in a way that no formula here covers, and what they stand for."""
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """What chooses `top_k` cached tokens for each query of DeepSeek's sparse attention, by `heads` scores of `dim` numbers."""
+
+    heads: int
+    dim: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Linear attention by the gated delta rule: a state [key_dim, value_dim] for each value head, after a short convolution."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values that the convolution runs over."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def state_bytes(self) -> float:
+        """One sequence's and layer's: the state in fp32, the convolution's last inputs in 16 bit."""
+        return 4.0 * self.value_heads * self.key_dim * self.value_dim + 2.0 * self.channels * (self.kernel - 1)
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of every layer. MLA where `kv_rank` > 0: the cache then holds `kv_rank` + `rope` numbers per token, not heads."""
+    """Attention over cached tokens. MLA where `kv_rank` > 0: the cache then holds `kv_rank` + `rope` numbers per token.
+
+    gated: the output is multiplied by a gate as wide as the queries. indexer: attention is to chosen tokens only.
+    """
 
     heads: int
     kv_heads: int
@@ -36,6 +91,8 @@ class Attention:
     nope: int = 0
     rope: int = 0
     value_dim: int = 0
+    gated: bool = False
+    indexer: Indexer | None = None
 
     @property
     def mla(self) -> bool:
@@ -70,7 +127,10 @@ class Storage:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder. `windows[i]`: how far layer i looks back, None for everything; `routed[i]`: layer i has experts."""
+    """A decoder. `windows`: how far each layer with attention looks back, None for everything; `routed[i]`: layer i has experts.
+
+    `delta`: what the other layers have in attention's place.
+    """
 
     name: str
     hidden: int
@@ -82,12 +142,17 @@ class Model:
     windows: tuple[int | None, ...]
     routed: tuple[bool, ...]
     storage: Storage
-    matrices: int = 3
+    delta: DeltaNet | None = None
 
     @property
     def layers(self) -> int:
         """Decoder layers."""
         return len(self.routed)
+
+    @property
+    def delta_layers(self) -> int:
+        """Layers without attention over cached tokens."""
+        return self.layers - len(self.windows)
 
 
 class Fields:
@@ -127,8 +192,10 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
     """The model of a parsed config.json; `file` is what errors name."""
     inner = values.get("text_config")
     fields = Fields({**values, **inner} if isinstance(inner, dict) else values, file)
+    _refuse_what_is_not_modelled(fields)
     layers = fields.number("num_hidden_layers")
     mixture = _mixture(fields)
+    windows = _windows(fields, layers)
     return Model(
         name=str(values.get("_name_or_path") or values.get("model_type") or file.stem),
         hidden=fields.number("hidden_size"),
@@ -137,9 +204,10 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
         attention=_attention(fields),
         dense_width=fields.number("dense_width", 0 if mixture else None),
         mixture=mixture,
-        windows=_windows(fields, layers),
+        windows=windows,
         routed=_routed(fields, layers) if mixture else (False,) * layers,
         storage=_storage(fields),
+        delta=_delta(fields) if len(windows) < layers else None,
     )
 
 
@@ -151,14 +219,37 @@ def with_weights(model: Model, weights: str) -> Model:
     )
 
 
+def _refuse_what_is_not_modelled(fields: Fields) -> None:
+    present = {name: what for name, what in NOT_MODELLED.items() if fields.values.get(name)}
+    if fields.has("index_topk") and not fields.has("kv_lora_rank"):
+        present["index_topk"] = "indexed attention without a latent cache"
+    if present:
+        listed = ", ".join(f"{name} ({what})" for name, what in present.items())
+        raise PredictError(f"{fields.path}: not modelled: {listed}: a prediction would leave it out")
+
+
 def _attention(fields: Fields) -> Attention:
     heads = fields.number("num_attention_heads")
     if fields.has("kv_lora_rank"):
         nope, rope = fields.number("qk_nope_head_dim"), fields.number("qk_rope_head_dim")
         rank, values = fields.number("kv_lora_rank"), fields.number("v_head_dim")
-        return Attention(heads, heads, nope + rope, fields.number("q_lora_rank", 0), rank, nope, rope, values)
+        q_rank = fields.number("q_lora_rank", 0)
+        return Attention(heads, heads, nope + rope, q_rank, rank, nope, rope, values, indexer=_indexer(fields))
     head_dim = fields.number("head_dim", fields.number("hidden_size") // max(heads, 1))
-    return Attention(heads, fields.number("num_key_value_heads", heads), head_dim, value_dim=head_dim)
+    implied = str(fields.values.get("model_type")).startswith(GATED_FAMILIES)
+    gated = bool(fields.values.get("attn_output_gate", implied))
+    return Attention(heads, fields.number("num_key_value_heads", heads), head_dim, value_dim=head_dim, gated=gated)
+
+
+def _indexer(fields: Fields) -> Indexer | None:
+    if not fields.has("index_topk"):
+        return None
+    return Indexer(fields.number("index_n_heads"), fields.number("index_head_dim"), fields.number("index_topk"))
+
+
+def _delta(fields: Fields) -> DeltaNet:
+    names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim", "conv_kernel_dim")
+    return DeltaNet(*(fields.number(f"linear_{name}") for name in names))
 
 
 def _mixture(fields: Fields) -> Mixture | None:
@@ -185,17 +276,26 @@ def _list(values: dict[str, Any]) -> bool:
 
 
 def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
-    values = fields.values
-    kinds = values.get("layer_types")
-    unknown = sorted(set(kinds or ()) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise PredictError(f"{fields.path}: layer_types holds {', '.join(unknown)}: only full and sliding attention are modelled")
+    """Of the layers that have attention over cached tokens."""
+    values, kinds = fields.values, _layer_kinds(fields, layers)
     window = values.get("sliding_window")
     if not window or values.get("use_sliding_window") is False:
-        return (None,) * layers
-    if kinds:
-        return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
-    return (int(window),) * layers
+        return (None,) * sum(kind != "linear_attention" for kind in kinds)
+    limited = {"sliding_attention"} if values.get("layer_types") else {"full_attention", "sliding_attention"}
+    return tuple(int(window) if kind in limited else None for kind in kinds if kind != "linear_attention")
+
+
+def _layer_kinds(fields: Fields, layers: int) -> list[str]:
+    """Of each layer, as `layer_types` names them; `full_attention_interval` says the same in one number."""
+    kinds, interval = fields.values.get("layer_types"), fields.number("full_attention_interval", 0)
+    if not kinds and interval:
+        return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]
+    unknown = sorted(set(kinds or ()) - {"full_attention", "sliding_attention", "linear_attention"})
+    if unknown:
+        raise PredictError(
+            f"{fields.path}: layer_types holds {', '.join(unknown)}: full, sliding and linear attention are modelled"
+        )
+    return list(kinds)[:layers] if kinds else ["full_attention"] * layers
 
 
 def _storage(fields: Fields) -> Storage:

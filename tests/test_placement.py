@@ -5,10 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracer.errors import ProbeError
+from tracer.probes.attach import Attachments
+from tracer.probes.elf import read_binary
+from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.placement import NOP5, arm64_class, place_entry, place_tail, place_usdt
+from tracer.recording.paths import CALIBRATION, Owner
 
-NEW_KERNEL = {"nop5": 200.0, "emulated": 450.0, "stepped": 16_000.0}
-OLD_KERNEL = {"nop5": 15_000.0, "emulated": 450.0, "stepped": 16_000.0}
+NEW_KERNEL, OLD_KERNEL = True, False  # whether a probed nop is executed without a step
+COSTS = {
+    NEW_KERNEL: {"nop5": 200.0, "emulated": 450.0, "stepped": 16_000.0},
+    OLD_KERNEL: {"nop5": 15_000.0, "emulated": 450.0, "stepped": 16_000.0},
+}
 
 # bytes, cost under a probe, whether arguments, stack or control change behind it
 X86 = {
@@ -44,9 +51,9 @@ ARM64 = {
 }
 
 
-def expected(names: list[str], table: dict[str, tuple[bytes, str, bool]], costs: dict[str, float]) -> tuple[int, str] | None:
+def expected(names: list[str], table: dict[str, tuple[bytes, str, bool]], fast_nop: bool) -> tuple[int, str] | None:
     """By brute force: the first cheapest instruction up to and including the first that changes anything; None: all refused."""
-    best, at = None, 0
+    best, at, costs = None, 0, COSTS[fast_nop]
     for name in names:
         code, cost, changes = table[name]
         if cost != "refused" and (best is None or costs[cost] < costs[best[1]]):
@@ -57,29 +64,36 @@ def expected(names: list[str], table: dict[str, tuple[bytes, str, bool]], costs:
     return best
 
 
-@pytest.mark.parametrize("costs", [NEW_KERNEL, OLD_KERNEL], ids=["new kernel", "old kernel"])
+@pytest.mark.parametrize("fast_nop", [NEW_KERNEL, OLD_KERNEL], ids=["new kernel", "old kernel"])
 @pytest.mark.parametrize(("machine", "table"), [("x64", X86), ("AArch64", ARM64)])
 def test_any_prologue_gets_its_cheapest_intact_instruction(
-    machine: str, table: dict[str, tuple[bytes, str, bool]], costs: dict[str, float]
+    machine: str, table: dict[str, tuple[bytes, str, bool]], fast_nop: bool
 ) -> None:
     @given(st.lists(st.sampled_from(sorted(table)), min_size=1, max_size=8))
     def check(names: list[str]) -> None:
-        code, wanted = b"".join(table[name][0] for name in names), expected(names, table, costs)
+        code, wanted = b"".join(table[name][0] for name in names), expected(names, table, fast_nop)
         if wanted is None:
             with pytest.raises(ProbeError, match="no instruction can be probed"):
-                place_entry(code, machine, costs)
+                place_entry(code, machine, fast_nop)
         else:
-            place = place_entry(code, machine, costs)
+            place = place_entry(code, machine, fast_nop)
             assert (place.delta, place.cost) == wanted
 
     check()
 
 
-def test_a_busy_machine_that_measures_all_alike_changes_no_place() -> None:
-    noise = dict.fromkeys(OLD_KERNEL, 43.0)
-    code = b"".join(X86[name][0] for name in ("endbr64", "mov rax, rdi", "push rbp"))
-    assert place_entry(code, "x64", noise) == place_entry(code, "x64", OLD_KERNEL)
-    assert place_entry(code, "x64", noise).cost == "emulated"
+def test_a_machine_that_measures_all_alike_gets_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of a whole library, as measured and as a busy machine measures: 43 ns for everything."""
+    measured = Attachments([], set(), Owner(0, 0, "root", "/root"))
+    busy = Attachments([], set(), Owner(0, 0, "root", "/root"))
+    measured.costs, busy.costs = COSTS[has_fast_nop()], dict.fromkeys(COSTS[OLD_KERNEL], 43.0)
+    binary = read_binary(str(CALIBRATION))
+    names = ("calibrate_emulated", "calibrate_stepped", "calibrate_nop5")
+    offsets = [binary.symbol(name) or 0 for name in names]
+    places = [[probes._entry(binary, offset, "") for offset in offsets] for probes in (measured, busy)]
+    assert places[0] == places[1]
+    if binary.machine == "x64":
+        assert [place.cost for place in places[1]] == ["emulated", "stepped", "nop5" if has_fast_nop() else "stepped"]
 
 
 def test_code_of_an_unknown_machine_is_probed_at_the_symbol() -> None:

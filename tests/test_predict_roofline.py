@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analyzer.__main__ import main
 from analyzer.errors import PredictError
-from analyzer.model import Model, read_config, with_weights
+from analyzer.model import NOT_MODELLED, Indexer, Model, read_config, with_weights
 from analyzer.predict import devices, links, roofline
 from analyzer.predict.beside import beside, mismatch
 from analyzer.predict.prediction import predict, weight_bytes
@@ -32,6 +32,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"shared_expert_intermediate_size": 48, "decoder_sparse_step": 1},
     "deepseek_v3": {**MLA, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2}
     | {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4},
+    "qwen3_next": {**GQA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 4}
+    | {"shared_expert_intermediate_size": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+    | {"linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "full_attention_interval": 4},
 }
 
 
@@ -79,7 +82,7 @@ def transformers_model(family: str) -> Any:
     torch = pytest.importorskip("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    made = AutoConfig.for_model(family, **SIZES, **FAMILIES[family])
+    made = AutoConfig.for_model(family, **(SIZES | FAMILIES[family]))
     made._attn_implementation = made._experts_implementation = "eager"
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
@@ -97,6 +100,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_weights_are_those_of_transformers(both: tuple[Any, Model]) -> None:
     oracle, model = both
     skipped = ("norm", "bias", "mlp.gate.weight", "router", "shared_expert_gate", "block_sparse_moe.gate", "e_score")
+    skipped += ("conv1d", "A_log")
     counted = sum(p.numel() for name, p in oracle.named_parameters() if not any(part in name for part in skipped))
     assert weight_bytes(model, Setup("decode", 1, 1)) * 8 / 32 == pytest.approx(counted, rel=1e-9)
 
@@ -106,7 +110,7 @@ def test_operations_are_those_that_pytorch_counts(both: tuple[Any, Model]) -> No
     from torch.utils.flop_counter import FlopCounterMode
 
     oracle, model = both
-    rows = 16
+    rows = roofline.DELTA_CHUNK
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         oracle(torch.arange(rows)[None], use_cache=False)
     setup = Setup("prefill", 1, rows)
@@ -114,6 +118,9 @@ def test_operations_are_those_that_pytorch_counts(both: tuple[Any, Model]) -> No
     whole = {part.name: part.flops * part.times for part in parts}
     whole["head"] *= rows
     whole["attention core"] *= 2
+    if delta := model.delta:  # PyTorch does not count solving triangular systems
+        solved = 2 * roofline.DELTA_CHUNK * (delta.key_dim + delta.value_dim)
+        whole["delta rule"] -= model.delta_layers * rows * delta.value_heads * solved
     assert sum(whole.values()) == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
@@ -217,10 +224,87 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str, capsys: pytest.Cap
 
 
 def test_layers_that_are_not_modelled_are_refused(tmp_path: Path) -> None:
-    values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text()) | {"layer_types": ["linear_attention"] * 36}
+    values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text()) | {"layer_types": ["chunked_attention"] * 36}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(PredictError, match="linear_attention"):
+    with pytest.raises(PredictError, match="chunked_attention"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("field", NOT_MODELLED)
+def test_a_field_that_changes_the_arithmetic_is_refused(tmp_path: Path, field: str) -> None:
+    values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text()) | {field: 4}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(PredictError, match=field):
+        read_config(tmp_path)
+
+
+def test_linear_layers_are_told_by_their_interval_or_by_name(tmp_path: Path) -> None:
+    values = json.loads((CONFIGS / "qwen3-next-80B-A3B_config.json").read_text())
+    by_interval = config("qwen3-next-80B-A3B")
+    values["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * 12
+    del values["full_attention_interval"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert replace(read_config(tmp_path), name=by_interval.name) == by_interval
+    assert (len(by_interval.windows), by_interval.delta_layers) == (12, 36)
+
+
+@pytest.mark.parametrize(
+    ("setup", "measured_us"), [(Setup("decode", 256, 5120, ep=4), 532), (Setup("prefill", 1, 4096, ep=2), 592)]
+)
+def test_linear_attention_takes_what_was_measured(setup: Setup, measured_us: float) -> None:
+    made = predict(with_weights(config("qwen3-next-80B-A3B"), "fp8"), devices.load("h20"), setup)
+    rule = next(part for part in made.parts if part.name == "delta rule")
+    assert rule.times == 36
+    assert rule.seconds * 1e6 == pytest.approx(measured_us, rel=1e-3)
+
+
+def test_linear_layers_cost_what_infersim_says() -> None:
+    made = predict(with_weights(config("qwen3-next-80B-A3B"), "fp8"), devices.load("h20"), Setup("decode", 256, 5120, ep=4))
+    print(f"TPOT {made.seconds * 1e3:.2f} ms, InferSim 48.64")
+    assert made.seconds * 1e3 == pytest.approx(48.64, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("phase", "batch", "context", "scores_us", "core_us"),
+    [("decode", 64, 16384, 61.446, 96.533), ("decode", 64, 131072, 394.036, 96.536)],
+)
+def test_indexed_attention_takes_what_was_measured(
+    phase: str, batch: int, context: int, scores_us: float, core_us: float
+) -> None:
+    made = predict(config("deepseek_v3.2"), devices.load("h800"), Setup(phase, batch, context, ep=64))
+    scores, core = (next(p for p in made.parts if p.name.startswith(name)) for name in ("index scores", "attention core"))
+    assert scores.compute_s * 1e6 == pytest.approx(scores_us, rel=1e-3)
+    assert core.compute_s * 1e6 == pytest.approx(core_us, rel=1e-3)
+
+
+def test_indexed_attention_no_longer_grows_with_context() -> None:
+    sparse, device = config("deepseek_v3.2"), devices.load("h800")
+    dense = replace(sparse, attention=replace(sparse.attention, indexer=None))
+    seconds = {
+        (name, context): predict(model, device, Setup("decode", 64, context, ep=64)).seconds
+        for name, model in (("sparse", sparse), ("dense", dense))
+        for context in (2048, 16384, 131072)
+    }
+    assert seconds["sparse", 2048] >= seconds["dense", 2048]
+    for context in (16384, 131072):
+        assert seconds["sparse", context] < seconds["dense", context]
+    grown = {name: seconds[name, 131072] - seconds[name, 16384] for name in ("sparse", "dense")}
+    assert grown["sparse"] < 0.25 * grown["dense"]
+
+
+def test_weights_of_an_indexer_are_those_of_transformers() -> None:
+    pytest.importorskip("transformers.models.deepseek_v32")
+    assert indexer_parameters() == sum(k * n for k, n in roofline.index_products(Indexer(4, 16, 8), 64, 48).values())
+
+
+def indexer_parameters() -> int:
+    """Weights of transformers' indexer, without its norm."""
+    from transformers import DeepseekV32Config
+    from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer
+
+    made = DeepseekV32Config(**SIZES, **MLA, index_n_heads=4, index_head_dim=16, index_topk=8)
+    parameters = DeepseekV32Indexer(made, 0).named_parameters()
+    return sum(weights.numel() for name, weights in parameters if "norm" not in name)
 
 
 def test_what_is_out_of_range_warns() -> None:

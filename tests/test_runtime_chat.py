@@ -135,7 +135,6 @@ def test_a_prompt_comes_from_standard_input(
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
         ({"mlp_only_layers": list(range(64))}, "no layer"),
         ({"head_dim": 24}, "heads of 24"),
-        ({"partial_rotary_factor": 0.25, "head_dim": 32}, "8 of them rotary"),
     ],
 )
 def test_configs_that_cannot_run_are_refused_before_converting(model: Path, changes: dict[str, object], words: str) -> None:

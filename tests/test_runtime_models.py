@@ -51,6 +51,18 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 WARM_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 1.0}
 LONG |= {"short_mscale": 1.1, "long_mscale": 1.2, "original_max_position_embeddings": 512}
+DELTA: dict[str, Any] = {
+    "num_experts": 6,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+    "head_dim": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 # name: (family, changes)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {"num_experts": 6, "moe_intermediate_size": 48, "head_dim": 32, "mlp_only_layers": [1]}),
@@ -85,6 +97,38 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LONG,
         },
     ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "head_dim": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 48, "moe_num_shared_experts": 1, "use_bias": True},
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "num_dense_layers": 1,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+        },
+    ),
+    "qwen3_next": ("Qwen3Next", DELTA | {"mlp_only_layers": [0]}),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", DELTA),
 }
 
 
@@ -100,7 +144,7 @@ class Tiny:
         family, changes = MODELS[name]
         torch.set_num_threads(1)
         torch.manual_seed(1)
-        config = getattr(transformers, family + "Config")(**(SIZES | changes))
+        config = getattr(transformers, family + ("TextConfig" if name.endswith("_text") else "Config"))(**(SIZES | changes))
         model = getattr(transformers, family + "ForCausalLM")(config).eval()
         model.set_attn_implementation("eager")
         with torch.no_grad():

@@ -228,10 +228,10 @@ def test_every_event_that_is_offered_can_be_opened_and_the_others_are_refused_by
     here = pmc.offered()
     assert {"task-clock", "major-faults", "minor-faults", "context-switches"} <= set(here)
     for name in here:
-        assert pmc.parse(name)[0].name == name
+        assert pmc.parse([name])[0].name == name
     for name in pmc.NAMED.keys() - set(here):
         with pytest.raises(TracerError, match=f"no event {name}; it has: .*major-faults"):
-            pmc.parse(name)
+            pmc.parse([name])
 
 
 def open_counters() -> int:
@@ -241,7 +241,9 @@ def open_counters() -> int:
 
 def test_counters_of_ended_threads_make_room_and_none_stays_open() -> None:
     loader = LibbpfLoader(Kernel(), set(), {})
-    counters = pmc.Counters(Kernel(), {name: loader.map_fd(name) for name in ("counters", "counted")}, pmc.parse("cs,faults"))
+    counters = pmc.Counters(
+        Kernel(), {name: loader.map_fd(name) for name in ("counters", "counted")}, pmc.parse(["cs", "faults"])
+    )
     for _ in range(2 * pmc.MAX_THREADS // 100):
         stay = threading.Event()
         threads = [threading.Thread(target=stay.wait, daemon=True) for _ in range(100)]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.bpf_objects import compile_object
 from tests.conftest import ROOT
 from tests.test_tracer_custom import COUNT, DECLARED
 from tracer.errors import ProbeError
@@ -23,6 +22,7 @@ from tracer.kernel.libbpf import BpfObject, Kernel, last_lines
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.probes import denials, perf_events
 from tracer.recording.paths import BPF_OBJECT
+from workloads.bpf_objects import compile_object
 from workloads.compiling import compiled
 from workloads.raw_records import RawRecording
 

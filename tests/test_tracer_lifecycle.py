@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from workloads.raw_records import RawRecording
 pytestmark = pytest.mark.needs("probes")
 STEPS_LONG = 100_000  # of 10 ms: until the test has seen what it wants, however busy the machine
 PATIENCE_S = 120
+I386 = b"\x7fELF\1\1\1" + bytes(9) + struct.pack("<HHIIIIIHHHHHH", 3, 3, 1, 0, 0, 0, 0, 52, 32, 0, 40, 0, 0)
+"""The header of a library for 32-bit x86 that holds nothing."""
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 
 
@@ -209,9 +212,26 @@ def test_the_command_runs_as_the_invoking_user_and_the_output_is_theirs(open_fol
         (("run", "-o", "{tmp}/run", "--", "/"), "cannot run '/': Permission denied"),
         (("attach", "--pid", "4194000", "-o", "{tmp}/run"), "no process 4194000"),
         (("probes", "/nowhere.so"), "/nowhere.so is not a file"),
+        (("run", "-o", "/dev/null", "--", "true"), "cannot write to /dev/null: File exists"),
+        (("run", "-o", "{tmp}/" + "x" * 300, "--", "true"), "File name too long"),
+        (("run", "--engine", "auto,foo"), "unknown engine 'foo'; known: auto,"),
+        (("run", "--levels", "token,,graph"), "--levels 'token,,graph' has an empty name"),
+        (("run", "--pmc", ","), "--pmc ',' has an empty name"),
+        (("run", "--pmc", "r" + "f" * 30), "rfff"),
+        (("attach", "--pid", "2", "-o", "{tmp}/run"), "2 is a thread of the kernel"),
+        (("attach", "--pid", "-1", "-o", "{tmp}/run"), "no process -1"),
+        (("probes", "{tmp}"), "is not a file"),
+        (("probes", "{tmp}/text"), "Magic number does not match"),
+        (("probes", "{tmp}/empty"), "cannot be read as a program or library"),
+        (("probes", "{tmp}/cut"), "cannot be read as a program or library"),
+        (("probes", "{tmp}/i386"), "is code for x86, this machine runs"),
     ],
 )
 def test_wrong_use_is_answered_in_one_line(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    (tmp_path / "text").write_text("no program\n")
+    (tmp_path / "empty").touch()
+    (tmp_path / "cut").write_bytes(Path("/bin/sh").read_bytes()[:300])
+    (tmp_path / "i386").write_bytes(I386)
     done = trace(*(argument.format(tmp=tmp_path) for argument in arguments))
     last = [line for line in done.stderr.splitlines() if line.startswith("tracer:")]
     assert done.returncode == 2
@@ -224,6 +244,43 @@ def test_a_command_that_fails_at_once_is_said_in_one_line(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "the command ended with status 1; no engine" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("-o", ""), ("--duration", "0"), ("--duration", "nan"), ("--duration", "-1"), ("--max-overhead", "0")]
+)
+def test_a_value_that_no_option_has_is_refused_by_its_name(words: tuple[str, str]) -> None:
+    done = trace("run", *words, "--", "true")
+    assert done.returncode == 2
+    assert f"argument {'-o/--output' if words[0] == '-o' else words[0]}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_process_that_has_ended_unasked_is_said(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        done = trace("attach", "--pid", str(child), "-o", str(tmp_path / "run"))
+    finally:
+        os.waitpid(child, 0)
+    assert done.returncode == 2 and f"process {child} has ended; its parent, process {os.getpid()}," in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_numbers_of_sudo_that_are_none_are_refused(tmp_path: Path) -> None:
+    for text in ("abc", "-1", "4294967295", "1e3"):
+        done = trace("run", "-o", str(tmp_path / "run"), "--", "true", env={"SUDO_UID": text})
+        assert done.returncode == 2 and f"SUDO_UID={text!r}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_doctor_serves_without_root() -> None:
+    script = "import os, sys; import tracer.__main__ as program; import tracer.commands.doctor, email.parser\n"
+    script += "os.setuid(65534); sys.argv = ['tracer', 'doctor', '--json']; sys.exit(program.main())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    checks = {check["name"]: check["ok"] for check in json.loads(done.stdout)}
+    assert checks["root"] is False and checks["built parts"] is True
 
 
 def test_an_existing_recording_is_not_overwritten(tmp_path: Path) -> None:

@@ -122,14 +122,14 @@ def test_every_option_has_a_value_in_this_test_or_is_known_to_be_a_choice_of_nam
     assert set(VALUES) <= set(known())
 
 
-@given(st.floats(0, 1e6, allow_nan=False))
+@given(st.floats(1e-3, 1e6))
 def test_times_are_read_in_their_units(value: float) -> None:
     assert seconds(f"{value!r}s") == seconds(repr(value)) == value
     assert seconds(f"{value!r}ms") == pytest.approx(value / 1e3)
     assert seconds(f"{value!r}us") == pytest.approx(value / 1e6)
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "inf", "nan", "1 h", "5m"])
+@pytest.mark.parametrize("text", ["", "s", "0", "-1s", "inf", "nan", "1 h", "5m"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
         seconds(text)

@@ -14,7 +14,7 @@ from tracer.control.budget import CHEAP, Sampling
 from tracer.control.qos import Quality
 from tracer.control.status import Reading
 from tracer.control.switching import Switch
-from tracer.engines import Engine
+from tracer.engines import Engine, with_needed
 from tracer.errors import RequirementError
 from tracer.kernel.accounting import Accounting
 from tracer.kernel.features import has_ring_buffers, option_state
@@ -92,8 +92,9 @@ class Session:
         """Load programs, measure what probes cost here, map the rings, attach the kernel's tracepoints."""
         self.kernel = Kernel()
         without = self.go_without()
+        self.options.levels, brought = with_needed(self.options.levels)
         self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner, self.options.functions)
-        self.probes.warnings += without
+        self.probes.warnings += without + brought
         sizes = dict.fromkeys(STREAMS, self.options.ring_bytes)
         wanted = self.probes.programs() | ({"empty"} if has_uprobes() else set())
         loader = LOADERS[self.options.loader]
@@ -112,7 +113,8 @@ class Session:
         o = self.options
         watched = o.min_tps or o.max_overhead or o.only_slower_ns or o.tokens
         slowest = WATCHFUL_S if watched else SLOW_S
-        self.drain = Drain(self._buffers(), self.folder, self.layouts, o.only_slower_ns, slowest)
+        with o.owner.acting():
+            self.drain = Drain(self._buffers(), self.folder, self.layouts, o.only_slower_ns, slowest)
         self.undo.callback(self.drain.close)
         if self.options.buffer == "perf":
             doorbell = Doorbell(self.kernel, self.loader.map_fd("doorbell"))
@@ -236,7 +238,8 @@ class Session:
         self.probes.warnings += self.probes.named.missing()
         if "qnn" in self.options.levels:
             ended = self.target.exit_code is not None
-            self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, ended, self.options.owner.uid)
+            with self.options.owner.acting():
+                self.probes.warnings += self.watcher.qnn_logs.keep(self.folder, ended, self.options.owner.uid)
         self.models = models.describe(self.model_files)
         self.save_manifest("complete")
         self.target.check_start()
@@ -287,7 +290,9 @@ class Session:
         }
         self.cost = account(self.probes.rows, self.probes.costs, self.accounting.of)
         self.cost |= {"target_cpu_ns": self.target.cpu_ns, "held_ns": self.watcher.held_ns, **self.own_cost()}
-        write_manifest(self.folder, compose(about, self.watcher, self.cost))
+        manifest = compose(about, self.watcher, self.cost)
+        with self.options.owner.acting():
+            write_manifest(self.folder, manifest)
 
     def spent_ns(self) -> int:
         """Time that the probes of cheap levels took on the target's threads, by accounting, and CPU time of the tracer, ns.

@@ -7,7 +7,16 @@ import pandas as pd
 from analyzer.errors import PredictError
 from analyzer.predict.prediction import Prediction
 
-TYPES = {"attention": "attention", "router": "router", "experts": "expert", "shared": "mlp", "dense": "mlp", "head": "head"}
+TYPES = {
+    "attention": "attention",
+    "index": "attention",
+    "delta": "attention",
+    "router": "router",
+    "experts": "expert",
+    "shared": "mlp",
+    "dense": "mlp",
+    "head": "head",
+}
 """First word of a predicted part → type of the operators that do it."""
 
 Tables = Mapping[str, pd.DataFrame]

@@ -68,6 +68,31 @@ def prefill_attention(device: str, shape: str, length: float, per_pair: float) -
     return _at(_prefill(device, shape, per_pair), (1.0,), length)
 
 
+def index_scores(
+    device: str, phase: str, shape: tuple[int, int], sequences: float, context: float, per_pair: float
+) -> Answer | None:
+    """MFU of an indexer's scores against the fp8 peak. shape: (heads, dim); `per_pair`: operations per query and token before it.
+
+    Rows that score several queries of a sequence in one step (`next_n`) are left out: decode here has one.
+    """
+    return _at(_index_scores(device, phase, shape, per_pair), (sequences if phase == "decode" else context,), context)
+
+
+def chosen_attention(
+    device: str, phase: str, shape: tuple[int, int, int], sequences: float, context: float, per_pair: float
+) -> Answer | None:
+    """MFU of attention to chosen tokens against the fp16 peak. shape: (heads, key numbers, tokens chosen)."""
+    return _at(_chosen_attention(device, phase, shape, per_pair), (sequences if phase == "decode" else context,), context)
+
+
+def delta_rule(device: str, phase: str, shape: tuple[int, ...], x: float, per_token: float) -> Answer | None:
+    """MFU of convolution and gated delta rule against the fp16 peak.
+
+    shape: (kernel, key heads, key dim, value heads, value dim); x: sequences in decode, tokens of a prompt in prefill.
+    """
+    return _at(_delta_rule(device, phase, shape, per_token), (1.0,), x)
+
+
 def all_curves() -> dict[str, Curves]:
     """Every table that can be held against itself: name → curves."""
     by_name: dict[str, Curves | None] = {}
@@ -149,6 +174,46 @@ def _prefill(device: str, shape: str, per_pair: float) -> Curves | None:
 
     kind, name = shape.split("/")
     return _curves(("sequences", "prompt length"), ROOT / kind / "prefill" / device / f"{name}.csv", ATTENTION_PREFILL, point)
+
+
+@cache
+def _index_scores(device: str, phase: str, shape: tuple[int, int], per_pair: float) -> Curves | None:
+    def point(row: Row) -> Point | None:
+        if phase == "decode":
+            key, pairs = row["batchsize"], row["batchsize"] * row["s_kv"]
+            if row["next_n"] != 1:
+                return None
+        else:
+            key, pairs = row["s_q"], row["s_q"] * (row["s_kv"] - row["s_q"] / 2)
+        return Point((key,), row["s_kv"], per_pair * pairs / (row["latency_us"] * 1e-6 * PEAK[device]["fp8"]), row.where)
+
+    file = ROOT / "dsa" / phase / device / f"logits-{shape[0]}-{shape[1]}.csv"
+    return _curves(("batch" if phase == "decode" else "queries", "context"), file, None, point)
+
+
+@cache
+def _chosen_attention(device: str, phase: str, shape: tuple[int, int, int], per_pair: float) -> Curves | None:
+    size, context = ("batch_size", "kv_len") if phase == "decode" else ("s_q", "s_kv")
+
+    def point(row: Row) -> Point:
+        operations = per_pair * row[size] * shape[2]
+        seconds = row["latency_us"] * 1e-6
+        return Point((row[size],), row[context], operations / (seconds * PEAK[device]["fp16"]), row.where)
+
+    file = ROOT / "dsa" / phase / device / f"attn-{shape[0]}-{shape[1]}-{shape[2]}.csv"
+    return _curves(("batch" if phase == "decode" else "queries", "context"), file, None, point)
+
+
+@cache
+def _delta_rule(device: str, phase: str, shape: tuple[int, ...], per_token: float) -> Curves | None:
+    size = "batchsize" if phase == "decode" else "seq_len"
+
+    def point(row: Row) -> Point:
+        seconds = sum(float(value) for name, value in row.values.items() if name != size) * 1e-6
+        return Point((1.0,), row[size], per_token * row[size] / (seconds * PEAK[device]["fp16"]), row.where)
+
+    file = ROOT / "gdn" / phase / device / f"{'-'.join(map(str, shape))}.csv"
+    return _curves(("sequences", "batch" if phase == "decode" else "prompt length"), file, None, point)
 
 
 def _agreeing(row: Row, key: tuple[float, ...], x: float, operations: float, device: str) -> Point | None:

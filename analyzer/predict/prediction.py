@@ -107,9 +107,12 @@ def predict(model: Model, device: Device, setup: Setup) -> Prediction:
 
 def weight_bytes(model: Model, setup: Setup) -> float:
     """Weights that one device holds: embedding, head, its heads, its experts."""
-    a, hidden, s = model.attention, model.hidden, model.storage
-    shapes = roofline.mla_products(a, hidden, setup.tp, "prefill") if a.mla else roofline.gqa_products(a, hidden, setup.tp)
-    attention = model.layers * sum(k * n for k, n in shapes.values()) * s.linear / 8
+    hidden, s = model.hidden, model.storage
+    shapes = roofline.product_shapes(model.attention, hidden, setup.tp, folded=False)
+    attention = len(model.windows) * sum(k * n for k, n in shapes.values()) * s.linear / 8
+    if model.delta:
+        per_layer = sum(k * n for k, n in roofline.delta_products(model.delta, hidden, setup.tp).values())
+        attention += model.delta_layers * per_layer * s.linear / 8
     routed, total = sum(model.routed), attention + 2 * model.vocabulary * hidden / setup.tp * s.head / 8
     total += (model.layers - routed) * 3 * hidden * model.dense_width / setup.tp * s.linear / 8
     if model.mixture:
@@ -119,10 +122,14 @@ def weight_bytes(model: Model, setup: Setup) -> float:
 
 
 def kv_bytes(model: Model, setup: Setup) -> float:
-    """Cache of all sequences of a device at the step's context."""
-    shared = 1 if model.attention.mla else min(setup.tp, model.attention.kv_heads)
+    """Cache of all sequences of a device at the step's context: keys and values, an indexer's keys, the delta rule's states."""
+    a = model.attention
+    shared = 1 if a.mla else min(setup.tp, a.kv_heads)
     cached_tokens = sum(min(setup.context, window or setup.context) for window in model.windows)
-    return setup.batch * cached_tokens * model.attention.cached() * KV_BYTES[setup.kv] / shared
+    each = cached_tokens * a.cached() * KV_BYTES[setup.kv] / shared
+    each += cached_tokens * roofline.index_key_bytes(a.indexer) if a.indexer else 0.0
+    each += model.delta_layers * model.delta.state_bytes() / setup.tp if model.delta else 0.0
+    return setup.batch * each
 
 
 def _step(

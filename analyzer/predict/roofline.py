@@ -2,18 +2,23 @@
 
 Formulas: products 2·m·k·n; a gated feed-forward 6·rows·hidden·width per expert; distinct experts of B routed tokens
 N·(1 - ((N-k)/N)^B); attention 4·heads·dim per query and cached token (MLA: in decode on the compressed cache, in prefill
-expanded), half of it in causal prefill. Efficiency of computing (MFU) comes from measured tables where the device has some, else
-from the device profile; each part says which.
+expanded), half of it in causal prefill. Indexed attention (DeepSeek-V3.2) scores every cached token with 2·heads·dim, then
+attends to the chosen ones on the compressed cache. The gated delta rule takes 6·k·v per value head and token, and in prefill, by
+chunks of C tokens, C·(6·k + 4·v) more (Yang et al. 2024, "Gated Delta Networks", the chunkwise form). Efficiency of computing
+(MFU) comes from measured tables where the device has some, else from the device profile; each part says which.
 """
 
 from dataclasses import dataclass, replace
 
 from analyzer.errors import PredictError
-from analyzer.model import Attention, Mixture, Model
+from analyzer.model import Attention, DeltaNet, Indexer, Mixture, Model
 from analyzer.predict import mfu
 from analyzer.predict.curves import Answer
 from analyzer.predict.devices import Device, Unit
 from analyzer.predict.setup import KV_BYTES, Setup
+
+DELTA_CHUNK = 64
+"""Tokens that the delta rule takes at once in prefill, as the kernels in use do."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,8 @@ def parts(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     """All parts of a step for one micro-batch."""
     rows = setup.tokens / setup.turns
     step_parts = attention_products(model, on, setup, rows) + attention_core(model, on, setup)
+    if model.delta:
+        step_parts += delta_net(model, model.delta, on, setup, rows)
     routed = sum(model.routed)
     if routed < model.layers:
         step_parts += feed_forward(model, on, "dense", model.layers - routed, rows, model.dense_width / setup.tp)
@@ -112,21 +119,36 @@ def product(on: UnitPeak, name: str, stage: str, times: int, m: float, k: float,
 
 def attention_products(model: Model, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
     """The projections around attention; heads are shared by `tp` devices."""
-    a, hidden, tp = model.attention, model.hidden, setup.tp
-    shapes = mla_products(a, hidden, tp, setup.phase) if a.mla else gqa_products(a, hidden, tp)
-    return [product(on, name, "attention", model.layers, rows, k, n, model.storage.linear) for name, (k, n) in shapes.items()]
+    shapes = product_shapes(model.attention, model.hidden, setup.tp, on_latent_cache(model.attention, setup))
+    times, bits = len(model.windows), model.storage.linear
+    return [product(on, name, "attention", times, rows, k, n, bits) for name, (k, n) in shapes.items()]
+
+
+def on_latent_cache(a: Attention, setup: Setup) -> bool:
+    """Whether MLA works on its compressed cache: in decode, and where each query has tokens of its own to attend to."""
+    return setup.phase == "decode" or selects(a, setup)
+
+
+def selects(a: Attention, setup: Setup) -> bool:
+    """Whether an indexer leaves cached tokens out at this context."""
+    return a.indexer is not None and setup.context > a.indexer.top_k
+
+
+def product_shapes(a: Attention, hidden: int, tp: int, folded: bool) -> dict[str, tuple[float, float]]:
+    """Name → (k, n) of one layer's projections."""
+    return mla_products(a, hidden, tp, folded) if a.mla else gqa_products(a, hidden, tp)
 
 
 def gqa_products(a: Attention, hidden: int, tp: int) -> dict[str, tuple[float, float]]:
-    """Name → (k, n); q, k and v are one product."""
+    """Name → (k, n); q, k and v are one product, with the output's gate where there is one."""
     return {
-        "attention qkv": (hidden, (a.heads + 2 * a.kv_heads) * a.head_dim / tp),
+        "attention qkv": (hidden, (a.heads * (1 + a.gated) + 2 * a.kv_heads) * a.head_dim / tp),
         "attention out": (a.heads * a.head_dim / tp, hidden),
     }
 
 
-def mla_products(a: Attention, hidden: int, tp: int, phase: str) -> dict[str, tuple[float, float]]:
-    """Name → (k, n). Decode folds the keys' and values' expansion into the query and the output; prefill expands the cache.
+def mla_products(a: Attention, hidden: int, tp: int, folded: bool) -> dict[str, tuple[float, float]]:
+    """Name → (k, n). Folded, the keys' and values' expansion goes into the query and the output; else the cache is expanded.
 
     The folded products are one small product per head. Both are looked up as [heads·dim, rank], which has their operations and
     weights; [heads·rank, dim], the other reading of the second, would be a reduction over all heads that nobody runs.
@@ -135,21 +157,104 @@ def mla_products(a: Attention, hidden: int, tp: int, phase: str) -> dict[str, tu
     query = {"attention q": (hidden, heads * (a.nope + a.rope))}
     if a.q_rank:
         query = {"attention q down": (hidden, a.q_rank), "attention q up": (a.q_rank, heads * (a.nope + a.rope))}
-    folded = {"attention q to cache": (heads * a.nope, a.kv_rank), "attention cache to out": (heads * a.value_dim, a.kv_rank)}
+    per_head = {"attention q to cache": (heads * a.nope, a.kv_rank), "attention cache to out": (heads * a.value_dim, a.kv_rank)}
     expanded = {"attention kv up": (a.kv_rank, heads * (a.nope + a.value_dim))}
     return {
         **query,
         "attention kv down": (hidden, a.kv_rank + a.rope),
-        **(folded if phase == "decode" else expanded),
+        **(per_head if folded else expanded),
         "attention out": (heads * a.value_dim, hidden),
+        **(index_products(a.indexer, hidden, a.q_rank) if a.indexer else {}),
+    }
+
+
+def index_products(index: Indexer, hidden: int, q_rank: int) -> dict[str, tuple[float, float]]:
+    """Name → (k, n). Every device has the whole indexer: all need the same choice."""
+    return {
+        "index q": (q_rank, index.heads * index.dim),
+        "index k": (hidden, index.dim),
+        "index weights": (hidden, index.heads),
     }
 
 
 def attention_core(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     """Scores and weighted values, once for each distinct window."""
+    if model.attention.indexer and selects(model.attention, setup):
+        return [index_scores(model, model.attention.indexer, on, setup), chosen_core(model, model.attention.indexer, on, setup)]
     counted = {window: model.windows.count(window) for window in dict.fromkeys(model.windows)}
     core = prefill_core if setup.phase == "prefill" else decode_core
     return [core(model, on, setup, window, times) for window, times in counted.items()]
+
+
+def index_scores(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> Part:
+    """A score for every query and token before it, in fp8 where the unit has it; keys are kept in fp8 with a scale each.
+
+    Choosing the best of the scores is counted as writing and reading them.
+    """
+    sequences, queries, pairs = _queries(setup)
+    operations = 2.0 * index.heads * index.dim
+    answer = mfu.index_scores(on.device.tables, setup.phase, (index.heads, index.dim), sequences, setup.context, operations)
+    moved = (0.0, sequences * setup.context * index_key_bytes(index), sequences * (queries * index.dim * index.heads + 8 * pairs))
+    unit = _in(on, "fp8")
+    return unit.part("index scores", "attention", len(model.windows), operations * pairs * sequences, moved, answer)
+
+
+def chosen_core(model: Model, index: Indexer, on: UnitPeak, setup: Setup) -> Part:
+    """Scores and weighted values of the chosen tokens, on the compressed cache."""
+    a, (sequences, queries, _) = model.attention, _queries(setup)
+    heads, per_pair = a.heads / setup.tp, 2 * a.heads / setup.tp * (2 * a.kv_rank + a.rope)
+    first = index.top_k if setup.phase == "prefill" else 0
+    pairs = first**2 / 2 + (queries - first) * index.top_k
+    shape = (int(heads), a.kv_rank + a.rope, index.top_k)
+    answer = mfu.chosen_attention(on.device.tables, setup.phase, shape, sequences, setup.context, per_pair)
+    cached = sequences * (setup.context if setup.phase == "prefill" else index.top_k) * a.cached() * KV_BYTES[setup.kv]
+    moved = (0.0, cached, 2 * sequences * queries * heads * (2 * a.kv_rank + a.rope))
+    name = f"attention core, {index.top_k} chosen"
+    return _at_16_bit(on).part(name, "attention", len(model.windows), per_pair * pairs * sequences, moved, answer)
+
+
+def index_key_bytes(index: Indexer) -> float:
+    """Per cached token and layer."""
+    return index.dim + 4.0
+
+
+def _queries(setup: Setup) -> tuple[float, float, float]:
+    """(sequences of a micro-batch, queries of each, pairs of a query and a token before it)."""
+    if setup.phase == "decode":
+        return setup.batch / setup.turns, 1.0, float(setup.context)
+    return setup.batch / setup.turns, float(setup.context), setup.context**2 / 2
+
+
+def delta_net(model: Model, delta: DeltaNet, on: UnitPeak, setup: Setup, rows: float) -> list[Part]:
+    """The projections, and convolution with the delta rule as one part; heads are shared by `tp` devices."""
+    times, tp, bits = model.delta_layers, setup.tp, model.storage.linear
+    shapes = delta_products(delta, model.hidden, tp)
+    projections = [product(on, name, "attention", times, rows, k, n, bits) for name, (k, n) in shapes.items()]
+    prefill = setup.phase == "prefill"
+    per_token = 2.0 * delta.kernel * delta.channels + delta_rule_flops(delta, prefill)
+    x = setup.context if prefill else setup.batch / setup.turns
+    shape = (delta.kernel, delta.key_heads // tp, delta.key_dim, delta.value_heads // tp, delta.value_dim)
+    answer = mfu.delta_rule(on.device.tables, setup.phase, shape, x, per_token / tp)
+    states = setup.batch / setup.turns * delta.state_bytes() / tp * (1 if prefill else 2)
+    moved = (0.0, states, rows * 2.0 * (delta.channels + delta.value_heads * delta.value_dim) / tp)
+    core = _at_16_bit(on).part("delta rule", "attention", times, rows * per_token / tp, moved, answer)
+    return [*projections, core]
+
+
+def delta_products(delta: DeltaNet, hidden: int, tp: int) -> dict[str, tuple[float, float]]:
+    """Name → (k, n); queries, keys, values, output gate, decay and step size are one product."""
+    values = delta.value_heads * delta.value_dim
+    return {
+        "delta in": (hidden, (delta.channels + values + 2 * delta.value_heads) / tp),
+        "delta out": (values / tp, hidden),
+    }
+
+
+def delta_rule_flops(delta: DeltaNet, chunked: bool) -> float:
+    """Of one token, all heads."""
+    k, v = delta.key_dim, delta.value_dim
+    within = DELTA_CHUNK * (6.0 * k + 4.0 * v) if chunked else 0.0
+    return delta.value_heads * (6.0 * k * v + within)
 
 
 def decode_core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
@@ -224,9 +329,12 @@ def feed_forward(model: Model, on: UnitPeak, name: str, times: int, rows: float,
 
 def _at_16_bit(on: UnitPeak) -> UnitPeak:
     """The same unit computing in 16 bit, where it can: attention, router and head are not quantized."""
-    if "fp16" not in on.unit.peak or on.dtype in ("fp16", "fp32"):
-        return on
-    return UnitPeak(on.device, on.unit, "fp16", on.unit.peak["fp16"], on.bandwidth)
+    return on if on.dtype in ("fp16", "fp32") else _in(on, "fp16")
+
+
+def _in(on: UnitPeak, dtype: str) -> UnitPeak:
+    """The same unit computing in another type, where it can."""
+    return UnitPeak(on.device, on.unit, dtype, on.unit.peak[dtype], on.bandwidth) if dtype in on.unit.peak else on
 
 
 def _shape(a: Attention, tp: int, decode: bool = False) -> str:

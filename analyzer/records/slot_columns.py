@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.records.spans import _joins
+from analyzer.records.spans import _joins, numbered
 from tracer.recording.format import RING_HEADER_BYTES
 
 
@@ -48,6 +48,4 @@ def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequ
 
 def firsts(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> np.ndarray:
     """Of `rows`, those at which some integer fields have values together for the first time."""
-    answer = np.empty(len(rows), np.int64)
-    count = _joins.firsts(slots.dtype.itemsize, places(dtype, names), slots, rows, answer)
-    return rows[answer[:count]]
+    return rows[numbered(*columns_of(slots, rows, dtype, names).values())[1]]

@@ -1,7 +1,7 @@
 """The three joins that every table is made of: begin with end, event with the latest before it, point with its span.
 
-All functions take parallel arrays and answer with row numbers; -1 says "none". The loops are C (_joins.c), and want
-rows in order of time, which they almost always are; others are put in order first.
+All functions take parallel arrays and answer with row numbers; -1 says "none". The loops of `pair`, `latest` and `codes` are C
+(_joins.c), and want rows in order of time, which they almost always are; others are put in order first.
 """
 
 from dataclasses import dataclass
@@ -159,16 +159,20 @@ def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.nda
 
     `right` are groups, times and until when each row lasts.
     """
-    if not _joins.lasting(*map(flat, (*right, *left)), answer):
-        order, rows = (np.argsort(side[1], kind="stable") for side in (right, left))
-        row, open_rows = answer[rows], answer[rows] < 0
-        lasting((right[0][order], right[1][order], right[2][order]), (left[0][rows], left[1][rows]), row)
-        answer[rows[open_rows]] = np.append(order, NONE)[row[open_rows]]
+    missing = np.flatnonzero(answer < 0)
+    group, ts = (column[missing] for column in left)
+    row = latest(right[0], right[1], group, ts)
+    answer[missing] = np.where(ts < np.append(right[2], 0)[row], row, NONE)
+
+
+def in_groups(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    """Row numbers group by group, each in order of time; among equal times as they lie."""
+    return np.lexsort((ts, group))
 
 
 def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """The next row of each row's group in order of time; -1 where none follows."""
-    order = np.lexsort((ts, group))
+    order = in_groups(group, ts)
     after = np.where(np.append(group[order][1:] == group[order][:-1], False)[: len(order)], np.append(order[1:], NONE), NONE)
     answer = np.empty(len(ts), np.int64)
     answer[order] = after
@@ -177,10 +181,10 @@ def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
 
 def running_count(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """0, 1, 2 ... within each group, in order of time."""
+    order = in_groups(group, ts)
+    starts = first_of_runs(group[order])
     answer = np.empty(len(ts), np.int64)
-    if not _joins.running_count(flat(group), flat(ts), answer):
-        order = np.argsort(ts, kind="stable")
-        answer[order] = running_count(group[order], ts[order])
+    answer[order] = np.arange(len(ts)) - np.repeat(starts, run_lengths(starts, len(ts)))
     return answer
 
 

@@ -9,25 +9,29 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
-from analyzer.records.contents import identities
+from analyzer.records.contents import EVER, identities
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import Columns, arrow_table, conform, empty, text
 from analyzer.records.spans import (
     NONE,
     Nest,
-    _joins,
     codes,
     distinct,
     first_of_runs,
     flat,
+    following,
     latest,
     numbered,
     running_count,
+    successors,
 )
 from analyzer.tables.complexity import GGML_TYPES, Described, Works
 from analyzer.tables.nodes import NEVER_RUN, Announced
 from analyzer.tables.steps import Graphs, Steps, faults
+
+COUNTER = 0xFFFFFFFF
+"""Page faults are counted in 32 bits."""
 
 LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
 
@@ -87,26 +91,44 @@ def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Grap
 
 
 def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np.ndarray:
-    """Rows end, known, major and minor faults of operators without an end, as _joins.ends gives them."""
-    matched, closing = tokens.spans.end, source.rows("token_end")
-    ended = np.flatnonzero(matched >= 0)
-    ended = ended[np.argsort(closing["ts"][matched[ended]], kind="stable")]
-    reading = closing.where(matched[ended])
-    graph, answer = source.rows("graph_end"), np.empty((4, len(begin)), np.int64)
-    columns = [begin["tid"], begin["pid"], begin["ts"], token, begin["maj_flt"], begin["min_flt"]]
-    columns += [graph["pid"], graph["ts"], closing["pid"], closing["ts"]]
-    columns += [reading["tid"], reading["ts"], tokens.first + ended, reading["maj_flt"], reading["min_flt"]]
-    if not _joins.ends(source.last_ns, *map(flat, columns), flat(source.step_begins), answer):
-        raise ValueError("records out of order")
-    return answer
+    """Rows end, whether it is known, major and minor faults of operators that the engine announces but does not end.
+
+    The end: the thread's next operator, or the next end of a graph or token of the process. What none of the same step ends,
+    ends with the step, or with the recording. Faults: up to the thread's next counts of them, its next operator's or, where that
+    comes first, the end of its token; -1 where there are none in the same token and step.
+    """
+    closing, graph = source.rows("token_end"), source.rows("graph_end")
+    ended = np.flatnonzero(tokens.spans.end >= 0)
+    ended = ended[np.argsort(closing["ts"][tokens.spans.end[ended]], kind="stable")]
+    reading, ts = closing.where(tokens.spans.end[ended]), flat(begin["ts"])
+
+    def next_of(rows: Rows, owner: str, since: np.ndarray) -> np.ndarray:
+        return following(rows[owner], rows["ts"], begin[owner], since)
+
+    after, read = successors(begin["tid"], ts), next_of(reading, "tid", ts - 1)
+    operator_ns, read_ns = or_last(ts, after, EVER), or_last(reading["ts"], read, EVER)
+    step_ns = or_last(source.step_begins, np.searchsorted(source.step_begins, ts, "right"), EVER)
+    end = np.minimum(operator_ns, or_last(graph["ts"], next_of(graph, "pid", ts), EVER))
+    end = np.minimum(end, or_last(closing["ts"], next_of(closing, "pid", ts), EVER))
+    by_reading = read_ns < operator_ns
+    owner = np.where(by_reading, or_last(tokens.first + ended, read, EVER), or_last(token, after, EVER))
+    same = (owner == token) & (np.minimum(read_ns, operator_ns) < step_ns)
+    faults = []
+    for field in ("maj_flt", "min_flt"):
+        then = np.where(by_reading, or_last(reading[field], read, 0), or_last(begin[field], after, 0))
+        faults.append(np.where(same, (then - begin[field]) & COUNTER, NONE))
+    return np.stack((np.where(end < step_ns, end, np.minimum(step_ns, source.last_ns)), end < step_ns, *faults))
+
+
+def or_last(column: np.ndarray, row: np.ndarray, last: int) -> np.ndarray:
+    """The column at some rows; `last` at row -1, and behind the column's end."""
+    return np.append(flat(column), last)[row]
 
 
 def waits(mark: Rows, begin: Rows, end: np.ndarray) -> np.ndarray:
     """When the thread last began to wait within the operator (barriers inside an operator are part of it); else its end."""
-    answer = np.empty(len(begin), np.int64)
-    if not _joins.waits(*map(flat, (mark["tid"], mark["ts"], begin["tid"], begin["ts"], end)), answer):
-        raise ValueError("records out of order")
-    return answer
+    marked_ns = or_last(mark["ts"], latest(mark["tid"], mark["ts"], begin["tid"], end - 1), NONE)
+    return np.where(marked_ns > begin["ts"], marked_ns, end)
 
 
 def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:

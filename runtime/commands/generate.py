@@ -97,7 +97,10 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         "--cache-policy", choices=("lru", "lfru"), default="lru", help="eviction policy of the expert cache (default: lru)"
     )
     placement.add_argument(
-        "--prefetch", choices=("auto", "on", "off"), default="auto", help="load experts ahead of the router (auto: once trained)"
+        "--prefetch",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="load experts ahead of the router (auto: once trained, where it pays)",
     )
     placement.add_argument(
         "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="bits of a number in the KV cache (default: 32)"
@@ -174,6 +177,7 @@ def _report(model: "MoE", args: argparse.Namespace, text: str, load_ns: int) -> 
     print(
         f"moescope: load {load_ns / 1e9:.2f} s; prefill {facts['prompt_tokens']} tokens in {facts['prefill_ns'] / 1e6:.1f} ms on "
         f"{engine['backends']['prefill']}; {rate}; "
-        f"expert hits {hits}, loads {sum(facts['loads'].values())}, evictions {facts['evictions']}",
+        f"expert hits {hits}, loads {sum(facts['loads'].values())}, evictions {facts['evictions']}"
+        + (f"; prefetching {facts['prefetching']}" if facts["prefetching"] else ""),
         file=sys.stderr,
     )

@@ -20,6 +20,12 @@ FAMILIES = {
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "phimoe": "phimoe",
+    "glm4_moe": "glm4_moe",
+    "ernie4_5_moe": "ernie4_5_moe",
+    "lfm2_moe": "lfm2_moe",
+    "qwen3_next": "qwen3_next",
+    "qwen3_5_moe": "qwen3_next",
+    "qwen3_5_moe_text": "qwen3_next",
 }
 
 

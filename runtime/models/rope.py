@@ -1,7 +1,7 @@
 """Rotary positions: angles per position, plain, YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753) or Llama 3's scaling."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,28 @@ class Rope:
         """Dimensions of a head that are turned."""
         return 2 * len(self.rates)
 
+    def filling(self, head_dim: int) -> tuple["Rope", tuple[int, ...]]:
+        """The same over a whole head, whose last dimensions stand still: pairs that turn by 0.
+
+        With it the order of a head's dimensions that makes halves pairs; empty where they are.
+        """
+        turned, still = self.dims, head_dim - self.dims
+        if turned % 2 or still < 0 or still % 2:
+            raise ModelError(f"partial_rotary_factor turns {turned} of head_dim {head_dim}: this runtime turns an even part")
+        pairs = [list(range(0, turned, 2)), list(range(1, turned, 2))]
+        if not self.interleaved:
+            pairs = [list(range(turned // 2)), list(range(turned // 2, turned))]
+        middle = turned + still // 2
+        order = (*pairs[0], *range(turned, middle), *pairs[1], *range(middle, head_dim))
+        still_pairs = (0.0,) * (still // 2)
+        long = self.long and replace(self.long, rates=(*self.long.rates, *still_pairs), interleaved=False)
+        whole = replace(self, rates=(*self.rates, *still_pairs), interleaved=False, long=long)
+        return whole, () if order == tuple(range(head_dim)) else order
+
     def table(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines [positions, dims / 2] in float32."""
         angles = np.arange(positions, dtype=np.float32)[:, None] * np.array(self.rates, np.float32)
-        scale = np.float32(self.scale)
+        scale = np.where(np.array(self.rates) == 0, 1, self.scale).astype(np.float32)
         return np.cos(angles) * scale, np.sin(angles) * scale
 
 

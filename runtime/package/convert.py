@@ -225,7 +225,7 @@ class Conversion:
         with WeightFile(self.folder / f"{layer_name('layer', layer)}.bin") as file:
             attention = file.store("attention")
             self._graph(part, attention_name(layer), family.attention(checkpoint, layer, attention), file)
-            if self.target.portable:
+            if self.target.portable and family.PORTABLE:
                 self._graph(part, attention_name(layer, True), family.portable_attention(checkpoint, layer, attention), file)
             if layer in family.dense:
                 self._graph(part, layer_name("mlp", layer), family.mlp(checkpoint, layer, file.store("mlp")), file)

@@ -10,8 +10,8 @@ from runtime.graphs.builder import ExternalData
 from runtime.graphs.checkpoint import Outline
 from runtime.models import Family
 
-IGNORABLE = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$")
-"""Buffers that older checkpoints carry and that follow from config.json."""
+IGNORABLE = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^mtp\.|^(model\.)?visual\.")
+"""Buffers that follow from config.json, heads that predict further tokens, the part that sees images: text needs none."""
 
 
 def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> None:

@@ -25,6 +25,8 @@ def past_tier(tokens: int) -> int:
 class Sequence:
     """Keys and values [KV, capacity, D] of every layer as they are kept (`dtype`; int8 with its `scales`), and the rotary tables.
 
+    Layers that keep a state instead have it in `states`.
+
     `end`: rows when the running step is done; `ids`: the tokens whose rows are kept.
     """
 
@@ -33,11 +35,18 @@ class Sequence:
         keys, values = ((family.kv_heads, self.capacity, dim) for dim in (family.key_dim, family.value_dim))
         self.keys: list[np.ndarray] = [np.zeros(keys, dtype) for _ in range(family.layers)]
         self.values: list[np.ndarray] = [np.zeros(values, dtype) for _ in range(family.layers)]
+        self.states = [[np.zeros(shape, np.float32) for shape in family.states(layer)] for layer in range(family.layers)]
         self.length = 0
         self.end = 0
         self.ids: list[int] = []
         self.rope = family.rope
         self.half_cos, self.half_sin = self.rope.table(self.capacity)
+
+    def restart(self) -> None:
+        """Forget every token."""
+        self.length, self.ids = 0, []
+        for state in (array for layer in self.states for array in layer):
+            state.fill(0)
 
     def turn_to(self, tokens: int) -> bool:
         """Take the rotary table for `tokens` in all; True where it is another one, which kept keys do not fit."""
@@ -156,6 +165,10 @@ class FusedAttention:
 
     def bind(self, layer: int, sequence: Sequence) -> Binding:
         """A binding to the sequence's memory; input `hidden` and output `hidden_out` are left to the caller."""
+        if states := sequence.states[layer]:
+            memory = [shared(state) for state in states]
+            before, after = ({f"{name}_{i}": state for i, state in enumerate(memory)} for name in ("state", "next"))
+            return Binding(self.graphs[layer].session, before, after)
         keys, values = shared(sequence.keys[layer][None]), shared(sequence.values[layer][None])
         inputs = {**self._shared, **self._tables, "past_k": keys, "past_v": values}
         if sequence.scales:

@@ -39,7 +39,7 @@ class Step:
 
 @dataclass
 class RunLog:
-    """Counts of everything that the probes also report."""
+    """Counts of everything that the probes also report. `prefetching`: what a trial chose, and why."""
 
     steps: list[Step] = field(default_factory=list)
     graphs: Counter[tuple[Kind, int]] = field(default_factory=Counter)
@@ -57,6 +57,7 @@ class RunLog:
     hits: int = 0
     misses: int = 0
     prefetched: int = 0
+    prefetching: str = ""
     routing: list[tuple[int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
     routing_bytes: int = 0
     routing_dropped: int = 0
@@ -129,6 +130,7 @@ class RunLog:
             "hits": self.hits,
             "misses": self.misses,
             "prefetched": self.prefetched,
+            "prefetching": self.prefetching or None,
             "hit_rate": self.hits / asked if asked else None,
         }
 
@@ -148,14 +150,14 @@ class RunLog:
         ]
         routing = [{"seq": q, "layer": layer, "experts": e.tolist(), "weights": w.tolist()} for q, layer, e, w in self.routing]
         runs = [{"layer": layer, "expert": expert, "runs": n} for (layer, expert), n in sorted(self.expert_runs.items())]
-        document: dict[str, Any] = {
+        document = {
             "engine": engine,
             "statistics": self.statistics(),
             "steps": steps,
             "expert_runs": runs,
             "routing": routing,
+            "routing_dropped": self.routing_dropped,
         }
-        document["routing_dropped"] = self.routing_dropped
         path.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 

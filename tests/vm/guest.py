@@ -1,6 +1,6 @@
 """Guests for the tracer's tests: other kernels and the other architecture, by QEMU without acceleration.
 
-    python -m tests.vm.guest [ARCH[-SERIES] ...] [--rungs a,b] [--json FILE]
+    python -m tests.vm.guest [--arch ARCH] [--kernel SERIES] [--quick] [--rungs a,b] [--json FILE]
 
 Packages come by name from the suites of the machine's own Debian mirror through a private apt; nothing of the machine changes.
 What is made once (a kernel 100 MB, a root 1.5 GB for each architecture) is kept in build/vm, or in $MOESCOPE_VM.
@@ -61,7 +61,7 @@ class Guest:
     arch: str
     series: str
     rungs: tuple[str, ...]
-    quick: bool = False
+    quick: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -79,7 +79,13 @@ class Guest:
         return CACHE / self.arch / "root.ext4"
 
 
-GUESTS = [Guest(**{**row, "rungs": tuple(row["rungs"])}) for row in CONFIG["guest"]]
+GUESTS = [
+    Guest(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}) for row in CONFIG["guest"]
+]
+
+
+class Unobtainable(Exception):
+    """What a guest is made of cannot be had here; the message says what."""
 
 
 def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -88,14 +94,6 @@ def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str
     if done.returncode:
         raise SystemExit(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[-2000:]}")
     return done
-
-
-def lacking(guest: Guest) -> str:
-    """Why a guest cannot be booted now, empty where it can: nothing is downloaded for it."""
-    if shutil.which(MACHINES[guest.arch][0]) is None:
-        return f"{MACHINES[guest.arch][0]} is not installed"
-    absent = [path for path in (guest.kernel, guest.image) if not path.exists()]
-    return f"{absent[0].name} of {guest.arch} was not made; run `make test-vm`" if absent else ""
 
 
 def mirrors() -> dict[bool, str]:
@@ -190,7 +188,13 @@ def lay_wheels(arch: str, place: Path) -> None:
 
 
 def prepare(guest: Guest) -> None:
-    """Make what the guest lacks."""
+    """Make what the guest lacks; raises Unobtainable where nothing can be downloaded, or QEMU is not there."""
+    if shutil.which(MACHINES[guest.arch][0]) is None:
+        raise Unobtainable(f"{MACHINES[guest.arch][0]} is not installed")
+    if not (guest.kernel.exists() and guest.image.exists()):
+        if not shutil.which("apt-get") or not mirrors()[False]:
+            raise Unobtainable("kernels and roots come from a Debian mirror by apt, and there is none")
+        print(f"== making the guest {guest.name} in {CACHE}: a kernel, packages and wheels are downloaded", flush=True)
     guest.kernel.parent.mkdir(parents=True, exist_ok=True)
     if not guest.kernel.exists():
         make_kernel(guest)
@@ -288,29 +292,48 @@ def results(printed: str) -> list[dict[str, Any]]:
 def climb(guest: Guest, rungs: tuple[str, ...], echo: bool = True) -> list[dict[str, Any]]:
     """Boot a guest and climb its rungs; a rung that never ended is a row too."""
     began = time.monotonic()
-    rows = results(boot(guest, rungs, CACHE / "out" / guest.name, echo))
+    printed = boot(guest, rungs, CACHE / "out" / guest.name, echo)
+    rows = results(printed)
+    if not echo and not (len(rows) == len(rungs) and all(row["ok"] for row in rows)):
+        print(printed)
     ended = {row["rung"] for row in rows}
     rows += [{"rung": rung, "ok": False, "seen": "the guest ended before"} for rung in rungs if rung not in ended]
     return [{"guest": guest.name, "guest_s": round(time.monotonic() - began), **row} for row in rows]
 
 
 def main() -> int:
-    """Climb with every guest that was named, or with all; 1 where a rung failed."""
+    """Climb with the guests that were chosen; 1 where a rung failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("guest", nargs="*", help="ARCH or ARCH-SERIES (default: all of guests.toml)")
+    parser.add_argument("--arch", choices=sorted(MACHINES), help="only guests of this architecture")
+    parser.add_argument("--kernel", metavar="SERIES", help="only guests with a kernel of this series: 6.1")
+    parser.add_argument("--quick", action="store_true", help="only the quick rungs, of the guests that have some")
     parser.add_argument("--rungs", default="", help="only these, separated by commas")
     parser.add_argument("--json", type=Path, help="write the results there")
     args = parser.parse_args()
-    chosen = [guest for guest in GUESTS if not args.guest or {guest.arch, guest.name} & set(args.guest)]
-    rows = []
+    chosen = [each for each in GUESTS if args.arch in (None, each.arch) and args.kernel in (None, each.series)]
+    rows: list[dict[str, Any]] = []
     for guest in chosen:
-        prepare(guest)
-        rows += climb(guest, tuple(args.rungs.split(",")) if args.rungs else guest.rungs)
-    for row in rows:
-        print(f"{row['guest']:12} {row['rung']:10} {'passed' if row['ok'] else 'FAILED'}  {row['seen']}")
+        rungs = tuple(args.rungs.split(",")) if args.rungs else guest.quick if args.quick else guest.rungs
+        if not rungs:
+            continue
+        try:
+            prepare(guest)
+        except Unobtainable as error:
+            print(f"== the guest {guest.name} was NOT run: {error}")
+            continue
+        print(f"== booting {guest.name}: {', '.join(rungs)}", flush=True)
+        rows += climb(guest, rungs, echo=not args.quick)
+    print_results(rows)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return int(not rows or not all(row["ok"] for row in rows))
+    return int(not all(row["ok"] for row in rows) or not (rows or args.quick))
+
+
+def print_results(rows: list[dict[str, Any]]) -> None:
+    """A line for each rung: guest, its seconds in all, rung, result."""
+    for row in rows:
+        time_s = f"{row['guest_s']:5} s"
+        print(f"{row['guest']:12} {time_s}  {row['rung']:10} {'passed' if row['ok'] else 'FAILED'}  {row['seen']}")
 
 
 if __name__ == "__main__":

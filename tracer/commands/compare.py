@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moescope.plain import print_plain
-from tracer.commands.options import need_root, seconds, share
+from tracer.commands.options import make_output, need_root, output_folder, seconds, share
 from tracer.commands.run import python, say
 from tracer.errors import TargetError, TracerError
 from tracer.recording.paths import ROOT, Owner, invoking_user
@@ -34,7 +34,9 @@ narrow enough ends them whatever it says, and costs no error rate."""
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("-o", "--output", type=Path, help="folder of the comparison (default: recordings/compare-<time>)")
+    parser.add_argument(
+        "-o", "--output", type=output_folder, help="folder of the comparison (default: recordings/compare-<time>)"
+    )
     parser.add_argument("--runs", type=int, default=0, metavar="N", help="number of runs per side (default: as many as needed)")
     parser.add_argument(
         "--budget",
@@ -78,10 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.warmup < 0 or args.runs < 0:
         raise TracerError("--warmup and --runs count runs: give 0 or more")
     owner, folder = invoking_user(), args.output or Path("recordings") / time.strftime("compare-%Y%m%d-%H%M%S")
-    if folder.exists() and any(folder.iterdir()):
-        raise TracerError(f"{folder} is not empty; give another folder with -o")
-    folder.mkdir(parents=True, exist_ok=True)
-    owner.give(folder)
+    make_output(folder, owner)
     began, pairs = time.monotonic(), 0
     for number in range(args.warmup):
         record_pair(args, commands, folder / "warmup", number, owner)
@@ -110,7 +109,6 @@ def record_pair(args: argparse.Namespace, commands: tuple[list[str], list[str]],
             )
         if json.loads((target / "manifest.json").read_text()).get("target", {}).get("exit_code"):
             raise TargetError(f"{' '.join(command)[:80]} failed; run it by itself first")
-        owner.give(folder)
 
 
 def waited(tracing: subprocess.Popen[bytes]) -> tuple[int, str]:
@@ -155,8 +153,8 @@ def report(args: argparse.Namespace, folder: Path, owner: Owner) -> int:
     here = folder.resolve()
     limits = [word for limit in args.fail_on for word in ("--fail-on", limit)]
     code, document = compared(here, owner, "-o", str(here / "regression.html"), *limits)
-    (here / "comparison.json").write_text(json.dumps(document))
-    owner.give(folder)
+    with owner.acting():
+        (here / "comparison.json").write_text(json.dumps(document))
     for one in document["words"]:
         print_plain(one["text"])
     for failure in document["failures"]:

@@ -100,7 +100,7 @@ def _permitted() -> Check:
 def _btf() -> Check:
     seen = str(VMLINUX) if VMLINUX.exists() else option_state("CONFIG_DEBUG_INFO_BTF")
     remedy = "give --btf FILE with this kernel's types (docs/kernels.md), or install its headers and use --loader bcc"
-    return Check("kernel BTF", "CO-RE (default loader)", True, VMLINUX.exists(), seen, remedy)
+    return Check("kernel BTF", "CO-RE (default loader)", False, VMLINUX.exists(), seen, remedy)
 
 
 def _uprobes() -> Check:
@@ -110,7 +110,7 @@ def _uprobes() -> Check:
 
 
 def _tracefs() -> Check:
-    there = (tracefs() / "events").exists()
+    there = os.path.exists(tracefs() / "events" / "sched" / "sched_switch")
     seen = str(tracefs()) if there else lockdown_or("CONFIG_FTRACE")
     return Check("tracefs", "process and sched levels", True, there, seen, f"mount -t tracefs tracefs {TRACEFS}")
 
@@ -231,7 +231,7 @@ def _htp() -> Check:
             [sys.executable, "-c", QNN_DEVICES], capture_output=True, text=True, timeout=QNN_PATIENCE_S, check=False
         )
         devices = done.stdout.split("\n")[:-1]
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, OSError):
         devices = []
     emulated = " (HTP emulator: functional, no timing model)" if platform.machine() == "x86_64" else ""
     check.ok = bool(devices)

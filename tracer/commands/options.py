@@ -20,7 +20,7 @@ RING_MIB = 32
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Engines, levels, loader, output."""
-    parser.add_argument("-o", "--output", type=Path, help="folder of the recording (default: recordings/<time>)")
+    parser.add_argument("-o", "--output", type=output_folder, help="new folder of the recording (default: recordings/<time>)")
     parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
     parser.add_argument("--levels", default="all", help=f"all, or a choice of {','.join(LEVELS)} (default: all)")
     parser.add_argument(
@@ -94,7 +94,7 @@ def seconds(text: str) -> float:
         if text.endswith(unit):
             with contextlib.suppress(ValueError):
                 value = float(text.removesuffix(unit)) * factor
-                if 0 <= value < float("inf"):
+                if 0 < value < float("inf"):
                     return value
             break
     raise argparse.ArgumentTypeError(f"{text!r} is no time; write 2, 2s, 50ms or 300us")
@@ -114,28 +114,48 @@ def need_root() -> None:
 
 def chosen_levels(text: str) -> set[str]:
     """The set of levels in `a,b,c` or `all`."""
-    levels = set(LEVELS) if text == "all" else {part.strip() for part in text.split(",") if part.strip()}
+    levels = set(LEVELS) if text == "all" else set(parts(text, "--levels"))
     unknown = levels - set(LEVELS)
-    if unknown or not levels:
-        raise TracerError(f"unknown level {', '.join(sorted(unknown)) or '(none)'}; known: all, {', '.join(LEVELS)}")
+    if unknown:
+        raise TracerError(f"unknown level {', '.join(sorted(unknown))}; known: all, {', '.join(LEVELS)}")
     return levels
 
 
 def make_output(path: Path | None, owner: Owner) -> Path:
-    """Create the folder of the recording, belonging to the owner; an existing recording is not overwritten."""
+    """Create the folder with the owner's rights; one that holds anything is refused, whoever owns what is in it."""
     folder = path or Path("recordings") / time.strftime("%Y%m%d-%H%M%S")
-    if (folder / "manifest.json").exists():
-        raise TracerError(f"{folder} holds a recording already; give another folder with -o")
     try:
-        for parent in reversed([folder, *folder.parents]):
-            if not parent.exists():
-                parent.mkdir()
-                os.chown(parent, owner.uid, owner.gid)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(13, "Permission denied")
+        with owner.acting():
+            folder.mkdir(parents=True, exist_ok=True)
+            names = sorted(entry.name for entry in os.scandir(folder))
+            if not names:
+                probe = folder / "manifest.json.new"
+                probe.touch(exist_ok=False)
+                probe.unlink()
     except OSError as error:
-        raise TracerError(f"cannot write to {folder}: {error.strerror}; give a writable folder with -o") from None
+        raise TracerError(
+            f"cannot write to {folder}: {error.strerror}; give a folder that {owner.name} may write with -o"
+        ) from None
+    if "manifest.json" in names:
+        raise TracerError(f"{folder} holds a recording already; give another folder with -o")
+    if names:
+        raise TracerError(f"{folder} is not empty (it holds {names[0]}): give a new or an empty folder with -o")
     return folder
+
+
+def output_folder(text: str) -> Path:
+    """The folder that -o names."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError("an empty name; give a folder")
+    return Path(text)
+
+
+def parts(text: str, option: str) -> list[str]:
+    """The names in `a,b,c`; raises TracerError where one is empty."""
+    names = [part.strip() for part in text.split(",")]
+    if not all(names):
+        raise TracerError(f"{option} {text!r} has an empty name; write a,b,c")
+    return names
 
 
 def refuse_impossible(args: argparse.Namespace) -> None:
@@ -167,8 +187,8 @@ def session_options(args: argparse.Namespace) -> Options:
     need_root()
     refuse_impossible(args)
     added, functions = read_probe_files(args.probes)
-    engines, levels, owner = choose(args.engine.split(","), added), chosen_levels(args.levels), invoking_user()
-    events = parse(args.pmc)
+    engines, levels, owner = choose(parts(args.engine, "--engine"), added), chosen_levels(args.levels), invoking_user()
+    events = parse(parts(args.pmc, "--pmc")) if args.pmc else ()
     refuse_missing_levels(args, levels, bool(events))
     return Options(
         output=make_output(args.output, owner),

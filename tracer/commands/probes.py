@@ -3,21 +3,26 @@
 import argparse
 import json
 import os
+import platform
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from moescope.arguments import add_json
 from moescope.plain import print_plain
-from tracer.commands.options import add_probe_files, chosen_levels, need_root
+from tracer.commands.options import add_probe_files, chosen_levels, need_root, parts
 from tracer.engines import choose
 from tracer.errors import TracerError
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.probes.attach import Attachments, Row
 from tracer.probes.calibration import UNKNOWN, measure
+from tracer.probes.elf import read_binary
 from tracer.probes.functions import read_probe_files
 from tracer.recording.paths import invoking_user
+
+ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
+"""What the kernel calls this machine → what ELF headers do."""
 
 EXAMPLES = """examples:
   sudo python -m tracer probes /usr/lib/libllama.so /usr/lib/libggml-cpu.so
@@ -39,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Place, measure, print, and remove the probes again."""
     need_root()
     added, functions = read_probe_files(args.probes)
-    engines = choose(args.engine.split(","), added)
+    engines = choose(parts(args.engine, "--engine"), added)
     probes = Attachments(engines, chosen_levels(args.levels), invoking_user(), functions)
     loader = LibbpfLoader(Kernel(), probes.programs() | {"empty"}, {})
     probes.loader = loader
@@ -47,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
         probes.drop(loader.refused)
         costs = probes.costs = UNKNOWN if "empty" in probes.refused else measure(loader.program_fd("empty"))
         for path in args.file:
-            if not path.is_file():
-                raise TracerError(f"{path} is not a file")
+            refuse_foreign(path)
             probes.attach_file(str(path), is_executable=os.access(path, os.X_OK) and ".so" not in path.name)
     finally:
         probes.detach()
@@ -64,6 +68,15 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print_table(rows)
     return 0
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise TracerError where a file is no program or library of this machine."""
+    if not path.is_file():
+        raise TracerError(f"{path} is not a file")
+    architecture = read_binary(str(path)).machine
+    if architecture != ARCHITECTURES.get(platform.machine()):
+        raise TracerError(f"{path} is code for {architecture}, this machine runs {platform.machine()}: give its own files")
 
 
 def print_table(rows: list[Row]) -> None:

@@ -91,7 +91,8 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
         try:
             session.load()
         except TracerError:
-            discard_empty(options.output)
+            with options.owner.acting():
+                discard_empty(options.output)
             raise
         target: Target | Followed = make_target()
         session.follow(target)
@@ -102,7 +103,6 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
         finally:
             status.close()
             session.finish()
-        options.owner.give(options.output)
         code = conclude(session, target)
         if with_views and session.saw_engine():
             write_results(options)

@@ -10,6 +10,8 @@ from typing import Any, get_origin
 from tracer.errors import EngineError
 
 LEVELS = ("token", "graph", "operator", "expert", "qnn", "sched", "io")
+NEEDS = {"operator": "graph", "expert": "graph"}
+"""Level → the one without which its records have no names or do not come at all: what a graph holds is told where it begins."""
 ANCHORS = ("strings", "calls", "jumps")
 WAYS = ("entry", "return", "tail")
 EXAMPLES: dict[Any, str] = {
@@ -80,6 +82,16 @@ class Engine:
         return self.inspect or os.path.basename(path).startswith(self.inspectable)
 
 
+def with_needed(levels: set[str]) -> tuple[set[str], list[str]]:
+    """The levels with those that they need; a sentence for each that was brought."""
+    asking: dict[str, list[str]] = {}
+    for level in sorted(levels & NEEDS.keys()):
+        if NEEDS[level] not in levels:
+            asking.setdefault(NEEDS[level], []).append(level)
+    said = [f"level {needed} is recorded too: {' and '.join(by)} cannot be told without it" for needed, by in asking.items()]
+    return levels | asking.keys(), said
+
+
 def frozen(row: dict[str, Any]) -> dict[str, Any]:
     """The row with its lists as tuples."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
@@ -140,9 +152,7 @@ def choose(names: list[str], added: list[Engine] | None = None) -> list[Engine]:
 
 def _named(names: list[str]) -> list[Engine]:
     known = all_engines()
-    if "auto" in names:
-        return list(known.values())
     for name in names:
-        if name not in known:
+        if name not in known and name != "auto":
             raise EngineError(f"unknown engine {name!r}; known: auto, {', '.join(known)}")
-    return [known[name] for name in names]
+    return list(known.values()) if "auto" in names else [known[name] for name in dict.fromkeys(names)]

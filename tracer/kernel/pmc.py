@@ -90,10 +90,10 @@ class Event:
 
 
 def raw_config(name: str) -> int | None:
-    """The config of a raw code, `r1c2` or `0x1c2`; None where it is none."""
+    """The config of a raw code, `r1c2` or `0x1c2`; None where it is none that 64 bits hold."""
     digits = name[2:] if name.startswith("0x") else name[1:] if name.startswith("r") else ""
     with contextlib.suppress(ValueError):
-        return int(digits, 16) if digits.isalnum() else None
+        return int(digits, 16) if digits.isalnum() and int(digits, 16) < 2**64 else None
     return None
 
 
@@ -102,9 +102,8 @@ def offered() -> list[str]:
     return [name for name, (kind, config) in NAMED.items() if Event(name, kind, config).works()]
 
 
-def parse(text: str) -> tuple[Event, ...]:
-    """The events in `a,b,c`; raises TracerError where one is unknown, absent on this machine, or too many are asked for."""
-    names = [part.strip() for part in text.split(",") if part.strip()]
+def parse(names: list[str]) -> tuple[Event, ...]:
+    """The events of these names; raises TracerError where one is unknown, absent on this machine, or too many are asked for."""
     if len(names) > MAX_EVENTS:
         raise TracerError(f"--pmc takes at most {MAX_EVENTS} events, {len(names)} were given")
     events = tuple(_event(name) for name in names)

@@ -17,6 +17,7 @@ from tracer.errors import ProbeError, RequirementError
 from tracer.probes import anchors, name_tables, uprobes
 from tracer.probes.denials import lockdown
 from tracer.probes.elf import Binary, Symbol, contains, read_binary
+from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions
 from tracer.probes.perf_events import attach_software, attach_tracepoint, has_tracepoint, tracefs
@@ -115,7 +116,7 @@ def cheapest(sites: list[tuple[int, str, Place]]) -> list[tuple[int, str, Place]
 def needs_anchors(engine: Engine, binary: Binary) -> bool:
     """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
     names = (name for probe in engine.probes for name in probe.symbols)
-    return bool(engine.marker) and contains(binary.path, engine.marker.encode()) and not any(map(binary.mentions, names))
+    return bool(engine.marker) and not any(map(binary.mentions, names)) and contains(binary.path, engine.marker.encode())
 
 
 def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: list[Probe], known: list[Probe]) -> list[str]:
@@ -154,6 +155,7 @@ class Attachments:
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
         self._more: list[int] = []  # descriptors of probes that need one per cpu
         self._known: set[tuple[int, int, int, str, int]] = set()
+        self._visits: set[tuple[int, int, int, str, bool]] = set()
         self.shed_levels: set[str] = set()
         self.spared: list[tuple[Engine, Probe, str, int, str]] = []  # what attach_spared would place: file, offset, symbol
         self._changing = threading.Lock()  # levels are shed and restored beside the drain
@@ -210,6 +212,8 @@ class Attachments:
         """Attach every engine's probes that a file offers; returns how many were added."""
         before = len(self.rows)
         real = os.path.realpath(path)
+        if self._was_attached(path, real, is_executable):
+            return 0
         for engine in self.engines:
             wanted = engine.owns(os.path.basename(path)) or engine.owns(os.path.basename(real))
             if is_executable:
@@ -223,6 +227,18 @@ class Attachments:
         if not all(self._is_spared(probe) for _, probe, *_ in self.spared):
             self.attach_spared()
         return len(self.rows) - before
+
+    def _was_attached(self, path: str, real: str, is_executable: bool) -> bool:
+        """Whether this file, unchanged, was gone through before under this name: its probes stand in every process."""
+        try:
+            status = os.stat(real)
+        except OSError:
+            return False
+        visit = status.st_dev, status.st_ino, status.st_mtime_ns, os.path.basename(path), is_executable
+        if visit in self._visits:
+            return True
+        self._visits.add(visit)
+        return False
 
     def _attach_named(self, path: str, file_name: str, is_executable: bool) -> None:
         """Attach the probes on a user's functions in one file."""
@@ -247,11 +263,16 @@ class Attachments:
                     self._attach(engine, probe, path, *site)
         if len(self.rows) > before or engine.owns(os.path.basename(path)):
             self.state[engine.name].libraries[path] = binary.build_id
+        self._learn_operators(engine, binary, len(self.rows) > before)
+
+    def _learn_operators(self, engine: Engine, binary: Binary, is_probed: bool) -> None:
+        """The engine's operator names by number: read from the file's table in milliseconds, else asked of the library."""
         state = self.state[engine.name]
-        if engine.operator_names and not state.operators and binary.symbol(engine.operator_names) is not None:
-            state.operators = self._operator_names(path, engine.operator_names)
-        if engine.operator_table and not state.operators and len(self.rows) > before:
-            state.operators = name_tables.read(path, engine.operator_table)
+        can_ask = bool(engine.operator_names) and binary.symbol(engine.operator_names) is not None
+        if engine.operator_table and not state.operators and (is_probed or can_ask):
+            state.operators = name_tables.read(binary.path, engine.operator_table)
+        if can_ask and not state.operators:
+            state.operators = self._operator_names(binary.path, engine.operator_names)
 
     def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> list[tuple[int, str, Place]]:
         """(file offset of the function, its name, the place in it) of each function that a probe means in a binary."""
@@ -260,7 +281,7 @@ class Attachments:
             if offset is None:
                 return []
             entry = offset - len(NOP5)
-            place = place_usdt(binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry), self.costs, binary.machine)
+            place = place_usdt(binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry), has_fast_nop(), binary.machine)
             return [(offset, probe.usdt, place)]
         if any(binary.find(name) for name in probe.unless) or (probe.once and self._stands_beside(probe, binary.path)):
             return []
@@ -295,7 +316,7 @@ class Attachments:
     def _entry(self, binary: Binary, offset: int, name: str, choose: Callable[..., Place] = place_entry) -> Place:
         """Where a probe stands in a function."""
         try:
-            return choose(binary.bytes_at(offset), binary.machine, self.costs)
+            return choose(binary.bytes_at(offset), binary.machine, has_fast_nop())
         except ProbeError as error:
             raise ProbeError(f"{binary.path}: {name}: {error}") from None
 

@@ -54,6 +54,8 @@ class Binary:
             while at >= 0:
                 places.append(at)
                 at = strings.find(wanted, at + 1)
+            if not places:
+                continue
             functions = np.isin(entries["info"] & 0xF, FUNCTION_TYPES) & (entries["value"] > 0)
             for entry in entries[functions & np.isin(entries["name"], places)]:
                 return self.file_offset(int(entry["value"]))
@@ -75,11 +77,13 @@ class Binary:
         """
         if name.endswith("*"):
             return min(self._beginning_with(name[:-1].encode(), SIGNATURE), key=lambda symbol: symbol.name, default=None)
+        plain = name.encode()
+        if not any(plain in strings for _, strings in self.tables):
+            return None
         exact = self.symbol(name)
         if exact is not None:
             return Symbol(name, exact)
         symbols: list[Symbol] = []
-        plain = name.encode()
         for start in (plain, *(b"_Z%s%d%s" % (local, len(plain), plain) for local in (b"L", b""))):
             symbols += self._beginning_with(start, MANGLED if start != plain else CLONE)
         return min(symbols, key=lambda symbol: (symbol.changed, symbol.name), default=None)

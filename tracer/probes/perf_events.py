@@ -79,7 +79,7 @@ def mounted(table: str) -> list[Path]:
 
 def has_tracepoint(category: str, name: str) -> bool:
     """Whether this kernel offers a tracepoint."""
-    return (tracefs() / "events" / category / name / "id").exists()
+    return os.path.exists(tracefs() / "events" / category / name / "id")
 
 
 def attach_tracepoint(program_fd: int, category: str, name: str) -> int:

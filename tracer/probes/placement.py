@@ -4,7 +4,10 @@ A uprobe's cost is decided by the instruction under it: the kernel emulates some
 which on a virtual machine costs ten times as much.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import capstone
 from capstone import x86_const
@@ -45,7 +48,10 @@ ARM64_HINT, ARM64_NOP = (0xFFFFF01F, 0xD503201F), 0xD503201F
 ARM64_STEPPED_HINTS = {7, 8, 10, 24, 25, 26, 27, 32, 34, 36, 38}  # XPACLRI, PACI*, BTI
 REFUSED = "refused"
 NOP5 = b"\x0f\x1f\x44\x00\x00"
-CLEARLY_CHEAPER = 0.9
+LONGEST = 16  # bytes of an instruction
+# Branches whose target may stand in the instruction, and that target as capstone writes it.
+BRANCH = {"x64": re.compile("j.*|call|loop.*"), "AArch64": re.compile("bl?|b[.].*|cbn?z|tbn?z")}
+DIRECT = re.compile("(?:^|#)(0x[0-9a-f]+|[0-9]+)$")
 CALL_BYTES = 5  # a direct call: 5 bytes on x86-64, 4 on arm64
 
 
@@ -59,6 +65,7 @@ class Place:
     why: str
 
 
+@cache
 def _decoder(machine: str) -> capstone.Cs | None:
     modes = {
         "x64": (capstone.CS_ARCH_X86, capstone.CS_MODE_64),
@@ -97,15 +104,12 @@ def arm64_class(word: int) -> str:
     return REFUSED if any(word & mask == value for mask, value in ARM64_REFUSED) else "stepped"
 
 
-def rank(cost: str, costs: dict[str, float]) -> int:
+def rank(cost: str, fast_nop: bool) -> int:
     """The order of the cost classes, cheapest first: by how the kernel executes them, whatever a busy machine measures.
 
-    A long nop is a system call in some kernels (on x86-64 since Linux 6.18: ba2bfc97b462 "uprobes/x86: Add support to optimize
-    uprobes") and stepped in others: there what was measured tells, if clearly.
+    A nop of class `nop5` is executed without a step where `fast_nop` (tracer/probes/fast_nop.py), and stepped elsewhere.
     """
-    if cost == "nop5":
-        return 0 if costs["nop5"] < CLEARLY_CHEAPER * costs["emulated"] else 2
-    return {"emulated": 1, "stepped": 3}[cost]
+    return {"nop5": 0 if fast_nop else 2, "emulated": 1, "stepped": 3}[cost]
 
 
 def _target(instruction: capstone.CsInsn) -> int | None:
@@ -116,10 +120,25 @@ def _target(instruction: capstone.CsInsn) -> int | None:
     return int(operand.imm) if operand.type == capstone.CS_OP_IMM else None
 
 
-def _loop_begins(instructions: list[capstone.CsInsn]) -> int:
+def _decoded(code: bytes, machine: str) -> Iterator[capstone.CsInsn]:
+    """Instructions in all detail, one at a time: most callers need but the first few, and detail takes long."""
+    decoder, offset = _decoder(machine), 0
+    while decoder:
+        instruction = next(decoder.disasm(code[offset : offset + LONGEST], offset, 1), None)
+        if instruction is None:
+            return
+        yield instruction
+        offset += instruction.size
+
+
+def _loop_begins(code: bytes, machine: str) -> int:
     """The first place behind the entry that code further on jumps back to: what stands there may run more than once a call."""
-    targets = [(_target(instruction), instruction.address) for instruction in instructions]
-    return min((to for to, at in targets if to is not None and 0 < to <= at), default=1 << 31)
+    decoder, targets = _decoder(machine), []
+    for offset, _, mnemonic, operands in decoder.disasm_lite(code, 0) if decoder else ():
+        target = DIRECT.search(operands) if BRANCH[machine].fullmatch(mnemonic) else None
+        if target and 0 < int(target[1], 0) <= offset:
+            targets.append(int(target[1], 0))
+    return min(targets, default=1 << 31)
 
 
 def _is_branch(instruction: capstone.CsInsn) -> bool:
@@ -138,25 +157,25 @@ def _written(instruction: capstone.CsInsn, machine: str) -> set[str]:
     return names
 
 
-def place_entry(code: bytes, machine: str, costs: dict[str, float]) -> Place:
+@lru_cache(maxsize=1024)
+def place_entry(code: bytes, machine: str, fast_nop: bool) -> Place:
     """The cheapest instruction on the straight line from the entry at which arguments, stack and return address are intact.
 
-    `costs` gives ns per hit by cost class, as measured on this machine. Raises ProbeError where there is none to probe.
+    `fast_nop` tells whether this kernel executes a probed nop without a step. Raises ProbeError where there is none to probe.
     """
-    decoder = _decoder(machine)
-    instructions = list(decoder.disasm(code, 0)) if decoder else []
-    loop = _loop_begins(instructions)
+    loop, is_decoded = _loop_begins(code, machine), False
     candidates: list[tuple[int, int, str, str]] = []
-    for instruction in instructions:
+    for instruction in _decoded(code, machine):
+        is_decoded = True
         if instruction.address >= loop:
             break
         cost = cost_class(instruction, machine)
         text = f"{instruction.mnemonic} {instruction.op_str}".strip()
         if cost != REFUSED:
-            candidates.append((rank(cost, costs), instruction.address, text, cost))
+            candidates.append((rank(cost, fast_nop), instruction.address, text, cost))
         if _is_branch(instruction) or _written(instruction, machine) & ARGUMENT_REGISTERS[machine]:
             break
-    if not instructions:
+    if not is_decoded:
         return Place(0, "", "stepped", "code of this machine is not decoded: probe at the symbol")
     if not candidates:
         raise ProbeError("no instruction can be probed before the arguments change")
@@ -167,10 +186,9 @@ def place_entry(code: bytes, machine: str, costs: dict[str, float]) -> Place:
     return Place(delta, text, cost, why + ("; nothing cheaper before they change" if cost == "stepped" else ""))
 
 
-def place_tail(code: bytes, machine: str, costs: dict[str, float]) -> Place:
+def place_tail(code: bytes, machine: str, fast_nop: bool) -> Place:
     """The jump by which a short function hands over to another; the entry where there is none."""
-    decoder = _decoder(machine)
-    for instruction in decoder.disasm(code, 0) if decoder else ():
+    for instruction in _decoded(code, machine):
         target = _target(instruction)
         leaves = target is not None and not 0 <= target < len(code)
         if instruction.mnemonic in ("jmp", "b") and leaves and cost_class(instruction, machine) == "emulated":
@@ -178,7 +196,7 @@ def place_tail(code: bytes, machine: str, costs: dict[str, float]) -> Place:
             return Place(instruction.address, text, "emulated", "tail jump: emulated, and passed by every thread that waits")
         if instruction.mnemonic in ("ret", "call", "bl"):
             break
-    return place_entry(code, machine, costs)
+    return place_entry(code, machine, fast_nop)
 
 
 def place_call(before: bytes, machine: str, why: str) -> Place | None:
@@ -191,12 +209,12 @@ def place_call(before: bytes, machine: str, why: str) -> Place | None:
     return Place(-size, call.mnemonic, "emulated", why)
 
 
-def place_usdt(before: bytes, is_entry: bool, costs: dict[str, float], machine: str = "x64") -> Place:
+def place_usdt(before: bytes, is_entry: bool, fast_nop: bool, machine: str = "x64") -> Place:
     """A USDT site, or the 5-byte nop in front of it where that is cheaper here and is the function's entry, so surely run.
 
     `before` holds the five bytes in front of the site, `is_entry` tells whether a function begins with them.
     """
-    if before == NOP5 and is_entry and rank("nop5", costs) == 0:
+    if before == NOP5 and is_entry and rank("nop5", fast_nop) == 0:
         return Place(
             -len(NOP5), "nop5", "nop5", "in front of the USDT site: this kernel makes it a system call, cheaper than a trap"
         )

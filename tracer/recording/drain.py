@@ -46,7 +46,7 @@ class SlotFile:
 
     def __init__(self, path: Path):
         self.path, self.bytes = path, 0
-        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def append(self, slots: np.ndarray) -> None:
         """Write whole slots."""

@@ -57,7 +57,9 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Replace the manifest atomically: a reader sees the old or the new one, never half."""
     temporary = folder / "manifest.json.new"
     indent = 1 if manifest.get("state") == "complete" else None  # without is ten times as fast, and this is done every second
-    temporary.write_text(json.dumps(manifest, indent=indent))
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as file:  # made here: whoever may write to the folder cannot lead us elsewhere
+        file.write(json.dumps(manifest, indent=indent))
     os.replace(temporary, folder / "manifest.json")
 
 

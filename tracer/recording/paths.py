@@ -1,9 +1,14 @@
 """Where the project's built parts lie, in a checkout and installed, and on whose behalf it runs."""
 
+import contextlib
+import ctypes
 import os
 import pwd
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from moescope.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder of the packages: the checkout, or the one into which a wheel was installed."""
@@ -25,6 +30,9 @@ LIBRARIES = [
 BUILT_PARTS = [*BPF_OBJECTS.values(), *MAPS_OBJECTS.values(), *LIBRARIES]
 """Everything that CMakeLists.txt builds."""
 BUILD = ROOT / "build"
+LIBC = ctypes.CDLL(None)
+NOBODY_AT_ALL = 2**32 - 1
+"""The number that the kernel gives no user: it stands for "leave as it is"."""
 VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
 
 
@@ -37,12 +45,22 @@ class Owner:
     name: str
     home: str
 
-    def give(self, path: Path) -> None:
-        """Hand a file, or a folder with all it holds, to the owner."""
-        os.chown(path, self.uid, self.gid)
-        for folder, folders, files in os.walk(path):
-            for name in folders + files:
-                os.chown(os.path.join(folder, name), self.uid, self.gid, follow_symlinks=False)
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """What this thread does with files meanwhile, it does with the owner's rights instead of root's.
+
+        What it makes is the owner's from the beginning, and a name that the owner could not open leads nowhere.
+        """
+        if os.geteuid() or not self.uid:
+            yield
+            return
+        LIBC.setfsgid(self.gid)
+        LIBC.setfsuid(self.uid)  # the kernel takes root's rights over files away with it, and gives them back
+        try:
+            yield
+        finally:
+            LIBC.setfsuid(0)
+            LIBC.setfsgid(0)
 
     def become(self) -> None:
         """Drop root for good in this (child) process."""
@@ -61,9 +79,17 @@ class Owner:
 
 def invoking_user() -> Owner:
     """The user behind sudo, or the present one."""
-    uid = int(os.environ.get("SUDO_UID", os.getuid())) if os.geteuid() == 0 else os.getuid()
+    uid = _number_from_sudo("SUDO_UID", os.getuid())
     try:
         entry = pwd.getpwuid(uid)
         return Owner(uid, entry.pw_gid, entry.pw_name, entry.pw_dir)
     except KeyError:
-        return Owner(uid, int(os.environ.get("SUDO_GID", os.getgid())), str(uid), "/")
+        return Owner(uid, _number_from_sudo("SUDO_GID", os.getgid()), str(uid), "/")
+
+
+def _number_from_sudo(name: str, own: int) -> int:
+    """A number that sudo left in the environment, as far as root looks at it."""
+    text = os.environ.get(name, "") if os.geteuid() == 0 else ""
+    if text and not (text.isascii() and text.isdigit() and int(text) < NOBODY_AT_ALL):
+        raise UserError(f"{name}={text!r} in the environment is no user's or group's number: unset it, or call through sudo")
+    return int(text) if text else own

@@ -12,6 +12,9 @@ from pathlib import Path
 from tracer.errors import TargetError
 from tracer.recording.paths import Owner
 
+KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD among a task's flags."""
+
 
 def tasks(pid: int) -> list[int]:
     """Thread ids of a process; empty when it is gone."""
@@ -127,6 +130,22 @@ class Target:
         return self.exit_code is None
 
 
+def command_line(pid: int) -> bytes:
+    """The words of a process that runs a program, each with a NUL behind it; raises TargetError where there is none to follow."""
+    if pid == os.getpid():
+        raise TargetError(f"{pid} is the tracer itself; give another process")
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        raise TargetError(f"no process {pid}; it may have ended") from None
+    if status[0] in "ZX":
+        raise TargetError(f"process {pid} has ended; its parent, process {status[1]}, has not asked for its status yet")
+    if int(status[6]) & KERNEL_THREAD:
+        raise TargetError(f"{pid} is a thread of the kernel, which runs no program to probe")
+    return words
+
+
 class Followed:
     """A process that was there before; it is never waited for and never ended."""
 
@@ -135,10 +154,8 @@ class Followed:
     cpu_ns = 0
 
     def __init__(self, pid: int):
-        if not tasks(pid):
-            raise TargetError(f"no process {pid}; it may have ended")
         self.pid, self.started = pid, time.monotonic_ns()
-        self.command = [part.decode(errors="replace") for part in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") if part]
+        self.command = [part.decode(errors="replace") for part in command_line(pid).split(b"\0") if part]
 
     def folder(self) -> Path:
         """Where relative paths on its command line begin, as far as it did not change folders."""

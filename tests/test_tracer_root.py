@@ -1,0 +1,120 @@
+"""Root writes with the rights of the user who typed sudo, and only where nothing of others lies."""
+
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import trace
+from tracer.recording.drain import SlotFile
+from tracer.recording.format import write_manifest
+from tracer.recording.paths import Owner
+
+pytestmark = pytest.mark.needs("probes")
+USER, OTHER = 65534, 12345
+SUDO = {"SUDO_UID": str(USER), "SUDO_GID": str(USER), "SUDO_USER": "nobody"}
+NOBODY = Owner(USER, USER, "nobody", "/")
+
+
+def record(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A short recording into `folder`."""
+    return trace("run", "--no-views", "--levels", "token", "-o", str(folder), "--", "true", env=environment)
+
+
+def seen(path: Path) -> tuple[int, ...]:
+    """What must not change of a file."""
+    status = path.lstat()
+    return status.st_uid, status.st_gid, status.st_mode, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_nlink
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that everyone may write to."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def furnished(folder: Path) -> Path:
+    """A folder of another user's, with files, links and a setuid program; the user may write to it."""
+    (folder / "inner").mkdir(parents=True)
+    (folder / "text").write_text("theirs")
+    (folder / "inner" / "secret").write_text("theirs, too")
+    (folder / "program").write_bytes(b"#!/bin/sh\n")
+    (folder / "link").symlink_to(folder / "text")
+    os.link(folder / "text", folder / "hard")
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    os.chmod(folder / "program", stat.S_ISUID | 0o755)
+    os.chmod(folder, 0o777)
+    return folder
+
+
+@pytest.mark.parametrize("environment", [SUDO, {}], ids=["through sudo", "as root"])
+def test_a_folder_that_holds_files_is_refused_and_nothing_of_it_changes(shared: Path, environment: dict[str, str]) -> None:
+    folder = furnished(shared / "theirs")
+    before = {path: seen(path) for path in (folder, *folder.rglob("*"))}
+    done = record(folder, **environment)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "is not empty (it holds hard): give a new or an empty folder with -o" in done.stderr
+    assert {path: seen(path) for path in (folder, *folder.rglob("*"))} == before
+
+
+def test_a_folder_where_the_user_may_not_write_is_refused_though_root_may(shared: Path) -> None:
+    (shared / "roots").mkdir(mode=0o755)
+    before = seen(shared / "roots")
+    for folder in (shared / "roots", shared / "roots" / "inner"):
+        done = record(folder, **SUDO)
+        assert (
+            done.returncode == 2
+            and f"cannot write to {folder}: Permission denied; give a folder that nobody may write" in done.stderr
+        )
+    assert seen(shared / "roots") == before
+
+
+def test_a_link_to_where_the_user_may_not_write_leads_nowhere(shared: Path) -> None:
+    (shared / "roots").mkdir(mode=0o755)
+    (shared / "link").symlink_to(shared / "roots")
+    done = record(shared / "link", **SUDO)
+    assert done.returncode == 2 and "Permission denied" in done.stderr
+    assert not list((shared / "roots").iterdir())
+
+
+def test_all_that_a_recording_makes_is_the_users(shared: Path) -> None:
+    assert record(shared / "a" / "run", **SUDO).returncode == 0
+    made = [shared / "a", *(shared / "a").rglob("*")]
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {(USER, USER)}
+    assert {"manifest.json", "events.bin", "details.bin"} <= {path.name for path in made}
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+def test_files_that_wait_under_our_names_are_not_written_through(shared: Path, kind: str) -> None:
+    victim = shared / "victim"
+    victim.write_text("untouched")
+    os.chmod(victim, 0o600)
+    folder = shared / "run"
+    folder.mkdir()
+    os.chown(folder, USER, USER)
+    for name in ("events.bin", "manifest.json.new"):
+        (folder / name).symlink_to(victim) if kind == "symbolic" else os.link(victim, folder / name)
+    with NOBODY.acting():
+        with pytest.raises(FileExistsError):
+            SlotFile(folder / "events.bin")
+        write_manifest(folder, {"state": "complete"})
+    assert victim.read_text() == "untouched"
+    assert (folder / "manifest.json").stat().st_uid == USER and not (folder / "manifest.json").is_symlink()
+
+
+def test_roots_rights_are_back_afterwards_even_after_an_error(shared: Path) -> None:
+    secret = shared / "secret"
+    secret.write_text("root's")
+    os.chmod(secret, 0o600)
+    with pytest.raises(PermissionError), NOBODY.acting():
+        secret.read_text()
+    assert secret.read_text() == "root's"
+    (shared / "new").touch()
+    assert (shared / "new").stat().st_uid == 0

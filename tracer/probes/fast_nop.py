@@ -1,0 +1,27 @@
+"""Whether the kernel executes a probed nop without a step: told by what it offers, not by a measurement."""
+
+import ctypes
+import errno
+import platform
+from functools import cache
+from pathlib import Path
+
+from tracer.probes.perf_events import libc
+
+UPROBE_CALL = 336  # of x86-64: what a probed long nop is replaced by
+SYMBOLS = Path("/proc/kallsyms")
+
+
+@cache
+def has_fast_nop() -> bool:
+    """On x86-64 the 5-byte nop becomes a system call (Linux 6.18: ba2bfc97b462 "uprobes/x86: Add support to optimize uprobes").
+
+    On arm64 the nop is simulated (Linux 6.13: ac4ad5c09b34 "arm64: insn: Simulate nop instruction for better
+    uprobe performance").
+    """
+    if platform.machine() == "x86_64":
+        return libc.syscall(ctypes.c_long(UPROBE_CALL)) < 0 and ctypes.get_errno() != errno.ENOSYS
+    try:
+        return b" simulate_nop\n" in SYMBOLS.read_bytes()
+    except OSError:
+        return False
