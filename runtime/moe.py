@@ -15,7 +15,7 @@ from runtime.errors import ModelError, RequestError
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT
 from runtime.package.layout import Package
-from runtime.package.tokens import Message, chat_ids, end_ids, read_tokenizer
+from runtime.package.tokens import Message, chat_ids, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
 from runtime.step.engine import Engine
@@ -67,7 +67,7 @@ class MoE:
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve(options, package)
         self.tokenizer = read_tokenizer(package.folder)
-        self.end_ids = end_ids(package.folder, package.family.end_ids)
+        self._further_ends = further_end_ids(package.folder)
         scales = self._kv_scales() if self.options.kv_bits == 8 else None
         self.engine = Engine(package, self.options, self.log, costs, scales)
 
@@ -168,7 +168,7 @@ class MoE:
             self.log.timers = None
 
     def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool) -> Iterator[Token]:
-        stream, end = TextStream(self.tokenizer), self.end_ids
+        stream, end = TextStream(self.tokenizer), self._further_ends.union(self.package.family.end_ids)
         sequence = None
         for _ in range(limit):
             with self._stepping:

@@ -4,6 +4,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from runtime import MoE
@@ -13,6 +14,8 @@ from runtime.models import read_family
 from runtime.package.convert import convert
 from runtime.package.demo_model import write_demo_model
 from runtime.package.tokens import chat_ids, read_tokenizer
+from runtime.step.sampling import Sampler, Sampling
+from runtime.telemetry import log
 from tests.runtime_models import PROMPT
 
 CONVERSATION = [
@@ -157,3 +160,24 @@ def test_a_tensor_that_nothing_would_use_and_numbers_that_are_none_are_named(mod
     with pytest.raises(ModelError, match=r"model.norm.weight holds numbers that are not finite"):
         convert(model, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_the_log_of_many_steps_keeps_the_newest_choices_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "ROUTING_BYTES", 100_000)
+    kept = log.RunLog()
+    for step in range(10_000):
+        kept.route(step, 0, np.zeros((1, 8), np.uint16), np.zeros((1, 8), np.float32))
+        assert kept.routing_bytes <= 100_000
+    assert kept.routing[-1][0] == 9_999
+    assert kept.routing_dropped + len(kept.routing) == 10_000
+    assert kept.routing[0][0] == kept.routing_dropped
+
+
+@pytest.mark.parametrize("length", [65, 129, 257])
+def test_the_chunk_changes_logits_by_rounding_only(model: Path, length: int) -> None:
+    ids = np.random.default_rng(length).integers(0, 380, length).tolist()
+    rows = []
+    for chunk in (16, 64, 512):
+        with MoE.load(model, chunk=chunk) as moe:
+            rows.append(moe.engine.step(moe.engine.begin_sequence(length), ids, Sampler(Sampling()))[1])
+    assert max(np.abs(row - rows[0]).max() for row in rows) < 2e-5

@@ -1,7 +1,7 @@
 """Every family against transformers, tiny and random: the same tokens, the same logits, whatever the chunk and the cache."""
 
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +253,44 @@ def test_the_text_part_of_a_model_that_sees_is_read_like_a_text_model(tmp_path: 
     (tiny.folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": config}))
     package = convert(tiny.folder, tmp_path / "whole").folder
     assert tiny.generated(package)[0] == tiny.tokens
+
+
+class FullLength(Tiny):
+    """The reference computes every token anew, as transformers' generate does where LongRoPE goes over to its long factors.
+
+    Phi-MoE's rotary module in transformers asks its LongRoPE function for no length and so gets short factors at any; here the
+    function is asked for the sequence's length, as in other families.
+    """
+
+    def _reference(self, model: Any) -> tuple[list[int], np.ndarray]:
+        ids, logits = list(self.ids), []
+        rotary = model.model.rotary_emb
+        factors = rotary.rope_init_fn
+        with torch.no_grad():
+            for _ in range(self.new):
+                rotary.rope_init_fn = partial(factors, seq_len=len(ids))
+                logits.append(model(torch.tensor([ids])).logits[0, -1].numpy())
+                ids.append(int(logits[-1].argmax()))
+        return ids[len(self.ids) :], np.stack(logits)
+
+
+@pytest.mark.parametrize("original", [20, 36, 37, 45, 52, 100])
+def test_longrope_takes_short_factors_up_to_the_original_length_and_long_ones_beyond(
+    original: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors = {"short_factor": np.linspace(1, 1.5, 8).tolist(), "long_factor": np.linspace(2, 6, 8).tolist()}
+    rope = {name: value for name, value in LONG.items() if name != "factor"} | factors
+    sizes = {"rope_parameters": rope | {"original_max_position_embeddings": original}, "max_position_embeddings": 256}
+    monkeypatch.setitem(MODELS, "crossing", ("Phimoe", MODELS["phimoe"][1] | sizes))
+    tiny = FullLength(tmp_path, "crossing")
+    for chunk in (5, 64):
+        tokens, logits = tiny.generated(chunk=chunk)
+        assert tokens == tiny.tokens
+        assert np.abs(logits - tiny.logits).max() < 1e-3
+    # Against 16 bits without a crossing: rounded keys may choose other experts than float32 ones.
+    crossed = tiny.generated(follow=True, kv_bits=16)[1][-1]
+    engine = MoE.load(tiny.package, kv_bits=16).engine
+    ids = [*tiny.ids, *tiny.tokens[:-1]]
+    at_once = engine.step(engine.begin_sequence(len(ids)), ids, Sampler(Sampling()))[1]
+    engine.close()
+    assert np.abs(crossed - at_once).max() < 1e-3

@@ -10,8 +10,8 @@ from runtime.graphs.builder import ExternalData
 from runtime.graphs.checkpoint import Outline
 from runtime.models import Family
 
-IGNORABLE = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^(model\.)?mtp[._]|^model\.visual\.")
-"""Buffers that older checkpoints carry and that follow from config.json; layers that predict further tokens, or see pictures."""
+IGNORABLE = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^(model\.)?mtp[._]|^(model\.)?visual\.")
+"""Buffers that follow from config.json, layers that predict further tokens, the part that sees images: text needs none."""
 
 
 def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> None:

@@ -27,14 +27,14 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise ModelError(f"{path} is no tokenizer ({error}): copy it again") from None
 
 
-def end_ids(folder: Path, configured: tuple[int, ...]) -> frozenset[int]:
-    """Ids that end an answer: config.json's and those of generation_config.json."""
+def further_end_ids(folder: Path) -> frozenset[int]:
+    """Ids that end an answer by generation_config.json, beside those of config.json."""
     path = folder / "generation_config.json"
     ids = read_json(path, "copy it from the model").get("eos_token_id") if path.exists() else None
     further = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(isinstance(token, int) for token in further):
         raise ModelError(f"{path} has an eos_token_id that is no number: copy it from the model")
-    return frozenset((*configured, *further))
+    return frozenset(further)
 
 
 def chat_ids(folder: Path, messages: list[Message]) -> list[int]:

@@ -103,7 +103,13 @@ class Engine:
         return min((room for room in compiled if room >= tokens), default=tokens)
 
     def step(self, sequence: Sequence, ids: list[int], sampler: Sampler) -> tuple[Step, np.ndarray]:
-        """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from."""
+        """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from.
+
+        Where these tokens bring another rotary table (LongRoPE), all tokens of the sequence are computed anew.
+        """
+        if sequence.turn_to(sequence.length + len(ids)) and sequence.length:
+            ids = [*sequence.ids, *ids]
+            sequence.restart()
         phase = Phase.PREFILL if sequence.length == 0 else Phase.DECODE
         step = Step(len(self.log.steps), phase, len(ids), sequence.length)
         if self._prefetching:
@@ -127,6 +133,7 @@ class Engine:
         """Hidden [n, H] of fed tokens behind the last layer; the sequence grows."""
         n = len(ids)
         sequence.end = sequence.length + n
+        sequence.turn_to(sequence.end)
         with Operator(self.log, Kind.EMBED, -1, n, made_from(Kind.EMBED, -1)):
             hidden = self._table[ids].astype(np.float32)
             if self.family.embedding_multiplier != 1:
@@ -139,6 +146,7 @@ class Engine:
             for layer in range(self.family.layers):
                 hidden = self._layer(layer, hidden, sequence, step)
         sequence.length += n
+        sequence.ids.extend(ids)
         return hidden
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
