@@ -365,6 +365,8 @@ class Decoder:
         sizes = (width, width, self.hidden)
         biases = [checkpoint.optional(n.removesuffix("weight") + "bias", (s,)) for n, s in zip(names, sizes, strict=True)]
         first = [bias for bias in biases[:2] if bias is not None]
+        if len(first) == 1:
+            raise ModelError(f"{prefix} has a bias at one of gate and up alone: this runtime does not build this variant")
         return ExpertWeights(gate, up, down, np.concatenate(first) if len(first) == 2 else None, biases[2])
 
 
