@@ -373,8 +373,7 @@ class Decoder:
 def common(config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:
     """What most families' config.json names the same way. `theta`: base of the rotary positions where the config has none."""
     sizes = common_sizes(config, layer_types)
-    rope, order = read_rope(config, sizes["head_dim"], theta).filling(sizes["head_dim"])
-    return sizes | {"rope": rope, "rotary_order": order}
+    return sizes | {"rope": read_rope(config, sizes["head_dim"], theta)}
 
 
 def common_sizes(config: dict[str, Any], layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Ernie45Moe(Decoder):
 
 def read(config: dict[str, Any]) -> Ernie45Moe:
     """Sizes from config.json."""
-    config = {"num_experts": config["moe_num_experts"], "num_experts_per_tok": config["moe_k"]} | config
+    config = {"num_experts": config.get("moe_num_experts"), "num_experts_per_tok": config.get("moe_k")} | config
     config = {"tie_word_embeddings": True, "rms_norm_eps": 1e-5} | config
     sizes = common_sizes(config)
     rope, order = read_rope(config, sizes["head_dim"], 500000.0, interleaved=True).filling(sizes["head_dim"])

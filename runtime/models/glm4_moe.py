@@ -27,6 +27,7 @@ class Glm4Moe(Qwen3Moe):
 def read(config: dict[str, Any]) -> Glm4Moe:
     """Sizes from config.json."""
     sizes = common({"partial_rotary_factor": 0.5} | config)
+    rope, order = sizes.pop("rope").filling(sizes["head_dim"])
     width = int(config["moe_intermediate_size"])
     router = Router(
         "sigmoid_groups",
@@ -39,6 +40,8 @@ def read(config: dict[str, Any]) -> Glm4Moe:
     )
     return Glm4Moe(
         **sizes,
+        rope=rope,
+        rotary_order=order,
         intermediate=width,
         router=router,
         dense=frozenset(range(min(int(config.get("first_k_dense_replace", 1)), sizes["layers"]))),

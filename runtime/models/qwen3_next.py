@@ -151,10 +151,13 @@ def read(config: dict[str, Any]) -> Qwen3Next:
     """Sizes from config.json; of Qwen3.5-MoE's text part."""
     config = {"partial_rotary_factor": 0.25, "head_dim": 256} | config.get("text_config", config)
     sizes = common(config, layer_types=LAYER_TYPES)
+    rope, order = sizes.pop("rope").filling(sizes["head_dim"])
     every = int(config.get("full_attention_interval") or 4)
     kinds = config.get("layer_types") or [LAYER_TYPES[bool((layer + 1) % every)] for layer in range(sizes["layers"])]
     return Qwen3Next(
         **sizes,
+        rope=rope,
+        rotary_order=order,
         intermediate=int(config["moe_intermediate_size"]),
         router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", True))),
         dense=dense_layers(config),
