@@ -18,7 +18,7 @@ from tests.runtime_models import PROMPT, fuse_experts, random_model, shard, trai
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from benchmarks import parity  # noqa: E402  (needs both)
+from workloads import drawn_models  # noqa: E402  (needs both)
 
 NEW = 40
 torch.set_num_threads(1)
@@ -167,8 +167,8 @@ def test_generation_stops_at_the_end_token(tmp_path: Path) -> None:
     assert [token.id for token in model.generate(PROMPT, 8)] == first[: first.index(first[3])]
 
 
-@pytest.mark.parametrize("family", parity.FAMILIES)
+@pytest.mark.parametrize("family", drawn_models.FAMILIES)
 def test_a_drawn_config_of_every_family_equals_transformers(family: str) -> None:
-    agreed = parity.agreement(family, seed=1000, new=24, prompts=(1, 16, 65))
+    agreed = drawn_models.agreement(family, seed=1000, new=24, prompts=(1, 16, 65))
     assert agreed.equal == agreed.tokens == 72
     assert agreed.share < 1
