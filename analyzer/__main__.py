@@ -19,6 +19,7 @@ COMMANDS = {
     "dag": "one token's operators as a graph",
     "npu": "graphs, experts and nodes on the NPU, and whether its numbers add up",
     "import-qnn": "read QNN profiles that others wrote: CSV, optrace",
+    "routes": "write routes in formats that others read",
     "experts": "expert activation, hits, reuse",
     "predict": "what a step should take on a device, from a model's config",
     "simulate": "replay recorded routes with other settings or on another device",

@@ -77,8 +77,9 @@ def token_ids(model: Any, text: Path | None, count: int) -> list[int]:
     return list(ids[start : start + count])
 
 
-def drop_pages(package: Path) -> None:
-    for path in package.glob("*"):
+def drop_pages(*paths: Path) -> None:
+    """Out of the page cache with these files alone: the machine keeps what others have there."""
+    for path in paths:
         if path.is_file():
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -89,7 +90,7 @@ def child(args: argparse.Namespace) -> None:
     options = {"prefetch": "on" if args.child == "prefetch" else "off", "threads": args.threads, "cache_policy": args.policy}
     model = MoE.load(args.package, args.budget or None, **options)
     ids, engine, sampler = token_ids(model, args.text, PROMPT + 2 * args.tokens), model.engine, Sampler(Sampling())
-    drop_pages(model.package.folder)
+    drop_pages(*model.package.folder.glob("*"))
     sequence = engine.begin_sequence(len(ids))
     engine.step(sequence, ids[:PROMPT], sampler)
     for token in ids[PROMPT : PROMPT + args.tokens]:
@@ -140,9 +141,11 @@ def disk_speed(package: Any) -> float:
 
 def run_llama(args: argparse.Namespace, limit: int) -> dict[str, Any]:
     """Tokens that llama.cpp decodes under the limit within --llama-seconds, loading included and not."""
+    drop_pages(args.llama)
     with tempfile.TemporaryDirectory() as folder, MemoryCgroup(limit) as group:
         log = Path(folder) / "tokens"
-        command = [sys.executable, "-m", "benchmarks.programs.decode", default_library(), str(args.llama), str(log), "2"]
+        command = [sys.executable, "-m", "benchmarks.programs.decode", default_library(), str(args.llama), str(log)]
+        command += [str(args.threads), "mapped"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=group.join
         )
@@ -235,15 +238,19 @@ def add_figures(report: Report, runs: dict[str, list[dict[str, Any]]], disk_byte
 
 
 def add_llama(report: Report, llama: dict[str, Any], prefetch_ns: np.ndarray) -> None:
-    """What llama.cpp did under the same limit; without a token, it took at least the whole time for one."""
+    """What llama.cpp did under the same limit; without a token, it took at least the whole time for one.
+
+    There is no ratio where it ended by itself: the kernel kills what does not fit, and what is dead is not slow.
+    """
     report.add("llama.cpp: tokens", "count", single(llama["tokens"]))
     report.add("llama.cpp: time of decoding", "s", single(llama["decoding_s"]))
     report.add("llama.cpp: peak of the cgroup", "MiB", single(llama["cgroup_peak_bytes"] / MIB))
+    if llama["status"] is not None:
+        report.note(f"llama.cpp ended by itself with status {llama['status']}: no comparison")
+        return
     per_token = llama["decoding_s"] / llama["tokens"] if llama["tokens"] else llama["whole_s"]
     labels = () if llama["tokens"] else ("at least",)
     report.add("prefetch: speed", "ratio", extremes(per_token * 1e9 / prefetch_ns), against="llama.cpp", labels=labels)
-    if llama["status"] is not None:
-        report.note(f"llama.cpp ended by itself with {llama['status']}")
 
 
 def main() -> None:

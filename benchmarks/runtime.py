@@ -1,6 +1,6 @@
 """Our runtime with every expert in memory, against llama.cpp and transformers on the CPU.
 
-    python -m benchmarks.runtime [--rounds 16] [--against llama.cpp] [--json FILE]
+    python -m benchmarks.runtime [--rounds 16] [--against llama.cpp] [--sets avx2,avx512vnni] [--json FILE]
 
 Shapes are those of workloads/gguf_model.py (`qwen-moe`: 8 layers of Qwen1.5-MoE-A2.7B), seeded weights: Q4_0 in llama.cpp
 (blocks of 32, float16 scales), 4 bits in ours (blocks of 64, float32 scales): 4.5 bits a weight in both. Each engine lives in a
@@ -9,6 +9,9 @@ for decode and one for prefill; the figures are their medians and 95 % bootstrap
 fewer layers, against ours with as many.
 
 Orchestration is the part of a decoded token that ours spends outside ONNX Runtime's `run`.
+
+--sets: instead, each of these instruction sets, forced on ours, against llama.cpp built for the same one. Of a decoded token,
+bytes of weights per second are held against reading memory on as many threads in the same round. `plain` does an eighth of it.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
@@ -30,11 +34,15 @@ from benchmarks.lib.models import seeded_gguf
 from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.seeded_moe import config, seeded_package
 from benchmarks.lib.spread import bootstrap
+from benchmarks.products import READ_BYTES, read
+from runtime.backends.instruction_sets import FORCED_SET
 from workloads import ROOT
-from workloads.gguf_model import SHAPES, Shape
+from workloads.gguf_model import SHAPES, Shape, tensors
 
 PROMPT = 8  # tokens before a window of decoding
 WARM_UP = 2  # of its tokens, which are not counted
+FEWER = 8  # times less work for plain C
+BITS = 4.5  # of a weight, its share of a scale included
 FEW_LAYERS = 2  # that transformers gets: all of them in float32 take 20 GB
 
 
@@ -76,14 +84,15 @@ class Ours:
 
 
 class Llama:
-    """The llama.cpp inside the package xllamacpp."""
+    """The llama.cpp inside the package xllamacpp, or the one built for an instruction set."""
 
-    def __init__(self, path: Path, threads: int):
+    def __init__(self, path: Path, threads: int, instruction_set: str | None):
         import ctypes
 
+        from benchmarks.lib import llama_sets
         from workloads.programs.llama_steps import library
 
-        self.ctypes, self.lib = ctypes, library()
+        self.ctypes, self.lib = ctypes, llama_sets.library(instruction_set) if instruction_set else library()
         self.lib.llama_get_memory.restype, self.lib.llama_get_memory.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         self.lib.llama_memory_clear.argtypes = [ctypes.c_void_p, ctypes.c_bool]
         self.lib.llama_backend_init()
@@ -129,7 +138,7 @@ class Transformers:
 
 PEERS: dict[str, Callable[[argparse.Namespace, Shape], Peer]] = {
     "ours": lambda args, shape: Ours(args.model, args.threads, shape.layers),
-    "llama": lambda args, shape: Llama(args.model, args.threads),
+    "llama": lambda args, shape: Llama(args.model, args.threads, args.isa),
     "transformers": lambda args, shape: Transformers(args.threads, shape),
 }
 
@@ -167,11 +176,13 @@ class Window:
 class Process:
     """A living engine that is stopped whenever it is not asked."""
 
-    def __init__(self, *arguments: str):
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None):
         command = [sys.executable, "-m", "benchmarks.runtime", *arguments]
+        whole = os.environ | (environment or {})
         pipe = subprocess.PIPE
         # llama.cpp tells of every graph on standard error.
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
+        null = subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True, cwd=ROOT, env=whole)
         self._read()
         os.kill(self.process.pid, signal.SIGSTOP)
 
@@ -221,6 +232,71 @@ def windows_of_round(ours: Process, other: Process, what: str, count: int) -> tu
     return (first.ns + fourth.ns) / 2, (second.ns + third.ns) / 2, (first.inside_ns + fourth.inside_ns) / 2
 
 
+def measure_sets(args: argparse.Namespace, report: Report) -> None:
+    """Every instruction set against its peer."""
+    shape = SHAPES[args.shape]
+    package, gguf = str(seeded_package(args.block, args.shape).folder), str(seeded_gguf(args.shape))
+    numbers = ["--shape", args.shape, "--threads", str(args.threads), "--layers", str(shape.layers)]
+    for name in args.sets.split(","):
+        fewer = FEWER if name == "plain" else 1
+        ours_command, peer_command = ["--child", "ours", "--model", package], ["--child", "llama", "--model", gguf, "--isa", name]
+        with (
+            contextlib.closing(Process(*ours_command, *numbers, environment={FORCED_SET: name})) as ours,
+            contextlib.closing(Process(*peer_command, *numbers)) as peer,
+        ):
+            for what, count in {"decode": args.tokens, "prefill": args.prompt}.items():
+                sides = SetSides(ours, peer, what, max(count // fewer, 4), args.threads)
+                sides.compare(name, max(args.rounds // fewer, 2), bytes_of_token(shape), report)
+
+
+@dataclass
+class SetSides:
+    """Both engines in windows of one kind."""
+
+    ours: Process
+    peer: Process
+    what: str
+    count: int
+    threads: int
+
+    def compare(self, name: str, rounds: int, weights: int, report: Report) -> None:
+        """Figures of `rounds` rounds. weights: bytes of a decoded token."""
+        for process in (self.ours, self.peer):
+            process.ask(self.what, self.count)
+        mine, theirs, reading = np.array([self._round() for _ in range(rounds)]).T
+        tokens, label = 1 if self.what == "decode" else self.count, f"{name}, {self.what}"
+        for who, times in (("ours", mine), ("llama.cpp", theirs)):
+            report.add(f"{label}: {who}", "ms/token", bootstrap(times / tokens / 1e6))
+            if self.what == "decode":
+                report.add(f"{label}: {who}, share of read bandwidth", "", bootstrap(weights / times / reading))
+        report.add(f"{label}: speed", "ratio", bootstrap(theirs / mine), against="llama.cpp of the same set")
+
+    def _round(self) -> tuple[float, float, float]:
+        """(ns of ours, ns of the peer, bytes per ns that memory gives)."""
+        mine, theirs, _ = windows_of_round(self.ours, self.peer, self.what, self.count)
+        return mine, theirs, read_rate(self.threads)
+
+
+def read_rate(threads: int) -> float:
+    """Bytes per ns of reading memory, the best of a few tries."""
+    area, times = np.ones(READ_BYTES, np.uint8), []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(4):
+            began = perf_counter_ns()
+            read(area, pool, threads)
+            times.append(perf_counter_ns() - began)
+    return READ_BYTES / min(times)
+
+
+def bytes_of_token(shape: Shape) -> int:
+    """Bytes of weights that a decoded token reads at 4.5 bits: all matrices but the embedding, of experts those that it uses."""
+    weights = 0.0
+    for name, dims in tensors(shape):
+        if len(dims) > 1 and not name.startswith("token_embd"):
+            weights += float(np.prod(dims)) * (shape.used / shape.experts if "_exps" in name else 1)
+    return int(weights * BITS / 8)
+
+
 def measure(args: argparse.Namespace, report: Report) -> None:
     """Ours against each peer that was asked for."""
     package, threads = str(seeded_package(args.block, args.shape).folder), str(args.threads)
@@ -245,6 +321,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--block", type=int, default=64, help="weights that share a scale, in ours")
     parser.add_argument("--against", default="llama.cpp,transformers")
+    parser.add_argument("--sets", metavar="SET,SET", help="instruction sets, each against llama.cpp of the same one")
+    parser.add_argument("--isa", help=argparse.SUPPRESS)
     parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--layers", type=int, help=argparse.SUPPRESS)
@@ -254,7 +332,7 @@ def main() -> None:
         serve(PEERS[args.child](args, shape), shape.vocabulary)
     else:
         report = Report("runtime", args)
-        measure(args, report)
+        (measure_sets if args.sets else measure)(args, report)
         report.finish()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -11,10 +12,10 @@ from runtime.backends.instruction_sets import instruction_set
 from runtime.backends.kv_cache import Scales
 from runtime.cache_rules.forms import HTP
 from runtime.errors import ModelError, RequestError
-from runtime.graphs.checkpoint import read_json
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT
 from runtime.package.layout import Package
+from runtime.package.tokens import Message, chat_ids, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
 from runtime.step.engine import Engine
@@ -62,9 +63,11 @@ class MoE:
 
     def __init__(self, package: Package, options: Options):
         probes.warn_if_missing()
+        self._stepping = Lock()
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve(options, package)
-        self.tokenizer = self._read_tokenizer()
+        self.tokenizer = read_tokenizer(package.folder)
+        self._further_ends = further_end_ids(package.folder)
         scales = self._kv_scales() if self.options.kv_bits == 8 else None
         self.engine = Engine(package, self.options, self.log, costs, scales)
 
@@ -95,17 +98,21 @@ class MoE:
 
     def generate(
         self,
-        prompt: str | list[int],
+        prompt: str | list[int] | list[Message],
         max_new_tokens: int = 64,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
         ignore_end: bool = False,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Iterator[Token]:
-        """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is left out."""
-        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is left out.
+
+        prompt: text, ids, or messages {role, content} for the model's chat template. Generators may
+        run in several threads: their steps take turns.
+        """
+        ids = self._ids(prompt)
         if not ids or min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
             raise ModelError(
                 "the prompt has ids outside the model's vocabulary: tokenizer.json and config.json do not belong together"
@@ -118,7 +125,20 @@ class MoE:
             raise RequestError(f"{length} exceeds the model's context of {context}: ask for less")
         sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
         tokens = self._steps(ids, max_new_tokens, sampler, ignore_end)
-        return until(tokens, tuple(stop)) if stop else tokens
+        return until(tokens, (stop,) if isinstance(stop, str) else tuple(stop)) if stop else tokens
+
+    def _ids(self, prompt: str | list[int] | list[Message]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        if prompt and isinstance(prompt[0], dict):
+            return chat_ids(self.package.folder, prompt)  # type: ignore[arg-type]
+        return list(prompt)  # type: ignore[arg-type]
+
+    def __enter__(self) -> "MoE":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def describe(self) -> dict[str, Any]:
         """What this engine is: sizes, placement, budget."""
@@ -148,10 +168,12 @@ class MoE:
             self.log.timers = None
 
     def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool) -> Iterator[Token]:
-        stream, end = TextStream(self.tokenizer), self.package.family.end_ids
-        sequence = self.engine.begin_sequence(len(ids) + limit)
+        stream, end = TextStream(self.tokenizer), self._further_ends.union(self.package.family.end_ids)
+        sequence = None
         for _ in range(limit):
-            step, _ = self.engine.step(sequence, ids, sampler)
+            with self._stepping:
+                sequence = sequence or self.engine.begin_sequence(len(ids) + limit)
+                step, _ = self.engine.step(sequence, ids, sampler)
             if step.sampled in end and not ignore_end:
                 return
             yield Token(step.sampled, stream.add(step.sampled), step)
@@ -170,14 +192,6 @@ class MoE:
             scales = Scales.of_rows(sequence.keys, sequence.values)
             scales.save(self.package)
         return scales
-
-    def _read_tokenizer(self) -> Tokenizer:
-        path = self.package.folder / "tokenizer.json"
-        read_json(path, "copy tokenizer.json into the model folder and convert again")
-        try:
-            return Tokenizer.from_file(str(path))
-        except Exception as error:
-            raise ModelError(f"{path} is no tokenizer ({error}): copy it again") from None
 
 
 def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:

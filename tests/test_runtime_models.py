@@ -1,6 +1,7 @@
 """Every family against transformers, tiny and random: the same tokens, the same logits, whatever the chunk and the cache."""
 
-from functools import cache
+import json
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,18 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 WARM_YARN = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 1.0}
 LONG |= {"short_mscale": 1.1, "long_mscale": 1.2, "original_max_position_embeddings": 512}
+DELTA: dict[str, Any] = {
+    "num_experts": 6,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+    "head_dim": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 # name: (family, changes)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {"num_experts": 6, "moe_intermediate_size": 48, "head_dim": 32, "mlp_only_layers": [1]}),
@@ -73,6 +86,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         LATENT
         | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "n_shared_experts": 2, "routed_scaling_factor": 2.0},
     ),
+    "deepseek_v2 biased": ("DeepseekV2", LATENT | {"mlp_bias": True, "q_lora_rank": 24, "n_shared_experts": 1}),
     "deepseek_v3": ("DeepseekV3", LATENT | {"q_lora_rank": 24, "n_shared_experts": 1, "rope_parameters": WARM_YARN}),
     "phimoe": (
         "Phimoe",
@@ -84,6 +98,38 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LONG,
         },
     ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "head_dim": 32,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 48, "moe_num_shared_experts": 1, "use_bias": True},
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "num_dense_layers": 1,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+        },
+    ),
+    "qwen3_next": ("Qwen3Next", DELTA | {"mlp_only_layers": [0]}),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", DELTA),
 }
 
 
@@ -99,7 +145,7 @@ class Tiny:
         family, changes = MODELS[name]
         torch.set_num_threads(1)
         torch.manual_seed(1)
-        config = getattr(transformers, family + "Config")(**(SIZES | changes))
+        config = getattr(transformers, family + ("TextConfig" if name.endswith("_text") else "Config"))(**(SIZES | changes))
         model = getattr(transformers, family + "ForCausalLM")(config).eval()
         model.set_attn_implementation("eager")
         with torch.no_grad():
@@ -196,3 +242,55 @@ def test_gpt_oss_in_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> No
     save_file(packed, path, {"format": "pt"})
     short = convert(tiny.folder, tmp_path / "b").folder
     assert tiny.generated(short, new=2)[1].tobytes() == tiny.generated(plain, new=2)[1].tobytes()
+
+
+def test_the_text_part_of_a_model_that_sees_is_read_like_a_text_model(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "text", "qwen3_5_moe_text")
+    tensors, config = load_file(tiny.folder / "model.safetensors"), json.loads((tiny.folder / "config.json").read_text())
+    renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    renamed |= {"model.visual.patch_embed.proj.weight": np.ones(4, np.float32), "mtp.fc.weight": np.ones(4, np.float32)}
+    save_file(renamed, tiny.folder / "model.safetensors", {"format": "pt"})
+    (tiny.folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": config}))
+    package = convert(tiny.folder, tmp_path / "whole").folder
+    assert tiny.generated(package)[0] == tiny.tokens
+
+
+class FullLength(Tiny):
+    """The reference computes every token anew, as transformers' generate does where LongRoPE goes over to its long factors.
+
+    Phi-MoE's rotary module in transformers asks its LongRoPE function for no length and so gets short factors at any; here the
+    function is asked for the sequence's length, as in other families.
+    """
+
+    def _reference(self, model: Any) -> tuple[list[int], np.ndarray]:
+        ids, logits = list(self.ids), []
+        rotary = model.model.rotary_emb
+        factors = rotary.rope_init_fn
+        with torch.no_grad():
+            for _ in range(self.new):
+                rotary.rope_init_fn = partial(factors, seq_len=len(ids))
+                logits.append(model(torch.tensor([ids])).logits[0, -1].numpy())
+                ids.append(int(logits[-1].argmax()))
+        return ids[len(self.ids) :], np.stack(logits)
+
+
+@pytest.mark.parametrize("original", [20, 36, 37, 45, 52, 100])
+def test_longrope_takes_short_factors_up_to_the_original_length_and_long_ones_beyond(
+    original: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors = {"short_factor": np.linspace(1, 1.5, 8).tolist(), "long_factor": np.linspace(2, 6, 8).tolist()}
+    rope = {name: value for name, value in LONG.items() if name != "factor"} | factors
+    sizes = {"rope_parameters": rope | {"original_max_position_embeddings": original}, "max_position_embeddings": 256}
+    monkeypatch.setitem(MODELS, "crossing", ("Phimoe", MODELS["phimoe"][1] | sizes))
+    tiny = FullLength(tmp_path, "crossing")
+    for chunk in (5, 64):
+        tokens, logits = tiny.generated(chunk=chunk)
+        assert tokens == tiny.tokens
+        assert np.abs(logits - tiny.logits).max() < 1e-3
+    # Against 16 bits without a crossing: rounded keys may choose other experts than float32 ones.
+    crossed = tiny.generated(follow=True, kv_bits=16)[1][-1]
+    engine = MoE.load(tiny.package, kv_bits=16).engine
+    ids = [*tiny.ids, *tiny.tokens[:-1]]
+    at_once = engine.step(engine.begin_sequence(len(ids)), ids, Sampler(Sampling()))[1]
+    engine.close()
+    assert np.abs(crossed - at_once).max() < 1e-3

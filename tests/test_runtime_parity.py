@@ -18,6 +18,8 @@ from tests.runtime_models import PROMPT, fuse_experts, random_model, shard, trai
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+from workloads import drawn_models  # noqa: E402  (needs both)
+
 NEW = 40
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,5 +163,12 @@ def test_streamed_text_joins_to_the_decoded_whole(tmp_path: Path) -> None:
 def test_generation_stops_at_the_end_token(tmp_path: Path) -> None:
     model = MoE.load(write_demo_model(tmp_path))
     first = [token.id for token in model.generate(PROMPT, 8)]
-    object.__setattr__(model.package.family, "end_ids", (first[3],))
+    model.end_ids = frozenset((first[3],))
     assert [token.id for token in model.generate(PROMPT, 8)] == first[: first.index(first[3])]
+
+
+@pytest.mark.parametrize("family", drawn_models.FAMILIES)
+def test_a_drawn_config_of_every_family_equals_transformers(family: str) -> None:
+    agreed = drawn_models.agreement(family, seed=1000, new=24, prompts=(1, 16, 65))
+    assert agreed.equal == agreed.tokens == 72
+    assert agreed.share < 1

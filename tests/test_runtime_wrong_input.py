@@ -73,8 +73,9 @@ def test_binaries_of_another_backend_version_are_made_again_and_it_is_said(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_that_no_family_builds_are_refused_by_all(family: str) -> None:
-    config = {"model_type": family, "layer_types": ["full_attention", "linear_attention"], "num_attention_heads": 4}
-    with pytest.raises(ModelError, match="'linear_attention'"):
+    config = {"model_type": family, "layer_types": ["full_attention", "no_such_attention"], "num_attention_heads": 4}
+    config |= {"moe_num_experts": 8, "moe_k": 2}  # as ERNIE names them
+    with pytest.raises(ModelError, match="'no_such_attention'"):
         read_family(config, Path("model"))
 
 

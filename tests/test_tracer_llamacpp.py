@@ -191,3 +191,19 @@ def test_a_library_without_names_shows_the_same_operators_once_its_graph_loop_is
         here, there = (t["routes"].query(f"token_id == {step}") for t in (nameless, tables))
         assert here[["layer", "row", "expert"]].to_numpy().tolist() == there[["layer", "row", "expert"]].to_numpy().tolist()
         assert len(there)
+
+
+@pytest.mark.parametrize(("levels", "table"), [("token,operator", "operators"), ("token,expert", "routes")])
+def test_a_level_brings_the_one_that_names_what_it_records_and_says_so(tmp_path: Path, levels: str, table: str) -> None:
+    write_moe(tmp_path / "model.gguf")
+    program = str(ROOT / "workloads" / "programs" / "llama_steps.py")
+    command = [sys.executable, program, str(tmp_path / "model.gguf"), str(PROMPT), str(NEW), str(PAUSE_S)]
+    done = trace("run", "--no-views", "--levels", levels, "-o", str(tmp_path / "run"), "--", *command)
+    assert f"level graph is recorded too: {levels.removeprefix('token,')} cannot be told without it" in done.stderr
+    tables = tables_module.load(tmp_path / "run")
+    assert len(tables["graphs"]) == len(tables["tokens"]) == NEW + 1
+    if table == "operators":
+        assert len(tables["operators"]) > 0 and (tables["operators"]["name"] != "").all()
+    else:
+        assert sorted(tables["routes"]["layer"].unique()) == list(range(LAYERS))
+        assert tables["routes"].groupby(["token_id", "layer"]).size().sum() == len(tables["routes"]) >= LAYERS * (NEW + 1)

@@ -45,7 +45,7 @@ def write(path: Path, shape: Shape, quantized: bool, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), shape.architecture)
     _describe(writer, shape, quantized)
-    for name, dims in _tensors(shape):
+    for name, dims in tensors(shape):
         if quantized and len(dims) > 1 and "inp" not in name:
             writer.add_tensor(name, _q4_0(rng, dims), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
         else:
@@ -84,7 +84,7 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
         writer.add_expert_shared_feed_forward_length(shape.shared_width)
 
 
-def _tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
+def tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     """(name, dims) of every weight, rows first."""
     hidden, kv = shape.hidden, shape.kv_heads * (shape.hidden // shape.heads)
     tensors: list[tuple[str, tuple[int, ...]]] = [

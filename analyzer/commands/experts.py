@@ -4,6 +4,7 @@ examples:
   python -m analyzer experts RUN
   python -m analyzer experts RUN --phase decode --json
   python -m analyzer experts RUN --curves                 hit rates of LRU, LFU and Belady's optimum by cache size
+  python -m analyzer experts trace.csv --curves           of routes that another program wrote (see `routes`)
   python -m analyzer experts RUN --curves 8 16 64 --json
   python -m analyzer experts RUN --curves --policies lru lfru belady_without_bypass      as the runtime's cache would do
 """
@@ -15,10 +16,10 @@ from typing import Any
 import pandas as pd
 
 from analyzer.commands._show import number, show
+from analyzer.commands.routes import tables_of
 from analyzer.jsonable import as_json
 from analyzer.questions import cache_curves, experts
 from analyzer.questions.figures import cache_hits
-from analyzer.tables.store import load
 from moescope.arguments import add_json, add_phase, add_run
 from moescope.terminal import console, grid
 
@@ -61,7 +62,7 @@ def layers(tables: Mapping[str, pd.DataFrame], phase: str | None) -> pd.DataFram
 
 def run(args: argparse.Namespace) -> int:
     """Print the layers."""
-    tables = load(args.run_dir)
+    tables = tables_of(args.run_dir)
     rows = layers(tables, args.phase)
     curves = cache_curves.curves(tables, args.curves or None, args.phase, args.policies) if args.curves is not None else None
     if args.json:

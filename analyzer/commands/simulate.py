@@ -9,6 +9,7 @@ examples:
   python -m analyzer simulate RUN ALL --cache 25%,50%,100% --prefetch off,recorded      which settings are worth their memory
   python -m analyzer simulate RUN --cache 25%,50%,75%,100% --json > sweep.json && python -m views pareto sweep.json
   python -m analyzer simulate RUN --device snapdragon-8-elite --config MODEL_DIR --weights int4 --prefill npu --cache 25%
+  python -m analyzer simulate trace.csv --device snapdragon-8-elite --config MODEL_DIR      routes that another program wrote
   python -m analyzer simulate RUN --cache 50% --timeline SIM && python -m views trace SIM
 """
 
@@ -21,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.commands._show import number
+from analyzer.commands.routes import tables_of
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import costs, devices, simulator, timeline, trace
-from analyzer.tables.store import load
 from moescope.arguments import add_json
 from moescope.terminal import console, grid, words
 
@@ -61,7 +62,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate every combination and print them."""
-    recordings = [load(folder) for folder in args.run_dirs]
+    recordings = [tables_of(path) for path in args.run_dirs]
     routes = trace.from_tables(recordings[0])
     cost = _costs(args, recordings)
     settings = list(combinations(args, routes, cost))

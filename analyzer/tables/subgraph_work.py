@@ -136,4 +136,6 @@ def subgraphs(manifest: dict[str, Any]) -> Subgraphs | None:
         shapes = model_of(section(model, "config"), Path(str(model.get("path", "config.json"))))
     except (PredictError, TypeError, ValueError, AttributeError):
         return None
+    if shapes.delta or shapes.attention.gated:  # what those layers compute has no formula here
+        return None
     return Subgraphs(shapes, section(section(model, "package"), "precisions"))

@@ -1,7 +1,10 @@
-"""Decodes with a llama.cpp until standard input closes: decode.py LIBRARY MODEL LOG [THREADS].
+"""Decodes with a llama.cpp until standard input closes: decode.py LIBRARY MODEL LOG [THREADS [mapped]].
 
 LIBRARY is a file that exports llama.h's functions. LOG gets the begin and end of every decoded token, CLOCK_MONOTONIC ns, as
 pairs of 64-bit numbers. Parameter structs are opaque, as in workloads/programs/llama_steps.py.
+
+`mapped`: weights stay where the file is mapped. By default llama.cpp copies them into a layout of its own, which no limit below
+their size leaves room for.
 """
 
 import ctypes
@@ -14,6 +17,17 @@ from workloads.programs.llama_steps import Batch, Opaque
 
 CONTEXT = 256  # steps after which the key-value cache is emptied: decoding costs much the same all the time
 FLUSH_NS = 500_000_000
+FLAGS = slice(72, 80)  # of llama_model_params: all false but use_extra_bufts, which allows the copy
+COPIES_ALLOWED = [0, 0, 1, 0, 0, 0, 0, 0]
+
+
+def model_params(lib: ctypes.CDLL, mapped: bool) -> Opaque:
+    """The defaults, without the copy where weights shall stay mapped."""
+    params: Opaque = lib.llama_model_default_params()
+    if mapped:
+        assert params.bytes[FLAGS] == COPIES_ALLOWED, f"llama_model_params has changed: {params.bytes[FLAGS]}"
+        params.bytes[FLAGS] = [0] * len(COPIES_ALLOWED)
+    return params
 
 
 def main() -> None:
@@ -28,7 +42,7 @@ def main() -> None:
     lib.llama_memory_clear.argtypes = [ctypes.c_void_p, ctypes.c_bool]
     lib.llama_batch_get_one.restype, lib.llama_decode.argtypes = Batch, [ctypes.c_void_p, Batch]
     lib.llama_backend_init()
-    model = lib.llama_model_load_from_file(model_path.encode(), lib.llama_model_default_params())
+    model = lib.llama_model_load_from_file(model_path.encode(), model_params(lib, "mapped" in sys.argv[5:]))
     context = lib.llama_init_from_model(model, lib.llama_context_default_params())
     lib.llama_set_n_threads(ctypes.c_void_p(context), threads, threads)
     memory = lib.llama_get_memory(context)

@@ -62,7 +62,7 @@ class CpuBackend:
     def session(self, name: str, dims: dict[str, int]) -> ort.InferenceSession:
         """The session of a subgraph that is no expert; its weights are read from the package now."""
         graph = self.package.graph(name)
-        if name.startswith("attention"):
+        if name.startswith("attention") and not self.package.family.states(int(name.rpartition("_")[2])):
             fused = self.package.family.FUSED_ATTENTION
             graph = REWRITTEN[self.kv_bits](graph) if fused else rounded(graph, self.kv_bits)
         return self.create(name, graph, session_options())

@@ -29,11 +29,12 @@ def show_progress(what: str) -> Iterator["Progress"]:
 
 
 def read_text(path: Path) -> str:
-    """A file that the user named, as UTF-8 text."""
+    """A file that the user named, as UTF-8 text; `-` is standard input."""
     from runtime.errors import RequestError
 
     try:
-        return path.read_text(encoding="utf-8")
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} cannot be read as text ({error}): give a UTF-8 file") from None
 

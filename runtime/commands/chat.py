@@ -49,9 +49,7 @@ def _ask() -> str | None:
 
 
 def _answer(model: "MoE", messages: list[dict[str, str]], args: argparse.Namespace) -> str:
-    from runtime.chat import prompt_of
-
-    text, interrupted = speak(model, prompt_of(model.package.folder, messages), args)
+    text, interrupted = speak(model, messages, args)
     if interrupted:
         print(" [stopped]", end="", file=sys.stderr)
     print(flush=True)

@@ -26,7 +26,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="text to continue")
-    prompt.add_argument("--prompt-file", type=Path, help="file that holds the text to continue")
+    prompt.add_argument("--prompt-file", type=Path, help="file that holds the text to continue; -: standard input")
     add_count(parser, "--max-new-tokens", default=64, help="largest number of tokens to generate")
     parser.add_argument("--ignore-end", action="store_true", help="keep generating after the end token")
     add_sampling(parser)
@@ -97,7 +97,10 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
         "--cache-policy", choices=("lru", "lfru"), default="lru", help="eviction policy of the expert cache (default: lru)"
     )
     placement.add_argument(
-        "--prefetch", choices=("auto", "on", "off"), default="auto", help="load experts ahead of the router (auto: once trained)"
+        "--prefetch",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="load experts ahead of the router (auto: once trained, where it pays)",
     )
     placement.add_argument(
         "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="bits of a number in the KV cache (default: 32)"
@@ -139,7 +142,9 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def speak(model: "MoE", prompt: str, args: argparse.Namespace, echo: bool = True, ignore_end: bool = False) -> tuple[str, bool]:
+def speak(
+    model: "MoE", prompt: "str | list[dict[str, Any]]", args: argparse.Namespace, echo: bool = True, ignore_end: bool = False
+) -> tuple[str, bool]:
     """The text, printed as it comes with `echo`, and whether Ctrl-C ended it: then it is what came until then."""
     pieces: list[str] = []
     sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed", "stop")}
@@ -172,6 +177,7 @@ def _report(model: "MoE", args: argparse.Namespace, text: str, load_ns: int) -> 
     print(
         f"moescope: load {load_ns / 1e9:.2f} s; prefill {facts['prompt_tokens']} tokens in {facts['prefill_ns'] / 1e6:.1f} ms on "
         f"{engine['backends']['prefill']}; {rate}; "
-        f"expert hits {hits}, loads {sum(facts['loads'].values())}, evictions {facts['evictions']}",
+        f"expert hits {hits}, loads {sum(facts['loads'].values())}, evictions {facts['evictions']}"
+        + (f"; prefetching {facts['prefetching']}" if facts["prefetching"] else ""),
         file=sys.stderr,
     )

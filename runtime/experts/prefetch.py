@@ -46,7 +46,7 @@ class Prefetcher:
 
     `frugal`: stage two leaves out a layer where looking takes longer than the loads that stage one expects there.
     `spare`, `scarce`: least chances of a load while a loading thread has nothing to do, and while all are busy; stage one asks
-    for the whole token at once and keeps them all busy.
+    for the whole token at once and keeps them all busy. `spent_ns`: what predicting has taken so far.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Prefetcher:
         routed = [layer for layer in range(family.layers) if layer not in family.dense]
         self._forms = {layer: [Form(layer, expert, backend, 0) for expert in range(family.experts)] for layer in routed}
         self._spare, self._scarce, self._needless = map(log_odds_of, (spare, scarce, NEEDLESS))
-        self.frugal, self._look_ns = frugal, 0.0
+        self.frugal, self._look_ns, self.spent_ns = frugal, 0.0, 0
         self.history = History(family.layers, family.experts)
         self._layers, self._chosen = np.array(routed), np.zeros((family.layers, family.top_k), np.int64)
         self._worth = [True] * family.layers + [False]
@@ -75,6 +75,7 @@ class Prefetcher:
             self.history.add_token(self._layers, self._chosen[self._layers])
             self._unlearnt = False
         self._decoding = len(embedded) == 1
+        began = monotonic_ns()
         odds = self.predictor.tokens(embedded, self.history) if self._decoding else None
         if odds is not None:
             layers, experts = ((odds > self._scarce) & self.absent).nonzero()
@@ -84,6 +85,7 @@ class Prefetcher:
             if self.frugal:
                 expected_ns = (chance(odds) * self.absent).sum(axis=1) * self.cache.load_ns
                 self._worth[:-1] = (expected_ns > self._look_ns).tolist()
+        self.spent_ns += monotonic_ns() - began
 
     def layer_begins(self, layer: int, hidden: np.ndarray) -> None:
         """Stage two, for this layer and the next."""
@@ -96,7 +98,9 @@ class Prefetcher:
         for distance, odds in enumerate(self.predictor.ahead(layer, hidden)):
             if self._worth[layer + distance] and layer + distance in self._forms:
                 self._stage(layer + distance, odds, distance)
-        self._look_ns += FRESH * (monotonic_ns() - began - self._look_ns)
+        took = monotonic_ns() - began
+        self.spent_ns += took
+        self._look_ns += FRESH * (took - self._look_ns)
 
     def routed(self, layer: int, attended: np.ndarray, chosen: np.ndarray) -> None:
         """Remember what was chosen: of a decoded token all layers at once, when the next one begins."""

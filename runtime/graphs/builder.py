@@ -103,9 +103,13 @@ class GraphBuilder:
         product = self.node("MatMul", [value, matrix], output if bias is None else f"{name}_product")
         return product if bias is None else self.node("Add", [product, self.weight(name + "_bias", bias)], output)
 
+    def graph(self) -> onnx.GraphProto:
+        """The finished graph: a part of another."""
+        return helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.weights)
+
     def model(self) -> onnx.ModelProto:
         """The finished, checked model."""
-        graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.weights)
+        graph = self.graph()
         opsets = [helper.make_opsetid("", OPSET)]
         if any(node.domain == MICROSOFT for node in self.nodes):
             opsets.append(helper.make_opsetid(MICROSOFT, 1))

@@ -11,6 +11,7 @@ from runtime.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+TEXT_PART = "model.language_model."
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -36,7 +37,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a model folder by name, whatever files they lie in."""
+    """The tensors of a model folder by name, whatever files they lie in; the text part of a model has a text model's names."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -44,7 +45,8 @@ class Checkpoint:
         self._open: dict[Path, Any] = {}
         self.names: dict[str, Path] = {}
         for path in self.files:
-            self.names |= dict.fromkeys(self._reader(path).keys(), path)
+            for stored in self._reader(path).keys():  # noqa: SIM118
+                self.names[stored.replace(TEXT_PART, "model.", 1)] = path
 
     def _files(self) -> list[Path]:
         index = self.folder / INDEX
@@ -70,16 +72,29 @@ class Checkpoint:
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
         """The tensor as float32, or a part along its first axis; `shape` is what config.json promises for the whole."""
-        return self._part(name, shape, part, FLOATS).astype(np.float32)
+        value: np.ndarray = self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
+        if not np.isfinite(value).all():
+            raise ModelError(f"tensor {name} holds numbers that are not finite: copy the checkpoint again")
+        return value
 
     def packed(self, name: str, shape: tuple[int, ...], part: int) -> np.ndarray:
         """A part of a tensor of bytes, as uint8."""
         return self._part(name, shape, part, ("U8",))
 
     def _part(self, name: str, shape: tuple[int, ...], part: int | slice | None, types: tuple[str, ...]) -> np.ndarray:
+        stored = self.stored(name, shape, types)
+        if isinstance(part, slice):
+            part = slice(*part.indices(shape[0]))
+        value: np.ndarray = stored[:] if part is None else stored[part]
+        return value
+
+    def stored(self, name: str, shape: tuple[int, ...], types: tuple[str, ...]) -> Any:
+        """The unread tensor, after a check of its name, shape and type."""
         if name not in self.names:
             raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
-        stored = self._reader(self.names[name]).get_slice(name)
+        reader = self._reader(self.names[name])
+        whole_model = name.replace("model.", TEXT_PART, 1)
+        stored = reader.get_slice(whole_model if whole_model in reader.keys() else name)  # noqa: SIM118
         stored_shape = tuple(stored.get_shape())
         if stored_shape != shape:
             problem = f"tensor {name} has shape {list(stored_shape)}, config.json says {list(shape)}"
@@ -87,11 +102,23 @@ class Checkpoint:
         if stored.get_dtype() not in types:
             problem = f"tensor {name} is stored as {stored.get_dtype()}"
             raise ModelError(f"{problem}: save the model once in bfloat16 or float16 with transformers, then convert that")
-        if isinstance(part, slice):
-            part = slice(*part.indices(shape[0]))
-        value: np.ndarray = stored[:] if part is None else stored[part]
-        return value
+        return stored
 
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """The tensor, or None where the checkpoint has none of this name."""
         return self.tensor(name, shape) if name in self else None
+
+
+class Outline(Checkpoint):
+    """The same tensors as zeros that take no memory: shows what a conversion would read, without reading it."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.used: set[str] = set()
+
+    def _part(self, name: str, shape: tuple[int, ...], part: int | slice | None, types: tuple[str, ...]) -> np.ndarray:
+        self.stored(name, shape, types)
+        self.used.add(name)
+        if isinstance(part, int):
+            shape = shape[1:]
+        return np.broadcast_to(np.zeros((), np.uint8 if types == ("U8",) else np.float32), shape)

@@ -15,11 +15,13 @@ from runtime.graphs.builder import MICROSOFT, GraphBuilder, Store
 from runtime.graphs.checkpoint import Checkpoint
 from runtime.graphs.quantize import FLOAT32, Precision
 from runtime.models.rope import Rope, read_rope
-from runtime.models.routers import KINDS, Router
+from runtime.models.routers import CORRECTED, KINDS, Router
 
 ACTIVATIONS = ("silu", "swish")
 LAYER_TYPES = ("full_attention", "sliding_attention")
+Shapes = tuple[tuple[int, ...], ...]
 LOGITS = "gate_out"
+HEAD_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Decoder:
     """Sizes of a model and the builders of its subgraphs.
 
     windows: rows of sliding-window attention per layer, 0 for all. dense: layers whose MLP has no experts, `dense_width` wide.
-    shared_width: of the expert that every token passes, 0 for none.
+    shared_width: of the expert that every token passes, 0 for none. rotary_order: a head's dimensions in the order in which
+    halves are pairs; empty where the checkpoint has them so.
     """
 
     hidden: int
@@ -70,6 +73,7 @@ class Decoder:
     dense: frozenset[int] = frozenset()
     dense_width: int = 0
     shared_width: int = 0
+    rotary_order: tuple[int, ...] = ()
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
@@ -79,7 +83,14 @@ class Decoder:
     GATE = "gate"
     SHARED = "shared_expert"
     PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+    DENSE = "mlp"
+    DENSE_PROJECTIONS = PROJECTIONS
+    FINAL_NORM = "model.norm"
+    ATTENTION_NORM = "input_layernorm"
+    MLP_NORM = "post_attention_layernorm"
+    OUTPUT = "self_attn.o_proj"
     FUSED_ATTENTION = True
+    PORTABLE = True
 
     @property
     def expert_parameters(self) -> int:
@@ -96,15 +107,26 @@ class Decoder:
         """Numbers that a value head keeps of one token; 0 where values are a part of the keys."""
         return self.head_dim
 
+    def check_heads(self) -> None:
+        """Refuse heads that ONNX Runtime's fused attention cannot turn."""
+        turned = self.rope.dims
+        if self.FUSED_ATTENTION and (self.head_dim % HEAD_MULTIPLE or turned % HEAD_MULTIPLE):
+            problem = f"heads of {self.head_dim} dimensions, {turned} of them rotary"
+            raise ModelError(f"{problem}, are not supported: ONNX Runtime's attention takes multiples of {HEAD_MULTIPLE}")
+
     def window(self, layer: int) -> int:
         """Rows that attention of this layer looks back to, itself included; 0 for all."""
         return self.windows[layer] if self.windows else 0
+
+    def states(self, layer: int) -> Shapes:
+        """Shapes of what this layer keeps of all earlier tokens instead of keys and values; none for attention."""
+        return ()
 
     def head(self, checkpoint: Checkpoint, store: Store | None) -> onnx.ModelProto:
         """Inputs hidden [T, H]; outputs logits [T, V]."""
         g = GraphBuilder("head", store)
         g.input("hidden", ("T", self.hidden))
-        normed = self.norm(g, checkpoint, "hidden", "model.norm", self.hidden)
+        normed = self.norm(g, checkpoint, "hidden", self.FINAL_NORM, self.hidden)
         name = "model.embed_tokens" if self.tied else "lm_head"
         weight = checkpoint.tensor(name + ".weight", (self.vocabulary, self.hidden)) / np.float32(self.logits_divisor)
         bias = checkpoint.optional("lm_head.bias", (self.vocabulary,))
@@ -118,16 +140,20 @@ class Decoder:
         gate = f"{prefix}{self.MOE}.{self.GATE}"
         g = GraphBuilder(f"router_{layer}", store)
         g.input("hidden", ("T", self.hidden))
-        self.norm(g, checkpoint, "hidden", prefix + "post_attention_layernorm", self.hidden, "normed")
+        self.norm(g, checkpoint, "hidden", prefix + self.MLP_NORM, self.hidden, "normed")
         weight = checkpoint.tensor(gate + ".weight", (self.experts, self.hidden))
         logits = g.linear("normed", "gate", weight, FLOAT32, checkpoint.optional(gate + ".bias", (self.experts,)), LOGITS)
-        if self.router.kind == "sigmoid_groups":
-            g.weight("correction", checkpoint.tensor(gate + ".e_score_correction_bias", (self.experts,)))
+        if self.router.kind in CORRECTED:
+            g.weight("correction", self.correction(checkpoint, prefix))
         KINDS[self.router.kind](g, logits, self.router)
         g.output("normed", ("T", self.hidden))
         g.output("experts", ("T", self.top_k), TensorProto.INT64)
         g.output("weights", ("T", self.top_k))
         return g.model()
+
+    def correction(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
+        """What is added to the scores [E] where experts are chosen, and only there."""
+        return checkpoint.tensor(f"{prefix}{self.MOE}.{self.GATE}.e_score_correction_bias", (self.experts,))
 
     def expert(self, checkpoint: Checkpoint, layer: int, expert: int, store: Store | None) -> onnx.ModelProto:
         """Inputs rows [T, H]; outputs out [T, H]."""
@@ -156,8 +182,8 @@ class Decoder:
         prefix = f"model.layers.{layer}."
         g = GraphBuilder(f"mlp_{layer}", store)
         g.input("hidden", ("T", self.hidden))
-        normed = self.norm(g, checkpoint, "hidden", prefix + "post_attention_layernorm", self.hidden)
-        weights = self.mlp_weights(checkpoint, prefix + "mlp", self.dense_width)
+        normed = self.norm(g, checkpoint, "hidden", prefix + self.MLP_NORM, self.hidden)
+        weights = self.mlp_weights(checkpoint, prefix + self.DENSE, self.dense_width)
         g.node("Add", ["hidden", self.gated(g, normed, weights, "mlp_out", self.precisions.attention)], "hidden_out")
         g.output("hidden_out", ("T", self.hidden))
         return g.model()
@@ -240,7 +266,7 @@ class Decoder:
 
     def finish_attention(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, mixed: str, width: int) -> None:
         """Output projection and residual."""
-        name = f"model.layers.{layer}.self_attn.o_proj"
+        name = f"model.layers.{layer}.{self.OUTPUT}"
         factor = np.float32(self.residual_multiplier)
         weight = checkpoint.tensor(name + ".weight", (self.hidden, width)) * factor
         bias = checkpoint.optional(name + ".bias", (self.hidden,))
@@ -256,15 +282,26 @@ class Decoder:
     def packed_projection(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int) -> str:
         """Input norm, then queries, keys and values side by side."""
         prefix = f"model.layers.{layer}."
-        normed = self.norm(g, checkpoint, "hidden", prefix + "input_layernorm", self.hidden)
+        normed = self.norm(g, checkpoint, "hidden", prefix + self.ATTENTION_NORM, self.hidden, "attention_input")
         d, weights, biases = self.head_dim, [], []
         for which, heads in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
             name = f"{prefix}self_attn.{which}_proj"
-            weights.append(checkpoint.tensor(name + ".weight", (heads * d, self.hidden)))
-            biases.append(checkpoint.optional(name + ".bias", (heads * d,)))
+            weight, bias = self.projection(checkpoint, name, heads * d)
+            weights.append(weight if which == "v" else self.paired(weight))
+            biases.append(bias if which == "v" or bias is None else self.paired(bias))
         filled = [bias if bias is not None else np.zeros(len(w), np.float32) for bias, w in zip(biases, weights, strict=True)]
         bias = np.concatenate(filled) if any(b is not None for b in biases) else None
         return g.linear(normed, "qkv_proj", np.concatenate(weights), self.precisions.attention, bias)
+
+    def projection(self, checkpoint: Checkpoint, name: str, width: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Weight [width, H] and bias [width] of queries, keys or values."""
+        return checkpoint.tensor(name + ".weight", (width, self.hidden)), checkpoint.optional(name + ".bias", (width,))
+
+    def paired(self, values: np.ndarray) -> np.ndarray:
+        """Rows [heads * D, ..] with each head's dimensions in `rotary_order`: queries and keys then agree, as before."""
+        if not self.rotary_order:
+            return values
+        return values.reshape(-1, self.head_dim, *values.shape[1:])[:, list(self.rotary_order)].reshape(values.shape)
 
     def heads_of(self, g: GraphBuilder, packed: str) -> list[str]:
         """Queries, keys, values of the packed projection."""
@@ -284,8 +321,21 @@ class Decoder:
 
     def norm(self, g: GraphBuilder, checkpoint: Checkpoint, value: str, name: str, size: int, output: str = "") -> str:
         """RMS norm over the last axis."""
-        weight = g.weight(name + ".weight", checkpoint.tensor(name + ".weight", (size,)))
-        return g.node("RMSNormalization", [value, weight], output, axis=-1, epsilon=self.epsilon)
+        return self.rms(g, value, name, self.norm_weight(checkpoint, name, size), output)
+
+    def head_norm(self, g: GraphBuilder, checkpoint: Checkpoint, value: str, name: str, heads: int) -> str:
+        """RMS norm of every head; heads and rows share one axis (HTP's 3-D norm is wrong for heads of 32)."""
+        rows = g.node("Reshape", [value, g.ints(-1, self.head_dim)])
+        rows = self.rms(g, rows, name, self.paired(self.norm_weight(checkpoint, name, self.head_dim)))
+        return g.node("Reshape", [rows, g.ints(-1, heads * self.head_dim)])
+
+    def rms(self, g: GraphBuilder, value: str, name: str, weight: np.ndarray, output: str = "") -> str:
+        """RMS norm over the last axis with this weight."""
+        return g.node("RMSNormalization", [value, g.weight(name + ".weight", weight)], output, axis=-1, epsilon=self.epsilon)
+
+    def norm_weight(self, checkpoint: Checkpoint, name: str, size: int) -> np.ndarray:
+        """What a norm multiplies with [size]."""
+        return checkpoint.tensor(name + ".weight", (size,))
 
     def gated(self, g: GraphBuilder, rows: str, weights: ExpertWeights, output: str, precision: Precision) -> str:
         """down(activation(gate(x), up(x))), gate and up as one matrix."""
@@ -309,24 +359,30 @@ class Decoder:
 
     def mlp_weights(self, checkpoint: Checkpoint, prefix: str, width: int) -> ExpertWeights:
         """Weights of a gated MLP whose matrices are tensors of their own."""
-        names = [f"{prefix}.{name}.weight" for name in (self.PROJECTIONS if ".experts." in prefix else Decoder.PROJECTIONS)]
+        names = [f"{prefix}.{name}.weight" for name in (self.PROJECTIONS if ".experts." in prefix else self.DENSE_PROJECTIONS)]
         wide, narrow = (width, self.hidden), (self.hidden, width)
-        return ExpertWeights(*(checkpoint.tensor(name, shape) for name, shape in zip(names, (wide, wide, narrow), strict=True)))
+        gate, up, down = (checkpoint.tensor(name, shape) for name, shape in zip(names, (wide, wide, narrow), strict=True))
+        sizes = (width, width, self.hidden)
+        biases = [checkpoint.optional(n.removesuffix("weight") + "bias", (s,)) for n, s in zip(names, sizes, strict=True)]
+        first = [bias for bias in biases[:2] if bias is not None]
+        if len(first) == 1:
+            raise ModelError(f"{prefix} has a bias at one of gate and up alone: this runtime does not build this variant")
+        return ExpertWeights(gate, up, down, np.concatenate(first) if len(first) == 2 else None, biases[2])
 
 
-def common(config: dict[str, Any], theta: float = 10000.0) -> dict[str, Any]:
+def common(config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:
     """What most families' config.json names the same way. `theta`: base of the rotary positions where the config has none."""
-    sizes = common_sizes(config)
+    sizes = common_sizes(config, layer_types)
     return sizes | {"rope": read_rope(config, sizes["head_dim"], theta)}
 
 
-def common_sizes(config: dict[str, Any]) -> dict[str, Any]:
+def common_sizes(config: dict[str, Any], layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:
     """The sizes that every family's config.json names the same way; unsupported activations and layers are refused."""
     if config.get("hidden_act", "silu") not in ACTIVATIONS:
         raise ModelError(f"activation {config['hidden_act']!r} is not supported: this runtime builds silu")
     for kind in config.get("layer_types") or ():
-        if kind not in LAYER_TYPES:
-            raise ModelError(f"layers of type {kind!r} are not supported: this runtime builds {', '.join(LAYER_TYPES)}")
+        if kind not in layer_types:
+            raise ModelError(f"layer_types: {kind!r} is not supported: this runtime builds {', '.join(layer_types)}")
     end = config.get("eos_token_id")
     heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)

@@ -15,13 +15,8 @@ class Qwen3Moe(Decoder):
         """Queries and keys are normed head by head."""
         q, k, v = self.heads_of(g, self.packed_projection(g, checkpoint, layer))
         prefix = f"model.layers.{layer}.self_attn."
-        return [self._normed(g, checkpoint, q, prefix + "q_norm"), self._normed(g, checkpoint, k, prefix + "k_norm"), v]
-
-    def _normed(self, g: GraphBuilder, checkpoint: Checkpoint, value: str, name: str) -> str:
-        """Norm of every head; heads and rows share one axis (HTP's 3-D norm is wrong for heads of 32)."""
-        rows = self.norm(g, checkpoint, g.node("Reshape", [value, g.ints(-1, self.head_dim)]), name, self.head_dim)
-        heads = self.heads if name.endswith("q_norm") else self.kv_heads
-        return g.node("Reshape", [rows, g.ints(-1, heads * self.head_dim)])
+        q = self.head_norm(g, checkpoint, q, prefix + "q_norm", self.heads)
+        return [q, self.head_norm(g, checkpoint, k, prefix + "k_norm", self.kv_heads), v]
 
 
 def read(config: dict[str, Any]) -> Qwen3Moe:

@@ -1,7 +1,7 @@
 """Rotary positions: angles per position, plain, YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753) or Llama 3's scaling."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,45 @@ KINDS = ("default", "linear", "yarn", "longrope", "llama3")
 @dataclass(frozen=True)
 class Rope:
     """`rates`: radians per position of each pair of dimensions; `scale`: factor of cosines and sines; `interleaved`: pairs are
-    neighbours, not halves of the head."""
+    neighbours, not halves of the head; `long`: what takes their place in sequences of more than `original` tokens."""
 
     rates: tuple[float, ...]
     scale: float = 1.0
     interleaved: bool = False
+    original: int = 0
+    long: "Rope | None" = None
+
+    def for_length(self, tokens: int) -> "Rope":
+        """The angles of a sequence of `tokens`."""
+        return self.long if self.long and tokens > self.original else self
 
     @property
     def dims(self) -> int:
         """Dimensions of a head that are turned."""
         return 2 * len(self.rates)
 
+    def filling(self, head_dim: int) -> tuple["Rope", tuple[int, ...]]:
+        """The same over a whole head, whose last dimensions stand still: pairs that turn by 0.
+
+        With it the order of a head's dimensions that makes halves pairs; empty where they are.
+        """
+        turned, still = self.dims, head_dim - self.dims
+        if turned % 2 or still < 0 or still % 2:
+            raise ModelError(f"partial_rotary_factor turns {turned} of head_dim {head_dim}: this runtime turns an even part")
+        pairs = [list(range(0, turned, 2)), list(range(1, turned, 2))]
+        if not self.interleaved:
+            pairs = [list(range(turned // 2)), list(range(turned // 2, turned))]
+        middle = turned + still // 2
+        order = (*pairs[0], *range(turned, middle), *pairs[1], *range(middle, head_dim))
+        still_pairs = (0.0,) * (still // 2)
+        long = self.long and replace(self.long, rates=(*self.long.rates, *still_pairs), interleaved=False)
+        whole = replace(self, rates=(*self.rates, *still_pairs), interleaved=False, long=long)
+        return whole, () if order == tuple(range(head_dim)) else order
+
     def table(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines [positions, dims / 2] in float32."""
         angles = np.arange(positions, dtype=np.float32)[:, None] * np.array(self.rates, np.float32)
-        scale = np.float32(self.scale)
+        scale = np.where(np.array(self.rates) == 0, 1, self.scale).astype(np.float32)
         return np.cos(angles) * scale, np.sin(angles) * scale
 
 
@@ -52,7 +76,7 @@ def read_rope(config: dict[str, Any], dims: int, default_theta: float = 10000.0,
     if kind == "yarn":
         rates, scale = _yarn(rates, rope, config, theta)
     if kind == "longrope":
-        rates, scale = _longrope(rates, rope, config)
+        return _longrope(rates, rope, config, interleaved)
     if kind == "llama3":
         rates = _llama3(rates, rope)
     return Rope(tuple(float(rate) for rate in rates), scale, interleaved)
@@ -83,18 +107,22 @@ def _yarn(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], theta
     return rates / np.float32(factor) * ramp + rates * (1 - ramp), float(scale)
 
 
-def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any]) -> tuple[np.ndarray, float]:
-    """The long factors where the context was stretched: one table for a whole sequence, so that no key must be turned again."""
+def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], interleaved: bool) -> Rope:
+    """Short factors up to the original context, long ones beyond, as transformers takes them."""
     original = int(config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or 0)
     context = int(config.get("max_position_embeddings") or original)
     original = original or context
-    stretched = context > original
-    scale = rope.get("attention_factor")
-    if scale is None:
-        mscale = rope.get("long_mscale" if stretched else "short_mscale")
-        factor = float(rope.get("factor") or context / original)
-        scale = mscale or (math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0)
-    return rates / np.array(rope["long_factor" if stretched else "short_factor"], np.float32), float(scale)
+    factor = float(rope.get("factor") or context / original)
+    stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+    def scaled(kind: str, **further: Any) -> Rope:
+        scale = rope.get("attention_factor")
+        if scale is None:
+            scale = rope.get(f"{kind}_mscale") or stretch
+        turned = rates / np.array(rope[f"{kind}_factor"], np.float32)
+        return Rope(tuple(float(rate) for rate in turned), float(scale), interleaved, **further)
+
+    return scaled("short", original=original, long=scaled("long") if context > original else None)
 
 
 def _llama3(rates: np.ndarray, rope: dict[str, Any]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The five kinds of router: from logits [T, E] to the chosen experts [T, k] (int64) and their weights [T, k]."""
+"""The six kinds of router: from logits [T, E] to the chosen experts [T, k] (int64) and their weights [T, k]."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,10 @@ SCORES = "scores"
 
 @dataclass(frozen=True)
 class Router:
-    """A kind (a key of KINDS) and its numbers; groups only for the group-limited kinds, tolerance only for sparsemixer."""
+    """A kind (a key of KINDS) and its numbers; groups only for the group-limited kinds, tolerance only for sparsemixer.
+
+    floor: keeps the sum by which weights are divided from 0, of the kinds with a correction.
+    """
 
     kind: str
     top_k: int
@@ -24,6 +27,7 @@ class Router:
     groups: int = 1
     top_groups: int = 1
     tolerance: float = 0.0
+    floor: float = 1e-20
 
 
 def softmax_topk(g: GraphBuilder, logits: str, router: Router) -> None:
@@ -70,9 +74,19 @@ def sigmoid_groups(g: GraphBuilder, logits: str, router: Router) -> None:
     g.nodes_of("TopK", [choice, g.ints(router.top_k)], ["top", "experts"])
     weights = g.node("GatherElements", [scores, "experts"], axis=1)
     if router.renormalize:
-        total = g.node("Add", [g.node("ReduceSum", [weights, g.ints(-1)], keepdims=1), g.number(1e-20)])
+        total = g.node("Add", [g.node("ReduceSum", [weights, g.ints(-1)], keepdims=1), g.number(router.floor)])
         weights = g.node("Div", [weights, total])
     g.node("Mul", [weights, g.number(router.scale)], "weights")
+
+
+def softmax_corrected(g: GraphBuilder, logits: str, router: Router) -> None:
+    """Softmax over all experts; a correction bias [E] (the weight `correction`) takes part in choosing only (ERNIE 4.5)."""
+    scores = g.node("Softmax", [logits], axis=-1)
+    choice = g.node("Add", [scores, "correction"], SCORES)
+    g.nodes_of("TopK", [choice, g.ints(router.top_k)], ["top", "experts"])
+    weights = g.node("GatherElements", [scores, "experts"], axis=1)
+    total = g.node("Max", [g.node("ReduceSum", [weights, g.ints(-1)], keepdims=1), g.number(router.floor)])
+    g.node("Div", [weights, total], "weights")
 
 
 def sparsemixer(g: GraphBuilder, logits: str, router: Router) -> None:
@@ -108,5 +122,8 @@ KINDS = {
     "topk_softmax": topk_softmax,
     "group_limited": group_limited,
     "sigmoid_groups": sigmoid_groups,
+    "softmax_corrected": softmax_corrected,
     "sparsemixer": sparsemixer,
 }
+CORRECTED = ("sigmoid_groups", "softmax_corrected")
+"""Kinds that read the weight `correction`."""

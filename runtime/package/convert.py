@@ -26,6 +26,7 @@ from runtime.graphs.checkpoint import Checkpoint, read_config
 from runtime.graphs.quantize import BITS, Precision
 from runtime.models import Family, read_family
 from runtime.models.decoder import Precisions
+from runtime.package.coverage import check_coverage
 from runtime.package.layout import (
     EXPERTS,
     FORMAT,
@@ -38,10 +39,11 @@ from runtime.package.layout import (
     layer_name,
     sha256,
 )
+from runtime.package.tokens import read_tokenizer
 
 Progress = Callable[[int, int], None]
 JOURNAL = "progress.json"
-COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 ALIGNED = 64
 ROWS_AT_ONCE = 8192
 NPU_BLOCKS = (16, 32, 64, 128)
@@ -223,7 +225,7 @@ class Conversion:
         with WeightFile(self.folder / f"{layer_name('layer', layer)}.bin") as file:
             attention = file.store("attention")
             self._graph(part, attention_name(layer), family.attention(checkpoint, layer, attention), file)
-            if self.target.portable:
+            if self.target.portable and family.PORTABLE:
                 self._graph(part, attention_name(layer, True), family.portable_attention(checkpoint, layer, attention), file)
             if layer in family.dense:
                 self._graph(part, layer_name("mlp", layer), family.mlp(checkpoint, layer, file.store("mlp")), file)
@@ -317,9 +319,12 @@ def fingerprint(folder: Path) -> str:
 
 def convert(model: Path, target: Path, progress: Progress | None = None, what: PackageFormat | None = None) -> Package:
     """Convert a Hugging Face model folder into a package at `target`, replacing an older one."""
-    family = read_family(read_config(model), model)
+    config = read_config(model)
+    family = read_family(config, model)
+    read_tokenizer(model)
     if target.exists() and not is_package(target) and not (target.is_dir() and not any(target.iterdir())):
         raise PackageError(f"{target} exists and is no package: choose another place")
+    check_coverage(model, family, int(config.get("num_nextn_predict_layers") or 0))
     working = target.parent / f".{target.name}.partial"
     try:
         working.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import onnxruntime as ort
 from runtime.backends.graph import Backend, Binding, Graph, shared
 from runtime.backends.kv_cache import Scales, narrow, widen
 from runtime.models import Family
+from runtime.models.rope import Rope
 from runtime.package.layout import attention_name
 from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind
@@ -24,7 +25,9 @@ def past_tier(tokens: int) -> int:
 class Sequence:
     """Keys and values [KV, capacity, D] of every layer as they are kept (`dtype`; int8 with its `scales`), and the rotary tables.
 
-    `end`: rows when the running step is done.
+    Layers that keep a state instead have it in `states`.
+
+    `end`: rows when the running step is done; `ids`: the tokens whose rows are kept.
     """
 
     def __init__(self, family: Family, tokens: int, dtype: type = np.float32, scales: Scales | None = None):
@@ -32,9 +35,29 @@ class Sequence:
         keys, values = ((family.kv_heads, self.capacity, dim) for dim in (family.key_dim, family.value_dim))
         self.keys: list[np.ndarray] = [np.zeros(keys, dtype) for _ in range(family.layers)]
         self.values: list[np.ndarray] = [np.zeros(values, dtype) for _ in range(family.layers)]
+        self.states = [[np.zeros(shape, np.float32) for shape in family.states(layer)] for layer in range(family.layers)]
         self.length = 0
         self.end = 0
-        self.half_cos, self.half_sin = family.rope.table(self.capacity)
+        self.ids: list[int] = []
+        self.rope = family.rope
+        self.half_cos, self.half_sin = self.rope.table(self.capacity)
+
+    def restart(self) -> None:
+        """Forget every token."""
+        self.length, self.ids = 0, []
+        for state in (array for layer in self.states for array in layer):
+            state.fill(0)
+
+    def turn_to(self, tokens: int) -> bool:
+        """Take the rotary table for `tokens` in all; True where it is another one, which kept keys do not fit."""
+        rope = self.family.rope.for_length(tokens)
+        if rope is self.rope:
+            return False
+        self.rope = rope
+        self.half_cos, self.half_sin = rope.table(self.capacity)
+        for derived in ("cos", "sin"):
+            self.__dict__.pop(derived, None)
+        return True
 
     def past(self, layer: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """The first rows of keys and values [KV, rows, D] in float32: the kept memory itself where it is float32."""
@@ -110,13 +133,13 @@ class FusedAttention:
         self._shared = {"seqlens": shared(self._lengths), "total": shared(self._total)}
         self._tables: dict[str, ort.OrtValue] = {}
         self._bindings: list[Binding] = []
-        self._sequence: Sequence | None = None
+        self._bound_to: tuple[Sequence, Rope] | None = None
 
     def prepare(self, sequence: Sequence) -> None:
         """Bind every layer to the sequence's memory."""
-        if self._sequence is sequence:
+        if self._bound_to == (sequence, sequence.rope):
             return
-        self._sequence = sequence
+        self._bound_to = (sequence, sequence.rope)
         dtype = np.float16 if sequence.dtype == np.float16 else np.float32
         self._tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
         self._bindings = [self.bind(layer, sequence) for layer in range(self.family.layers)]
@@ -142,6 +165,10 @@ class FusedAttention:
 
     def bind(self, layer: int, sequence: Sequence) -> Binding:
         """A binding to the sequence's memory; input `hidden` and output `hidden_out` are left to the caller."""
+        if states := sequence.states[layer]:
+            memory = [shared(state) for state in states]
+            before, after = ({f"{name}_{i}": state for i, state in enumerate(memory)} for name in ("state", "next"))
+            return Binding(self.graphs[layer].session, before, after)
         keys, values = shared(sequence.keys[layer][None]), shared(sequence.values[layer][None])
         inputs = {**self._shared, **self._tables, "past_k": keys, "past_v": values}
         if sequence.scales:

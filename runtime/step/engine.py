@@ -17,9 +17,10 @@ from runtime.experts.predictor import Predictor, predictor_path
 from runtime.experts.prefetch import Prefetcher
 from runtime.experts.routing import Listener
 from runtime.experts.run import Experts, LayerWork
+from runtime.experts.trial import Prefetching, Trial
 from runtime.package.layout import Package, layer_name
 from runtime.placement.costs import CostTable, Flush, FlushByCost
-from runtime.placement.options import PLACED, Options, placed
+from runtime.placement.options import AUTO, PLACED, Options, placed
 from runtime.step.attention import Attention, PortableAttention, Sequence, make_attention
 from runtime.step.sampling import Sampler
 from runtime.step.token_path import TokenPath
@@ -77,8 +78,11 @@ class Engine:
         self._head = self._graph("head", Kind.HEAD, -1)
         self._mixers, self._shared = self._make_mixers()
         self._tokens = self._token_path()
+        self._prefetching: Prefetching | None = None
         if predictor:
-            self.listeners.append(Prefetcher(predictor, self.experts.cache, self.family, CPU))
+            cache, trial = self.experts.cache, Trial() if options.prefetch == AUTO else None
+            prefetcher = Prefetcher(predictor, cache, self.family, CPU)
+            self._prefetching = Prefetching(prefetcher, cache, self.listeners, log, trial)
         if options.expert_cache is None:
             self.experts.preload(self.placements[Phase.DECODE].experts)
 
@@ -99,9 +103,17 @@ class Engine:
         return min((room for room in compiled if room >= tokens), default=tokens)
 
     def step(self, sequence: Sequence, ids: list[int], sampler: Sampler) -> tuple[Step, np.ndarray]:
-        """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from."""
+        """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from.
+
+        Where these tokens bring another rotary table (LongRoPE), all tokens of the sequence are computed anew.
+        """
+        if sequence.turn_to(sequence.length + len(ids)) and sequence.length:
+            ids = [*sequence.ids, *ids]
+            sequence.restart()
         phase = Phase.PREFILL if sequence.length == 0 else Phase.DECODE
         step = Step(len(self.log.steps), phase, len(ids), sequence.length)
+        if self._prefetching:
+            self._prefetching.step_begins(step)
         # Between the probes: the time of a tracer's trap is no part of the step.
         probes.token_begin(step.seq, phase, step.n_tokens, step.position)
         step.begin_ns = monotonic_ns()
@@ -113,12 +125,15 @@ class Engine:
         self.log.steps.append(step)
         cache = self.experts.cache
         self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched
+        if self._prefetching:
+            self._prefetching.step_ends(step)
         return step, logits
 
     def hidden(self, sequence: Sequence, ids: list[int], step: Step) -> np.ndarray:
         """Hidden [n, H] of fed tokens behind the last layer; the sequence grows."""
         n = len(ids)
         sequence.end = sequence.length + n
+        sequence.turn_to(sequence.end)
         with Operator(self.log, Kind.EMBED, -1, n, made_from(Kind.EMBED, -1)):
             hidden = self._table[ids].astype(np.float32)
             if self.family.embedding_multiplier != 1:
@@ -131,6 +146,7 @@ class Engine:
             for layer in range(self.family.layers):
                 hidden = self._layer(layer, hidden, sequence, step)
         sequence.length += n
+        sequence.ids.extend(ids)
         return hidden
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:

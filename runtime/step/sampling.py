@@ -1,5 +1,6 @@
 """Chooses the next token from logits."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +18,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise RequestError("temperature and top-k must be 0 or more, top-p between 0 and 1")
+        if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise RequestError("temperature and top-k must be finite and 0 or more, top-p between 0 and 1")
 
 
 class Sampler:

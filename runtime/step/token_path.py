@@ -12,6 +12,7 @@ from runtime.backends.operators import Operator, made_from
 from runtime.experts.routing import Listener
 from runtime.experts.run import Experts
 from runtime.models import Family
+from runtime.models.rope import Rope
 from runtime.step.attention import FusedAttention, LatentAttention, Sequence
 from runtime.telemetry import probes
 from runtime.telemetry.log import RunLog
@@ -42,7 +43,7 @@ class TokenPath:
         self._rows = np.zeros((family.experts, hidden), np.float32)
         self._row_values = [shared(row[None]) for row in self._rows]
         self._token = TokenRun(log, layers * (4 + top_k))
-        self._sequence: Sequence | None = None
+        self._bound_to: tuple[Sequence, Rope] | None = None
         self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
         self._first: list[list[Item]] = []  # per layer, what runs before the router's choice is known
         self._last = [self._mixer_item(layer) for layer in range(layers)]
@@ -55,7 +56,7 @@ class TokenPath:
         """Hidden [1, H] behind the last layer."""
         self.hidden[...] = embedded
         self.attention.move_to(sequence, sequence.length + 1)
-        if self._sequence is not sequence:
+        if self._bound_to != (sequence, sequence.rope):
             self._prepare(sequence)
         try:
             for layer in range(self.family.layers):
@@ -94,7 +95,7 @@ class TokenPath:
 
     def _prepare(self, sequence: Sequence) -> None:
         """Bind attention to the sequence's memory, where it can be."""
-        self._sequence, self._attentions = sequence, []
+        self._bound_to, self._attentions = (sequence, sequence.rope), []
         if not isinstance(self.attention, FusedAttention):
             self._first = [[item] for item in self._last]
             return

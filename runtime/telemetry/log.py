@@ -13,6 +13,11 @@ from runtime.cache_rules.forms import BACKENDS, Form, Reason
 from runtime.telemetry.probes import Kind, Phase
 from runtime.telemetry.profile import Timers
 
+ROUTING_BYTES = 64 << 20
+"""Most memory of the routers' choices that a log keeps."""
+ENTRY_BYTES = 512
+"""Of one choice beside its numbers: a tuple, two arrays and what they share."""
+
 
 @dataclass
 class Step:
@@ -34,7 +39,7 @@ class Step:
 
 @dataclass
 class RunLog:
-    """Counts of everything that the probes also report."""
+    """Counts of everything that the probes also report. `prefetching`: what a trial chose, and why."""
 
     steps: list[Step] = field(default_factory=list)
     graphs: Counter[tuple[Kind, int]] = field(default_factory=Counter)
@@ -52,7 +57,10 @@ class RunLog:
     hits: int = 0
     misses: int = 0
     prefetched: int = 0
+    prefetching: str = ""
     routing: list[tuple[int, int, np.ndarray, np.ndarray]] = field(default_factory=list)
+    routing_bytes: int = 0
+    routing_dropped: int = 0
     lock: Lock = field(default_factory=Lock)
     timers: Timers | None = None
 
@@ -76,8 +84,14 @@ class RunLog:
             self.expert_runs[form.layer, form.expert] += 1
 
     def route(self, seq: int, layer: int, experts: np.ndarray, weights: np.ndarray) -> None:
-        """A router chose `experts` [n, k] with `weights` [n, k]."""
+        """A router chose `experts` [n, k] with `weights` [n, k]. Beyond ROUTING_BYTES the older half is dropped and counted."""
         self.routing.append((seq, layer, experts, weights))
+        self.routing_bytes += _entry_bytes(experts, weights)
+        if self.routing_bytes > ROUTING_BYTES:
+            oldest = max(len(self.routing) // 2, 1)
+            self.routing_bytes -= sum(_entry_bytes(e, w) for _, _, e, w in self.routing[:oldest])
+            self.routing_dropped += oldest
+            del self.routing[:oldest]
 
     def total_ns(self, phase: Phase) -> int:
         """Wall time of the steps of one phase."""
@@ -116,6 +130,7 @@ class RunLog:
             "hits": self.hits,
             "misses": self.misses,
             "prefetched": self.prefetched,
+            "prefetching": self.prefetching or None,
             "hit_rate": self.hits / asked if asked else None,
         }
 
@@ -135,5 +150,16 @@ class RunLog:
         ]
         routing = [{"seq": q, "layer": layer, "experts": e.tolist(), "weights": w.tolist()} for q, layer, e, w in self.routing]
         runs = [{"layer": layer, "expert": expert, "runs": n} for (layer, expert), n in sorted(self.expert_runs.items())]
-        document = {"engine": engine, "statistics": self.statistics(), "steps": steps, "expert_runs": runs, "routing": routing}
+        document = {
+            "engine": engine,
+            "statistics": self.statistics(),
+            "steps": steps,
+            "expert_runs": runs,
+            "routing": routing,
+            "routing_dropped": self.routing_dropped,
+        }
         path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def _entry_bytes(experts: np.ndarray, weights: np.ndarray) -> int:
+    return experts.nbytes + weights.nbytes + ENTRY_BYTES

@@ -1,0 +1,188 @@
+"""Routes in formats of others: `layer,expert` rows of llama.cpp's moe-trace, BigMoeOnEdge's `route_trace v1`, counts by expert.
+
+Reading gives the tables `tokens`, `routes`, `experts` (counts only) of a recording, the others empty: no format holds times.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.schema import TABLES, Tables, conform, empty
+from tracer.recording.format import RecordingError
+
+TRACE_HEAD = "# route_trace v1"
+TRACE_COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
+ROW_COLUMNS, COUNT_COLUMNS = ("layer", "expert"), ("layer", "expert", "count")
+PHASES = ("prefill", "decode")
+RESIDENCY = {"miss": 0, "hit": 1, "prefetched": 2}
+MOST = 1 << 20
+"""Layers and experts have smaller numbers: a larger one is damage."""
+EXACT = 1 << 53
+
+
+class Format(NamedTuple):
+    """A format: its writer, and its reader from the columns of the file."""
+
+    text: Callable[[Tables], str]
+    tables: Callable[[pd.DataFrame], Tables]
+    columns: tuple[str, ...]
+    meaning: str
+
+
+def read_routes(path: Path) -> Tables:
+    """The tables of a file in any of the formats, which its own header tells. Raises RecordingError where it is none."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    rows = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if not rows:
+        raise RecordingError(f"{path} holds no routes")
+    header = tuple(cell.strip() for cell in rows[0].split(","))
+    if all(cell.isdigit() for cell in header) and len(header) in (2, 3):  # without a header
+        header, rows = (ROW_COLUMNS, COUNT_COLUMNS)[len(header) == 3], ["", *rows]
+    for form in FORMATS.values():
+        if set(form.columns) <= set(header):
+            return form.tables(_frame(path, header, rows[1:], form.columns))
+    heads = "; ".join(",".join(form.columns) for form in FORMATS.values())
+    raise RecordingError(f"{path} holds no routes: its first line names none of these columns: {heads}")
+
+
+def write_routes(tables: Tables, path: Path, name: str) -> None:
+    """A recording's routes in one of FORMATS. Raises RecordingError where it has none."""
+    if len(tables["routes"]) == 0 and (name != "counts" or len(tables["experts"]) == 0):
+        raise RecordingError("the recording holds no routes: record an MoE engine at level expert")
+    path.write_text(FORMATS[name].text(tables), encoding="utf-8")
+
+
+def _frame(path: Path, header: tuple[str, ...], rows: list[str], columns: tuple[str, ...]) -> pd.DataFrame:
+    """The columns that the format needs, as numbers; the first damaged line is an error."""
+    places = [header.index(column) for column in columns]
+    values = []
+    for number, cells in enumerate(csv.reader(rows), 1):
+        try:
+            values.append([float(cells[place]) for place in places])
+        except (ValueError, IndexError):
+            raise RecordingError(f"{path}: row {number} ({','.join(cells)}) is damaged or cut off") from None
+    frame = pd.DataFrame(values, columns=list(columns), dtype=float)
+    whole = frame.drop(columns="weight", errors="ignore")
+    if not ((whole >= 0) & (whole % 1 == 0) & (whole < EXACT)).all(axis=None) or not (frame[["layer", "expert"]] < MOST).all(
+        axis=None
+    ):
+        raise RecordingError(f"{path}: layers, experts and steps are whole numbers from 0 on: a row holds another")
+    return frame.astype(dict.fromkeys(whole.columns, np.int64))
+
+
+def _ordered(tables: Tables) -> pd.DataFrame:
+    """Routes in the order in which they were chosen, with `phase`, `position` and `turn` of their steps."""
+    tokens = tables["tokens"].sort_values("token_id")
+    starts = (tokens["phase"] == "prefill") & (tokens["position"] == 0)
+    turns = (starts.cumsum() - 1).clip(lower=0)
+    steps = pd.DataFrame({"token_id": tokens["token_id"], "phase": tokens["phase"].astype(str), "turn": turns})
+    routed = tables["routes"].merge(steps.assign(position=tokens["position"]), on="token_id")
+    return routed.sort_values(["token_id", "layer", "row", "rank"]).reset_index(drop=True)
+
+
+def _as_rows(tables: Tables) -> str:
+    return _csv(_ordered(tables)[["layer", "expert"]])
+
+
+def _as_counts(tables: Tables) -> str:
+    rows = tables["routes"].assign(n_tokens=1) if len(tables["routes"]) else tables["experts"]
+    counted = rows.groupby(["layer", "expert"], as_index=False)["n_tokens"].sum()
+    return _csv(counted.rename(columns={"n_tokens": "count"}))
+
+
+def _as_trace(tables: Tables) -> str:
+    """Where a run's cache state was not recorded its expert counts as resident; a read's bytes stand in its first row."""
+    routed = _ordered(tables)
+    states = tables["experts"].sort_values("begin_ns").drop_duplicates(["token_id", "layer", "expert"])
+    states = states[["token_id", "layer", "expert", "cache"]].astype({"cache": str})
+    routed = routed.merge(states, on=["token_id", "layer", "expert"], how="left")
+    residency = routed["cache"].map(RESIDENCY).fillna(RESIDENCY["hit"]).astype(np.int64)
+    loads = tables["loads"].query("action == 'load' and bytes > 0")
+    sizes = loads.groupby("layer")["bytes"].median()
+    first = ~routed.duplicated(["token_id", "layer", "expert"]) & (residency == RESIDENCY["miss"])
+    size = routed["layer"].map(sizes).fillna(0).astype(np.int64)
+    columns = {"turn": routed["turn"], "phase": (routed["phase"] == "decode").astype(np.int64)}
+    columns |= {"step": routed["position"] + routed["row"], "layer": routed["layer"], "slot": routed["rank"]}
+    columns |= {"expert": routed["expert"], "weight": routed["weight"], "residency": residency}
+    body = _csv(pd.DataFrame(columns | {"expert_bytes": size.where(first, 0)}))
+    layers = sorted(routed["layer"].unique().tolist())
+    n_layer, n_expert, used = (int(routed[name].max()) + 1 for name in ("layer", "expert", "rank"))
+    facts = [f"# layer={layer} expert_bytes={int(sizes.get(layer, 0))} dense_bytes=0" for layer in layers]
+    about = f"# model= arch= n_layer={n_layer} n_expert={n_expert} n_expert_used={used}"
+    return "\n".join([TRACE_HEAD, about, *facts, body])
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    text = io.StringIO()
+    frame.to_csv(text, index=False, na_rep="nan", lineterminator="\n")
+    return text.getvalue()
+
+
+def _from_trace(frame: pd.DataFrame) -> Tables:
+    """A turn's prompt is one step, whatever batches it was fed in; each decoded token is another."""
+    frame = frame.assign(batch=frame["step"].where(frame["phase"] == 1, -1))
+    steps = frame.groupby(["turn", "phase", "batch"], sort=True)["step"].agg(["min", "max"]).reset_index()
+    steps["token_id"] = np.arange(len(steps))
+    routed = frame.merge(steps, on=["turn", "phase", "batch"])
+    routes = pd.DataFrame({name: routed[name] for name in ("token_id", "layer", "expert", "weight")})
+    routes = routes.assign(row=routed["step"] - routed["min"], rank=routed["slot"])
+    phases = [PHASES[min(phase, 1)] for phase in steps["phase"]]
+    return _tables(phases, (steps["max"] - steps["min"] + 1).to_numpy(), steps["min"].to_numpy(), routes)
+
+
+def _from_rows(frame: pd.DataFrame) -> Tables:
+    """Steps begin where the layers begin anew. The shortest run of a layer's rows is taken for the experts of one token."""
+    layer = frame["layer"].to_numpy()
+    begins = np.flatnonzero(np.diff(layer, prepend=-1))
+    lengths = np.diff(begins, append=len(layer))
+    k = int(lengths.min())
+    if (lengths % k).any():
+        raise RecordingError(f"a layer's rows are no multiple of {k}, the fewest of any: the file is cut off, or no such trace")
+    run_step = np.cumsum(np.diff(layer[begins], prepend=layer.max() + 1) < 0) - 1
+    run, place = np.repeat(np.arange(len(begins)), lengths), np.arange(len(layer)) - np.repeat(begins, lengths)
+    rows = np.array([lengths[run_step == step].max() // k for step in range(run_step[-1] + 1)])
+    routes = frame.assign(token_id=run_step[run], row=place // k, rank=place % k, weight=np.nan)
+    return _tables([PHASES[int(n == 1)] for n in rows], rows, np.cumsum(rows) - rows, routes)
+
+
+def _from_counts(frame: pd.DataFrame) -> Tables:
+    """All in one step: counts have no order."""
+    frame = frame.rename(columns={"count": "n_tokens"})
+    runs = _filled("experts", frame.assign(token_id=0))
+    tokens = int(frame.groupby("layer")["n_tokens"].sum().max())
+    return {**_tables(["prefill"], np.array([tokens]), np.array([0]), frame.iloc[:0]), "experts": runs}
+
+
+def _tables(phases: list[str], rows: np.ndarray, positions: np.ndarray, routes: pd.DataFrame) -> Tables:
+    steps = {"token_id": np.arange(len(phases)), "phase": phases, "n_tokens": rows, "position": positions}
+    nothing = {name: empty(name) for name in TABLES}
+    routes = routes.reindex(columns=[*routes.columns.union(["token_id", "row", "rank", "weight"])])
+    routes = routes.sort_values(["token_id", "layer", "row", "rank"]).reset_index(drop=True)
+    return {**nothing, "tokens": _filled("tokens", pd.DataFrame(steps)), "routes": _filled("routes", routes)}
+
+
+def _filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The declared columns: what is not known is -1, NaN or empty."""
+    return conform(table, frame.assign(**dict(_unknown(table, frame))))
+
+
+def _unknown(table: str, frame: pd.DataFrame) -> Iterator[tuple[str, object]]:
+    for column in TABLES[table]:
+        if column.name not in frame:
+            blank = {"object": "", "bool": True, "uint64": 0, "float64": np.nan}.get(column.dtype, -1)
+            yield column.name, np.arange(len(frame)) if column.meaning == "row number" else blank
+
+
+FORMATS = {
+    "route-trace": Format(_as_trace, _from_trace, TRACE_COLUMNS, "route_trace v1 of BigMoeOnEdge: a row per token and expert"),
+    "counts": Format(
+        _as_counts, _from_counts, COUNT_COLUMNS, "tokens routed to each expert, as an importance matrix counts them"
+    ),
+    "layer-expert": Format(_as_rows, _from_rows, ROW_COLUMNS, "layer,expert of llama.cpp's moe-trace, in the order of choice"),
+}
+"""By name; of two whose columns a header has, the first is meant."""

@@ -1,0 +1,86 @@
+"""LFM2-MoE: gated short convolutions beside attention with normed heads, sigmoid router, dense first layers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime.errors import ModelError
+from runtime.graphs.builder import GraphBuilder
+from runtime.graphs.checkpoint import Checkpoint
+from runtime.models.decoder import Shapes, common
+from runtime.models.recurrent import RecurrentDecoder, causal_convolution
+from runtime.models.routers import Router
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfm2Moe(RecurrentDecoder):
+    """`kernel`: tokens that a convolution sees; `corrected`: a bias takes part in choosing experts."""
+
+    kernel: int
+    corrected: bool
+
+    MOE = DENSE = "feed_forward"
+    PROJECTIONS = DENSE_PROJECTIONS = ("w1", "w3", "w2")
+    FINAL_NORM = "model.embedding_norm"
+    ATTENTION_NORM = "operator_norm"
+    MLP_NORM = "ffn_norm"
+    OUTPUT = "self_attn.out_proj"
+
+    def states(self, layer: int) -> Shapes:
+        """The last rows that a convolution has seen."""
+        return ((self.kernel - 1, self.hidden),) if layer in self.recurrent else ()
+
+    def mixed(self, g: GraphBuilder, checkpoint: Checkpoint, prefix: str, normed: str) -> str:
+        """Two gates around a convolution: c * conv(b * x)."""
+        width, precision = self.hidden, self.precisions.attention
+        name = prefix + "conv."
+        bias = checkpoint.optional(name + "in_proj.bias", (3 * width,))
+        weight = checkpoint.tensor(name + "in_proj.weight", (3 * width, width))
+        b, c, x = g.split(g.linear(normed, "in_proj", weight, precision, bias), width, width, width)
+        kernel = checkpoint.tensor(name + "conv.weight", (width, 1, self.kernel))[:, 0]
+        bias = checkpoint.optional(name + "conv.bias", (width,))
+        gated = g.node("Mul", [c, causal_convolution(g, g.node("Mul", [b, x]), "conv", kernel, bias)])
+        bias = checkpoint.optional(name + "out_proj.bias", (width,))
+        return g.linear(gated, "out_proj", checkpoint.tensor(name + "out_proj.weight", (width, width)), precision, bias)
+
+    def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
+        """Queries and keys are normed head by head."""
+        q, k, v = self.heads_of(g, self.packed_projection(g, checkpoint, layer))
+        prefix = f"model.layers.{layer}.self_attn."
+        q = self.head_norm(g, checkpoint, q, prefix + "q_layernorm", self.heads)
+        return [q, self.head_norm(g, checkpoint, k, prefix + "k_layernorm", self.kv_heads), v]
+
+    def correction(self, checkpoint: Checkpoint, prefix: str) -> np.ndarray:
+        """What is added to the scores [E] where experts are chosen."""
+        if not self.corrected:
+            return np.zeros(self.experts, np.float32)
+        return checkpoint.tensor(prefix + "feed_forward.expert_bias", (self.experts,))
+
+
+def read(config: dict[str, Any]) -> Lfm2Moe:
+    """Sizes from config.json."""
+    config = {"rms_norm_eps": config.get("norm_eps", 1e-5), "hidden_act": "silu"} | config
+    config["tie_word_embeddings"] = config.get("tie_embedding", config.get("tie_word_embeddings", True))
+    sizes = common(config, 1e6, ("full_attention", "conv"))
+    kernel = int(config.get("conv_L_cache", 3))
+    if kernel < 2:
+        raise ModelError(f"conv_L_cache {kernel} is not supported: this runtime builds convolutions over 2 tokens or more")
+    router = Router(
+        "sigmoid_groups",
+        sizes["top_k"],
+        sizes["experts"],
+        renormalize=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        floor=1e-6,
+    )
+    return Lfm2Moe(
+        **sizes,
+        intermediate=int(config["moe_intermediate_size"]),
+        router=router,
+        dense=frozenset(range(min(int(config.get("num_dense_layers", 2)), sizes["layers"]))),
+        dense_width=int(config["intermediate_size"]),
+        recurrent=frozenset(layer for layer, kind in enumerate(config["layer_types"]) if kind == "conv"),
+        kernel=kernel,
+        corrected=bool(config.get("use_expert_bias", True)),
+    )

@@ -1,0 +1,172 @@
+"""Qwen3-Next and Qwen3.5-MoE: gated delta nets beside attention with gated output, norms around 1, a gated shared expert.
+
+A delta net (arXiv 2412.06464) keeps a matrix per head that maps keys to values. It runs token by token, so that no result depends
+on how many rows run at once.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from runtime.graphs.builder import GraphBuilder
+from runtime.graphs.checkpoint import Checkpoint
+from runtime.graphs.quantize import FLOAT32
+from runtime.models.decoder import Shapes, common, dense_layers
+from runtime.models.recurrent import RecurrentDecoder, causal_convolution
+from runtime.models.routers import Router
+
+LAYER_TYPES = ("full_attention", "linear_attention")
+L2_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Next(RecurrentDecoder):
+    """Of a delta net: heads of keys and of values, their dimensions, and the tokens that its convolution sees."""
+
+    key_heads: int
+    value_heads: int
+    linear_key_dim: int
+    linear_value_dim: int
+    kernel: int
+
+    @property
+    def convolved(self) -> int:
+        """Channels of queries, keys and values together."""
+        return 2 * self.key_heads * self.linear_key_dim + self.value_heads * self.linear_value_dim
+
+    def states(self, layer: int) -> Shapes:
+        """The last rows that the convolution has seen, and a matrix per head."""
+        matrices = (self.value_heads, self.linear_key_dim, self.linear_value_dim)
+        return ((self.kernel - 1, self.convolved), matrices) if layer in self.recurrent else ()
+
+    def norm_weight(self, checkpoint: Checkpoint, name: str, size: int) -> np.ndarray:
+        """Stored as the distance from 1."""
+        return np.asarray(checkpoint.tensor(name + ".weight", (size,)) + np.float32(1))
+
+    def projected(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, fused: bool) -> list[str]:
+        """Queries and keys are normed head by head."""
+        q, k, v = self.heads_of(g, self.packed_projection(g, checkpoint, layer))
+        prefix = f"model.layers.{layer}.self_attn."
+        q = self.head_norm(g, checkpoint, q, prefix + "q_norm", self.heads)
+        return [q, self.head_norm(g, checkpoint, k, prefix + "k_norm", self.kv_heads), v]
+
+    def projection(self, checkpoint: Checkpoint, name: str, width: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Queries lie beside the gates of their heads."""
+        if not name.endswith("q_proj"):
+            return super().projection(checkpoint, name, width)
+        return self._query_part(checkpoint, name, 0)
+
+    def _query_part(self, checkpoint: Checkpoint, name: str, part: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Queries (0) or gates (1) of the common projection."""
+        weight, bias = super().projection(checkpoint, name, 2 * self.heads * self.head_dim)
+        shape = (self.heads, 2, self.head_dim)
+        own = weight.reshape(*shape, self.hidden)[:, part].reshape(-1, self.hidden)
+        return own, None if bias is None else bias.reshape(shape)[:, part].reshape(-1)
+
+    def finish_attention(self, g: GraphBuilder, checkpoint: Checkpoint, layer: int, mixed: str, width: int) -> None:
+        """The result passes a gate, then output projection and residual."""
+        weight, bias = self._query_part(checkpoint, f"model.layers.{layer}.self_attn.q_proj", 1)
+        gate = g.linear("attention_input", "gate_proj", weight, self.precisions.attention, bias)
+        super().finish_attention(g, checkpoint, layer, g.node("Mul", [mixed, g.node("Sigmoid", [gate])]), width)
+
+    def mixed(self, g: GraphBuilder, checkpoint: Checkpoint, prefix: str, normed: str) -> str:
+        """The delta net of one layer."""
+        name, width = prefix + "linear_attn.", self.value_heads * self.linear_value_dim
+        both, gates = self._inputs(checkpoint, name)
+        rows, z = g.split(g.linear(normed, "in_proj", both, self.precisions.attention), self.convolved, width)
+        kernel = checkpoint.tensor(name + "conv1d.weight", (self.convolved, 1, self.kernel))[:, 0]
+        rows = _silu(g, causal_convolution(g, rows, "conv", kernel))
+        heads = self._remember(g, checkpoint, name, rows, g.linear(normed, "gates", gates, FLOAT32))
+        weight = checkpoint.tensor(name + "norm.weight", (self.linear_value_dim,))
+        heads = self.rms(g, heads, name + "norm", weight)
+        gated = g.node("Mul", [g.node("Reshape", [heads, g.ints(-1, width)]), _silu(g, z)])
+        out = checkpoint.tensor(name + "out_proj.weight", (self.hidden, width))
+        return g.linear(gated, "out_proj", out, self.precisions.attention)
+
+    def _inputs(self, checkpoint: Checkpoint, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Weights of queries, keys, values and z one below the other [.., H]; of b and a [2 * heads, H]."""
+        values, key_heads, hidden = self.value_heads * self.linear_value_dim, self.key_heads, self.hidden
+        if name + "in_proj_qkvz.weight" not in checkpoint:
+            wide = (("in_proj_qkv", self.convolved), ("in_proj_z", values))
+            narrow = (("in_proj_b", self.value_heads), ("in_proj_a", self.value_heads))
+            first, second = ([checkpoint.tensor(f"{name}{n}.weight", (w, hidden)) for n, w in parts] for parts in (wide, narrow))
+            return np.concatenate(first), np.concatenate(second)
+        keys, group = self.linear_key_dim, values // key_heads
+        stored = checkpoint.tensor(name + "in_proj_qkvz.weight", (self.convolved + values, hidden))
+        parts = np.split(stored.reshape(key_heads, -1, hidden), [keys, 2 * keys, 2 * keys + group], axis=1)
+        stored = checkpoint.tensor(name + "in_proj_ba.weight", (2 * self.value_heads, hidden))
+        return _stacked(parts), _stacked(np.split(stored.reshape(key_heads, -1, hidden), 2, axis=1))
+
+    def _remember(self, g: GraphBuilder, checkpoint: Checkpoint, name: str, rows: str, gates: str) -> str:
+        """What the heads read from their matrices [T, heads, 1, D'], token by token; makes next_1."""
+        keys, heads = self.linear_key_dim, self.value_heads
+        q, k, v = g.split(rows, self.key_heads * keys, self.key_heads * keys, heads * self.linear_value_dim)
+        q = g.node("Mul", [self._unit_heads(g, q), g.number(keys**-0.5)])
+        k = self._unit_heads(g, k)
+        v = g.node("Reshape", [v, g.ints(-1, heads, 1, self.linear_value_dim)])
+        b, a = g.split(gates, heads, heads)
+        a = g.node("Softplus", [g.node("Add", [a, g.weight("dt_bias", checkpoint.tensor(name + "dt_bias", (heads,)))])])
+        rate = g.weight("rate", -np.exp(checkpoint.tensor(name + "A_log", (heads,))))
+        columns = [g.node("Sigmoid", [b]), g.node("Exp", [g.node("Mul", [a, rate])])]
+        beta, decay = (g.node("Reshape", [column, g.ints(-1, heads, 1, 1)]) for column in columns)
+        step = self._step()
+        return g.nodes_of("Scan", ["state_1", q, k, v, beta, decay], ["next_1", "read"], body=step, num_scan_inputs=5)[1]
+
+    def _unit_heads(self, g: GraphBuilder, rows: str) -> str:
+        """Heads of length 1 [T, value heads, 1, D]: each key head serves its neighbours among the value heads."""
+        x = g.node("Reshape", [rows, g.ints(-1, self.key_heads, 1, self.linear_key_dim)])
+        square = g.node("ReduceSum", [g.node("Mul", [x, x]), g.ints(-1)], keepdims=1)
+        x = g.node("Div", [x, g.node("Sqrt", [g.node("Add", [square, g.number(L2_EPSILON)])])])
+        group = self.value_heads // self.key_heads
+        return x if group == 1 else g.node("Gather", [x, g.ints(*(head // group for head in range(self.value_heads)))], axis=1)
+
+    def _step(self) -> onnx.GraphProto:
+        """One token: the matrices fade, learn the part of the value that they did not foretell, and are read."""
+        heads, keys, values = self.value_heads, self.linear_key_dim, self.linear_value_dim
+        g = GraphBuilder("delta_rule")
+        shapes = {"before": (heads, keys, values), "q": (heads, 1, keys), "k": (heads, 1, keys), "v": (heads, 1, values)}
+        for name, shape in (shapes | {"beta": (heads, 1, 1), "decay": (heads, 1, 1)}).items():
+            g.input(name, shape)
+        faded = g.node("Mul", ["before", "decay"])
+        news = g.node("Mul", [g.node("Sub", ["v", g.node("MatMul", ["k", faded])]), "beta"])
+        g.node("Add", [faded, g.node("Mul", [g.node("Transpose", ["k"], perm=[0, 2, 1]), news])], "after")
+        g.node("MatMul", ["q", "after"], "out")
+        g.output("after", (heads, keys, values))
+        g.output("out", (heads, 1, values))
+        return g.graph()
+
+
+def _stacked(parts: list[np.ndarray]) -> np.ndarray:
+    """Parts [heads, rows, H] one below the other."""
+    return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _silu(g: GraphBuilder, value: str) -> str:
+    return g.node("Mul", [value, g.node("Sigmoid", [value])])
+
+
+def read(config: dict[str, Any]) -> Qwen3Next:
+    """Sizes from config.json; of Qwen3.5-MoE's text part."""
+    config = {"partial_rotary_factor": 0.25, "head_dim": 256} | config.get("text_config", config)
+    sizes = common(config, layer_types=LAYER_TYPES)
+    rope, order = sizes.pop("rope").filling(sizes["head_dim"])
+    every = int(config.get("full_attention_interval") or 4)
+    kinds = config.get("layer_types") or [LAYER_TYPES[bool((layer + 1) % every)] for layer in range(sizes["layers"])]
+    return Qwen3Next(
+        **sizes,
+        rope=rope,
+        rotary_order=order,
+        intermediate=int(config["moe_intermediate_size"]),
+        router=Router("softmax_topk", sizes["top_k"], sizes["experts"], renormalize=bool(config.get("norm_topk_prob", True))),
+        dense=dense_layers(config),
+        dense_width=int(config.get("intermediate_size") or 0),
+        shared_width=int(config["shared_expert_intermediate_size"]),
+        recurrent=frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
+        key_heads=int(config["linear_num_key_heads"]),
+        value_heads=int(config["linear_num_value_heads"]),
+        linear_key_dim=int(config["linear_key_head_dim"]),
+        linear_value_dim=int(config["linear_value_head_dim"]),
+        kernel=int(config.get("linear_conv_kernel_dim", 4)),
+    )

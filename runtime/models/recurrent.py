@@ -1,0 +1,58 @@
+"""Decoders with layers that keep a state of fixed size instead of keys and values, and their short causal convolution."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from runtime.graphs.builder import GraphBuilder, Store
+from runtime.graphs.checkpoint import Checkpoint
+from runtime.models.decoder import Decoder
+
+END = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentDecoder(Decoder):
+    """`recurrent`: layers with a state. It cannot be taken back: a sequence of such a model only grows."""
+
+    recurrent: frozenset[int]
+
+    PORTABLE = False
+
+    def attention(self, checkpoint: Checkpoint, layer: int, store: Store | None) -> onnx.ModelProto:
+        """Of a layer with a state: inputs hidden [T, H], state_0, ..; outputs hidden_out [T, H], next_0, .., else as ever."""
+        if layer not in self.recurrent:
+            return super().attention(checkpoint, layer, store)
+        g = GraphBuilder(f"recurrent_{layer}", store)
+        g.input("hidden", ("T", self.hidden))
+        for i, shape in enumerate(self.states(layer)):
+            g.input(f"state_{i}", shape)
+        prefix = f"model.layers.{layer}."
+        normed = self.norm(g, checkpoint, "hidden", prefix + self.ATTENTION_NORM, self.hidden)
+        g.node("Add", ["hidden", self.mixed(g, checkpoint, prefix, normed)], "hidden_out")
+        g.output("hidden_out", ("T", self.hidden))
+        for i, shape in enumerate(self.states(layer)):
+            g.output(f"next_{i}", shape)
+        return g.model()
+
+    def mixed(self, g: GraphBuilder, checkpoint: Checkpoint, prefix: str, normed: str) -> str:
+        """What the layer adds to its input [T, H]; also makes the values next_0, .."""
+        raise NotImplementedError
+
+
+def causal_convolution(g: GraphBuilder, rows: str, name: str, kernel: np.ndarray, bias: np.ndarray | None = None) -> str:
+    """Each channel of `rows` [T, C] mixed with its past by `kernel` [C, L]; state_0 and next_0 [L - 1, C] are the last rows.
+
+    A sum of shifted products: a row's result does not depend on how many rows run at once.
+    """
+    length = kernel.shape[1]
+    window = g.node("Concat", ["state_0", rows], axis=0)
+    g.node("Slice", [window, g.ints(1 - length), g.ints(END), g.ints(0)], "next_0")
+    total = ""
+    for i in range(length):
+        end = i + 1 - length or END
+        shifted = g.node("Slice", [window, g.ints(i), g.ints(end), g.ints(0)])
+        product = g.node("Mul", [shifted, g.weight(f"{name}_{i}", kernel[:, i])])
+        total = g.node("Add", [total, product]) if total else product
+    return total if bias is None else g.node("Add", [total, g.weight(f"{name}_bias", bias)])

@@ -1,0 +1,63 @@
+"""Before a conversion: does the family read every tensor of the checkpoint?"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from runtime.errors import ModelError
+from runtime.graphs.builder import ExternalData
+from runtime.graphs.checkpoint import Outline
+from runtime.models import Family
+
+IGNORABLE = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^(model\.)?mtp[._]|^(model\.)?visual\.")
+"""Buffers that follow from config.json, layers that predict further tokens, the part that sees images: text needs none."""
+
+
+def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> None:
+    """Raise ModelError for a tensor that is missing, has another shape, or that nothing would use.
+
+    predicted_layers: layers behind the last one that predict further tokens (DeepSeek-V3), which this runtime leaves out.
+    """
+    outline = Outline(model)
+    _read_all(outline, family)
+    further = tuple(f"model.layers.{family.layers + layer}." for layer in range(predicted_layers))
+    tied = ("lm_head.weight",) if family.tied else ()
+    unused = [
+        name
+        for name in sorted(outline.names.keys() - outline.used)
+        if not (IGNORABLE.search(name) or name in tied or (further and name.startswith(further)))
+    ]
+    if unused:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        problem = f"tensor {unused[0]}{more} of {model} would not be used"
+        raise ModelError(f"{problem}: this runtime does not build this variant of the architecture")
+
+
+def _read_all(outline: Outline, family: Family) -> None:
+    outline.tensor("model.embed_tokens.weight", (family.vocabulary, family.hidden))
+    family.head(outline, _discard)
+    for layer in range(family.layers):
+        family.attention(outline, layer, _discard)
+        if layer in family.dense:
+            family.mlp(outline, layer, _discard)
+            continue
+        family.route(outline, layer, _discard)
+        if family.shared_width:
+            family.shared(outline, layer, _discard)
+        before = set(outline.used)
+        family.expert_weights(outline, layer, 0)
+        _repeat_for_experts(outline, family.experts, outline.used - before)
+
+
+def _repeat_for_experts(outline: Outline, experts: int, of_first: set[str]) -> None:
+    """Every expert has the tensors of the first."""
+    names = {re.sub(r"\.experts\.0\.", f".experts.{expert}.", name) for name in of_first for expert in range(experts)}
+    if missing := sorted(names - outline.names.keys()):
+        problem = f"{outline.folder} has no tensor {missing[0]}"
+        raise ModelError(f"{problem}: the checkpoint is incomplete or of another architecture")
+    outline.used |= names
+
+
+def _discard(name: str, value: np.ndarray) -> ExternalData:
+    return ExternalData("", 0, value.nbytes)

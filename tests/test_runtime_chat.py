@@ -1,0 +1,183 @@
+"""Conversations and generation settings as transformers reads them; one model in several hands."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime import MoE
+from runtime.__main__ import main
+from runtime.errors import ModelError, RequestError
+from runtime.models import read_family
+from runtime.package.convert import convert
+from runtime.package.demo_model import write_demo_model
+from runtime.package.tokens import chat_ids, read_tokenizer
+from runtime.step.sampling import Sampler, Sampling
+from runtime.telemetry import log
+from tests.runtime_models import PROMPT
+
+CONVERSATION = [
+    {"role": "system", "content": "Be <brief> & 'clear'."},
+    {"role": "user", "content": "Caché?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Why"},
+]
+TEMPLATES = {
+    "date": "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}",
+    "loop controls": "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}"
+    "{% if loop.index == 3 %}{% break %}{% endif %}{% endfor %}",
+    "generation": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    "tokens": "{{ bos_token }}{{ unk_token }}{{ pad_token }}{{ messages[0].content }}{{ eos_token }}",
+    "json": "{{ messages | tojson }}",
+}
+SPECIAL = {
+    "bos_token": "<s>",
+    "eos_token": {"__type": "AddedToken", "content": "</s>"},
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_demo_model(tmp_path / "model")
+
+
+def change(path: Path, **changes: object) -> None:
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_conversations_become_the_ids_of_transformers(model: Path, template: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    change(model / "tokenizer_config.json", chat_template=template, tokenizer_class="PreTrainedTokenizerFast", **SPECIAL)
+    theirs = transformers.AutoTokenizer.from_pretrained(model)
+    expected = theirs.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_dict=False)
+    assert chat_ids(model, CONVERSATION) == expected
+
+
+def test_the_first_token_is_not_doubled_where_template_and_tokenizer_both_add_it(model: Path) -> None:
+    from tokenizers import processors
+
+    tokenizer = read_tokenizer(model)
+    tokenizer.add_special_tokens(["<s>"])
+    first = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", first)])
+    tokenizer.save(str(model / "tokenizer.json"))
+    change(model / "tokenizer_config.json", chat_template="{{ bos_token }}{{ messages[0].content }}", bos_token="<s>")
+    assert tokenizer.encode("Hello").ids[0] == first
+    assert chat_ids(model, [{"role": "user", "content": "Hello"}]).count(first) == 1
+
+
+def test_end_tokens_of_generation_config_end_an_answer_and_go_into_the_package(model: Path, tmp_path: Path) -> None:
+    with MoE(convert(model, tmp_path / "first"), MoE.load(tmp_path / "first").options) as plain:
+        ids = [token.id for token in plain.generate(PROMPT, 8, ignore_end=True)]
+    change(model / "generation_config.json", eos_token_id=[ids[3]])
+    package = convert(model, tmp_path / "second").folder
+    with MoE.load(package) as ended:
+        assert [token.id for token in ended.generate(PROMPT, 8)] == ids[: ids.index(ids[3])]
+    assert "generation_config.json" in json.loads((package / "manifest.json").read_text())["files"]
+
+
+def test_threads_and_abandoned_generators_leave_every_answer_right(model: Path) -> None:
+    prompts = [PROMPT, "A cache keeps", "Experts", PROMPT[:30]] * 5
+    with MoE.load(model) as moe:
+
+        def answer(prompt: str) -> list[int]:
+            return [token.id for token in moe.generate(prompt, 8, ignore_end=True)]
+
+        expected = [answer(prompt) for prompt in prompts]
+        abandoned = moe.generate(PROMPT, 8)
+        next(abandoned)
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(answer, prompts)) == expected
+        del abandoned
+        assert answer(prompts[1]) == expected[1]
+
+
+def test_a_text_is_one_stop_text(model: Path) -> None:
+    with MoE.load(model) as moe:
+        whole = "".join(token.text for token in moe.generate(PROMPT, 16, ignore_end=True))
+        stop = whole[4:7]
+        cut = "".join(token.text for token in moe.generate(PROMPT, 16, ignore_end=True, stop=stop))
+    assert cut == whole[: whole.index(stop)]
+
+
+def test_temperatures_that_are_no_number_are_refused(model: Path) -> None:
+    with MoE.load(model) as moe, pytest.raises(RequestError, match="finite"):
+        moe.generate(PROMPT, 1, temperature=float("nan"))
+
+
+def test_a_prompt_comes_from_standard_input(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arguments = ["generate", str(model), "--max-new-tokens", "4", "--json"]
+    assert main([*arguments, "--prompt", PROMPT]) == 0
+    expected = json.loads(capsys.readouterr().out)["tokens"]
+    (tmp_path / "prompt").write_text(PROMPT)
+    with (tmp_path / "prompt").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main([*arguments, "--prompt-file", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok"),
+        ({"num_experts_per_tok": -1}, "num_experts_per_tok"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"model_type": []}, "this runtime knows"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        ({"mlp_only_layers": list(range(64))}, "no layer"),
+        ({"head_dim": 24}, "heads of 24"),
+    ],
+)
+def test_configs_that_cannot_run_are_refused_before_converting(model: Path, changes: dict[str, object], words: str) -> None:
+    config = json.loads((model / "config.json").read_text())
+    with pytest.raises(ModelError, match=words):
+        read_family(config | changes, model)
+
+
+def test_a_tensor_that_nothing_would_use_and_numbers_that_are_none_are_named(model: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    path = model / "model.safetensors"
+    tensors = load_file(path)
+    ignorable = {"model.layers.0.self_attn.rotary_emb.inv_freq": tensors["model.norm.weight"]}
+    save_file(tensors | ignorable, path)
+    convert(model, tmp_path / "package")
+    save_file(tensors | {"model.layers.0.mlp.novelty.weight": tensors["model.norm.weight"]}, path)
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.novelty\.weight"):
+        convert(model, tmp_path / "other")
+    broken = tensors["model.norm.weight"].copy()
+    broken[3] = float("nan")
+    save_file(tensors | {"model.norm.weight": broken}, path)
+    with pytest.raises(ModelError, match=r"model.norm.weight holds numbers that are not finite"):
+        convert(model, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_log_of_many_steps_keeps_the_newest_choices_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "ROUTING_BYTES", 100_000)
+    kept = log.RunLog()
+    for step in range(10_000):
+        kept.route(step, 0, np.zeros((1, 8), np.uint16), np.zeros((1, 8), np.float32))
+        assert kept.routing_bytes <= 100_000
+    assert kept.routing[-1][0] == 9_999
+    assert kept.routing_dropped + len(kept.routing) == 10_000
+    assert kept.routing[0][0] == kept.routing_dropped
+
+
+@pytest.mark.parametrize("length", [65, 129, 257])
+def test_the_chunk_changes_logits_by_rounding_only(model: Path, length: int) -> None:
+    ids = np.random.default_rng(length).integers(0, 380, length).tolist()
+    rows = []
+    for chunk in (16, 64, 512):
+        with MoE.load(model, chunk=chunk) as moe:
+            rows.append(moe.engine.step(moe.engine.begin_sequence(length), ids, Sampler(Sampling()))[1])
+    assert max(np.abs(row - rows[0]).max() for row in rows) < 2e-5

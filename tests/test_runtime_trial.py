@@ -1,0 +1,83 @@
+"""The trial that decides whether prefetching pays, on simulated costs of tokens."""
+
+from itertools import chain, repeat
+
+import numpy as np
+import pytest
+
+from runtime.experts.trial import LONGEST_REST, WINDOW, Sample, Trial
+
+PROBE = 4 * WINDOW
+
+
+def decode(trial: Trial, costs: list[tuple[int, int]]) -> tuple[list[bool], int]:
+    """Which tokens were prefetched, and their summed time. costs: ns of a token (without, with) prefetching."""
+    ways, spent = [], 0
+    for pair in costs:
+        ways.append(trial.on)
+        cost = pair[trial.on]
+        spent += cost
+        trial.took(Sample(cost, cost // 2, cost // 10 if trial.on else 0))
+    return ways, spent
+
+
+def noisy(without: float, with_it: float, tokens: int, noise: float, seed: int = 0) -> list[tuple[int, int]]:
+    """Costs that vary from token to token, with rare disturbances of either way."""
+    rng = np.random.default_rng(seed)
+    disturbed = (rng.random((tokens, 2)) < 0.05) * rng.exponential(1, (tokens, 2))
+    factors = np.exp(rng.normal(0, noise, (tokens, 2))) + disturbed
+    return [(int(a), int(b)) for a, b in factors * [without, with_it]]
+
+
+def test_it_begins_without_and_gives_both_ways_as_many_tokens() -> None:
+    ways, _ = decode(Trial(), [(1000, 1000)] * PROBE)
+    assert ways == [False] * WINDOW + [True] * 2 * WINDOW + [False] * WINDOW
+
+
+@pytest.mark.parametrize(("with_it", "pays"), [(500, True), (970, True), (990, False), (1000, False), (1080, False)])
+def test_it_keeps_to_prefetching_only_where_that_saves_time(with_it: int, pays: bool) -> None:
+    trial = Trial()
+    ways, _ = decode(trial, [(1000, with_it)] * (PROBE + 50))
+    assert trial.pays is pays
+    assert ways[PROBE:] == [pays] * 50
+    assert trial.reason.startswith("on: " if pays else "off: ")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_prefetching_costs_eight_percent_probes_cost_less_than_one(seed: int) -> None:
+    costs = noisy(1e6, 1.08e6, 4000, 0.1, seed)
+    _, spent = decode(Trial(), costs)
+    assert spent < 1.01 * sum(without for without, _ in costs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_prefetching_saves_a_third_nearly_all_of_it_is_got(seed: int) -> None:
+    costs = noisy(3e6, 2e6, 4000, 0.1, seed)
+    _, spent = decode(Trial(), costs)
+    assert spent < 1.03 * sum(with_it for _, with_it in costs)
+
+
+def test_it_changes_its_mind_when_the_disk_gets_busy() -> None:
+    trial = Trial()
+    ways, _ = decode(trial, list(chain(repeat((3000, 2000), 300), repeat((3000, 4000), 100))))
+    assert ways[299]
+    assert trial.pays is False
+    assert not ways[-1]
+
+
+def test_rests_get_longer_while_the_verdict_stays() -> None:
+    ways, _ = decode(Trial(), [(1000, 2000)] * 10_000)
+    probes = np.flatnonzero(np.diff(np.array(ways, int)) == 1)
+    gaps = np.diff(probes)
+    assert (np.diff(gaps) >= 0).all()
+    assert gaps[-1] == LONGEST_REST + PROBE
+
+
+def test_the_reason_names_times_waits_and_the_price_of_predicting() -> None:
+    trial = Trial()
+    decode(trial, [(1_200_000, 1_300_000)] * PROBE)
+    assert trial.reason == (
+        "off: 1.30 ms per token (0.65 waiting, 0.13 predicting) with prefetching, "
+        "1.20 ms per token (0.60 waiting) without (medians of 15 and 14 tokens)"
+    )
+    assert Trial().reason.startswith("undecided")

@@ -1,0 +1,280 @@
+"""Models drawn from every family with odd settings, random and tiny, and how far the runtime agrees with transformers on them.
+
+The runtime writes greedy tokens behind prompts of several lengths; transformers then reads prompt and tokens in one pass: where
+its own best token agrees at every place, it would have written the same. A place where its two best logits are closer than the
+tolerance is a tie and counts as agreement.
+"""
+
+import gc
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+
+from runtime import MoE
+from runtime.package.convert import PackageFormat, convert
+from runtime.package.demo_model import train_tokenizer
+from runtime.step.sampling import Sampler, Sampling
+
+PROMPTS = (1, 15, 16, 17, 64, 65, 200)
+VOCABULARY, CONTEXT = 512, 512
+TOLERANCE = 1e-3
+"""Of the largest logit's magnitude, 1 at least."""
+Draw = Callable[..., Any]
+
+
+class Agreement(NamedTuple):
+    """Of one config: tokens compared, equal, tied; the largest difference of logits, as it is and as a share of the tolerance."""
+
+    tokens: int
+    equal: int
+    ties: int
+    difference: float
+    share: float
+
+
+def attention(draw: Draw) -> dict[str, Any]:
+    """Heads of every ratio and size."""
+    kv, groups, head = draw([1, 2, 3]), draw([1, 2, 4]), draw([16, 32, 48, 64])
+    return {"num_key_value_heads": kv, "num_attention_heads": kv * groups, "head_dim": head}
+
+
+def plain_heads(draw: Draw) -> dict[str, Any]:
+    """For families whose heads share the hidden size."""
+    kv, groups, head = draw([1, 2]), draw([1, 2, 4]), draw([16, 32])
+    return {"num_key_value_heads": kv, "num_attention_heads": kv * groups, "hidden_size": kv * groups * head}
+
+
+def rope(draw: Draw) -> dict[str, Any]:
+    """Rotary positions of each kind; short contexts, so that scaling matters."""
+    kind, theta = draw(["default", "linear", "yarn", "llama3", "yarn truncated"]), draw([1e3, 1e4, 5e5])
+    scaled: dict[str, Any] = {"rope_theta": theta, "rope_type": kind.split()[0]}
+    if kind != "default":
+        scaled["factor"] = draw([1.5, 2.0, 4.0])
+    if kind in ("yarn", "yarn truncated", "llama3"):
+        scaled["original_max_position_embeddings"] = draw([64, 128])
+    if kind == "yarn truncated":
+        scaled["truncate"] = False
+    if kind == "llama3":
+        scaled |= {"low_freq_factor": 1.0, "high_freq_factor": draw([2.0, 4.0])}
+    return {"rope_parameters": scaled}
+
+
+def common(draw: Draw) -> dict[str, Any]:
+    """What every family takes."""
+    return {
+        "hidden_size": draw([48, 64, 80]),
+        "num_hidden_layers": draw([2, 3]),
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": CONTEXT,
+        "intermediate_size": draw([40, 96]),
+        "num_experts_per_tok": draw([1, 2, 3]),
+        "initializer_range": 0.1,
+        "tie_word_embeddings": draw([False, True]),
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def experts(draw: Draw, name: str = "num_experts") -> dict[str, Any]:
+    """Their number and width."""
+    return {name: draw([4, 6, 8]), "moe_intermediate_size": draw([24, 48])}
+
+
+def qwen3_moe(draw: Draw) -> dict[str, Any]:
+    changes = {"norm_topk_prob": draw([False, True]), "attention_bias": draw([False, True]), "mlp_only_layers": draw([[], [0]])}
+    return attention(draw) | rope(draw) | experts(draw) | changes
+
+
+def qwen2_moe(draw: Draw) -> dict[str, Any]:
+    changes = {"shared_expert_intermediate_size": draw([24, 40]), "norm_topk_prob": draw([False, True])}
+    return plain_heads(draw) | rope(draw) | experts(draw) | changes
+
+
+def mixtral(draw: Draw) -> dict[str, Any]:
+    return attention(draw) | rope(draw) | {"num_local_experts": draw([4, 6]), "sliding_window": draw([None, 24, 100])}
+
+
+def olmoe(draw: Draw) -> dict[str, Any]:
+    changes = {"num_experts": draw([4, 6]), "clip_qkv": draw([None, 1.5]), "norm_topk_prob": draw([False, True])}
+    return plain_heads(draw) | rope(draw) | changes
+
+
+def granitemoe(draw: Draw) -> dict[str, Any]:
+    changes = {"embedding_multiplier": draw([1.0, 3.0]), "residual_multiplier": draw([1.0, 0.5])}
+    changes |= {"attention_multiplier": draw([0.2, 1.0]), "logits_scaling": draw([1.0, 4.0])}
+    return plain_heads(draw) | rope(draw) | {"num_local_experts": draw([4, 6])} | changes
+
+
+def gpt_oss(draw: Draw) -> dict[str, Any]:
+    changes = {"num_local_experts": draw([4, 6]), "sliding_window": draw([16, 100]), "tie_word_embeddings": False}
+    return attention(draw) | rope(draw) | changes
+
+
+def phimoe(draw: Draw) -> dict[str, Any]:
+    changes = {"num_local_experts": draw([4, 6]), "num_experts_per_tok": 2, "router_jitter_noise": draw([0.01, 0.3])}
+    changes |= {"attention_bias": draw([False, True]), "lm_head_bias": draw([False, True]), "tie_word_embeddings": False}
+    heads = plain_heads(draw)
+    pairs = heads["hidden_size"] // heads["num_attention_heads"] // 2
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0 + i / 8 for i in range(pairs)]}
+    long |= {"long_factor": [2.0] * pairs, "factor": 1.0, "short_mscale": 1.1, "long_mscale": 1.2}
+    long |= {"original_max_position_embeddings": CONTEXT}
+    return heads | changes | draw([{}, {"rope_parameters": long}])
+
+
+def latent(draw: Draw) -> dict[str, Any]:
+    heads = draw([2, 4])
+    changes = {"q_lora_rank": draw([None, 24]), "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": draw([8, 16])}
+    changes |= {"v_head_dim": draw([16, 24]), "num_attention_heads": heads, "num_key_value_heads": heads}
+    changes |= {"n_routed_experts": 8, "moe_intermediate_size": 48, "n_group": 4, "topk_group": 2}
+    changes |= {
+        "first_k_dense_replace": draw([0, 1]),
+        "n_shared_experts": draw([1, 2]),
+        "routed_scaling_factor": draw([1.0, 2.0]),
+    }
+    return rope(draw) | changes
+
+
+def deepseek_v2(draw: Draw) -> dict[str, Any]:
+    return latent(draw) | {"topk_method": draw(["greedy", "group_limited_greedy"])}
+
+
+def deepseek_v3(draw: Draw) -> dict[str, Any]:
+    return latent(draw) | {"norm_topk_prob": draw([False, True])}
+
+
+def glm4_moe(draw: Draw) -> dict[str, Any]:
+    changes = {"n_routed_experts": 8, "moe_intermediate_size": draw([24, 48]), "n_shared_experts": draw([1, 2])}
+    changes |= {"first_k_dense_replace": draw([0, 1]), "use_qk_norm": draw([False, True]), "attention_bias": draw([False, True])}
+    changes |= dict(draw([{"n_group": 1, "topk_group": 1}, {"n_group": 4, "topk_group": 2}]))
+    heads, turning = attention(draw) | {"head_dim": draw([16, 32])}, rope(draw)
+    turning["rope_parameters"]["partial_rotary_factor"] = draw([0.5, 1.0])
+    return heads | turning | changes | {"norm_topk_prob": draw([False, True]), "routed_scaling_factor": draw([1.0, 1.5])}
+
+
+def ernie4_5_moe(draw: Draw) -> dict[str, Any]:
+    changes = {"moe_num_experts": draw([4, 6]), "moe_k": draw([1, 2, 3]), "moe_intermediate_size": draw([24, 48])}
+    changes |= {"moe_num_shared_experts": draw([0, 1, 2]), "use_bias": draw([False, True])}
+    changes |= {"moe_layer_start_index": draw([0, 1]), "num_experts_per_tok": None}
+    return plain_heads(draw) | rope(draw) | changes
+
+
+def lfm2_moe(draw: Draw) -> dict[str, Any]:
+    layers = draw([["conv", "full_attention"], ["full_attention", "conv", "conv"], ["conv", "conv"]])
+    changes = {"layer_types": layers, "num_hidden_layers": len(layers), "num_dense_layers": draw([0, 1])}
+    changes |= {"conv_L_cache": draw([2, 3, 5]), "conv_bias": draw([False, True]), "use_expert_bias": draw([False, True])}
+    changes |= {"norm_topk_prob": draw([False, True]), "routed_scaling_factor": draw([1.0, 2.0])}
+    return plain_heads(draw) | rope(draw) | experts(draw) | changes
+
+
+def delta_net(draw: Draw) -> dict[str, Any]:
+    one, other = "linear_attention", "full_attention"
+    layers, keys = draw([[one, other], [other, one], [one, other, one], [one, one]]), draw([1, 2])
+    changes = {"layer_types": layers, "num_hidden_layers": len(layers), "shared_expert_intermediate_size": draw([24, 40])}
+    changes |= {"linear_num_key_heads": keys, "linear_num_value_heads": keys * draw([1, 2, 3])}
+    changes |= {"linear_key_head_dim": draw([8, 16]), "linear_value_head_dim": draw([8, 24])}
+    changes |= {"linear_conv_kernel_dim": draw([2, 4]), "attention_bias": draw([False, True])}
+    turning = rope(draw)
+    turning["rope_parameters"]["partial_rotary_factor"] = draw([0.25, 0.5, 1.0])
+    return attention(draw) | {"head_dim": draw([32, 64])} | turning | experts(draw) | changes
+
+
+def qwen3_next(draw: Draw) -> dict[str, Any]:
+    return delta_net(draw) | {"norm_topk_prob": draw([False, True]), "mlp_only_layers": draw([[], [0]])}
+
+
+FAMILIES: dict[str, tuple[str, Draw]] = {
+    "qwen2_moe": ("Qwen2Moe", qwen2_moe),
+    "qwen3_moe": ("Qwen3Moe", qwen3_moe),
+    "mixtral": ("Mixtral", mixtral),
+    "olmoe": ("Olmoe", olmoe),
+    "granitemoe": ("GraniteMoe", granitemoe),
+    "gpt_oss": ("GptOss", gpt_oss),
+    "phimoe": ("Phimoe", phimoe),
+    "deepseek_v2": ("DeepseekV2", deepseek_v2),
+    "deepseek_v3": ("DeepseekV3", deepseek_v3),
+    "glm4_moe": ("Glm4Moe", glm4_moe),
+    "ernie4_5_moe": ("Ernie4_5_Moe", ernie4_5_moe),
+    "lfm2_moe": ("Lfm2Moe", lfm2_moe),
+    "qwen3_next": ("Qwen3Next", qwen3_next),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", delta_net),
+}
+"""model_type → the name of its classes in transformers, and how its settings are drawn."""
+
+
+def settings(name: str, seed: int) -> dict[str, Any]:
+    """The drawn config of a family."""
+    rng = np.random.default_rng([seed, list(FAMILIES).index(name)])
+
+    def draw(options: list[Any]) -> Any:
+        return options[int(rng.integers(len(options)))]
+
+    whole = common(draw) | FAMILIES[name][1](draw)
+    return {key: value for key, value in whole.items() if value is not None or key.endswith("token_id")}
+
+
+def build(folder: Path, name: str, drawn: dict[str, Any], seed: int) -> Any:
+    """The random model in transformers, saved to `folder` with a tokenizer."""
+    family = FAMILIES[name][0]
+    kind = "TextConfig" if name.endswith("_text") else "Config"
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, family + kind)(**drawn)).eval()
+    with torch.no_grad():
+        for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if (tensor.dim() == 1 or "correction_bias" in key) and "inv_freq" not in key:
+                tensor.add_(torch.randn_like(tensor) * 0.2)
+    model.set_attn_implementation("eager")
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(str(train_tokenizer(VOCABULARY).to_str()))
+    return model
+
+
+def generated(model: MoE, ids: list[int], new: int) -> tuple[list[int], np.ndarray]:
+    """Greedy tokens of the runtime and the logits [new, V] that they were chosen from."""
+    sequence = model.engine.begin_sequence(len(ids) + new)
+    tokens: list[int] = []
+    logits = []
+    feed = ids
+    for _ in range(new):
+        step, row = model.engine.step(sequence, feed, Sampler(Sampling()))
+        tokens.append(step.sampled)
+        logits.append(row)
+        feed = [step.sampled]
+    return tokens, np.stack(logits)
+
+
+def compare(reference: Any, model: MoE, ids: list[int], new: int) -> Agreement:
+    """Both over one prompt."""
+    tokens, logits = generated(model, ids, new)
+    with torch.no_grad():
+        expected = reference(torch.tensor([ids + tokens[:-1]]), use_cache=False).logits[0, len(ids) - 1 :].numpy()
+    size = max(1.0, float(np.abs(expected).max()))
+    chosen = expected[np.arange(new), tokens]
+    behind = expected.max(axis=1) - chosen
+    equal, ties = behind <= 0, (behind > 0) & (behind < TOLERANCE * size)
+    difference = float(np.abs(logits - expected).max())
+    return Agreement(new, int((equal | ties).sum()), int(ties.sum()), difference, difference / (TOLERANCE * size))
+
+
+def agreement(name: str, seed: int, new: int, prompts: tuple[int, ...] = PROMPTS) -> Agreement:
+    """A drawn config over all prompts."""
+    folder = Path(tempfile.mkdtemp(prefix="parity"))
+    try:
+        drawn = settings(name, seed)
+        reference = build(folder, name, drawn, seed)
+        convert(folder, folder / "package", None, PackageFormat(backend="cpu"))
+        model = MoE.load(folder, package=folder / "package", chunk=16)
+        rng = np.random.default_rng(seed)
+        parts = [compare(reference, model, rng.integers(0, VOCABULARY - 12, length).tolist(), new) for length in prompts]
+        model.close()
+    finally:
+        shutil.rmtree(folder)
+        gc.collect()
+    sums = (sum(part[i] for part in parts) for i in range(3))
+    return Agreement(*map(int, sums), *(max(part[i] for part in parts) for i in (3, 4)))
