@@ -1,7 +1,7 @@
 """Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL BATCHES NEW_TOKENS [PAUSE].
 
-BATCHES are the sizes of the first steps (20,1,7), the prompt's alone where it is one number; NEW_TOKENS steps of one token follow.
-The environment variable LLAMA_THREADS says with how many threads, otherwise 2; LLAMA_PART how many tokens a graph takes at most.
+BATCHES are the sizes of the first steps (20,1,7; the prompt's alone where it is one number), NEW_TOKENS steps of one follow.
+Environment variables: LLAMA_THREADS, otherwise 2; LLAMA_PART, how many tokens a graph takes at most, otherwise 512.
 
 Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
@@ -55,7 +55,7 @@ def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[int], pause: float) -> list[int]:
-    """Tokens that the model makes greedily, one behind each batch: a fixed text fills what a batch has beside the last one made."""
+    """Tokens that the model makes greedily, one behind each batch: a fixed text fills up what the last one made leaves free."""
     head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
     assert head[:3] == [CONTEXT, BATCH, PART], f"llama_context_params has changed: {head[:3]}"
     head[0], head[2] = LARGER_CONTEXT, int(os.environ.get("LLAMA_PART", PART))
