@@ -106,28 +106,28 @@ def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np
         return following(rows[owner], rows["ts"], begin[owner], since)
 
     after, read = successors(begin["tid"], ts), next_of(reading, "tid", ts - 1)
-    operator_ns, read_ns = or_last(ts, after, EVER), or_last(reading["ts"], read, EVER)
-    step_ns = or_last(source.step_begins, np.searchsorted(source.step_begins, ts, "right"), EVER)
-    end = np.minimum(operator_ns, or_last(graph["ts"], next_of(graph, "pid", ts), EVER))
-    end = np.minimum(end, or_last(closing["ts"], next_of(closing, "pid", ts), EVER))
+    operator_ns, read_ns = at_rows(ts, after, EVER), at_rows(reading["ts"], read, EVER)
+    step_ns = at_rows(source.step_begins, np.searchsorted(source.step_begins, ts, "right"), EVER)
+    end = np.minimum(operator_ns, at_rows(graph["ts"], next_of(graph, "pid", ts), EVER))
+    end = np.minimum(end, at_rows(closing["ts"], next_of(closing, "pid", ts), EVER))
     by_reading = read_ns < operator_ns
-    owner = np.where(by_reading, or_last(tokens.first + ended, read, EVER), or_last(token, after, EVER))
+    owner = np.where(by_reading, at_rows(tokens.first + ended, read, EVER), at_rows(token, after, EVER))
     same = (owner == token) & (np.minimum(read_ns, operator_ns) < step_ns)
     faults = []
     for field in ("maj_flt", "min_flt"):
-        then = np.where(by_reading, or_last(reading[field], read, 0), or_last(begin[field], after, 0))
+        then = np.where(by_reading, at_rows(reading[field], read, 0), at_rows(begin[field], after, 0))
         faults.append(np.where(same, (then - begin[field]) & COUNTER, NONE))
     return np.stack((np.where(end < step_ns, end, np.minimum(step_ns, source.last_ns)), end < step_ns, *faults))
 
 
-def or_last(column: np.ndarray, row: np.ndarray, last: int) -> np.ndarray:
-    """The column at some rows; `last` at row -1, and behind the column's end."""
-    return np.append(flat(column), last)[row]
+def at_rows(column: np.ndarray, row: np.ndarray, missing: int) -> np.ndarray:
+    """The column at some rows; `missing` at row -1, and at the one behind the column's end."""
+    return np.append(flat(column), missing)[row]
 
 
 def waits(mark: Rows, begin: Rows, end: np.ndarray) -> np.ndarray:
     """When the thread last began to wait within the operator (barriers inside an operator are part of it); else its end."""
-    marked_ns = or_last(mark["ts"], latest(mark["tid"], mark["ts"], begin["tid"], end - 1), NONE)
+    marked_ns = at_rows(mark["ts"], latest(mark["tid"], mark["ts"], begin["tid"], end - 1), NONE)
     return np.where(marked_ns > begin["ts"], marked_ns, end)
 
 

@@ -1,5 +1,6 @@
 """Decoders with layers that keep a state of fixed size instead of keys and values, and their short causal convolution."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ END = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentDecoder(Decoder):
+class RecurrentDecoder(Decoder, ABC):
     """`recurrent`: layers with a state. It cannot be taken back: a sequence of such a model only grows."""
 
     recurrent: frozenset[int]
@@ -36,9 +37,9 @@ class RecurrentDecoder(Decoder):
             g.output(f"next_{i}", shape)
         return g.model()
 
+    @abstractmethod
     def mixed(self, g: GraphBuilder, checkpoint: Checkpoint, prefix: str, normed: str) -> str:
         """What the layer adds to its input [T, H]; also makes the values next_0, .."""
-        raise NotImplementedError
 
 
 def causal_convolution(g: GraphBuilder, rows: str, name: str, kernel: np.ndarray, bias: np.ndarray | None = None) -> str:

@@ -100,7 +100,7 @@ def _permitted() -> Check:
 def _btf() -> Check:
     seen = str(VMLINUX) if VMLINUX.exists() else option_state("CONFIG_DEBUG_INFO_BTF")
     remedy = "give --btf FILE with this kernel's types (docs/kernels.md), or install its headers and use --loader bcc"
-    return Check("kernel BTF", "CO-RE (default loader)", False, VMLINUX.exists(), seen, remedy)
+    return Check("kernel BTF", "CO-RE (default loader)", True, VMLINUX.exists(), seen, remedy)
 
 
 def _uprobes() -> Check:
@@ -110,7 +110,7 @@ def _uprobes() -> Check:
 
 
 def _tracefs() -> Check:
-    there = os.path.exists(tracefs() / "events" / "sched" / "sched_switch")
+    there = os.path.exists(tracefs() / "events")
     seen = str(tracefs()) if there else lockdown_or("CONFIG_FTRACE")
     return Check("tracefs", "process and sched levels", True, there, seen, f"mount -t tracefs tracefs {TRACEFS}")
 
@@ -231,8 +231,12 @@ def _htp() -> Check:
             [sys.executable, "-c", QNN_DEVICES], capture_output=True, text=True, timeout=QNN_PATIENCE_S, check=False
         )
         devices = done.stdout.split("\n")[:-1]
-    except (subprocess.TimeoutExpired, OSError):
+    except subprocess.TimeoutExpired:
         devices = []
+    except OSError as error:
+        check.ok, check.seen = False, f"{check.seen}: its devices could not be asked for: {error.strerror}"
+        check.remedy = f"make {sys.executable} executable for this user"
+        return check
     emulated = " (HTP emulator: functional, no timing model)" if platform.machine() == "x86_64" else ""
     check.ok = bool(devices)
     check.seen += f": {', '.join(devices)}{emulated}" if devices else ": the package finds no QNN device here"

@@ -114,7 +114,7 @@ def need_root() -> None:
 
 def chosen_levels(text: str) -> set[str]:
     """The set of levels in `a,b,c` or `all`."""
-    levels = set(LEVELS) if text == "all" else set(parts(text, "--levels"))
+    levels = set(LEVELS) if text == "all" else set(names_in(text, "--levels"))
     unknown = levels - set(LEVELS)
     if unknown:
         raise TracerError(f"unknown level {', '.join(sorted(unknown))}; known: all, {', '.join(LEVELS)}")
@@ -150,7 +150,7 @@ def output_folder(text: str) -> Path:
     return Path(text)
 
 
-def parts(text: str, option: str) -> list[str]:
+def names_in(text: str, option: str) -> list[str]:
     """The names in `a,b,c`; raises TracerError where one is empty."""
     names = [part.strip() for part in text.split(",")]
     if not all(names):
@@ -187,8 +187,8 @@ def session_options(args: argparse.Namespace) -> Options:
     need_root()
     refuse_impossible(args)
     added, functions = read_probe_files(args.probes)
-    engines, levels, owner = choose(parts(args.engine, "--engine"), added), chosen_levels(args.levels), invoking_user()
-    events = parse(parts(args.pmc, "--pmc")) if args.pmc else ()
+    engines, levels, owner = choose(names_in(args.engine, "--engine"), added), chosen_levels(args.levels), invoking_user()
+    events = parse(names_in(args.pmc, "--pmc")) if args.pmc else ()
     refuse_missing_levels(args, levels, bool(events))
     return Options(
         output=make_output(args.output, owner),

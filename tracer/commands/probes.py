@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moescope.arguments import add_json
 from moescope.plain import print_plain
-from tracer.commands.options import add_probe_files, chosen_levels, need_root, parts
+from tracer.commands.options import add_probe_files, chosen_levels, names_in, need_root
 from tracer.engines import choose
 from tracer.errors import TracerError
 from tracer.kernel.libbpf import Kernel
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Place, measure, print, and remove the probes again."""
     need_root()
     added, functions = read_probe_files(args.probes)
-    engines = choose(parts(args.engine, "--engine"), added)
+    engines = choose(names_in(args.engine, "--engine"), added)
     probes = Attachments(engines, chosen_levels(args.levels), invoking_user(), functions)
     loader = LibbpfLoader(Kernel(), probes.programs() | {"empty"}, {})
     probes.loader = loader

@@ -16,8 +16,7 @@ SYMBOLS = Path("/proc/kallsyms")
 def has_fast_nop() -> bool:
     """On x86-64 the 5-byte nop becomes a system call (Linux 6.18: ba2bfc97b462 "uprobes/x86: Add support to optimize uprobes").
 
-    On arm64 the nop is simulated (Linux 6.13: ac4ad5c09b34 "arm64: insn: Simulate nop instruction for better
-    uprobe performance").
+    On arm64 kernels that simulate the nop have a function of that name.
     """
     if platform.machine() == "x86_64":
         return libc.syscall(ctypes.c_long(UPROBE_CALL)) < 0 and ctypes.get_errno() != errno.ENOSYS
