@@ -67,7 +67,7 @@ class MoE:
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve(options, package)
         self.tokenizer = read_tokenizer(package.folder)
-        self._further_ends = further_end_ids(package.folder)
+        self.end_ids = further_end_ids(package.folder).union(package.family.end_ids)
         scales = self._kv_scales() if self.options.kv_bits == 8 else None
         self.engine = Engine(package, self.options, self.log, costs, scales)
 
@@ -168,13 +168,12 @@ class MoE:
             self.log.timers = None
 
     def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool) -> Iterator[Token]:
-        stream, end = TextStream(self.tokenizer), self._further_ends.union(self.package.family.end_ids)
-        sequence = None
+        stream, sequence = TextStream(self.tokenizer), None
         for _ in range(limit):
             with self._stepping:
                 sequence = sequence or self.engine.begin_sequence(len(ids) + limit)
                 step, _ = self.engine.step(sequence, ids, sampler)
-            if step.sampled in end and not ignore_end:
+            if step.sampled in self.end_ids and not ignore_end:
                 return
             yield Token(step.sampled, stream.add(step.sampled), step)
             ids = [step.sampled]

@@ -205,7 +205,7 @@ def test_a_kernel_that_does_not_tell_of_faults_as_they_begin_still_tells_file_an
 
 def test_without_the_level_nothing_of_it_is_attached(tmp_path: Path) -> None:
     run = run_program(tmp_path, "--levels", "operator")
-    assert {row["level"] for row in run.recording.manifest["probes"]} == {"operator", "process"}
+    assert {row["level"] for row in run.recording.manifest["probes"]} == {"graph", "operator", "process"}
     assert len(run.tables["faults"]) == len(run.tables["reads"]) == len(run.tables["blocks"]) == len(run.tables["pmc"]) == 0
 
 
