@@ -74,7 +74,7 @@ CONVERSATIONS = {
     "system and turns": CONVERSATION,
 }
 PUBLISHED = sorted((Path(__file__).parent / "data" / "chat_templates").glob("*.jinja"))
-CONTROL = re.compile(r"<[|｜][^|｜>\n]+[|｜]>|</?s>|\[/?[A-Z_]+\]|</?think>")
+CONTROL = re.compile(r"<[|\uff5c][^|\uff5c>\n]+[|\uff5c]>|</?s>|\[/?[A-Z_]+\]|</?think>")
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
