@@ -9,25 +9,12 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.schema import conform
-from analyzer.tables.qnn.enums import EVENT_TYPES
+from analyzer.tables.qnn.enums import EVENT_TYPES, NAMES
 from tracer.recording.format import RecordingError
 
 COLUMNS = ("Msg Timestamp", "Message", "Time", "Unit of Measurement", "Timing Source", "Event Level", "Event Identifier")
 PREAMBLE_LINES = 64  # the viewer may say where the log came from before the header
-HTP_TYPES = {
-    "QNN (execute) time": 400,
-    "QNN (finalize) time": 300,
-    "RPC (execute) time": 3001,
-    "QNN accelerator (execute) time": 3002,
-    "Accelerator (execute) time (cycles)": 3003,
-    "Accelerator (execute) time": 3004,
-    "Num times yield occured": 3009,
-    "Time for initial VTCM acquire": 3010,
-    "Time for HVX + HMX power on and acquire": 3011,
-    "Accelerator (execute excluding wait) time": 3012,
-    "Number of HVX threads used": 8001,
-}
-"""The backend's names of its own events: a CSV does not hold their numbers."""
+HTP_TYPES = {name: number for number, name in NAMES["csv_names"].items()}
 GENERIC_TYPES = {name: number for number, name in EVENT_TYPES.items() if number < 1000}
 UNITS = {"US": "us", "MICROSEC": "us", "CYCLES": "cycles", "BYTES": "bytes", "COUNT": "count", "OBJECT": "object"}
 UNKNOWN, NOT_AN_EXECUTE = -1, -1
