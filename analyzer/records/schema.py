@@ -377,11 +377,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
         """
         ts_ns        int64  time of the event
         cpu          int64  cpu it happened on
-        event        object switch | waking (asked to wake) | wakeup (stands in a run queue)
-        prev_tid     int64  switch: thread switched out; else the waker (wakeup: whoever ran on `cpu`)
+        event        object switch | waking (asked to wake) | wakeup (stands in a run queue) | fork (thread created)
+        prev_tid     int64  switch: thread switched out; fork: the creator; else the waker (wakeup: whoever ran on `cpu`)
         prev_state   int64  kernel state bits of prev; -1 but for switch
         prev_prio    int64  kernel priority; -1 but for switch
-        next_tid     int64  switch: thread switched in; else the thread woken
+        next_tid     int64  switch: thread switched in; else the thread woken or created
         next_prio    int64  kernel priority of next
         target_cpu   int64  cpu chosen; -1 for switch
         """

@@ -65,7 +65,7 @@ def thread_roles(tables: Frames, pids: dict[int, int], names: dict[int, str]) ->
     for tid in sorted({tid for tids in worked.values() for tid in tids} & pids.keys() | pids.keys() & set(pids.values())):
         name = names.get(tid, "")
         role = role_of(tid, pids[tid], worked)
-        roles[tid] = f"{role}: {name}" if role and name else role or name
+        roles[tid] = f"{role}: {name}" if role and name not in ("", role) else role or name
     return roles
 
 
