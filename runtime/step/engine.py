@@ -116,7 +116,7 @@ class Engine:
     def step(self, sequence: Sequence, ids: list[int], sampler: Sampler, prompt: bool = False) -> tuple[Step, np.ndarray]:
         """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from.
 
-        prompt: these tokens are the rest of one, and run as prefill behind what the sequence keeps; an empty one begins so anyway.
+        prompt: these tokens are the rest of one; they run as prefill behind what the sequence keeps, as an empty one's always do.
         Where these tokens bring another rotary table (LongRoPE), all tokens of the sequence are computed anew.
         """
         if sequence.turn_to(sequence.length + len(ids)) and sequence.length:
