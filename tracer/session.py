@@ -29,6 +29,7 @@ from tracer.probes.calibration import UNKNOWN, measure
 from tracer.probes.functions import Function
 from tracer.probes.uprobes import has_uprobes
 from tracer.recording import machine
+from tracer.recording.checksums import METHOD
 from tracer.recording.drain import SLOW_S, WATCHFUL_S, Drain
 from tracer.recording.format import STREAMS, write_manifest
 from tracer.recording.paths import Owner
@@ -265,7 +266,9 @@ class Session:
 
     def save_manifest(self, state: str) -> None:
         """Write down everything known so far."""
+        self.drain.seal()
         about = {
+            "checksums": METHOD,
             "state": state,
             "started_utc": self.started_utc,
             "duration_ns": (self.ended_ns or time.monotonic_ns()) - self.target.started,

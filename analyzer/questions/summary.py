@@ -67,7 +67,7 @@ def incomplete(source: Source) -> list[str]:
     expected, counts = section(source.manifest, "records"), source.count()
     described = {kind: n for kind, n in expected.items() if isinstance(n, int) and kind in source.recording.layouts}
     short = {kind: n - counts.get(kind, 0) for kind, n in described.items() if n > counts.get(kind, 0)}
-    lines = []
+    lines = list(source.damage)
     if short:
         lacking, most = f"{sum(short.values()):,} of {sum(described.values()):,}", max(short, key=short.__getitem__)
         lines.append(f"{lacking} records are not in the files ({most} above all): cut short")
