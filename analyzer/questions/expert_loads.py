@@ -70,8 +70,9 @@ def _compiling(tables: Tables, loads: pd.DataFrame) -> np.ndarray:
 def budget(tables: Tables) -> int | None:
     """Bytes that the recorded cache held at most; None where it never let anything go."""
     loads = tables["loads"]
-    limited = (loads["action"] == "evict").any()
-    return int(loads["resident_bytes"].max()) if limited else None
+    evicted = (loads["action"] == "evict").any()
+    held = int(loads["resident_bytes"].max()) if evicted else 0
+    return held if held > 0 else None
 
 
 def larger_cache(tables: Tables, loads: pd.DataFrame) -> Avoidance | None:
@@ -85,7 +86,8 @@ def larger_cache(tables: Tables, loads: pd.DataFrame) -> Avoidance | None:
     mean = float(np.mean([sizes.get(form.backend, 0) for form in forms])) if forms else 0.0
     if not mean or held is None:
         return Avoidance(float("nan"), len(again), most)
-    low, high = int(held / mean) + 1, max(len(forms), int(held / mean) + 1)
+    low = int(max(held, *sizes.values()) / mean) + 1
+    high = max(len(forms), low)
     best = avoided(events, sizes, again, high * mean)
     while low < high:
         middle = (low + high) // 2
@@ -101,12 +103,14 @@ def avoided(
     events: list[tuple[tuple[int, int], list[Form]]], sizes: dict[int, int], again: pd.DataFrame, size: float
 ) -> Avoidance:
     """What a cache of `size` bytes avoids: loads in steps and layers in which the replay finds the form held."""
-    played, held = Replay(int(size), LRU(), size=lambda form: sizes[form.backend]), set[tuple[int, ...]]()
+    played, held = Replay(int(size), LRU(), size=lambda form: sizes.get(form.backend, 0)), set[tuple[int, ...]]()
     for step, forms in events:
         held.update((*step, form.expert, form.backend, form.tier) for form in forms if form in played.cache)
         played.begin()
         played.run(forms)
-    asked_for = zip(again["token_id"], again["layer"], again["expert"], again["backend"].map(NUMBER), again["tier"], strict=True)
+    asked_for = zip(
+        again["token_id"], again["layer"], again["expert"], again["backend"].map(NUMBER).fillna(0), again["tier"], strict=True
+    )
     won = np.fromiter((key in held for key in asked_for), bool, len(again))
     return Avoidance(size, int(won.sum()), float(again["cost_ns"].to_numpy()[won].sum()))
 
