@@ -1,4 +1,4 @@
-"""Recording → tables: every table of records/schema.py, built with column operations, kept beside the recording as Parquet."""
+"""Recording → tables: every table of records/tables.toml, built with column operations, kept beside the recording as Parquet."""
 
 import contextlib
 import json
