@@ -1,7 +1,8 @@
 """The interface: load a model, generate text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,9 +16,10 @@ from runtime.errors import ModelError, RequestError
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT
 from runtime.package.layout import Package
-from runtime.package.tokens import Message, chat_ids, further_end_ids, read_tokenizer
+from runtime.package.tokens import ChatTemplate, Message, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
+from runtime.step.attention import Sequence
 from runtime.step.engine import Engine
 from runtime.step.sampling import Sampler, Sampling
 from runtime.telemetry import probes, profile
@@ -64,6 +66,7 @@ class MoE:
     def __init__(self, package: Package, options: Options):
         probes.warn_if_missing()
         self._stepping = Lock()
+        self._kept: Sequence | None = None
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve(options, package)
         self.tokenizer = read_tokenizer(package.folder)
@@ -96,6 +99,14 @@ class MoE:
             raise RequestError("the prompt is empty: give at least one character")
         return ids
 
+    def apply_chat_template(self, messages: list[Message], **options: Any) -> list[int]:
+        """Ids of messages {role, content} for the model's answer; `options` as for transformers' method of this name."""
+        return self._chat_template.ids(messages, **options)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        return ChatTemplate(self.package.folder)
+
     def generate(
         self,
         prompt: str | list[int] | list[Message],
@@ -105,12 +116,14 @@ class MoE:
         top_p: float = 1.0,
         seed: int = 0,
         ignore_end: bool = False,
-        stop: str | Sequence[str] = (),
+        stop: str | Iterable[str] = (),
+        keep_kv: bool = False,
     ) -> Iterator[Token]:
         """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is left out.
 
         prompt: text, ids, or messages {role, content} for the model's chat template. Generators may
-        run in several threads: their steps take turns.
+        run in several threads: their steps take turns. keep_kv: keys and values stay for the next call with keep_kv, which
+        computes of its prompt only what comes behind the beginning that both share.
         """
         ids = self._ids(prompt)
         if not ids or min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
@@ -124,14 +137,14 @@ class MoE:
             length = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
             raise RequestError(f"{length} exceeds the model's context of {context}: ask for less")
         sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
-        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end)
+        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end, keep_kv)
         return until(tokens, (stop,) if isinstance(stop, str) else tuple(stop)) if stop else tokens
 
     def _ids(self, prompt: str | list[int] | list[Message]) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
         if prompt and isinstance(prompt[0], dict):
-            return chat_ids(self.package.folder, prompt)  # type: ignore[arg-type]
+            return self.apply_chat_template(prompt)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
 
     def __enter__(self) -> "MoE":
@@ -160,23 +173,35 @@ class MoE:
         }
 
     def close(self) -> None:
-        """Release threads; write the profile where one was asked for."""
+        """Release threads and keys and values; write the profile where one was asked for."""
         self.engine.close()
+        self._kept = None
         if self.options.profile and self.log.timers:
             npu = self.engine.backends.get(HTP)
             profile.write(self.log.timers, self.options.profile, npu.label if npu else "no NPU")
             self.log.timers = None
 
-    def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool) -> Iterator[Token]:
-        stream, sequence = TextStream(self.tokenizer), None
-        for _ in range(limit):
-            with self._stepping:
-                sequence = sequence or self.engine.begin_sequence(len(ids) + limit)
-                step, _ = self.engine.step(sequence, ids, sampler)
-            if step.sampled in self.end_ids and not ignore_end:
-                return
-            yield Token(step.sampled, stream.add(step.sampled), step)
-            ids = [step.sampled]
+    def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool, keep_kv: bool) -> Iterator[Token]:
+        stream, sequence, room = TextStream(self.tokenizer), None, len(ids) + limit
+        try:
+            for i in range(limit):
+                with self._stepping:
+                    running, sequence = sequence or self._begin(ids, room, keep_kv), None
+                    step, _ = self.engine.step(running, ids[running.length :] if i == 0 else ids, sampler, prompt=i == 0)
+                    sequence = running  # a step that was interrupted leaves no sequence to go on with
+                if step.sampled in self.end_ids and not ignore_end:
+                    return
+                yield Token(step.sampled, stream.add(step.sampled), step)
+                ids = [step.sampled]
+        finally:
+            if keep_kv:
+                self._kept = sequence
+
+    def _begin(self, ids: list[int], room: int, keep_kv: bool) -> Sequence:
+        if not keep_kv or self._kept is None:
+            return self.engine.begin_sequence(room)
+        kept, self._kept = self._kept, None
+        return self.engine.resume_sequence(kept, ids, room)
 
     def _kv_scales(self) -> Scales:
         """Scales of 8-bit keys and values: the package's, or measured once on the text that comes with the runtime."""

@@ -2,8 +2,8 @@
 
 Takes the steps of llama_steps.py with llama.cpp's own evaluation callback, which is told every node of every graph in order,
 and writes a JSON object with the tokens that were made and, for each node, context and step, operator, name, dims, whether it is
-to be computed, what made each of its sources, and the routing tensor's contents where it is a MUL_MAT_ID. Asking for a node's result
-ends the graph there for a moment, so such a run is not the one to time.
+to be computed, what made each of its sources, and the routing tensor's contents where it is a MUL_MAT_ID. Asking for a node's
+result ends the graph there for a moment, so such a run is not the one to time.
 """
 
 import ctypes
