@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,7 +16,7 @@ from runtime.errors import ModelError, RequestError
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT
 from runtime.package.layout import Package
-from runtime.package.tokens import Message, chat_ids, further_end_ids, read_tokenizer
+from runtime.package.tokens import ChatTemplate, Message, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
 from runtime.step.engine import Engine
@@ -96,6 +97,14 @@ class MoE:
             raise RequestError("the prompt is empty: give at least one character")
         return ids
 
+    def apply_chat_template(self, messages: list[Message], **options: Any) -> list[int]:
+        """Ids of messages {role, content} for the model's answer; `options` as for transformers' method of this name."""
+        return self._chat_template.ids(messages, **options)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        return ChatTemplate(self.package.folder)
+
     def generate(
         self,
         prompt: str | list[int] | list[Message],
@@ -131,7 +140,7 @@ class MoE:
         if isinstance(prompt, str):
             return self.encode(prompt)
         if prompt and isinstance(prompt[0], dict):
-            return chat_ids(self.package.folder, prompt)  # type: ignore[arg-type]
+            return self.apply_chat_template(prompt)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
 
     def __enter__(self) -> "MoE":

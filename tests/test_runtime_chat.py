@@ -1,6 +1,7 @@
 """Conversations and generation settings as transformers reads them; one model in several hands."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from runtime.errors import ModelError, RequestError
 from runtime.models import read_family
 from runtime.package.convert import convert
 from runtime.package.demo_model import write_demo_model
-from runtime.package.tokens import chat_ids, read_tokenizer
+from runtime.package.tokens import ChatTemplate, read_tokenizer
 from runtime.step.sampling import Sampler, Sampling
 from runtime.telemetry import log
 from tests.runtime_models import PROMPT
@@ -57,7 +58,50 @@ def test_conversations_become_the_ids_of_transformers(model: Path, template: str
     change(model / "tokenizer_config.json", chat_template=template, tokenizer_class="PreTrainedTokenizerFast", **SPECIAL)
     theirs = transformers.AutoTokenizer.from_pretrained(model)
     expected = theirs.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_dict=False)
-    assert chat_ids(model, CONVERSATION) == expected
+    assert ChatTemplate(model).ids(CONVERSATION) == expected
+
+
+CONVERSATIONS = {
+    "one turn": [{"role": "user", "content": "Wer trägt 東京 🗼?"}],
+    "system": [{"role": "system", "content": "Be <brief> & 'clear'."}, {"role": "user", "content": "  Caché?\n"}],
+    "turns": [
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nB."},
+        {"role": "user", "content": "Γ"},
+        {"role": "assistant", "content": "D"},
+        {"role": "user", "content": "E"},
+    ],
+    "system and turns": CONVERSATION,
+}
+PUBLISHED = sorted((Path(__file__).parent / "data" / "chat_templates").glob("*.jinja"))
+CONTROL = re.compile(r"<[|\uff5c][^|\uff5c>\n]+[|\uff5c]>|</?s>|\[/?[A-Z_]+\]|</?think>")
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_templates_of_published_models_give_the_ids_of_transformers(model: Path, path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    template = path.read_text(encoding="utf-8")
+    tokenizer = read_tokenizer(model)
+    tokenizer.add_special_tokens(sorted(set(CONTROL.findall(template))))
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (model / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}))
+    ours, theirs = ChatTemplate(model), transformers.AutoTokenizer.from_pretrained(model)
+    for conversation in CONVERSATIONS.values():
+        for options in ({}, {"add_generation_prompt": False}, {"enable_thinking": False}):
+            asked = {"add_generation_prompt": True} | options
+            expected = theirs.apply_chat_template(conversation, return_dict=False, **asked)
+            assert ours.ids(conversation, **options) == expected
+            assert conversation[-1]["content"].strip() in tokenizer.decode(expected)
+
+
+def test_a_template_that_refuses_a_conversation_is_quoted_in_one_line(model: Path) -> None:
+    change(model / "tokenizer_config.json", chat_template="{{ raise_exception('no system role') }}")
+    with pytest.raises(RequestError, match="refuses this conversation: no system role"):
+        ChatTemplate(model).ids(CONVERSATION)
+    change(model / "tokenizer_config.json", chat_template="{{ 1 + messages[0].content }}")
+    with pytest.raises(RequestError, match="refuses this conversation"):
+        ChatTemplate(model).ids(CONVERSATION)
 
 
 def test_the_first_token_is_not_doubled_where_template_and_tokenizer_both_add_it(model: Path) -> None:
@@ -70,7 +114,7 @@ def test_the_first_token_is_not_doubled_where_template_and_tokenizer_both_add_it
     tokenizer.save(str(model / "tokenizer.json"))
     change(model / "tokenizer_config.json", chat_template="{{ bos_token }}{{ messages[0].content }}", bos_token="<s>")
     assert tokenizer.encode("Hello").ids[0] == first
-    assert chat_ids(model, [{"role": "user", "content": "Hello"}]).count(first) == 1
+    assert ChatTemplate(model).ids([{"role": "user", "content": "Hello"}]).count(first) == 1
 
 
 def test_end_tokens_of_generation_config_end_an_answer_and_go_into_the_package(model: Path, tmp_path: Path) -> None:

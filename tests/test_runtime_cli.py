@@ -16,7 +16,7 @@ from runtime.__main__ import main
 from runtime.package.convert import PackageFormat, convert
 from runtime.package.demo_model import write_demo_model
 from runtime.package.layout import sha256
-from runtime.package.tokens import chat_ids, read_tokenizer
+from runtime.package.tokens import ChatTemplate, read_tokenizer
 from tests.runtime_models import PROMPT, shard
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -294,7 +294,7 @@ def test_chat_answers_every_line_in_the_models_template(demo: Path) -> None:
     package = convert(demo, demo.parent / "package").folder
     messages = [{"role": "user", "content": "Hello"}]
     tokenizer = read_tokenizer(package)
-    assert tokenizer.decode(chat_ids(package, messages)) == "[user]Hello[assistant]"
+    assert tokenizer.decode(ChatTemplate(package).ids(messages)) == "[user]Hello[assistant]"
     expected = "".join(t.text for t in MoE.load(package).generate("[user]A cache[assistant]", 5))
     command = [sys.executable, "-m", "runtime", "chat", str(package), "--max-new-tokens", "5"]
     done = subprocess.run(command, cwd=ROOT, input="A cache\n\nMore\n", capture_output=True, text=True, check=True)

@@ -49,7 +49,7 @@ def heading(answer: Section) -> list[Line]:
             f"NPU: {machine['npu']}"
             + (" (exact results; its times are the host's, not a device's)" if machine["emulated"] else "")
         )
-    lines += [words((line, "yellow")) for line in answer["missing"]]
+    lines += [words((line, "yellow")) for line in (*answer["missing"], *answer["warnings"])]
     if about["state"] != "complete":
         lines.append(words((f"state: {about['state']}: the writer did not finish", "yellow")))
     return lines

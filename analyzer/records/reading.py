@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow
 
 from analyzer.records.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
+from analyzer.records.damage import damage
 from analyzer.records.observed import LEVELS, Gaps, clipped, level_gaps, token_gaps
 from analyzer.records.rows import Rows, Spans, combined
 from analyzer.records.schema import Columns, text
@@ -112,6 +114,11 @@ class Source:
             counts[name] = counts.get(name, 0) + count
         return counts
 
+    @cached_property
+    def damage(self) -> list[str]:
+        """What its checksums find damaged, in words."""
+        return damage(self.contents)
+
     def discarded(self) -> int:
         """Slots that the kernel side reserved and gave up, or never finished."""
         return self.contents.discarded
@@ -122,7 +129,7 @@ class Source:
         return np.repeat(np.append(self.step_begins, EVER), np.diff(cuts, prepend=0, append=len(ts)))
 
     def thread(self, rows: Rows) -> Columns:
-        """The columns of schema.THREAD."""
+        """The columns of the group `thread`."""
         return {"engine": self.engines(rows["engine"]), "pid": rows["pid"], "tid": rows["tid"]}
 
     def engines(self, ids: np.ndarray) -> pyarrow.DictionaryArray:

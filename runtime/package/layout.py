@@ -3,7 +3,7 @@
     manifest.json         format, fingerprint of the checkpoint, precisions, files (bytes, sha256), subgraphs (digests),
                           embedding; experts: tensors of one expert (name, dtype, shape, offset), bytes, stride, and for each
                           layer the file and the hashes
-    config.json           the model's own; tokenizer.json, tokenizer_config.json, chat_template.jinja too, where it has them
+    config.json           the model's own; tokenizer.json, generation_config.json, chat_template.jinja and the like too
     <name>.onnx           subgraphs, their weights outside: head, attention_<layer>, router_<layer>,
                           shared_<layer>, mlp_<layer>; attention_<layer>.portable in plain operators, for NPUs
     expert.onnx           the subgraph of every expert; its weights are named, and come from the experts' file

@@ -1,9 +1,11 @@
 /*
- * The outline of llama.cpp: its functions' names, arguments and texts, and nothing computed. fake_ggml STEPS GRAPHS.
- * A graph passes a wrapper, the generic entry, a backend's own function by a jump, and on the CPU one more.
+ * The outline of llama.cpp: its functions' names, arguments and texts, and nothing computed. fake_ggml STEPS GRAPHS [MICROSECONDS],
+ * which it rests behind each step. A graph passes a wrapper, the generic entry, a backend's own function by a jump, and on the
+ * CPU one more; with INLINED only the backend's own.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define KEEP(x) __asm__ volatile("" : : "r"(x) : "memory")
 #define OUTLINE __attribute__((noinline, noclone))
@@ -104,11 +106,16 @@ int main(int argc, char **argv)
 
 		llama_decode(0, batch);
 		for (int i = 0; i < atoi(argv[2]); i++) {
+#ifdef INLINED
+			cpu.graph_compute(&cpu, &graphs[0]);
+#else
 			ggml_backend_graph_compute(&cpu, &graphs[0]);
 			ggml_backend_graph_compute_async(&cuda, &graphs[1]);
 			ggml_backend_graph_compute_async(&own, &graphs[2]);
 			ggml_graph_compute(&graphs[0], &cpu);
+#endif
 		}
+		usleep(argc > 3 ? atoi(argv[3]) : 0);
 	}
 	return 0;
 }
