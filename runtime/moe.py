@@ -1,6 +1,6 @@
 """The interface: load a model, generate text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from runtime.package.layout import Package
 from runtime.package.tokens import ChatTemplate, Message, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
+from runtime.step.attention import Sequence
 from runtime.step.engine import Engine
 from runtime.step.sampling import Sampler, Sampling
 from runtime.telemetry import probes, profile
@@ -65,6 +66,7 @@ class MoE:
     def __init__(self, package: Package, options: Options):
         probes.warn_if_missing()
         self._stepping = Lock()
+        self._kept: Sequence | None = None
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve(options, package)
         self.tokenizer = read_tokenizer(package.folder)
@@ -114,12 +116,14 @@ class MoE:
         top_p: float = 1.0,
         seed: int = 0,
         ignore_end: bool = False,
-        stop: str | Sequence[str] = (),
+        stop: str | Iterable[str] = (),
+        keep_kv: bool = False,
     ) -> Iterator[Token]:
         """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is left out.
 
         prompt: text, ids, or messages {role, content} for the model's chat template. Generators may
-        run in several threads: their steps take turns.
+        run in several threads: their steps take turns. keep_kv: keys and values stay for the next call with keep_kv, which
+        computes of its prompt only what comes behind the beginning that both share.
         """
         ids = self._ids(prompt)
         if not ids or min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
@@ -133,7 +137,7 @@ class MoE:
             length = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
             raise RequestError(f"{length} exceeds the model's context of {context}: ask for less")
         sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
-        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end)
+        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end, keep_kv)
         return until(tokens, (stop,) if isinstance(stop, str) else tuple(stop)) if stop else tokens
 
     def _ids(self, prompt: str | list[int] | list[Message]) -> list[int]:
@@ -169,23 +173,35 @@ class MoE:
         }
 
     def close(self) -> None:
-        """Release threads; write the profile where one was asked for."""
+        """Release threads and keys and values; write the profile where one was asked for."""
         self.engine.close()
+        self._kept = None
         if self.options.profile and self.log.timers:
             npu = self.engine.backends.get(HTP)
             profile.write(self.log.timers, self.options.profile, npu.label if npu else "no NPU")
             self.log.timers = None
 
-    def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool) -> Iterator[Token]:
-        stream, sequence = TextStream(self.tokenizer), None
-        for _ in range(limit):
-            with self._stepping:
-                sequence = sequence or self.engine.begin_sequence(len(ids) + limit)
-                step, _ = self.engine.step(sequence, ids, sampler)
-            if step.sampled in self.end_ids and not ignore_end:
-                return
-            yield Token(step.sampled, stream.add(step.sampled), step)
-            ids = [step.sampled]
+    def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool, keep_kv: bool) -> Iterator[Token]:
+        stream, sequence, room = TextStream(self.tokenizer), None, len(ids) + limit
+        try:
+            for i in range(limit):
+                with self._stepping:
+                    running, sequence = sequence or self._begin(ids, room, keep_kv), None
+                    step, _ = self.engine.step(running, ids[running.length :] if i == 0 else ids, sampler, prompt=i == 0)
+                    sequence = running  # a step that was interrupted leaves no sequence to go on with
+                if step.sampled in self.end_ids and not ignore_end:
+                    return
+                yield Token(step.sampled, stream.add(step.sampled), step)
+                ids = [step.sampled]
+        finally:
+            if keep_kv:
+                self._kept = sequence
+
+    def _begin(self, ids: list[int], room: int, keep_kv: bool) -> Sequence:
+        if not keep_kv or self._kept is None:
+            return self.engine.begin_sequence(room)
+        kept, self._kept = self._kept, None
+        return self.engine.resume_sequence(kept, ids, room)
 
     def _kv_scales(self) -> Scales:
         """Scales of 8-bit keys and values: the package's, or measured once on the text that comes with the runtime."""

@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
     model, load_ns = load_model(args)
     try:
-        text, interrupted = speak(model, prompt, args, not args.json, args.ignore_end)
+        text, interrupted = speak(model, prompt, args, not args.json, ignore_end=args.ignore_end)
         if not args.json:
             print(flush=True)
     finally:
@@ -143,13 +143,17 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def speak(
-    model: "MoE", prompt: "str | list[dict[str, Any]]", args: argparse.Namespace, echo: bool = True, ignore_end: bool = False
+    model: "MoE", prompt: "str | list[int]", args: argparse.Namespace, echo: bool = True, **further: Any
 ) -> tuple[str, bool]:
-    """The text, printed as it comes with `echo`, and whether Ctrl-C ended it: then it is what came until then."""
+    """The text, printed as it comes with `echo`, and whether Ctrl-C ended it: then it is what came until then.
+
+    Sampling and length come from `args`; `further` arguments of `MoE.generate` join or replace them.
+    """
     pieces: list[str] = []
-    sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed", "stop")}
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")
+    asked = {name: getattr(args, name) for name in names} | further
     try:
-        for token in model.generate(prompt, args.max_new_tokens, ignore_end=ignore_end, **sampling):
+        for token in model.generate(prompt, **asked):
             pieces.append(token.text)
             if echo:
                 print(for_output(token.text), end="", flush=True)
