@@ -79,7 +79,7 @@ IMPORTED: dict[str, tuple[Column, ...]] = {
         unit         object us | bytes | cycles | count | object | as the file says it
         value        uint64 value in `unit`
         name         object QNN's identifier
-        depth        int64  0 at the top, 1 below
+        depth        int64  0 at the top, 1 below, 2 below that
         source       object who took the time: BACKEND | NETRUN | ...
         timestamp    int64  the file's own, 0 where it has none
         """
