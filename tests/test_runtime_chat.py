@@ -17,6 +17,7 @@ from runtime.package.demo_model import write_demo_model
 from runtime.package.tokens import ChatTemplate, read_tokenizer
 from runtime.step.sampling import Sampler, Sampling
 from runtime.telemetry import log
+from runtime.telemetry.probes import Phase
 from tests.runtime_models import PROMPT
 
 CONVERSATION = [
@@ -141,6 +142,30 @@ def test_threads_and_abandoned_generators_leave_every_answer_right(model: Path) 
             assert list(pool.map(answer, prompts)) == expected
         del abandoned
         assert answer(prompts[1]) == expected[1]
+
+
+@pytest.mark.parametrize("kv_bits", [32, 16, 8])
+def test_a_prompt_that_begins_as_the_last_one_computes_the_rest_alone_and_says_the_same(model: Path, kv_bits: int) -> None:
+    first = [token % 1000 for token in range(90)]
+    with MoE.load(model, kv_bits=kv_bits) as moe, MoE.load(model, kv_bits=kv_bits) as anew:
+
+        def answer(who: MoE, ids: list[int], new: int = 6, **options: bool) -> list[int]:
+            return [token.id for token in who.generate(ids, new, ignore_end=True, **options)]
+
+        turn = [*first, *answer(moe, first, keep_kv=True), 17, 18]
+        branch, long = [*turn[:50], 5, 6, 7], turn * 4
+        # Computed: what follows the common beginning; of a prompt that is known as a whole, its last token.
+        for ids, computed in ((turn, 3), (turn, 1), (branch, 3), (long, len(long) - 50), (first, 1)):
+            steps = len(moe.log.steps)
+            assert answer(moe, ids, keep_kv=True) == answer(anew, ids)
+            prefill, *decoded = moe.log.steps[steps:]
+            assert (prefill.phase, prefill.n_tokens, prefill.position) == (Phase.PREFILL, computed, len(ids) - computed)
+            assert len(decoded) == 5 and all(step.phase == Phase.DECODE for step in decoded)
+        abandoned = moe.generate(long, 6, keep_kv=True)
+        next(abandoned)
+        del abandoned
+        assert answer(moe, [*long, 3], keep_kv=True) == answer(anew, [*long, 3])
+        assert moe.log.steps[-6].n_tokens == 1
 
 
 def test_a_text_is_one_stop_text(model: Path) -> None:

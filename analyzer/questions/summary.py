@@ -36,6 +36,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "recording": recording_summary(recording, tables),
         "machine": machine_summary(recording.manifest),
         "missing": [*incomplete(source), *missing(tables)],
+        "warnings": warnings(recording.manifest),
         "tokens": token_summary(tables["tokens"]),
         "phases": phase_shares(tables, rows),
         "findings": finding_rows(recording, tables, rows),
@@ -60,6 +61,12 @@ ABSENT = (
 def missing(tables: Tables) -> list[str]:
     """What this recording does not show, and the level that would."""
     return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
+
+
+def warnings(manifest: dict[str, Any]) -> list[str]:
+    """What the tracer could not do or had to change, in its words."""
+    said = manifest.get("warnings")
+    return [line for line in said if isinstance(line, str)] if isinstance(said, list) else []
 
 
 def incomplete(source: Source) -> list[str]:
@@ -89,8 +96,10 @@ def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
     """What was recorded; a state other than `complete` says that the writer did not finish."""
     manifest = recording.manifest
     keys = ("program", "state", "started_utc", "duration_ns", "command", "loader", "levels")
-    engines = [name for name in section(manifest, "engines") if (tables["tokens"]["engine"] == name).any()]
-    return {**{key: manifest.get(key) for key in keys}, "engines": engines or list(section(manifest, "engines"))}
+    declared = section(manifest, "engines")
+    stepped = [name for name in declared if (tables["tokens"]["engine"] == name).any()]
+    loaded = [name for name, engine in declared.items() if engine.get("libraries")]
+    return {**{key: manifest.get(key) for key in keys}, "engines": stepped or loaded}
 
 
 def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:

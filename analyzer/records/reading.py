@@ -125,7 +125,7 @@ class Source:
         return np.repeat(np.append(self.step_begins, EVER), np.diff(cuts, prepend=0, append=len(ts)))
 
     def thread(self, rows: Rows) -> Columns:
-        """The columns of schema.THREAD."""
+        """The columns of the group `thread`."""
         return {"engine": self.engines(rows["engine"]), "pid": rows["pid"], "tid": rows["tid"]}
 
     def engines(self, ids: np.ndarray) -> pyarrow.DictionaryArray:

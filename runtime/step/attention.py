@@ -1,6 +1,7 @@
 """Keys and values of the running sequence, and the attention graphs that read and extend them."""
 
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import onnxruntime as ort
@@ -45,12 +46,30 @@ class Sequence:
     def restart(self) -> None:
         """Forget every token."""
         self.length, self.ids = 0, []
-        for state in (array for layer in self.states for array in layer):
+        for state in chain(*self.states):
             state.fill(0)
+
+    def shorten(self, tokens: int) -> None:
+        """Forget what comes behind the first `tokens`; everything, where layers keep a state, which cannot be taken back."""
+        if tokens < self.length and any(self.states):
+            self.restart()
+        self.length = min(self.length, tokens)
+        del self.ids[self.length :]
+
+    def take(self, other: "Sequence") -> None:
+        """Become a copy of another sequence of the same model, whose rows have room here."""
+        for mine, theirs in zip(self.keys + self.values, other.keys + other.values, strict=True):
+            mine[:, : other.length] = theirs[:, : other.length]
+        for mine, theirs in zip(chain(*self.states), chain(*other.states), strict=True):
+            mine[...] = theirs
+        self.length, self.ids = other.length, list(other.ids)
+        self._turn(other.rope)
 
     def turn_to(self, tokens: int) -> bool:
         """Take the rotary table for `tokens` in all; True where it is another one, which kept keys do not fit."""
-        rope = self.family.rope.for_length(tokens)
+        return self._turn(self.family.rope.for_length(tokens))
+
+    def _turn(self, rope: Rope) -> bool:
         if rope is self.rope:
             return False
         self.rope = rope
