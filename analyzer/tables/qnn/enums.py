@@ -4,9 +4,10 @@ import tomllib
 from enum import Enum
 from pathlib import Path
 
+DECLARED = tomllib.loads(Path(__file__).with_name("enums.toml").read_text(encoding="utf-8"))
+CSV_TYPES: dict[str, int] = DECLARED.pop("csv_types")
 NAMES: dict[str, dict[int, str]] = {
-    section: {int(number): name for number, name in names.items()}
-    for section, names in tomllib.loads(Path(__file__).with_name("enums.toml").read_text(encoding="utf-8")).items()
+    section: {int(number): name for number, name in names.items()} for section, names in DECLARED.items()
 }
 EVENT_TYPES, UNITS, RESOURCES, LEVELS = (NAMES[section] for section in ("event_types", "units", "resources", "levels"))
 CALLS, MAKES, FREES, STAGES = (NAMES[section] for section in ("calls", "makes", "frees", "stages"))
