@@ -10,15 +10,11 @@ import json
 
 from analyzer.predict.steps import replay
 from analyzer.tables.store import load
-from moescope.arguments import add_json, add_run
+from moescope.arguments import add_run_and_json
+
+prepare_parser = add_run_and_json
 
 FEW = 20
-
-
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    add_run(parser)
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

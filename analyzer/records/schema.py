@@ -1,14 +1,14 @@
 """The tables that `tables.toml` declares, as Arrow tables and as pandas frames."""
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow
+
+from moescope.packaged import toml_beside
 
 Tables = Mapping[str, pd.DataFrame]
 """Tables by name, as frames."""
@@ -34,7 +34,7 @@ class Column:
 
 def _declared() -> Iterator[dict[str, tuple[Column, ...]]]:
     """Each section's tables, as `tables.toml` declares them."""
-    file = tomllib.loads((Path(__file__).parent / "tables.toml").read_text(encoding="utf-8"))
+    file = toml_beside(__file__, "tables.toml")
 
     def columns(spec: str) -> Iterator[Column]:
         for line in spec.splitlines():
