@@ -4,7 +4,6 @@ Nodes are operators in execution order; an edge says that one reads what the oth
 made is a constant (a weight, or state of an earlier token), unless its own structure was recorded: then it is a view.
 """
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.errors import AnalysisError
+from analyzer.jsonable import as_json
 from analyzer.records.schema import Tables
 from analyzer.tables.nodes import NEVER_RUN
 from analyzer.tables.operators import layer_of
@@ -208,7 +208,7 @@ def export(graph: nx.DiGraph, path: Path, form: str) -> None:
 def as_text(graph: nx.DiGraph, form: str) -> str:
     """The graph as `graphml`, `dot` or `json`."""
     if form == "json":
-        return json.dumps(finite(to_json(graph)))
+        return as_json(to_json(graph))
     if form == "dot":
         return to_dot(graph)
     plain = nx.DiGraph(**in_xml(graph.graph))
@@ -225,15 +225,6 @@ def legal(value: Any) -> Any:
 def in_xml(values: dict[str, Any]) -> dict[str, Any]:
     """Attributes as GraphML can hold them."""
     return {name: legal(value) for name, value in _plain(values).items()}
-
-
-def finite(value: Any) -> Any:
-    """The same with None for NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and value != value else value
 
 
 def to_dot(graph: nx.DiGraph) -> str:

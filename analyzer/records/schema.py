@@ -122,6 +122,14 @@ def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame
     return framed({c.name: _column(frame[c.name], c.dtype) for c in declared_columns(table)})
 
 
+def filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """`conform` of a frame that lacks columns: what is not known is -1, NaN, "" or True (complete); rows are numbered."""
+    blank = {"object": "", "bool": True, "uint64": 0, "float64": np.nan}
+    absent = [column for column in declared_columns(table) if column.name not in frame]
+    numbers = {c.name: np.arange(len(frame)) for c in absent if c.meaning == "row number"}
+    return conform(table, frame.assign(**{c.name: blank.get(c.dtype, -1) for c in absent} | numbers))
+
+
 def _column(values: Any, dtype: str) -> np.ndarray | pd.Series:
     """Text stays `object`: pandas would make it its own string type, which costs a copy of every column."""
     array = values.to_numpy(dtype=dtype) if isinstance(values, pd.Series) else np.asarray(values).astype(dtype, copy=False)
