@@ -272,7 +272,7 @@ def recording(pace: float = 1.0, phase: str = "prefill", limited: bool = True) -
     begin = (np.cumsum(lengths + lead) - lengths).reshape(200, -1)
     lengths = lengths.reshape(200, -1)
     faults = {"token_id": 0, "maj_flt": 0, "min_flt": 0}
-    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens", "routes")}
+    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens", "routes", "graphs")}
     operators = [
         frame("operators", op_id=np.arange(200), type=kind, n_tokens=rows, **faults, **spans(begin[:, i], lengths[:, i]))
         for i, kind in enumerate(WORK)
