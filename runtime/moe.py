@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from runtime.backends.instruction_sets import instruction_set
@@ -21,7 +22,7 @@ from runtime.placement.options import Options
 from runtime.placement.table import resolve
 from runtime.step.attention import Sequence
 from runtime.step.engine import Engine
-from runtime.step.sampling import Sampler, Sampling
+from runtime.step.sampling import Sampler, Sampling, log_probabilities
 from runtime.telemetry import probes, profile
 from runtime.telemetry.log import RunLog, Step
 from runtime.telemetry.probes import Phase
@@ -34,11 +35,17 @@ CALIBRATED_ON = 256
 
 @dataclass(frozen=True)
 class Token:
-    """A generated token: its id, the text it completes, and the step that chose it."""
+    """A generated token: its id, the text it completes, and the step that chose it.
+
+    logprob: its natural log probability by the model's own logits, before any setting of sampling; top: (id, log probability) of
+    the likeliest tokens. Both only where asked for.
+    """
 
     id: int
     text: str
     step: Step
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class TextStream:
@@ -85,12 +92,16 @@ class MoE:
     ) -> "MoE":
         """Open the model folder or package at `path`, converting it first where needed.
 
+        `expert_cache`: bytes, `1.5MiB`, `25%` of all experts, or `all`, as None.
         `options`: fields of Options; tiers, chunk and soc are those that the package was compiled for, where they are not given.
         """
-        budget = parse_budget(expert_cache) if isinstance(expert_cache, str) else expert_cache
-        Options(expert_cache=budget, **options)  # a wrong option shall not wait for a conversion
+
+        def budget(whole_bytes: int) -> int | None:
+            return parse_budget(expert_cache, whole_bytes) if isinstance(expert_cache, str) else expert_cache
+
+        Options(expert_cache=budget(0), **options)  # a wrong option shall not wait for a conversion
         opened = open_or_convert(Path(path), Path(package) if package else None, progress)
-        return cls(opened, Options(expert_cache=budget, **(opened.compiled_for | options)))
+        return cls(opened, Options(expert_cache=budget(opened.all_experts_bytes), **(opened.compiled_for | options)))
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a prompt."""
@@ -118,12 +129,16 @@ class MoE:
         ignore_end: bool = False,
         stop: str | Iterable[str] = (),
         keep_kv: bool = False,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        logprobs: int | None = None,
     ) -> Iterator[Token]:
         """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is left out.
 
         prompt: text, ids, or messages {role, content} for the model's chat template. Generators may
         run in several threads: their steps take turns. keep_kv: keys and values stay for the next call with keep_kv, which
-        computes of its prompt only what comes behind the beginning that both share.
+        computes of its prompt only what comes behind the beginning that both share. logprobs: give every token's log
+        probability, and those of so many of the likeliest. Settings of sampling are those of transformers.
         """
         ids = self._ids(prompt)
         if not ids or min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
@@ -136,8 +151,10 @@ class MoE:
         if len(ids) + max_new_tokens > context:
             length = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
             raise RequestError(f"{length} exceeds the model's context of {context}: ask for less")
-        sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
-        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end, keep_kv)
+        if logprobs is not None and logprobs < 0:
+            raise RequestError("logprobs must be 0 or more")
+        sampler = Sampler(Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty), ids)
+        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end, keep_kv, logprobs)
         return until(tokens, (stop,) if isinstance(stop, str) else tuple(stop)) if stop else tokens
 
     def _ids(self, prompt: str | list[int] | list[Message]) -> list[int]:
@@ -181,17 +198,20 @@ class MoE:
             profile.write(self.log.timers, self.options.profile, npu.label if npu else "no NPU")
             self.log.timers = None
 
-    def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool, keep_kv: bool) -> Iterator[Token]:
+    def _steps(
+        self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool, keep_kv: bool, logprobs: int | None
+    ) -> Iterator[Token]:
         stream, sequence, room = TextStream(self.tokenizer), None, len(ids) + limit
         try:
             for i in range(limit):
                 with self._stepping:
                     running, sequence = sequence or self._begin(ids, room, keep_kv), None
-                    step, _ = self.engine.step(running, ids[running.length :] if i == 0 else ids, sampler, prompt=i == 0)
+                    step, logits = self.engine.step(running, ids[running.length :] if i == 0 else ids, sampler, prompt=i == 0)
                     sequence = running  # a step that was interrupted leaves no sequence to go on with
                 if step.sampled in self.end_ids and not ignore_end:
                     return
-                yield Token(step.sampled, stream.add(step.sampled), step)
+                likely = () if logprobs is None else likeliest(logits, step.sampled, logprobs)
+                yield Token(step.sampled, stream.add(step.sampled), step, *likely)
                 ids = [step.sampled]
         finally:
             if keep_kv:
@@ -216,6 +236,12 @@ class MoE:
             scales = Scales.of_rows(sequence.keys, sequence.values)
             scales.save(self.package)
         return scales
+
+
+def likeliest(logits: np.ndarray, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Log probability of a token by logits [V], and the likeliest `count` tokens with theirs."""
+    logs = log_probabilities(logits)
+    return float(logs[token]), tuple((int(i), float(logs[i])) for i in np.argsort(-logs, kind="stable")[:count])
 
 
 def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:

@@ -284,7 +284,8 @@ def test_threads_know_both_sides_of_a_switch_and_who_is_the_targets(tmp_path):
     t = tables_of(w, tmp_path)
     rows = {row["tid"]: (row["name"], row["target"]) for row in t["threads"].to_dict("records")}
     assert rows == {MAIN: ("main", True), WORKER: ("worker", True), 77: ("kworker/1", False), 500: ("", True)}
-    assert t["sched"][["event", "prev_tid", "next_tid"]].to_numpy().tolist() == [["switch", MAIN, 77], ["switch", 77, MAIN]]
+    switches = [["switch", MAIN, 77], ["switch", 77, MAIN]]
+    assert t["sched"][["event", "prev_tid", "next_tid"]].to_numpy().tolist() == [*switches, ["fork", MAIN, 500]]
 
 
 def test_tables_are_kept_and_made_again_when_the_recording_changes(tmp_path):

@@ -20,7 +20,7 @@ MOESCOPE_GRAPHS = ["attention", "expert", "head"]
 @cache
 def layouts() -> dict[str, tuple[int, np.dtype]]:
     """Kind's name → (number, dtype), from the object's BTF."""
-    btf = Btf.of_object(BPF_OBJECT)
+    btf = Btf.of_file(BPF_OBJECT)
     numbers = {name.removeprefix("KIND_").lower(): number for name, number in btf.enum("record_kind").items()}
     answer = {}
     for name, number in numbers.items():

@@ -23,7 +23,7 @@ from moescope.plain import warn
 from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError
 
-TABLES_VERSION = 6
+TABLES_VERSION = 7
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")

@@ -42,11 +42,11 @@ class Talk:
             what = "oldest turn is" if left_out == 1 else f"{left_out} oldest turns are"
             say(f"the conversation exceeds the model's context of {self._context} tokens: its {what} left out")
         most = min(self.args.max_new_tokens, free)
-        text, interrupted = speak(self.model, ids, self.args, max_new_tokens=most, keep_kv=True)
+        tokens, interrupted = speak(self.model, ids, self.args, max_new_tokens=most, keep_kv=True)
         if interrupted:
             print(" [stopped]", end="", file=sys.stderr)
         print(flush=True)
-        self.messages = [*messages, {"role": "assistant", "content": text}]
+        self.messages = [*messages, {"role": "assistant", "content": "".join(t.text for t in tokens)}]
 
     def _fitting(self, messages: "list[Message]") -> "tuple[list[Message], list[int]]":
         """Messages without the oldest turns where less than a quarter of the context is left for the answer, and their ids."""

@@ -87,6 +87,11 @@ class Package:
         return int(self.manifest["experts"]["bytes"])
 
     @property
+    def all_experts_bytes(self) -> int:
+        """Bytes of all experts of all layers as they are stored."""
+        return self.expert_bytes * self.family.experts * (self.family.layers - len(self.family.dense))
+
+    @property
     def portable(self) -> bool:
         """Does it hold the subgraphs of plain operators that an NPU takes?"""
         return attention_name(0, portable=True) in self.manifest["subgraphs"]
