@@ -225,9 +225,9 @@ class RecordedCosts:
 
     work: kind, unit, phase, mode, rows, context, seconds, bare (without what lies between), beside (the loader worked meanwhile),
     asked (loads that the loader was asked for: ahead before attention, of the layer's choice in a dispatch). runs: backend,
-    phase, mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert came, empty where it had run
-    before; after waiting for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on a thread of
-    the loader), tid, again (not the first of its form). evicted: bytes that experts took in the cache.
+    phase, mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert came, empty where it had
+    run before; after waiting for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on a
+    thread of the loader), tid, again (not the first of its form). evicted: bytes that experts took in the cache.
     """
 
     work: pd.DataFrame
