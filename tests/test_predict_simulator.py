@@ -331,7 +331,7 @@ def test_perfetto_reads_two_loaders_of_a_simulated_run_on_threads_of_their_own(t
         "join thread using(utid) where thread.name glob '*storage*' group by 1"
     )
     units = ("storage", "storage 2")
-    expected = {f"simulated {u}": 1e9 * sum(s.end - s.begin for s in found.spans if s.unit == u) for u in units}
+    expected = {f"expert loader: simulated {u}": 1e9 * sum(s.end - s.begin for s in found.spans if s.unit == u) for u in units}
     assert dict(Judge(tmp_path / "sim" / "trace.pftrace").rows(counted)) == pytest.approx(expected, abs=100)
     assert all(expected.values())
 
