@@ -13,7 +13,7 @@ from analyzer.predict import roofline
 from analyzer.predict.devices import Device
 from analyzer.predict.setup import Setup
 from analyzer.questions import expert_loads
-from analyzer.records.spans import Nest
+from analyzer.questions.roofline import operator_backends
 
 UNITS = ("cpu", "npu")
 RESIDENT, DEMAND, AHEAD = "resident", "demand", "ahead"
@@ -289,23 +289,15 @@ def _pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Seri
 
     lead_ns: since everything that began before has ended, in the step.
     """
-    operators, experts = (tables[name][tables[name]["token_id"].isin(tokens.index)] for name in ("operators", "experts"))
+    units = pd.Series(operator_backends(tables)).map(UNIT_OF).fillna("cpu")
+    placed = {"operators": tables["operators"].assign(unit=units.to_numpy()), "experts": tables["experts"]}
+    operators, experts = (table[table["token_id"].isin(tokens.index)] for table in placed.values())
     joined = pd.concat([operators[operators["type"] != "expert"], experts.assign(type="expert")], ignore_index=True)
     pieces = joined.sort_values(["token_id", "begin_ns"], ignore_index=True)
     ended = pieces.groupby("token_id")["end_ns"].cummax()
     before = ended.groupby(pieces["token_id"]).shift().fillna(pieces["token_id"].map(tokens["begin_ns"]))
     pieces["lead_ns"] = (pieces["begin_ns"] - before).clip(lower=0)
-    pieces["unit"] = _units(pieces, tables["graphs"])
     return pieces, (tokens["end_ns"] - ended.groupby(pieces["token_id"]).max()).clip(lower=0)
-
-
-def _units(pieces: pd.DataFrame, graphs: pd.DataFrame) -> np.ndarray:
-    """The unit of each piece: that of the graph which runs within it on its thread."""
-    nest = Nest(*(pieces[name].to_numpy(np.int64) for name in ("tid", "begin_ns", "end_ns")))
-    owner = nest.innermost(graphs["tid"].to_numpy(np.int64), graphs["begin_ns"].to_numpy(np.int64))
-    units = np.full(len(pieces), "cpu", object)
-    units[owner[owner >= 0]] = graphs["backend"].map(UNIT_OF).fillna("cpu").to_numpy()[owner >= 0]
-    return units
 
 
 def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd.DataFrame, routed: set[int]) -> pd.DataFrame:

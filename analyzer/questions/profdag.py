@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.errors import AnalysisError
+from analyzer.questions.roofline import operator_backends
 from analyzer.records.schema import Tables
 from analyzer.tables.nodes import NEVER_RUN
 from analyzer.tables.operators import layer_of
@@ -149,7 +150,7 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
     attributes `tokens_used` and `tokens_skipped` count them. Without any recorded structure, edges follow execution order.
     """
     operators = token_operators(tables, token_id)
-    backends = dict(zip(tables["graphs"]["graph_id"].tolist(), tables["graphs"]["backend"].tolist(), strict=True))
+    backends = dict(zip(tables["operators"]["op_id"].tolist(), operator_backends(tables).tolist(), strict=True))
     begun = tables["tokens"].loc[tables["tokens"]["token_id"] == token_id, "begin_ns"]
     origin = int(begun.iloc[0] if len(begun) else operators["begin_ns"].iloc[0])
     builder, structured = _Builder(tables["tensors"]), False
@@ -161,7 +162,7 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
         writers = builder.written_before(op["pid"], sources, op["end_ns"])
         copied = {name: op[name] for name in COPIED}
         times = {"begin_ns": op["begin_ns"] - origin, "end_ns": op["end_ns"] - origin}
-        node, backend = f"op {op['order']}", backends.get(op["graph_id"]) or "cpu"
+        node, backend = f"op {op['order']}", backends[op["op_id"]]
         builder.graph.add_node(node, role="op", **copied, **times, backend=backend, **speed(op), **counted.get(op["op_id"], {}))
         builder.graph.add_edges_from(((writer, node) for writer in writers), kind="memory")
         builder.graph.add_edges_from(((maker, node) for maker in makers), kind="data")
