@@ -391,12 +391,17 @@ def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, b
 
 
 def _sizes(observed: list[RecordedCosts]) -> dict[str, int]:
-    """Bytes that an expert takes in the cache by unit: an expert may take more than was read for it, which evictions tell."""
+    """Bytes that an expert takes in the cache by unit: it may take more than was read for it, which evictions tell.
+
+    A unit that ran experts but loaded none takes as much as the largest.
+    """
     read = _pooled(observed, lambda run: run.loads).groupby("backend")["bytes"].median()
     evicted = pd.concat([run.evicted for run in observed])
     if len(read) == 1 and len(evicted):
         read[:] = float(evicted.median())
-    return {UNIT_OF.get(str(backend), "cpu"): int(size) for backend, size in read.items()}
+    sizes = {UNIT_OF.get(str(backend), "cpu"): int(size) for backend, size in read.items()}
+    ran = _pooled(observed, lambda run: run.runs)["backend"].map(UNIT_OF).dropna().unique()
+    return dict.fromkeys(ran.tolist(), max(sizes.values())) | sizes
 
 
 def _pooled(observed: list[RecordedCosts], part: Callable[[RecordedCosts], pd.DataFrame]) -> pd.DataFrame:
