@@ -183,7 +183,8 @@ def test_findings_are_ranked_and_each_query_answers(tmp_path, capsys):
     found = findings(tables)
     assert [f.prize_share for f in found] == sorted((f.prize_share for f in found), reverse=True)
     by_rule = {f.rule: f for f in found}
-    assert by_rule["expert loads"].prize_share == pytest.approx(0.1)
+    assert by_rule["first loads"].prize_share == pytest.approx(0.1 / 3)
+    assert by_rule["expert loads"].prize_share == pytest.approx(0.2 / 3)
     assert by_rule["gaps: asleep"].prize_share == pytest.approx(0.08)
     for finding in found:
         assert main(["query", str(tmp_path / "run"), finding.query, "--json"]) == 0

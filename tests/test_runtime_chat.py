@@ -1,7 +1,10 @@
 """Conversations and generation settings as transformers reads them; one model in several hands."""
 
+import gc
 import json
 import re
+import tracemalloc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,8 +18,10 @@ from runtime.models import read_family
 from runtime.package.convert import convert
 from runtime.package.demo_model import write_demo_model
 from runtime.package.tokens import ChatTemplate, read_tokenizer
+from runtime.step.attention import Sequence
 from runtime.step.sampling import Sampler, Sampling
 from runtime.telemetry import log
+from runtime.telemetry.probes import Phase
 from tests.runtime_models import PROMPT
 
 CONVERSATION = [
@@ -143,6 +148,30 @@ def test_threads_and_abandoned_generators_leave_every_answer_right(model: Path) 
         assert answer(prompts[1]) == expected[1]
 
 
+@pytest.mark.parametrize("kv_bits", [32, 16, 8])
+def test_a_prompt_that_begins_as_the_last_one_computes_the_rest_alone_and_says_the_same(model: Path, kv_bits: int) -> None:
+    first = [token % 1000 for token in range(90)]
+    with MoE.load(model, kv_bits=kv_bits) as moe, MoE.load(model, kv_bits=kv_bits) as anew:
+
+        def answer(who: MoE, ids: list[int], new: int = 6, **options: bool) -> list[int]:
+            return [token.id for token in who.generate(ids, new, ignore_end=True, **options)]
+
+        turn = [*first, *answer(moe, first, keep_kv=True), 17, 18]
+        branch, long = [*turn[:50], 5, 6, 7], turn * 4
+        # Computed: what follows the common beginning; of a prompt that is known as a whole, its last token.
+        for ids, computed in ((turn, 3), (turn, 1), (branch, 3), (long, len(long) - 50), (first, 1)):
+            steps = len(moe.log.steps)
+            assert answer(moe, ids, keep_kv=True) == answer(anew, ids)
+            prefill, *decoded = moe.log.steps[steps:]
+            assert (prefill.phase, prefill.n_tokens, prefill.position) == (Phase.PREFILL, computed, len(ids) - computed)
+            assert len(decoded) == 5 and all(step.phase == Phase.DECODE for step in decoded)
+        abandoned = moe.generate(long, 6, keep_kv=True)
+        next(abandoned)
+        del abandoned
+        assert answer(moe, [*long, 3], keep_kv=True) == answer(anew, [*long, 3])
+        assert moe.log.steps[-6].n_tokens == 1
+
+
 def test_a_text_is_one_stop_text(model: Path) -> None:
     with MoE.load(model) as moe:
         whole = "".join(token.text for token in moe.generate(PROMPT, 16, ignore_end=True))
@@ -206,15 +235,43 @@ def test_a_tensor_that_nothing_would_use_and_numbers_that_are_none_are_named(mod
     assert not (tmp_path / "other").exists()
 
 
-def test_the_log_of_many_steps_keeps_the_newest_choices_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "ROUTING_BYTES", 100_000)
-    kept = log.RunLog()
-    for step in range(10_000):
-        kept.route(step, 0, np.zeros((1, 8), np.uint16), np.zeros((1, 8), np.float32))
-        assert kept.routing_bytes <= 100_000
-    assert kept.routing[-1][0] == 9_999
-    assert kept.routing_dropped + len(kept.routing) == 10_000
-    assert kept.routing[0][0] == kept.routing_dropped
+def test_the_log_of_many_steps_keeps_the_newest_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "ROUTING_BYTES", 400_000)
+    monkeypatch.setattr(log, "MOST_STEPS", 1000)
+    layers, most = 4, 400_000 + 1000 * log.STEP_BYTES
+    gc.collect()
+    tracemalloc.start()
+    kept, before = log.RunLog(), tracemalloc.get_traced_memory()[0]
+    for seq in range(10_000):
+        # As a decoded token comes: one array of all layers, and views of it.
+        experts, weights = np.zeros((layers, 1, 8), np.uint16), np.zeros((layers, 1, 8), np.float32)
+        for layer in range(layers):
+            kept.route(seq, layer, experts[layer], weights[layer])
+        kept.add(log.Step(seq, Phase.DECODE, 1, 10**6 + seq, 10**15 + seq, 10**15 + 2 * seq, 10**5 + seq))
+        if seq % 100 == 0:
+            assert tracemalloc.get_traced_memory()[0] - before < most
+    tracemalloc.stop()
+    assert kept.routing[-1][0] == kept.steps[-1].seq == 9_999
+    assert kept.routing_dropped + len(kept.routing) == 40_000
+    assert kept.steps_dropped + len(kept.steps) == kept.next_seq == kept.statistics()["steps"] == 10_000
+    assert len(kept.routing) > 300 and len(kept.steps) >= 500
+    assert kept.statistics()["decode_ns"] == sum(range(10_000))
+
+
+@pytest.mark.parametrize("keep_kv", [False, True])
+def test_an_abandoned_generator_frees_its_keys_and_values_and_one_may_be_kept(model: Path, keep_kv: bool) -> None:
+    with MoE.load(model) as moe:
+        sequences = weakref.WeakSet[Sequence]()
+        begin = moe.engine.begin_sequence
+        moe.engine.begin_sequence = lambda *args: sequences.add(sequence := begin(*args)) or sequence  # type: ignore[method-assign]
+        for ids in ([1] * 200, [2] * 400, [3] * 200):
+            abandoned = moe.generate(ids, 3, keep_kv=keep_kv)
+            next(abandoned)
+            next(abandoned)
+            assert sequences
+            del abandoned
+        gc.collect()
+        assert len(sequences) == keep_kv
 
 
 @pytest.mark.parametrize("length", [65, 129, 257])

@@ -96,8 +96,10 @@ def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
     """What was recorded; a state other than `complete` says that the writer did not finish."""
     manifest = recording.manifest
     keys = ("program", "state", "started_utc", "duration_ns", "command", "loader", "levels")
-    engines = [name for name in section(manifest, "engines") if (tables["tokens"]["engine"] == name).any()]
-    return {**{key: manifest.get(key) for key in keys}, "engines": engines or list(section(manifest, "engines"))}
+    declared = section(manifest, "engines")
+    stepped = [name for name in declared if (tables["tokens"]["engine"] == name).any()]
+    loaded = [name for name, engine in declared.items() if engine.get("libraries")]
+    return {**{key: manifest.get(key) for key in keys}, "engines": stepped or loaded}
 
 
 def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:

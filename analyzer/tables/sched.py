@@ -14,7 +14,7 @@ from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import arrow_table, conform, text
 from analyzer.records.spans import NONE, _joins, distinct, first_rows, flat
 
-EVENTS = np.array(["switch", "waking", "wakeup"], object)
+EVENTS = np.array(["switch", "waking", "wakeup", "fork"], object)
 STATES = np.array(["running", "runnable", "sleeping", "waiting", "stopped", ""], object)
 """By their numbers in analyzer/records/_joins.c."""
 WORKING = (
@@ -162,20 +162,20 @@ class Scheduling:
 
 
 def events(source: Source) -> pyarrow.Table:
-    """The table `sched`: switches, wakings and wake-ups in order of time."""
-    switch, waking, wakeup = (source.rows(f"sched_{kind}") for kind in ("switch", "waking", "wakeup"))
-    kinds = (switch, waking, wakeup)
+    """The table `sched`: switches, wakings, wake-ups and forks in order of time."""
+    kinds = [source.rows(kind) for kind in ("sched_switch", "sched_waking", "sched_wakeup", "task_fork")]
+    switch, waking, wakeup, fork = kinds
     ts = np.concatenate([rows["ts"] for rows in kinds])
     order = np.argsort(ts, kind="stable")
     none = [np.full(len(rows), NONE, np.int64) for rows in kinds]
     columns = {
         "cpu": [rows["cpu"] for rows in kinds],
-        "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"]),
+        "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"], fork["parent_tid"]),
         "prev_state": (switch["prev_state"], *none[1:]),
         "prev_prio": (switch["prev_prio"], *none[1:]),
-        "next_tid": (switch["next_tid"], waking["woken_tid"], wakeup["woken_tid"]),
-        "next_prio": (switch["next_prio"], waking["prio"], wakeup["prio"]),
-        "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"]),
+        "next_tid": (switch["next_tid"], waking["woken_tid"], wakeup["woken_tid"], fork["child_tid"]),
+        "next_prio": (switch["next_prio"], waking["prio"], wakeup["prio"], none[3]),
+        "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"], none[3]),
     }
     merged = {name: np.concatenate(parts)[order] for name, parts in columns.items()}
     number = np.repeat(np.arange(len(kinds)), [len(rows) for rows in kinds])

@@ -76,7 +76,9 @@ class Package:
                 raise PackageError(f"{problem}: delete the folder and convert again")
             for key in ("files", "fingerprint", "subgraphs", "experts", "embedding", "precisions"):
                 manifest[key]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not all(isinstance(entry["bytes"], int) for entry in manifest["files"].values()):
+                raise TypeError("files: bytes are no number")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"{self.folder / MANIFEST} cannot be read ({error})"
             raise PackageError(f"{problem}: delete the folder and convert again") from None
         return manifest
@@ -85,6 +87,11 @@ class Package:
     def expert_bytes(self) -> int:
         """Bytes of one expert's weights as they are stored."""
         return int(self.manifest["experts"]["bytes"])
+
+    @property
+    def all_experts_bytes(self) -> int:
+        """Bytes of all experts of all layers as they are stored."""
+        return self.expert_bytes * self.family.experts * (self.family.layers - len(self.family.dense))
 
     @property
     def portable(self) -> bool:

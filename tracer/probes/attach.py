@@ -18,13 +18,13 @@ from typing import Any, Protocol
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError, RequirementError
 from tracer.probes import anchors, name_tables, uprobes
-from tracer.probes.denials import lockdown
 from tracer.probes.elf import Binary, Symbol, contains, read_binary
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions
-from tracer.probes.perf_events import attach_software, attach_tracepoint, has_tracepoint, tracefs
+from tracer.probes.perf_events import attach_software, attach_tracepoint
 from tracer.probes.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
+from tracer.probes.tracefs import has_tracepoint, tracefs, why_absent
 from tracer.recording.paths import Owner
 
 FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
@@ -206,9 +206,8 @@ class Attachments:
             with self._reported():
                 self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, at, "", "tracepoint", ""))
         if not any(level == "process" for _, level, _ in offered):
-            mode = lockdown()
-            why = f"the kernel is locked down ({mode})" if mode == "confidentiality" else f"there is no tracefs at {tracefs()}"
-            raise RequirementError(f"none of the kernel's tracepoints can be read: {why}; see `python -m tracer doctor`")
+            why = why_absent()[0] or f"it lacks those that {tracefs()} should hold"
+            raise RequirementError(f"none of the kernel's tracepoints can be read: tracefs: {why}; see `python -m tracer doctor`")
         categories = {category for _, _, category in offered}
         for name, level, category in KERNEL_PROBES:
             missing = level in (*self.levels, "process") and (name, level, category) not in offered

@@ -94,6 +94,16 @@ OUTLINE int llama_decode(void *context, struct batch batch)
 	return status;
 }
 
+OUTLINE int llama_encode(void *context, struct batch batch)
+{
+	int status = batch.pos[0] < 0;
+
+	KEEP(context);
+	if (status)
+		fprintf(stderr, "%s: failed to encode, ret = %d\n", __func__, status);
+	return status;
+}
+
 int main(int argc, char **argv)
 {
 	struct backend cpu = {cpu_guid, cpu_compute}, cuda = {cuda_guid, cuda_compute}, own = {own_guid, cuda_compute};
@@ -104,7 +114,10 @@ int main(int argc, char **argv)
 	for (int step = 0; step < atoi(argv[1]); step++) {
 		struct batch batch = {step ? 1 : 5, 0, 0, &step, {0}};
 
-		llama_decode(0, batch);
+		if (step)
+			llama_decode(0, batch);
+		else
+			llama_encode(0, batch);
 		for (int i = 0; i < atoi(argv[2]); i++) {
 #ifdef INLINED
 			cpu.graph_compute(&cpu, &graphs[0]);
