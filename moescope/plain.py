@@ -35,6 +35,10 @@ def print_plain(line: Any, file: TextIO | None = None) -> None:
     print(plain_text(line), file=file)
 
 
+doubts: list[str] = []
+"""What was read and may not be as it was written: what goes wrong with it is no bug."""
+
+
 @cache
 def warn(line: str) -> None:
     """Say on standard error what does not stop the work; the same line once."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from runtime.cache_rules.forms import HTP
 from runtime.errors import ModelError, RequestError
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT
-from runtime.package.layout import Package
+from runtime.package.layout import EXPERTS, Package
 from runtime.package.tokens import ChatTemplate, Message, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
@@ -24,7 +24,7 @@ from runtime.step.attention import Sequence
 from runtime.step.engine import Engine
 from runtime.step.sampling import Sampler, Sampling, log_probabilities
 from runtime.telemetry import probes, profile
-from runtime.telemetry.log import RunLog, Step
+from runtime.telemetry.log import LOG_BYTES, RunLog, Step
 from runtime.telemetry.probes import Phase
 from runtime.telemetry.profile import Timers
 from runtime.units import parse_budget
@@ -72,7 +72,8 @@ class MoE:
 
     def __init__(self, package: Package, options: Options):
         probes.warn_if_missing()
-        self._stepping = Lock()
+        # Reentrant: collecting garbage within a step may end an abandoned generator.
+        self._stepping = RLock()
         self._kept: Sequence | None = None
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve(options, package)
@@ -181,6 +182,7 @@ class MoE:
             "hidden": family.hidden,
             "backends": labels,
             "expert_cache_bytes": o.expert_cache,
+            "memory_bytes": self._memory_bytes(),
             "chunk": o.chunk,
             "tiers": list(o.tiers),
             "threads": o.threads,
@@ -188,6 +190,14 @@ class MoE:
             "qnn_profile": o.qnn_profile,
             "probes": probes.built,
         }
+
+    def _memory_bytes(self) -> dict[str, int]:
+        """Budgets of what grows while it runs (experts, the log), the largest sequence's keys and values, and other weights."""
+        all_bytes, files = self.package.all_experts_bytes, self.package.manifest["files"]
+        others = sum(entry["bytes"] for name, entry in files.items() if name.endswith(".bin") and not name.startswith(EXPERTS))
+        budget = self.options.expert_cache
+        experts = all_bytes if budget is None else min(budget, all_bytes)
+        return {"experts": experts, "weights": others, "kv": self.log.kv_bytes, "log": LOG_BYTES}
 
     def close(self) -> None:
         """Release threads and keys and values; write the profile where one was asked for."""
@@ -216,6 +226,9 @@ class MoE:
         finally:
             if keep_kv:
                 self._kept = sequence
+            elif sequence:
+                with self._stepping:
+                    self.engine.release(sequence)
 
     def _begin(self, ids: list[int], room: int, keep_kv: bool) -> Sequence:
         if not keep_kv or self._kept is None:

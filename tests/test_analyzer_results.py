@@ -19,8 +19,8 @@ from analyzer.records.reading import open_recording
 from analyzer.tables import store as tables_module
 from analyzer.tables.store import load
 from tests.test_analyzer_qnn import EXECUTE, Program
-from tests.test_analyzer_tables import NO_SEQ, llama, runtime
-from workloads.recordings import MAIN, PID, WORKER, Writer
+from tests.test_analyzer_tables import NO_SEQ, llama
+from workloads.recordings import MAIN, PID, WORKER, Writer, runtime
 
 SHARED = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

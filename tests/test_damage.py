@@ -13,28 +13,7 @@ from analyzer.questions import cached
 from analyzer.records.reading import Source, open_recording
 from analyzer.tables.store import load
 from moescope import plain
-from tests.test_analyzer_tables import runtime
-from tracer.recording import checksums
-from tracer.recording.drain import SlotFile
-from tracer.recording.format import STREAMS
-from workloads.recordings import Writer
-
-SEGMENT = 4
-"""Slots between two checksums of these recordings."""
-
-
-def write(folder: Path, writer: Writer, sealed: bool = True) -> Path:
-    """A recording with its checksums, as the drain writes them; not `sealed`: as if the tracer had been killed."""
-    writer.write(folder, checksums=checksums.METHOD)
-    for stream, parts in writer.slots.items():
-        (folder / f"{stream}.bin").unlink()
-        file = SlotFile(folder / f"{stream}.bin")
-        slots = np.concatenate([np.empty((0, STREAMS[stream]), np.uint8), *parts])
-        for begin in range(0, len(slots), SEGMENT):
-            file.append(slots[begin : begin + SEGMENT])
-            if sealed:
-                file.sums.seal()
-    return folder
+from workloads.recordings import Writer, runtime
 
 
 def damage(folder: Path) -> list[str]:
@@ -43,7 +22,7 @@ def damage(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("damage") / "whole", runtime(3))
+    return runtime(3).write_sealed(tmp_path_factory.mktemp("damage") / "whole")
 
 
 def test_a_whole_recording_has_no_damage(whole: Path) -> None:
@@ -74,7 +53,7 @@ def test_every_flipped_bit_is_found_in_the_file_that_holds_it(whole: Path, name:
 
 
 def test_damage_is_named_by_its_place_and_by_the_records_that_it_costs(tmp_path: Path) -> None:
-    folder = write(tmp_path / "run", Writer().add("token_begin", 9, ts=np.arange(9) * 10**9))
+    folder = Writer().add("token_begin", 9, ts=np.arange(9) * 10**9).write_sealed(tmp_path / "run")
     content = bytearray((folder / "events.bin").read_bytes())
     content[5 * 64 + 40] ^= 1
     (folder / "events.bin").write_bytes(content)
@@ -88,7 +67,7 @@ def test_damage_is_named_by_its_place_and_by_the_records_that_it_costs(tmp_path:
 
 
 def test_what_a_killed_tracer_left_says_that_its_end_has_no_checksum(tmp_path: Path) -> None:
-    folder = write(tmp_path / "run", Writer().add("token_begin", 9, ts=np.arange(9)), sealed=False)
+    folder = Writer().add("token_begin", 9, ts=np.arange(9)).write_sealed(tmp_path / "run", slots=0)
     assert damage(folder) == ["the last 9 records of events.bin have no checksum: the tracer did not end orderly"]
 
 
@@ -97,7 +76,7 @@ def test_recordings_older_than_checksums_are_read_without_a_word(tmp_path: Path)
 
 
 def test_every_reader_of_a_damaged_recording_is_warned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write(tmp_path / "run", runtime(3))
+    folder = runtime(3).write_sealed(tmp_path / "run")
     content = (folder / "events.bin").read_bytes()
     (folder / "events.bin").write_bytes(content[:-1] + b"\xff")
     for verb in ("phases", "steps", "summary"):  # the first makes the tables, the others find them made
@@ -109,7 +88,7 @@ def test_every_reader_of_a_damaged_recording_is_warned(tmp_path: Path, capsys: p
 
 
 def test_damaged_tables_and_summaries_are_made_again(tmp_path: Path) -> None:
-    folder = write(tmp_path / "run", runtime(3))
+    folder = runtime(3).write_sealed(tmp_path / "run")
     summary = cached.summary(folder)
     table, kept = folder / "tables" / "tokens.parquet", folder / "tables" / "summary.json"
     whole = table.read_bytes()

@@ -1,7 +1,10 @@
 """Conversations and generation settings as transformers reads them; one model in several hands."""
 
+import gc
 import json
 import re
+import tracemalloc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from runtime.models import read_family
 from runtime.package.convert import convert
 from runtime.package.demo_model import write_demo_model
 from runtime.package.tokens import ChatTemplate, read_tokenizer
+from runtime.step.attention import Sequence
 from runtime.step.sampling import Sampler, Sampling
 from runtime.telemetry import log
 from runtime.telemetry.probes import Phase
@@ -231,15 +235,43 @@ def test_a_tensor_that_nothing_would_use_and_numbers_that_are_none_are_named(mod
     assert not (tmp_path / "other").exists()
 
 
-def test_the_log_of_many_steps_keeps_the_newest_choices_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "ROUTING_BYTES", 100_000)
-    kept = log.RunLog()
-    for step in range(10_000):
-        kept.route(step, 0, np.zeros((1, 8), np.uint16), np.zeros((1, 8), np.float32))
-        assert kept.routing_bytes <= 100_000
-    assert kept.routing[-1][0] == 9_999
-    assert kept.routing_dropped + len(kept.routing) == 10_000
-    assert kept.routing[0][0] == kept.routing_dropped
+def test_the_log_of_many_steps_keeps_the_newest_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "ROUTING_BYTES", 400_000)
+    monkeypatch.setattr(log, "MOST_STEPS", 1000)
+    layers, most = 4, 400_000 + 1000 * log.STEP_BYTES
+    gc.collect()
+    tracemalloc.start()
+    kept, before = log.RunLog(), tracemalloc.get_traced_memory()[0]
+    for seq in range(10_000):
+        # As a decoded token comes: one array of all layers, and views of it.
+        experts, weights = np.zeros((layers, 1, 8), np.uint16), np.zeros((layers, 1, 8), np.float32)
+        for layer in range(layers):
+            kept.route(seq, layer, experts[layer], weights[layer])
+        kept.add(log.Step(seq, Phase.DECODE, 1, 10**6 + seq, 10**15 + seq, 10**15 + 2 * seq, 10**5 + seq))
+        if seq % 100 == 0:
+            assert tracemalloc.get_traced_memory()[0] - before < most
+    tracemalloc.stop()
+    assert kept.routing[-1][0] == kept.steps[-1].seq == 9_999
+    assert kept.routing_dropped + len(kept.routing) == 40_000
+    assert kept.steps_dropped + len(kept.steps) == kept.next_seq == kept.statistics()["steps"] == 10_000
+    assert len(kept.routing) > 300 and len(kept.steps) >= 500
+    assert kept.statistics()["decode_ns"] == sum(range(10_000))
+
+
+@pytest.mark.parametrize("keep_kv", [False, True])
+def test_an_abandoned_generator_frees_its_keys_and_values_and_one_may_be_kept(model: Path, keep_kv: bool) -> None:
+    with MoE.load(model) as moe:
+        sequences = weakref.WeakSet[Sequence]()
+        begin = moe.engine.begin_sequence
+        moe.engine.begin_sequence = lambda *args: sequences.add(sequence := begin(*args)) or sequence  # type: ignore[method-assign]
+        for ids in ([1] * 200, [2] * 400, [3] * 200):
+            abandoned = moe.generate(ids, 3, keep_kv=keep_kv)
+            next(abandoned)
+            next(abandoned)
+            assert sequences
+            del abandoned
+        gc.collect()
+        assert len(sequences) == keep_kv
 
 
 @pytest.mark.parametrize("length", [65, 129, 257])

@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from analyzer.records.observed import LEVELS, Gaps, clipped, level_gaps, token_g
 from analyzer.records.rows import Rows, Spans, combined
 from analyzer.records.schema import Columns, text
 from analyzer.records.spans import Marks, Pairs, in_time, numbered, pair, successors
-from tracer.recording.format import FIRST_DETAIL, STREAMS, Recording, RecordingError
+from tracer.recording.format import FIRST_DETAIL, STREAMS, Recording
 
 WITHIN_STEPS = ("graph", "op", "expert")
 """Kinds of spans that end before the next step begins, if it begins alone."""
@@ -30,10 +29,7 @@ BACKEND = np.array(BACKEND_NAMES.split(" "), object)
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
     """Open a recording for analysis; raises RecordingError on anything that is none, a damaged manifest included."""
-    try:
-        return Recording(path)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{Path(path)}/manifest.json is damaged ({error!r}); record again") from None
+    return Recording(path)
 
 
 def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:

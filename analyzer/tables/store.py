@@ -19,7 +19,7 @@ from analyzer.records.contents import BLOCK, EVER
 from analyzer.records.reading import Source, open_recording
 from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
 from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
-from moescope.plain import warn
+from moescope.plain import doubts, warn
 from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError
 
@@ -142,16 +142,16 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
 
 def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
     """Rows of each table of a recording. Tables are made and kept where they are not yet; none is loaded if they can be kept."""
-    load(run_dir, ())
-    try:
-        return {name: parquet.read_metadata(Path(run_dir) / "tables" / f"{name}.parquet").num_rows for name in TABLES}
-    except OSError:
-        return {name: len(table) for name, table in load(run_dir).items()}
+    tables = load(run_dir)
+    if tables.paths:
+        return {name: parquet.read_metadata(path).num_rows for name, path in tables.paths.items()}
+    return {name: len(table) for name, table in tables.items()}
 
 
 def _warn(folder: Path, damage: Iterable[str]) -> None:
     for line in damage:
         warn(f"{folder}: {line}")
+        doubts.append(str(folder))
 
 
 def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables | None:

@@ -181,6 +181,7 @@ def speak(
 
 def _report(model: "MoE", args: argparse.Namespace, tokens: "list[Token]", load_ns: int) -> None:
     from runtime.errors import RequestError
+    from runtime.units import show_bytes
 
     engine, facts = model.describe(), model.log.statistics()
     if args.log:
@@ -202,5 +203,11 @@ def _report(model: "MoE", args: argparse.Namespace, tokens: "list[Token]", load_
         f"{engine['backends']['prefill']}; {rate}; "
         f"expert hits {hits}, loads {sum(facts['loads'].values())}, evictions {facts['evictions']}"
         + (f"; prefetching {facts['prefetching']}" if facts["prefetching"] else ""),
+        file=sys.stderr,
+    )
+    memory = {name: show_bytes(size) for name, size in engine["memory_bytes"].items()}
+    print(
+        f"moescope: memory: experts up to {memory['experts']}, other weights {memory['weights']}, "
+        f"keys and values {memory['kv']}, log up to {memory['log']}",
         file=sys.stderr,
     )

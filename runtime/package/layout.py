@@ -76,7 +76,9 @@ class Package:
                 raise PackageError(f"{problem}: delete the folder and convert again")
             for key in ("files", "fingerprint", "subgraphs", "experts", "embedding", "precisions"):
                 manifest[key]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not all(isinstance(entry["bytes"], int) for entry in manifest["files"].values()):
+                raise TypeError("files: bytes are no number")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"{self.folder / MANIFEST} cannot be read ({error})"
             raise PackageError(f"{problem}: delete the folder and convert again") from None
         return manifest

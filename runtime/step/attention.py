@@ -43,6 +43,11 @@ class Sequence:
         self.rope = family.rope
         self.half_cos, self.half_sin = self.rope.table(self.capacity)
 
+    @property
+    def bytes(self) -> int:
+        """Memory of keys, values and states."""
+        return sum(array.nbytes for array in (*self.keys, *self.values, *chain(*self.states)))
+
     def restart(self) -> None:
         """Forget every token."""
         self.length, self.ids = 0, []
@@ -116,6 +121,9 @@ class PortableAttention:
         for layer in range(self.family.layers):
             self._graph(layer, sequence.capacity)
 
+    def release(self, sequence: Sequence) -> None:
+        """Nothing is held."""
+
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
         """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
         n, rows, past, family = len(hidden), self.rows, sequence.capacity, self.family
@@ -163,6 +171,11 @@ class FusedAttention:
         self._tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
         self._bindings = [self.bind(layer, sequence) for layer in range(self.family.layers)]
 
+    def release(self, sequence: Sequence) -> None:
+        """Hold the sequence's memory no longer."""
+        if self._bound_to and self._bound_to[0] is sequence:
+            self._bound_to, self._tables, self._bindings = None, {}, []
+
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
         """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
         out = np.empty_like(hidden)
@@ -208,9 +221,15 @@ class LatentAttention:
         self.graphs = [
             Graph(backend.session(attention_name(i), {}), log, Kind.ATTENTION, i, -1, backend.id, 0) for i in range(family.layers)
         ]
+        self._sequence: Sequence | None = None
 
     def prepare(self, sequence: Sequence) -> None:
         """Nothing is bound ahead."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Hold the sequence no longer."""
+        if self._sequence is sequence:
+            self._sequence = None
 
     def move_to(self, sequence: Sequence, end: int) -> None:
         """The next runs make the sequence `end` rows long."""
@@ -225,6 +244,7 @@ class LatentAttention:
 
     def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
         """The same over values of ONNX Runtime, behind `move_to`."""
+        assert self._sequence
         self._run(layer, hidden, out, self._sequence, self._sequence.end - n, n)
 
     def _run(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, sequence: Sequence, position: int, n: int) -> None:

@@ -92,9 +92,15 @@ class Engine:
         if tokens > self.family.context:
             raise RequestError(f"{tokens} tokens exceed the model's context of {self.family.context}: ask for fewer")
         sequence = Sequence(self.family, self._room(tokens), TYPES[self.options.kv_bits], self.kv_scales)
+        self.log.kv_bytes = max(self.log.kv_bytes, sequence.bytes)
         for placement in self.placements.values():
             placement.attention.prepare(sequence)
         return sequence
+
+    def release(self, sequence: Sequence) -> None:
+        """Let go of a sequence that no step will use again, so that its memory is freed."""
+        for holder in (*self._attentions.values(), *([self._tokens] if self._tokens else [])):
+            holder.release(sequence)
 
     def resume_sequence(self, kept: Sequence, ids: list[int], tokens: int) -> Sequence:
         """As `begin_sequence`, with the rows of `kept` that a prompt of `ids` begins with; its last token is never among them."""
@@ -123,7 +129,7 @@ class Engine:
             ids = [*sequence.ids, *ids]
             sequence.restart()
         phase = Phase.PREFILL if prompt or sequence.length == 0 else Phase.DECODE
-        step = Step(len(self.log.steps), phase, len(ids), sequence.length)
+        step = Step(self.log.next_seq, phase, len(ids), sequence.length)
         if self._prefetching:
             self._prefetching.step_begins(step)
         # Between the probes: the time of a tracer's trap is no part of the step.
@@ -134,7 +140,7 @@ class Engine:
             step.sampled = sampler.choose(logits)
         step.end_ns = monotonic_ns()
         probes.token_end(step.seq, step.sampled, step.end_ns)
-        self.log.steps.append(step)
+        self.log.add(step)
         cache = self.experts.cache
         self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched
         if self._prefetching:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from moescope.errors import UserError
+from moescope.plain import doubts
 from tracer.recording.checksums import digest
 
 SCHEMA_VERSION = 1
@@ -25,6 +26,11 @@ BUSY, DISCARD = 1 << 31, 1 << 30
 STREAMS = {"events": 64, "details": 256}
 FIRST_DETAIL = 64
 KIND_OFFSET = RING_HEADER_BYTES + 16
+SHAPE = {
+    dict: "machine model options step_latency sampling io engines qnn target records lost dropped cost layouts",
+    list: "clocks threads probes functions level_changes qnn_logs models",
+}
+"""Parts of the manifest that are objects, and those that are lists of objects."""
 
 
 class RecordingError(UserError):
@@ -67,6 +73,18 @@ def is_whole(content: dict[str, Any]) -> bool:
     return "checksum" not in content or sealed(content)["checksum"] == content["checksum"]
 
 
+def check_shape(path: Path, manifest: Any) -> None:
+    """Raise RecordingError where a part of the manifest is none of its kind."""
+    if not isinstance(manifest, dict):
+        raise RecordingError(f"{path}/manifest.json is no JSON object; record again")
+    for kind, keys in SHAPE.items():
+        for key in keys.split():
+            value = manifest.get(key)
+            rows = value if kind is list else value.values() if isinstance(value, dict) and key == "engines" else []
+            if value is not None and not (isinstance(value, kind) and all(isinstance(row, dict) for row in rows)):
+                raise RecordingError(f"{path}/manifest.json is damaged (at {key}); record again")
+
+
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Replace the manifest atomically: a reader sees the old or the new one, never half."""
     temporary = folder / "manifest.json.new"
@@ -98,17 +116,23 @@ class Recording:
             raise RecordingError(f"{self.path} is no recording: it has no manifest.json") from None
         except (ValueError, OSError, RecursionError) as error:
             raise RecordingError(f"{self.path}/manifest.json cannot be read: {error}") from None
-        self.is_whole = is_whole(self.manifest)
+        self.is_whole = isinstance(self.manifest, dict) and is_whole(self.manifest)
+        if not self.is_whole or "checksum" not in self.manifest:
+            doubts.append(str(self.path))
+        check_shape(self.path, self.manifest)
         version = self.manifest.get("schema_version")
         if version != SCHEMA_VERSION:
             raise RecordingError(
                 f"{self.path} has schema version {version}, this program reads {SCHEMA_VERSION}; "
                 "use the MoEScope release that wrote it, or record again"
             )
-        self.layouts = {
-            name: (layout["kind"], dtype_from_json(layout["fields"], layout["bytes"]))
-            for name, layout in self.manifest["layouts"].items()
-        }
+        try:
+            self.layouts = {
+                name: (int(layout["kind"]), dtype_from_json(layout["fields"], layout["bytes"]))
+                for name, layout in self.manifest["layouts"].items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RecordingError(f"{self.path}/manifest.json is damaged (layouts: {error!r}); record again") from None
 
     def slot_count(self, stream: str) -> int:
         """Whole slots of `events` or `details` that are on disk now."""
