@@ -13,7 +13,7 @@ import pandas as pd
 from analyzer.compare.attribution import charge
 from analyzer.questions import figures
 from analyzer.questions.experts import activations
-from analyzer.questions.groups import group_times, working
+from analyzer.questions.groups import group_times, pieces
 from analyzer.records.schema import COMPARED
 
 Tables = Mapping[str, pd.DataFrame]
@@ -105,7 +105,7 @@ def phase_metrics(facts: Facts) -> Iterator[Row]:
     steps = facts.steps
     if len(steps) == 0 or len(facts.tables["operators"]) == 0:
         return
-    spent = group_times(facts.tables, working(facts.tables)).reindex(steps.index, fill_value=0.0) / MS
+    spent = group_times(facts.tables, pieces(facts.tables)).reindex(steps.index, fill_value=0.0) / MS
     for phase, rows in spent.groupby(steps["phase"]):
         rows = rows.iloc[1:] if len(rows) > 1 else rows
         total = float(steps.loc[rows.index, "duration_ns"].median()) / MS

@@ -15,33 +15,11 @@ import pandas as pd
 
 from analyzer.imports.viewer_text import is_viewer_text, rows_of_text
 from analyzer.records.schema import conform
-from analyzer.tables.qnn.enums import EVENT_TYPES, RESOURCES
+from analyzer.tables.qnn.enums import CSV_TYPES, EVENT_TYPES, RESOURCES
 from tracer.recording.format import RecordingError
 
 COLUMNS = ("Msg Timestamp", "Message", "Time", "Unit of Measurement", "Timing Source", "Event Level", "Event Identifier")
 PREAMBLE_LINES = 64  # the viewer may say where the log came from before the header
-HTP_TYPES = {
-    "QNN (execute) time": 400,
-    "QNN (finalize) time": 300,
-    "RPC (execute) time": 3001,
-    "QNN accelerator (execute) time": 3002,
-    "Accelerator (execute) time (cycles)": 3003,
-    "Accelerator (execute) time": 3004,
-    "Num times yield occured": 3009,
-    "Time for initial VTCM acquire": 3010,
-    "Time for HVX + HMX power on and acquire": 3011,
-    "Accelerator (execute excluding wait) time": 3012,
-    "Number of HVX threads used": 8001,
-    "Accelerator (critical path execute) time (cycles)": 6001,
-    "Wait (Scheduler) time": 5001,
-    "Wait": 5001,
-    "Overlap time": 5002,
-    "Overlap": 5002,
-    "Overlap (wait) time": 5003,
-    "Overlap (wait)": 5003,
-    "Resources": 5004,
-}
-"""The backend's names of its own events: a CSV does not hold their numbers."""
 GENERIC_TYPES = {name: number for number, name in EVENT_TYPES.items() if number < 1000}
 UNITS = {"US": "us", "MICROSEC": "us", "CYCLES": "cycles", "BYTES": "bytes", "COUNT": "count", "OBJECT": "object"}
 UNKNOWN, NOT_AN_EXECUTE = -1, -1
@@ -63,7 +41,7 @@ class Imported:
 
 def type_of(message: str, name: str) -> int:
     """QNN's number of an event; -1 where its name has none."""
-    return HTP_TYPES.get(name.strip(), GENERIC_TYPES.get(message, UNKNOWN))
+    return CSV_TYPES.get(name.strip(), GENERIC_TYPES.get(message, UNKNOWN))
 
 
 def text_of(path: Path) -> str:
