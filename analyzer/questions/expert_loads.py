@@ -32,13 +32,18 @@ class Avoidance:
     won_ns: float
 
 
-def within_steps(tables: Tables) -> pd.DataFrame:
-    """Complete loads within steps, in order: as in `loads`, with `tier`, `again` (not the form's first load) and `compile_ns`."""
+def with_forms(tables: Tables) -> pd.DataFrame:
+    """Complete loads by begin: as in `loads`, with `tier` (of the run served) and `again` (not the form's first)."""
     moves = tables["loads"][(tables["loads"]["action"] == "load") & tables["loads"]["complete"]].sort_values("end_ns")
     runs = tables["experts"].sort_values("end_ns")[[*KEYS, "end_ns", "tier"]]
     served = pd.merge_asof(moves[["end_ns", *KEYS]], runs, on="end_ns", by=KEYS, direction="forward")
     moves = moves.assign(tier=served["tier"].fillna(0).astype(np.int64).to_numpy()).sort_values("begin_ns")
-    moves["again"] = moves.duplicated([*KEYS, "tier"])
+    return moves.assign(again=moves.duplicated([*KEYS, "tier"]))
+
+
+def within_steps(tables: Tables) -> pd.DataFrame:
+    """`with_forms` within steps, with `compile_ns` of each."""
+    moves = with_forms(tables)
     loads = moves[moves["token_id"] >= 0].reset_index(drop=True)
     return loads.assign(compile_ns=np.minimum(_compiling(tables, loads), loads["duration_ns"]))
 
