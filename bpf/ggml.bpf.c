@@ -159,18 +159,19 @@ static INLINE u64 sample_signature(struct traced *t, struct ggml_graph_view *hea
 /*
  * Whether a graph may have changed since it was last seen: its size, and the shapes of a sample of its nodes. Samples
  * differ from round to round, so that what one misses another sees; a change makes every operator's own signature count.
- * What was told of a changed graph holds for all samples: else the next rounds would find their own to be news.
+ * What was told of a changed graph holds for all samples: else the next rounds would find their own to be news. Each thread
+ * that leads a graph is told: it remembers by itself which nodes are given experts.
  */
 static INLINE u32 graph_is_news(struct traced *t, u64 graph, u64 round)
 {
 	struct ggml_graph_view head = {};
-	u32 at = t->rounds++ % SAMPLE_ROUNDS;
+	u32 at = t->rounds++ % SAMPLE_ROUNDS, tid = (u32)bpf_get_current_pid_tgid();
 
 	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
-	if (!is_news(graph + at, sample_signature(t, &head, round, at)))
+	if (!is_news_to(tid, graph + at, sample_signature(t, &head, round, at)))
 		return 0;
 	for (u32 i = 0; i < SAMPLE_ROUNDS; i++)
-		is_news(graph + i, sample_signature(t, &head, round, i));
+		is_news_to(tid, graph + i, sample_signature(t, &head, round, i));
 	return 1;
 }
 

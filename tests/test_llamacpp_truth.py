@@ -38,10 +38,10 @@ class Run:
     shape: Shape = SMALL
     part: int = 512
     call: str = "decode"
-    at_once: bool = False
+    threads_of: str = ""
 
     def environment(self) -> dict[str, str]:
-        return {"LLAMA_PART": str(self.part), "LLAMA_CALL": self.call}
+        return {"LLAMA_PART": str(self.part), "LLAMA_CALL": self.call, "LLAMA_THREADS_OF": self.threads_of}
 
 
 class Both:
@@ -53,10 +53,10 @@ class Both:
         batches = "/".join(",".join(map(str, mine)) for mine in run.batches)
         words = [str(folder / "model.gguf"), batches, str(NEW), str(PAUSE_S)]
         oracle, way = [sys.executable, str(PROGRAMS / "llama_oracle.py"), *words], run.environment()
-        done = subprocess.run(oracle, capture_output=True, text=True, check=True, env={**os.environ, **way})
+        alone = {**os.environ, **way, "LLAMA_THREADS_OF": ""}
+        done = subprocess.run(oracle, capture_output=True, text=True, check=True, env=alone)
         told = json.loads(done.stdout.splitlines()[-1])
         options = ["--no-views", "--levels", "token,graph,operator,expert", "-o", str(folder / "run")]
-        way |= {"LLAMA_AT_ONCE": "1"} if run.at_once else {}
         done = trace("run", *options, "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words, env=way)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1]) == told["made"]
@@ -77,7 +77,7 @@ class Both:
     def places(self) -> list[tuple[int, int]]:
         """(context, step) of each traced step: contexts take turns, or have a thread each, told by what it was fed first."""
         expected = self.expected()
-        if not self.run.at_once:
+        if self.run.threads_of != "contexts":
             rounds = range(max(map(len, expected)))
             return [(context, step) for step in rounds for context, mine in enumerate(expected) if step < len(mine)]
         tokens = self.tables["tokens"]
@@ -118,6 +118,8 @@ RUNS = {
     "llama": Run([[4]], DENSE["llama"]),
     "gemma2": Run([[4]], DENSE["gemma2"]),
     "two contexts in turns": Run([[20, 1, 7], [3, 200]], ONE, part=128),
+    "two contexts at once by llama_process": Run([[20, 1, 7], [3, 200, 4]], ONE, part=128, call="process", threads_of="contexts"),
+    "a thread for each step": Run([[20, 7], [3]], ONE, threads_of="steps"),
 }
 
 
@@ -186,6 +188,13 @@ def test_every_token_is_routed_to_the_experts_that_llama_cpp_used(both: Both) ->
     for (token, layer, _), experts in rows.items():
         seen.setdefault((token, layer), []).append(experts)
     assert seen == both.chosen()
+
+
+def test_contexts_with_a_thread_each_take_their_steps_at_the_same_time(both: Both) -> None:
+    tokens, threads = both.tables["tokens"].sort_values("begin_ns"), both.tables["tokens"]["tid"].nunique()
+    assert threads == {"": 1, "contexts": len(both.run.batches), "steps": len(tokens)}[both.run.threads_of]
+    overlaps = (tokens["begin_ns"].shift(-1) < tokens["end_ns"]).sum()
+    assert overlaps > NEW / 3 if both.run.threads_of == "contexts" else overlaps == 0
 
 
 def test_the_tables_name_each_operator_on_as_many_rows_as_threads_took_part(both: Both) -> None:

@@ -193,6 +193,18 @@ def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.nda
     answer[missing] = np.where(ts < np.append(right[2], 0)[row], row, NONE)
 
 
+def shared(owner: np.ndarray, work: np.ndarray, ts: np.ndarray, lasts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """The span of each row; one without (-1) takes that of a row of the same work, if it lasts at its time.
+
+    `lasts` are the spans' begins and ends.
+    """
+    known = np.flatnonzero(owner >= 0)
+    known = known[numbered(work[known], owner[known])[1]]
+    span, row = owner[known], np.where(owner >= 0, 0, NONE)
+    lasting((work[known], lasts[0][span], lasts[1][span]), (work, ts), row)
+    return np.where(owner >= 0, owner, np.append(span, NONE)[row])
+
+
 def in_groups(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """Row numbers group by group, each in order of time; among equal times as they lie."""
     return np.lexsort((ts, group))

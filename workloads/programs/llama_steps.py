@@ -4,7 +4,8 @@ BATCHES are the sizes of the first steps (20,1,7; the prompt's alone where it is
 Several lists (20,1/7,12) are those of as many contexts of the model, which take their steps in turns.
 Environment variables: LLAMA_THREADS, otherwise 2; LLAMA_PART, how many tokens a graph takes at most, otherwise 512;
 LLAMA_CALL, the names of CALLS by which the first steps are taken, the last of them by all others, otherwise decode;
-LLAMA_AT_ONCE, each context has a thread of its own, and these begin their steps together (as many in each).
+LLAMA_THREADS_OF: contexts, each has a thread of its own, and these begin their steps together (as many in each); or steps, each
+has a thread of its own.
 
 Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
@@ -18,6 +19,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from threading import Barrier, Thread
@@ -108,6 +111,15 @@ class Context:
             time.sleep(pause)
 
 
+def run_together(calls: list[Callable[[], None]]) -> None:
+    """Run each call in a thread of its own."""
+    threads = [Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[list[int]], pause: float) -> list[int]:
     """Tokens that the model makes in each context, context by context; each has its list of batches."""
     head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
@@ -116,19 +128,15 @@ def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[list[int]]
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
     contexts = [Context(lib, model, params) for _ in batches]
-    if "LLAMA_AT_ONCE" in os.environ:
+    threads_of = os.environ.get("LLAMA_THREADS_OF")
+    if threads_of == "contexts":
         begin = Barrier(len(batches))
-        threads = [
-            Thread(target=context.take, args=(mine, pause, begin)) for context, mine in zip(contexts, batches, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together([partial(context.take, mine, pause, begin) for context, mine in zip(contexts, batches, strict=True)])
     else:
         for sizes in zip_longest(*batches):
             for context, size in zip(contexts, sizes, strict=True):
-                context.take([size] if size else [], pause, Barrier(1))
+                step = partial(context.take, [size] if size else [], pause, Barrier(1))
+                run_together([step]) if threads_of == "steps" else step()
     return [token for context in contexts for token in context.made]
 
 
