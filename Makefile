@@ -1,6 +1,7 @@
 # make run          everything needed, then the main job: trace the bundled demo
 # make test         everything needed, then all tests
 # make vm-test      the tracer on other kernels and the other architecture, in guests that QEMU emulates
+# make fuzz         damaged input for every verb that reads; CASES=10000 of each kind
 # make lint         what the code must pass before that
 # make wheel        a source archive and the wheels for x86-64 and arm64, in dist/
 # make constraints  the newest releases of what is used, tried by nobody yet, into constraints.txt
@@ -17,7 +18,7 @@ CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
-.PHONY: run test vm-test lint results setup build headers doctor wheel constraints clean
+.PHONY: run test vm-test fuzz lint results setup build headers doctor wheel constraints clean
 
 run: setup
 	@echo "== tracing the bundled demo"
@@ -31,6 +32,9 @@ test: setup build/.apt-cross
 # The guests of tests/vm/guests.toml, one after the other; ARCH=arm64, KERNEL=6.1 choose some, QUICK=1 the short rungs of a few.
 vm-test: setup build/.apt-vm
 	$(PY) -m tests.vm.guest $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)) $(if $(QUICK),--quick)
+
+fuzz: setup
+	nice $(PY) -m benchmarks.fuzz --cases $(or $(CASES),1000) --keep build/fuzz
 
 lint: setup
 	$(VENV)/bin/ruff check .

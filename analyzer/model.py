@@ -1,23 +1,16 @@
 """A Hugging Face config as the shapes a roofline needs: attention, feed-forward and bytes per weight of every layer."""
 
 import json
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from analyzer.errors import PredictError
 
-ALIASES = {
-    "experts": ("num_experts", "num_routed_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"),
-    "top_k": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_top_k", "moe_k"),
-    "shared": ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
-    "shared_width": ("shared_expert_intermediate_size", "shared_intermediate_size"),
-    "dense_width": ("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size"),
-    "expert_width": ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "intermediate_size"),
-    "dense_first": ("first_k_dense_replace", "moe_layer_start_index"),
-}
-"""What we call a field → its names in configs, the first one present wins."""
-
+FIELDS = tomllib.loads(Path(__file__).with_name("model.toml").read_text(encoding="utf-8"))
+ALIASES: dict[str, list[str]] = FIELDS["aliases"]
+NOT_MODELLED: dict[str, str] = FIELDS["not_modelled"]
 BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.5, "mxfp4": 4.25}
 """Storage bits of a weight. int4: groups of 32 with a 16-bit scale; mxfp4: blocks of 32 with an 8-bit scale."""
 
@@ -25,26 +18,6 @@ GATED_FAMILIES = ("qwen3_next", "qwen3_5")
 """Model types whose attention has an output gate that the config need not mention."""
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-
-
-NOT_MODELLED = {
-    "attention_chunk_size": "attention within chunks",
-    "compress_ratios": "attention to a compressed cache",
-    "conv_L_cache": "convolution layers",
-    "cross_attention_layers": "cross-attention",
-    "hybrid_override_pattern": "state-space layers",
-    "layers_block_type": "state-space or recurrent layers",
-    "linear_attn_config": "linear attention with a decay for each channel",
-    "mamba_d_state": "state-space layers",
-    "moba_chunk_size": "attention to chosen blocks",
-    "attn_type_list": "lightning attention",
-    "num_kv_shared_layers": "layers that share a KV cache",
-    "sparse_attention_config": "attention to chosen blocks",
-    "sparse_config": "attention to chosen blocks",
-    "ssm_state_size": "state-space layers",
-    "state_size": "state-space layers",
-}
-"""Fields of a config that change what a step computes in a way that no formula here covers, and what they stand for."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +136,7 @@ class Fields:
 
     def number(self, name: str, default: int | None = None) -> int:
         """A field, by our name or the config's own."""
-        names = ALIASES.get(name, (name,))
+        names = ALIASES.get(name, [name])
         value = next((self.values[n] for n in names if self.values.get(n) is not None), default)
         if value is None:
             raise PredictError(f"{self.path}: field {' or '.join(names)} is missing: add it, or give another model's config.json")
@@ -173,7 +146,7 @@ class Fields:
 
     def has(self, name: str) -> bool:
         """Whether any of its names is there with a value other than 0."""
-        return any(self.values.get(n) for n in ALIASES.get(name, (name,)))
+        return any(self.values.get(n) for n in ALIASES.get(name, [name]))
 
 
 def read_config(path: Path) -> Model:

@@ -16,7 +16,7 @@ from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import single
 from runtime.moe import MoE
 from runtime.package.convert import PackageFormat, convert
-from workloads.perplexity import negative_log_likelihoods, windows
+from runtime.prepare.perplexity import losses
 
 PRECISIONS = ("32", "16", "8", "8/64", "4", "4/64", "4a", "4/16", "4+4", "4a+4")
 
@@ -50,9 +50,9 @@ def precise(model_folder: Path, name: str, text: str, args: argparse.Namespace) 
         ids = model.encode(text)
         middle = max(0, (len(ids) - args.tokens) // 2)
         ids = ids[middle : middle + args.tokens]
-        losses = [negative_log_likelihoods(model, part) for part in windows(ids, args.window)]
+        lost = losses(model.engine, ids, args.window, args.window - 1)
         model.close()
-        return np.concatenate(losses), package.expert_bytes
+        return lost, package.expert_bytes
 
 
 def main() -> None:
@@ -65,11 +65,11 @@ def main() -> None:
     args = parser.parse_args()
     report, text, best = Report("quality", args), args.text.read_text(encoding="utf-8"), 0.0
     for name in dict.fromkeys(["32", *args.precisions]):
-        losses, expert_bytes = precise(args.model, name, text, args)
-        perplexity = float(np.exp(losses.mean()))
+        lost, expert_bytes = precise(args.model, name, text, args)
+        perplexity = float(np.exp(lost.mean()))
         best = best or perplexity
-        report.add(f"perplexity, {name}", "", single(perplexity, len(losses)))
-        report.add(f"perplexity, {name}: more", "%", single(100 * (perplexity / best - 1), len(losses)), against="32 bits")
+        report.add(f"perplexity, {name}", "", single(perplexity, len(lost)))
+        report.add(f"perplexity, {name}: more", "%", single(100 * (perplexity / best - 1), len(lost)), against="32 bits")
         report.add(f"bytes of an expert, {name}", "B", single(expert_bytes))
     report.finish()
 

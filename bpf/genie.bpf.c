@@ -37,7 +37,7 @@ UPROBE(genie_query_end)
 UPROBE(genie_create_begin)
 {
 	keep_args(CALL_GENIE_CREATE, ARG2(ctx), 0, 0, 0);
-	return graph_begin(ctx, ENGINE_GENIE, 0, GENIE_CREATE, BACKEND_UNKNOWN);
+	return graph_begin(ctx, ENGINE_GENIE, 0, GENIE_CREATE, BACKEND_UNKNOWN, 0);
 }
 
 UPROBE(genie_create_end)
@@ -55,7 +55,7 @@ UPROBE(genie_create_end)
 static INLINE int genie_call_begin(struct pt_regs *ctx, u32 type)
 {
 	keep_args(CALL_GENIE_OTHER, ARG1(ctx), 0, 0, 0);
-	return graph_begin(ctx, ENGINE_GENIE, ARG1(ctx), type, BACKEND_UNKNOWN);
+	return graph_begin(ctx, ENGINE_GENIE, ARG1(ctx), type, BACKEND_UNKNOWN, 0);
 }
 
 /* GenieDialog_free(dialog) */

@@ -159,19 +159,52 @@ static INLINE u64 sample_signature(struct traced *t, struct ggml_graph_view *hea
 /*
  * Whether a graph may have changed since it was last seen: its size, and the shapes of a sample of its nodes. Samples
  * differ from round to round, so that what one misses another sees; a change makes every operator's own signature count.
- * What was told of a changed graph holds for all samples: else the next rounds would find their own to be news.
+ * What was told of a changed graph holds for all samples: else the next rounds would find their own to be news. Each thread
+ * that leads a graph is told: it remembers by itself which nodes are given experts.
  */
 static INLINE u32 graph_is_news(struct traced *t, u64 graph, u64 round)
 {
 	struct ggml_graph_view head = {};
-	u32 at = t->rounds++ % SAMPLE_ROUNDS;
+	u32 at = t->rounds++ % SAMPLE_ROUNDS, tid = (u32)bpf_get_current_pid_tgid();
 
 	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
-	if (!is_news(graph + at, sample_signature(t, &head, round, at)))
+	if (!is_news_to(tid, graph + at, sample_signature(t, &head, round, at)))
 		return 0;
 	for (u32 i = 0; i < SAMPLE_ROUNDS; i++)
-		is_news(graph + i, sample_signature(t, &head, round, i));
+		is_news_to(tid, graph + i, sample_signature(t, &head, round, i));
 	return 1;
+}
+
+#define FIRST_NODES 8 /* models with a state prepare it before they look tokens up */
+#define INP_TOKE 0x656b6f745f706e69ULL
+#define NS 0x736eULL
+
+/* Whether a tensor is that of the tokens to look up, "inp_tokens". */
+static INLINE bool is_tokens(struct ggml_tensor_view *tensor)
+{
+	u64 name[2] = {};
+
+	bpf_probe_read_user(name, sizeof(name), tensor->name);
+	return name[0] == INP_TOKE && (name[1] & 0xFFFFFF) == NS;
+}
+
+/* Tokens that a graph looks up in the embedding: one of its first nodes reads them; 0: none does. */
+static INLINE u32 tokens_looked_up(u64 graph)
+{
+	struct ggml_graph_view head = {};
+
+	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
+#pragma unroll
+	for (u32 i = 0; i < FIRST_NODES; i++) {
+		struct ggml_tensor_view *node = (void *)read_u64(head.nodes + 8 * i), *ids;
+
+		if (i >= (u32)head.n_nodes)
+			return 0;
+		ids = (void *)read_u64((u64)&node->src[1]);
+		if (ids && is_tokens(ids))
+			return read_u64((u64)&ids->ne[0]);
+	}
+	return 0;
 }
 
 #define MOST_SITES 2048 /* enough to learn from; user space looks at each */
@@ -216,7 +249,7 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 	for (u32 i = 0; s->blind && i < FRAME_PLACES; i++)
 		t->counted[i] = 0;
 	t->news = (s->operators || s->experts) && graph_is_news(t, graph, s->round);
-	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend);
+	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend, tokens_looked_up(graph));
 }
 
 /*

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Graphs: what an engine hands to a backend in one piece. */
 
-static INLINE int graph_begin(void *ctx, u8 engine, u64 handle, u32 type, u32 backend)
+static INLINE int graph_begin(void *ctx, u8 engine, u64 handle, u32 type, u32 backend, u32 n_tokens)
 {
 	RECORD(rec_graph_begin, r);
 
@@ -11,7 +11,8 @@ static INLINE int graph_begin(void *ctx, u8 engine, u64 handle, u32 type, u32 ba
 	r->type = type;
 	r->layer = r->expert = -1;
 	r->backend = backend;
-	r->n_tokens = r->tier = 0;
+	r->n_tokens = n_tokens;
+	r->tier = 0;
 	submit(ctx, r);
 	return 0;
 }

@@ -110,7 +110,7 @@ struct call_spec {
 struct place_key {
 	u64 address;
 	u32 pid;
-	u32 pad;
+	u32 tid; /* 0: whichever thread */
 };
 
 /* A page fault or a read that a thread is in. */
@@ -494,15 +494,20 @@ static INLINE void stop_target(void)
 }
 
 /* True where what stands at this address of this process has not been described yet, or is something else by now. */
-static INLINE bool is_news(u64 address, u64 signature)
+static INLINE bool is_news_to(u32 tid, u64 address, u64 signature)
 {
-	struct place_key key = {address, bpf_get_current_pid_tgid() >> 32, 0};
+	struct place_key key = {address, bpf_get_current_pid_tgid() >> 32, tid};
 	u64 *known = map_lookup(MAP(described), &key);
 
 	if (known && *known == signature)
 		return false;
 	map_update(MAP(described), &key, &signature);
 	return true;
+}
+
+static INLINE bool is_news(u64 address, u64 signature)
+{
+	return is_news_to(0, address, signature);
 }
 
 static INLINE void keep_args(u8 call, u64 a, u64 b, u64 c, u64 d)

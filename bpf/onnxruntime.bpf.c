@@ -108,7 +108,7 @@ static INLINE void send_session(void *ctx, u64 handle, u64 path, u64 bytes, u32 
 static INLINE int ort_create_begin(void *ctx, u64 path, u64 bytes, u64 out)
 {
 	keep_args(CALL_ORT_CREATE, path, bytes, out, 0);
-	return graph_begin(ctx, ENGINE_ONNXRUNTIME, 0, ORT_CREATE_SESSION, BACKEND_UNKNOWN);
+	return graph_begin(ctx, ENGINE_ONNXRUNTIME, 0, ORT_CREATE_SESSION, BACKEND_UNKNOWN, 0);
 }
 
 /* CreateSession(env, path, options, out) */
@@ -156,7 +156,7 @@ UPROBE(ort_create_session_end)
 static INLINE int session_begin(void *ctx, u8 call, u32 type, u64 session)
 {
 	keep_args(call, session, 0, 0, 0);
-	return graph_begin(ctx, ENGINE_ONNXRUNTIME, session, type, BACKEND_UNKNOWN);
+	return graph_begin(ctx, ENGINE_ONNXRUNTIME, session, type, BACKEND_UNKNOWN, 0);
 }
 
 static INLINE int session_end(void *ctx, u8 call, u64 status)

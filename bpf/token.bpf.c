@@ -60,8 +60,8 @@ struct llama_batch_head {
 	u64 pos;
 };
 
-/* int llama_decode(struct llama_context *, struct llama_batch) */
-UPROBE(llama_decode_begin)
+/* A step of the batch that stands behind a call's return address, or on arm64 where its second argument points. */
+static INLINE int llama_batch_begin(struct pt_regs *ctx, u32 phase)
 {
 	struct llama_batch_head batch = {};
 	u32 position = ~0U;
@@ -69,22 +69,36 @@ UPROBE(llama_decode_begin)
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 	bpf_probe_read_user(&batch, sizeof(batch), (void *)ARG2(ctx)); /* large aggregates go by reference */
 #else
-	bpf_probe_read_user(&batch, sizeof(batch), (void *)(STACK(ctx) + 8)); /* behind the return address */
+	bpf_probe_read_user(&batch, sizeof(batch), (void *)(STACK(ctx) + 8));
 #endif
 	if (batch.pos)
 		bpf_probe_read_user(&position, sizeof(position), (void *)batch.pos);
-	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, batch.n_tokens, position);
+	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, phase, batch.n_tokens, position);
 }
 
-/* int32_t llama_process(struct llama_context *, enum llama_process_type, struct llama_batch_ext *): the batch is opaque */
+/* int llama_decode(struct llama_context *, struct llama_batch) */
+UPROBE(llama_decode_begin)
+{
+	return llama_batch_begin(ctx, PHASE_UNKNOWN);
+}
+
+/* int32_t llama_encode(struct llama_context *, struct llama_batch): what is encoded is a prompt */
+UPROBE(llama_encode_begin)
+{
+	return llama_batch_begin(ctx, PHASE_PREFILL);
+}
+
+#define LLAMA_PROCESS_TYPE_ENCODE 0
+
+/*
+ * int32_t llama_process(struct llama_context *, enum llama_process_type, struct llama_batch_ext *): the batch is opaque, its
+ * graphs tell how many tokens they look up.
+ */
 UPROBE(llama_process_begin)
 {
-	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, 0, ~0U);
-}
+	u32 phase = (u32)ARG2(ctx) == LLAMA_PROCESS_TYPE_ENCODE ? PHASE_PREFILL : PHASE_UNKNOWN;
 
-UPROBE(llama_process_end)
-{
-	return token_end(ctx, ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx));
+	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, phase, 0, ~0U);
 }
 
 UPROBE(llama_decode_end)

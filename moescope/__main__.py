@@ -18,7 +18,7 @@ GROUPS = {
     "Look": "open top report profdag trace write queries export",
     "Compare": "compare compare-commands history regression",
     "Predict": "predict simulate pareto steps kernels quantization device ceilings prompts",
-    "Runtime": "generate chat bench convert tune train-predictor inspect demo-model",
+    "Runtime": "generate chat bench perplexity convert tune train-predictor inspect demo-model",
 }
 
 

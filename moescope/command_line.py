@@ -6,7 +6,9 @@ A verb is a module `ROOM/commands/VERB.py` with `prepare_parser(parser)` and `ru
 
 import argparse
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,11 +16,12 @@ from typing import Any, NoReturn
 
 from moescope.calling import as_called
 from moescope.errors import UserError
-from moescope.plain import one_line
+from moescope.plain import doubts, one_line
 
 GOOD, WRONG_USE, INTERRUPTED = 0, 2, 130
 OWN_PACKAGES = ("moescope", "tracer", "analyzer", "views", "runtime")
 VERB_WIDTH = 18
+ANSWER_S = 1.0  # an error so soon after Ctrl-C is its consequence
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,16 @@ class Program:
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run the verb that the words begin with; returns the exit code."""
-        words = list(sys.argv[1:] if argv is None else argv)
+        if argv is not None or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return self.dispatch(list(sys.argv[1:] if argv is None else argv))
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            return self.dispatch(sys.argv[1:])
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own end would answer with a traceback
+
+    def dispatch(self, words: list[str]) -> int:
+        """The same, of words that are given."""
         name = words[0] if words else ""
         if name in self.verbs:
             return guarded(self.label, lambda: run(self.verbs[name], f"{self.prog} {name}", words[1:]))
@@ -141,6 +153,15 @@ def parser_of(module: Any, prog: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
+def interrupt(*_: object) -> None:
+    """Ctrl-C: what it meets may answer with an error of its own, as the import of C code does."""
+    interrupts.append(time.monotonic())
+    raise KeyboardInterrupt
+
+
+interrupts: list[float] = []
+
+
 def guarded(label: str, action: Callable[[], int | None]) -> int:
     """The action's exit code; what a user can cause becomes one line on standard error."""
     try:
@@ -158,6 +179,12 @@ def guarded(label: str, action: Callable[[], int | None]) -> int:
         return GOOD
     except OSError as error:
         reason = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+    except Exception as error:
+        if interrupts and time.monotonic() - interrupts[-1] < ANSWER_S:
+            return INTERRUPTED
+        if not doubts:
+            raise
+        reason = f"{doubts[-1]} cannot be read: it is damaged, or from elsewhere ({type(error).__name__}: {error})"
     print(f"{label}: {one_line(as_called(reason))}", file=sys.stderr)
     return WRONG_USE
 

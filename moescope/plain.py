@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import cache
 from typing import Any, TextIO
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -32,6 +33,16 @@ def one_line(message: Any) -> str:
 def print_plain(line: Any, file: TextIO | None = None) -> None:
     """Print a line that holds names from outside."""
     print(plain_text(line), file=file)
+
+
+doubts: list[str] = []
+"""What was read and may not be as it was written: what goes wrong with it is no bug."""
+
+
+@cache
+def warn(line: str) -> None:
+    """Say on standard error what does not stop the work; the same line once."""
+    print(f"warning: {one_line(line)}", file=sys.stderr)
 
 
 def _shown(found: re.Match[str]) -> str:

@@ -8,6 +8,7 @@ VERBS = {
     "generate": "generate text with a Mixture-of-Experts model on CPU and NPU",
     "chat": "talk with a model",
     "bench": "measure prefill and decode speed, as llama-bench",
+    "perplexity": "measure how well a model predicts a text",
     "convert": "convert a Hugging Face model into a package of subgraphs",
     "tune": "measure what runs fastest where, for placement by itself",
     "train-predictor": "learn which experts a model chooses, for prefetching",

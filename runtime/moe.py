@@ -1,11 +1,13 @@
 """The interface: load a model, generate text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from runtime.backends.instruction_sets import instruction_set
@@ -14,14 +16,15 @@ from runtime.cache_rules.forms import HTP
 from runtime.errors import ModelError, RequestError
 from runtime.package.convert import Progress, open_or_convert
 from runtime.package.demo_model import TEXT
-from runtime.package.layout import Package
-from runtime.package.tokens import Message, chat_ids, further_end_ids, read_tokenizer
+from runtime.package.layout import EXPERTS, Package
+from runtime.package.tokens import ChatTemplate, Message, further_end_ids, read_tokenizer
 from runtime.placement.options import Options
 from runtime.placement.table import resolve
+from runtime.step.attention import Sequence
 from runtime.step.engine import Engine
-from runtime.step.sampling import Sampler, Sampling
+from runtime.step.sampling import Sampler, Sampling, log_probabilities
 from runtime.telemetry import probes, profile
-from runtime.telemetry.log import RunLog, Step
+from runtime.telemetry.log import LOG_BYTES, RunLog, Step
 from runtime.telemetry.probes import Phase
 from runtime.telemetry.profile import Timers
 from runtime.units import parse_budget
@@ -32,11 +35,17 @@ CALIBRATED_ON = 256
 
 @dataclass(frozen=True)
 class Token:
-    """A generated token: its id, the text it completes, and the step that chose it."""
+    """A generated token: its id, the text it completes, and the step that chose it.
+
+    logprob: its natural log probability by the model's own logits, before any setting of sampling; top: (id, log probability) of
+    the likeliest tokens. Both only where asked for.
+    """
 
     id: int
     text: str
     step: Step
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class TextStream:
@@ -63,7 +72,9 @@ class MoE:
 
     def __init__(self, package: Package, options: Options):
         probes.warn_if_missing()
-        self._stepping = Lock()
+        # Reentrant: collecting garbage within a step may end an abandoned generator.
+        self._stepping = RLock()
+        self._kept: Sequence | None = None
         self.package, self.log = package, RunLog(timers=Timers() if options.profile else None)
         self.options, costs = resolve(options, package)
         self.tokenizer = read_tokenizer(package.folder)
@@ -82,12 +93,16 @@ class MoE:
     ) -> "MoE":
         """Open the model folder or package at `path`, converting it first where needed.
 
+        `expert_cache`: bytes, `1.5MiB`, `25%` of all experts, or `all`, as None.
         `options`: fields of Options; tiers, chunk and soc are those that the package was compiled for, where they are not given.
         """
-        budget = parse_budget(expert_cache) if isinstance(expert_cache, str) else expert_cache
-        Options(expert_cache=budget, **options)  # a wrong option shall not wait for a conversion
+
+        def budget(whole_bytes: int) -> int | None:
+            return parse_budget(expert_cache, whole_bytes) if isinstance(expert_cache, str) else expert_cache
+
+        Options(expert_cache=budget(0), **options)  # a wrong option shall not wait for a conversion
         opened = open_or_convert(Path(path), Path(package) if package else None, progress)
-        return cls(opened, Options(expert_cache=budget, **(opened.compiled_for | options)))
+        return cls(opened, Options(expert_cache=budget(opened.all_experts_bytes), **(opened.compiled_for | options)))
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a prompt."""
@@ -95,6 +110,14 @@ class MoE:
         if not ids:
             raise RequestError("the prompt is empty: give at least one character")
         return ids
+
+    def apply_chat_template(self, messages: list[Message], **options: Any) -> list[int]:
+        """Ids of messages {role, content} for the model's answer; `options` as for transformers' method of this name."""
+        return self._chat_template.ids(messages, **options)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        return ChatTemplate(self.package.folder)
 
     def generate(
         self,
@@ -105,12 +128,18 @@ class MoE:
         top_p: float = 1.0,
         seed: int = 0,
         ignore_end: bool = False,
-        stop: str | Sequence[str] = (),
+        stop: str | Iterable[str] = (),
+        keep_kv: bool = False,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        logprobs: int | None = None,
     ) -> Iterator[Token]:
         """Yield tokens until the end token (which is not yielded), the limit, or a text of `stop`, which is left out.
 
         prompt: text, ids, or messages {role, content} for the model's chat template. Generators may
-        run in several threads: their steps take turns.
+        run in several threads: their steps take turns. keep_kv: keys and values stay for the next call with keep_kv, which
+        computes of its prompt only what comes behind the beginning that both share. logprobs: give every token's log
+        probability, and those of so many of the likeliest. Settings of sampling are those of transformers.
         """
         ids = self._ids(prompt)
         if not ids or min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
@@ -123,15 +152,17 @@ class MoE:
         if len(ids) + max_new_tokens > context:
             length = f"a prompt of {len(ids)} tokens plus {max_new_tokens} new ones"
             raise RequestError(f"{length} exceeds the model's context of {context}: ask for less")
-        sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
-        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end)
+        if logprobs is not None and logprobs < 0:
+            raise RequestError("logprobs must be 0 or more")
+        sampler = Sampler(Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty), ids)
+        tokens = self._steps(ids, max_new_tokens, sampler, ignore_end, keep_kv, logprobs)
         return until(tokens, (stop,) if isinstance(stop, str) else tuple(stop)) if stop else tokens
 
     def _ids(self, prompt: str | list[int] | list[Message]) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
         if prompt and isinstance(prompt[0], dict):
-            return chat_ids(self.package.folder, prompt)  # type: ignore[arg-type]
+            return self.apply_chat_template(prompt)  # type: ignore[arg-type]
         return list(prompt)  # type: ignore[arg-type]
 
     def __enter__(self) -> "MoE":
@@ -151,6 +182,7 @@ class MoE:
             "hidden": family.hidden,
             "backends": labels,
             "expert_cache_bytes": o.expert_cache,
+            "memory_bytes": self._memory_bytes(),
             "chunk": o.chunk,
             "tiers": list(o.tiers),
             "threads": o.threads,
@@ -159,24 +191,50 @@ class MoE:
             "probes": probes.built,
         }
 
+    def _memory_bytes(self) -> dict[str, int]:
+        """Budgets of what grows while it runs (experts, the log), the largest sequence's keys and values, and other weights."""
+        all_bytes, files = self.package.all_experts_bytes, self.package.manifest["files"]
+        others = sum(entry["bytes"] for name, entry in files.items() if name.endswith(".bin") and not name.startswith(EXPERTS))
+        budget = self.options.expert_cache
+        experts = all_bytes if budget is None else min(budget, all_bytes)
+        return {"experts": experts, "weights": others, "kv": self.log.kv_bytes, "log": LOG_BYTES}
+
     def close(self) -> None:
-        """Release threads; write the profile where one was asked for."""
+        """Release threads and keys and values; write the profile where one was asked for."""
         self.engine.close()
+        self._kept = None
         if self.options.profile and self.log.timers:
             npu = self.engine.backends.get(HTP)
             profile.write(self.log.timers, self.options.profile, npu.label if npu else "no NPU")
             self.log.timers = None
 
-    def _steps(self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool) -> Iterator[Token]:
-        stream, sequence = TextStream(self.tokenizer), None
-        for _ in range(limit):
-            with self._stepping:
-                sequence = sequence or self.engine.begin_sequence(len(ids) + limit)
-                step, _ = self.engine.step(sequence, ids, sampler)
-            if step.sampled in self.end_ids and not ignore_end:
-                return
-            yield Token(step.sampled, stream.add(step.sampled), step)
-            ids = [step.sampled]
+    def _steps(
+        self, ids: list[int], limit: int, sampler: Sampler, ignore_end: bool, keep_kv: bool, logprobs: int | None
+    ) -> Iterator[Token]:
+        stream, sequence, room = TextStream(self.tokenizer), None, len(ids) + limit
+        try:
+            for i in range(limit):
+                with self._stepping:
+                    running, sequence = sequence or self._begin(ids, room, keep_kv), None
+                    step, logits = self.engine.step(running, ids[running.length :] if i == 0 else ids, sampler, prompt=i == 0)
+                    sequence = running  # a step that was interrupted leaves no sequence to go on with
+                if step.sampled in self.end_ids and not ignore_end:
+                    return
+                likely = () if logprobs is None else likeliest(logits, step.sampled, logprobs)
+                yield Token(step.sampled, stream.add(step.sampled), step, *likely)
+                ids = [step.sampled]
+        finally:
+            if keep_kv:
+                self._kept = sequence
+            elif sequence:
+                with self._stepping:
+                    self.engine.release(sequence)
+
+    def _begin(self, ids: list[int], room: int, keep_kv: bool) -> Sequence:
+        if not keep_kv or self._kept is None:
+            return self.engine.begin_sequence(room)
+        kept, self._kept = self._kept, None
+        return self.engine.resume_sequence(kept, ids, room)
 
     def _kv_scales(self) -> Scales:
         """Scales of 8-bit keys and values: the package's, or measured once on the text that comes with the runtime."""
@@ -191,6 +249,12 @@ class MoE:
             scales = Scales.of_rows(sequence.keys, sequence.values)
             scales.save(self.package)
         return scales
+
+
+def likeliest(logits: np.ndarray, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Log probability of a token by logits [V], and the likeliest `count` tokens with theirs."""
+    logs = log_probabilities(logits)
+    return float(logs[token]), tuple((int(i), float(logs[i])) for i in np.argsort(-logs, kind="stable")[:count])
 
 
 def until(tokens: Iterator[Token], stop: tuple[str, ...]) -> Iterator[Token]:

@@ -39,7 +39,7 @@ def is_code_of(machine: str, path: Path) -> bool:
         return bool(found == MACHINES[machine])
     if not path.name.startswith("moescope"):
         return True  # maps alone
-    btf = Btf.of_object(path)
+    btf = Btf.of_file(path)
     fields = btf.dtype(btf.find(STRUCT, "pt_regs")).names or ()
     return [name for name, field in REGISTERS.items() if field in fields] == [machine]
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from analyzer.questions.ceilings import Ceilings
@@ -175,6 +176,21 @@ def test_the_work_of_the_runtimes_subgraphs_equals_what_their_definitions_add_up
     found = known.formulas[kind](Asked(rows, context.astype(np.float64), layer))
     by_hand = [subgraph_by_hand(kind, *given) for given in zip(rows.tolist(), context.tolist(), layer.tolist(), strict=True)]
     assert pytest.approx(np.array(by_hand)) == np.array(found).T
+
+
+def test_a_prompt_in_chunks_does_the_work_of_each_chunk_at_the_context_so_far():
+    known = subgraphs({"model": {"path": "m", "config": CONFIG, "package": {"precisions": PRECISIONS}}})
+    # Two layers, three chunks each, layer by layer; then a decoded token. Rows are not in order of time.
+    order = np.array([5, 0, 3, 1, 4, 2, 6])
+    rows, layer = np.array([16, 16, 7, 16, 16, 7, 1]), np.array([0, 0, 0, 1, 1, 1, 0])
+    reached = np.array([116, 132, 139, 116, 132, 139, 140])
+    columns = {"engine": ["moescope"] * 7, "type": ["attention"] * 7}
+    columns = {name: pa.array(values).dictionary_encode() for name, values in columns.items()}
+    columns |= {"token_id": np.array([0] * 6 + [1])[order], "layer": layer[order], "n_tokens": rows[order], "begin_ns": order}
+    figures = {name: np.zeros(7) for name in ("flops", "read_bytes", "written_bytes")}
+    known.fill(columns, np.where(columns["token_id"] == 0, 139.0, 140.0), figures)
+    by_hand = [subgraph_by_hand("attention", r, c, 0) for r, c in zip(rows[order], reached[order], strict=True)]
+    assert pytest.approx(np.array(by_hand)) == np.array(list(figures.values())).T
 
 
 def test_every_subgraph_of_the_runtime_has_a_formula():

@@ -16,6 +16,7 @@ from analyzer.questions.summary import incomplete, summarize
 from analyzer.records.intervals import Intervals, common, covered, merged, overlaps, uncovered
 from analyzer.records.reading import Source, open_recording
 from analyzer.tables.store import load
+from tracer.recording.format import sealed, write_manifest
 from workloads.recordings import MAIN, WORKER, Writer
 from workloads.tables_fixture import make
 
@@ -182,7 +183,8 @@ def test_findings_are_ranked_and_each_query_answers(tmp_path, capsys):
     found = findings(tables)
     assert [f.prize_share for f in found] == sorted((f.prize_share for f in found), reverse=True)
     by_rule = {f.rule: f for f in found}
-    assert by_rule["expert loads"].prize_share == pytest.approx(0.1)
+    assert by_rule["first loads"].prize_share == pytest.approx(0.1 / 3)
+    assert by_rule["expert loads"].prize_share == pytest.approx(0.2 / 3)
     assert by_rule["gaps: asleep"].prize_share == pytest.approx(0.08)
     for finding in found:
         assert main(["query", str(tmp_path / "run"), finding.query, "--json"]) == 0
@@ -217,15 +219,15 @@ def test_a_recording_cut_short_or_of_unknown_kinds_says_what_is_missing(tmp_path
     step(tmp_path, 3)
     recording = open_recording(tmp_path)
     counted = Source(recording).count()
-    path, manifest = tmp_path / "manifest.json", dict(recording.manifest)
+    manifest = dict(recording.manifest)
     os.truncate(tmp_path / "events.bin", 64 * (sum(counted.values()) // 2) + 5)
     manifest["records"] = counted
-    path.write_text(json.dumps(manifest))
+    write_manifest(tmp_path, manifest)
     left = sum(Source(open_recording(tmp_path)).count().values())
     (line,) = incomplete(Source(open_recording(tmp_path)))
     assert line.startswith(f"{sum(counted.values()) - left} of {sum(counted.values())} records are not in the files")
     manifest["layouts"].pop("op_begin")
-    path.write_text(json.dumps(manifest))
+    write_manifest(tmp_path, manifest)
     assert any("kinds that the manifest does not describe" in line for line in incomplete(Source(open_recording(tmp_path))))
     assert "scheduling" not in " ".join(summarize(open_recording(tmp_path), load(tmp_path))["missing"])
 
@@ -236,7 +238,7 @@ def test_the_kept_summary_is_read_again_until_the_recording_changes(tmp_path):
     kept = tmp_path / "tables" / "summary.json"
     content = json.loads(kept.read_text())
     content["summary"]["tokens"] = "kept"
-    kept.write_text(json.dumps(content))
+    kept.write_text(json.dumps(sealed(content)))
     assert cached.summary(tmp_path)["tokens"] == "kept"
     os.truncate(tmp_path / "events.bin", 64)
     assert cached.summary(tmp_path)["tokens"] != first["tokens"] != "kept"

@@ -53,6 +53,63 @@ def test_an_optrace_counts_each_event_once_on_its_unit_and_thread() -> None:
     assert trace.events["qnn_op"].tolist() == ["Input", "Input", "Conv_0", "Conv_0", "Pool_0", "Pool_0"]
 
 
+def test_a_linting_profile_keeps_what_each_node_waited_for_and_used() -> None:
+    imported = read_csv(DATA / "linting.csv")
+    events = imported.events
+    assert imported.complaints == [] and events["execute"].tolist() == [-1, -1, *[0] * 10, 1, -1, -1]
+    parts = events[events["depth"] > 1]
+    assert parts["type"].tolist()[:3] == [5001, 5002, 404] and parts["depth"].tolist() == [2, 2, 3, 2, 2, 2]
+    assert parts[parts["type"] == 5004]["value"].tolist() == [1 | 4, 2 | 4]
+
+
+def test_the_viewers_text_gives_the_same_rows_as_its_csv() -> None:
+    imported = read_csv(DATA / "viewer.txt")
+    events = imported.events
+    assert imported.complaints == [] and set(events["execute"]) == {-1, 0, 1}
+    first = events[events["execute"] == 0]
+    assert first["type"].tolist() == [8001, 3001, 3002, 3003, 404, 5001, 5002, -1, 5004, 404, 5004]
+    assert first["value"].tolist() == [4, 3161, 2900, 59578, 39578, 32, 85, 26, 5, 20000, 0]
+    assert first["depth"].tolist() == [0, 0, 0, 0, 1, 2, 2, 3, 2, 1, 2]
+    assert events[events["execute"] == -1]["name"].tolist() == ["NetRun", "NetRun", "QNN (deinit) time"]
+
+
+def test_a_summary_of_an_optrace_gives_units_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import-qnn", str(DATA / "qhas.json"), "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert {name: (row["cycles"], row["share"]) for name, row in answer["units"].items()} == {
+        "HMX 256": (390, 0.39),
+        "HVX 512": (500, 0.5),
+        "DMA 258": (210, 0.21),
+    }
+    assert answer["bytes"]["total_dram_read"] == answer["bytes"]["DMA 258 dram_read"] == 4096
+    assert answer["nodes"] == {"Conv_0": 490, "Pool_0": 400} and answer["window_cycles"] == 1000
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_mark_of_the_encoding_is_no_part_of_the_text(tmp_path: Path, encoding: str) -> None:
+    for name in ("onnxruntime.csv", "viewer.txt"):
+        marked = tmp_path / name
+        marked.write_text((DATA / name).read_text(), encoding=encoding)
+        pd.testing.assert_frame_equal(read_csv(marked).events, read_csv(DATA / name).events)
+
+
+def test_numbers_that_no_counter_holds_cost_their_own_line_alone(tmp_path: Path) -> None:
+    long = tmp_path / "long.csv"
+    long.write_text((DATA / "onnxruntime.csv").read_text().replace("747", "9" * 60))
+    assert "1 damaged lines are left out" in read_csv(long).complaints[0]
+
+
+def test_an_optrace_without_processes_and_with_impossible_times_is_read_in_parts(tmp_path: Path) -> None:
+    events = [
+        {"name": "a", "ph": "X", "ts": 20, "dur": 200, "args": {"Flags": ["dma"]}},
+        {"name": "b", "ph": "X", "ts": 9, "dur": 1e300},
+    ]
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    trace = read_optrace(path)
+    assert utilization(trace.events)["units"]["DMA"]["cycles"] == 200 and "1 events" in trace.complaints[0]
+
+
 @pytest.mark.parametrize("kind", ["RUN_TRACE", "QHAS"])
 def test_the_viewers_other_files_are_told_from_an_optrace(tmp_path: Path, kind: str) -> None:
     """A run trace has events of the same form, but its times are ticks."""

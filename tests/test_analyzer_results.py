@@ -1,15 +1,18 @@
 """ProfDAG, experts, summary and the command line on recordings of known truth."""
 
 import json
+from itertools import pairwise
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analyzer.__main__ import COMMANDS, main
 from analyzer.questions import experts
+from analyzer.questions.critical_path import critical_path
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.groups import group_of
 from analyzer.questions.phases import phase_shares
@@ -19,8 +22,9 @@ from analyzer.records.reading import open_recording
 from analyzer.tables import store as tables_module
 from analyzer.tables.store import load
 from tests.test_analyzer_qnn import EXECUTE, Program
-from tests.test_analyzer_tables import NO_SEQ, llama, runtime
-from workloads.recordings import MAIN, PID, WORKER, Writer
+from tests.test_analyzer_tables import NO_SEQ, llama
+from workloads.recordings import MAIN, PID, WORKER, Writer, runtime
+from workloads.tables_fixture import frame, make
 
 SHARED = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -55,6 +59,36 @@ def test_a_source_that_no_operator_made_but_whose_structure_is_known_is_a_view_b
     graph = build_profdag(load(w.write(tmp_path)), 0)
     assert sorted(graph.edges) == [("constant 1", "op 0"), ("op 0", "view 6"), ("view 6", "op 1")]
     assert graph.nodes["view 6"]["name"] == "a-0 (view)" and graph.nodes["constant 1"]["name"] == "blk.0.w"
+
+
+def chunked(chunks: int) -> dict[str, pd.DataFrame]:
+    """A layer of a prompt in chunks of 4 rows: attention, router and an expert's part each; then what combines all of them."""
+    kinds = ["attention", "router", "expert"] * chunks + ["combine"]
+    n = len(kinds)
+    begin = 100 * np.arange(n)
+    rows = {"op_id": np.arange(n), "token_id": 0, "order": np.arange(n), "type": kinds, "name": kinds, "begin_ns": begin}
+    tensor = pd.Series(kinds).map({"attention": 1, "router": 2, "expert": 3, "combine": 4}).astype("uint64")
+    rows |= {"pid": PID, "tensor": tensor, "end_ns": begin + 90, "n_tokens": [4] * (n - 1) + [4 * chunks]}
+    sources = {
+        "tensor": [1, 2, 3, 4],
+        "sources": [[9], [1], [2], [1, 2, 3]],
+        "type": ["attention", "router", "expert", "combine"],
+    }
+    _, tables = make(tokens=1)
+    none = {name: table.iloc[:0] for name, table in tables.items()}
+    return {**none, "operators": frame("operators", **rows), "tensors": frame("tensors", pid=PID, since_ns=0, **sources)}
+
+
+@given(st.integers(1, 6))
+def test_chunks_of_a_prompt_depend_on_each_other_through_the_kv_cache_and_what_combines_them_reads_all(chunks):
+    graph = build_profdag(chunked(chunks), 0)
+    attention = [f"op {3 * i}" for i in range(chunks)]
+    memory = [(a, b) for a, b, kind in graph.edges(data="kind") if kind == "memory"]
+    assert memory == list(pairwise(attention))
+    assert set(graph.predecessors(f"op {3 * chunks}")) == {f"op {i}" for i in range(3 * chunks)}
+    assert list(graph.predecessors(f"op {3 * chunks - 1}")) == [f"op {3 * chunks - 2}"]
+    order = [node for node, role in graph.nodes(data="role") if role == "op"]
+    assert critical_path(graph, order) == ([*attention, f"op {3 * chunks - 2}", *order[-2:]], 90 * (chunks + 3))
 
 
 def test_without_structure_edges_follow_the_order_of_execution(tmp_path):

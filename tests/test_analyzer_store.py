@@ -17,7 +17,8 @@ from analyzer.records.schema import TABLES, frame_of
 from analyzer.tables import store
 from analyzer.tables.store import Tables, build, load
 from tests.conftest import ROOT
-from tests.test_analyzer_tables import llama, runtime
+from tests.test_analyzer_tables import llama
+from workloads.recordings import runtime
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from analyzer.questions.summary import summarize
 from analyzer.records.reading import Source, open_recording
 from analyzer.tables.store import build, fingerprint, keep, load
-from tests.test_analyzer_tables import runtime_step
 from tracer.recording.format import RecordingError
-from workloads.recordings import MAIN, WORKER, Writer
+from workloads.recordings import MAIN, WORKER, Writer, runtime_step
 
 
 def llama_step(w: Writer, at: int, operators: int, shares: bool) -> None:

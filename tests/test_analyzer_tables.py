@@ -16,7 +16,7 @@ from analyzer.records.reading import open_recording
 from analyzer.records.schema import TABLES
 from analyzer.tables.store import build, load
 from tracer.recording.format import RecordingError
-from workloads.recordings import MAIN, PID, WORKER, Writer, manifest
+from workloads.recordings import MAIN, PID, WORKER, Writer, manifest, runtime
 
 NO_SEQ, NO_POSITION = 2**64 - 1, 2**32 - 1
 SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -24,43 +24,6 @@ SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_s
 
 def tables_of(writer: Writer, folder, **changes) -> dict[str, pd.DataFrame]:
     return build(open_recording(writer.write(folder, **changes)))
-
-
-def runtime_step(w: Writer, at: int, seq: int, phase: int, n: int, cache: int) -> None:
-    """One step of 1000 ns: attention 100..300, experts 400..800 with expert 5 at 450..750 and a demand load at 460..560."""
-    w.add("token_begin", ts=at, seq=seq, phase=phase, n_tokens=n, position=seq, maj_flt=2 * seq)
-    w.add("op_begin", ts=at + 100, tensor=11, type=0, layer=0, n_tokens=n)
-    w.add("graph_begin", ts=at + 120, handle=7, type=0, layer=0, expert=-1, backend=2, tier=n, n_tokens=n)
-    w.add("graph_end", ts=at + 280, handle=7)
-    w.add("op_end", ts=at + 300, tensor=11)
-    w.add("op_begin", ts=at + 400, tensor=12, type=2, layer=0, n_tokens=n)
-    w.add("expert_begin", ts=at + 450, layer=0, expert=5, n_tokens=n, cache=cache, backend=1)
-    w.add("load_begin", ts=at + 460, layer=0, expert=5, bytes=64, reason=1, backend=1)
-    w.add("load_end", ts=at + 560, layer=0, expert=5, bytes=64, resident=640 + seq)
-    w.add("expert_end", ts=at + 750, layer=0, expert=5)
-    w.add("op_end", ts=at + 800)
-    w.add("token_end", ts=at + 1000, seq=seq, result=90 + seq, maj_flt=2 * seq + 1)
-
-
-def runtime(steps: int = 3) -> Writer:
-    w = Writer()
-    for i in range(steps):
-        runtime_step(w, 10_000 + 2000 * i, i, 2 if i else 1, 1 if i else 4, 1 if i else 2)
-    w.add("tensor", ts=10_100, tensor=11, type=0, n_sources=2, sources=[[3, 4] + [0] * 8])
-    w.add("tensor", ts=10_400, tensor=12, type=2, n_sources=1, sources=[[11] + [0] * 9])
-    w.add(
-        "route",
-        ts=10_420,
-        layer=0,
-        n_tokens=4,
-        k=2,
-        first=0,
-        count=8,
-        has_weights=1,
-        experts=[[5, 1] * 4 + [0] * 24],
-        weights=0.5,
-    )
-    return w
 
 
 def test_every_table_has_the_declared_columns_even_when_nothing_was_recorded(tmp_path):
@@ -284,7 +247,8 @@ def test_threads_know_both_sides_of_a_switch_and_who_is_the_targets(tmp_path):
     t = tables_of(w, tmp_path)
     rows = {row["tid"]: (row["name"], row["target"]) for row in t["threads"].to_dict("records")}
     assert rows == {MAIN: ("main", True), WORKER: ("worker", True), 77: ("kworker/1", False), 500: ("", True)}
-    assert t["sched"][["event", "prev_tid", "next_tid"]].to_numpy().tolist() == [["switch", MAIN, 77], ["switch", 77, MAIN]]
+    switches = [["switch", MAIN, 77], ["switch", 77, MAIN]]
+    assert t["sched"][["event", "prev_tid", "next_tid"]].to_numpy().tolist() == [*switches, ["fork", MAIN, 500]]
 
 
 def test_tables_are_kept_and_made_again_when_the_recording_changes(tmp_path):

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,31 +30,67 @@ Operator = tuple[str, str, str]
 Edge = tuple[tuple[str, str], tuple[str, str]]
 
 
+@dataclass(frozen=True)
+class Run:
+    """A model, the first batches of each context, and how llama.cpp is called (workloads/programs/llama_steps.py)."""
+
+    batches: list[list[int]]
+    shape: Shape = SMALL
+    part: int = 512
+    call: str = "decode"
+    threads_of: str = ""
+
+    def environment(self) -> dict[str, str]:
+        return {"LLAMA_PART": str(self.part), "LLAMA_CALL": self.call, "LLAMA_THREADS_OF": self.threads_of}
+
+
 class Both:
     """One model and prompt: what llama.cpp told of a run, and the tables of another, traced one."""
 
-    def __init__(self, folder: Path, batches: list[int], shape: Shape, part: int = 512):
-        write(folder / "model.gguf", shape, quantized=False)
-        self.batches, self.part = [*batches, *[1] * NEW], part
-        words = [str(folder / "model.gguf"), ",".join(map(str, batches)), str(NEW), str(PAUSE_S)]
-        oracle, limits = [sys.executable, str(PROGRAMS / "llama_oracle.py"), *words], {"LLAMA_PART": str(part)}
-        done = subprocess.run(oracle, capture_output=True, text=True, check=True, env={**os.environ, **limits})
+    def __init__(self, folder: Path, run: Run):
+        write(folder / "model.gguf", run.shape, quantized=False)
+        self.run = run
+        batches = "/".join(",".join(map(str, mine)) for mine in run.batches)
+        words = [str(folder / "model.gguf"), batches, str(NEW), str(PAUSE_S)]
+        oracle, way = [sys.executable, str(PROGRAMS / "llama_oracle.py"), *words], run.environment()
+        alone = {**os.environ, **way, "LLAMA_THREADS_OF": ""}
+        done = subprocess.run(oracle, capture_output=True, text=True, check=True, env=alone)
         told = json.loads(done.stdout.splitlines()[-1])
         options = ["--no-views", "--levels", "token,graph,operator,expert", "-o", str(folder / "run")]
-        done = trace("run", *options, "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words, env=limits)
+        done = trace("run", *options, "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words, env=way)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1]) == told["made"]
         recording = Recording(folder / "run")
         assert recording.manifest["lost"] == {}
         self.nodes: list[dict[str, Any]] = told["nodes"]
         self.tables = tables_module.build(recording)
+        self.place = self.places()
+        """Of each traced step, its context and which of its steps it is."""
+        self.step = {tuple(node["at"]): [] for node in self.nodes}
+        for node in self.nodes:
+            self.step[tuple(node["at"])].append(node)
+
+    def expected(self) -> list[list[int]]:
+        """How many tokens the steps of each context are fed."""
+        return [[*mine, *[1] * NEW] for mine in self.run.batches]
+
+    def places(self) -> list[tuple[int, int]]:
+        """(context, step) of each traced step: contexts take turns, or have a thread each, told by what it was fed first."""
+        expected = self.expected()
+        if self.run.threads_of != "contexts":
+            rounds = range(max(map(len, expected)))
+            return [(context, step) for step in rounds for context, mine in enumerate(expected) if step < len(mine)]
+        tokens = self.tables["tokens"]
+        first = [mine[0] for mine in expected]
+        context = tokens.groupby("tid")["n_tokens"].first().map(first.index)
+        return list(zip(tokens["tid"].map(context), tokens.groupby("tid").cumcount(), strict=True))
 
     def computed(self, step: int) -> list[Operator]:
         """What was computed in a step, in llama.cpp's order: no views, nothing empty, nothing that is not asked for."""
         return [
             (node["op"], node["name"], "x".join(map(str, node["ne"])))
-            for node in self.nodes
-            if node["step"] == step and node["computed"] and all(node["ne"]) and node["op"] not in RENAMES_MEMORY
+            for node in self.step[self.place[step]]
+            if node["computed"] and all(node["ne"]) and node["op"] not in RENAMES_MEMORY
         ]
 
     def traced(self, step: int) -> list[Operator]:
@@ -64,27 +100,32 @@ class Both:
         return list(zip(rows["type"], rows["name"], rows["shape"], strict=True))
 
     def chosen(self) -> dict[tuple[int, int], list[list[int]]]:
-        """(step, layer) → the experts of every token, from the routing tensors' contents."""
+        """(traced step, layer) → the experts of every token, from the routing tensors' contents."""
         found: dict[tuple[int, int], list[list[int]]] = {}
-        for node in self.nodes:
-            if node["name"].startswith("ffn_moe_gate-"):
-                found.setdefault((node["step"], int(node["name"].split("-")[1])), []).extend(node["experts"])
+        for step, place in enumerate(self.place):
+            for node in self.step[place]:
+                if node["name"].startswith("ffn_moe_down-"):
+                    found.setdefault((step, int(node["name"].split("-")[1])), []).extend(node["experts"])
         return found
 
 
+ONE = replace(SMALL, layers=1)
 RUNS = {
-    "three layers": ([20], SMALL),
-    "one layer, prompt in three graphs": ([1100], replace(SMALL, layers=1)),
-    "graphs of at most 128 tokens": ([256, 1, 200], replace(SMALL, layers=1), 128),
-    "batches of many sizes": ([20, 1, 7, 12, 1, 1, 5, 20, 7, 1, 1, 12, 3], replace(SMALL, layers=1)),
-    "llama": ([4], DENSE["llama"]),
-    "gemma2": ([4], DENSE["gemma2"]),
+    "three layers": Run([[20]]),
+    "prompt in three graphs": Run([[1100]], ONE),
+    "graphs of at most 128 tokens by llama_process": Run([[256, 1, 200]], ONE, part=128, call="process"),
+    "batches of many sizes": Run([[20, 1, 7, 12, 1, 1, 5, 20, 7, 1, 1, 12, 3]], ONE),
+    "llama": Run([[4]], DENSE["llama"]),
+    "gemma2": Run([[4]], DENSE["gemma2"]),
+    "two contexts in turns": Run([[20, 1, 7], [3, 200]], ONE, part=128),
+    "two contexts at once by llama_process": Run([[20, 1, 7], [3, 200, 4]], ONE, part=128, call="process", threads_of="contexts"),
+    "a thread for each step": Run([[20, 7], [3]], ONE, threads_of="steps"),
 }
 
 
 @pytest.fixture(scope="module", params=RUNS.values(), ids=RUNS)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return Both(tmp_path_factory.mktemp("truth"), *request.param)
+    return Both(tmp_path_factory.mktemp("truth"), request.param)
 
 
 def fused(told: list[Operator]) -> list[Operator]:
@@ -99,13 +140,16 @@ def fused(told: list[Operator]) -> list[Operator]:
 
 
 def test_every_step_has_its_batchs_tokens_in_as_many_graphs_as_they_fill(both: Both) -> None:
-    tokens, graphs = both.tables["tokens"], both.tables["graphs"]
-    assert tokens["n_tokens"].tolist() == both.batches
-    assert graphs.groupby("token_id").size().tolist() == [-(-size // both.part) for size in both.batches]
+    tokens, graphs, expected = both.tables["tokens"], both.tables["graphs"], both.expected()
+    fed = [expected[context][step] for context, step in both.place]
+    assert tokens["n_tokens"].tolist() == fed
+    assert graphs.groupby("token_id").size().tolist() == [-(-size // both.run.part) for size in fed]
+    assert graphs.groupby("token_id")["n_tokens"].sum().tolist() == fed
+    assert tokens["complete"].all() and graphs["complete"].all()
 
 
 def test_every_operator_of_every_step_is_seen_in_order_with_its_name_and_shape(both: Both) -> None:
-    for step in range(len(both.batches)):
+    for step in range(len(both.place)):
         assert both.traced(step) == fused(both.computed(step)), f"step {step}"
 
 
@@ -128,13 +172,13 @@ def edges_told(nodes: list[dict[str, Any]]) -> set[Edge]:
 
 def test_the_profdags_edges_are_those_of_llama_cpps_graph(both: Both) -> None:
     graphs = both.tables["graphs"].groupby("token_id").size()
-    for step in (0, 1, len(both.batches) - 1):
+    for step in (0, 1, len(both.place) - 1):
         if graphs[step] > 1:
             continue  # a second graph's fused norms and views at known addresses are not told anew
         graph = structure.resolved(profdag.build_profdag(both.tables, step))
         label = {node: (values["type"], values["name"]) for node, values in graph.nodes(data=True)}
         data = {(label[a], label[b]) for a, b, kind in graph.edges(data="kind") if kind == "data"}
-        assert data == edges_told([node for node in both.nodes if node["step"] == step]), f"step {step}"
+        assert data == edges_told(both.step[both.place[step]]), f"step {step}"
 
 
 def test_every_token_is_routed_to_the_experts_that_llama_cpp_used(both: Both) -> None:
@@ -144,6 +188,13 @@ def test_every_token_is_routed_to_the_experts_that_llama_cpp_used(both: Both) ->
     for (token, layer, _), experts in rows.items():
         seen.setdefault((token, layer), []).append(experts)
     assert seen == both.chosen()
+
+
+def test_contexts_with_a_thread_each_take_their_steps_at_the_same_time(both: Both) -> None:
+    tokens, threads = both.tables["tokens"].sort_values("begin_ns"), both.tables["tokens"]["tid"].nunique()
+    assert threads == {"": 1, "contexts": len(both.run.batches), "steps": len(tokens)}[both.run.threads_of]
+    overlaps = (tokens["begin_ns"].shift(-1) < tokens["end_ns"]).sum()
+    assert overlaps > NEW / 3 if both.run.threads_of == "contexts" else overlaps == 0
 
 
 def test_the_tables_name_each_operator_on_as_many_rows_as_threads_took_part(both: Both) -> None:

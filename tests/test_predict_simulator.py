@@ -272,7 +272,7 @@ def recording(pace: float = 1.0, phase: str = "prefill", limited: bool = True) -
     begin = (np.cumsum(lengths + lead) - lengths).reshape(200, -1)
     lengths = lengths.reshape(200, -1)
     faults = {"token_id": 0, "maj_flt": 0, "min_flt": 0}
-    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens", "routes")}
+    tables = {name: empty(name) for name in ("operators", "experts", "loads", "tokens", "routes", "graphs")}
     operators = [
         frame("operators", op_id=np.arange(200), type=kind, n_tokens=rows, **faults, **spans(begin[:, i], lengths[:, i]))
         for i, kind in enumerate(WORK)
@@ -331,7 +331,7 @@ def test_perfetto_reads_two_loaders_of_a_simulated_run_on_threads_of_their_own(t
         "join thread using(utid) where thread.name glob '*storage*' group by 1"
     )
     units = ("storage", "storage 2")
-    expected = {f"simulated {u}": 1e9 * sum(s.end - s.begin for s in found.spans if s.unit == u) for u in units}
+    expected = {f"expert loader: simulated {u}": 1e9 * sum(s.end - s.begin for s in found.spans if s.unit == u) for u in units}
     assert dict(Judge(tmp_path / "sim" / "trace.pftrace").rows(counted)) == pytest.approx(expected, abs=100)
     assert all(expected.values())
 

@@ -59,7 +59,7 @@ def test_every_layout_has_the_size_and_offsets_that_c_gives_it(tmp_path: Path) -
 
 
 def test_layouts_survive_json() -> None:
-    btf = Btf.of_object(BPF_OBJECT)
+    btf = Btf.of_file(BPF_OBJECT)
     for _, type_id, _ in btf.members(btf.find(UNION, "record")):
         dtype = btf.dtype(type_id)
         rows = json.loads(json.dumps(dtype_to_json(dtype)))
@@ -71,7 +71,7 @@ def test_btf_that_is_none_is_refused() -> None:
     with pytest.raises(BtfError, match="not little-endian BTF"):
         Btf(b"\0" * 64)
     with pytest.raises(BtfError, match="no type called nothing"):
-        Btf.of_object(BPF_OBJECT).find(UNION, "nothing")
+        Btf.of_file(BPF_OBJECT).find(UNION, "nothing")
 
 
 class FakeRing:

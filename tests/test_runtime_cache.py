@@ -124,16 +124,17 @@ def test_an_expert_counts_once_in_a_layer_however_often_it_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1.5MiB", 1572864), ("800kB", 800000), ("4096", 4096), ("2 GiB", 2 << 30), ("all", None)]
+    ("text", "size"),
+    [("1.5MiB", 1572864), ("800kB", 800000), ("4096", 4096), ("2 GiB", 2 << 30), ("all", None), ("12.5%", 1000), ("100%", None)],
 )
-def test_budgets_are_read_in_binary_and_decimal_units(text: str, size: int | None) -> None:
-    assert parse_budget(text) == size
+def test_budgets_are_read_in_binary_and_decimal_units_and_as_shares(text: str, size: int | None) -> None:
+    assert parse_budget(text, 8000) == size
 
 
-@pytest.mark.parametrize("text", ["", "much", "-1", "1XiB", "1.5.2MiB"])
+@pytest.mark.parametrize("text", ["", "much", "-1", "1XiB", "1.5.2MiB", "%", "-5%"])
 def test_a_budget_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(BudgetError, match="is not a size"):
-        parse_budget(text)
+        parse_budget(text, 8000)
 
 
 class Session:

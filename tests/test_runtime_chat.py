@@ -1,6 +1,10 @@
 """Conversations and generation settings as transformers reads them; one model in several hands."""
 
+import gc
 import json
+import re
+import tracemalloc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +17,11 @@ from runtime.errors import ModelError, RequestError
 from runtime.models import read_family
 from runtime.package.convert import convert
 from runtime.package.demo_model import write_demo_model
-from runtime.package.tokens import chat_ids, read_tokenizer
+from runtime.package.tokens import ChatTemplate, read_tokenizer
+from runtime.step.attention import Sequence
 from runtime.step.sampling import Sampler, Sampling
 from runtime.telemetry import log
+from runtime.telemetry.probes import Phase
 from tests.runtime_models import PROMPT
 
 CONVERSATION = [
@@ -57,7 +63,50 @@ def test_conversations_become_the_ids_of_transformers(model: Path, template: str
     change(model / "tokenizer_config.json", chat_template=template, tokenizer_class="PreTrainedTokenizerFast", **SPECIAL)
     theirs = transformers.AutoTokenizer.from_pretrained(model)
     expected = theirs.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_dict=False)
-    assert chat_ids(model, CONVERSATION) == expected
+    assert ChatTemplate(model).ids(CONVERSATION) == expected
+
+
+CONVERSATIONS = {
+    "one turn": [{"role": "user", "content": "Wer trägt 東京 🗼?"}],
+    "system": [{"role": "system", "content": "Be <brief> & 'clear'."}, {"role": "user", "content": "  Caché?\n"}],
+    "turns": [
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nB."},
+        {"role": "user", "content": "Γ"},
+        {"role": "assistant", "content": "D"},
+        {"role": "user", "content": "E"},
+    ],
+    "system and turns": CONVERSATION,
+}
+PUBLISHED = sorted((Path(__file__).parent / "data" / "chat_templates").glob("*.jinja"))
+CONTROL = re.compile(r"<[|\uff5c][^|\uff5c>\n]+[|\uff5c]>|</?s>|\[/?[A-Z_]+\]|</?think>")
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_templates_of_published_models_give_the_ids_of_transformers(model: Path, path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    template = path.read_text(encoding="utf-8")
+    tokenizer = read_tokenizer(model)
+    tokenizer.add_special_tokens(sorted(set(CONTROL.findall(template))))
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (model / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}))
+    ours, theirs = ChatTemplate(model), transformers.AutoTokenizer.from_pretrained(model)
+    for conversation in CONVERSATIONS.values():
+        for options in ({}, {"add_generation_prompt": False}, {"enable_thinking": False}):
+            asked = {"add_generation_prompt": True} | options
+            expected = theirs.apply_chat_template(conversation, return_dict=False, **asked)
+            assert ours.ids(conversation, **options) == expected
+            assert conversation[-1]["content"].strip() in tokenizer.decode(expected)
+
+
+def test_a_template_that_refuses_a_conversation_is_quoted_in_one_line(model: Path) -> None:
+    change(model / "tokenizer_config.json", chat_template="{{ raise_exception('no system role') }}")
+    with pytest.raises(RequestError, match="refuses this conversation: no system role"):
+        ChatTemplate(model).ids(CONVERSATION)
+    change(model / "tokenizer_config.json", chat_template="{{ 1 + messages[0].content }}")
+    with pytest.raises(RequestError, match="refuses this conversation"):
+        ChatTemplate(model).ids(CONVERSATION)
 
 
 def test_the_first_token_is_not_doubled_where_template_and_tokenizer_both_add_it(model: Path) -> None:
@@ -70,7 +119,7 @@ def test_the_first_token_is_not_doubled_where_template_and_tokenizer_both_add_it
     tokenizer.save(str(model / "tokenizer.json"))
     change(model / "tokenizer_config.json", chat_template="{{ bos_token }}{{ messages[0].content }}", bos_token="<s>")
     assert tokenizer.encode("Hello").ids[0] == first
-    assert chat_ids(model, [{"role": "user", "content": "Hello"}]).count(first) == 1
+    assert ChatTemplate(model).ids([{"role": "user", "content": "Hello"}]).count(first) == 1
 
 
 def test_end_tokens_of_generation_config_end_an_answer_and_go_into_the_package(model: Path, tmp_path: Path) -> None:
@@ -97,6 +146,30 @@ def test_threads_and_abandoned_generators_leave_every_answer_right(model: Path) 
             assert list(pool.map(answer, prompts)) == expected
         del abandoned
         assert answer(prompts[1]) == expected[1]
+
+
+@pytest.mark.parametrize("kv_bits", [32, 16, 8])
+def test_a_prompt_that_begins_as_the_last_one_computes_the_rest_alone_and_says_the_same(model: Path, kv_bits: int) -> None:
+    first = [token % 1000 for token in range(90)]
+    with MoE.load(model, kv_bits=kv_bits) as moe, MoE.load(model, kv_bits=kv_bits) as anew:
+
+        def answer(who: MoE, ids: list[int], new: int = 6, **options: bool) -> list[int]:
+            return [token.id for token in who.generate(ids, new, ignore_end=True, **options)]
+
+        turn = [*first, *answer(moe, first, keep_kv=True), 17, 18]
+        branch, long = [*turn[:50], 5, 6, 7], turn * 4
+        # Computed: what follows the common beginning; of a prompt that is known as a whole, its last token.
+        for ids, computed in ((turn, 3), (turn, 1), (branch, 3), (long, len(long) - 50), (first, 1)):
+            steps = len(moe.log.steps)
+            assert answer(moe, ids, keep_kv=True) == answer(anew, ids)
+            prefill, *decoded = moe.log.steps[steps:]
+            assert (prefill.phase, prefill.n_tokens, prefill.position) == (Phase.PREFILL, computed, len(ids) - computed)
+            assert len(decoded) == 5 and all(step.phase == Phase.DECODE for step in decoded)
+        abandoned = moe.generate(long, 6, keep_kv=True)
+        next(abandoned)
+        del abandoned
+        assert answer(moe, [*long, 3], keep_kv=True) == answer(anew, [*long, 3])
+        assert moe.log.steps[-6].n_tokens == 1
 
 
 def test_a_text_is_one_stop_text(model: Path) -> None:
@@ -162,15 +235,43 @@ def test_a_tensor_that_nothing_would_use_and_numbers_that_are_none_are_named(mod
     assert not (tmp_path / "other").exists()
 
 
-def test_the_log_of_many_steps_keeps_the_newest_choices_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "ROUTING_BYTES", 100_000)
-    kept = log.RunLog()
-    for step in range(10_000):
-        kept.route(step, 0, np.zeros((1, 8), np.uint16), np.zeros((1, 8), np.float32))
-        assert kept.routing_bytes <= 100_000
-    assert kept.routing[-1][0] == 9_999
-    assert kept.routing_dropped + len(kept.routing) == 10_000
-    assert kept.routing[0][0] == kept.routing_dropped
+def test_the_log_of_many_steps_keeps_the_newest_within_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "ROUTING_BYTES", 400_000)
+    monkeypatch.setattr(log, "MOST_STEPS", 1000)
+    layers, most = 4, 400_000 + 1000 * log.STEP_BYTES
+    gc.collect()
+    tracemalloc.start()
+    kept, before = log.RunLog(), tracemalloc.get_traced_memory()[0]
+    for seq in range(10_000):
+        # As a decoded token comes: one array of all layers, and views of it.
+        experts, weights = np.zeros((layers, 1, 8), np.uint16), np.zeros((layers, 1, 8), np.float32)
+        for layer in range(layers):
+            kept.route(seq, layer, experts[layer], weights[layer])
+        kept.add(log.Step(seq, Phase.DECODE, 1, 10**6 + seq, 10**15 + seq, 10**15 + 2 * seq, 10**5 + seq))
+        if seq % 100 == 0:
+            assert tracemalloc.get_traced_memory()[0] - before < most
+    tracemalloc.stop()
+    assert kept.routing[-1][0] == kept.steps[-1].seq == 9_999
+    assert kept.routing_dropped + len(kept.routing) == 40_000
+    assert kept.steps_dropped + len(kept.steps) == kept.next_seq == kept.statistics()["steps"] == 10_000
+    assert len(kept.routing) > 300 and len(kept.steps) >= 500
+    assert kept.statistics()["decode_ns"] == sum(range(10_000))
+
+
+@pytest.mark.parametrize("keep_kv", [False, True])
+def test_an_abandoned_generator_frees_its_keys_and_values_and_one_may_be_kept(model: Path, keep_kv: bool) -> None:
+    with MoE.load(model) as moe:
+        sequences = weakref.WeakSet[Sequence]()
+        begin = moe.engine.begin_sequence
+        moe.engine.begin_sequence = lambda *args: sequences.add(sequence := begin(*args)) or sequence  # type: ignore[method-assign]
+        for ids in ([1] * 200, [2] * 400, [3] * 200):
+            abandoned = moe.generate(ids, 3, keep_kv=keep_kv)
+            next(abandoned)
+            next(abandoned)
+            assert sequences
+            del abandoned
+        gc.collect()
+        assert len(sequences) == keep_kv
 
 
 @pytest.mark.parametrize("length", [65, 129, 257])

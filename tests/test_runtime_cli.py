@@ -16,7 +16,7 @@ from runtime.__main__ import main
 from runtime.package.convert import PackageFormat, convert
 from runtime.package.demo_model import write_demo_model
 from runtime.package.layout import sha256
-from runtime.package.tokens import chat_ids, read_tokenizer
+from runtime.package.tokens import ChatTemplate, read_tokenizer
 from tests.runtime_models import PROMPT, shard
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -294,11 +294,28 @@ def test_chat_answers_every_line_in_the_models_template(demo: Path) -> None:
     package = convert(demo, demo.parent / "package").folder
     messages = [{"role": "user", "content": "Hello"}]
     tokenizer = read_tokenizer(package)
-    assert tokenizer.decode(chat_ids(package, messages)) == "[user]Hello[assistant]"
+    assert tokenizer.decode(ChatTemplate(package).ids(messages)) == "[user]Hello[assistant]"
     expected = "".join(t.text for t in MoE.load(package).generate("[user]A cache[assistant]", 5))
     command = [sys.executable, "-m", "runtime", "chat", str(package), "--max-new-tokens", "5"]
     done = subprocess.run(command, cwd=ROOT, input="A cache\n\nMore\n", capture_output=True, text=True, check=True)
     assert done.stdout.startswith(expected + "\n") and done.stdout.count("\n") >= 2
+
+
+def test_a_long_talk_goes_on_without_its_oldest_turns_and_clear_begins_anew(
+    demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = ["First question", "word " * 600, "word " * 600, "word " * 1200, "More", "/clear", "First question"]
+    (tmp_path / "lines").write_text("\n".join(lines) + "\n")
+    with (tmp_path / "lines").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["chat", str(demo), "--max-new-tokens", "5", "--system", "Be brief"]) == 0
+    out, error = capsys.readouterr()
+    answers = out.splitlines()
+    assert len(answers) == 5 and answers[0] == answers[4] != ""
+    assert error.splitlines() == [
+        "moescope: the conversation exceeds the model's context of 1024 tokens: its 2 oldest turns are left out",
+        "moescope: this line does not fit the model's context of 1024 tokens: shorten it",
+    ]
 
 
 def test_a_changed_model_is_converted_again(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

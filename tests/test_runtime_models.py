@@ -205,6 +205,18 @@ def test_a_family_says_what_transformers_says_whatever_the_chunk_and_the_cache(t
         assert bits == logits[:8].tobytes(), prefetch
 
 
+def test_a_second_turn_over_kept_keys_and_states_says_what_transformers_says(tiny: Tiny) -> None:
+    engine = MoE.load(tiny.package)
+    whole = [*tiny.ids, *tiny.tokens]
+    for split, new in ((10, 1), (len(tiny.ids) + 2, 3), (20, 3)):
+        for _ in engine.generate(whole[:split], new, ignore_end=True, keep_kv=True):
+            pass
+        told = [token.id for token in engine.generate(tiny.ids, 8, ignore_end=True, keep_kv=True)]
+        assert told == tiny.tokens[:8], split
+        assert engine.log.steps[-8].position > 0 or (engine.package.family.states(0) and new > 1)
+    engine.close()
+
+
 def test_eight_bits_stay_close_to_transformers_whatever_the_cache(tiny: Tiny, tmp_path: Path) -> None:
     package = convert(tiny.folder, tmp_path / "package", None, PackageFormat(backend="cpu", bits=8))
     logits = tiny.generated(package.folder, new=4)[1]

@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from runtime import MoE
 from runtime.backends.kv_cache import TYPES
 from runtime.package.convert import PackageFormat, convert
 from runtime.package.layout import Package
+from runtime.prepare.perplexity import Perplexity, losses
 from runtime.step.attention import Sequence
 from tests.runtime_models import trained_model, trained_package
-from workloads.perplexity import negative_log_likelihoods, windows
 
 TOKENS, WINDOW = 256, 256
 
@@ -26,9 +25,9 @@ def text() -> str:
 def perplexity(package: Path, **options: int) -> float:
     model = MoE.load(package, **options)
     ids = model.encode(text())[:TOKENS]
-    losses = np.concatenate([negative_log_likelihoods(model, part) for part in windows(ids, WINDOW)])
+    found = Perplexity.of(losses(model.engine, ids, WINDOW, WINDOW - 1))
     model.close()
-    return float(np.exp(losses.mean()))
+    return found.perplexity
 
 
 def test_perplexity_stays_within_its_bounds(tmp_path: Path) -> None:

@@ -32,9 +32,11 @@ def build(folder: Path, *flags: str) -> Path:
     return path
 
 
-def traced(folder: Path, program: Path, levels: str = "token,graph,operator") -> tuple[dict, dict[str, pd.DataFrame]]:
+def traced(
+    folder: Path, program: Path, levels: str = "token,graph,operator", arguments: tuple[int, ...] = (STEPS, GRAPHS)
+) -> tuple[dict, dict[str, pd.DataFrame]]:
     options = ("--no-views", "--levels", levels, "-o", str(folder / "run"))
-    done = trace("run", *options, "--", str(program), str(STEPS), str(GRAPHS))
+    done = trace("run", *options, "--", str(program), *map(str, arguments))
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "run" / "manifest.json").read_text()), tables_module.load(folder / "run")
 
@@ -56,6 +58,29 @@ def test_without_operators_nothing_is_recorded_to_learn_where_they_end(tmp_path:
     assert len(tables["tokens"]) == STEPS and len(tables["graphs"]) == 3 * GRAPHS * STEPS
     assert {"token_begin", "token_end", "graph_begin", "graph_end"} <= manifest["records"].keys()
     assert "site" not in manifest["records"]
+
+
+MANY, REST_US = 30, 100_000
+
+
+@pytest.mark.needs("probes")
+def test_a_function_that_is_there_and_never_called_gives_way_to_the_next_and_the_summary_says_so(tmp_path: Path) -> None:
+    program = build(tmp_path, "-fopenmp", "-DINLINED")
+    manifest, tables = traced(tmp_path, program, "token,graph", (MANY, 1, REST_US))
+    rows = [row for row in manifest["probes"] if row["program"] == "ggml_graph_begin"]
+    assert [row["symbol"] for row in rows if row["retired_ns"]] == ["ggml_backend_graph_compute_async"]
+    assert "ggml_backend_cpu_graph_compute" in rows[-1]["symbol"] and not rows[-1]["retired_ns"]
+    assert MANY // 2 < len(tables["graphs"]) < MANY and set(tables["graphs"]["backend"]) == {"cpu"}
+    said = "probed at ggml_backend_graph_compute_async: moved to _ZL30ggml_backend_cpu_graph_compute"
+    summary = subprocess.run([sys.executable, "-m", "analyzer", "summary", "--json", str(tmp_path / "run")], capture_output=True)
+    assert [said in line for line in json.loads(summary.stdout)["warnings"]] == [True]
+
+
+@pytest.mark.needs("probes")
+def test_what_no_alternative_sees_either_is_said_once(tmp_path: Path) -> None:
+    manifest, tables = traced(tmp_path, build(tmp_path, "-fopenmp"), "token,graph", (MANY, 0, REST_US))
+    assert len(tables["tokens"]) == MANY and len(tables["graphs"]) == 0
+    assert [line.endswith("this build calls something else") for line in manifest["warnings"]] == [False] * 3 + [True]
 
 
 @pytest.mark.needs("probes")

@@ -20,7 +20,7 @@ from tracer.kernel import features
 from tracer.kernel.btf import VMLINUX
 from tracer.kernel.libbpf import BpfObject, Kernel, last_lines
 from tracer.kernel.loaders import LibbpfLoader
-from tracer.probes import denials, perf_events
+from tracer.probes import denials, tracefs
 from tracer.recording.paths import BPF_OBJECT
 from workloads.bpf_objects import compile_object
 from workloads.compiling import compiled
@@ -173,7 +173,7 @@ def test_tracefs_is_found_wherever_it_is_mounted(tmp_path: Path) -> None:
     place = tmp_path / "somewhere"
     (place / "events" / "sched").mkdir(parents=True)
     rows = f"proc /proc proc rw 0 0\ntracefs {tmp_path} tracefs rw 0 0\ntracefs {place} tracefs rw 0 0\n"
-    assert perf_events.mounted(rows) == [place]
+    assert tracefs.mounted(rows) == [place]
 
 
 def test_the_kernels_options_are_read_where_a_distribution_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,9 @@ from views.__main__ import main as views
 from views.profdag.page import write_profdag
 from views.regression import write_regression
 from views.serving import address, offline_ui, server
+from views.timeline.npu import group_name
 from views.timeline.perfetto import write_trace
+from views.timeline.threads import target_group
 from workloads import tables_fixture as fixture
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -257,6 +259,33 @@ def test_the_perfetto_ui_opens_the_trace_offline(browser: Any, tmp_path: Path) -
         wait(lambda: browser.execute_script(expand + "return document.body.innerText.includes('QNN Execute (HTP emulator)')"))
         assert "CPU 0" in browser.execute_script("return document.body.innerText")
         assert count == written.slices
+        browser.get("about:blank")
+        served.shutdown()
+
+
+VISIBLE = (
+    "const tops = []; const walk = (node, depth) => node.children.forEach(c => {"
+    " tops.push([depth, c.name, c.collapsed]); if (!c.collapsed) walk(c, depth + 1); });"
+    "walk(self.app.trace.currentWorkspace ?? self.app.trace.workspace, 0); return tops"
+)
+
+
+def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    write_trace(manifest, tables, tmp_path / "trace.pftrace")
+    groups = [group_name(manifest), target_group(manifest)]
+    with server(tmp_path / "trace.pftrace", True, 0) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        browser.get(address(served, True, groups))
+        wait(lambda: browser.execute_script("return !!(self.app && self.app.trace)"), 60)
+
+        def unfolded() -> list[str]:
+            return [name for depth, name, folded in browser.execute_script(VISIBLE) if depth == 0 and not folded]
+
+        wait(lambda: set(groups) <= set(unfolded()))
+        assert "CPU Scheduling" not in unfolded() and not any(name.startswith("other processes") for name in unfolded())
+        names = [name for _, name, _ in browser.execute_script(VISIBLE)]
+        assert names.index(groups[0]) < names.index(groups[1]) and f"tokens: generate {fixture.MAIN}" in names
         browser.get("about:blank")
         served.shutdown()
 

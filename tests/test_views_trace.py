@@ -14,6 +14,7 @@ from tests.judge import Judge, judged
 from views.commands.queries import shipped
 from views.timeline import sched, sequence
 from views.timeline.perfetto import extent, write_trace
+from views.timeline.threads import HELPERS, OTHERS
 from views.timeline.trace_file import AHEAD, TraceFile
 from workloads import tables_fixture as fixture
 
@@ -147,6 +148,54 @@ def test_a_thread_that_exits_stops_running_when_it_does(tmp_path: Path) -> None:
     )
     mine = tables["thread_states"][(tables["thread_states"].tid == fixture.WORKER) & (tables["thread_states"].state == "running")]
     assert drawn == [(mine.duration_ns.sum(), gone + fixture.BOOT_OFFSET)]
+
+
+def test_a_new_thread_waits_for_its_first_cpu_from_its_creation_on(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(npu=False)
+    born, first = fixture.START + 100, fixture.START + 700
+    tid, on = fixture.MAIN + 5, {"cpu": [1, 1], "prev_prio": 120, "next_prio": 120}
+    rows = fixture.frame(
+        "sched", ts_ns=[born, first], event=["fork", "switch"], prev_tid=[fixture.MAIN, 0], next_tid=tid, prev_state=[-1, 0], **on
+    )
+    tables["sched"] = pd.concat([tables["sched"], rows], ignore_index=True)
+    states = judged(tmp_path, manifest, tables).rows(
+        "select s.ts as ts, s.dur as dur, s.state as state, w.tid as waker from thread_state s join thread t using (utid) "
+        f"left join thread w on s.waker_utid = w.utid where t.tid = {tid} order by s.ts limit 1"
+    )
+    assert states == [(born + fixture.BOOT_OFFSET, first - born, "R", fixture.MAIN)]
+
+
+def test_threads_without_work_and_other_programs_stand_in_a_process_each(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(npu=False)
+    helper = fixture.frame("threads", tid=[fixture.MAIN + 9], pid=fixture.PID, name="qnn_prof_writer", target=True)
+    tables["threads"] = pd.concat([tables["threads"], helper], ignore_index=True)
+    rows = judged(tmp_path, manifest, tables).rows(
+        "select p.pid as pid, t.tid as tid, t.name as name from thread t join process p using (upid) "
+        "where t.tid > 0 order by 1, 2"
+    )
+    own = [(tid, name) for pid, tid, name in rows if pid == fixture.PID]
+    assert own == [(fixture.MAIN, "tokens: generate"), (fixture.WORKER, "worker")]
+    assert (HELPERS, fixture.MAIN + 9, "qnn_prof_writer") in rows
+    others = tables["threads"].query("not target and tid > 0")
+    assert {(OTHERS, tid, name) for tid, name in zip(others["tid"], others["name"], strict=True)} <= set(rows)
+
+
+def test_a_name_is_not_repeated_on_top_of_itself(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(npu=False)
+    tables["operators"] = tables["operators"].assign(expert=lambda rows: np.where(rows.type == "experts", 3, -1))
+    tables["experts"] = tables["experts"].assign(expert=3)
+    tables["graphs"] = tables["graphs"].assign(expert=3)
+    judge = judged(tmp_path, manifest, tables)
+    names = dict(judge.rows("select category, group_concat(distinct name) as n from slice group by 1"))
+    assert set(names["expert"].split(",")) == {"cache hit", "cache miss"}
+    assert all(name.startswith("graph on ") for name in names["graph"].split(","))
+
+
+def test_steps_say_their_number_and_place(usual: tuple[Judge, fixture.Tables]) -> None:
+    judge, tables = usual
+    names = [name for (name,) in judge.rows("select name from slice where category = 'token' order by ts")]
+    last = tables["tokens"].iloc[-1]
+    assert names[0] == "prefill 0 of 12 tokens" and names[-1] == f"decode {last.token_id} at position {last.position}"
 
 
 def test_counters_keep_every_value(usual: tuple[Judge, fixture.Tables]) -> None:

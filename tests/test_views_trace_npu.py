@@ -10,6 +10,7 @@ import pytest
 from analyzer.imports.optrace import read_optrace
 from tests.judge import Judge, judged
 from views.errors import ViewError
+from views.timeline.npu import execute_name, node_name
 from views.write_outputs import optrace_of
 from workloads import tables_fixture as fixture
 
@@ -160,3 +161,17 @@ def test_the_emulator_never_passes_for_a_device(tmp_path: Path, emulator: bool) 
         )
     ]
     assert len(names) == 4 and all(("emulator" in name) == emulator for name in names)
+
+
+@pytest.mark.parametrize(
+    ("event", "name"),
+    [("reshape_36:OpId_104 (cycles)", "reshape_36"), ("Input OpId_2 (cycles)", "Input"), ("a:b", "a:b"), ("", "node")],
+)
+def test_a_node_has_its_plain_name(event: str, name: str) -> None:
+    assert node_name(event) == name
+
+
+def test_a_graph_of_a_plain_program_has_a_short_name() -> None:
+    twice = "QNNExecutionProvider_QNNExecutionProvider_988_1_0"
+    assert execute_name(twice, "", -1, -1) == "graph 988_1_0"
+    assert execute_name("main_graph", "", -1, -1) == "main_graph" and execute_name(twice, "expert", 1, 7) == "expert.1.7"

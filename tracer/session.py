@@ -14,6 +14,7 @@ from tracer.control.budget import CHEAP, Sampling
 from tracer.control.qos import Quality
 from tracer.control.status import Reading
 from tracer.control.switching import Switch
+from tracer.control.unhit import Unhit
 from tracer.engines import Engine, with_needed
 from tracer.errors import RequirementError
 from tracer.kernel.accounting import Accounting
@@ -29,6 +30,7 @@ from tracer.probes.calibration import UNKNOWN, measure
 from tracer.probes.functions import Function
 from tracer.probes.uprobes import has_uprobes
 from tracer.recording import machine
+from tracer.recording.checksums import METHOD
 from tracer.recording.drain import SLOW_S, WATCHFUL_S, Drain
 from tracer.recording.format import STREAMS, write_manifest
 from tracer.recording.paths import Owner
@@ -110,6 +112,7 @@ class Session:
         self.undo.callback(self.watcher.counters.close)
         self.accounting = Accounting(self.kernel, self.loader)
         self.undo.callback(self.accounting.close)
+        self.unhit = Unhit(self.probes, self.accounting.runs, self.watcher.set_chosen)
         o = self.options
         watched = o.min_tps or o.max_overhead or o.only_slower_ns or o.tokens
         slowest = WATCHFUL_S if watched else SLOW_S
@@ -197,6 +200,7 @@ class Session:
             self.drain.sleep(min(deadline, self.accounting.due()) - time.monotonic())
             alive = self.target.poll()
             self.turn()
+            self.unhit.turn()
             self.accounting.turn()
             if self.quality:
                 self.quality.turn(self.drain.tokens.finished, self.accounting.of)
@@ -265,7 +269,9 @@ class Session:
 
     def save_manifest(self, state: str) -> None:
         """Write down everything known so far."""
+        self.drain.seal()
         about = {
+            "checksums": METHOD,
             "state": state,
             "started_utc": self.started_utc,
             "duration_ns": (self.ended_ns or time.monotonic_ns()) - self.target.started,

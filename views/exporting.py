@@ -9,8 +9,9 @@ from typing import Any, TextIO
 from analyzer.questions.profdag import middle_token
 from views.timeline import npu
 from views.timeline.marks import counters
-from views.timeline.perfetto import extent, thread_pids
+from views.timeline.perfetto import extent
 from views.timeline.slices import Slices, close_open, on_program
+from views.timeline.threads import thread_pids
 from views.write_outputs import Tables
 
 FORMULA = r"^\s*[=+\-@\t\r]"

@@ -7,12 +7,14 @@ this machine; only that origin may read it. Offline, the copy of the UI inside t
 import importlib.util
 import json
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from views.errors import ViewError
 
@@ -101,7 +103,15 @@ def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
         ) from None
 
 
-def address(served: ThreadingHTTPServer, offline: bool) -> str:
-    """What to open in the browser."""
+def address(served: ThreadingHTTPServer, offline: bool, unfold: Sequence[str] = ()) -> str:
+    """What to open in the browser; the groups of tracks named in `unfold` are open there, the CPUs folded."""
     local = f"http://{HOST}:{served.server_address[1]}"
-    return f"{local}/" if offline else f"{UI}/#!/?url={local}/trace.pftrace"
+    page, query = (local, []) if offline else (UI, [f"url={local}/trace.pftrace"])
+    if unfold:
+        pattern = f"^({'|'.join(map(re.escape, unfold))})$"
+        commands = [
+            {"id": "dev.perfetto.CollapseTracksByRegex", "args": ["^CPU Scheduling$"]},
+            {"id": "dev.perfetto.ExpandTracksByRegex", "args": [pattern]},
+        ]
+        query.append(f"startupCommands={quote(json.dumps(commands))}")
+    return f"{page}/#!/?{'&'.join(query)}" if query else f"{page}/"

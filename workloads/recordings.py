@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from tracer.kernel.btf import ENUM, STRUCT, Btf
+from tracer.recording.checksums import METHOD
+from tracer.recording.drain import SlotFile
 from tracer.recording.format import FIRST_DETAIL, RING_HEADER_BYTES, STREAMS, dtype_from_json, dtype_to_json, write_manifest
 from tracer.recording.paths import BPF_OBJECT
 
@@ -20,7 +22,7 @@ MOESCOPE_GRAPHS = ["attention", "expert", "head"]
 @cache
 def layouts() -> dict[str, tuple[int, np.dtype]]:
     """Kind's name → (number, dtype), from the object's BTF."""
-    btf = Btf.of_object(BPF_OBJECT)
+    btf = Btf.of_file(BPF_OBJECT)
     numbers = {name.removeprefix("KIND_").lower(): number for name, number in btf.enum("record_kind").items()}
     answer = {}
     for name, number in numbers.items():
@@ -94,3 +96,57 @@ class Writer:
         for name, parts in self.slots.items():
             (folder / f"{name}.bin").write_bytes(b"".join(part.tobytes() for part in parts))
         return folder
+
+    def write_sealed(self, folder: Path, slots: int = 4) -> Path:
+        """The same with checksums, one for so many slots, as the drain writes them; 0: none, as of a tracer that was killed."""
+        self.write(folder, checksums=METHOD)
+        for name, parts in self.slots.items():
+            (folder / f"{name}.bin").unlink()
+            file = SlotFile(folder / f"{name}.bin")
+            rows = np.concatenate([np.empty((0, STREAMS[name]), np.uint8), *parts])
+            batch = slots or max(len(rows), 1)
+            for begin in range(0, len(rows), batch):
+                file.append(rows[begin : begin + batch])
+                if slots:
+                    file.sums.seal()
+            if slots:
+                file.close()
+        return folder
+
+
+def runtime_step(w: Writer, at: int, seq: int, phase: int, n: int, cache: int) -> None:
+    """One step of 1000 ns: attention 100..300, experts 400..800 with expert 5 at 450..750 and a demand load at 460..560."""
+    w.add("token_begin", ts=at, seq=seq, phase=phase, n_tokens=n, position=seq, maj_flt=2 * seq)
+    w.add("op_begin", ts=at + 100, tensor=11, type=0, layer=0, n_tokens=n)
+    w.add("graph_begin", ts=at + 120, handle=7, type=0, layer=0, expert=-1, backend=2, tier=n, n_tokens=n)
+    w.add("graph_end", ts=at + 280, handle=7)
+    w.add("op_end", ts=at + 300, tensor=11)
+    w.add("op_begin", ts=at + 400, tensor=12, type=2, layer=0, n_tokens=n)
+    w.add("expert_begin", ts=at + 450, layer=0, expert=5, n_tokens=n, cache=cache, backend=1)
+    w.add("load_begin", ts=at + 460, layer=0, expert=5, bytes=64, reason=1, backend=1)
+    w.add("load_end", ts=at + 560, layer=0, expert=5, bytes=64, resident=640 + seq)
+    w.add("expert_end", ts=at + 750, layer=0, expert=5)
+    w.add("op_end", ts=at + 800)
+    w.add("token_end", ts=at + 1000, seq=seq, result=90 + seq, maj_flt=2 * seq + 1)
+
+
+def runtime(steps: int = 3) -> Writer:
+    """A prefill and decode steps of our runtime, with tensors and routes."""
+    w = Writer()
+    for i in range(steps):
+        runtime_step(w, 10_000 + 2000 * i, i, 2 if i else 1, 1 if i else 4, 1 if i else 2)
+    w.add("tensor", ts=10_100, tensor=11, type=0, n_sources=2, sources=[[3, 4] + [0] * 8])
+    w.add("tensor", ts=10_400, tensor=12, type=2, n_sources=1, sources=[[11] + [0] * 9])
+    w.add(
+        "route",
+        ts=10_420,
+        layer=0,
+        n_tokens=4,
+        k=2,
+        first=0,
+        count=8,
+        has_weights=1,
+        experts=[[5, 1] * 4 + [0] * 24],
+        weights=0.5,
+    )
+    return w

@@ -28,7 +28,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the list."""
-    roof = ceilings.load(section(open_recording(args.run_dir).manifest, "machine"), args.ceilings)
+    manifest = open_recording(args.run_dir).manifest
+    roof = ceilings.load(section(manifest, "machine"), args.ceilings)
     ranked = findings(load(args.run_dir), roof)
     if args.json:
         print(as_json([asdict(finding) for finding in ranked]))
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         print_plain(f"{rank}. {finding.text} ({finding.prize_ms:,.1f} ms)")
         if args.queries:
             print_plain(f"   {finding.query}")
+    if section(manifest, "qnn").get("emulator"):
+        print("the NPU is the HTP emulator: its times are the host's, not a device's")
     if not ranked:
         print("nothing that costs 1 % of the steps' time or more was found")
     return 0

@@ -1,4 +1,4 @@
-"""Read profiles of QNN that others wrote: ONNX Runtime's CSV, the profile viewer's CSV, an optrace for Chrome (JSON, in cycles).
+"""Read profiles of QNN that others wrote: ONNX Runtime's CSV, the profile viewer's CSV, text, optrace and summary (JSON).
 
 examples:
   python -m analyzer import-qnn qnn/expert.csv
@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from analyzer.imports.csv import join, read_csv
+from analyzer.imports.csv import join, read_csv, text_of
 from analyzer.imports.optrace import critical_path, read_optrace, utilization
+from analyzer.imports.qhas import is_summary, read_qhas
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_out
 from moescope.plain import print_plain
@@ -28,7 +29,7 @@ MOST = 8
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="CSV or JSON")
+    parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="CSV, text or JSON")
     parser.add_argument("--onto", metavar="RUN", type=Path, help="recording that the files belong to")
     add_out(parser, "with --onto RUN/imported, else nowhere", "DIR")
     parser.add_argument("--mhz", type=float, metavar="MHZ", help="frequency of the NPU, to show cycles as time too")
@@ -73,7 +74,9 @@ def of_csv(path: Path, out: Path | None, events: Any) -> dict[str, Any]:
         frame["execute_id"] = join(frame, events)
         matched = frame[frame["execute_id"] >= 0]["execute_id"].nunique()
         answer |= {"matched": int(matched), "unmatched": executes - int(matched)}
-    cycles = frame[(frame["unit"] == "cycles") & (frame["depth"] > 0)].groupby("name")["value"].sum().sort_values(ascending=False)
+    cycles = (
+        frame[(frame["unit"] == "cycles") & (frame["depth"] == 1)].groupby("name")["value"].sum().sort_values(ascending=False)
+    )
     roots = frame[(frame["depth"] == 0) & (frame["execute"] >= 0)].groupby(["name", "unit"])["value"].median()
     answer["nodes"] = {str(name): int(value) for name, value in cycles.items()}
     answer["medians"] = [{"name": name, "unit": unit, "value": float(value)} for (name, unit), value in roots.items()]
@@ -81,8 +84,21 @@ def of_csv(path: Path, out: Path | None, events: Any) -> dict[str, Any]:
     return answer
 
 
+def whole_json(path: Path) -> Any:
+    """A JSON document; None where it is damaged."""
+    try:
+        return json.loads(text_of(path))
+    except (ValueError, RecursionError):
+        return None
+
+
 def of_json(path: Path, out: Path | None) -> dict[str, Any]:
-    """An optrace in numbers."""
+    """An optrace, or the summary of one, in numbers."""
+    document = whole_json(path)
+    if is_summary(document):
+        imported, figures = read_qhas(path, document)
+        keep(imported.events, out, path)
+        return {"file": str(path), "events": len(imported.events), "complaints": imported.complaints, **figures}
     trace = read_optrace(path)
     chain = critical_path(trace.events)
     cycles = trace.events.groupby("name")["cycles"].sum().sort_values(ascending=False)
@@ -103,13 +119,17 @@ def show(answers: list[dict[str, Any]], mhz: float | None) -> None:
     screen = console(soft_wrap=True)
     for answer in (answer for answer in answers if not answer.get("failed")):
         joined = f", {answer['matched']} found in the recording, {answer['unmatched']} not" if "matched" in answer else ""
-        extent = f"{answer['executes']} executes" if "executes" in answer else f"{answer['duplicates']} duplicates removed"
-        screen.print(words((answer["file"], "bold"), f": {answer['events']:,} events, {extent}{joined}"))
+        extent = f", {answer['executes']} executes" if "executes" in answer else ""
+        extent += f", {answer['duplicates']} duplicates removed" if "duplicates" in answer else ""
+        screen.print(words((answer["file"], "bold"), f": {answer['events']:,} events{extent}{joined}"))
         for row in answer.get("medians", []):
             screen.print(f"  {row['name']}: median {row['value']:,.0f} {row['unit']}{as_time(row['value'], row['unit'], mhz)}")
         for unit, row in answer.get("units", {}).items():
             time = as_time(row["cycles"], "cycles", mhz)
-            screen.print(f"  {unit}: busy {row['share']:.1%} of the time, {row['cycles']:,} cycles{time}, {row['events']} events")
+            events = f", {row['events']} events" if "events" in row else ""
+            screen.print(f"  {unit}: busy {row['share']:.1%} of the time, {row['cycles']:,} cycles{time}{events}")
+        for name, value in answer.get("bytes", {}).items():
+            screen.print(f"  {name}: {value:,} bytes")
         for thread, row in answer.get("threads", {}).items():
             screen.print(f"  {thread}: {row['share']:.1%} of the time, {row['cycles']:,} cycles")
         if "critical_path" in answer:

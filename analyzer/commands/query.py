@@ -1,4 +1,4 @@
-"""Run SQL over the tables of a recording (DuckDB). `tables RUN` lists them, analyzer/records/schema.py explains them.
+"""Run SQL over the tables of a recording (DuckDB). `tables RUN` lists them, analyzer/records/tables.toml explains them.
 
 Besides, these are made when asked for: phases, gaps, npu_gaps, npu_windows, displacements, operator_states, decode_steps, growth,
 activations, density, reuse, time_by_distance, cache_hits, cache_curves, thread_balance, displaced_by

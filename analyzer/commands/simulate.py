@@ -1,8 +1,9 @@
 """Replay a recording's routing with other settings or on another device: TTFT, TPOT, hit rate, stalls. Needs no such device.
 
-Without --device the costs are fitted to the recordings: what would happen here. The first one gives the routes; more of the same
-model add what it does not show (a cache that misses, one that holds everything, prefetching). With --device and --config costs
-are a roofline's: what to expect there. --cache takes bytes (64MiB) or a share of all experts (50%); lists are swept.
+Without --device the costs are fitted to the recordings: what would happen here. The first one gives the routes and every setting
+that is not named, and is simulated itself: the error is printed. More recordings of the same model add what it does not show (a
+cache that misses, one that holds everything, prefetching). With --device and --config costs are a roofline's: what to expect
+there, by default on the CPU with everything in memory. Lists of settings are swept.
 
 examples:
   python -m analyzer simulate RUN --cache 50%
@@ -16,8 +17,8 @@ examples:
 import argparse
 import itertools
 import json
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ from analyzer.commands._show import number
 from analyzer.commands.routes import tables_of
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
-from analyzer.predict import costs, devices, simulator, timeline, trace
+from analyzer.predict import costs, devices, recorded, simulator, timeline, trace
+from analyzer.records.reading import open_recording
 from moescope.arguments import add_json
 from moescope.terminal import console, grid, words
 
-SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 MIB = 2**20
 
 
@@ -40,19 +41,17 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add(
         "--cache",
         metavar="SIZES",
-        default="100%",
-        help="size of the expert cache, in bytes or as a share of all experts, or a list: 25%%,64MiB (default: 100%%)",
+        help="size of the expert cache, in bytes or as a share of all experts, or a list: 25%%,64MiB",
     )
     add(
         "--prefetch",
         metavar="P",
-        default="off",
-        help="prefetch experts from this probability on, `recorded` as in the recording, or `off`; or a list (default: off)",
+        help="prefetch experts from this probability on, `recorded` as in the recording, or `off`; or a list",
     )
-    add("--chunk", metavar="ROWS", default="64", help="prompt rows of one attention run, or a list (default: 64)")
-    add("--tiers", metavar="ROWS", default="1,8,32", help="rows of the experts' static shapes on the NPU (default: 1,8,32)")
-    add("--prefill", choices=("cpu", "npu"), default="cpu", help="where the prompt runs (default: cpu)")
-    add("--decode", choices=("cpu", "npu"), default="cpu", help="where new tokens run (default: cpu)")
+    add("--chunk", metavar="ROWS", help="prompt rows of one attention run, or a list")
+    add("--tiers", metavar="ROWS", help="rows of the experts' static shapes on the NPU")
+    add("--prefill", choices=("cpu", "npu"), help="where the prompt runs")
+    add("--decode", choices=("cpu", "npu"), help="where new tokens run")
     add("--device", metavar="NAME", help="device profile, with --config")
     add("--config", metavar="PATH", type=Path, help="config.json of the model whose roofline gives the costs, with --device")
     add("--weights", choices=tuple(BITS), help="type of that model's stored weights")
@@ -65,28 +64,44 @@ def run(args: argparse.Namespace) -> int:
     recordings = [tables_of(path) for path in args.run_dirs]
     routes = trace.from_tables(recordings[0])
     cost = _costs(args, recordings)
-    settings = list(combinations(args, routes, cost))
+    known = None if args.device else recorded.of(recordings[0], routes, command_of(args.run_dirs[0]))
+    settings = list(combinations(args, routes, cost, known.settings if known else simulator.Settings()))
     outcomes = [simulator.simulate(routes, cost, setting) for setting in settings]
     best = simulator.pareto(outcomes)
     if args.timeline:
         timeline.write_run(args.timeline, outcomes[0], cost.source)
+    beside = known.against(simulator.simulate(routes, cost, known.settings)) if known else None
     if args.json:
         rows = [{**outcome.summary(), "pareto": flag} for outcome, flag in zip(outcomes, best, strict=True)]
-        print(json.dumps({"costs": cost.source, "warnings": list(cost.warnings), "steps": len(routes.steps), "runs": rows}))
+        facts = {"costs": cost.source, "warnings": list(cost.warnings), "steps": len(routes.steps), "recorded": beside}
+        print(json.dumps({**facts, "runs": rows}))
         return 0
+    if known and beside:
+        show_recorded(known, beside)
     show(outcomes, best, cost, len(routes.steps))
     return 0
 
 
-def combinations(args: argparse.Namespace, routes: trace.Trace, cost: costs.Costs) -> Any:
-    """One Settings for each element of the product of the lists."""
+def command_of(path: Path) -> list[str]:
+    """The command line that was recorded, as far as the manifest has it."""
+    command = None if path.is_file() else open_recording(path).manifest.get("command")
+    return [str(word) for word in command] if isinstance(command, list) else []
+
+
+def combinations(args: argparse.Namespace, routes: trace.Trace, cost: costs.Costs, base: simulator.Settings) -> Any:
+    """One Settings for each element of the product of the lists; what is not named is as in `base`."""
     total_bytes = routes.layers * routes.experts * max(cost.expert_bytes.values())
-    caches = [cache_bytes(word, total_bytes) for word in args.cache.split(",")]
-    thresholds = [threshold(word.strip()) for word in args.prefetch.split(",")]
-    chunks = [_number(word, int) for word in args.chunk.split(",")]
-    tiers = tuple(sorted(_number(word, int) for word in args.tiers.split(",")))
+    caches = [cache_bytes(word, total_bytes) for word in _list(args.cache)] or [base.cache_bytes]
+    thresholds = [threshold(word) for word in _list(args.prefetch)] or [base.prefetch]
+    chunks = [_number(word, int) for word in _list(args.chunk)] or [base.chunk]
+    tiers = tuple(sorted(_number(word, int) for word in _list(args.tiers))) or base.tiers
+    units = {"prefill_unit": args.prefill or base.prefill_unit, "decode_unit": args.decode or base.decode_unit}
     for cache, prefetch, chunk in itertools.product(caches, thresholds, chunks):
-        yield simulator.Settings(cache, chunk, tiers, prefetch, args.prefill, args.decode)
+        yield replace(base, cache_bytes=cache, chunk=chunk, tiers=tiers, prefetch=prefetch, **units)
+
+
+def _list(words: str | None) -> list[str]:
+    return [word.strip() for word in words.split(",")] if words is not None else []
 
 
 def threshold(word: str) -> float | str | None:
@@ -98,11 +113,25 @@ def threshold(word: str) -> float | str | None:
 
 def cache_bytes(word: str, total_bytes: int) -> int | None:
     """A size from `64MiB`, `1500000` or `25%` of `whole` bytes; None where everything fits."""
-    match = re.fullmatch(r"([0-9.]+)\s*(%|[a-z]*)", word.strip().lower())
-    if not match or (match[2] != "%" and match[2] not in SCALES):
-        raise PredictError(f"cache size {word!r} is none: write 64MiB, 1500000 or 50%")
-    size = _number(match[1], float) * (total_bytes / 100 if match[2] == "%" else SCALES[match[2]])
-    return None if size >= total_bytes else int(size)
+    share = word.strip().endswith("%")
+    size = int(_number(word.strip()[:-1], float) * total_bytes / 100) if share else recorded.byte_count(word)
+    return None if size >= total_bytes else size
+
+
+def show_recorded(known: recorded.Recorded, beside: dict[str, Any]) -> None:
+    """The recording beside its own simulation."""
+    s, screen = known.settings, console(soft_wrap=True)
+    cache = "all" if s.cache_bytes is None else f"{s.cache_bytes / MIB:.2f} MiB ({s.policy})"
+    where = f"prefill {s.prefill_unit}, decode {s.decode_unit}, prefetch {s.prefetch or 'off'}"
+    screen.print(f"recorded with cache {cache}, chunk {s.chunk}, {where}; {'; '.join(known.remarks)}")
+    for who in ("recorded", "simulated"):
+        errors = {name: number(beside[f"error_{name}"], "+.1%") for name in ("ttft_ms", "tpot_ms")}
+        times = [
+            f"{label} {number(beside[f'{who}_{name}'], ',.2f')} ms" + (f" ({errors[name]})" if who == "simulated" else "")
+            for label, name in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"))
+        ]
+        screen.print(f"{who:9} {', '.join(times)}, hits {number(beside[f'{who}_hit_rate'], '.1%')}")
+    screen.print()
 
 
 def show(outcomes: list[simulator.Outcome], best: list[bool], cost: costs.Costs, steps: int) -> None:

@@ -7,6 +7,7 @@ examples:
 
 import argparse
 import json
+from textwrap import wrap
 from typing import Any
 
 from analyzer.commands._show import number, short
@@ -49,7 +50,7 @@ def heading(answer: Section) -> list[Line]:
             f"NPU: {machine['npu']}"
             + (" (exact results; its times are the host's, not a device's)" if machine["emulated"] else "")
         )
-    lines += [words((line, "yellow")) for line in answer["missing"]]
+    lines += [words((line, "yellow")) for line in (*answer["missing"], *answer["warnings"])]
     if about["state"] != "complete":
         lines.append(words((f"state: {about['state']}: the writer did not finish", "yellow")))
     return lines
@@ -88,7 +89,8 @@ def top_findings(answer: Section) -> list[Line]:
     first = answer["findings"][:FINDINGS]
     rest = as_called(" (all: python -m analyzer findings)")
     lines: list[Line] = [words(("what costs most", "bold"), rest)] if first else []
-    return lines + [f"{f['prize_share']:.0%} {f['text'].rpartition(':')[0]}" for f in first]
+    texts = (f"{f['prize_share']:>4.0%} {f['text'].rpartition(':')[0]}" for f in first)
+    return lines + [line for text in texts for line in wrap(text, WIDTH, subsequent_indent=" " * 5)]
 
 
 def operators(answer: Section) -> list[Line]:
@@ -112,8 +114,18 @@ def experts(answer: Section) -> list[Line]:
     loads = [f"{v['loads']} {name} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()]
     lines: list[Line] = [words(("experts", "bold"), f" per layer: {', '.join(seen)}")]
     if e["hit_rate"] is not None or loads:
-        lines.append(f"hit rate {rate}, reuse after {reuse} steps (median), {e['evictions']} evictions")
-    return [*lines, f"loads: {', '.join(loads)}"] if loads else lines
+        counts = f": {e['hits']:,} hits, {e['misses']:,} misses" if e["hit_rate"] is not None else ""
+        lines += wrap(f"hit rate {rate}{counts}, {e['evictions']:,} evictions, reuse after {reuse} steps (median)", WIDTH)
+    return [*lines, f"loads: {', '.join(loads)}", *reasons(e["step_loads"])] if loads else lines
+
+
+def reasons(s: Section) -> list[Line]:
+    """Why steps loaded experts."""
+    if not s["first"] + s["again"]:
+        return []
+    compiled = f" ({s['compiled']:,} compiled for the NPU in {s['compile_ms']:,.1f} ms)" if s["compiled"] else ""
+    more = f"; {s['repeated']:,} a second time in their layer" if s["repeated"] else ""
+    return [*wrap(f"within steps {s['first']:,} for the first time{compiled}, {s['again']:,} again{more}", WIDTH)]
 
 
 def npu(answer: Section) -> list[Line]:
@@ -166,7 +178,7 @@ def losses(answer: Section) -> list[Line]:
     r, c = answer["records"], answer["cost"]
     lost = sum(r["lost"].values())
     odd = {f"{kind} ends without begin": n for kind, n in r["ends_without_begin"].items()}
-    odd |= {f"open {name}": n for name, n in r["begins_without_end"].items()}
+    odd |= {f"{name.replace('_', ' ')} whose end was not recorded": n for name, n in r["begins_without_end"].items()}
     kept_text = f"{sum(r['kept'].values()):,} records kept, "
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""

@@ -1,4 +1,4 @@
-"""Write the tables of a recording as Parquet files (analyzer/records/schema.py documents their columns).
+"""Write the tables of a recording as Parquet files (analyzer/records/tables.toml documents their columns).
 
 examples:
   python -m analyzer tables recordings/run-1

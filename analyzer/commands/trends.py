@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
     if "model" not in facts:
         print("too few decode steps to tell a trend")
         return 0
-    print(f"drift {facts['drift_per_100_steps']:+.1%} per 100 steps")
+    moved = facts["drift"]
+    ends = f"the first {moved['steps']} steps take {moved['first_ms']:.2f} ms (median), the last {moved['last_ms']:.2f} ms"
+    print(f"drift {moved['change']:+.1%}: {ends}")
     for jump in facts["change_points"]:
         print(f"from token {jump['token_id']} on {jump['after_ms']:.2f} ms instead of {jump['before_ms']:.2f} ms")
     if facts["periodic"]:

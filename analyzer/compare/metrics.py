@@ -13,33 +13,13 @@ import pandas as pd
 from analyzer.compare.attribution import charge
 from analyzer.questions import figures
 from analyzer.questions.experts import activations
-from analyzer.questions.groups import group_times, working
-from analyzer.records.schema import columns
+from analyzer.questions.groups import group_times, pieces
+from analyzer.records.schema import COMPARED
 
 Tables = Mapping[str, pd.DataFrame]
 Row = dict[str, Any]
 
-METRICS = columns(
-    """
-    family   object  what is tested together: speed | tail | phase | operator | closure | expert | npu | memory | scheduling
-    metric   object  what is measured
-    phase    object  prefill | decode | ""
-    graph    object  kind of the subgraph, "" where there is none
-    layer    int64   -1 where it has none
-    type     object  operator type, group of operators, thread
-    shape    object  dims of the result, "" where not known
-    backend  object  cpu | htp | ... | ""
-    expert   int64   -1 where it has none
-    unit     object  ms | tok/s | us | cycles | bytes | count | share
-    better   object  lower | higher
-    offset   float64 added to both sides of a ratio: what is negligible of a figure that may be 0
-    value    float64 the figure that is tested
-    mean     float64 the figure that adds up, NaN where it is not part of a sum
-    n        float64 samples of this run behind it
-    share    float64 of the phase's step, NaN where that has no meaning
-    label    object  the engine's names of it, for people
-    """
-)
+METRICS = COMPARED["metrics"]
 DIMS = ("family", "metric", "phase", "graph", "layer", "type", "shape", "backend", "expert")
 DEFAULTS: Row = {
     **{c.name: {"object": "", "int64": -1, "float64": np.nan}[c.dtype] for c in METRICS},
@@ -125,7 +105,7 @@ def phase_metrics(facts: Facts) -> Iterator[Row]:
     steps = facts.steps
     if len(steps) == 0 or len(facts.tables["operators"]) == 0:
         return
-    spent = group_times(facts.tables, working(facts.tables)).reindex(steps.index, fill_value=0.0) / MS
+    spent = group_times(facts.tables, pieces(facts.tables)).reindex(steps.index, fill_value=0.0) / MS
     for phase, rows in spent.groupby(steps["phase"]):
         rows = rows.iloc[1:] if len(rows) > 1 else rows
         total = float(steps.loc[rows.index, "duration_ns"].median()) / MS

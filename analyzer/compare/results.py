@@ -24,7 +24,7 @@ from analyzer.compare.metrics import DIMS, METRICS, Facts, extract, keys, routin
 from analyzer.errors import AnalysisError
 from analyzer.records.reading import open_recording
 from analyzer.tables.store import TABLES_VERSION, fingerprint, load
-from tracer.recording.format import RecordingError
+from tracer.recording.format import RecordingError, is_whole, sealed
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
@@ -83,16 +83,18 @@ def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> Non
         "stamp": stamp,
     }
     table = pyarrow.Table.from_pandas(result.metrics.reset_index(drop=True), preserve_index=False)
-    table = table.replace_schema_metadata({ABOUT: json.dumps(about).encode(), GRAPH: result.graph.packed()})
+    table = table.replace_schema_metadata({ABOUT: json.dumps(sealed(about)).encode(), GRAPH: result.graph.packed()})
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    parquet.write_table(table, fresh)
+    parquet.write_table(table, fresh, write_page_checksum=True)
     fresh.replace(path)
 
 
 def _read(path: Path) -> tuple[Result, dict[str, Any]]:
     try:
-        table = parquet.read_table(path)
+        table = parquet.read_table(path, page_checksum_verification=True)
         about = json.loads((table.schema.metadata or {})[ABOUT])
+        if not is_whole(about):
+            raise ValueError("damaged")
         metrics = table.to_pandas()[[c.name for c in METRICS]]
         for column in METRICS:
             metrics[column.name] = metrics[column.name].astype(column.dtype)

@@ -1,6 +1,11 @@
-"""Profiles that others wrote as CSV: ONNX Runtime's QNN provider and Qualcomm's profile viewer name their columns alike."""
+"""Profiles that others wrote: ONNX Runtime's QNN provider and Qualcomm's profile viewer name the columns of their CSV alike.
+
+A level's name counts its depth: SUB-EVENT is below ROOT, SUB-SUB-EVENT below that. What a linting profile lists as resources of a
+node (HVX, HMX, DMA) becomes QNN's mask of them.
+"""
 
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,31 +13,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analyzer.imports.viewer_text import is_viewer_text, rows_of_text
 from analyzer.records.schema import conform
-from analyzer.tables.qnn.enums import EVENT_TYPES
+from analyzer.tables.qnn.enums import CSV_TYPES, EVENT_TYPES, RESOURCES
 from tracer.recording.format import RecordingError
 
 COLUMNS = ("Msg Timestamp", "Message", "Time", "Unit of Measurement", "Timing Source", "Event Level", "Event Identifier")
 PREAMBLE_LINES = 64  # the viewer may say where the log came from before the header
-HTP_TYPES = {
-    "QNN (execute) time": 400,
-    "QNN (finalize) time": 300,
-    "RPC (execute) time": 3001,
-    "QNN accelerator (execute) time": 3002,
-    "Accelerator (execute) time (cycles)": 3003,
-    "Accelerator (execute) time": 3004,
-    "Num times yield occured": 3009,
-    "Time for initial VTCM acquire": 3010,
-    "Time for HVX + HMX power on and acquire": 3011,
-    "Accelerator (execute excluding wait) time": 3012,
-    "Number of HVX threads used": 8001,
-}
-"""The backend's names of its own events: a CSV does not hold their numbers."""
 GENERIC_TYPES = {name: number for number, name in EVENT_TYPES.items() if number < 1000}
 UNITS = {"US": "us", "MICROSEC": "us", "CYCLES": "cycles", "BYTES": "bytes", "COUNT": "count", "OBJECT": "object"}
 UNKNOWN, NOT_AN_EXECUTE = -1, -1
-BEGINS_OTHER_WORK = ("INIT", "FINALIZE", "DEINIT")
-NAMES_OF_OTHER_WORK = ("(load binary)", "(finalize)", "(deinit)")  # the backend's own parts of it
+MOST_VALUE, MOST_TIME = (1 << 64) - 1, (1 << 63) - 1
+LEVEL = re.compile(r"ROOT|((?:SUB-)+)EVENT")
+OTHER_WORK = re.compile(r"(INIT|FINALIZE|DE-?INIT|COMPOSE|LIB|PREPARE).*|EXECUTE \(.*", re.IGNORECASE)
+NAMES_OF_OTHER_WORK = ("(load binary)", "(finalize)", "(deinit)", "(compose", "(init)")  # the backend's own parts of it
+RESOURCE_BITS = {name: bit for bit, name in RESOURCES.items()}
 
 
 @dataclass
@@ -46,7 +41,13 @@ class Imported:
 
 def type_of(message: str, name: str) -> int:
     """QNN's number of an event; -1 where its name has none."""
-    return HTP_TYPES.get(name.strip(), GENERIC_TYPES.get(message, UNKNOWN))
+    return CSV_TYPES.get(name.strip(), GENERIC_TYPES.get(message, UNKNOWN))
+
+
+def text_of(path: Path) -> str:
+    """A file's text, with or without the mark of its encoding."""
+    raw = path.read_bytes()
+    return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
 
 
 def cells_of(line: str) -> list[str]:
@@ -57,6 +58,22 @@ def cells_of(line: str) -> list[str]:
         return []
 
 
+def in_columns(cells: list[str], header: list[str]) -> list[str]:
+    """The cells of a line whose time, a list of resources, holds commas of its own."""
+    more = len(cells) - len(header)
+    at = header.index("Time")
+    return cells if more <= 0 else [*cells[:at], ",".join(cells[at : at + more + 1]), *cells[at + more + 1 :]]
+
+
+def value_of(text: str, name: str) -> int:
+    """A number that 64 bits hold; the mask of a node's resources. Raises ValueError for another."""
+    names = [each.strip() for each in text.split(",") if each.strip()]
+    value = sum(RESOURCE_BITS[each] for each in names) if name == "Resources" and set(names) <= set(RESOURCE_BITS) else int(text)
+    if not 0 <= value <= MOST_VALUE:
+        raise ValueError(text)
+    return value
+
+
 def rows_of(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """(line, cells by column) behind the header. Raises RecordingError where no line is the header."""
     lines = text.splitlines(keepends=True)
@@ -65,8 +82,11 @@ def rows_of(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
         if set(COLUMNS) <= set(header):
             for number, row in enumerate(lines[skipped + 1 :], skipped + 2):
                 if row.strip():
-                    yield number, dict(zip(header, cells_of(row), strict=False))
+                    yield number, dict(zip(header, in_columns(cells_of(row), header), strict=False))
             return
+    if is_viewer_text(text):
+        yield from rows_of_text(text)
+        return
     raise RecordingError(f"{path} is no profile of QNN: no line holds the columns {', '.join(COLUMNS)}")
 
 
@@ -81,7 +101,7 @@ class Sequence:
     def place(self, message: str, level: str, name: str) -> int:
         """The number of the execution that this event belongs to; -1 for other work."""
         if level == "ROOT":
-            if message in BEGINS_OTHER_WORK or any(part in name for part in NAMES_OF_OTHER_WORK):
+            if OTHER_WORK.fullmatch(message) or any(part in name.lower() for part in NAMES_OF_OTHER_WORK):
                 self.seen, self.is_execute = set(), False
             elif not self.is_execute or name in self.seen:
                 self.seen, self.is_execute = set(), True
@@ -91,8 +111,8 @@ class Sequence:
 
 
 def read_csv(path: Path) -> Imported:
-    """Read a profile; a damaged line is left out and counted. Raises RecordingError where the file is none."""
-    text = path.read_text(errors="replace")
+    """Read a profile or the viewer's text; a damaged line is left out and counted. Raises RecordingError where it is none."""
+    text = text_of(path)
     if "\0" in text:
         raise RecordingError(f"{path} is no CSV but QNN's serialized log, or damaged: make it a CSV with qnn-profile-viewer")
     complete_lines = text[: text.rfind("\n") + 1]
@@ -100,15 +120,15 @@ def read_csv(path: Path) -> Imported:
     for line, cells in rows_of(path, complete_lines):
         message, level, name = (str(cells.get(column, "")).strip() for column in COLUMNS[1:2] + COLUMNS[5:7])
         try:
-            value, stamp = int(cells["Time"]), int(cells["Msg Timestamp"])
-            if level not in ("ROOT", "SUB-EVENT") or value < 0 or "Event Identifier" not in cells:
+            value, stamp, place = value_of(cells["Time"], name), int(cells["Msg Timestamp"]), LEVEL.fullmatch(level)
+            if place is None or abs(stamp) > MOST_TIME or "Event Identifier" not in cells:
                 raise ValueError(level)
         except (ValueError, KeyError, TypeError):
             bad.append(line)
             continue
         unit = str(cells["Unit of Measurement"]).strip()
         of = sequence.place(message, level, name)
-        depth = int(level != "ROOT")
+        depth = len(place[1] or "") // len("SUB-")
         rows.append(
             (of, type_of(message, name), message, UNITS.get(unit, unit), value, name, depth, cells["Timing Source"], stamp)
         )

@@ -28,5 +28,5 @@ def read_op_map(path: Path) -> dict[str, Mapped]:
             )
             for row in mappings
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordingError(f"{path} is no op map ({error!r}): {REMEDY}") from None

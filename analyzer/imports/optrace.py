@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.imports.csv import text_of
 from analyzer.records.intervals import Intervals, merged
 from analyzer.records.schema import conform
 from tracer.recording.format import RecordingError
@@ -22,6 +23,7 @@ UNITS = (("HMX", re.compile(r"hmx", re.I)), ("HVX", re.compile(r"hvx", re.I)), (
 OVERVIEW, NOT_RUN = re.compile(r"overview", re.I), re.compile(r"non executed", re.I)
 REMEDY = "give the JSON that qnn-profile-viewer writes with the optrace reader"
 ARTIFACT = "OP_TRACE"
+MOST_CYCLES = 1 << 60
 COLUMNS = ["name", "begin_cycles", "cycles", "pid", "tid", "flags", "qnn_op"]
 
 
@@ -41,7 +43,7 @@ def salvaged(text: str) -> list[Any]:
     while start >= 0:
         try:
             event, end = decoder.raw_decode(text, start)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         events.append(event)
         start = text.find("{", end)
@@ -50,13 +52,13 @@ def salvaged(text: str) -> list[Any]:
 
 def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """(events, complaints) of a Chrome trace. Raises RecordingError where the file is none."""
-    text = path.read_text(errors="replace")
+    text = text_of(path)
     complaints = []
     try:
         data = json.loads(text)
         refuse_other_artifacts(path, data)
         rows = data["traceEvents"] if isinstance(data, dict) else data
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         rows = salvaged(text)
         complaints.append(f"{path}: the file is cut off or damaged; its first {len(rows)} events are read")
     rows = [row for row in rows if is_event(row)] if isinstance(rows, list) else []
@@ -79,6 +81,18 @@ def is_event(row: Any) -> bool:
     return scalars and "ph" in row and isinstance(row.get("args", {}), dict)
 
 
+def thread_of(row: dict[str, Any]) -> tuple[Any, Any]:
+    """An event's process and thread; "" for one that it does not name."""
+    return tuple("" if row.get(key) is None else row[key] for key in ("pid", "tid"))  # type: ignore[return-value]
+
+
+def cycles(value: Any) -> float:
+    """A time in cycles. Raises ValueError for what no clock shows."""
+    if not 0 <= float(value) <= MOST_CYCLES:
+        raise ValueError(value)
+    return float(value)
+
+
 def unit_of(thread: str, flags: Any) -> str:
     """The unit that an event's flags name, or its thread where it has none: HVX | HMX | DMA | "" (something else)."""
     label = " ".join(map(str, flags)) if isinstance(flags, list) and flags else thread
@@ -90,17 +104,17 @@ def spans(rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
     events, bad = [], 0
     open_: dict[Any, list[tuple[str, float, Any]]] = {}
     for row in rows:
-        thread, args = (row.get("pid"), row.get("tid")), row.get("args", {})
+        thread, args = thread_of(row), row.get("args", {})
         details = args.get("Flags"), str(args.get("QNN Op Name", ""))
         try:
             if row["ph"] == "X":
-                events.append((str(row["name"]), float(row["ts"]), float(row["dur"]), *thread, *details))
+                events.append((str(row["name"]), cycles(row["ts"]), cycles(row["dur"]), *thread, *details))
             elif row["ph"] == "B":
-                open_.setdefault(thread, []).append((str(row["name"]), float(row["ts"]), details))
+                open_.setdefault(thread, []).append((str(row["name"]), cycles(row["ts"]), details))
             elif row["ph"] == "E":
                 name, begin, details = open_[thread].pop()
-                events.append((name, begin, float(row["ts"]) - begin, *thread, *details))
-        except (KeyError, TypeError, ValueError, IndexError):
+                events.append((name, begin, cycles(cycles(row["ts"]) - begin), *thread, *details))
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
             bad += 1
     return events, bad + sum(len(left) for left in open_.values())
 
@@ -108,16 +122,14 @@ def spans(rows: list[dict[str, Any]]) -> tuple[list[tuple[Any, ...]], int]:
 def named(rows: list[dict[str, Any]], kind: str) -> dict[Any, str]:
     """(process, thread) → name, from the metadata of that kind."""
     return {
-        (row.get("pid"), row.get("tid")): str(row.get("args", {}).get("name", ""))
-        for row in rows
-        if row["ph"] == "M" and row.get("name") == kind
+        thread_of(row): str(row.get("args", {}).get("name", "")) for row in rows if row["ph"] == "M" and row.get("name") == kind
     }
 
 
 def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
     """Each event once: where two processes list it the overview's, else the first's."""
     copy = frame.groupby(["pid", "tid", "name", "begin_cycles", "cycles"], dropna=False).cumcount()
-    second = ~frame["pid"].map(lambda pid: bool(OVERVIEW.search(processes.get((pid, None), "")))).astype(bool)
+    second = ~frame["pid"].map(lambda pid: bool(OVERVIEW.search(processes.get((pid, ""), "")))).astype(bool)
     first = frame.assign(copy=copy, second=second).sort_values("second", kind="stable")
     distinct = first.drop_duplicates(["tid", "name", "begin_cycles", "cycles", "copy"])
     return distinct.sort_values("begin_cycles", kind="stable", ignore_index=True)

@@ -12,6 +12,8 @@ from analyzer.model import Model
 from analyzer.predict import roofline
 from analyzer.predict.devices import Device
 from analyzer.predict.setup import Setup
+from analyzer.questions import expert_loads
+from analyzer.questions.roofline import operator_backends
 
 UNITS = ("cpu", "npu")
 RESIDENT, DEMAND, AHEAD = "resident", "demand", "ahead"
@@ -61,9 +63,9 @@ class Costs:
 
     Kinds: attention (of a chunk at a context), router, mlp (shared expert), expert (rows of a batch), combine, dispatch (of a
     chunk), flush (of what waits, at a layer's end), and `outside`, once a step. A piece of work lasts from the end of the one
-    before. load, behind: of bytes, on the thread that needs the expert and on the loader's (None: alike). first: what an expert's
-    first run takes longer than others, by (how it came, phase, mode). loaders: threads of the loader. loads_at_once: more than
-    these wait for each other.
+    before. load, behind: of bytes, on the thread that needs the expert and on the loader's (None: alike); loads: the former by
+    (unit, whether it is the first of its form). first: what an expert's first run takes longer than others, by (how it came,
+    phase, mode). loaders: threads of the loader. loads_at_once: more than these wait for each other.
     """
 
     work: dict[tuple[str, ...], Line]
@@ -75,6 +77,11 @@ class Costs:
     first: dict[tuple[str, str, str], float] = field(default_factory=dict)
     loaders: int = 1
     loads_at_once: int = 1
+    loads: dict[tuple[str, bool], Line] = field(default_factory=dict)
+
+    def loading(self, unit: str, first: bool) -> Line:
+        """Of a load on the thread that needs the expert: the first of its form, or a later one."""
+        return self.loads.get((unit, first)) or self.loads.get((unit, not first)) or self.load
 
     def knows(self, kind: str, unit: str) -> bool:
         """Was such work seen in any phase?"""
@@ -111,6 +118,7 @@ class Costs:
             work={key: scale(key, line) for key, line in self.work.items()},
             load=self.load.times(load),
             behind=self.behind.times(behind) if self.behind else None,
+            loads={key: line.times(load) for key, line in self.loads.items()},
             first={key: seconds * work.get(key[1:], 1.0) for key, seconds in self.first.items()},
         )
 
@@ -159,6 +167,9 @@ def from_tables(*recordings: Tables) -> Costs:
         first=first,
         loaders=loaders,
         loads_at_once=loaders + 1,
+        loads={
+            (UNIT_OF.get(str(key[0]), "cpu"), not key[1]): _load_line(part) for key, part in inline.groupby(["backend", "again"])
+        },
     )
 
 
@@ -212,11 +223,11 @@ def _line_through(seconds_of_one_row: float, seconds_of_64_rows: float) -> Line:
 class RecordedCosts:
     """What one recording shows. Times in seconds, of a piece of work from the end of the one before.
 
-    work: kind, phase, mode, rows, context, seconds, bare (without what lies between), beside (the loader worked meanwhile), asked
-    (loads that the loader was asked for: ahead before attention, of the layer's choice in a dispatch). runs: backend, phase,
-    mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert came, empty where it had run
-    before; after waiting for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on a thread of
-    the loader), tid. evicted: bytes that experts took in the cache.
+    work: kind, unit, phase, mode, rows, context, seconds, bare (without what lies between), beside (the loader worked meanwhile),
+    asked (loads that the loader was asked for: ahead before attention, of the layer's choice in a dispatch). runs: backend,
+    phase, mode, layer, token_id, rows, seconds without the load on its thread, beside, how (its expert came, empty where it had
+    run before; after waiting for the loader, seconds are from the load's end). loads: backend, bytes, seconds, behind (on a
+    thread of the loader), tid, again (not the first of its form). evicted: bytes that experts took in the cache.
     """
 
     work: pd.DataFrame
@@ -227,11 +238,11 @@ class RecordedCosts:
     @classmethod
     def of(cls, tables: Tables) -> "RecordedCosts":
         """Read a recording's tables."""
-        loads, tokens = tables["loads"], tables["tokens"].set_index("token_id")
-        timed_loads = loads[(loads["action"] == "load") & (loads["duration_ns"] > 0)]
+        loads, tokens = expert_loads.with_forms(tables), tables["tokens"].set_index("token_id")
+        timed_loads = loads[loads["duration_ns"] > 0]
         limited = bool((timed_loads["reason"] != "startup").any())
-        main = tokens["tid"].iloc[0] if len(tokens) else -1
-        behind = timed_loads[(timed_loads["tid"] != main) & (timed_loads["reason"] != "startup")]
+        runners = {*tokens["tid"].head(1), *tables["experts"]["tid"]}
+        behind = timed_loads[~timed_loads["tid"].isin(runners) & (timed_loads["reason"] != "startup")]
         counted = timed_loads[timed_loads["reason"] != "startup"] if limited else timed_loads
         load_rows = pd.DataFrame(
             {
@@ -240,6 +251,7 @@ class RecordedCosts:
                 "seconds": counted["duration_ns"] / 1e9,
                 "behind": counted.index.isin(behind.index),
                 "tid": counted["tid"],
+                "again": counted["again"],
             }
         )
         mode = (AHEAD if len(behind) else DEMAND) if limited else RESIDENT
@@ -247,7 +259,7 @@ class RecordedCosts:
         other = pieces[pieces["type"] != "expert"]
         work = _work(other, after, tokens, behind, set(tables["routes"]["layer"]))
         runs = _runs(pieces[pieces["type"] == "expert"], tokens, timed_loads, behind)
-        evicted = loads.loc[(loads["action"] == "evict") & (loads["bytes"] > 0), "bytes"]
+        evicted = tables["loads"].loc[(tables["loads"]["action"] == "evict") & (tables["loads"]["bytes"] > 0), "bytes"]
         return cls(work.assign(mode=mode), runs.assign(mode=mode), load_rows, evicted)
 
     def paced(self, factor: float) -> "RecordedCosts":
@@ -277,7 +289,9 @@ def _pieces(tables: Tables, tokens: pd.DataFrame) -> tuple[pd.DataFrame, pd.Seri
 
     lead_ns: since everything that began before has ended, in the step.
     """
-    operators, experts = (tables[name][tables[name]["token_id"].isin(tokens.index)] for name in ("operators", "experts"))
+    units = pd.Series(operator_backends(tables)).map(UNIT_OF).fillna("cpu")
+    placed = {"operators": tables["operators"].assign(unit=units.to_numpy()), "experts": tables["experts"]}
+    operators, experts = (table[table["token_id"].isin(tokens.index)] for table in placed.values())
     joined = pd.concat([operators[operators["type"] != "expert"], experts.assign(type="expert")], ignore_index=True)
     pieces = joined.sort_values(["token_id", "begin_ns"], ignore_index=True)
     ended = pieces.groupby("token_id")["end_ns"].cummax()
@@ -295,6 +309,7 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
         {
             "token_id": part["token_id"].to_numpy(),
             "kind": np.where(inside, np.where(_flushes(part, step["phase"]), "flush", part["type"]), "outside"),
+            "unit": np.where(inside & (part["type"] == "attention"), part["unit"], "cpu"),
             "phase": step["phase"].to_numpy(),
             "rows": rows,
             "context": step["position"].to_numpy(float) + rows,
@@ -311,6 +326,7 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
     outside_by_step = outside.groupby("token_id", as_index=False).agg(
         {
             "kind": "first",
+            "unit": "first",
             "phase": "first",
             "rows": "max",
             "context": "max",
@@ -375,12 +391,17 @@ def _runs(part: pd.DataFrame, tokens: pd.DataFrame, timed_loads: pd.DataFrame, b
 
 
 def _sizes(observed: list[RecordedCosts]) -> dict[str, int]:
-    """Bytes that an expert takes in the cache by unit: an expert may take more than was read for it, which evictions tell."""
+    """Bytes that an expert takes in the cache by unit: it may take more than was read for it, which evictions tell.
+
+    A unit that ran experts but loaded none takes as much as the largest.
+    """
     read = _pooled(observed, lambda run: run.loads).groupby("backend")["bytes"].median()
     evicted = pd.concat([run.evicted for run in observed])
     if len(read) == 1 and len(evicted):
         read[:] = float(evicted.median())
-    return {UNIT_OF.get(str(backend), "cpu"): int(size) for backend, size in read.items()}
+    sizes = {UNIT_OF.get(str(backend), "cpu"): int(size) for backend, size in read.items()}
+    ran = _pooled(observed, lambda run: run.runs)["backend"].map(UNIT_OF).dropna().unique()
+    return dict.fromkeys(ran.tolist(), max(sizes.values())) | sizes
 
 
 def _pooled(observed: list[RecordedCosts], part: Callable[[RecordedCosts], pd.DataFrame]) -> pd.DataFrame:
@@ -388,10 +409,10 @@ def _pooled(observed: list[RecordedCosts], part: Callable[[RecordedCosts], pd.Da
 
 
 def _lines(work: pd.DataFrame) -> dict[tuple[str, ...], Line]:
-    """The line of each kind, phase and mode."""
+    """The line of each kind, unit, phase and mode."""
     lines: dict[tuple[str, ...], Line] = {}
-    for (kind, phase, mode), part in work.groupby(["kind", "phase", "mode"]):
-        lines[kind, "cpu", phase, mode] = _line(part, kind == "attention")
+    for (kind, unit, phase, mode), part in work.groupby(["kind", "unit", "phase", "mode"]):
+        lines[kind, unit, phase, mode] = _line(part, kind == "attention")
     return lines
 
 

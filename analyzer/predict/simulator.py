@@ -18,6 +18,7 @@ from analyzer.errors import PredictError
 from analyzer.predict.costs import AHEAD, AWAITED, DEMAND, FOUND, LOADED, RESIDENT, Costs, Line
 from analyzer.predict.trace import Followers, Step, Trace
 from runtime.cache_rules.batches import Batch, TokenBuffers, chunks, smallest_tier
+from runtime.cache_rules.eviction import LFRU, LRU
 from runtime.cache_rules.forms import CPU, HTP, Cache, Form, Reason
 from runtime.cache_rules.rule import URGENT, CacheRule, Entry
 
@@ -29,6 +30,8 @@ LAYER_AHEAD = 100.0
 """Urgency of a load a layer further away."""
 BACKEND_OF = {"cpu": CPU, "npu": HTP}
 """Units here → the cache rule's backends."""
+UNIT = {backend: unit for unit, backend in BACKEND_OF.items()}
+POLICIES = {"lru": LRU, "lfru": LFRU}
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Settings:
     prefetch: float | str | None = None
     prefill_unit: str = "cpu"
     decode_unit: str = "cpu"
+    policy: str = "lru"
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or not self.tiers or min(self.tiers) < 1:
@@ -165,7 +169,8 @@ class SimulatedCache(CacheRule[Entry]):
     """The runtime's rule on simulated time: what comes in the background takes as long as the loader does."""
 
     def __init__(self, settings: Settings, sizes: dict[int, int], submit: Callable[[Entry], None], loader: Loader):
-        super().__init__(settings.cache_bytes, lambda form: sizes[form.backend], Entry, background=settings.background)
+        policy = POLICIES[settings.policy]()
+        super().__init__(settings.cache_bytes, lambda form: sizes[form.backend], Entry, policy, settings.background)
         self._submit, self._loader = submit, loader
 
     def _queue(self, entry: Entry) -> None:
@@ -191,6 +196,7 @@ class Machine:
         self.outcome = Outcome(settings)
         self._landing: dict[Entry, simpy.Event] = {}
         self._how: dict[Form, str] = {}
+        self._loaded: set[Form] = set()
         self._lines: dict[tuple[str, str, str], Line | None] = {}
         self._before: tuple[int, np.ndarray] | None = None
         self._step, self._loading_behind = 0, 0
@@ -307,15 +313,18 @@ class Machine:
             self._how[entry.form] = AWAITED
         else:
             thread = "cpu" if entry.form.backend == CPU else "worker"
-            yield from self._load(entry, thread, self.costs.load)
+            yield from self._load(entry, thread, self._loading(entry))
             self._how[entry.form] = LOADED
         self.outcome.stall_s += self.env.now - began
 
     def _behind(self, entry: Entry, thread: str) -> Work:
         """A load on a thread of the loader."""
         self._loading_behind += 1
-        yield from self._load(entry, thread, self.costs.behind or self.costs.load, -(-entry.size // PIECE))
+        yield from self._load(entry, thread, self.costs.behind or self._loading(entry), -(-entry.size // PIECE))
         self._loading_behind -= 1
+
+    def _loading(self, entry: Entry) -> Line:
+        return self.costs.loading(UNIT[entry.form.backend], entry.form not in self._loaded)
 
     def _load(self, entry: Entry, thread: str, line: Line, pieces: int = 1) -> Work:
         with self.storage.request(priority=int(entry.reason is Reason.PREFETCH)) as turn:
@@ -331,6 +340,7 @@ class Machine:
                 yield from self._read(urgent, thread, line)
             yield self.env.timeout(line.seconds(entry.size) / pieces)
         self.outcome.loaded_bytes += entry.size
+        self._loaded.add(entry.form)
         kind, form = "prefetch" if entry.reason is Reason.PREFETCH else "load", entry.form
         self.outcome.spans.append(Span(kind, thread, self._step, form.layer, form.expert, 0, began, self.env.now))
         self.cache.land(entry)

@@ -16,7 +16,7 @@ from tracer.recording.format import write_manifest
 ENGINE, PID = "simulation", 1
 UNITS = ("cpu", "npu", "storage")
 UNKNOWN: dict[str, Any] = {"object": "", "float64": np.nan, "bool": False, "uint64": 0}
-"""By dtype, as analyzer/records/schema.py says; -1 for the others."""
+"""By dtype, as analyzer/records/tables.toml says; -1 for the others."""
 
 RECORDING_BACKEND = {"cpu": "cpu", "npu": "htp"}
 

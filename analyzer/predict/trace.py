@@ -20,6 +20,7 @@ class Step:
     position: int
     routes: tuple[np.ndarray, ...]
     asked: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    token_id: int = -1
 
     @property
     def rows(self) -> int:
@@ -61,7 +62,8 @@ def from_tables(tables: Mapping[str, pd.DataFrame]) -> Trace:
         ordered = part.sort_values(["layer", "row", "rank"])
         if len(ordered) == len(layers) * rows * k:
             chosen = ordered["expert"].to_numpy(np.int64).reshape(len(layers), rows, k)
-            steps.append(Step(str(step["phase"]), int(step["position"]), tuple(chosen), asked.get(int(token), {})))
+            asked_in = asked.get(int(token), {})
+            steps.append(Step(str(step["phase"]), int(step["position"]), tuple(chosen), asked_in, int(token)))
     if not steps:
         raise PredictError("no step of the recording has all its routes: record again with a larger --ring-mib")
     return Trace(tuple(steps), int(routed["expert"].max()) + 1)

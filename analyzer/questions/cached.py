@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tracer.recording.format import is_whole, sealed
+
 INPUTS = ("manifest.json", "events.bin", "details.bin")
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -35,12 +37,12 @@ def summary(run_dir: Path) -> dict[str, Any]:
     path, now = run_dir / "tables" / "summary.json", stamp(run_dir, cache_file())
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         cached = json.loads(path.read_text())
-        if cached["stamp"] == now and now["files"][0]:
+        if cached["stamp"] == now and now["files"][0] and is_whole(cached):
             return dict(cached["summary"])
     figures = fresh(run_dir)
     with contextlib.suppress(OSError):  # a read-only recording is summarised every time
         temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps({"stamp": now, "summary": figures}))
+        temporary.write_text(json.dumps(sealed({"stamp": now, "summary": figures})))
         os.replace(temporary, path)
     return figures
 

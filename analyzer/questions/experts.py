@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.questions import expert_loads as step_loads
 from analyzer.questions.figures import cache_hits, hit_rate
 from analyzer.questions.groups import operator_groups
 from analyzer.records.schema import Tables
@@ -181,6 +182,7 @@ def summary(tables: Tables) -> dict[str, Any]:
         "hit_rate": hit_rate(hits, misses),
         "reuse_distance_median_steps": float(reuse.median()) if len(reuse) else None,
         "loads": by_reason,
+        "step_loads": step_loads.counts(step_loads.within_steps(tables)),
         "evictions": int((loads["action"] == "evict").sum()),
         "evicted_bytes": int(loads.loc[loads["action"] == "evict", "bytes"].sum()),
     }

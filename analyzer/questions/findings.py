@@ -1,23 +1,21 @@
 """Findings: what costs most and what it would give back, in words, each with its evidence and a query that shows it.
 
-A finding's prize is the time that would go away if its cause did, as a share of all steps' time. Prizes overlap: they do not
-add up.
+A finding's prize is the time that its remedy would win, as a share of all steps' time. Prizes overlap: they do not add up.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import cache_curves, phases, roofline, threads, trends
+from analyzer.questions import expert_loads, phases, roofline, threads, trends
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.schema import Tables
 
 LEAST_SHARE = 0.01
 """Findings that would give back less are left out."""
-GOAL_HIT_RATE = 0.9
 WORTH = 10
 """Maximum number of findings."""
 
@@ -59,28 +57,36 @@ def size(count: float) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def expert_loads(facts: Facts) -> Iterator[Finding]:
-    """Time in which steps wait for experts to be loaded, and the cache that would avoid most of it."""
-    spent = float(facts.rows["expert load"].sum())
-    loads = facts.tables["loads"]
-    loads = loads[(loads["action"] == "load") & (loads["reason"] == "demand") & (loads["token_id"] >= 0)]
-    if spent <= 0 or len(loads) == 0:
-        return
-    expert_size = cache_curves.expert_bytes(facts.tables)
-    slots = cache_curves.slots_for(facts.tables, GOAL_HIT_RATE, "decode")
-    remedy = "no cache would reach a hit rate of 90 % in decode"
-    if slots is not None:
-        remedy = f"a cache of {slots} experts" + (f" ({size(slots * expert_size)})" if np.isfinite(expert_size) else "")
-        remedy += " would hit 90 % in decode (LRU)"
-    steps = loads["token_id"].nunique() / max(len(facts.rows), 1)
-    moved = int(loads["bytes"].sum())
-    text = f"experts are loaded on demand in {steps:.0%} of steps ({len(loads)} loads, {size(moved)}); {remedy}"
-    evidence = {"loads": len(loads), "bytes": moved, "steps_share": steps, "slots_for_90": slots}
+def loads(facts: Facts) -> Iterator[Finding]:
+    """Time in which steps wait for experts to be loaded, by what would avoid it."""
+    rows = expert_loads.step_loads(facts.tables, facts.rows["expert load"])
+    first, again = rows[~rows["again"]], rows[rows["again"]]
     query = (
-        "select layer, expert, count(*) loads, sum(duration_ns)/1e6 ms from loads "
-        "where action = 'load' and reason = 'demand' and token_id >= 0 group by all order by ms desc"
+        "select layer, expert, backend, count(*) loads, sum(duration_ns)/1e6 ms from loads "
+        "where action = 'load' and token_id >= 0 group by all order by ms desc"
     )
-    yield facts.finding("expert loads", text, spent, evidence, query)
+    better = expert_loads.larger_cache(facts.tables, rows)
+    if better is not None:
+        evidence = {"loads": len(rows), "first": len(first), "bytes": int(rows["bytes"].sum()), **asdict(better)}
+        yield facts.finding("expert loads", _reloads(rows, again, better, facts), better.won_ns, evidence, query)
+    waited = float((first["cost_ns"] - first["compile_ns"]).sum())
+    text = f"steps load {len(first)} experts for the first time, which no cache avoids; loading them before the first step would"
+    yield facts.finding("first loads", text, waited, {"loads": len(first)}, query)
+    made = rows[rows["compile_ns"] > 0]
+    text = f"steps compile the NPU graphs of {len(made)} experts; compiled ahead, they are only read"
+    calls = "select call, count(*) calls, sum(duration_ns)/1e6 ms from qnn_calls group by all order by ms desc"
+    yield facts.finding("compiling", text, float(made["compile_ns"].sum()), {"loads": len(made)}, calls)
+
+
+def _reloads(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.Avoidance, facts: Facts) -> str:
+    """What is loaded again, and the cache that would keep it."""
+    had = expert_loads.budget(facts.tables)
+    text = f"{len(again)} of {len(rows)} expert loads ({size(rows['bytes'].sum())}) bring back what was evicted; "
+    if not np.isfinite(better.budget_bytes) or had is None:
+        return text + "a cache that holds everything would avoid them"
+    return (
+        text + f"a cache of {size(better.budget_bytes)} instead of {size(had)} would avoid {better.loads} of them (replayed, LRU)"
+    )
 
 
 def disk(facts: Facts) -> Iterator[Finding]:
@@ -223,7 +229,7 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    expert_loads,
+    loads,
     disk,
     gaps,
     displaced,

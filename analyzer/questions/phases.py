@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.groups import GROUPS, group_times, working
+from analyzer.questions.groups import GROUPS, group_times, pieces
 from analyzer.records.intervals import Intervals, common, merged, overlaps, uncovered
 from analyzer.records.schema import Tables
 
@@ -28,11 +28,11 @@ GAP_COLUMNS = ("token_id", "begin_ns", "end_ns", "duration_ns", "cause", "after"
 
 def gaps(tables: Tables) -> pd.DataFrame:
     """Every piece of a gap with one cause: token_id, begin_ns, end_ns, duration_ns, cause, and the operators around it."""
-    return neighbours(tables["operators"], idle(tables, working(tables)))[list(GAP_COLUMNS)]
+    return neighbours(tables["operators"], idle(tables, pieces(tables)))[list(GAP_COLUMNS)]
 
 
 def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
-    """The gaps that groups.working leaves, without the operators around them."""
+    """The gaps that groups.pieces leaves, without the operators around them."""
     covered = Intervals.of_table(work, "token_id", "begin", "end")
     left = uncovered(Intervals.of_table(tables["tokens"], "token_id"), covered)
     return explained(tables, left, (("npu", npu_spans(tables)), ("load", load_spans(tables))))
@@ -112,7 +112,7 @@ def by_cause(rows: pd.DataFrame, tokens: pd.Index) -> pd.DataFrame:
 def per_token(tables: Tables) -> pd.DataFrame:
     """ns by token_id: a column per group and per cause, `residual`, and `total`, which is their sum; with phase and position."""
     tokens = tables["tokens"].set_index("token_id")
-    work = working(tables)
+    work = pieces(tables)
     spent = group_times(tables, work).reindex(tokens.index, fill_value=0.0)
     spent_by = pd.concat([spent, by_cause(idle(tables, work), tokens.index)], axis=1)
     spent_by[RESIDUAL] = tokens["duration_ns"] - spent_by.sum(axis=1)
@@ -220,7 +220,7 @@ def npu_gaps(tables: Tables) -> pd.DataFrame:
     tokens = tables["tokens"][tables["tokens"]["token_id"].isin(np.unique(busy.key))]
     left = uncovered(Intervals.of_table(tokens, "token_id"), busy)
     graphs = tables["graphs"].query("backend == 'htp' and token_id >= 0")
-    work = working(tables)
+    work = pieces(tables)
     host = Intervals.of_table(work, "token_id", "begin", "end")
     return explained(
         tables, left, (("load", load_spans(tables)), ("rpc", Intervals.of_table(graphs, "token_id")), ("host", host))

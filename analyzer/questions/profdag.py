@@ -1,11 +1,13 @@
 """ProfDAG: one token's operators as a graph, measured.
 
 Nodes are operators in execution order; an edge says that one reads what the other made. A source that no operator of the token
-made is a constant (a weight, or state of an earlier token), unless its own structure was recorded: then it is a view.
+made is a constant (a weight, or state of an earlier token), unless its own structure was recorded: then it is a view. A prompt in
+chunks makes the same tensor in parts: who reads more rows than the last part has reads the parts before it, too.
 """
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.errors import AnalysisError
+from analyzer.questions.roofline import operator_backends
 from analyzer.records.schema import Tables
 from analyzer.tables.nodes import NEVER_RUN
 from analyzer.tables.operators import layer_of
@@ -24,6 +27,8 @@ NOT_IN_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 MEASURED = ("duration_ns", "busy_ns", "wait_ns", "maj_flt", "min_flt")
 IN_PLACE = {"SET_ROWS": -1, "CPY": 1, "SET": 0, "ACC": 0}
 """Operators that write into memory they are given: which of their sources that is."""
+CACHING = ("attention",)
+"""Operators that read what their own earlier parts left in the KV cache."""
 COPIED = (
     *("type", "name", "layer", "expert", "order", "shape", "n_threads"),
     *("flops", "read_bytes", "written_bytes", *MEASURED),
@@ -43,6 +48,8 @@ class _Builder:
     maker: dict[int, str] = field(default_factory=dict)
     described: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
     writer: dict[int, str] = field(default_factory=dict)
+    parts: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
+    """Tensor → (node, rows, graph) of the operators that made it, in order."""
 
     def __post_init__(self) -> None:
         keys = zip(self.tensors["pid"].tolist(), self.tensors["tensor"].tolist(), strict=True)
@@ -73,6 +80,28 @@ class _Builder:
         for above in sources:
             self.graph.add_edge(self.source(pid, above, ts, (*ancestors, tensor)), node, kind="data")
         return node
+
+    def sources(self, op: dict[str, Any], tensors: list[int]) -> Iterator[str]:
+        """The nodes that stand for what an operator reads: of a tensor made in parts as many as have its rows."""
+        for tensor in tensors:
+            if tensor != op["tensor"]:
+                yield self.source(op["pid"], tensor, op["end_ns"])
+                made = [part for part in self.parts.get(tensor, ()) if part[2] == op["graph_id"]]
+                rows = made[-1][1] if made else op["n_tokens"]
+                for node, count, _ in made[-2::-1] if rows > 0 else ():
+                    if rows >= op["n_tokens"]:
+                        break
+                    rows += count
+                    yield node
+
+    def made(self, op: dict[str, Any], node: str) -> str | None:
+        """Note that an operator made its tensor, or a part of it; answers the part before whose state it reads."""
+        tensor = int(op["tensor"])
+        parts = self.parts.setdefault(tensor, [])
+        before = parts[-1][0] if parts and op["type"] in CACHING else None
+        parts.append((node, op["n_tokens"], op["graph_id"]))
+        self.maker[tensor] = node
+        return before
 
     def base(self, pid: int, tensor: int, ts: int) -> int:
         """The tensor whose memory a view renames, through all views; the tensor itself where it is none."""
@@ -121,7 +150,7 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
     attributes `tokens_used` and `tokens_skipped` count them. Without any recorded structure, edges follow execution order.
     """
     operators = token_operators(tables, token_id)
-    backends = dict(zip(tables["graphs"]["graph_id"].tolist(), tables["graphs"]["backend"].tolist(), strict=True))
+    backends = dict(zip(tables["operators"]["op_id"].tolist(), operator_backends(tables).tolist(), strict=True))
     begun = tables["tokens"].loc[tables["tokens"]["token_id"] == token_id, "begin_ns"]
     origin = int(begun.iloc[0] if len(begun) else operators["begin_ns"].iloc[0])
     builder, structured = _Builder(tables["tensors"]), False
@@ -129,15 +158,16 @@ def build_profdag(tables: Tables, token_id: int, mean_over: list[int] | None = N
     for op in operators.to_dict("records"):
         sources = builder.describe(op["pid"], op["tensor"], op["end_ns"])[3]
         structured |= bool(sources)
-        makers = [builder.source(op["pid"], s, op["end_ns"]) for s in sources if s != op["tensor"]]
+        makers = list(builder.sources(op, sources))
         writers = builder.written_before(op["pid"], sources, op["end_ns"])
         copied = {name: op[name] for name in COPIED}
         times = {"begin_ns": op["begin_ns"] - origin, "end_ns": op["end_ns"] - origin}
-        node, backend = f"op {op['order']}", backends.get(op["graph_id"]) or "cpu"
+        node, backend = f"op {op['order']}", backends[op["op_id"]]
         builder.graph.add_node(node, role="op", **copied, **times, backend=backend, **speed(op), **counted.get(op["op_id"], {}))
         builder.graph.add_edges_from(((writer, node) for writer in writers), kind="memory")
         builder.graph.add_edges_from(((maker, node) for maker in makers), kind="data")
-        builder.maker[int(op["tensor"])] = node
+        before = builder.made(op, node)
+        builder.graph.add_edges_from([(before, node)] if before else [], kind="memory")
         builder.note_writer(op["type"], op["pid"], sources, op["end_ns"], node)
     graph = builder.graph
     if not structured:

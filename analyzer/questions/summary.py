@@ -36,6 +36,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "recording": recording_summary(recording, tables),
         "machine": machine_summary(recording.manifest),
         "missing": [*incomplete(source), *missing(tables)],
+        "warnings": warnings(recording.manifest),
         "tokens": token_summary(tables["tokens"]),
         "phases": phase_shares(tables, rows),
         "findings": finding_rows(recording, tables, rows),
@@ -62,12 +63,18 @@ def missing(tables: Tables) -> list[str]:
     return [f"{means} (level {level})" for table, level, means in ABSENT if len(tables[table]) == 0]
 
 
+def warnings(manifest: dict[str, Any]) -> list[str]:
+    """What the tracer could not do or had to change, in its words."""
+    said = manifest.get("warnings")
+    return [line for line in said if isinstance(line, str)] if isinstance(said, list) else []
+
+
 def incomplete(source: Source) -> list[str]:
     """How the files fall short of what the manifest counts, or hold what it does not describe."""
     expected, counts = section(source.manifest, "records"), source.count()
     described = {kind: n for kind, n in expected.items() if isinstance(n, int) and kind in source.recording.layouts}
     short = {kind: n - counts.get(kind, 0) for kind, n in described.items() if n > counts.get(kind, 0)}
-    lines = []
+    lines = list(source.damage)
     if short:
         lacking, most = f"{sum(short.values()):,} of {sum(described.values()):,}", max(short, key=short.__getitem__)
         lines.append(f"{lacking} records are not in the files ({most} above all): cut short")
@@ -89,8 +96,10 @@ def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
     """What was recorded; a state other than `complete` says that the writer did not finish."""
     manifest = recording.manifest
     keys = ("program", "state", "started_utc", "duration_ns", "command", "loader", "levels")
-    engines = [name for name in section(manifest, "engines") if (tables["tokens"]["engine"] == name).any()]
-    return {**{key: manifest.get(key) for key in keys}, "engines": engines or list(section(manifest, "engines"))}
+    declared = section(manifest, "engines")
+    stepped = [name for name in declared if (tables["tokens"]["engine"] == name).any()]
+    loaded = [name for name, engine in declared.items() if engine.get("libraries")]
+    return {**{key: manifest.get(key) for key in keys}, "engines": stepped or loaded}
 
 
 def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -164,8 +164,15 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def drift(ms: np.ndarray) -> dict[str, float]:
+    """Medians of the first and the last third of the steps (`first_ms`, `last_ms`, of `steps` each), and the `change`."""
+    third = len(ms) // 3
+    first, last = float(np.median(ms[:third])), float(np.median(ms[-third:]))
+    return {"first_ms": first, "last_ms": last, "steps": third, "change": last / first - 1 if first else 0.0}
+
+
 def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]:
-    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, drift_per_100_steps (of the median), change_points, periodic, model."""
+    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, drift (of a third of the steps), change_points, periodic, model."""
     steps = decode_steps(tables) if steps is None else steps
     answer: dict[str, Any] = {
         "ttft_ms": distribution(ttft_ms(complete_steps(tables["tokens"]))),
@@ -175,7 +182,6 @@ def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]
     if len(steps) < LEAST:
         return answer
     ms = steps["ms"].to_numpy()
-    slope, middle = theil_sen(np.arange(len(ms), dtype=np.float64), ms), float(np.median(ms))
     cuts = change_points(ms)
     parts = np.split(ms, cuts)
     jumps = [
@@ -183,7 +189,7 @@ def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]
         for cut, a, b in zip(cuts, parts[:-1], parts[1:], strict=True)
     ]
     return answer | {
-        "drift_per_100_steps": 100 * slope / middle if middle else 0.0,
+        "drift": drift(ms),
         "change_points": jumps,
         "periodic": periodic(ms),
         "model": step_model(steps),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from analyzer.records.slot_columns import by_kind, columns_of, firsts
+from analyzer.records.slot_columns import Sorted, by_kind, columns_of, firsts
 from analyzer.records.spans import numbered
 from tracer.recording.format import RING_HEADER_BYTES, STREAMS, Recording
 
@@ -80,6 +80,10 @@ class Contents:
     def mapped(self, stream: str, begin: int, end: int) -> np.ndarray:
         """Slots begin to end as raw bytes, mapped from the file for as long as the answer is kept."""
         return np.asarray(self.recording.map_slots(stream, begin, end)).view(f"V{STREAMS[stream]}")[:, 0]
+
+    def by_kind(self, stream: str, begin: int, end: int) -> Sorted:
+        """Which kinds slots begin to end of a stream hold, and of when they are."""
+        return by_kind(self.mapped(stream, begin, end))
 
     def _block(self, slots: np.ndarray, start: int) -> tuple[int, int]:
         """Take note of one block; its first and last time."""

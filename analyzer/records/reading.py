@@ -4,18 +4,19 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow
 
 from analyzer.records.contents import BLOCK, EVER, IMPOSSIBLE_NS, STREAMED, Contents, Few
+from analyzer.records.damage import damage
 from analyzer.records.observed import LEVELS, Gaps, clipped, level_gaps, token_gaps
 from analyzer.records.rows import Rows, Spans, combined
 from analyzer.records.schema import Columns, text
 from analyzer.records.spans import Marks, Pairs, in_time, numbered, pair, successors
-from tracer.recording.format import FIRST_DETAIL, STREAMS, Recording, RecordingError
+from tracer.recording.format import FIRST_DETAIL, STREAMS, Recording
 
 WITHIN_STEPS = ("graph", "op", "expert")
 """Kinds of spans that end before the next step begins, if it begins alone."""
@@ -28,10 +29,7 @@ BACKEND = np.array(BACKEND_NAMES.split(" "), object)
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
     """Open a recording for analysis; raises RecordingError on anything that is none, a damaged manifest included."""
-    try:
-        return Recording(path)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{Path(path)}/manifest.json is damaged ({error!r}); record again") from None
+    return Recording(path)
 
 
 def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -112,6 +110,11 @@ class Source:
             counts[name] = counts.get(name, 0) + count
         return counts
 
+    @cached_property
+    def damage(self) -> list[str]:
+        """What its checksums find damaged, in words."""
+        return damage(self.contents)
+
     def discarded(self) -> int:
         """Slots that the kernel side reserved and gave up, or never finished."""
         return self.contents.discarded
@@ -122,7 +125,7 @@ class Source:
         return np.repeat(np.append(self.step_begins, EVER), np.diff(cuts, prepend=0, append=len(ts)))
 
     def thread(self, rows: Rows) -> Columns:
-        """The columns of schema.THREAD."""
+        """The columns of the group `thread`."""
         return {"engine": self.engines(rows["engine"]), "pid": rows["pid"], "tid": rows["tid"]}
 
     def engines(self, ids: np.ndarray) -> pyarrow.DictionaryArray:

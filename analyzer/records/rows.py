@@ -102,7 +102,7 @@ class Spans:
     complete: np.ndarray
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The columns of schema.SPAN."""
+        """The columns of the group `span`."""
         duration = self.end_ns - self.begin_ns
         return {"begin_ns": self.begin_ns, "end_ns": self.end_ns, "duration_ns": duration, "complete": self.complete}
 

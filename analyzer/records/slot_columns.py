@@ -1,12 +1,13 @@
 """Slots of a recording's files, as raw bytes: which kind lies where, and single fields of them. The loops are C."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from analyzer.records.spans import _joins, numbered
+from analyzer.records.loops import loops
+from analyzer.records.spans import flat, numbered
 from tracer.recording.format import RING_HEADER_BYTES
 
 
@@ -25,24 +26,26 @@ class Sorted:
 
 def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> Sorted:
     """The slots (void, contiguous) with a time from begin_ns on and before end_ns, by kind."""
-    order = np.empty(len(slots), np.int64)
-    counts, first, last, damaged, discarded = _joins.by_kind(slots.dtype.itemsize, begin_ns, end_ns, slots, order)
-    ends = np.cumsum([count for _, count in counts]).tolist()
-    rows = {kind: order[end - count : end] for (kind, count), end in zip(counts, ends, strict=True)}
+    order, kind = np.empty(len(slots), np.int64), np.empty(len(slots), np.uint16)
+    ends, about = np.zeros(1 << 16, np.int64), np.zeros(4, np.uint64)
+    loops.by_kind(slots, slots.dtype.itemsize, len(slots), begin_ns, end_ns, kind, order, ends, about)
+    first, last, damaged, discarded = about.tolist()
+    begins = np.append(0, ends[:-1])
+    rows = {each: order[begins[each] : ends[each]] for each in np.flatnonzero(ends > begins).tolist()}
     return Sorted(rows, first if first <= last else 0, last, damaged, discarded)
 
 
-def places(dtype: np.dtype, names: Iterable[str]) -> np.ndarray:
-    """Where integer fields of a record lie in its slot, as the C code reads it."""
-    fields: Mapping[str, Any] = dtype.fields or {}
-    declared = [fields[name] for name in names]
-    return np.array([(RING_HEADER_BYTES + begin, each.itemsize, each.kind == "i", 0) for each, begin, *_ in declared], np.int32)
-
-
 def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Integer fields of the records in some slots, as int64."""
+    """Integer fields of the records in some slots, as int64. Raises IndexError where a slot has no room for them."""
+    declared: Mapping[str, Any] = dtype.fields or {}
+    width = slots.dtype.itemsize
+    offset = np.array([RING_HEADER_BYTES + declared[name][1] for name in names], np.int64)
+    size = np.array([declared[name][0].itemsize for name in names], np.int64)
+    if np.any(offset + size > width) or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(slots)):
+        raise IndexError("no such slot or field")
+    sign = np.array([-1 if declared[name][0].kind == "i" else 1 for name in names], np.int64)
     answer = np.empty((len(names), len(rows)), np.int64)
-    _joins.gather(slots.dtype.itemsize, places(dtype, names), slots, rows, answer)
+    loops.gather(slots, width, len(names), offset, size * sign, len(rows), flat(rows), answer)
     return dict(zip(names, answer, strict=True))
 
 

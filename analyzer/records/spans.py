@@ -1,20 +1,17 @@
 """The three joins that every table is made of: begin with end, event with the latest before it, point with its span.
 
-All functions take parallel arrays and answer with row numbers; -1 says "none". The loops of `pair`, `latest` and `codes` are C
-(_joins.c), and want rows in order of time, which they almost always are; others are put in order first.
+All functions take parallel arrays and answer with row numbers; -1 says "none". The loops of `pair`, `latest` and `numbered` are
+C, and want rows in order of time, which they almost always are; others are put in order first.
 """
 
+import ctypes
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from analyzer.errors import AnalysisError
-
-try:
-    from analyzer.records import _joins  # type: ignore[attr-defined]
-except ImportError:
-    raise AnalysisError("analyzer/records/_joins.so is not built: run `make build`") from None
+from analyzer.records.loops import loops
 
 NONE = -1
 
@@ -40,6 +37,8 @@ class Pairs:
 
 NARROW = 1 << 16
 """Values that lie closer together are counted, not sorted (see `distinct`)."""
+SMALL = 1024
+"""So many counters cost nothing, however few rows there are."""
 
 
 def flat(column: np.ndarray) -> np.ndarray:
@@ -51,8 +50,28 @@ def flat(column: np.ndarray) -> np.ndarray:
 
 def numbered(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(one number per distinct combination of the columns' values, from 0 in order of appearance; first row of each number)."""
-    code, first = np.empty(len(columns[0]), np.int64), np.empty(len(columns[0]), np.int64)
-    return code, first[: _joins.codes(*map(flat, columns), first, code)]
+    values, n = [flat(column) for column in columns], len(columns[0])
+    code, first = np.empty(n, np.int64), np.empty(n, np.int64)
+    if n == 0:
+        return code, first
+    low, high = ([int(edge(column)) for column in values] for edge in (np.min, np.max))
+    width = [b - a + 1 for a, b in zip(low, high, strict=True)]
+    possible = math.prod(width)
+    if possible > 4 * n + SMALL:  # too many to count each
+        return numbered(_hashed(values))
+    places = (ctypes.c_void_p * len(values))(*(column.ctypes.data for column in values))
+    extents = np.array([low, width], np.int64)
+    count = loops.distinct(len(values), n, places, *extents, np.zeros(possible, np.int64), first, code)
+    return code, first[:count]
+
+
+def _hashed(columns: list[np.ndarray]) -> np.ndarray:
+    """The same numbers, by hashing."""
+    code = pd.factorize(columns[0])[0]
+    for column in columns[1:]:
+        more = pd.factorize(column)[0]
+        code = pd.factorize(code * (int(more.max()) + 1) + more)[0]
+    return code
 
 
 def codes(*columns: np.ndarray) -> np.ndarray:
@@ -111,8 +130,8 @@ def _matched(begin: Marks, end: Marks, group: np.ndarray, b: np.ndarray, e: np.n
     """Stack-match begin rows `b` with end rows `e` within groups (of begins, then ends); rows of begins and their ends."""
     begin_group, end_group = group[: len(begin.ts)][b], group[len(begin.ts) :][e]
     opened, closed = (begin_group, begin.ts[b], begin.position[b]), (end_group, end.ts[e], end.position[e])
-    answer = np.empty(len(b), np.int64)
-    if not _joins.pairs(*map(flat, (*opened, *closed)), answer):
+    answer, before, unopened = np.empty(len(b), np.int64), np.empty(len(b), np.int64), _none_of(group)
+    if not loops.pairs(len(b), *map(flat, opened), len(e), *map(flat, closed), unopened, before, answer):
         first, second = (np.lexsort(columns[:0:-1]) for columns in (opened, closed))
         return _matched(begin, end, group, b[first], e[second])
     matched = np.flatnonzero(answer >= 0)
@@ -126,7 +145,7 @@ def pair(begin: Marks, end: Marks) -> Pairs:
     """
     answer = np.full(len(begin.ts), NONE, np.int64)
     taken = np.zeros(len(end.ts), bool)
-    thread = np.concatenate((begin.key, end.key))
+    thread = codes(np.concatenate((begin.key, end.key)))
     b, e = _matched(begin, end, thread, np.arange(len(begin.ts)), np.arange(len(end.ts)))
     agree = ~begin.identified[b] | ~end.identified[e] | (begin.identity[b] == end.identity[e])
     answer[b[agree]], taken[e[agree]] = e[agree], True
@@ -141,11 +160,20 @@ def pair(begin: Marks, end: Marks) -> Pairs:
 def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row the right row of its group with the greatest time <= its own; among equal times the last."""
     answer = np.empty(len(left_ts), np.int64)
-    if not _joins.latest(*map(flat, (right_group, right_ts, left_group, left_ts)), answer):
+    if in_time(right_ts) and in_time(left_ts):
+        group, n = codes(np.concatenate((flat(right_group), flat(left_group)))), len(right_ts)
+        right, left = (group[:n], flat(right_ts)), (group[n:], flat(left_ts))
+        loops.latest(n, *right, len(left_ts), *left, _none_of(group), answer)
+    else:
         right_order, left_order = (np.argsort(ts, kind="stable") for ts in (right_ts, left_ts))
         row = latest(right_group[right_order], right_ts[right_order], left_group[left_order], left_ts[left_order])
         answer[left_order] = np.append(right_order, NONE)[row]
     return answer
+
+
+def _none_of(group: np.ndarray) -> np.ndarray:
+    """NONE for each of the groups, which are numbered from 0."""
+    return np.full(int(group.max(initial=NONE)) + 1, NONE, np.int64)
 
 
 def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
@@ -163,6 +191,18 @@ def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.nda
     group, ts = (column[missing] for column in left)
     row = latest(right[0], right[1], group, ts)
     answer[missing] = np.where(ts < np.append(right[2], 0)[row], row, NONE)
+
+
+def shared(owner: np.ndarray, work: np.ndarray, ts: np.ndarray, lasts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """The span of each row; one without (-1) takes that of a row of the same work, if it lasts at its time.
+
+    `lasts` are the spans' begins and ends.
+    """
+    known = np.flatnonzero(owner >= 0)
+    known = known[numbered(work[known], owner[known])[1]]
+    span, row = owner[known], np.where(owner >= 0, 0, NONE)
+    lasting((work[known], lasts[0][span], lasts[1][span]), (work, ts), row)
+    return np.where(owner >= 0, owner, np.append(span, NONE)[row])
 
 
 def in_groups(group: np.ndarray, ts: np.ndarray) -> np.ndarray:

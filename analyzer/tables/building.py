@@ -49,7 +49,7 @@ class Builder:
 
     def _piece(self, source: Source, final: bool) -> Piece:
         announced, readings = nodes.unfold(source), self.readings.of(source)
-        tokens, first, definitions = self.tokens.begun_in(source, announced.begin), self.first, self.definitions
+        tokens, first, definitions = self.tokens.begun_in(source), self.first, self.definitions
         self.n_tokens.append(tokens.n_tokens)
         runs = graphs(source, first.graph)
         columns, threads, op = operators.build(source, announced, tokens, runs, definitions, first)

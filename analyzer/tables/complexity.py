@@ -6,9 +6,11 @@ that touch a part of a tensor (an embedding's rows, the chosen experts). Where a
 figures (NaN).
 """
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan, prod
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,30 +20,10 @@ from analyzer.records.schema import Columns
 from analyzer.records.spans import NONE, codes, following, latest, numbered
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    20: ("IQ4_NL", 32, 18),
-    23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    30: ("BF16", 1, 2),
-    39: ("MXFP4", 32, 17),
+    int(number): tuple(facts)
+    for number, facts in tomllib.loads(Path(__file__).with_name("ggml_types.toml").read_text(encoding="utf-8")).items()
 }
-"""ggml's number of an element type → (name, elements per block, bytes per block), as ggml.h and gguf declare them."""
+"""ggml's number of an element type → (name, elements per block, bytes per block)."""
 VIEWS_DEEP = 3
 BLOCKS = {name: (elements, size) for name, elements, size in GGML_TYPES.values()}
 

@@ -40,7 +40,7 @@ class Enclosed:
         self.expert[rows] = np.where(run >= 0, run, values_at(activity.op_expert, op))
 
     def columns(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, np.ndarray]:
-        """The columns of schema.WITHIN."""
+        """The columns of the group `within`."""
         tid, pid = self.rows["tid"], self.rows["pid"]
         return {
             "token_id": tokens.containing({"tid": tid, "pid": pid}, self.ts),
@@ -94,7 +94,7 @@ class Files:
         self.page_bytes = size if isinstance(size, int) and size > 0 else PAGE_BYTES
 
     def columns(self, rows: Rows) -> dict[str, np.ndarray]:
-        """The columns of schema.FILE."""
+        """The columns of the group `file`."""
         dev, ino = rows["dev"], rows["ino"]
         key = codes(dev, ino)
         _, first = np.unique(key, return_index=True)

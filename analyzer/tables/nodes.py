@@ -10,7 +10,7 @@ import numpy as np
 
 from analyzer.records.reading import Source, section
 from analyzer.records.rows import Rows
-from analyzer.records.spans import NONE, codes, first_of_runs, following, latest, run_lengths
+from analyzer.records.spans import NONE, codes, first_of_runs, following, lasting, latest, run_lengths, shared
 
 LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
 NEVER_RUN = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # nodes that only rename memory
@@ -62,8 +62,7 @@ def unfold(source: Source) -> Announced:
     real = ~np.isin(np.append(source.rows("tensor")["type"], NONE)[described], never_run(source))
     source.leave_unpaired("op", done.where(real & (graph < 0)))
     used = np.flatnonzero(real & (graph >= 0))
-    owner = {kind: latest(graphs["pid"], graphs["ts"], rows["pid"], rows["ts"]) for kind, rows in announced.items()}
-    owner = {kind: np.where(announced[kind]["ts"] < until[row], row, NONE) for kind, row in owner.items()}
+    owner = owners(graphs, until[:-1], announced["op_begin"], announced["op_wait"])
     begun = owner["op_begin"] >= 0
     begun_ops = owner["op_begin"][begun], announced["op_begin"]["tensor"][begun]
     by_shares = np.append(graphs_by_shares(len(graphs), (graph[used], tensor[used]), begun_ops), False)
@@ -82,6 +81,18 @@ def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.
     graph = latest(key[: len(graphs)], graphs["ts"], key[len(graphs) :], done["ts"])
     until = np.append(source.next_step(graphs["ts"]), 0)
     return np.where(done["ts"] < until[graph], graph, NONE), until
+
+
+def owners(graphs: Rows, until: np.ndarray, begin: Rows, wait: Rows) -> dict[str, np.ndarray]:
+    """The graph of each op_begin and op_wait: that of its thread, else that in which another thread began the same result.
+
+    What none tells is of its process's latest graph.
+    """
+    graph = np.full(len(begin), NONE, np.int64)
+    lasting((graphs["tid"], graphs["ts"], until), (begin["tid"], begin["ts"]), graph)
+    graph = shared(graph, codes(begin["pid"], begin["tensor"]), begin["ts"], (graphs["ts"], until))
+    lasting((graphs["pid"], graphs["ts"], until), (begin["pid"], begin["ts"]), graph)
+    return {"op_begin": graph, "op_wait": np.append(graph, NONE)[latest(begin["tid"], begin["ts"], wait["tid"], wait["ts"])]}
 
 
 def described_until(source: Source, done: Rows) -> np.ndarray:

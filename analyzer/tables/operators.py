@@ -21,9 +21,11 @@ from analyzer.records.spans import (
     first_of_runs,
     flat,
     following,
+    lasting,
     latest,
     numbered,
     running_count,
+    shared,
     successors,
 )
 from analyzer.tables.complexity import GGML_TYPES, Described, Works
@@ -76,40 +78,58 @@ def op_threads(source: Source, announced: Announced, tokens: Steps, graphs: Grap
     spans = source.spans("op", ("tensor",), unknown=0, begin=ending)
     end[paired], complete[paired] = spans.end_ns, spans.complete
     major[paired], minor[paired] = (faults(ending, ends, spans.end, field) for field in ("maj_flt", "min_flt"))
-    token = tokens.of(begin)
+    identity = identities(begin["pid"], begin["tensor"])
+    token = steps_of(tokens, begin, identity)
     if not paired.all():
         loose = ~paired
         end[loose], complete[loose], major[loose], minor[loose] = bounded(source, begin.where(loose), token[loose], tokens)
     shared = announced.by_share
     major[shared], minor[shared] = (begin[field][shared] for field in ("maj_flt", "min_flt"))
     wait = waits(announced.wait, begin, end)
-    identity = identities(begin["pid"], begin["tensor"])
     result, first = numbered(identity)
     return OpThreads(
         begin, begin["ts"], wait, end, complete, major, minor, ~paired, token, graphs.of(begin), result, identity[first]
     )
 
 
+def steps_of(tokens: Steps, begin: Rows, result: np.ndarray) -> np.ndarray:
+    """token_id of each begin: of its own thread's step, else of the one in which another thread began the same result.
+
+    Where steps of several threads overlap, the threads that help are told apart by what they work on; otherwise the step is
+    their process's.
+    """
+    if len(distinct(tokens.begin["tid"])) < 2:
+        return tokens.of(begin)
+    row = np.full(len(begin), NONE, np.int64)
+    lasting((tokens.begin["tid"], tokens.begin["ts"], tokens.until), (begin["tid"], begin["ts"]), row)
+    row = shared(row, result, begin["ts"], (tokens.begin["ts"], tokens.until))
+    return np.where(row >= 0, row + tokens.first, tokens.of(begin))
+
+
 def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np.ndarray:
     """Rows end, whether it is known, major and minor faults of operators that the engine announces but does not end.
 
-    The end: the thread's next operator, or the next end of a graph or token of the process. What none of the same step ends,
-    ends with the step, or with the recording. Faults: up to the thread's next counts of them, its next operator's or, where that
-    comes first, the end of its token; -1 where there are none in the same token and step.
+    The end: the thread's next operator, or the next end of a graph or token of the thread that took the step (of the process,
+    where there is no step). What none of the same step ends, ends with the step, or with the recording. Faults: up to the
+    thread's next counts of them, its next operator's or, where that comes first, the end of its token; -1 where there are none
+    in the same token and step.
     """
     closing, graph = source.rows("token_end"), source.rows("graph_end")
     ended = np.flatnonzero(tokens.spans.end >= 0)
     ended = ended[np.argsort(closing["ts"][tokens.spans.end[ended]], kind="stable")]
     reading, ts = closing.where(tokens.spans.end[ended]), flat(begin["ts"])
 
-    def next_of(rows: Rows, owner: str, since: np.ndarray) -> np.ndarray:
-        return following(rows[owner], rows["ts"], begin[owner], since)
+    leader = at_rows(tokens.begin["tid"], np.where(token >= 0, token - tokens.first, NONE), NONE)
 
-    after, read = successors(begin["tid"], ts), next_of(reading, "tid", ts - 1)
+    def next_of(rows: Rows) -> np.ndarray:
+        of_process = following(rows["pid"], rows["ts"], begin["pid"], ts)
+        return np.where(leader >= 0, following(rows["tid"], rows["ts"], leader, ts), of_process)
+
+    after, read = successors(begin["tid"], ts), following(reading["tid"], reading["ts"], begin["tid"], ts - 1)
     operator_ns, read_ns = at_rows(ts, after, EVER), at_rows(reading["ts"], read, EVER)
     step_ns = at_rows(source.step_begins, np.searchsorted(source.step_begins, ts, "right"), EVER)
-    end = np.minimum(operator_ns, at_rows(graph["ts"], next_of(graph, "pid", ts), EVER))
-    end = np.minimum(end, at_rows(closing["ts"], next_of(closing, "pid", ts), EVER))
+    end = np.minimum(operator_ns, at_rows(graph["ts"], next_of(graph), EVER))
+    end = np.minimum(end, at_rows(closing["ts"], next_of(closing), EVER))
     by_reading = read_ns < operator_ns
     owner = np.where(by_reading, at_rows(tokens.first + ended, read, EVER), at_rows(token, after, EVER))
     same = (owner == token) & (np.minimum(read_ns, operator_ns) < step_ns)

@@ -8,13 +8,14 @@ import pandas as pd
 import pyarrow
 
 from analyzer.records.contents import STREAMED
+from analyzer.records.loops import loops
 from analyzer.records.observed import Gaps, clipped
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import arrow_table, conform, text
-from analyzer.records.spans import NONE, _joins, distinct, first_rows, flat
+from analyzer.records.spans import NONE, distinct, first_rows
 
-EVENTS = np.array(["switch", "waking", "wakeup"], object)
+EVENTS = np.array(["switch", "waking", "wakeup", "fork"], object)
 STATES = np.array(["running", "runnable", "sleeping", "waiting", "stopped", ""], object)
 """By their numbers in analyzer/records/_joins.c."""
 WORKING = (
@@ -34,12 +35,14 @@ class TargetThreads:
         """Which of these threads belong to the program."""
         return np.isin(tid, self.tid)
 
+    def place(self, tid: np.ndarray) -> np.ndarray:
+        """Their places among the program's threads; -1 for strangers, and for nobody (0)."""
+        row = np.minimum(np.searchsorted(self.tid, tid), len(self.tid) - 1)
+        return np.where((np.append(self.tid, NONE)[row] == tid) & (tid > 0), row, NONE)
+
     def process(self, tid: np.ndarray) -> np.ndarray:
         """Their processes; -1 for strangers."""
-        if len(self.tid) == 0:
-            return np.full(len(tid), NONE, np.int64)
-        row = np.minimum(np.searchsorted(self.tid, tid), len(self.tid) - 1)
-        return np.where(self.tid[row] == tid, self.pid[row], NONE)
+        return np.append(self.pid, NONE)[self.place(tid)]
 
 
 def listed_threads(source: Source) -> list[tuple[int, int, str]]:
@@ -88,15 +91,16 @@ class OpenStates:
         thread that still runs. Rows come in order of the event that ended them; those that only the thread's last event ends
         come at the very end, where `final` says that nothing follows.
         """
-        fields = ("prev_tid", "prev_state", "next_tid", "cpu")
-        switches = np.stack([switch["ts"], switch.position, *(switch[name] for name in fields)])
+        out, back = (self.target.place(switch[name]) for name in ("prev_tid", "next_tid"))
+        switches = np.stack([switch["ts"], switch.position, out, switch["prev_state"], back, switch["cpu"]])
         woken = np.stack([waking["ts"], waking.position, waking["woken_tid"]])
         if len(fork):
             woken = np.concatenate((woken, np.stack([fork["ts"], fork.position, fork["child_tid"]])), axis=1)
-            woken = woken[:, np.lexsort(woken[1::-1])]
-        room = 2 * len(switch) + woken.shape[1] + len(self.target.tid)
-        rows = np.empty((5, room), np.int64)
-        count = _joins.states(final, flat(self.target.tid), switches, np.ascontiguousarray(woken), self.rows, rows)
+            woken = np.ascontiguousarray(woken[:, np.lexsort(woken[1::-1])])
+        woken[2] = self.target.place(woken[2])
+        n, m, threads = len(switch), woken.shape[1], len(self.target.tid)
+        rows = np.empty((5, 2 * n + m + threads), np.int64)
+        count = loops.states(final, threads, n, switches, m, woken, self.rows, rows)
         thread, state, cpu, begin, end = rows[:, :count]
         stop = clipped(begin, end, gaps)
         if stop is not end:
@@ -162,20 +166,20 @@ class Scheduling:
 
 
 def events(source: Source) -> pyarrow.Table:
-    """The table `sched`: switches, wakings and wake-ups in order of time."""
-    switch, waking, wakeup = (source.rows(f"sched_{kind}") for kind in ("switch", "waking", "wakeup"))
-    kinds = (switch, waking, wakeup)
+    """The table `sched`: switches, wakings, wake-ups and forks in order of time."""
+    kinds = [source.rows(kind) for kind in ("sched_switch", "sched_waking", "sched_wakeup", "task_fork")]
+    switch, waking, wakeup, fork = kinds
     ts = np.concatenate([rows["ts"] for rows in kinds])
     order = np.argsort(ts, kind="stable")
     none = [np.full(len(rows), NONE, np.int64) for rows in kinds]
     columns = {
         "cpu": [rows["cpu"] for rows in kinds],
-        "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"]),
+        "prev_tid": (switch["prev_tid"], waking["tid"], wakeup["tid"], fork["parent_tid"]),
         "prev_state": (switch["prev_state"], *none[1:]),
         "prev_prio": (switch["prev_prio"], *none[1:]),
-        "next_tid": (switch["next_tid"], waking["woken_tid"], wakeup["woken_tid"]),
-        "next_prio": (switch["next_prio"], waking["prio"], wakeup["prio"]),
-        "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"]),
+        "next_tid": (switch["next_tid"], waking["woken_tid"], wakeup["woken_tid"], fork["child_tid"]),
+        "next_prio": (switch["next_prio"], waking["prio"], wakeup["prio"], none[3]),
+        "target_cpu": (none[0], waking["target_cpu"], wakeup["target_cpu"], none[3]),
     }
     merged = {name: np.concatenate(parts)[order] for name, parts in columns.items()}
     number = np.repeat(np.arange(len(kinds)), [len(rows) for rows in kinds])

@@ -6,11 +6,10 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from analyzer.records.contents import EVER
 from analyzer.records.reading import BACKEND, Source, chosen
 from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
 from analyzer.records.schema import Columns, text
-from analyzer.records.spans import NONE, Nest, lasting, numbered, successors
+from analyzer.records.spans import NONE, Nest, first_of_runs, lasting, numbered, successors
 from analyzer.tables.sessions import model_names
 
 PHASES = np.array(["", "prefill", "decode"], object)
@@ -44,16 +43,32 @@ class Steps:
         reach = np.maximum.accumulate(self.until) if len(ts) else ts
         return np.unique(ts[1:][reach[:-1] <= ts[1:]])
 
-    def begun_in(self, piece: Source, operators: Rows) -> "Steps":
-        """The tokens that begin in a stretch of time, with the number of tokens that each was fed; given its op_begin."""
+    def begun_in(self, piece: Source) -> "Steps":
+        """The tokens that begin in a stretch of time, with the number of tokens that each was fed."""
         low, high = np.searchsorted(self.begin["ts"], (piece.begin_ns, piece.end_ns)).tolist()
         rows, spans = np.arange(low, high), self.spans
-        begin = self.begin.where(rows)
-        n_tokens = begin["n_tokens"]
-        if np.any(n_tokens == 0):
-            n_tokens = np.where(n_tokens > 0, n_tokens, rows_of_first_operator(begin, operators))
         spans = Spans(*(column[rows] for column in (spans.end, spans.begin_ns, spans.end_ns, spans.complete)))
-        return Steps(begin, self.end, spans, self.until[rows], n_tokens, low)
+        found = Steps(self.begin.where(rows), self.end, spans, self.until[rows], self.n_tokens[rows], low)
+        if np.any(found.n_tokens == 0):
+            found.n_tokens = np.where(found.n_tokens > 0, found.n_tokens, found.tokens_of_graphs(piece.rows("graph_begin")))
+        return found
+
+    def tokens_of_graphs(self, graphs: Rows) -> np.ndarray:
+        """Tokens that each step's graphs were fed: the first that was fed any, and the others of its handle.
+
+        A batch is cut into parts, and each part's graph into one for each backend.
+        """
+        fed = graphs.where(graphs["n_tokens"] > 0)
+        step = np.full(len(fed), NONE, np.int64)
+        lasting((self.begin["tid"], self.begin["ts"], self.until), (fed["tid"], fed["ts"]), step)
+        inside = np.flatnonzero(step >= 0)
+        fed, step = fed.where(inside), step[inside]
+        order = np.lexsort((fed["ts"], step))
+        first = order[first_of_runs(step[order])]
+        handle = np.zeros(len(self.begin), np.int64)
+        handle[step[first]] = fed["handle"][first]
+        same = fed["handle"] == handle[step]
+        return np.bincount(step[same], fed["n_tokens"][same], len(self.begin)).astype(np.int64)
 
     def lengths(self) -> pd.DataFrame:
         """token_id, position and n_tokens."""
@@ -99,20 +114,8 @@ class Steps:
         }
 
 
-def rows_of_first_operator(begin: Rows, operators: Rows) -> np.ndarray:
-    """Rows of the first operator after each token's begin on its thread: the embedding look-up's are the tokens fed."""
-    answer = np.zeros(len(begin), np.int64)
-    for tid in np.unique(begin["tid"]):
-        begins, of_thread = np.flatnonzero(begin["tid"] == tid), np.flatnonzero(operators["tid"] == tid)
-        ts = np.append(operators["ts"][of_thread], EVER)
-        row = np.searchsorted(ts, begin["ts"][begins])
-        inside = ts[row] < np.append(begin["ts"][begins][1:], EVER)
-        answer[begins[inside]] = operators["n_tokens"][of_thread[row[inside]]]
-    return answer
-
-
 def steps(source: Source) -> Steps:
-    """The recording's steps. Where the engine records no number of tokens fed, `begun_in` takes it from the first operator."""
+    """The recording's steps. Where the engine records no number of tokens fed, `begun_in` takes it from the graphs."""
     begin, spans = source.rows("token_begin"), source.spans("token", ("seq",), unknown=NONE)
     after = successors(begin["tid"], begin["ts"])
     following_ns = np.where(after >= 0, begin["ts"][after] if len(begin) else 0, spans.until())

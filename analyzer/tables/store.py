@@ -1,7 +1,8 @@
-"""Recording → tables: every table of records/schema.py, built with column operations, kept beside the recording as Parquet."""
+"""Recording → tables: every table of records/tables.toml, built with column operations, kept beside the recording as Parquet."""
 
 import contextlib
 import json
+import mmap
 import os
 import shutil
 import tempfile
@@ -18,9 +19,11 @@ from analyzer.records.contents import BLOCK, EVER
 from analyzer.records.reading import Source, open_recording
 from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
 from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
+from moescope.plain import doubts, warn
+from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError
 
-TABLES_VERSION = 6
+TABLES_VERSION = 7
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
@@ -126,8 +129,10 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
     if ready is not None:
         return ready
     try:
+        source = source or Source(recording)
+        _warn(folder, source.damage)
         with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
-            keep(source or Source(recording), folder / "tables", stamp)
+            keep(source, folder / "tables", stamp)
             ready = _cached(folder / "tables", stamp, asked)
         tables = build(recording) if ready is None else ready
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -137,30 +142,43 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
 
 def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
     """Rows of each table of a recording. Tables are made and kept where they are not yet; none is loaded if they can be kept."""
-    load(run_dir, ())
-    try:
-        return {name: parquet.read_metadata(Path(run_dir) / "tables" / f"{name}.parquet").num_rows for name in TABLES}
-    except OSError:
-        return {name: len(table) for name, table in load(run_dir).items()}
+    tables = load(run_dir)
+    if tables.paths:
+        return {name: parquet.read_metadata(path).num_rows for name, path in tables.paths.items()}
+    return {name: len(table) for name, table in tables.items()}
+
+
+def _warn(folder: Path, damage: Iterable[str]) -> None:
+    for line in damage:
+        warn(f"{folder}: {line}")
+        doubts.append(str(folder))
 
 
 def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables | None:
-    """Kept tables that were made from exactly this recording by this schema, else None.
+    """Kept tables that were made from exactly this recording by this schema and are as they were written, else None.
 
     Their files are open from now on: whoever makes them again meanwhile puts other files in their places.
     """
     try:
-        if json.loads((folder / "index.json").read_text()) != stamp:
-            return None
+        index = json.loads((folder / "index.json").read_text())
         paths = {name: folder / f"{name}.parquet" for name in names}
+        if index["stamp"] != stamp or any(sum_of(path) != index["sums"][path.name] for path in paths.values()):
+            return None
+        _warn(folder.parent, index["damage"])
         files = {name: parquet.ParquetFile(path, memory_map=True) for name, path in paths.items()}
         return Tables({name: file.read for name, file in files.items()}, paths)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
+def sum_of(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
+        return digest(view)
+
+
 @contextlib.contextmanager
-def replaced(folder: Path, stamp: dict[str, Any] | None) -> Iterator[Path]:
+def replaced(folder: Path, stamp: dict[str, Any] | None, damage: Iterable[str] = ()) -> Iterator[Path]:
     """A folder whose files take the place of those in `folder`, if all goes well; the index is written last, by rename."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -169,10 +187,11 @@ def replaced(folder: Path, stamp: dict[str, Any] | None) -> Iterator[Path]:
         yield fresh
         folder.mkdir(exist_ok=True)
         (folder / "index.json").unlink(missing_ok=True)
+        index = {"stamp": stamp, "damage": list(damage), "sums": {path.name: sum_of(path) for path in fresh.iterdir()}}
         for path in fresh.iterdir():
             os.replace(path, folder / path.name)
         if stamp is not None:
-            (fresh / "index.json").write_text(json.dumps(stamp))
+            (fresh / "index.json").write_text(json.dumps(index))
             os.replace(fresh / "index.json", folder / "index.json")
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -190,7 +209,7 @@ def write(frames: Mapping[str, pd.DataFrame], folder: Path, stamp: dict[str, Any
 def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) -> None:
     """Make the tables of a recording and write them, with one stretch of it in memory at a time."""
     builder = Builder(source)
-    with replaced(folder, stamp) as fresh, Files(fresh) as files:
+    with replaced(folder, stamp, source.damage) as fresh, Files(fresh) as files:
         for piece in builder.pieces(most):
             files.add(piece)
         tables = builder.last_tables()

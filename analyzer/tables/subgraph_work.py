@@ -1,7 +1,8 @@
 """What the subgraphs of our runtime have to do, in closed form from the model's config, as complexity.py counts it.
 
 The runtime records rows, layers and experts; the recording's manifest keeps the config of the model and the precisions of its
-package. Rows are those in use: what a static shape pads is not counted. Attention reaches over the whole context of its step.
+package. Rows are those in use: what a static shape pads is not counted. Attention of a prompt's chunk reaches over the context so
+far: what later chunks add is not there yet.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analyzer.errors import PredictError
 from analyzer.model import Mixture, Model, model_of
@@ -119,14 +121,23 @@ class Subgraphs:
         return size, size * ACTIVATION_BYTES, 1.0 * asked.rows * INDEX_BYTES
 
     def fill(self, operators: Columns, context: np.ndarray, figures: Columns) -> None:
-        """Put the work of our runtime's operators into `figures`; `context` has the tokens in each one's context."""
+        """Put the work of our runtime's operators into `figures`; `context` has the tokens in the context of each one's step."""
         names, by_runtime = list(figures), equals_any(operators["engine"], ENGINE)
         for kind, formula in self.formulas.items():
             rows = np.flatnonzero(equals_any(operators["type"], kind) & by_runtime)
             if len(rows):
-                asked = Asked(operators["n_tokens"][rows], context[rows], operators["layer"][rows])
+                later = later_rows(operators, rows) if kind == "attention" else 0
+                asked = Asked(operators["n_tokens"][rows], context[rows] - later, operators["layer"][rows])
                 for name, values in zip(names, formula(asked), strict=True):
                     figures[name][rows] = values
+
+
+def later_rows(operators: Columns, rows: np.ndarray) -> np.ndarray:
+    """Rows that operators of the same step and layer behind each of `rows` take: a prompt comes in chunks."""
+    columns = {name: operators[name][rows] for name in ("token_id", "layer", "begin_ns", "n_tokens")}
+    behind = pd.DataFrame(columns).sort_values("begin_ns", ascending=False)
+    counted = behind.groupby(["token_id", "layer"])["n_tokens"].cumsum() - behind["n_tokens"]
+    return counted.where(behind["token_id"] >= 0, 0).sort_index().to_numpy()
 
 
 def subgraphs(manifest: dict[str, Any]) -> Subgraphs | None:

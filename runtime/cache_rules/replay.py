@@ -7,7 +7,7 @@ any cache.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from heapq import nlargest
 from typing import Any, NamedTuple
 
@@ -37,10 +37,10 @@ class Outcome(NamedTuple):
 
 
 class Replay:
-    """The rule alone under a trace: every expert has size 1, and a load takes no time."""
+    """The rule alone under a trace: a load takes no time, and every expert has size 1 unless `size` tells it."""
 
-    def __init__(self, capacity: int, policy: Policy, prefetching: bool = False):
-        self.cache: CacheRule[Entry] = CacheRule(capacity, lambda form: 1, Entry, policy, prefetching)
+    def __init__(self, capacity: int, policy: Policy, prefetching: bool = False, size: Callable[[Any], int] = lambda form: 1):
+        self.cache: CacheRule[Entry] = CacheRule(capacity, size, Entry, policy, prefetching)
 
     def begin(self) -> None:
         """An event begins; prefetches come between this and `run`."""

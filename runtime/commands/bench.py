@@ -88,10 +88,10 @@ def measure(model: "MoE", name: str, prompt: int, generated: int, repetitions: i
     log, peak = model.log, pss()
     before, counted = counts(log), 0
     for _ in range(repetitions):
-        first = len(log.steps)
+        first = log.next_seq
         run_once(model, prompt or 1, generated + 1 if decoding else 1)
         phase = Phase.DECODE if decoding else Phase.PREFILL
-        steps = [step for step in log.steps[first:] if step.phase == phase]
+        steps = [step for step in log.steps if step.seq >= first and step.phase == phase]
         tokens = sum(step.n_tokens for step in steps)
         speeds.append(tokens / sum(step.duration_ns for step in steps) * 1e9)
         counted, peak = counted + tokens, max(peak, pss())

@@ -10,9 +10,55 @@ from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling, 
 
 if TYPE_CHECKING:
     from runtime.moe import MoE
+    from runtime.package.tokens import Message
 
+CLEAR = "/clear"
 EXAMPLES = """example:
-  python -m runtime chat /models/qwen3-moe.package --expert-cache 2GiB --threads 2 --temperature 0.7 --top-p 0.9"""
+  python -m runtime chat /models/qwen3-moe.package --expert-cache 2GiB --threads 2 --temperature 0.7 --top-p 0.9
+
+The line /clear begins a new conversation. Where a conversation exceeds the model's context, its oldest turns are left out."""
+
+
+class Talk:
+    """A conversation that stays within the model's context."""
+
+    def __init__(self, model: "MoE", args: argparse.Namespace):
+        self.model, self.args = model, args
+        self.messages: list[Message] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but the system prompt."""
+        self.messages = [{"role": "system", "content": self.args.system}] if self.args.system else []
+
+    def answer(self, line: str) -> None:
+        """Print the model's answer to a line; a line that does not fit the context even alone is left out."""
+        messages, ids = self._fitting([*self.messages, {"role": "user", "content": line}])
+        free = self._context - len(ids)
+        if free < 1:
+            say(f"this line does not fit the model's context of {self._context} tokens: shorten it")
+            return
+        if left_out := (len(self.messages) + 1 - len(messages)) // 2:
+            what = "oldest turn is" if left_out == 1 else f"{left_out} oldest turns are"
+            say(f"the conversation exceeds the model's context of {self._context} tokens: its {what} left out")
+        most = min(self.args.max_new_tokens, free)
+        tokens, interrupted = speak(self.model, ids, self.args, max_new_tokens=most, keep_kv=True)
+        if interrupted:
+            print(" [stopped]", end="", file=sys.stderr)
+        print(flush=True)
+        self.messages = [*messages, {"role": "assistant", "content": "".join(t.text for t in tokens)}]
+
+    def _fitting(self, messages: "list[Message]") -> "tuple[list[Message], list[int]]":
+        """Messages without the oldest turns where less than a quarter of the context is left for the answer, and their ids."""
+        first = int(bool(self.args.system))
+        room = self._context - min(self.args.max_new_tokens, self._context // 4)
+        while len(ids := self.model.apply_chat_template(messages)) > room and len(messages) > first + 1:
+            messages = messages[:first] + messages[first + 2 :]
+        return messages, ids
+
+    @property
+    def _context(self) -> int:
+        return self.model.package.family.context
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -27,17 +73,23 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer line by line until the input ends; Ctrl-C ends an answer, and at the prompt the talk."""
     model, _ = load_model(args)
-    messages = [{"role": "system", "content": args.system}] if args.system else []
     try:
+        talk = Talk(model, args)
         while (line := _ask()) is not None:
-            if line.strip():
-                messages.append({"role": "user", "content": line})
-                messages.append({"role": "assistant", "content": _answer(model, messages, args)})
+            if line.strip() == CLEAR:
+                talk.clear()
+            elif line.strip():
+                talk.answer(line)
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
         model.close()
     return 0
+
+
+def say(line: str) -> None:
+    """A word to the user, beside the answers."""
+    print(f"moescope: {line}", file=sys.stderr)
 
 
 def _ask() -> str | None:
@@ -46,11 +98,3 @@ def _ask() -> str | None:
         print("> ", end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     return line.rstrip("\n") if line else None
-
-
-def _answer(model: "MoE", messages: list[dict[str, str]], args: argparse.Namespace) -> str:
-    text, interrupted = speak(model, messages, args)
-    if interrupted:
-        print(" [stopped]", end="", file=sys.stderr)
-    print(flush=True)
-    return text

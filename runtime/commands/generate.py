@@ -12,7 +12,7 @@ from moescope.plain import for_output
 from runtime.commands import add_count, parse_tiers, read_text, show_progress
 
 if TYPE_CHECKING:
-    from runtime.moe import MoE
+    from runtime.moe import MoE, Token
 
 INTERRUPTED = 130
 EXAMPLES = """examples:
@@ -33,6 +33,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_placement(parser)
     report = parser.add_argument_group("report")
     add_json(report)
+    report.add_argument(
+        "--logprobs", type=int, metavar="N", help="with --json: log probability of every token, and those of the N likeliest"
+    )
     report.add_argument("--log", type=Path, metavar="FILE", help="write the runtime's log of the run as JSON")
     report.add_argument(
         "--profile",
@@ -67,6 +70,16 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument(
         "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this total probability"
     )
+    sampling.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="draw from tokens with at least this share of the likeliest one's chance",
+    )
+    sampling.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: tokens that were there are less likely"
+    )
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     add_count(sampling, "--seed", default=0, help="random seed", metavar=None)
 
@@ -91,7 +104,10 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
     placement.add_argument("--soc", metavar="MODEL", help="SoC that the HTP emulator reports (default: as compiled)")
     add_count(placement, "--threads", default=1, help="threads of one CPU graph")
     placement.add_argument(
-        "--expert-cache", default="all", metavar="SIZE", help="size of the expert cache: 1.5MiB, 800kB, all (default)"
+        "--expert-cache",
+        default="all",
+        metavar="SIZE",
+        help="size of the expert cache: 1.5MiB, 25%% of all experts, all (default)",
     )
     placement.add_argument(
         "--cache-policy", choices=("lru", "lfru"), default="lru", help="eviction policy of the expert cache (default: lru)"
@@ -115,12 +131,13 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_text(args.prompt_file) if args.prompt is None else str(args.prompt)
     model, load_ns = load_model(args)
     try:
-        text, interrupted = speak(model, prompt, args, not args.json, args.ignore_end)
+        further = {"ignore_end": args.ignore_end, "logprobs": args.logprobs if args.json else None}
+        tokens, interrupted = speak(model, prompt, args, not args.json, **further)
         if not args.json:
             print(flush=True)
     finally:
         model.close()
-    _report(model, args, text, load_ns)
+    _report(model, args, tokens, load_ns)
     return INTERRUPTED if interrupted else 0
 
 
@@ -143,23 +160,28 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def speak(
-    model: "MoE", prompt: "str | list[dict[str, Any]]", args: argparse.Namespace, echo: bool = True, ignore_end: bool = False
-) -> tuple[str, bool]:
-    """The text, printed as it comes with `echo`, and whether Ctrl-C ended it: then it is what came until then."""
-    pieces: list[str] = []
-    sampling = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "seed", "stop")}
+    model: "MoE", prompt: "str | list[int]", args: argparse.Namespace, echo: bool = True, **further: Any
+) -> "tuple[list[Token], bool]":
+    """The tokens, printed as they come with `echo`, and whether Ctrl-C ended it: then it is what came until then.
+
+    Sampling and length come from `args`; `further` arguments of `MoE.generate` join or replace them.
+    """
+    tokens: list[Token] = []
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+    asked = {name: getattr(args, name) for name in names} | further
     try:
-        for token in model.generate(prompt, args.max_new_tokens, ignore_end=ignore_end, **sampling):
-            pieces.append(token.text)
+        for token in model.generate(prompt, **asked):
+            tokens.append(token)
             if echo:
                 print(for_output(token.text), end="", flush=True)
     except KeyboardInterrupt:
-        return "".join(pieces), True
-    return "".join(pieces), False
+        return tokens, True
+    return tokens, False
 
 
-def _report(model: "MoE", args: argparse.Namespace, text: str, load_ns: int) -> None:
+def _report(model: "MoE", args: argparse.Namespace, tokens: "list[Token]", load_ns: int) -> None:
     from runtime.errors import RequestError
+    from runtime.units import show_bytes
 
     engine, facts = model.describe(), model.log.statistics()
     if args.log:
@@ -168,8 +190,10 @@ def _report(model: "MoE", args: argparse.Namespace, text: str, load_ns: int) -> 
         except OSError as error:
             raise RequestError(f"{args.log} cannot be written ({error.strerror}): choose another file with --log") from None
     if args.json:
-        tokens = [step.sampled for step in model.log.steps]
-        print(json.dumps({"text": text, "tokens": tokens, "load_ns": load_ns, "engine": engine, "statistics": facts}))
+        answer: dict[str, Any] = {"text": "".join(t.text for t in tokens), "tokens": [t.id for t in tokens]}
+        if args.logprobs is not None:
+            answer["logprobs"] = [{"logprob": t.logprob, "top": t.top} for t in tokens]
+        print(json.dumps(answer | {"load_ns": load_ns, "engine": engine, "statistics": facts}))
         return
     decode = facts["decode_ns_per_token"]
     rate = f"{decode / 1e6:.2f} ms per token on {engine['backends']['decode']}" if decode else "no decode step"
@@ -179,5 +203,11 @@ def _report(model: "MoE", args: argparse.Namespace, text: str, load_ns: int) -> 
         f"{engine['backends']['prefill']}; {rate}; "
         f"expert hits {hits}, loads {sum(facts['loads'].values())}, evictions {facts['evictions']}"
         + (f"; prefetching {facts['prefetching']}" if facts["prefetching"] else ""),
+        file=sys.stderr,
+    )
+    memory = {name: show_bytes(size) for name, size in engine["memory_bytes"].items()}
+    print(
+        f"moescope: memory: experts up to {memory['experts']}, other weights {memory['weights']}, "
+        f"keys and values {memory['kv']}, log up to {memory['log']}",
         file=sys.stderr,
     )

@@ -52,12 +52,11 @@ def describe(path: Path) -> dict[str, Any]:
         package = Package(path, verify=False)
         facts["package"] = str(path)
         facts["package_bytes"] = sum(entry["bytes"] for entry in package.manifest["files"].values())
-        in_all = (family.layers - len(family.dense)) * family.experts
         facts["precisions"] = package.manifest["precisions"]
         quantized = package.manifest["precisions"]["experts"]["bits"] < 16
         on_npu = package.expert_bytes if quantized else family.expert_parameters * 2
         facts["expert_bytes"] = {"cpu": package.expert_bytes, "htp": on_npu if package.portable else None}
-        facts["all_experts_bytes"] = package.expert_bytes * in_all
+        facts["all_experts_bytes"] = package.all_experts_bytes
         facts["compiled_for_htp"] = sum(1 for _ in path.glob("htp/*/graph.onnx"))
         facts["compiled_ahead"] = package.manifest.get("compiled")
         facts["tuned"] = (path / COSTS).exists()

@@ -43,7 +43,14 @@ from runtime.package.tokens import read_tokenizer
 
 Progress = Callable[[int, int], None]
 JOURNAL = "progress.json"
-COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 ALIGNED = 64
 ROWS_AT_ONCE = 8192
 NPU_BLOCKS = (16, 32, 64, 128)

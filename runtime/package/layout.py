@@ -3,7 +3,7 @@
     manifest.json         format, fingerprint of the checkpoint, precisions, files (bytes, sha256), subgraphs (digests),
                           embedding; experts: tensors of one expert (name, dtype, shape, offset), bytes, stride, and for each
                           layer the file and the hashes
-    config.json           the model's own; tokenizer.json, tokenizer_config.json, chat_template.jinja too, where it has them
+    config.json           the model's own; tokenizer.json, generation_config.json, chat_template.jinja and the like too
     <name>.onnx           subgraphs, their weights outside: head, attention_<layer>, router_<layer>,
                           shared_<layer>, mlp_<layer>; attention_<layer>.portable in plain operators, for NPUs
     expert.onnx           the subgraph of every expert; its weights are named, and come from the experts' file
@@ -76,7 +76,9 @@ class Package:
                 raise PackageError(f"{problem}: delete the folder and convert again")
             for key in ("files", "fingerprint", "subgraphs", "experts", "embedding", "precisions"):
                 manifest[key]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not all(isinstance(entry["bytes"], int) for entry in manifest["files"].values()):
+                raise TypeError("files: bytes are no number")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"{self.folder / MANIFEST} cannot be read ({error})"
             raise PackageError(f"{problem}: delete the folder and convert again") from None
         return manifest
@@ -85,6 +87,11 @@ class Package:
     def expert_bytes(self) -> int:
         """Bytes of one expert's weights as they are stored."""
         return int(self.manifest["experts"]["bytes"])
+
+    @property
+    def all_experts_bytes(self) -> int:
+        """Bytes of all experts of all layers as they are stored."""
+        return self.expert_bytes * self.family.experts * (self.family.layers - len(self.family.dense))
 
     @property
     def portable(self) -> bool:

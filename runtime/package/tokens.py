@@ -14,7 +14,8 @@ PLAIN = (
     "{% endfor %}Assistant:"
 )
 """Turns for a model that has no template."""
-TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+UNBOUNDED = 10**30
+"""Tokens: the engine itself says where a conversation does not fit."""
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -37,38 +38,29 @@ def further_end_ids(folder: Path) -> frozenset[int]:
     return frozenset(further)
 
 
-def chat_ids(folder: Path, messages: list[Message]) -> list[int]:
-    """Ids of a conversation that the model shall continue with its answer, as transformers' apply_chat_template makes them."""
-    from jinja2 import TemplateError
-    from transformers import PreTrainedTokenizerFast
+class ChatTemplate:
+    """A model's chat template and special tokens, read and rendered by transformers."""
 
-    settings = _settings(folder)
-    special = {name: _text(settings[name]) for name in TOKENS if settings.get(name)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **special)
-    try:
-        ids = tokenizer.apply_chat_template(
-            messages, chat_template=_template(folder, settings), add_generation_prompt=True, return_dict=False
-        )
-    except TemplateError as error:
-        raise RequestError(f"the model's chat template refuses this conversation: {error}") from None
-    return list(ids)  # type: ignore[arg-type]
+    def __init__(self, folder: Path):
+        from transformers import PreTrainedTokenizerFast
 
+        try:
+            self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        except Exception as error:
+            raise ModelError(f"{folder} has tokenizer settings that transformers refuses ({error}): copy them again") from None
+        self._tokenizer.model_max_length = UNBOUNDED
+        self._tokenizer.chat_template = self._tokenizer.chat_template or PLAIN
 
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return read_json(path, "copy it from the model") if path.exists() else {}
+    def ids(self, messages: list[Message], **options: Any) -> list[int]:
+        """Ids of a conversation that the model shall continue with its answer, as transformers' apply_chat_template makes them.
 
+        options: what the template reads beside the messages, such as `tools` or `enable_thinking`.
+        """
+        from jinja2 import TemplateError
 
-def _template(folder: Path, settings: dict[str, Any]) -> str:
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        return path.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    return str(template or PLAIN)
-
-
-def _text(token: object) -> str:
-    """A special token's text; configs hold it as such or in an object."""
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token)
+        asked = {"add_generation_prompt": True} | options
+        try:
+            ids = self._tokenizer.apply_chat_template(messages, return_dict=False, **asked)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise RequestError(f"the model's chat template refuses this conversation: {error}") from None
+        return list(ids)  # type: ignore[arg-type]

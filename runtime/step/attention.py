@@ -1,6 +1,7 @@
 """Keys and values of the running sequence, and the attention graphs that read and extend them."""
 
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import onnxruntime as ort
@@ -42,15 +43,38 @@ class Sequence:
         self.rope = family.rope
         self.half_cos, self.half_sin = self.rope.table(self.capacity)
 
+    @property
+    def bytes(self) -> int:
+        """Memory of keys, values and states."""
+        return sum(array.nbytes for array in (*self.keys, *self.values, *chain(*self.states)))
+
     def restart(self) -> None:
         """Forget every token."""
         self.length, self.ids = 0, []
-        for state in (array for layer in self.states for array in layer):
+        for state in chain(*self.states):
             state.fill(0)
+
+    def shorten(self, tokens: int) -> None:
+        """Forget what comes behind the first `tokens`; everything, where layers keep a state, which cannot be taken back."""
+        if tokens < self.length and any(self.states):
+            self.restart()
+        self.length = min(self.length, tokens)
+        del self.ids[self.length :]
+
+    def take(self, other: "Sequence") -> None:
+        """Become a copy of another sequence of the same model, whose rows have room here."""
+        for mine, theirs in zip(self.keys + self.values, other.keys + other.values, strict=True):
+            mine[:, : other.length] = theirs[:, : other.length]
+        for mine, theirs in zip(chain(*self.states), chain(*other.states), strict=True):
+            mine[...] = theirs
+        self.length, self.ids = other.length, list(other.ids)
+        self._turn(other.rope)
 
     def turn_to(self, tokens: int) -> bool:
         """Take the rotary table for `tokens` in all; True where it is another one, which kept keys do not fit."""
-        rope = self.family.rope.for_length(tokens)
+        return self._turn(self.family.rope.for_length(tokens))
+
+    def _turn(self, rope: Rope) -> bool:
         if rope is self.rope:
             return False
         self.rope = rope
@@ -96,6 +120,9 @@ class PortableAttention:
         """Make every layer's graph for sequences of this capacity."""
         for layer in range(self.family.layers):
             self._graph(layer, sequence.capacity)
+
+    def release(self, sequence: Sequence) -> None:
+        """Nothing is held."""
 
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
         """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
@@ -144,6 +171,11 @@ class FusedAttention:
         self._tables = {"cos": shared(sequence.half_cos.astype(dtype)), "sin": shared(sequence.half_sin.astype(dtype))}
         self._bindings = [self.bind(layer, sequence) for layer in range(self.family.layers)]
 
+    def release(self, sequence: Sequence) -> None:
+        """Hold the sequence's memory no longer."""
+        if self._bound_to and self._bound_to[0] is sequence:
+            self._bound_to, self._tables, self._bindings = None, {}, []
+
     def run(self, layer: int, hidden: np.ndarray, sequence: Sequence, position: int) -> np.ndarray:
         """Hidden [n, H] after attention and residual; the new keys and values join the sequence at `position`."""
         out = np.empty_like(hidden)
@@ -189,9 +221,15 @@ class LatentAttention:
         self.graphs = [
             Graph(backend.session(attention_name(i), {}), log, Kind.ATTENTION, i, -1, backend.id, 0) for i in range(family.layers)
         ]
+        self._sequence: Sequence | None = None
 
     def prepare(self, sequence: Sequence) -> None:
         """Nothing is bound ahead."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Hold the sequence no longer."""
+        if self._sequence is sequence:
+            self._sequence = None
 
     def move_to(self, sequence: Sequence, end: int) -> None:
         """The next runs make the sequence `end` rows long."""
@@ -206,6 +244,7 @@ class LatentAttention:
 
     def run_into(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, n: int) -> None:
         """The same over values of ONNX Runtime, behind `move_to`."""
+        assert self._sequence
         self._run(layer, hidden, out, self._sequence, self._sequence.end - n, n)
 
     def _run(self, layer: int, hidden: ort.OrtValue, out: ort.OrtValue, sequence: Sequence, position: int, n: int) -> None:

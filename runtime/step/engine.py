@@ -1,6 +1,7 @@
 """The engine: forward steps over subgraphs, layer by layer, each phase on its backend."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 from time import monotonic_ns
 
 import numpy as np
@@ -21,7 +22,7 @@ from runtime.experts.trial import Prefetching, Trial
 from runtime.package.layout import Package, layer_name
 from runtime.placement.costs import CostTable, Flush, FlushByCost
 from runtime.placement.options import AUTO, PLACED, Options, placed
-from runtime.step.attention import Attention, PortableAttention, Sequence, make_attention
+from runtime.step.attention import Attention, PortableAttention, Sequence, make_attention, past_tier
 from runtime.step.sampling import Sampler
 from runtime.step.token_path import TokenPath
 from runtime.telemetry import probes
@@ -91,8 +92,24 @@ class Engine:
         if tokens > self.family.context:
             raise RequestError(f"{tokens} tokens exceed the model's context of {self.family.context}: ask for fewer")
         sequence = Sequence(self.family, self._room(tokens), TYPES[self.options.kv_bits], self.kv_scales)
+        self.log.kv_bytes = max(self.log.kv_bytes, sequence.bytes)
         for placement in self.placements.values():
             placement.attention.prepare(sequence)
+        return sequence
+
+    def release(self, sequence: Sequence) -> None:
+        """Let go of a sequence that no step will use again, so that its memory is freed."""
+        for holder in (*self._attentions.values(), *([self._tokens] if self._tokens else [])):
+            holder.release(sequence)
+
+    def resume_sequence(self, kept: Sequence, ids: list[int], tokens: int) -> Sequence:
+        """As `begin_sequence`, with the rows of `kept` that a prompt of `ids` begins with; its last token is never among them."""
+        same = (mine == theirs for mine, theirs in zip(kept.ids, ids[:-1], strict=False))
+        kept.shorten(sum(takewhile(bool, same)))
+        if kept.capacity == past_tier(self._room(tokens)):
+            return kept
+        sequence = self.begin_sequence(tokens)
+        sequence.take(kept)
         return sequence
 
     def _room(self, tokens: int) -> int:
@@ -102,16 +119,17 @@ class Engine:
         compiled = self.package.manifest.get("compiled", {}).get("contexts", ())
         return min((room for room in compiled if room >= tokens), default=tokens)
 
-    def step(self, sequence: Sequence, ids: list[int], sampler: Sampler) -> tuple[Step, np.ndarray]:
+    def step(self, sequence: Sequence, ids: list[int], sampler: Sampler, prompt: bool = False) -> tuple[Step, np.ndarray]:
         """Feed tokens, choose the next; returns the finished step and the logits [V] it was chosen from.
 
+        prompt: these tokens are the rest of one; they run as prefill behind what the sequence keeps, as an empty one's always do.
         Where these tokens bring another rotary table (LongRoPE), all tokens of the sequence are computed anew.
         """
         if sequence.turn_to(sequence.length + len(ids)) and sequence.length:
             ids = [*sequence.ids, *ids]
             sequence.restart()
-        phase = Phase.PREFILL if sequence.length == 0 else Phase.DECODE
-        step = Step(len(self.log.steps), phase, len(ids), sequence.length)
+        phase = Phase.PREFILL if prompt or sequence.length == 0 else Phase.DECODE
+        step = Step(self.log.next_seq, phase, len(ids), sequence.length)
         if self._prefetching:
             self._prefetching.step_begins(step)
         # Between the probes: the time of a tracer's trap is no part of the step.
@@ -122,7 +140,7 @@ class Engine:
             step.sampled = sampler.choose(logits)
         step.end_ns = monotonic_ns()
         probes.token_end(step.seq, step.sampled, step.end_ns)
-        self.log.steps.append(step)
+        self.log.add(step)
         cache = self.experts.cache
         self.log.hits, self.log.misses, self.log.prefetched = cache.hits, cache.misses, cache.prefetched
         if self._prefetching:

@@ -45,6 +45,7 @@ class TokenPath:
         self._token = TokenRun(log, layers * (4 + top_k))
         self._bound_to: tuple[Sequence, Rope] | None = None
         self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
+        self._attentions: list[Binding] = []
         self._first: list[list[Item]] = []  # per layer, what runs before the router's choice is known
         self._last = [self._mixer_item(layer) for layer in range(layers)]
         self._prepare_shared()
@@ -68,6 +69,11 @@ class TokenPath:
         for layer in self._routed_layers:
             self.log.route(seq, layer, chosen[layer], weights[layer])
         return self.hidden
+
+    def release(self, sequence: Sequence) -> None:
+        """Hold the sequence's memory no longer."""
+        if self._bound_to and self._bound_to[0] is sequence:
+            self._bound_to, self._attentions, self._first = None, [], []
 
     def _layer(self, layer: int) -> None:
         if self._listeners or isinstance(self.attention, LatentAttention):

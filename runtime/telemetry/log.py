@@ -13,13 +13,18 @@ from runtime.cache_rules.forms import BACKENDS, Form, Reason
 from runtime.telemetry.probes import Kind, Phase
 from runtime.telemetry.profile import Timers
 
-ROUTING_BYTES = 64 << 20
+ROUTING_BYTES = 48 << 20
 """Most memory of the routers' choices that a log keeps."""
 ENTRY_BYTES = 512
 """Of one choice beside its numbers: a tuple, two arrays and what they share."""
+MOST_STEPS = 1 << 16
+STEP_BYTES = 256
+"""Of one step: the object and its large numbers."""
+LOG_BYTES = ROUTING_BYTES + MOST_STEPS * STEP_BYTES
+"""Most memory of a whole log."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """One forward step: a prefill of n_tokens, or one decoded token. Times are CLOCK_MONOTONIC nanoseconds."""
 
@@ -37,11 +42,26 @@ class Step:
         return self.end_ns - self.begin_ns
 
 
+@dataclass(slots=True)
+class Totals:
+    """Of all steps of a phase."""
+
+    steps: int = 0
+    tokens: int = 0
+    ns: int = 0
+
+
 @dataclass
 class RunLog:
-    """Counts of everything that the probes also report. `prefetching`: what a trial chose, and why."""
+    """Counts of everything that the probes also report.
+
+    prefetching: what a trial chose, and why. kv_bytes: of the largest sequence. Of steps and routing the newest are kept.
+    """
 
     steps: list[Step] = field(default_factory=list)
+    steps_dropped: int = 0
+    totals: dict[Phase, Totals] = field(default_factory=lambda: {phase: Totals() for phase in (Phase.PREFILL, Phase.DECODE)})
+    kv_bytes: int = 0
     graphs: Counter[tuple[Kind, int]] = field(default_factory=Counter)
     graph_ns: Counter[Kind] = field(default_factory=Counter)
     operators: Counter[Kind] = field(default_factory=Counter)
@@ -83,6 +103,21 @@ class RunLog:
         with self.lock:
             self.expert_runs[form.layer, form.expert] += 1
 
+    @property
+    def next_seq(self) -> int:
+        """The number of the next step."""
+        return self.steps_dropped + len(self.steps)
+
+    def add(self, step: Step) -> None:
+        """A step is done. Beyond MOST_STEPS the older half is dropped."""
+        total = self.totals[step.phase]
+        total.steps, total.tokens, total.ns = total.steps + 1, total.tokens + step.n_tokens, total.ns + step.duration_ns
+        self.steps.append(step)
+        if len(self.steps) > MOST_STEPS:
+            oldest = len(self.steps) // 2
+            self.steps_dropped += oldest
+            del self.steps[:oldest]
+
     def route(self, seq: int, layer: int, experts: np.ndarray, weights: np.ndarray) -> None:
         """A router chose `experts` [n, k] with `weights` [n, k]. Beyond ROUTING_BYTES the older half is dropped and counted."""
         self.routing.append((seq, layer, experts, weights))
@@ -93,22 +128,18 @@ class RunLog:
             self.routing_dropped += oldest
             del self.routing[:oldest]
 
-    def total_ns(self, phase: Phase) -> int:
-        """Wall time of the steps of one phase."""
-        return sum(step.duration_ns for step in self.steps if step.phase == phase)
-
     def statistics(self) -> dict[str, Any]:
         """The counts and times, ready for JSON, without the single steps and choices."""
-        decode = [step for step in self.steps if step.phase == Phase.DECODE]
+        prefill, decode = self.totals[Phase.PREFILL], self.totals[Phase.DECODE]
         asked = self.hits + self.misses
         return {
-            "steps": len(self.steps),
-            "prompt_tokens": sum(step.n_tokens for step in self.steps if step.phase == Phase.PREFILL),
-            "prefill_ns": self.total_ns(Phase.PREFILL),
-            "decode_steps": len(decode),
-            "decode_ns": self.total_ns(Phase.DECODE),
-            "decode_ns_per_token": round(self.total_ns(Phase.DECODE) / len(decode)) if decode else None,
-            "total_ns": sum(step.duration_ns for step in self.steps),
+            "steps": self.next_seq,
+            "prompt_tokens": prefill.tokens,
+            "prefill_ns": prefill.ns,
+            "decode_steps": decode.steps,
+            "decode_ns": decode.ns,
+            "decode_ns_per_token": round(decode.ns / decode.steps) if decode.steps else None,
+            "total_ns": prefill.ns + decode.ns,
             "graph_runs": {
                 kind.name.lower(): {BACKENDS[b]: n for (k, b), n in sorted(self.graphs.items()) if k == kind}
                 for kind in sorted({kind for kind, _ in self.graphs})
@@ -154,6 +185,7 @@ class RunLog:
             "engine": engine,
             "statistics": self.statistics(),
             "steps": steps,
+            "steps_dropped": self.steps_dropped,
             "expert_runs": runs,
             "routing": routing,
             "routing_dropped": self.routing_dropped,

@@ -3,7 +3,8 @@
     python -m tests.vm.guest [--arch ARCH] [--kernel SERIES] [--quick] [--rungs a,b] [--json FILE]
 
 Packages come by name from the suites of the machine's own Debian mirror through a private apt; nothing of the machine changes.
-What is made once (a kernel 100 MB, a root 1.5 GB for each architecture) is kept in build/vm, or in $MOESCOPE_VM.
+What is made once (a kernel 100 MB; for each architecture a small root of 0.3 GB, and a large one of 1.6 GB where a rung needs it)
+is kept in build/vm, or in $MOESCOPE_VM.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import lzma
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -73,15 +75,23 @@ class Guest:
         """Where its unpacked kernel lies."""
         return CACHE / self.arch / f"kernel-{self.series}"
 
-    @property
-    def image(self) -> Path:
-        """Its root, which all guests of the architecture share."""
-        return CACHE / self.arch / "root.ext4"
+    def root(self, size: str) -> Path:
+        """The folder of its root, which all guests of the architecture share; the image lies beside it."""
+        return CACHE / self.arch / f"root-{size}"
+
+    def image(self, size: str) -> Path:
+        """The root as a disk."""
+        return CACHE / self.arch / f"root-{size}.ext4"
 
 
 GUESTS = [
     Guest(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}) for row in CONFIG["guest"]
 ]
+
+
+def size_for(rungs: tuple[str, ...]) -> str:
+    """The smallest root that holds what the rungs need."""
+    return "large" if set(rungs) & set(CONFIG["large"]) else "small"
 
 
 class Unobtainable(Exception):
@@ -155,12 +165,25 @@ def make_kernel(guest: Guest) -> None:
     raise SystemExit(f"no kernel {guest.series} for {guest.arch} in {', '.join(CONFIG['suites'])}")
 
 
-def make_root(guest: Guest) -> None:
+def make_root(guest: Guest, size: str) -> None:
     """A root without running anything of its architecture: packages are unpacked, wheels laid out."""
-    conf = apt_of(guest.arch, "apt-root", CONFIG["root_suites"])
-    run("apt-get", "-c", conf, "install", "-y", "-qq", "--download-only", *CONFIG["packages"])
-    root = CACHE / guest.arch / "root"
-    unpack(sorted((conf.parent / "cache" / "archives").glob("*.deb")), root)
+    conf, root = apt_of(guest.arch, "apt-root", CONFIG["root_suites"]), guest.root(size)
+    parts = [CONFIG["roots"][name] for name in (("small",) if size == "small" else ("small", "large"))]
+    archives = root.with_name(f"archives-{size}").resolve()
+    (archives / "partial").mkdir(parents=True, exist_ok=True)
+    words = ["apt-get", "-c", conf, "-o", f"Dir::Cache::archives={archives}", "install", "-y", "-qq", "--download-only"]
+    run(*words, *(name for part in parts for name in part["packages"]))
+    unpack(sorted(archives.glob("*.deb")), root)
+    furnish(root)
+    packages = root / "usr" / "local" / "lib" / "python3.11" / "dist-packages"
+    lay_wheels(guest.arch, packages, [name for part in parts for name in part["wheels"]])
+    compile_python(root / "usr")
+    run("mke2fs", "-q", "-t", "ext4", "-d", root, "-E", "root_owner=0:0", f"{guest.image(size)}.new", "5G")
+    Path(f"{guest.image(size)}.new").rename(guest.image(size))
+
+
+def furnish(root: Path) -> None:
+    """What the packages' own scripts would do, as far as a guest needs it."""
     for folder in ("proc", "sys", "dev", "tmp", "run", "out", "tree", "root"):
         (root / folder).mkdir(exist_ok=True)
     base = root / "usr" / "share" / "base-passwd"
@@ -169,37 +192,41 @@ def make_root(guest: Guest) -> None:
     for name, target in {"bin/sh": "dash", "usr/bin/cc": "gcc"}.items():
         with contextlib.suppress(FileExistsError):
             (root / name).symlink_to(target)
-    lay_wheels(guest.arch, root / "usr" / "local" / "lib" / "python3.11" / "dist-packages")
     for folder in ("doc", "man", "locale", "info"):
         shutil.rmtree(root / "usr" / "share" / folder, ignore_errors=True)
     (root / "tree.init").write_text((HERE / "init.sh").read_text())
-    run("mke2fs", "-q", "-t", "ext4", "-d", root, "-E", "root_owner=0:0", f"{guest.image}.new", "5G")
-    Path(f"{guest.image}.new").rename(guest.image)
 
 
-def lay_wheels(arch: str, place: Path) -> None:
+def compile_python(place: Path) -> None:
+    """Python's modules to bytecode, which any architecture reads: an emulated guest would take minutes to."""
+    if sys.version_info[:2] == (3, 11):
+        words = ["-m", "compileall", "-q", "-q", "--invalidation-mode", "unchecked-hash", str(place)]
+        subprocess.run([sys.executable, *words], capture_output=True, check=False)  # some of Python's own tests cannot be
+
+
+def lay_wheels(arch: str, place: Path, wheels: list[str]) -> None:
     """Install wheels of an architecture into a folder."""
     machine = MACHINES[arch][3]
     tags = [f"manylinux_2_{minor}_{machine}" for minor in (36, 35, 34, 31, 28, 27, 26, 24, 17)]
     tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
     platforms = [word for tag in tags for word in ("--platform", tag)]
     options = ["--no-compile", "--only-binary", ":all:", "--implementation", "cp", "--python-version", "3.11", "--upgrade"]
-    run(sys.executable, "-m", "pip", "install", "-q", *options, *platforms, "--target", place, *CONFIG["wheels"])
+    run(sys.executable, "-m", "pip", "install", "-q", *options, *platforms, "--target", place, *wheels)
 
 
-def prepare(guest: Guest) -> None:
+def prepare(guest: Guest, size: str) -> None:
     """Make what the guest lacks; raises Unobtainable where nothing can be downloaded, or QEMU is not there."""
     if shutil.which(MACHINES[guest.arch][0]) is None:
         raise Unobtainable(f"{MACHINES[guest.arch][0]} is not installed")
-    if not (guest.kernel.exists() and guest.image.exists()):
+    if not (guest.kernel.exists() and guest.image(size).exists()):
         if not shutil.which("apt-get") or not mirrors()[False]:
             raise Unobtainable("kernels and roots come from a Debian mirror by apt, and there is none")
         print(f"== making the guest {guest.name} in {CACHE}: a kernel, packages and wheels are downloaded", flush=True)
     guest.kernel.parent.mkdir(parents=True, exist_ok=True)
     if not guest.kernel.exists():
         make_kernel(guest)
-    if not guest.image.exists():
-        make_root(guest)
+    if not guest.image(size).exists():
+        make_root(guest, size)
 
 
 def copy_tree(guest: Guest, place: Path) -> None:
@@ -210,6 +237,7 @@ def copy_tree(guest: Guest, place: Path) -> None:
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, place / name)
     build(guest, place)
+    compile_python(place)
 
 
 def build(guest: Guest, place: Path) -> None:
@@ -221,10 +249,13 @@ def build(guest: Guest, place: Path) -> None:
     run("cmake", "-S", place, "-B", folder, "-G", "Ninja", *options)
     run("cmake", "--build", folder)
     run("cmake", "--install", folder, "--prefix", place)
+    compiler, programs = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc", place / "workloads" / "programs"
+    sites = place / "runtime" / "telemetry"
+    options = ["-O2", "-pthread", "-rdynamic", f"-L{sites}", "-l:_probes.so", "-Wl,--allow-shlib-undefined,-z,lazy"]
+    run(compiler, programs / "usdt_calls.c", "-o", folder.parent / "usdt_calls", *options, "-Wl,-rpath,/tree/runtime/telemetry")
     if guest.arch == "arm64":
-        compiler = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc"
-        library = place / "build" / "arm64_sites.so"
-        run(compiler, "-shared", "-fPIC", "-nostartfiles", "-Wl,-Bsymbolic", "-o", library, HERE / "arm64_sites.c")
+        words = [compiler, "-shared", "-fPIC", "-nostartfiles", "-Wl,-Bsymbolic", HERE / "arm64_sites.c"]
+        run(*words, "-o", folder.parent / "arm64_sites.so")
 
 
 def module_of(kernel: Path, name: str) -> bytes | None:
@@ -241,7 +272,7 @@ def make_initrd(guest: Guest, rungs: tuple[str, ...], work: Path) -> Path:
     place = work / "initrd.d"
     for folder in ("bin", "lib", "new", "proc", "sys", "dev"):
         (place / folder).mkdir(parents=True)
-    root = CACHE / guest.arch / "root"
+    root = guest.root(size_for(rungs))
     shutil.copy(next(path for path in (root / "bin/busybox", root / "usr/bin/busybox") if path.exists()), place / "bin/busybox")
     for number, name in enumerate(MODULES):
         data = module_of(guest.kernel, name)
@@ -270,7 +301,7 @@ def boot(guest: Guest, rungs: tuple[str, ...], out: Path, echo: bool = True) -> 
         words += ["-smp", str(CPUS), "-m", str(MEMORY_MIB), "-nographic", "-nic", "none", "-no-reboot"]
         words += ["-kernel", str(next(guest.kernel.glob("**/vmlinuz*"))), "-initrd", str(initrd)]
         words += ["-append", f"console={console} quiet panic=-1"]
-        for image, more in ((guest.image, ",snapshot=on"), (work / "out.img", ""), (work / "tree.img", "")):
+        for image, more in ((guest.image(size_for(rungs)), ",snapshot=on"), (work / "out.img", ""), (work / "tree.img", "")):
             words += ["-drive", f"file={image},format=raw,if=virtio,cache=unsafe{more}"]
         printed = []
         with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace") as process:
@@ -291,14 +322,21 @@ def results(printed: str) -> list[dict[str, Any]]:
 
 def climb(guest: Guest, rungs: tuple[str, ...], echo: bool = True) -> list[dict[str, Any]]:
     """Boot a guest and climb its rungs; a rung that never ended is a row too."""
-    began = time.monotonic()
+    began, cpu_before = time.monotonic(), children_cpu_s()
     printed = boot(guest, rungs, CACHE / "out" / guest.name, echo)
     rows = results(printed)
     if not echo and not (len(rows) == len(rungs) and all(row["ok"] for row in rows)):
         print(printed)
     ended = {row["rung"] for row in rows}
     rows += [{"rung": rung, "ok": False, "seen": "the guest ended before"} for rung in rungs if rung not in ended]
-    return [{"guest": guest.name, "guest_s": round(time.monotonic() - began), **row} for row in rows]
+    took = {"guest_s": round(time.monotonic() - began), "guest_cpu_s": round(children_cpu_s() - cpu_before)}
+    return [{"guest": guest.name, **took, **row} for row in rows]
+
+
+def children_cpu_s() -> float:
+    """CPU time of all commands that have ended: what a guest takes, however busy the machine."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> int:
@@ -317,7 +355,7 @@ def main() -> int:
         if not rungs:
             continue
         try:
-            prepare(guest)
+            prepare(guest, size_for(rungs))
         except Unobtainable as error:
             print(f"== the guest {guest.name} was NOT run: {error}")
             continue
@@ -330,9 +368,9 @@ def main() -> int:
 
 
 def print_results(rows: list[dict[str, Any]]) -> None:
-    """A line for each rung: guest, its seconds in all, rung, result."""
+    """A line for each rung: guest, its seconds and CPU seconds in all, rung, result."""
     for row in rows:
-        time_s = f"{row['guest_s']:5} s"
+        time_s = f"{row['guest_s']:5} s {row['guest_cpu_s']:5} CPU s"
         print(f"{row['guest']:12} {time_s}  {row['rung']:10} {'passed' if row['ok'] else 'FAILED'}  {row['seen']}")
 
 

@@ -13,8 +13,8 @@ ln -sf fd/0 /dev/stdin
 ln -sf fd/1 /dev/stdout
 ln -sf fd/2 /dev/stderr
 chmod 1777 /tmp
-ip link set lo up
-sysctl -qw kernel.printk="3 4 1 3"
+busybox ip link set lo up
+busybox sysctl -qw kernel.printk="3 4 1 3"
 mount -o noatime /dev/vdc /tree
 cd /tree
 python3 -m tests.vm.rungs $(cat /run/rungs) < /dev/null

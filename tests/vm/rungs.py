@@ -29,6 +29,30 @@ def accepted(buffer: str) -> tuple[bool, str]:
     return not loader.refused, f"{len(wanted) - len(loader.refused)} of {len(wanted)} accepted"
 
 
+def features() -> tuple[bool, str]:
+    """What this kernel offers, as the tracer finds it; the names are the table's in docs/kernels.md."""
+    from tracer.kernel.btf import VMLINUX
+    from tracer.kernel.features import has_ring_buffers
+    from tracer.kernel.libbpf import Kernel
+    from tracer.probes.fast_nop import has_fast_nop
+    from tracer.probes.tracefs import has_tracepoint
+    from tracer.probes.uprobes import has_multi_links, has_uprobes
+
+    kernel = Kernel()
+    seen = {
+        "uprobes": has_uprobes(),
+        "BTF in the kernel": VMLINUX.exists(),
+        "BPF ring buffers": has_ring_buffers(kernel.lib),
+        "`bpf_get_current_task_btf`": kernel.offered.task_btf,
+        "cookies of probes": kernel.offered.cookies,
+        "uprobe_multi links": has_multi_links(),
+        "probed nop runs without a step": has_fast_nop(),
+        "`syscalls:*`": has_tracepoint("syscalls", "sys_enter_openat"),
+        "`filemap:mm_filemap_fault`": has_tracepoint("filemap", "mm_filemap_fault"),
+    }
+    return seen["uprobes"], json.dumps(seen)
+
+
 def doctor() -> tuple[bool, str]:
     """Every check of the doctor ends with a line, and what is required is there."""
     done = command("-m", "tracer", "doctor", "--json")
@@ -41,12 +65,10 @@ def doctor() -> tuple[bool, str]:
 
 def steps() -> tuple[bool, str]:
     """A C program calls each of the runtime's sites so often; the tracer counts the same, in the kernel and in records."""
-    from workloads.compiling import WITH_SITES, compiled
     from workloads.raw_records import RawRecording
 
-    program = compiled(OUT / "usdt_calls", "usdt_calls.c", flags=WITH_SITES)
     options = ["--no-views", "--engine", "moescope", "-o", str(OUT / "steps")]
-    done = command("-m", "tracer", "run", *options, "--", str(program), str(CALLS))
+    done = command("-m", "tracer", "run", *options, "--", "build/usdt_calls", str(CALLS))
     print(done.stderr[-2000:], flush=True)
     run = RawRecording(OUT / "steps")
     hits = Counter({row["program"]: row["hits"] for row in run.manifest["probes"] if row["engine"] == "moescope"})
@@ -81,6 +103,7 @@ def sites() -> tuple[bool, str]:
 
 
 RUNGS: dict[str, Callable[[], tuple[bool, str]]] = {
+    "features": features,
     "programs": lambda: accepted("ring"),
     "perf": lambda: accepted("perf"),
     "doctor": doctor,

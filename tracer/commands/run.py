@@ -153,7 +153,13 @@ def write_results(options: Options) -> None:
     as_owner(options.owner, ["-m", "analyzer", "summary", folder])
     here = Path(folder)
     show_it = f"open: {as_called('python -m views open')} {here}   (or drop it on ui.perfetto.dev)"
+    in_browser = "open it in a browser"
     print_plain(f"recording     {here}")
-    print_plain(f"timeline      {here / 'trace.pftrace'}   {show_it}")
-    print_plain(f"report        {here / 'report.html'}   open it in a browser")
-    print_plain(f"ProfDAG       {here / 'profdag.html'}   open it in a browser")
+    views = (
+        ("timeline", "trace.pftrace", show_it),
+        ("report", "report.html", in_browser),
+        ("ProfDAG", "profdag.html", in_browser),
+    )
+    for what, name, how in views:
+        if (here / name).exists():
+            print_plain(f"{what:12}  {here / name}   {how}")

@@ -37,6 +37,8 @@ class Probe:
     serves: tuple[str, ...] = ()
     usdt: str = ""
     symbols: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()  # to try in this order where no `symbols` exist, or are called
+    every_token: bool = False  # the engine passes it, or another of its level that says so, in every token
     slot: int = -1
     learnt: str = ""
     teaches: bool = False

@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from tracer.errors import TracerError
@@ -19,6 +20,22 @@ FIXED_BYTES = {INT: 4, ARRAY: 12, 14: 4, 17: 4}
 
 class BtfError(TracerError):
     """The BTF data is missing, damaged, or lacks a type."""
+
+
+MAGIC = b"\x9f\xeb"
+
+
+def check_file(path: Path) -> None:
+    """Raise BtfError where a file holds no types: raw BTF, or an ELF file with a section of it."""
+    if not path.is_file():
+        raise BtfError(f"--btf {path}: no such file")
+    try:
+        with path.open("rb") as file:
+            known = file.read(2) == MAGIC or ELFFile(file).get_section_by_name(".BTF")
+    except (ELFError, OSError):
+        known = None
+    if not known:
+        raise BtfError(f"--btf {path} holds no BTF, neither raw nor in an ELF section: see docs/kernels.md for where to get it")
 
 
 class Btf:
@@ -42,9 +59,12 @@ class Btf:
             position += 12 + FIXED_BYTES.get(kind, 0) + MEMBER_BYTES.get(kind, 0) * count
 
     @classmethod
-    def of_object(cls, path: Path) -> "Btf":
-        """The BTF section of a compiled BPF object."""
-        section = ELFFile(io.BytesIO(path.read_bytes())).get_section_by_name(".BTF")
+    def of_file(cls, path: Path) -> "Btf":
+        """Raw BTF, or that of an ELF file: a compiled BPF object, a kernel."""
+        blob = path.read_bytes()
+        if blob.startswith(MAGIC):
+            return cls(blob)
+        section = ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")
         if section is None:
             raise BtfError(f"{path} carries no BTF; compile it with clang -g")
         return cls(section.data())

@@ -18,7 +18,8 @@ from tracer.errors import ProbeError, RequirementError
 from tracer.kernel.btf import STRUCT, UNION, VMLINUX, Btf
 from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines
 from tracer.probes.attach import KERNEL_PROBES, SOFTWARE, STAND_INS
-from tracer.probes.perf_events import SYSCALL, tracefs
+from tracer.probes.perf_events import SYSCALL
+from tracer.probes.tracefs import tracefs
 from tracer.probes.uprobes import UPROBE_MULTI, has_multi_links
 from tracer.recording.format import dtype_to_json
 from tracer.recording.paths import BPF_OBJECT, BPF_OBJECTS, BPF_SOURCE, MAPS_OBJECTS
@@ -237,7 +238,7 @@ def task_offsets(btf_file: Path | None = None) -> list[str]:
         flags = ["-include", "linux/sched.h", "-include", "linux/fs.h", "-include", "linux/fdtable.h"]
         flags += [f"-DOFFSET_{name}=offsetof(struct task_struct,{name})" for name in TASK_FIELDS]
         return flags + [f"-DOFFSET_{owner}_{name}=offsetof(struct {owner},{name})" for owner, name in fields]
-    btf = Btf((btf_file or VMLINUX).read_bytes())
+    btf = Btf.of_file(btf_file or VMLINUX)
     flags = [f"-DOFFSET_{name}={btf.offset('task_struct', name)}" for name in TASK_FIELDS]
     return flags + [f"-DOFFSET_{owner}_{name}={btf.offset(owner, name)}" for owner, name in fields]
 
@@ -276,7 +277,7 @@ def layouts() -> dict[str, Any]:
     """Every record's layout for the manifest, from the object's BTF."""
     if not BPF_OBJECT.exists():
         raise RequirementError(f"{BPF_OBJECT.name} has not been built; run `make build`")
-    btf = Btf.of_object(BPF_OBJECT)
+    btf = Btf.of_file(BPF_OBJECT)
     numbers = btf.enum("record_kind")
     layouts = {}
     for name, type_id, _ in btf.members(btf.find(UNION, "record")):
@@ -287,12 +288,12 @@ def layouts() -> dict[str, Any]:
 
 def enumeration(name: str) -> dict[str, int]:
     """Name → value of an enum of bpf/records.h, from the object's BTF."""
-    return Btf.of_object(BPF_OBJECT).enum(name)
+    return Btf.of_file(BPF_OBJECT).enum(name)
 
 
 def struct_bytes(name: str) -> int:
     """Size of a struct of bpf/, from the object's BTF."""
-    btf = Btf.of_object(BPF_OBJECT)
+    btf = Btf.of_file(BPF_OBJECT)
     return btf.dtype(btf.find(STRUCT, name)).itemsize
 
 

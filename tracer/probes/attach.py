@@ -8,20 +8,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError, RequirementError
 from tracer.probes import anchors, name_tables, uprobes
-from tracer.probes.denials import lockdown
 from tracer.probes.elf import Binary, Symbol, contains, read_binary
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions
-from tracer.probes.perf_events import attach_software, attach_tracepoint, has_tracepoint, tracefs
+from tracer.probes.perf_events import attach_software, attach_tracepoint
 from tracer.probes.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
+from tracer.probes.tracefs import has_tracepoint, tracefs, why_absent
 from tracer.recording.paths import Owner
 
 FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
@@ -103,7 +103,11 @@ class Row:
     skipped: int = 0
 
 
-def cheapest(sites: list[tuple[int, str, Place]]) -> list[tuple[int, str, Place]]:
+Site = tuple[int, str, Place]
+"""File offset of a function, its name, the place in it."""
+
+
+def cheapest(sites: list[Site]) -> list[Site]:
     """The first of several functions that would do, or the first that has a cheap instruction where it has none."""
     cheap = [site for site in sites if site[2].cost != "stepped"]
     if not cheap or cheap[0] == sites[0]:
@@ -115,7 +119,7 @@ def cheapest(sites: list[tuple[int, str, Place]]) -> list[tuple[int, str, Place]
 
 def needs_anchors(engine: Engine, binary: Binary) -> bool:
     """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
-    names = (name for probe in engine.probes for name in probe.symbols)
+    names = (name for probe in engine.probes for name in (*probe.symbols, *probe.otherwise))
     return bool(engine.marker) and not any(map(binary.mentions, names)) and contains(binary.path, engine.marker.encode())
 
 
@@ -190,9 +194,8 @@ class Attachments:
             with self._reported():
                 self._stand(Row(name, "kernel", level, "", f"{category}:{name}", 0, at, "", "tracepoint", ""))
         if not any(level == "process" for _, level, _ in offered):
-            mode = lockdown()
-            why = f"the kernel is locked down ({mode})" if mode == "confidentiality" else f"there is no tracefs at {tracefs()}"
-            raise RequirementError(f"none of the kernel's tracepoints can be read: {why}; see `python -m tracer doctor`")
+            why = why_absent()[0] or f"it lacks those that {tracefs()} should hold"
+            raise RequirementError(f"none of the kernel's tracepoints can be read: tracefs: {why}; see `python -m tracer doctor`")
         categories = {category for _, _, category in offered}
         for name, level, category in KERNEL_PROBES:
             missing = level in (*self.levels, "process") and (name, level, category) not in offered
@@ -259,7 +262,8 @@ class Attachments:
             if not probe.wanted(self.levels) or probe.slot >= 0 or probe.learnt:
                 continue
             with self._reported():
-                for site in self._sites(engine, probe, binary):
+                site = next(self._sites(engine, probe, binary), None)
+                if site:
                     self._attach(engine, probe, path, *site)
         if len(self.rows) > before or engine.owns(os.path.basename(path)):
             self.state[engine.name].libraries[path] = binary.build_id
@@ -274,40 +278,42 @@ class Attachments:
         if can_ask and not state.operators:
             state.operators = self._operator_names(binary.path, engine.operator_names)
 
-    def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> list[tuple[int, str, Place]]:
-        """(file offset of the function, its name, the place in it) of each function that a probe means in a binary."""
+    def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
+        """Where a probe stands in a binary, then where else it could."""
         if probe.usdt:
-            offset = binary.usdt.get(probe.usdt)
-            if offset is None:
-                return []
+            yield from self._usdt_sites(probe, binary)
+        elif not any(map(binary.find, probe.unless)) and not (probe.once and self._stands_beside(probe, binary.path)):
+            yield from cheapest(self._symbol_sites(engine, probe, binary, probe.symbols))
+            for name in probe.otherwise:
+                yield from self._symbol_sites(engine, probe, binary, (name,))
+            if probe.anchor and engine.inspects(binary.path) and needs_anchors(engine, binary):
+                yield from self._anchored_sites(engine, probe, binary)
+
+    def _usdt_sites(self, probe: Probe, binary: Binary) -> Iterator[Site]:
+        offset = binary.usdt.get(probe.usdt)
+        if offset is not None:
             entry = offset - len(NOP5)
-            place = place_usdt(binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry), has_fast_nop(), binary.machine)
-            return [(offset, probe.usdt, place)]
-        if any(binary.find(name) for name in probe.unless) or (probe.once and self._stands_beside(probe, binary.path)):
-            return []
-        symbols = [symbol for name in probe.symbols if (symbol := binary.find(name))]
-        if symbols or not probe.anchor or not engine.inspects(binary.path):
-            sites = [
-                self._symbol_site(engine, probe, binary, symbol) for symbol in symbols if self._usable(probe, symbol, binary)
-            ]
-            return cheapest(sites)
-        if not needs_anchors(engine, binary):
-            return []
-        offset = anchors.find(binary.path, probe.anchor)
+            before, is_entry = binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry)
+            yield offset, probe.usdt, place_usdt(before, is_entry, has_fast_nop(), binary.machine)
+
+    def _anchored_sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
+        said, offset = anchors.words(probe.anchor), anchors.find(binary.path, probe.anchor)
         if offset is None:
-            said = anchors.words(probe.anchor)
             self.warnings.append(f"{binary.path} is stripped, and not one function in it {said}: no {probe.program}")
-            return []
+            return
         _, name, place = self._symbol_site(engine, probe, binary, Symbol(probe.symbols[0], offset))
-        why = f"{place.why}; stripped: found as the function that {anchors.words(probe.anchor)}"
-        return [(offset, name, replace(place, why=why))]
+        yield offset, name, replace(place, why=f"{place.why}; stripped: found as the function that {said}")
 
     def _stands_beside(self, probe: Probe, path: str) -> bool:
         """Whether the program stands in another file of the same folder."""
         standing = {row.library for row in self.rows if row.program == probe.program and not row.retired_ns} - {path}
         return any(os.path.dirname(library) == os.path.dirname(path) for library in standing)
 
-    def _symbol_site(self, engine: Engine, probe: Probe, binary: Binary, symbol: Symbol) -> tuple[int, str, Place]:
+    def _symbol_sites(self, engine: Engine, probe: Probe, binary: Binary, names: tuple[str, ...]) -> list[Site]:
+        symbols = [symbol for name in names if (symbol := binary.find(name))]
+        return [self._symbol_site(engine, probe, binary, symbol) for symbol in symbols if self._usable(probe, symbol, binary)]
+
+    def _symbol_site(self, engine: Engine, probe: Probe, binary: Binary, symbol: Symbol) -> Site:
         if not engine.inspects(binary.path):
             return symbol.offset, symbol.name, SYMBOL_SITE
         choose = place_tail if probe.at == "tail" else place_entry
@@ -419,6 +425,23 @@ class Attachments:
             assert place is not None
             self._attach(engine, probe, path, offset, f"{binary.function_at(offset)} call", place)
         return True
+
+    def move(self, engine: Engine, level: str) -> list[str]:
+        """Take the probes of a level to where else they could stand, as far as they have not; the functions there."""
+        moved = []
+        probes = {probe.program: probe for probe in engine.probes if probe.otherwise and probe.level == level}
+        standing = [i for i, row in enumerate(self.rows) if row.program in probes and not row.retired_ns]
+        for index in reversed(standing):  # ends before begins, as in `restore`
+            row = self.rows[index]
+            tried = {other.symbol for other in self.rows if (other.program, other.library) == (row.program, row.library)}
+            with self._reported():
+                probe, binary = probes[row.program], read_binary(row.library)
+                site = next((each for each in self._sites(engine, probe, binary) if each[1] not in tried), None)
+                if site:
+                    self._retire([index])
+                    self._attach(engine, probe, row.library, *site)
+                    moved.append(site[1])
+        return list(dict.fromkeys(moved))
 
     def teachers(self) -> set[str]:
         """The programs that stand and teach where others could."""

@@ -5,11 +5,11 @@ import fcntl
 import os
 import platform
 import struct
-from functools import cache
 from pathlib import Path
 
 from tracer.errors import ProbeError, RequirementError
 from tracer.probes.denials import why_denied
+from tracer.probes.tracefs import tracefs, why_absent
 
 PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT = 1, 2
 BPF_OUTPUT = 10  # software event that BPF programs write records to
@@ -20,7 +20,6 @@ FLAG_CLOEXEC = 8
 ATTR_BYTES = 128
 HIGH_FD = 512
 SYSCALL = {"x86_64": 298, "aarch64": 241}
-TRACEFS = Path("/sys/kernel/tracing")
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -62,32 +61,12 @@ def set_aside(fd: int) -> int:
     return high
 
 
-@cache
-def tracefs() -> Path:
-    """Where tracefs is mounted; root mounts it at its standard place where it is at none."""
-    places = mounted(Path("/proc/self/mounts").read_text())
-    if not places and os.geteuid() == 0:
-        libc.mount(b"tracefs", bytes(TRACEFS), b"tracefs", 0, None)
-    return TRACEFS if TRACEFS in places or not places else places[0]
-
-
-def mounted(table: str) -> list[Path]:
-    """Where a table of mounts has a tracefs that can be looked into."""
-    rows = [line.split() for line in table.splitlines()]
-    return [Path(row[1]) for row in rows if row[2] == "tracefs" and os.path.isdir(f"{row[1]}/events")]
-
-
-def has_tracepoint(category: str, name: str) -> bool:
-    """Whether this kernel offers a tracepoint."""
-    return os.path.exists(tracefs() / "events" / category / name / "id")
-
-
 def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
     """Run a program at a kernel tracepoint on all CPUs; returns the descriptor that holds it."""
     try:
         number = int((tracefs() / "events" / category / name / "id").read_text())
     except OSError as error:
-        reason = why_denied(error.errno or 0) or f"mount tracefs: mount -t tracefs tracefs {TRACEFS}"
+        reason = why_denied(error.errno or 0) or ": ".join(why_absent()) or error.strerror
         raise RequirementError(f"tracepoint {category}:{name} cannot be read: {reason}") from None
     head = struct.pack("<IIQQ", PERF_TYPE_TRACEPOINT, ATTR_BYTES, number, 1)
     what = f"tracepoint {category}:{name}"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tracer.recording.checksums import Sums
 from tracer.recording.format import STREAMS, RecordingError
 from tracer.recording.slow_tokens import SlowTokens
 from tracer.recording.tokens import Misses, Tokens, column, is_any, kinds_of
@@ -42,24 +43,28 @@ class Buffer(Protocol):
 
 
 class SlotFile:
-    """A file that slots are appended to."""
+    """A file that slots are appended to, and its checksums."""
 
     def __init__(self, path: Path):
         self.path, self.bytes = path, 0
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self.sums = Sums(path)
 
     def append(self, slots: np.ndarray) -> None:
         """Write whole slots."""
         data = np.ascontiguousarray(slots).reshape(-1).data
         self.bytes += len(data)
         try:
-            while data:
-                data = data[os.write(self.fd, data) :]
+            written = data
+            while written:
+                written = written[os.write(self.fd, written) :]
+            self.sums.add(data)
         except OSError as error:
             raise RecordingError(f"cannot write {self.path}: {error.strerror}; what was written before is readable") from None
 
     def close(self) -> None:
         """Close the file."""
+        self.sums.close()
         os.close(self.fd)
 
 
@@ -139,6 +144,11 @@ class Drain:
             buffer.release()
         self.pace.after(share, any(int(kinds_of(slot[None])[0]) not in self.passing for slot in picked))
         return picked
+
+    def seal(self) -> None:
+        """Give what was written so far its checksums."""
+        for file in self.files.values():
+            file.sums.seal()
 
     def counts(self) -> dict[str, int]:
         """Records written so far, by kind."""

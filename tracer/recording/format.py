@@ -4,6 +4,8 @@
     events.bin      64-byte slots as they stood in the ring: 8 bytes of ring header, then a record of bpf/records.h
     details.bin     256-byte slots, likewise
 
+    *.sum           checksums of the two (tracer/recording/checksums.py); the manifest holds its own
+
 Slots are only ever appended, so whatever reached the disk before a crash is a valid recording.
 """
 
@@ -15,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from moescope.errors import UserError
+from moescope.plain import doubts
+from tracer.recording.checksums import digest
 
 SCHEMA_VERSION = 1
 RING_HEADER_BYTES = 8
@@ -22,6 +26,11 @@ BUSY, DISCARD = 1 << 31, 1 << 30
 STREAMS = {"events": 64, "details": 256}
 FIRST_DETAIL = 64
 KIND_OFFSET = RING_HEADER_BYTES + 16
+SHAPE = {
+    dict: "machine model options step_latency sampling io engines qnn target records lost dropped cost layouts",
+    list: "clocks threads probes functions level_changes qnn_logs models",
+}
+"""Parts of the manifest that are objects, and those that are lists of objects."""
 
 
 class RecordingError(UserError):
@@ -53,13 +62,36 @@ def dtype_from_json(rows: list[list[Any]], itemsize: int) -> np.dtype:
     )
 
 
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with the checksum of all that it holds besides."""
+    held = {key: value for key, value in content.items() if key != "checksum"}
+    return {"checksum": digest(json.dumps(held).encode()), **held}
+
+
+def is_whole(content: dict[str, Any]) -> bool:
+    """Whether a JSON object is as it was sealed, or never was."""
+    return "checksum" not in content or sealed(content)["checksum"] == content["checksum"]
+
+
+def check_shape(path: Path, manifest: Any) -> None:
+    """Raise RecordingError where a part of the manifest is none of its kind."""
+    if not isinstance(manifest, dict):
+        raise RecordingError(f"{path}/manifest.json is no JSON object; record again")
+    for kind, keys in SHAPE.items():
+        for key in keys.split():
+            value = manifest.get(key)
+            rows = value if kind is list else value.values() if isinstance(value, dict) and key == "engines" else []
+            if value is not None and not (isinstance(value, kind) and all(isinstance(row, dict) for row in rows)):
+                raise RecordingError(f"{path}/manifest.json is damaged (at {key}); record again")
+
+
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Replace the manifest atomically: a reader sees the old or the new one, never half."""
     temporary = folder / "manifest.json.new"
     indent = 1 if manifest.get("state") == "complete" else None  # without is ten times as fast, and this is done every second
     temporary.unlink(missing_ok=True)
     with temporary.open("x") as file:  # made here: whoever may write to the folder cannot lead us elsewhere
-        file.write(json.dumps(manifest, indent=indent))
+        file.write(json.dumps(sealed(manifest), indent=indent))
     os.replace(temporary, folder / "manifest.json")
 
 
@@ -72,7 +104,8 @@ class Recording:
     """A recording opened for reading.
 
     `manifest` is the parsed manifest.json; `layouts` holds (number, dtype) of each kind of record, whose fields are those of
-    `struct rec_<kind>` in bpf/records.h (header fields ts, pid, tid, kind, cpu, engine included).
+    `struct rec_<kind>` in bpf/records.h (header fields ts, pid, tid, kind, cpu, engine included). `is_whole` is false where the
+    manifest is not as it was written.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -81,18 +114,25 @@ class Recording:
             self.manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
         except FileNotFoundError:
             raise RecordingError(f"{self.path} is no recording: it has no manifest.json") from None
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise RecordingError(f"{self.path}/manifest.json cannot be read: {error}") from None
+        self.is_whole = isinstance(self.manifest, dict) and is_whole(self.manifest)
+        if not self.is_whole or "checksum" not in self.manifest:
+            doubts.append(str(self.path))
+        check_shape(self.path, self.manifest)
         version = self.manifest.get("schema_version")
         if version != SCHEMA_VERSION:
             raise RecordingError(
                 f"{self.path} has schema version {version}, this program reads {SCHEMA_VERSION}; "
                 "use the MoEScope release that wrote it, or record again"
             )
-        self.layouts = {
-            name: (layout["kind"], dtype_from_json(layout["fields"], layout["bytes"]))
-            for name, layout in self.manifest["layouts"].items()
-        }
+        try:
+            self.layouts = {
+                name: (int(layout["kind"]), dtype_from_json(layout["fields"], layout["bytes"]))
+                for name, layout in self.manifest["layouts"].items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RecordingError(f"{self.path}/manifest.json is damaged (layouts: {error!r}); record again") from None
 
     def slot_count(self, stream: str) -> int:
         """Whole slots of `events` or `details` that are on disk now."""

@@ -17,7 +17,7 @@ from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.kernel.pmc import Counters, Event
 from tracer.probes.attach import FAULT_BEGINS, Attachments
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
-from tracer.probes.perf_events import has_tracepoint
+from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
 from tracer.target.io_files import Files

@@ -5,7 +5,7 @@ select
   extract_arg(l.arg_set_id, 'debug.reason') as reason,
   extract_arg(l.arg_set_id, 'debug.bytes') as bytes,
   l.dur / 1e6 as ms,
-  r.name as used_by,
+  'expert.' || extract_arg(r.arg_set_id, 'debug.layer') || '.' || extract_arg(r.arg_set_id, 'debug.expert') as used_by,
   (r.ts - l.ts - l.dur) / 1e3 as slack_us
 from slice l
 left join flow f on f.slice_out = l.id

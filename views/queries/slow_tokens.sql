@@ -1,7 +1,7 @@
 -- Decode tokens that lasted more than 1.5 times the median, the slowest first, with the operator that took most of each.
 with decode as (
   select id, ts, dur, arg_set_id, row_number() over (order by dur) as rank, count(*) over () as n
-  from slice where category = 'token' and name = 'decode'
+  from slice where category = 'token' and extract_arg(arg_set_id, 'debug.phase') = 'decode'
 ),
 usual as (select avg(dur) as dur from decode where rank in ((n + 1) / 2, (n + 2) / 2)),
 slow as (select d.*, d.dur / u.dur as times from decode d, usual u where d.dur > 1.5 * u.dur)

@@ -4,7 +4,7 @@ with marked as (
   from slice where category in ('token', 'operator', 'wait', 'expert', 'cache', 'io')
 )
 select
-  t.name as phase,
+  extract_arg(t.arg_set_id, 'debug.phase') as phase,
   extract_arg(t.arg_set_id, 'debug.position') as position,
   t.ts as ts,
   t.dur / 1e6 as ms,

@@ -7,7 +7,7 @@ from views.report.sections import Block, Run, Section, cards, note, pairs
 
 HIGH_PRIZE = 0.1
 PRIZES = (
-    "A prize is the time that would go away with its cause, as a share of all steps' time; prizes overlap and do not add up. "
+    "A prize is the time that its remedy would win, as a share of all steps' time; prizes overlap and do not add up. "
     'Run a query with: python -m analyzer query RUN "…". Links into the timeline need `python -m views open RUN` to be running.'
 )
 

@@ -17,7 +17,7 @@ def missing_parts(run: Run) -> list[tuple[str, str]]:
     """What is missing from the recording, in words."""
     summary = run.summary
     records, about = summary.get("records") or {}, summary.get("recording") or {}
-    remarks = [("warn", text) for text in summary.get("missing") or []]
+    remarks = [("warn", text) for key in ("missing", "warnings") for text in summary.get(key) or []]
     lost = records.get("lost") or {}
     if lost:
         kinds = ", ".join(f"{kind} {n:,}" for kind, n in lost.items())

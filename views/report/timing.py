@@ -182,9 +182,9 @@ def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
         if spread.get("n"):
             text = f"median {spread['p50']:,.2f} ms, p05 {spread['p05']:,.2f}, p95 {spread['p95']:,.2f}, p99 {spread['p99']:,.2f}"
             items.append((name, f"{text}, n {spread['n']}"))
-    if "drift_per_100_steps" in across:
-        steps = min(100, (across.get("step_ms") or {}).get("n", 100))
-        items.append(("drift", f"{across['drift_per_100_steps'] * steps:+.1f} % of the median step per {steps} steps"))
+    if moved := across.get("drift"):
+        ends = f"first {moved['steps']} steps {moved['first_ms']:,.2f} ms (median), last {moved['last_ms']:,.2f} ms"
+        items.append(("drift", f"{100 * moved['change']:+.1f} %: {ends}"))
     tokens = run.tables["tokens"]
     for jump in across.get("change_points") or []:
         text = f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step"

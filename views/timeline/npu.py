@@ -5,6 +5,7 @@ fill the accelerator's window in proportion to their cycles, nodes of a node tha
 value as it was measured. Where a backend stamps its events, nodes begin where their stamps say, on the host's clock.
 """
 
+import re
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from views.timeline.slices import (
     texts,
 )
 
-NODE = 404
+NODE, PROVIDER, OP_ID = 404, "QNNExecutionProvider_", re.compile(r"[: ]OpId_\d+( \(cycles\))?$")
 TABLES = {"qnn_events", "qnn_executes", "qnn_gaps", "qnn_optrace", "qnn_stages"}
 STAGES, OPTRACE = "Host stages", "optrace "
 EXECUTE, DEVICE, NODES, IDLE = "QNN Execute", "QNN Device", "QNN Node", "QNN Idle"
@@ -46,7 +47,18 @@ def track_name(manifest: dict[str, Any], track: str) -> str:
 
 def execute_name(graph_name: str, kind: str, layer: int, expert: int) -> str:
     """kind.layer.expert where the engine names a kind, else QNN's name of the graph."""
-    return place(kind, layer, expert) if kind else graph_name or "graphExecute"
+    return place(kind, layer, expert) if kind else short_graph_name(graph_name) or "graphExecute"
+
+
+def short_graph_name(name: str) -> str:
+    """A graph's name without what ONNX Runtime's provider puts before each."""
+    short = name.removeprefix(PROVIDER).removeprefix(PROVIDER)
+    return f"graph {short}" if short[:1].isdigit() else short
+
+
+def node_name(event: str) -> str:
+    """The node of the model: `reshape_36` of QNN's `reshape_36:OpId_104 (cycles)`."""
+    return OP_ID.sub("", event) or "node"
 
 
 def execute_slices(tables: Tables) -> Slices:
@@ -121,8 +133,10 @@ def node_slices(tables: Tables) -> Slices | None:
     details = np.flatnonzero(counted & (kind != NODE) & (parents >= 0))
     if len(details):
         args |= detail_args(len(row), parents[details], every.iloc[details])
-    name = joined(lambda text: text or "node", events["name"])
-    return Slices("qnn", name, events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args)
+    args["event"] = text_of(events["name"])
+    return Slices(
+        "qnn", joined(node_name, events["name"]), events["tid"].to_numpy(np.int64), first, last, np.ones(len(row), bool), args
+    )
 
 
 def side_by_side(

@@ -26,15 +26,13 @@ from analyzer.tables.store import Tables
 from views.timeline import marks, npu, sched
 from views.timeline.protobuf import _messages, field_bytes
 from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets, valid
-from views.timeline.slices import Slices, close_open, distinct, drawn_frame, on_program, rows_of
+from views.timeline.slices import Slices, close_open, distinct, drawn_frame, on_program
+from views.timeline.threads import WORKING, shown_processes, thread_pids
 from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
 PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
-INT32 = 1 << 31
-WORKING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "reads", "faults", "calls")
-"""Tables of what threads of the program did."""
 DRAWN = (*WORKING, "op_threads", "threads", "counters")
 Progress = Callable[[str], None]
 
@@ -99,23 +97,18 @@ class TraceWriter:
         return self.track(self.extra, parent, name=valid(name), **fields)
 
     def processes(self) -> None:
-        """Describe processes and threads."""
-        comms = {int(t["tid"]): str(t["name"]) for t in self.manifest.get("threads") or []}
-        rows = self.tables["threads"]
-        comms |= dict(zip(rows["tid"].tolist(), rows["name"].tolist(), strict=True))
-        command = [valid(str(word)) for word in self.manifest.get("command") or []]
-        for pid in sorted({*self.pids.values(), self.pid}):
-            packet = TracePacket(track_descriptor=TrackDescriptor(uuid=PROCESS | pid))
-            own = pid == self.pid and command
-            packet.track_descriptor.process.pid = pid
-            packet.track_descriptor.process.process_name = Path(command[0]).name if own else valid(comms.get(pid, ""))
-            packet.track_descriptor.process.cmdline.extend(command if own else [])
+        """Describe processes and threads; what only scheduling knows stands in a process of its own, folded away."""
+        for process in shown_processes(self.manifest, self.tables, self.pids, self.pid):
+            packet = TracePacket(track_descriptor=TrackDescriptor(uuid=PROCESS | process.pid))
+            packet.track_descriptor.process.pid = process.pid
+            packet.track_descriptor.process.process_name = valid(process.name)
+            packet.track_descriptor.process.cmdline.extend(map(valid, process.command))
             self.packet(packet)
-        for tid, pid in sorted(self.pids.items()):
-            packet = TracePacket(track_descriptor=TrackDescriptor(uuid=THREAD | tid, parent_uuid=PROCESS | pid))
-            packet.track_descriptor.thread.pid, packet.track_descriptor.thread.tid = pid, tid
-            packet.track_descriptor.thread.thread_name = valid(comms.get(tid, ""))
-            self.packet(packet)
+            for tid, name in process.threads:
+                packet = TracePacket(track_descriptor=TrackDescriptor(uuid=THREAD | tid, parent_uuid=PROCESS | process.pid))
+                packet.track_descriptor.thread.pid, packet.track_descriptor.thread.tid = process.pid, tid
+                packet.track_descriptor.thread.thread_name = valid(name)
+                self.packet(packet)
 
     def draw(self, levels: list[Level], rows: list[np.ndarray], track: int, overflow: Callable[[int], int]) -> None:
         """Draw rows of some levels on one track; what does not nest goes to the tracks that `overflow(lane)` makes."""
@@ -219,31 +212,6 @@ def groups_by(tid: np.ndarray) -> dict[int, np.ndarray]:
         return {int(tids[0]): np.arange(len(tid))}
     order = np.argsort(code.astype(np.min_scalar_type(len(tids))), kind="stable")
     return dict(zip(map(int, tids), np.split(order, np.cumsum(np.bincount(code))[:-1]), strict=True))
-
-
-def owners(frame: pd.DataFrame) -> dict[int, int]:
-    """tid → pid of the threads in a table's rows."""
-    tid, pid = (frame[column].to_numpy(np.int64) for column in ("tid", "pid"))
-    fresh = np.flatnonzero(np.append(True, tid[1:] != tid[:-1])[: len(tid)])
-    return dict(zip(tid[fresh].tolist(), pid[fresh].tolist(), strict=True))
-
-
-def thread_pids(manifest: dict[str, Any], tables: Mapping[str, pd.DataFrame]) -> dict[int, int]:
-    """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
-    pids: dict[int, int] = {}
-    for table in WORKING:
-        pids |= owners(tables[table])
-    operators, threads = tables["operators"], tables["op_threads"]
-    code, tids = distinct(threads["tid"].to_numpy(np.int64))
-    some = np.empty(len(tids), np.int64)
-    some[code] = np.arange(len(code))
-    rows = rows_of(operators["op_id"], threads["op_id"].iloc[some])
-    owner = operators["pid"].to_numpy()[rows[rows >= 0]]
-    pids |= dict(zip(np.asarray(tids)[rows >= 0].tolist(), owner.tolist(), strict=True))
-    target = tables["threads"][tables["threads"]["target"]]
-    pids |= dict(zip(target["tid"].tolist(), target["pid"].tolist(), strict=True))
-    pids |= {int(thread["tid"]): int(thread["pid"]) for thread in manifest.get("threads") or []}
-    return {tid: pid for tid, pid in pids.items() if 0 <= tid < INT32 and 0 <= pid < INT32}
 
 
 def extent(tables: Mapping[str, pd.DataFrame]) -> tuple[int, int]:

@@ -128,7 +128,7 @@ def compact(switches: Switches, boot: int, names: dict[int, str]) -> bytes:
 
 
 def wakings(columns: dict[str, np.ndarray], rows: np.ndarray, boot: int) -> bytes:
-    """A batch of wakings in full: the compact form would lose who woke."""
+    """A batch of wakings in full: the compact form would lose who woke. A new thread is woken by its creator."""
     ts, by, woken, prio, cpu = (columns[name][rows] for name in ("ts_ns", "prev_tid", "next_tid", "next_prio", "target_cpu"))
     form = Form().open(EVENT).varint(1, ts + boot).varint(2, by).open(SCHED_WAKING)
     form.varint(2, woken).varint(3, np.maximum(prio, 0)).varint(5, np.maximum(cpu, 0)).close().close()
@@ -158,8 +158,8 @@ class Scheduling:
         names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
         events, running = tables["sched"], Running.of(tables["thread_states"])
         columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
-        switched, woken = (equals(events["event"], event) for event in ("switch", "waking"))
-        return cls(events, columns, switched, woken, running, names, boot)
+        switched, waking, forked = (equals(events["event"], event) for event in ("switch", "waking", "fork"))
+        return cls(events, columns, switched, waking | forked, running, names, boot)
 
     def packets(self, cpu: int) -> Packets:
         """Everything of one cpu."""

@@ -179,11 +179,20 @@ def place(kind: str, layer: int, expert: int) -> str:
     return ".".join([kind or "graph", *(str(i) for i in (layer, expert) if i >= 0)])
 
 
+def step_name(phase: str, token: int, position: int, n_tokens: int) -> str:
+    """What a step did, its number and where in the text: `decode 17 at position 64`, `prefill 0 of 48 tokens`."""
+    name = f"{phase or 'step'} {token}"
+    if n_tokens > 1:
+        return f"{name} of {n_tokens} tokens"
+    return f"{name} at position {position}" if position >= 0 else name
+
+
 def token_slices(tables: Tables) -> Slices:
     """One slice per step of the model."""
     frame = tables["tokens"]
-    args = ints(frame, "seq", "n_tokens", "position", "result") | positive(frame, "maj_flt", "min_flt")
-    slices = of_frame("token", joined(lambda p: p or "step", frame["phase"]), frame, args)
+    args = texts(frame, "phase") | ints(frame, "token_id", "seq", "n_tokens", "position", "result")
+    name = joined(step_name, frame["phase"], frame["token_id"], frame["position"], frame["n_tokens"])
+    slices = of_frame("token", name, frame, args | positive(frame, "maj_flt", "min_flt"))
     slices.step_flow = np.where(np.isin(frame["token_id"], graph_steps(tables)), frame["token_id"] + STEP, 0)
     return slices
 
@@ -196,13 +205,37 @@ def graph_steps(tables: Tables) -> np.ndarray:
     return np.where(elsewhere, frame["token_id"], -1).astype(np.int64)
 
 
+def repeats_operator(tables: Tables, rows: pd.DataFrame) -> pd.Series:
+    """Which graphs or expert runs are within an operator of the same step, layer and expert, which says their place [bool]."""
+    operators = tables["operators"]
+    named = model_place(operators[operators["layer"] >= 0]) if len(rows) else np.empty(0)
+    return pd.Series(np.isin(model_place(rows), named))
+
+
+def model_place(frame: pd.DataFrame) -> np.ndarray:
+    """One number for step, layer and expert."""
+    token, layer, expert = (frame[name].to_numpy(np.int64) for name in ("token_id", "layer", "expert"))
+    return (token << 32) + (layer << 16) + expert
+
+
+def graph_name(kind: str, layer: int, expert: int, backend: str, repeated: bool) -> str:
+    """Its place in the model, or only where it runs if the operator around it says that place."""
+    return f"graph on {backend.upper()}" if repeated and backend else place(kind, layer, expert)
+
+
+def run_name(layer: int, expert: int, cache: str, repeated: bool) -> str:
+    """The expert, or only how the cache served it if the operator around it names the expert."""
+    return f"cache {cache}" if repeated and cache else place("expert", layer, expert)
+
+
 def graph_slices(tables: Tables) -> Slices:
     """One slice per graph run; those that submit to the NPU start a flow, those on other threads join their step's."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
     args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
-    slices = of_frame("graph", joined(place, frame["kind"], frame["layer"], frame["expert"]), frame, args)
+    name = joined(graph_name, frame["kind"], frame["layer"], frame["expert"], frame["backend"], repeats_operator(tables, frame))
+    slices = of_frame("graph", name, frame, args)
     slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
     step = graph_steps(tables)
     slices.step_flow = np.where(step >= 0, step + STEP, 0)
@@ -265,7 +298,7 @@ def flow_of(ids: pd.Series, column: pd.Series, flow: pd.Series) -> np.ndarray:
 def expert_slices(tables: Tables, used: pd.DataFrame) -> Slices:
     """One slice per expert run; those that used what a prefetch had loaded end its flow."""
     frame = tables["experts"]
-    name = joined(lambda layer, expert: place("expert", layer, expert), frame["layer"], frame["expert"])
+    name = joined(run_name, frame["layer"], frame["expert"], frame["cache"], repeats_operator(tables, frame))
     args = texts(frame, "cache", "backend") | ints(frame, "layer", "expert") | several_tokens(frame)
     args |= positive(frame, "tier", "maj_flt")
     slices = of_frame("expert", name, frame, args)

@@ -13,7 +13,7 @@ from tracer import session
 from tracer.__main__ import main
 from tracer.kernel import features, libbpf, loaders
 from tracer.kernel.features import Offered
-from tracer.probes import attach, perf_events
+from tracer.probes import attach, tracefs
 
 
 def use_folder(folder: Path) -> None:
@@ -23,7 +23,7 @@ def use_folder(folder: Path) -> None:
 
 def deny(denied: str) -> None:
     def has(category: str, name: str) -> bool:
-        return category != denied and perf_events.has_tracepoint(category, name)
+        return category != denied and tracefs.has_tracepoint(category, name)
 
     attach.has_tracepoint = has
 

@@ -1,9 +1,11 @@
 /*
- * The outline of llama.cpp: its functions' names, arguments and texts, and nothing computed. fake_ggml STEPS GRAPHS.
- * A graph passes a wrapper, the generic entry, a backend's own function by a jump, and on the CPU one more.
+ * The outline of llama.cpp: its functions' names, arguments and texts, and nothing computed. fake_ggml STEPS GRAPHS [MICROSECONDS],
+ * which it rests behind each step. A graph passes a wrapper, the generic entry, a backend's own function by a jump, and on the
+ * CPU one more; with INLINED only the backend's own.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define KEEP(x) __asm__ volatile("" : : "r"(x) : "memory")
 #define OUTLINE __attribute__((noinline, noclone))
@@ -92,6 +94,16 @@ OUTLINE int llama_decode(void *context, struct batch batch)
 	return status;
 }
 
+OUTLINE int llama_encode(void *context, struct batch batch)
+{
+	int status = batch.pos[0] < 0;
+
+	KEEP(context);
+	if (status)
+		fprintf(stderr, "%s: failed to encode, ret = %d\n", __func__, status);
+	return status;
+}
+
 int main(int argc, char **argv)
 {
 	struct backend cpu = {cpu_guid, cpu_compute}, cuda = {cuda_guid, cuda_compute}, own = {own_guid, cuda_compute};
@@ -102,13 +114,21 @@ int main(int argc, char **argv)
 	for (int step = 0; step < atoi(argv[1]); step++) {
 		struct batch batch = {step ? 1 : 5, 0, 0, &step, {0}};
 
-		llama_decode(0, batch);
+		if (step)
+			llama_decode(0, batch);
+		else
+			llama_encode(0, batch);
 		for (int i = 0; i < atoi(argv[2]); i++) {
+#ifdef INLINED
+			cpu.graph_compute(&cpu, &graphs[0]);
+#else
 			ggml_backend_graph_compute(&cpu, &graphs[0]);
 			ggml_backend_graph_compute_async(&cuda, &graphs[1]);
 			ggml_backend_graph_compute_async(&own, &graphs[2]);
 			ggml_graph_compute(&graphs[0], &cpu);
+#endif
 		}
+		usleep(argc > 3 ? atoi(argv[3]) : 0);
 	}
 	return 0;
 }

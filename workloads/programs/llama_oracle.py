@@ -1,14 +1,16 @@
 """What llama.cpp itself says it computes: llama_oracle.py MODEL BATCHES NEW_TOKENS.
 
 Takes the steps of llama_steps.py with llama.cpp's own evaluation callback, which is told every node of every graph in order,
-and writes a JSON object with the tokens that were made and, for each node, step, operator, name, dims, whether it is to be
-computed, what made each of its sources, and the routing tensor's contents where it is a MUL_MAT_ID. Asking for a node's result
-ends the graph there for a moment, so such a run is not the one to time.
+and writes a JSON object with the tokens that were made and, for each node, context and step, operator, name, dims, whether it is
+to be computed, what made each of its sources, and the routing tensor's contents where it is a MUL_MAT_ID. Asking for a node's
+result ends the graph there for a moment, so such a run is not the one to time.
 """
 
 import ctypes
 import json
 import struct
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from llama_steps import Opaque, arguments, decode, library
@@ -58,7 +60,8 @@ class Oracle:
     """Collects what the callback is told."""
 
     def __init__(self, lib: ctypes.CDLL):
-        self.lib, self.step, self.nodes = lib, -1, []
+        self.lib, self.nodes = lib, []
+        self.at, self.steps = (0, 0), Counter()
         for name in ("ggml_op_name", "ggml_get_name"):
             getattr(lib, name).restype = ctypes.c_char_p
         lib.ggml_get_name.argtypes = [ctypes.c_void_p]
@@ -77,9 +80,20 @@ class Oracle:
         assert name == t.name.decode() and self.lib.ggml_nelements(address) == ne[0] * ne[1] * ne[2] * ne[3]
         computed = bool(t.flags & FLAG_COMPUTE)
         reads = [self.behind_views(source) for source in t.src if source]
-        node = {"step": self.step, "id": address, "op": operator, "name": name, "ne": ne, "computed": computed, "reads": reads}
+        node = {"at": self.at, "id": address, "op": operator, "name": name, "ne": ne, "computed": computed, "reads": reads}
         self.nodes.append(node)
         return operator == "MUL_MAT_ID"
+
+    def counted(self, call: Callable[..., int]) -> Callable[..., int]:
+        """The call, with a note of which context it is for, in order of their first steps, and which of its steps it is."""
+
+        def step(context: ctypes.c_void_p, *given: Any) -> int:
+            number = self.steps[context.value]
+            self.steps[context.value] += 1
+            self.at = list(self.steps).index(context.value), number
+            return call(context, *given)
+
+        return step
 
     def behind_views(self, address: int) -> tuple[int, str, str]:
         """(address, operator, name) of what made the memory that a source shows."""
@@ -96,13 +110,8 @@ def main() -> None:
     callback = CALLBACK(oracle.told)
     params = lib.llama_context_default_params()
     set_callback(params, callback)
-    plain = lib.llama_decode
-
-    def counted(*given: Any) -> int:
-        oracle.step += 1
-        return plain(*given)
-
-    lib.llama_decode = counted
+    for name in ("llama_decode", "llama_encode", "llama_process"):
+        setattr(lib, name, oracle.counted(getattr(lib, name)))
     path, batches, _ = arguments()
     made = decode(lib, params, path, batches, 0)
     print(json.dumps({"made": made, "nodes": oracle.nodes}))

@@ -1,7 +1,11 @@
 """Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL BATCHES NEW_TOKENS [PAUSE].
 
 BATCHES are the sizes of the first steps (20,1,7; the prompt's alone where it is one number), NEW_TOKENS steps of one follow.
-Environment variables: LLAMA_THREADS, otherwise 2; LLAMA_PART, how many tokens a graph takes at most, otherwise 512.
+Several lists (20,1/7,12) are those of as many contexts of the model, which take their steps in turns.
+Environment variables: LLAMA_THREADS, otherwise 2; LLAMA_PART, how many tokens a graph takes at most, otherwise 512;
+LLAMA_CALL, the names of CALLS by which the first steps are taken, the last of them by all others, otherwise decode;
+LLAMA_THREADS_OF: contexts, each has a thread of its own, and these begin their steps together (as many in each); or steps, each
+has a thread of its own.
 
 Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
@@ -15,11 +19,17 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from threading import Barrier, Thread
 
 THREADS = int(os.environ.get("LLAMA_THREADS", "2"))
 CONTEXT, BATCH, PART = 512, 2048, 512  # llama.cpp's defaults, by which the head of its parameters is recognised
 LARGER_CONTEXT = 2048
+CALLS = {"decode": None, "encode": None, "process": 1, "process_encode": 0}
+"""Ways to take a step, and llama_process's number of what it is to do."""
 
 
 class Opaque(ctypes.Structure):
@@ -50,33 +60,89 @@ def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.llama_init_from_model.argtypes = [ctypes.c_void_p, Opaque]
     lib.llama_batch_get_one.restype = Batch
     lib.llama_decode.argtypes = [ctypes.c_void_p, Batch]
+    lib.llama_encode.argtypes = [ctypes.c_void_p, Batch]
     lib.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
     return lib
 
 
-def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[int], pause: float) -> list[int]:
-    """Tokens that the model makes greedily, one behind each batch: a fixed text fills up what the last one made leaves free."""
+def fed_by_parts(lib: ctypes.CDLL, context: ctypes.c_void_p, tokens: list[int], kind: int, position: int) -> int:
+    """One llama_process of tokens that follow on `position` others."""
+    lib.llama_batch_ext_init.restype = ctypes.c_void_p
+    batch = ctypes.c_void_p(lib.llama_batch_ext_init(context))
+    for place, token in enumerate(tokens, position):
+        row = lib.llama_batch_ext_add_token(batch, 0, token)
+        lib.llama_batch_ext_set_pos(batch, row, ctypes.byref(ctypes.c_int32(place)))
+    lib.llama_batch_ext_set_output_logits(batch, len(tokens) - 1, True)
+    status = lib.llama_process(context, kind, batch)
+    lib.llama_batch_ext_free(batch)
+    return status
+
+
+class Context:
+    """A context and the tokens that were made in it, greedily, one behind each batch."""
+
+    def __init__(self, lib: ctypes.CDLL, model: int, params: Opaque):
+        self.lib, self.context = lib, ctypes.c_void_p(lib.llama_init_from_model(model, params))
+        lib.llama_set_n_threads(self.context, THREADS, THREADS)
+        self.made: list[int] = []
+        self.fed = 0
+
+    def step(self, size: int) -> None:
+        """Feed `size` tokens: a fixed text fills up what the last one made leaves free."""
+        lib, calls = self.lib, os.environ.get("LLAMA_CALL", "decode").split(",")
+        call = calls[min(len(self.made), len(calls) - 1)]
+        tokens = [*self.made[-1:], *((7 * i) % 500 for i in range(size - len(self.made[-1:])))]
+        array = (ctypes.c_int32 * size)(*tokens)
+        if CALLS[call] is not None:
+            status = fed_by_parts(lib, self.context, tokens, CALLS[call], self.fed)
+        else:
+            status = getattr(lib, f"llama_{call}")(self.context, lib.llama_batch_get_one(array, size))
+        assert status == 0, f"{call}: {status}"
+        encodes = "encode" in call
+        self.fed += 0 if encodes else size
+        logits = [] if encodes else lib.llama_get_logits_ith(self.context, -1)[:512]
+        self.made.append(logits.index(max(logits)) if logits else 1)
+
+    def take(self, batches: list[int], pause: float, begin: Barrier) -> None:
+        """All steps, one behind the other."""
+        for size in batches:
+            begin.wait()
+            self.step(size)
+            time.sleep(pause)
+
+
+def run_together(calls: list[Callable[[], None]]) -> None:
+    """Run each call in a thread of its own."""
+    threads = [Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[list[int]], pause: float) -> list[int]:
+    """Tokens that the model makes in each context, context by context; each has its list of batches."""
     head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
     assert head[:3] == [CONTEXT, BATCH, PART], f"llama_context_params has changed: {head[:3]}"
     head[0], head[2] = LARGER_CONTEXT, int(os.environ.get("LLAMA_PART", PART))
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
-    context = ctypes.c_void_p(lib.llama_init_from_model(model, params))
-    lib.llama_set_n_threads(context, THREADS, THREADS)
-    made: list[int] = []
-    for size in batches:
-        tokens = [*made[-1:], *((7 * i) % 500 for i in range(size - len(made[-1:])))]
-        array = (ctypes.c_int32 * len(tokens))(*tokens)
-        assert lib.llama_decode(context, lib.llama_batch_get_one(array, len(tokens))) == 0
-        logits = lib.llama_get_logits_ith(context, -1)[:512]
-        made.append(logits.index(max(logits)))
-        time.sleep(pause)
-    return made
+    contexts = [Context(lib, model, params) for _ in batches]
+    threads_of = os.environ.get("LLAMA_THREADS_OF")
+    if threads_of == "contexts":
+        begin = Barrier(len(batches))
+        run_together([partial(context.take, mine, pause, begin) for context, mine in zip(contexts, batches, strict=True)])
+    else:
+        for sizes in zip_longest(*batches):
+            for context, size in zip(contexts, sizes, strict=True):
+                step = partial(context.take, [size] if size else [], pause, Barrier(1))
+                run_together([step]) if threads_of == "steps" else step()
+    return [token for context in contexts for token in context.made]
 
 
-def arguments() -> tuple[str, list[int], float]:
-    """(model, tokens of each step, pause) of the command line."""
-    batches = [int(size) for size in sys.argv[2].split(",")] + [1] * int(sys.argv[3])
+def arguments() -> tuple[str, list[list[int]], float]:
+    """(model, tokens of each context's steps, pause) of the command line."""
+    batches = [[int(size) for size in mine.split(",")] + [1] * int(sys.argv[3]) for mine in sys.argv[2].split("/")]
     return sys.argv[1], batches, float((*sys.argv[4:], "0")[0])
 
 

@@ -55,7 +55,7 @@ def load(name: str) -> Device:
         raise PredictError(f"device {name!r} is unknown: choose one of {', '.join(names())}, or give a TOML file")
     try:
         return parse(tomllib.loads(path.read_text()), path)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PredictError(f"{path} is no TOML ({error}): see {HERE / 'h20.toml'} for the form") from None
 
 
@@ -80,7 +80,7 @@ def parse(values: dict[str, Any], path: Path) -> Device:
             sources=values.get("sources", {}),
             estimates=tuple(values.get("estimates", ())),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise PredictError(f"{path}: {error} is missing or of the wrong kind: see {HERE / 'h20.toml'} for the form") from None
 
 

@@ -1,0 +1,66 @@
+"""The HTP analysis summary that the profile viewer makes of an optrace (QHAS): how busy each unit was, and the bytes it moved.
+
+Read of it are `htp_overall_summary` with its `htp_resources`, a row per unit and thread, and `qnn_op_instances_nodes`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analyzer.imports.csv import MOST_VALUE, UNKNOWN, Imported
+from analyzer.records.schema import conform
+from tracer.recording.format import RecordingError
+
+OVERALL = {"time_us": "us", "timeline_cycles": "cycles"}
+BYTES = ("dram", "vtcm", "peak_vtcm_alloc")
+"""Parts of the names of what is counted in bytes."""
+
+
+def is_summary(document: Any) -> bool:
+    """Whether a JSON document is such a summary."""
+    return isinstance(document, dict) and isinstance(document.get("data"), dict) and "htp_overall_summary" in document["data"]
+
+
+def read_qhas(path: Path, document: dict[str, Any]) -> tuple[Imported, dict[str, Any]]:
+    """(its figures as events, in figures of `utilization`: units, bytes, nodes). RecordingError where it holds no figure."""
+    (overall, *_) = [*rows(document["data"], "htp_overall_summary"), {}]
+    units = rows(overall, "htp_resources")
+    events = [(name, unit_of(name), value) for name, value in numbers(overall).items()]
+    answer: dict[str, Any] = {"window_cycles": numbers(overall).get("timeline_cycles", 0), "units": {}, "nodes": {}}
+    for each in units:
+        label, of_unit = f"{each.get('type', 'other')} {each.get('tid', '')}".strip(), numbers(each)
+        share = each.get("utilization")
+        used = of_unit.get("cycles_used", 0)
+        answer["units"][label] = {"cycles": used, "share": share / 100 if isinstance(share, int | float) else float("nan")}
+        events += [(f"{label} {name}", unit_of(name), value) for name, value in of_unit.items()]
+    for node in rows(document["data"], "qnn_op_instances_nodes"):
+        name, cycles = str(node.get("qnn_op", "")), numbers(node).get("cycles", 0)
+        answer["nodes"][name] = answer["nodes"].get(name, 0) + cycles
+        events.append((name, "cycles", cycles))
+    if not events:
+        raise RecordingError(f"{path} is a summary without figures: make it again with qnn-profile-viewer")
+    answer["bytes"] = {name: value for name, unit, value in events if unit == "bytes"}
+    frame = pd.DataFrame(events, columns=["name", "unit", "value"])
+    frame = frame.assign(
+        file=path.name, row=range(len(frame)), execute=0, type=UNKNOWN, message="QHAS", depth=0, source="BACKEND", timestamp=0
+    )
+    return Imported(path, conform("qnn_imported", frame)), answer
+
+
+def rows(holder: Any, key: str) -> list[dict[str, Any]]:
+    """The objects of a list that stands under `key` as {"data": [...]}."""
+    table = holder.get(key)
+    found = table.get("data") if isinstance(table, dict) else table
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def numbers(row: dict[str, Any]) -> dict[str, int]:
+    """Cycles, times and bytes of a row: whole numbers that QNN's 64 bits hold."""
+    wanted = {name: value for name, value in row.items() if unit_of(name) and isinstance(value, int | float)}
+    return {name: int(value) for name, value in wanted.items() if 0 <= value <= MOST_VALUE}
+
+
+def unit_of(name: str) -> str:
+    """us | cycles | bytes, "" for what is none of them."""
+    return OVERALL.get(name) or ("bytes" if any(part in name for part in BYTES) else "cycles" if "cycles" in name else "")

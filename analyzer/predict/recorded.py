@@ -1,0 +1,101 @@
+"""What a recording ran with, as the simulator's settings, and how far a simulation with the same settings is from it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analyzer.errors import PredictError
+from analyzer.predict.costs import UNIT_OF
+from analyzer.predict.simulator import RECORDED, Outcome, Settings
+from analyzer.predict.trace import Trace
+from analyzer.questions import expert_loads, figures
+from analyzer.records.schema import Tables
+
+SCALES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Settings and figures of a recording, of the steps in its trace; `remarks` name what a simulation does not vary."""
+
+    settings: Settings
+    ttft_ms: float | None
+    tpot_ms: float | None
+    hit_rate: float | None
+    remarks: tuple[str, ...]
+
+    def against(self, outcome: Outcome) -> dict[str, Any]:
+        """The simulation of `settings` beside the recording: figures of both, and relative errors."""
+        simulated = outcome.summary()
+        row: dict[str, Any] = {"recorded_hit_rate": self.hit_rate, "simulated_hit_rate": simulated["hit_rate"]}
+        for name, real in (("ttft_ms", self.ttft_ms), ("tpot_ms", self.tpot_ms)):
+            error = simulated[name] / real - 1 if real and simulated[name] is not None else None
+            row |= {f"recorded_{name}": real, f"simulated_{name}": simulated[name], f"error_{name}": error}
+        return row
+
+
+def of(tables: Tables, trace: Trace, command: Sequence[str]) -> Recorded:
+    """What the tables show, and the `command` where they do not: the exact budget and the eviction policy."""
+    tokens = tables["tokens"].set_index("token_id").loc[[step.token_id for step in trace.steps]]
+    spent = {phase: rows["duration_ns"] / 1e6 for phase, rows in tokens.groupby("phase")}
+    prefill, decode = spent.get("prefill"), spent.get("decode")
+    hits = figures.cache_hits(tables)[["hits", "misses"]].sum()
+    return Recorded(
+        settings(tables, command),
+        None if prefill is None else float(prefill.sum()),
+        None if decode is None else float(decode.mean()),
+        figures.hit_rate(int(hits["hits"]), int(hits["misses"])),
+        remarks(tables),
+    )
+
+
+def settings(tables: Tables, command: Sequence[str]) -> Settings:
+    """The settings that the recorded run had."""
+    phase = tables["tokens"].set_index("token_id")["phase"]
+    operators, runs = tables["operators"], tables["experts"]
+    chunks = operators[(operators["type"] == "attention") & (operators["token_id"].map(phase) == "prefill")]["n_tokens"]
+    backend = runs.groupby(runs["token_id"].map(phase))["backend"].agg(lambda names: names.mode().iloc[0])
+    tiers = tuple(sorted(int(tier) for tier in runs["tier"].unique() if tier > 0))
+    loads, usual = tables["loads"], Settings()
+    ahead = ((loads["action"] == "load") & (loads["reason"] == "prefetch")).any()
+    return Settings(
+        budget(tables, option(command, "--expert-cache")),
+        int(chunks.max()) if len(chunks) else usual.chunk,
+        tiers or usual.tiers,
+        RECORDED if ahead else None,
+        UNIT_OF.get(str(backend.get("prefill")), "cpu"),
+        UNIT_OF.get(str(backend.get("decode")), "cpu"),
+        option(command, "--cache-policy") or usual.policy,
+    )
+
+
+def budget(tables: Tables, asked: str | None) -> int | None:
+    """Bytes of the recorded cache: what the command asked for, else the most that it held; None where nothing had to leave."""
+    held = expert_loads.budget(tables)
+    return byte_count(asked) if held is not None and asked else held
+
+
+def byte_count(word: str) -> int:
+    """Bytes of `64MiB` or `1500000`."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", word.strip().lower())
+    if not match or match[2] not in SCALES:
+        raise PredictError(f"cache size {word!r} is none: write 64MiB, 1500000 or 50%")
+    return int(float(match[1]) * SCALES[match[2]])
+
+
+def option(command: Sequence[str], name: str) -> str | None:
+    """The value of an option in a command line; None where it is not given."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == name:
+            return following or None
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def remarks(tables: Tables) -> tuple[str, ...]:
+    """What the costs hold as it was recorded, whatever the settings."""
+    counts = expert_loads.counts(expert_loads.within_steps(tables))
+    compiled = f"loads on the NPU take as long as recorded, the compiling of {counts['compiled']} graphs included"
+    return ("threads are as recorded", *([compiled] if counts["compiled"] else []))

@@ -1,0 +1,138 @@
+"""Why steps load experts: for the first time, or again after an eviction; and which cache would avoid the latter.
+
+A cache of another size is judged by replaying the recorded runs through the cache's own rule. A load that it avoids wins its
+part of what the step spent in loads.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.schema import Tables
+from analyzer.records.spans import Nest
+from runtime.cache_rules.eviction import LRU
+from runtime.cache_rules.forms import BACKENDS, Form
+from runtime.cache_rules.replay import Replay
+
+COMPILING = ("contextCreate", "graphCreate", "graphFinalize")
+"""QNN calls that make a graph instead of reading its binary."""
+ENOUGH = 0.9
+"""Share of what the largest cache wins that the proposed one must win."""
+NUMBER = {name: number for number, name in BACKENDS.items()}
+KEYS = ["layer", "expert", "backend"]
+
+
+@dataclass(frozen=True)
+class Avoidance:
+    """What a cache of `budget_bytes` (NaN where no size is known) would avoid: so many loads, and their ns of step time."""
+
+    budget_bytes: float
+    loads: int
+    won_ns: float
+
+
+def with_forms(tables: Tables) -> pd.DataFrame:
+    """Complete loads by begin: as in `loads`, with `tier` (of the run served) and `again` (not the form's first)."""
+    moves = tables["loads"][(tables["loads"]["action"] == "load") & tables["loads"]["complete"]].sort_values("end_ns")
+    runs = tables["experts"].sort_values("end_ns")[[*KEYS, "end_ns", "tier"]]
+    served = pd.merge_asof(moves[["end_ns", *KEYS]], runs, on="end_ns", by=KEYS, direction="forward")
+    moves = moves.assign(tier=served["tier"].fillna(0).astype(np.int64).to_numpy()).sort_values("begin_ns")
+    return moves.assign(again=moves.duplicated([*KEYS, "tier"]))
+
+
+def within_steps(tables: Tables) -> pd.DataFrame:
+    """`with_forms` within steps, with `compile_ns` of each."""
+    moves = with_forms(tables)
+    loads = moves[moves["token_id"] >= 0].reset_index(drop=True)
+    return loads.assign(compile_ns=np.minimum(_compiling(tables, loads), loads["duration_ns"]))
+
+
+def counts(loads: pd.DataFrame) -> dict[str, float]:
+    """Of `within_steps`: `first` and `again` loads, `repeated` ones (not its expert's first in the step), `compiled` ones."""
+    compiled = loads["compile_ns"] > 0
+    repeated = loads.duplicated(["token_id", "layer", "expert"])
+    numbers = {"first": ~loads["again"], "again": loads["again"], "repeated": repeated, "compiled": compiled}
+    return {**{name: int(chosen.sum()) for name, chosen in numbers.items()}, "compile_ms": float(loads["compile_ns"].sum()) / 1e6}
+
+
+def step_loads(tables: Tables, spent: pd.Series) -> pd.DataFrame:
+    """`within_steps` with `cost_ns`, each one's part of what its step `spent` in loads (ns by token_id); compile_ns too."""
+    loads = within_steps(tables)
+    total = loads.groupby("token_id")["duration_ns"].transform("sum").clip(lower=1)
+    share = spent.reindex(loads["token_id"]).fillna(0).to_numpy() / total
+    return loads.assign(cost_ns=loads["duration_ns"] * share, compile_ns=loads["compile_ns"] * share)
+
+
+def _compiling(tables: Tables, loads: pd.DataFrame) -> np.ndarray:
+    """ns of the calls that compile within each load on its thread."""
+    calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(COMPILING)]
+    nest = Nest(*(loads[name].to_numpy(np.int64) for name in ("tid", "begin_ns", "end_ns")))
+    owner = nest.innermost(calls["tid"].to_numpy(np.int64), calls["begin_ns"].to_numpy(np.int64))
+    return np.bincount(owner[owner >= 0], calls["duration_ns"].to_numpy()[owner >= 0], len(loads))
+
+
+def budget(tables: Tables) -> int | None:
+    """Bytes that the recorded cache held at most; None where it never let anything go."""
+    loads = tables["loads"]
+    evicted = (loads["action"] == "evict").any()
+    held = int(loads["resident_bytes"].max()) if evicted else 0
+    return held if held > 0 else None
+
+
+def larger_cache(tables: Tables, loads: pd.DataFrame) -> Avoidance | None:
+    """The smallest cache that wins ENOUGH of what the largest would of `step_loads`; None where none wins anything."""
+    again = loads[loads["again"]]
+    most = float(again["cost_ns"].sum())
+    if most <= 0:
+        return None
+    events, sizes, held = asked(tables["experts"]), form_bytes(tables), budget(tables)
+    forms = {form for _, keys in events for form in keys}
+    mean = float(np.mean([sizes.get(form.backend, 0) for form in forms])) if forms else 0.0
+    if not mean or held is None:
+        return Avoidance(float("nan"), len(again), most)
+    low = int(max(held, *sizes.values()) / mean) + 1
+    high = max(len(forms), low)
+    best = avoided(events, sizes, again, high * mean)
+    while low < high:
+        middle = (low + high) // 2
+        tried = avoided(events, sizes, again, middle * mean)
+        if tried.won_ns >= ENOUGH * most:
+            high, best = middle, tried
+        else:
+            low = middle + 1
+    return best
+
+
+def avoided(
+    events: list[tuple[tuple[int, int], list[Form]]], sizes: dict[int, int], again: pd.DataFrame, size: float
+) -> Avoidance:
+    """What a cache of `size` bytes avoids: loads in steps and layers in which the replay finds the form held."""
+    played, held = Replay(int(size), LRU(), size=lambda form: sizes.get(form.backend, 0)), set[tuple[int, ...]]()
+    for step, forms in events:
+        held.update((*step, form.expert, form.backend, form.tier) for form in forms if form in played.cache)
+        played.begin()
+        played.run(forms)
+    asked_for = zip(
+        again["token_id"], again["layer"], again["expert"], again["backend"].map(NUMBER).fillna(0), again["tier"], strict=True
+    )
+    won = np.fromiter((key in held for key in asked_for), bool, len(again))
+    return Avoidance(size, int(won.sum()), float(again["cost_ns"].to_numpy()[won].sum()))
+
+
+def asked(runs: pd.DataFrame) -> list[tuple[tuple[int, int], list[Form]]]:
+    """((token_id, layer), the forms it ran, each once) in order of time."""
+    runs = runs[runs["token_id"] >= 0].sort_values("begin_ns").drop_duplicates(["token_id", "layer", "expert", "backend", "tier"])
+    events: dict[tuple[int, int], list[Form]] = {}
+    columns = (runs[name].tolist() for name in ("token_id", "layer", "expert", "backend", "tier"))
+    for token, layer, expert, backend, tier in zip(*columns, strict=True):
+        events.setdefault((token, layer), []).append(Form(layer, expert, NUMBER.get(backend, 0), tier))
+    return list(events.items())
+
+
+def form_bytes(tables: Tables) -> dict[int, int]:
+    """Bytes that an expert takes in the cache, by backend's number: by what a load added, else by what it read."""
+    moves = tables["loads"].sort_values("end_ns")
+    grown = moves["resident_bytes"].diff().where((moves["resident_bytes"] >= 0) & (moves["resident_bytes"].shift() >= 0))
+    loads = moves.assign(size=grown.where(grown > 0, moves["bytes"]))[moves["action"] == "load"]
+    return {NUMBER.get(str(name), 0): int(size) for name, size in loads.groupby("backend")["size"].median().items() if size > 0}

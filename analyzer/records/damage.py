@@ -1,0 +1,43 @@
+"""What of a recording is damaged by its checksums: which file, where, and which records that costs."""
+
+from collections.abc import Iterator
+
+from analyzer.records.contents import Contents
+from tracer.recording import checksums
+from tracer.recording.format import STREAMS
+
+
+def damage(contents: Contents) -> list[str]:
+    """A line for each damaged place; nothing for recordings older than checksums."""
+    lines = [] if contents.recording.is_whole else ["manifest.json is not as it was written: every figure may be wrong"]
+    if contents.recording.manifest.get("checksums"):
+        lines += [line for stream in STREAMS for line in _of_stream(contents, stream)]
+    return lines
+
+
+def _of_stream(contents: Contents, stream: str) -> Iterator[str]:
+    path, width = contents.recording.path / f"{stream}.bin", STREAMS[stream]
+    try:
+        stretches, sealed = checksums.check(path)
+    except OSError:
+        yield f"{checksums.sums_of(path).name} cannot be read: damage of {path.name} would not be seen"
+        return
+    size = contents.streams[stream].slots * width
+    for begin, end in stretches:
+        ends = f", the file ends at {size:,} and lost what followed" if end > size else ""
+        cost = _cost(contents, stream, begin, min(end, size))
+        yield f"{path.name} is damaged between bytes {begin:,} and {end:,}{ends}: {cost}"
+    if size > sealed:
+        yield f"the last {(size - sealed) // width:,} records of {path.name} have no checksum: the tracer did not end orderly"
+
+
+def _cost(contents: Contents, stream: str, begin: int, end: int) -> str:
+    width = STREAMS[stream]
+    found = contents.by_kind(stream, begin // width, max(begin, end) // width)
+    kinds = sorted(found.rows, key=lambda kind: -len(found.rows[kind]))
+    names = ", ".join(contents.names.get(kind, f"kind {kind}") for kind in kinds[:3])
+    since, until = ((at - contents.first_ns) / 1e9 for at in (found.first_ns, found.last_ns))
+    count = sum(map(len, found.rows.values()))
+    return (
+        f"{count:,} records ({names}) from {since:.3f} s to {until:.3f} s may be wrong" if count else "no record is left of them"
+    )

@@ -1,0 +1,32 @@
+"""The loops in C, _joins.c, as functions of NumPy arrays: int64 where nothing else is said, each in one piece."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+from numpy.ctypeslib import ndpointer
+
+from analyzer.errors import AnalysisError
+
+N, COLUMN, SLOTS, KINDS, TIMES = ctypes.c_int64, *(ndpointer(t, flags="C") for t in (np.int64, None, np.uint16, np.uint64))
+ARGUMENTS = {
+    "latest": (N, COLUMN, COLUMN, N, *[COLUMN] * 4),
+    "pairs": (N, *[COLUMN] * 3, N, *[COLUMN] * 6),
+    "distinct": (N, N, ctypes.c_void_p, *[COLUMN] * 5),
+    "gather": (SLOTS, N, N, COLUMN, COLUMN, N, COLUMN, COLUMN),
+    "by_kind": (SLOTS, N, N, ctypes.c_uint64, ctypes.c_uint64, KINDS, COLUMN, COLUMN, TIMES),
+    "states": (N, N, N, COLUMN, N, *[COLUMN] * 3),
+}
+
+
+def _loaded() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(Path(__file__).with_name("_joins.so")))
+    except OSError:
+        raise AnalysisError("analyzer/records/_joins.so is not built: run `make build`") from None
+    for name, types in ARGUMENTS.items():
+        getattr(library, name).argtypes, getattr(library, name).restype = types, N
+    return library
+
+
+loops = _loaded()

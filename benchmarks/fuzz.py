@@ -1,0 +1,86 @@
+"""What damaged input does to the command lines: faults by kind of input (workloads/fuzzing.py says what a fault is).
+
+nice python -m benchmarks.fuzz [--cases 1000] [--kinds recording TOML] [--seed 0] [--keep DIR] [--json FILE]
+
+Each kind runs in a process of its own, so that one that dies is a fault too. --keep writes the input of each distinct fault.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import single
+from workloads.fuzzing import FAULTS, KINDS, Bench, damage
+
+
+def campaign(name: str, cases: int, start: int, keep: Path | None) -> dict[str, Any]:
+    """Cases of one kind, run here: how often each outcome came, and where faults came from."""
+    counts: Counter[str] = Counter()
+    places: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as root:
+        bench = Bench(KINDS[name], Path(root) / "in")
+
+        @seed(start)
+        @settings(
+            max_examples=cases, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        )
+        @given(st.data())
+        def cases_of(data: st.DataObject) -> None:
+            verb, file = data.draw(st.sampled_from(KINDS[name].verbs)), data.draw(st.sampled_from(bench.names))
+            content = data.draw(damage(bench.sound[file], file))
+            outcome, answer = bench.judge(verb, file, content)
+            counts[outcome] += 1
+            if outcome in (*FAULTS, "last resort"):
+                place = f"{outcome}: {answer.where or answer.err.strip()[-160:] or verb}"
+                if keep and places[place] == 0:
+                    folder = keep / f"{name.replace(' ', '_')}-{len(places)}"
+                    folder.mkdir(parents=True, exist_ok=True)
+                    (folder / Path(file).name).write_bytes(content)
+                    (folder / "case.txt").write_text(f"{verb}\n{file}\n{place}\n{answer.out[-2000:]}\n{answer.err[-2000:]}\n")
+                places[place] += 1
+
+        cases_of()
+    return {"counts": counts, "places": places}
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--cases", type=int, default=1000, help="cases of each kind (default: %(default)s)")
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="only these")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="write the input of each distinct fault there")
+    parser.add_argument("--here", action="store_true", help="run one kind in this process and print its counts as JSON")
+    args = parser.parse_args()
+    if args.here:
+        print(json.dumps(campaign(args.kinds[0], args.cases, args.seed, args.keep)))
+        return 0
+    report, faults = Report("fuzz", args), 0
+    for name in args.kinds:
+        words = ["--here", "--kinds", name, "--cases", str(args.cases), "--seed", str(args.seed)]
+        words += ["--keep", str(args.keep)] if args.keep else []
+        done = subprocess.run([sys.executable, "-m", "benchmarks.fuzz", *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            report.note(f"{name}: the process ended with {done.returncode}: {done.stderr[-300:]}")
+            faults += 1
+            continue
+        found = json.loads(done.stdout.splitlines()[-1])
+        total = sum(found["counts"].values())
+        for outcome, count in sorted(found["counts"].items()):
+            report.add(f"{name}: {outcome}", f"of {total:,} cases", single(count, total))
+            faults += count * (outcome in FAULTS)
+        for place, count in sorted(found["places"].items(), key=lambda row: -row[1]):
+            print(f"    {count:6,} {place}", file=sys.stderr)
+    report.finish()
+    return int(faults > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""Damage of a recording and of what is kept beside it: found by checksums, named, and never without a word."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.__main__ import main
+from analyzer.questions import cached
+from analyzer.records.reading import Source, open_recording
+from analyzer.tables.store import load
+from moescope import plain
+from workloads.recordings import Writer, runtime
+
+
+def damage(folder: Path) -> list[str]:
+    return Source(open_recording(folder)).damage
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runtime(3).write_sealed(tmp_path_factory.mktemp("damage") / "whole")
+
+
+def test_a_whole_recording_has_no_damage(whole: Path) -> None:
+    assert damage(whole) == []
+
+
+@given(
+    st.sampled_from(["events.bin", "details.bin", "events.sum", "details.sum", "manifest.json"]),
+    st.floats(0, 1),
+    st.integers(0, 7),
+)
+def test_every_flipped_bit_is_found_in_the_file_that_holds_it(whole: Path, name: str, where: float, bit: int) -> None:
+    path = whole / name
+    content = path.read_bytes()
+    if not content:
+        return
+    at = int(where * (len(content) - 1))
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+    try:
+        found = damage(whole)
+    except Exception as error:
+        assert "manifest.json" in str(error)
+    else:
+        same = name == "manifest.json" and json.loads(path.read_bytes()) == json.loads(content)
+        assert same or any(name.split(".")[0] in line for line in found)
+    finally:
+        path.write_bytes(content)
+
+
+def test_damage_is_named_by_its_place_and_by_the_records_that_it_costs(tmp_path: Path) -> None:
+    folder = Writer().add("token_begin", 9, ts=np.arange(9) * 10**9).write_sealed(tmp_path / "run")
+    content = bytearray((folder / "events.bin").read_bytes())
+    content[5 * 64 + 40] ^= 1
+    (folder / "events.bin").write_bytes(content)
+    assert damage(folder) == [
+        "events.bin is damaged between bytes 256 and 512: 4 records (token_begin) from 4.000 s to 7.000 s may be wrong"
+    ]
+    (folder / "events.bin").write_bytes(content[:-64])
+    assert "bytes 256 and 576, the file ends at 512 and lost what followed: 4 records" in damage(folder)[-1]
+    (folder / "events.sum").unlink()
+    assert damage(folder) == ["events.sum cannot be read: damage of events.bin would not be seen"]
+
+
+def test_what_a_killed_tracer_left_says_that_its_end_has_no_checksum(tmp_path: Path) -> None:
+    folder = Writer().add("token_begin", 9, ts=np.arange(9)).write_sealed(tmp_path / "run", slots=0)
+    assert damage(folder) == ["the last 9 records of events.bin have no checksum: the tracer did not end orderly"]
+
+
+def test_recordings_older_than_checksums_are_read_without_a_word(tmp_path: Path) -> None:
+    assert damage(runtime().write(tmp_path / "run")) == []
+
+
+def test_every_reader_of_a_damaged_recording_is_warned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runtime(3).write_sealed(tmp_path / "run")
+    content = (folder / "events.bin").read_bytes()
+    (folder / "events.bin").write_bytes(content[:-1] + b"\xff")
+    for verb in ("phases", "steps", "summary"):  # the first makes the tables, the others find them made
+        plain.warn.cache_clear()
+        assert main([verb, str(folder)]) == 0
+        assert "events.bin is damaged" in capsys.readouterr().err
+    assert main(["summary", str(folder), "--json"]) == 0
+    assert "events.bin is damaged" in json.loads(capsys.readouterr().out)["missing"][0]
+
+
+def test_damaged_tables_and_summaries_are_made_again(tmp_path: Path) -> None:
+    folder = runtime(3).write_sealed(tmp_path / "run")
+    summary = cached.summary(folder)
+    table, kept = folder / "tables" / "tokens.parquet", folder / "tables" / "summary.json"
+    whole = table.read_bytes()
+    for at in range(4, len(whole) - 4, 97):
+        table.write_bytes(whole[:at] + bytes([whole[at] ^ 8]) + whole[at + 1 :])
+        load(folder, ["tokens"])
+        assert table.read_bytes() == whole
+    content = json.loads(kept.read_text())
+    del content["summary"]["tokens"]["prefill_tokens"]
+    kept.write_text(json.dumps(content))
+    assert cached.summary(folder) == summary

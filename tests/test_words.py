@@ -1,0 +1,83 @@
+"""What a word on our screens means holds for the figures beside it (docs/words.md)."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.__main__ import main
+from analyzer.commands.summary import losses, top_findings
+from analyzer.questions import expert_loads, trends
+from analyzer.questions.figures import cache_hits
+from analyzer.questions.summary import summarize
+from analyzer.records.reading import open_recording
+from analyzer.tables.store import load
+from tests.test_analyzer_prizes import STEPS, loaded, ran
+from tests.test_analyzer_tables import NO_SEQ
+from tracer.commands import run as tracer_run
+from workloads.recordings import MAIN, Writer
+
+
+def test_an_engine_is_named_only_where_it_ran(tmp_path: Path) -> None:
+    Writer().add("sched_switch", ts=1, tid=0, pid=0, cpu=0, prev_tid=0, next_tid=MAIN).write(tmp_path)
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    idle, seen = {"id": 5, "libraries": []}, {"id": 3, "libraries": [{"path": "libQnnHtp.so"}]}
+    path.write_text(json.dumps(manifest | {"engines": {"genie": idle, "qnn": seen, "llamacpp": idle | {"id": 2}}}))
+    assert summarize(open_recording(tmp_path), load(tmp_path))["recording"]["engines"] == ["qnn"]
+
+
+@given(st.lists(st.floats(0.01, 1e3), min_size=trends.LEAST, max_size=60))
+def test_a_drift_is_of_the_recorded_steps_and_no_step_takes_less_than_nothing(ms: list[float]) -> None:
+    moved = trends.drift(np.array(ms))
+    assert moved["change"] >= -1 and moved["steps"] <= len(ms) // 3
+    assert moved["last_ms"] == pytest.approx(moved["first_ms"] * (1 + moved["change"]))
+    assert moved["last_ms"] == pytest.approx(float(np.median(ms[-moved["steps"] :])))
+
+
+def test_the_drift_is_told_with_both_levels_and_how_many_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    w = Writer()
+    for i in range(31):
+        w.add("token_begin", ts=10**9 * (i + 1), seq=i, phase=2, n_tokens=1, position=i)
+        w.add("token_end", ts=10**9 * (i + 1) + 10**6 * (62 - 2 * i), seq=i)
+    w.write(tmp_path)
+    assert main(["trends", str(tmp_path)]) == 0
+    assert "drift -79.2%: the first 10 steps take 53.00 ms (median), the last 11.00 ms" in capsys.readouterr().out
+
+
+@given(STEPS, st.integers(2, 5))
+def test_every_load_is_a_miss_or_comes_again_within_its_layer(trace: list[list[tuple[int, ...]]], held: int) -> None:
+    tables = ran(trace, held)
+    counts = expert_loads.counts(expert_loads.within_steps(tables))
+    assert counts["first"] + counts["again"] == loaded(tables) == int(cache_hits(tables)["misses"].sum()) + counts["repeated"]
+
+
+def test_findings_on_the_screen_keep_their_remedy() -> None:
+    text = (
+        "experts come back and back again; " * 4 + "a cache of 4.1 MiB instead of 3.0 MiB would avoid 68 of them: 1% of step time"
+    )
+    lines = top_findings({"findings": [{"prize_share": 0.01, "text": text}]})[1:]
+    assert max(len(str(line)) for line in lines) <= 80
+    assert " ".join(str(line).strip() for line in lines) == "1% " + text.rpartition(":")[0]
+
+
+def test_a_request_whose_end_was_missed_is_not_called_open(tmp_path: Path) -> None:
+    w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ)
+    w.add("block_issue", engine=0, ts=2, dev=1, sector=8, bytes=4096, rwbs=b"R")
+    answer: dict[str, Any] = summarize(open_recording(w.write(tmp_path)), load(tmp_path))
+    assert str(losses(answer)[-1]) == "1 blocks whose end was not recorded"
+
+
+def test_only_views_that_were_written_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracer_run, "as_owner", lambda *words: None)
+    (tmp_path / "trace.pftrace").touch()
+    tracer_run.write_results(SimpleNamespace(output=tmp_path, owner=None))
+    shown = capsys.readouterr().out
+    assert "trace.pftrace" in shown and "report.html" not in shown and "profdag.html" not in shown

@@ -1,0 +1,68 @@
+"""Tracefs: where the kernel's tracepoints are listed, and what keeps them from being read."""
+
+import ctypes
+import errno
+import os
+from functools import cache
+from pathlib import Path
+
+from tracer.probes.denials import CAP_SYS_ADMIN, denials, has_capability, why_denied
+
+TRACEFS = Path("/sys/kernel/tracing")
+FILESYSTEMS = Path("/proc/filesystems")
+MOUNT = f"mount -t tracefs tracefs {TRACEFS}"
+
+mount_call = ctypes.CDLL(None, use_errno=True).mount
+
+
+@cache
+def tracefs() -> Path:
+    """Where tracefs is mounted; root mounts it at its standard place where it is at none."""
+    places = mounted(Path("/proc/self/mounts").read_text())
+    if not places and os.geteuid() == 0:
+        mount()
+    return TRACEFS if TRACEFS in places or not places else places[0]
+
+
+def mount() -> int:
+    """Mount tracefs at its standard place; the error's number, 0 where it is mounted now."""
+    done = mount_call(b"tracefs", bytes(TRACEFS), b"tracefs", 0, None) == 0 or ctypes.get_errno() == errno.EBUSY
+    return 0 if done else ctypes.get_errno()
+
+
+def mounted(table: str) -> list[Path]:
+    """Where a table of mounts has a tracefs that can be looked into."""
+    rows = [line.split() for line in table.splitlines()]
+    return [Path(row[1]) for row in rows if row[2] == "tracefs" and os.path.isdir(f"{row[1]}/events")]
+
+
+def has_tracepoint(category: str, name: str) -> bool:
+    """Whether this kernel offers a tracepoint."""
+    return os.path.exists(tracefs() / "events" / category / name / "id")
+
+
+def why_absent() -> tuple[str, str]:
+    """(what keeps tracepoints from being read, the remedy); two empty texts where nothing does."""
+    try:
+        if os.listdir(tracefs() / "events"):
+            return "", ""
+        code = 0
+    except OSError as error:
+        code = error.errno or 0
+    if "\ttracefs\n" not in FILESYSTEMS.read_text():
+        return "this kernel has none", "use a kernel built with CONFIG_FTRACE=y"
+    if os.geteuid():
+        return "only root may look into it", "type `sudo python -m tracer ...`"
+    return refusal(code)
+
+
+def refusal(code: int) -> tuple[str, str]:
+    """What keeps root from a tracefs that the kernel has, and the remedy; `code` is the error of looking into it."""
+    against = "; ".join(denials())
+    if " tracefs " in Path("/proc/self/mounts").read_text():
+        state = "closed" if code else "empty"
+        return f"mounted at {tracefs()} but {state}: {against or why_denied(code)}", "lift what forbids it"
+    code = mount()
+    if not has_capability(CAP_SYS_ADMIN):
+        against = "this process lacks CAP_SYS_ADMIN" + (f"; {against}" if against else "")
+    return f"not mounted, and cannot be: {against or why_denied(code) or os.strerror(code)}", f"as root of the machine: {MOUNT}"

@@ -1,0 +1,67 @@
+"""Checksums of a recording's files, a line for each segment of them, by which damage is found and its place is named.
+
+`events.sum` and `details.sum` hold 16 bytes per segment: where it ends in `events.bin` or `details.bin`, and its XXH3 (64 bits).
+A segment ends after a MiB, and whenever the manifest is written: what a crash leaves without a checksum is the last one.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+METHOD = "xxh3_64"
+SEGMENT_BYTES = 1 << 20
+ENTRY = np.dtype([("end", "<u8"), ("sum", "<u8")])
+
+
+def digest(data: bytes | memoryview) -> str:
+    """The checksum of a whole, as 16 hexadecimal digits."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def sums_of(path: Path) -> Path:
+    """The file of the checksums of a file."""
+    return path.with_suffix(".sum")
+
+
+class Sums:
+    """The checksums of a file that grows."""
+
+    def __init__(self, path: Path):
+        self.fd = os.open(sums_of(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self.hash, self.sealed, self.end = xxhash.xxh3_64(), 0, 0
+
+    def add(self, data: memoryview) -> None:
+        """Take note of what was appended."""
+        self.hash.update(data)
+        self.end += len(data)
+        if self.end - self.sealed >= SEGMENT_BYTES:
+            self.seal()
+
+    def seal(self) -> None:
+        """End the segment, if there is any."""
+        if self.end > self.sealed:
+            os.write(self.fd, np.array((self.end, self.hash.intdigest()), ENTRY).tobytes())
+            self.hash, self.sealed = xxhash.xxh3_64(), self.end
+
+    def close(self) -> None:
+        """End the last segment."""
+        self.seal()
+        os.close(self.fd)
+
+
+def check(path: Path) -> tuple[list[tuple[int, int]], int]:
+    """(damaged stretches of a file, from and to which byte; up to where it has checksums). OSError where it has none."""
+    raw = sums_of(path).read_bytes()
+    entries = np.frombuffer(raw[: len(raw) // ENTRY.itemsize * ENTRY.itemsize], ENTRY)
+    size = path.stat().st_size if path.exists() else 0
+    content = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+    damaged: list[tuple[int, int]] = []
+    begin = 0
+    for end, expected in entries.tolist():
+        if end <= begin or end > size or xxhash.xxh3_64_intdigest(content[begin:end].data) != expected:
+            begin_of = damaged.pop()[0] if damaged and damaged[-1][1] == begin else begin
+            damaged.append((begin_of, max(end, begin)))
+        begin = max(begin, end)
+    return damaged, begin

@@ -1,0 +1,107 @@
+"""Which threads the timeline shows, in which process and by which name.
+
+Perfetto lists a process with every thread that it saw. Threads of the program that did nothing but run (helpers of libraries,
+the emulator's own) and threads of other programs, known from scheduling alone, would bury the rest: each kind stands in one
+process, whose number no kernel gives, so that the UI shows it as one folded line. Thread ids stay the kernel's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from views.timeline.slices import distinct, rows_of
+
+INT32 = 1 << 31
+HELPERS, OTHERS = (1 << 22) + 1, (1 << 22) + 2
+"""Above PID_MAX_LIMIT (include/linux/threads.h), so that no process has them."""
+DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "calls")
+WORKING = (*DOING, "reads", "faults")
+"""Tables of what threads of the program did; reads and page faults befall threads that do nothing else, too."""
+Frames = Mapping[str, pd.DataFrame]
+
+
+@dataclass
+class Process:
+    """A process as the timeline lists it: threads are (tid, name)."""
+
+    pid: int
+    name: str
+    command: list[str]
+    threads: list[tuple[int, str]]
+
+
+def shown_processes(manifest: dict[str, Any], tables: Frames, pids: dict[int, int], target: int) -> list[Process]:
+    """Every process, the target first; `pids` as `thread_pids` gives them."""
+    names = {int(thread["tid"]): str(thread["name"]) for thread in manifest.get("threads") or []}
+    rows = tables["threads"]
+    names |= dict(zip(rows["tid"].tolist(), rows["name"].tolist(), strict=True))
+    named = thread_roles(tables, pids, names)
+    processes = []
+    for pid in sorted({*pids.values(), target}, key=lambda pid: (pid != target, pid)):
+        command = [str(word) for word in manifest.get("command") or []] if pid == target else []
+        threads = [(tid, named[tid]) for tid in sorted(named) if pids[tid] == pid]
+        processes.append(Process(pid, Path(command[0]).name if command else names.get(pid, ""), command, threads))
+    helpers = [(tid, names.get(tid, "")) for tid in sorted(pids) if tid not in named]
+    others = [(tid, name) for tid, name in sorted(names.items()) if tid not in pids and 0 < tid < INT32]
+    processes.append(Process(HELPERS, "threads without recorded work", [], helpers))
+    processes.append(Process(OTHERS, "other processes", [], others))
+    return [process for process in processes if process.threads or process.pid == target]
+
+
+def target_group(manifest: dict[str, Any]) -> str:
+    """What the UI calls the group of tracks of the traced program."""
+    command = manifest.get("command") or [""]
+    return f"{Path(str(command[0])).name} {(manifest.get('target') or {}).get('pid', '')}"
+
+
+def thread_roles(tables: Frames, pids: dict[int, int], names: dict[int, str]) -> dict[int, str]:
+    """tid → role and name of every thread with recorded work, and of each process's first thread."""
+    worked = {table: set(tables[table]["tid"].unique().tolist()) for table in (*DOING, "op_threads")}
+    roles: dict[int, str] = {}
+    for tid in sorted({tid for tids in worked.values() for tid in tids} & pids.keys() | pids.keys() & set(pids.values())):
+        name = names.get(tid, "")
+        role = role_of(tid, pids[tid], worked)
+        roles[tid] = f"{role}: {name}" if role and name not in ("", role) else role or name
+    return roles
+
+
+def role_of(tid: int, pid: int, worked: dict[str, set[int]]) -> str:
+    """What a thread does for the model."""
+    if tid in worked["tokens"]:
+        return "tokens"
+    if tid in worked["op_threads"] or tid in worked["operators"] or tid in worked["graphs"]:
+        return "worker"
+    if tid in worked["loads"]:
+        return "expert loader"
+    if tid in worked["qnn_executes"] or tid in worked["qnn_calls"]:
+        return "NPU calls"
+    return "main" if tid == pid else ""
+
+
+def owners(frame: pd.DataFrame) -> dict[int, int]:
+    """tid → pid of the threads in a table's rows."""
+    tid, pid = (frame[column].to_numpy(np.int64) for column in ("tid", "pid"))
+    fresh = np.flatnonzero(np.append(True, tid[1:] != tid[:-1])[: len(tid)])
+    return dict(zip(tid[fresh].tolist(), pid[fresh].tolist(), strict=True))
+
+
+def thread_pids(manifest: dict[str, Any], tables: Mapping[str, pd.DataFrame]) -> dict[int, int]:
+    """tid → pid of every thread to draw; threads of other programs are known to their cpu tracks alone."""
+    pids: dict[int, int] = {}
+    for table in WORKING:
+        pids |= owners(tables[table])
+    operators, threads = tables["operators"], tables["op_threads"]
+    code, tids = distinct(threads["tid"].to_numpy(np.int64))
+    some = np.empty(len(tids), np.int64)
+    some[code] = np.arange(len(code))
+    rows = rows_of(operators["op_id"], threads["op_id"].iloc[some])
+    owner = operators["pid"].to_numpy()[rows[rows >= 0]]
+    pids |= dict(zip(np.asarray(tids)[rows >= 0].tolist(), owner.tolist(), strict=True))
+    target = tables["threads"][tables["threads"]["target"]]
+    pids |= dict(zip(target["tid"].tolist(), target["pid"].tolist(), strict=True))
+    pids |= {int(thread["tid"]): int(thread["pid"]) for thread in manifest.get("threads") or []}
+    return {tid: pid for tid, pid in pids.items() if 0 <= tid < INT32 and 0 <= pid < INT32}

@@ -1,0 +1,307 @@
+"""Damaged input of every kind for the command lines, and what may not come of it.
+
+A kind of input is a folder with sound files, the verbs that read it, and whether its format carries checksums. A case damages one
+file, runs one verb in this process, and judges the answer: a traceback, a hang and an exit code that is none of ours are faults,
+and so is a different answer without a word where checksums would have shown the damage.
+"""
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from moescope import command_line, plain
+
+MOST_S = 10
+TOKENS = (
+    b"",
+    b"\0",
+    b'"',
+    b",",
+    b"\n",
+    b"[",
+    b"{}",
+    b"null",
+    b"-1",
+    b"NaN",
+    b"1e999",
+    b"9" * 60,
+    b"\xff\xfe",
+    b"\xef\xbb\xbf",
+    b"\xe2\x80\xae",
+)
+VALUES: tuple[Any, ...] = (None, [], {}, "", "x\n\x1b[2J", -1, 0, 1 << 70, 1e308, True, [[]], [None], {"a": 1}, "9" * 60)
+LAST_RESORT = "it is damaged, or from elsewhere ("
+FAULTS = ("traceback", "hang", "exit code", "silent change")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of input: how it is made in a folder, which of its files are damaged, and the verbs (room, words) that read it."""
+
+    make: Callable[[Path], object]
+    damaged: str
+    verbs: tuple[str, ...]
+    checked: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a verb answered: how it ended, and what it printed."""
+
+    ending: str
+    code: int
+    out: str
+    err: str
+    where: str = ""
+
+
+@dataclass
+class Bench:
+    """A kind set up in a folder of its own, and the answers to the sound input."""
+
+    kind: Kind
+    folder: Path
+    sound: dict[str, bytes] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kind.make(self.folder)
+        self.sound = {str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+        self.names = sorted(str(path.relative_to(self.folder)) for path in self.folder.glob(self.kind.damaged) if path.is_file())
+        for verb in self.kind.verbs:
+            self.answers[verb] = call(verb, self.folder)
+            self.restore()
+
+    def restore(self) -> None:
+        """Make the folder what it was."""
+        for path in sorted(self.folder.rglob("*"), reverse=True):
+            name = str(path.relative_to(self.folder))
+            if path.is_file() and name not in self.sound:
+                path.unlink()
+        for name, content in self.sound.items():
+            path = self.folder / name
+            if not path.exists() or path.read_bytes() != content:
+                path.write_bytes(content)
+
+    def judge(self, verb: str, name: str, content: bytes) -> tuple[str, Answer]:
+        """What came of damaged content in one file: one of FAULTS, or `same`, `different`, `warned`, `refused`, `last resort`."""
+        (self.folder / name).write_bytes(content)
+        try:
+            answer = call(verb, self.folder)
+        finally:
+            self.restore()
+        if answer.ending:
+            return answer.ending, answer
+        if answer.code not in (0, 1, 2):
+            return "exit code", answer
+        if LAST_RESORT in answer.err:
+            return "last resort", answer
+        if answer.code == 2:
+            return "refused", answer
+        if answer.err != self.answers[verb].err:
+            return "warned", answer
+        same = answer.out == self.answers[verb].out
+        return "same" if same else "silent change" if self.kind.checked else "different", answer
+
+
+class Hang(BaseException):
+    """A verb ran longer than MOST_S."""
+
+
+def too_long(*_: object) -> None:
+    """SIGALRM."""
+    raise Hang
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Raise Hang after MOST_S."""
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, MOST_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def call(verb: str, folder: Path) -> Answer:
+    """Run `room verb words`, {} in them being the folder."""
+    room, *words = verb.replace("{}", str(folder)).split()
+    out, err = io.StringIO(), io.StringIO()
+    plain.warn.cache_clear()
+    plain.doubts.clear()
+    command_line.interrupts.clear()
+    ending, code, where = "", 0, ""
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            with limited():
+                code = import_module(f"{room}.__main__").ROOM.main(words)
+        except Hang:
+            ending = "hang"
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException as error:
+            ending = "traceback"
+            last = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in last if "site-packages" not in frame.filename]
+            place = (own or last)[-1]
+            where = f"{type(error).__name__} {Path(place.filename).name}:{place.lineno} {place.name}"
+    return Answer(ending, code, out.getvalue(), err.getvalue(), where)
+
+
+@st.composite
+def damage(draw: st.DrawFn, content: bytes, name: str) -> bytes:
+    """Damaged content: bits flipped, pieces cut, removed, doubled or put in; values of JSON replaced, keys deleted."""
+    for _ in range(draw(st.integers(1, 3))):
+        how = draw(
+            st.sampled_from(["bit", "cut", "remove", "double", "insert", "replace", *["json"] * (3 * name.endswith(".json"))])
+        )
+        at = draw(st.integers(0, max(len(content) - 1, 0)))
+        end = min(len(content), at + draw(st.sampled_from([1, 2, 7, 64, 300])))
+        if how == "bit" and content:
+            content = content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
+        elif how == "json":
+            content = draw(of_json(content))
+        else:
+            token = draw(st.sampled_from(TOKENS))
+            pieces = {"cut": (at, len(content), b""), "remove": (at, end, b""), "double": (at, at, content[at:end])}
+            begin, stop, new = pieces.get(how, (at, at if how == "insert" else end, token))
+            content = content[:begin] + new + content[stop:]
+    return content
+
+
+@st.composite
+def of_json(draw: st.DrawFn, content: bytes) -> bytes:
+    """A JSON document with one value replaced, or one key deleted."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+    holder: Any = document
+    while isinstance(holder, dict | list) and holder:
+        key = draw(st.sampled_from(sorted(holder))) if isinstance(holder, dict) else draw(st.integers(0, len(holder) - 1))
+        if isinstance(holder[key], dict | list) and holder[key] and draw(st.integers(0, 3)):
+            holder = holder[key]
+            continue
+        if draw(st.booleans()):
+            holder[key] = draw(st.sampled_from(VALUES))
+        else:
+            del holder[key]
+        break
+    return json.dumps(document).encode()
+
+
+READING = [
+    "summary",
+    "phases",
+    "findings",
+    "threads",
+    "trends",
+    "experts",
+    "npu",
+    "steps",
+    "roofline",
+    "tables",
+    "dag",
+]
+OF_A_RECORDING = tuple(f"analyzer {verb} {{}}" for verb in READING) + tuple(
+    f"views {verb} {{}}" for verb in ("report", "trace", "dag")
+)
+
+
+def recording(folder: Path) -> None:
+    """A recording with checksums."""
+    from workloads.recordings import runtime
+
+    runtime(3).write_sealed(folder)
+
+
+def old_recording(folder: Path) -> None:
+    """A recording without checksums."""
+    from workloads.recordings import manifest, runtime
+
+    runtime(3).write(folder)
+    (folder / "manifest.json").write_text(json.dumps(manifest()))
+
+
+def kept_tables(folder: Path) -> None:
+    """A recording with all that is kept beside it."""
+    recording(folder)
+    call("analyzer summary {}", folder)
+    call("analyzer tables {}", folder)
+
+
+def copied(*names: str) -> Callable[[Path], None]:
+    """Files of the tests' data."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for name in names:
+            shutil.copy(Path(__file__).resolve().parents[1] / "tests" / "data" / name, folder)
+
+    return make
+
+
+def model(folder: Path) -> None:
+    """The demo model, small, as a checkpoint and as a package."""
+    from runtime.package.convert import convert
+    from runtime.package.demo_model import DemoSizes, write_demo_model
+
+    write_demo_model(folder / "model", sizes=DemoSizes(hidden=64, layers=2))
+    convert(folder / "model", folder / "package")
+
+
+def gguf(folder: Path) -> None:
+    """A model for llama.cpp."""
+    from workloads.gguf_model import write_moe
+
+    folder.mkdir(parents=True)
+    write_moe(folder / "model.gguf", layers=1)
+
+
+def toml(folder: Path) -> None:
+    """A device, options of the tracer, and functions to probe."""
+    from analyzer.predict.devices import HERE
+
+    copied("infersim/hf_configs/qwen3-8B_config.json")(folder)
+    shutil.copy(HERE / "h20.toml", folder / "device.toml")
+    function = '[[function]]\nname = "main"\nlibrary = "*"\nat = "entry"\nnumbers = ["u32 a", "i64 b"]\n'
+    (folder / "functions.toml").write_text(function)
+
+
+KINDS = {
+    "recording": Kind(recording, "*", OF_A_RECORDING, checked=True),
+    "recording without checksums": Kind(old_recording, "*", OF_A_RECORDING),
+    "Parquet tables": Kind(kept_tables, "tables/*", OF_A_RECORDING, checked=True),
+    "QNN CSV": Kind(
+        copied("qnn/onnxruntime.csv", "qnn/viewer.csv", "qnn/linting.csv", "qnn/viewer.txt"),
+        "*",
+        ("analyzer import-qnn {}/onnxruntime.csv {}/viewer.csv {}/linting.csv {}/viewer.txt",),
+    ),
+    "optrace": Kind(
+        copied("qnn/optrace.json", "qnn/qhas.json"), "*", ("analyzer import-qnn {}/optrace.json {}/qhas.json --json",)
+    ),
+    "package": Kind(model, "*/*.json", ("runtime inspect {}/model", "runtime inspect {}/package --json")),
+    "GGUF": Kind(
+        gguf, "*", ("runtime inspect {}/model.gguf", "analyzer predict --device h20 --phase decode --config {}/model.gguf")
+    ),
+    "TOML": Kind(
+        toml,
+        "*",
+        (
+            "analyzer predict --phase decode --device {}/device.toml --config {}/qwen3-8B_config.json",
+            "tracer probes --probes {}/functions.toml /bin/true",
+        ),
+    ),
+}
