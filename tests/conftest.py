@@ -41,6 +41,7 @@ LONG_FILES = (
     "test_end_to_end",
     "test_tracer_truth",
     "test_tracer_lifecycle",
+    "test_tracer_series",
     "test_tracer_builds",
 )
 """What takes longest comes first, so that no worker is left with it at the end while the others have nothing to do."""

@@ -208,6 +208,13 @@ def test_a_prompt_comes_from_standard_input(
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
         ({"mlp_only_layers": list(range(64))}, "no layer"),
         ({"head_dim": 24}, "heads of 24"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps, which is 'small'"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps, which is nan"),
+        ({"rope_parameters": {"rope_theta": "nan"}}, "rope_theta, which is 'nan'"),
+        ({"rope_parameters": {"rope_theta": -1}}, "of base -1"),
+        ({"rope_parameters": {"truncate": "False"}}, "truncate, which is 'False'"),
     ],
 )
 def test_configs_that_cannot_run_are_refused_before_converting(model: Path, changes: dict[str, object], words: str) -> None:
@@ -219,6 +226,9 @@ def test_configs_that_cannot_run_are_refused_before_converting(model: Path, chan
 def test_a_tensor_that_nothing_would_use_and_numbers_that_are_none_are_named(model: Path, tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file as save_torch_file
+
     path = model / "model.safetensors"
     tensors = load_file(path)
     ignorable = {"model.layers.0.self_attn.rotary_emb.inv_freq": tensors["model.norm.weight"]}
@@ -227,11 +237,13 @@ def test_a_tensor_that_nothing_would_use_and_numbers_that_are_none_are_named(mod
     save_file(tensors | {"model.layers.0.mlp.novelty.weight": tensors["model.norm.weight"]}, path)
     with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.novelty\.weight"):
         convert(model, tmp_path / "other")
-    broken = tensors["model.norm.weight"].copy()
-    broken[3] = float("nan")
-    save_file(tensors | {"model.norm.weight": broken}, path)
-    with pytest.raises(ModelError, match=r"model.norm.weight holds numbers that are not finite"):
-        convert(model, tmp_path / "other")
+    name = "model.layers.3.mlp.experts.7.down_proj.weight"
+    for dtype, value in ((torch.float32, float("nan")), (torch.bfloat16, float("-inf")), (torch.float16, float("nan"))):
+        stored = {key: torch.tensor(tensor).to(dtype) for key, tensor in tensors.items()}
+        stored[name][-1, -1] = value
+        save_torch_file(stored, path)
+        with pytest.raises(ModelError, match=rf"{name} holds numbers that are not finite"):
+            convert(model, tmp_path / "other", lambda done, total: pytest.fail("weights were converted before the check"))
     assert not (tmp_path / "other").exists()
 
 

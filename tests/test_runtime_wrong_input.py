@@ -71,6 +71,30 @@ def test_binaries_of_another_backend_version_are_made_again_and_it_is_said(
     assert f"onnxruntime-qnn 1.0 (here {versions['onnxruntime-qnn']})" in capsys.readouterr().err
 
 
+def test_a_soc_that_is_none_is_refused_and_one_that_the_emulator_refuses_is_named(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    htp_too = [*GENERATE, "--prefill-backend", "htp"]
+    assert "'abc' is no SoC" in refused(capsys, ["generate", str(package), *htp_too, "--soc", "abc"])
+    if not htp.available():
+        assert "'abc' is no SoC" in refused(capsys, ["convert", str(package), str(package / "other"), "--soc", "abc"])
+        if htp.EMULATED:
+            assert "reports SoC 9999" in refused(capsys, ["generate", str(package), *htp_too, "--soc", "9999"])
+
+
+@pytest.mark.parametrize("verb", [["tune"], ["train-predictor", "--text", __file__]])
+def test_a_package_that_cannot_be_written_is_refused_before_anything_is_measured(package: Path, verb: list[str]) -> None:
+    command = f'mount --bind {package} {package} && mount -o remount,ro,bind {package} && echo mounted && exec "$@"'
+    arguments = [sys.executable, "-m", "runtime", verb[0], str(package), *verb[1:]]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command, "sh", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if "mounted" not in done.stdout:
+        pytest.skip("nothing can be mounted read-only here")
+    assert done.returncode == 2
+    assert done.stderr == f"moescope: {package} cannot be written: work on a copy of the package\n"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layers_that_no_family_builds_are_refused_by_all(family: str) -> None:
     config = {"model_type": family, "layer_types": ["full_attention", "no_such_attention"], "num_attention_heads": 4}

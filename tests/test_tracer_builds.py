@@ -117,6 +117,27 @@ def test_a_shared_library_that_was_stripped_is_found_by_what_it_exports(tmp_path
     assert not any("stripped" in row["why"] for row in manifest["probes"])
 
 
+@pytest.mark.needs("probes")
+def test_libraries_opened_together_are_probed_in_one_stop_and_one_that_is_not_opened_is_not_told(tmp_path: Path) -> None:
+    flags = ["-O2", "-shared", "-fPIC", "-Dmain=fake_main", "-Wno-unknown-pragmas"]
+    for name in ("libllama.so", "libggml-second.so", "libggml-third.so"):
+        subprocess.run(["cc", *flags, "-o", str(tmp_path / name), str(SOURCE), f"-Wl,-soname,{name}"], check=True)
+    script = "import ctypes, sys\nfor path in sys.argv[1:]:\n    lib = ctypes.CDLL(path)\n"
+    script += '    lib.fake_main(3, (ctypes.c_char_p * 4)(b"fake", b"7", b"3"))\n'
+    opened = [str(tmp_path / name) for name in ("libllama.so", "libggml-third.so")]
+    options = ("--no-views", "--levels", "token", "-o", str(tmp_path / "run"))
+    done = trace("run", *options, "--", sys.executable, "-c", script, *opened)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert len(tables_module.load(tmp_path / "run")["tokens"]) == 2 * STEPS
+    assert {row["path"] for row in manifest["engines"]["llamacpp"]["libraries"]} == set(opened)
+    assert {row["library"] for row in manifest["probes"] if row["engine"] == "llamacpp"} == set(opened)
+    cost = manifest["cost"]
+    assert cost["held_stops"] == 3  # the program, and two libraries
+    assert cost["held_ns"] == sum(cost[f"held_{share}_ns"] for share in ("waking", "reading", "attaching"))
+    assert all(cost[f"held_{share}_ns"] > 0 for share in ("waking", "reading", "attaching"))
+
+
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
 def test_anchors_find_in_a_real_llamacpp_what_its_symbols_name() -> None:
     spec = importlib.util.find_spec("xllamacpp")

@@ -183,7 +183,8 @@ def losses(answer: Section) -> list[Line]:
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
     cost = f"probes took {number(warm, '.1%')}{upper} of token time, {number(cpu, '.1%')} of CPU"
-    pause = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms for probes" if c.get("held_ns") else ""
+    stops = f" in {c['held_stops']:,} stops" if c.get("held_stops") else ""
+    pause = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms{stops} for probes" if c.get("held_ns") else ""
     dropped = r["dropped"]
     dropped_records = sum((dropped.get("records") or {}).values())
     fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""

@@ -34,13 +34,8 @@ def run(args: argparse.Namespace) -> int:
     if "model" not in facts:
         print("too few decode steps to tell a trend")
         return 0
-    moved = facts["drift"]
-    ends = f"the first {moved['steps']} steps take {moved['first_ms']:.2f} ms (median), the last {moved['last_ms']:.2f} ms"
-    print(f"drift {moved['change']:+.1%}: {ends}")
-    for jump in facts["change_points"]:
-        print(f"from token {jump['token_id']} on {jump['after_ms']:.2f} ms instead of {jump['before_ms']:.2f} ms")
-    if facts["periodic"]:
-        print(f"periodic: every {facts['periodic']['period']:.1f} steps, {facts['periodic']['share']:.0%} of the variance")
+    for label, text, _ in trends.sentences(facts):
+        print(f"{label}: {text}")
     if facts["model"]:
         m = facts["model"]
         print(

@@ -12,7 +12,7 @@ from analyzer.compare import structure as structures
 from analyzer.compare.closure import Waterfall, waterfall
 from analyzer.compare.metrics import DIMS
 from analyzer.compare.results import Result, matrices
-from analyzer.compare.verdict_text import conclude, direction, in_turns
+from analyzer.compare.verdict_text import conclude, direction, in_turns, verdict_sentence
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
 from analyzer.questions import changepoints
 
@@ -77,6 +77,7 @@ def document(result: Comparison) -> dict[str, Any]:
         for row, i in zip(rows.to_dict("records"), where.tolist(), strict=True)
     ]
     return {
+        "sentence": verdict_sentence(ranked(result.judged)),
         "words": [{"level": level, "text": text} for level, text in result.words],
         "rules": asdict(result.rules),
         "runs": {side: [run.name for run in runs] for side, runs in sides(result)},

@@ -267,7 +267,10 @@ class HtpBackend:
                 session = ort.InferenceSession(model, options, enable_fallback=0, disabled_optimizers=UNWANTED)
         except Exception as error:
             cause = str(error).splitlines()[0]
-            raise BackendError(f"{LABEL} refuses {label} ({cause}): use --prefill-backend cpu and --decode-backend cpu") from None
+            remedy = "use --prefill-backend cpu and --decode-backend cpu"
+            if EMULATED and self.soc != SOC_MODEL:
+                remedy = f"it reports SoC {self.soc}, choose another --soc or none"
+            raise BackendError(f"{LABEL} refuses {label} ({cause}): {remedy}") from None
         forget_model_bytes(session)
         session.disable_fallback()
         return session

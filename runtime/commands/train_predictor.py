@@ -38,8 +38,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, judge, save, report."""
     from runtime.moe import MoE
+    from runtime.package.layout import Package
 
     require_package(args.package)
+    Package(args.package, verify=False).require_writable()
     model = MoE.load(args.package, args.expert_cache, prefetch="off", threads=args.threads)
     try:
         report = train(model, args)

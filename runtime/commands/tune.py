@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from runtime.prepare.tuning import Tuning
 
+        package.require_writable()
         with show_progress("measuring") as progress:
             table = Tuning(package, options, npu=not missing).measure(args.runs, progress)
         table.save(package)

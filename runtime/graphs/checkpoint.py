@@ -1,6 +1,7 @@
 """Reads a Hugging Face model folder: config.json and safetensors, one file or shards with an index."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 TEXT_PART = "model.language_model."
 FLOATS = ("F64", "F32", "F16", "BF16")
+EXPONENTS = {"F16": 0x7C00, "BF16": 0x7F80}
+AT_ONCE = 1 << 24
+"""Numbers that are checked at once."""
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -72,10 +76,20 @@ class Checkpoint:
 
     def tensor(self, name: str, shape: tuple[int, ...], part: int | slice | None = None) -> np.ndarray:
         """The tensor as float32, or a part along its first axis; `shape` is what config.json promises for the whole."""
-        value: np.ndarray = self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
-        if not np.isfinite(value).all():
-            raise ModelError(f"tensor {name} holds numbers that are not finite: copy the checkpoint again")
-        return value
+        return self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
+
+    def check_finite(self, name: str) -> None:
+        """Raise ModelError where a tensor of floats holds what is no number."""
+        stored = self._stored(name)
+        if stored.get_dtype() not in FLOATS:
+            return
+        exponent, (count, *row) = EXPONENTS.get(stored.get_dtype(), 0), stored.get_shape()
+        rows = max(AT_ONCE // max(math.prod(row), 1), 1)
+        for first in range(0, count, rows):
+            part = stored[first : min(first + rows, count)]
+            # All bits of the exponent are set in what is infinite or no number; NumPy looks at 16-bit floats one by one.
+            if not (int((part.view(np.uint16) & exponent).max()) < exponent if exponent else np.isfinite(part).all()):
+                raise ModelError(f"tensor {name} holds numbers that are not finite: copy the checkpoint again")
 
     def packed(self, name: str, shape: tuple[int, ...], part: int) -> np.ndarray:
         """A part of a tensor of bytes, as uint8."""
@@ -90,11 +104,7 @@ class Checkpoint:
 
     def stored(self, name: str, shape: tuple[int, ...], types: tuple[str, ...]) -> Any:
         """The unread tensor, after a check of its name, shape and type."""
-        if name not in self.names:
-            raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
-        reader = self._reader(self.names[name])
-        whole_model = name.replace("model.", TEXT_PART, 1)
-        stored = reader.get_slice(whole_model if whole_model in reader.keys() else name)  # noqa: SIM118
+        stored = self._stored(name)
         stored_shape = tuple(stored.get_shape())
         if stored_shape != shape:
             problem = f"tensor {name} has shape {list(stored_shape)}, config.json says {list(shape)}"
@@ -103,6 +113,13 @@ class Checkpoint:
             problem = f"tensor {name} is stored as {stored.get_dtype()}"
             raise ModelError(f"{problem}: save the model once in bfloat16 or float16 with transformers, then convert that")
         return stored
+
+    def _stored(self, name: str) -> Any:
+        if name not in self.names:
+            raise ModelError(f"{self.folder} has no tensor {name}: the checkpoint is incomplete or of another architecture")
+        reader = self._reader(self.names[name])
+        whole_model = name.replace("model.", TEXT_PART, 1)
+        return reader.get_slice(whole_model if whole_model in reader.keys() else name)  # noqa: SIM118
 
     def optional(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """The tensor, or None where the checkpoint has none of this name."""

@@ -108,7 +108,9 @@ class Decoder:
         return self.head_dim
 
     def check_heads(self) -> None:
-        """Refuse heads that ONNX Runtime's fused attention cannot turn."""
+        """Refuse heads that cannot share keys, or that ONNX Runtime's fused attention cannot turn."""
+        if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ModelError(f"{self.heads} attention heads cannot share {self.kv_heads} key heads: take the model's own config")
         turned = self.rope.dims
         if self.FUSED_ATTENTION and (self.head_dim % HEAD_MULTIPLE or turned % HEAD_MULTIPLE):
             problem = f"heads of {self.head_dim} dimensions, {turned} of them rotary"

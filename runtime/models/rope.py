@@ -68,6 +68,8 @@ def read_rope(config: dict[str, Any], dims: int, default_theta: float = 10000.0,
     if kind not in KINDS:
         raise ModelError(f"rotary positions of type {kind!r} are not supported: this runtime builds {', '.join(KINDS)}")
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
+    if not theta > 0:
+        raise ModelError(f"rotary positions of base {theta} make no sense: take the config that came with the weights")
     dims = int(dims * float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1))
     plain = theta ** -(np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims))
     rates, scale = plain.astype(np.float32), 1.0

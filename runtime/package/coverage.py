@@ -1,4 +1,4 @@
-"""Before a conversion: does the family read every tensor of the checkpoint?"""
+"""Before a conversion: does the family read every tensor of the checkpoint, and does each hold numbers?"""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ IGNORABLE = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^(mo
 
 
 def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> None:
-    """Raise ModelError for a tensor that is missing, has another shape, or that nothing would use.
+    """Raise ModelError for a tensor that is missing, has another shape, that nothing would use, or that holds what is no number.
 
     predicted_layers: layers behind the last one that predict further tokens (DeepSeek-V3), which this runtime leaves out.
     """
@@ -32,6 +32,8 @@ def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> No
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         problem = f"tensor {unused[0]}{more} of {model} would not be used"
         raise ModelError(f"{problem}: this runtime does not build this variant of the architecture")
+    for name in sorted(outline.used):
+        outline.check_finite(name)
 
 
 def _read_all(outline: Outline, family: Family) -> None:

@@ -199,6 +199,11 @@ class Package:
             partial.unlink(missing_ok=True)
         return path
 
+    def require_writable(self) -> None:
+        """Refuse a package that cannot be written, ahead of long work whose result shall lie in it."""
+        if not os.access(self.folder, os.W_OK):
+            raise PackageError(f"{self.folder} cannot be written: work on a copy of the package")
+
     def change_manifest(self, changes: dict[str, Any], remedy: str = "free space or copy the package") -> None:
         """Replace entries of the manifest, on disk and here."""
         manifest = self.manifest | changes

@@ -55,6 +55,7 @@ class Options:
             if chosen != AUTO:
                 placed(chosen)
         self.profiling()
+        check_soc(self.soc)
         if self.kv_bits not in KV_BITS:
             raise RequestError(f"keys and values of {self.kv_bits} bits are unknown: choose one of {KV_BITS}")
         if self.prefetch not in PREFETCH:
@@ -74,6 +75,12 @@ class Options:
         """What QNN shall profile, as an object that may be changed while the engine runs."""
         level = "detailed" if self.profile and self.qnn_profile == OFF else self.qnn_profile
         return Profiling.parse(level, self.qnn_profile_every, self.qnn_profile_most)
+
+
+def check_soc(soc: str) -> None:
+    """Refuse what is no number of a SoC."""
+    if soc and not soc.isdecimal():
+        raise RequestError(f"--soc {soc!r} is no SoC: give the number that Qualcomm's SDK lists for it, such as 57")
 
 
 def placed(text: str) -> dict[str, str]:

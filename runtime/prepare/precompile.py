@@ -11,7 +11,7 @@ from functools import partial
 from runtime.backends.htp import SEPARATE, SHARED, HtpBackend, versions
 from runtime.package.convert import Progress
 from runtime.package.layout import Package, attention_name, expert_name
-from runtime.placement.options import TIERS
+from runtime.placement.options import TIERS, check_soc
 from runtime.step.attention import past_tier
 
 CHUNK = 64
@@ -29,6 +29,9 @@ class Shapes:
     contexts: tuple[int, ...] = (1024,)
     soc: str = ""
     layout: str = SEPARATE
+
+    def __post_init__(self) -> None:
+        check_soc(self.soc)
 
     def sessions(self, package: Package) -> Iterator[tuple[str, dict[str, int]]]:
         """Subgraph and dimensions of every context binary, experts of a layer behind its attention."""

@@ -9,6 +9,7 @@ is kept in build/vm, or in $MOESCOPE_VM.
 
 import argparse
 import contextlib
+import hashlib
 import json
 import lzma
 import os
@@ -29,6 +30,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("MOESCOPE_VM", ROOT / "build" / "vm"))
 CONFIG: dict[str, Any] = tomllib.loads((HERE / "guests.toml").read_text())
+RECIPE = hashlib.sha256(json.dumps([CONFIG["root_suites"], CONFIG["roots"]]).encode()).hexdigest()[:8]
+"""Of the roots: other packages, another root."""
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 LIMIT_S, MEMORY_MIB, CPUS = 1800, 4096, 2
 RESULT = re.compile(r"^RUNG (\{.*\})", re.M)
@@ -77,11 +80,11 @@ class Guest:
 
     def root(self, size: str) -> Path:
         """The folder of its root, which all guests of the architecture share; the image lies beside it."""
-        return CACHE / self.arch / f"root-{size}"
+        return CACHE / self.arch / f"root-{size}-{RECIPE}"
 
     def image(self, size: str) -> Path:
         """The root as a disk."""
-        return CACHE / self.arch / f"root-{size}.ext4"
+        return self.root(size).with_suffix(".ext4")
 
 
 GUESTS = [
@@ -253,7 +256,11 @@ def build(guest: Guest, place: Path) -> None:
     sites = place / "runtime" / "telemetry"
     options = ["-O2", "-pthread", "-rdynamic", f"-L{sites}", "-l:_probes.so", "-Wl,--allow-shlib-undefined,-z,lazy"]
     run(compiler, programs / "usdt_calls.c", "-o", folder.parent / "usdt_calls", *options, "-Wl,-rpath,/tree/runtime/telemetry")
+    run(compiler, "-O2", programs / "reload.c", "-o", folder.parent / "reload")
+    run(compiler, "-O2", "-shared", "-fPIC", "-fno-ipa-ra", programs / "named.c", "-o", folder.parent / "libnamed.so")
     if guest.arch == "arm64":
+        signing = ["-O2", "-fno-ipa-ra", "-mbranch-protection=standard"]
+        run(compiler, *signing, programs / "named.c", "-o", folder.parent / "named_signed")
         words = [compiler, "-shared", "-fPIC", "-nostartfiles", "-Wl,-Bsymbolic", HERE / "arm64_sites.c"]
         run(*words, "-o", folder.parent / "arm64_sites.so")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 OUT = Path("/out")
 ROOT = Path(__file__).resolve().parents[2]
-CALLS = 300
+CALLS, DEPTH, RELOADS = 300, 40, 50
+SIGNING = {0xD503233F: "paciasp", 0xD503245F: "bti c"}
 
 
 def accepted(buffer: str) -> tuple[bool, str]:
@@ -78,6 +79,71 @@ def steps() -> tuple[bool, str]:
     return len(hits) == 12 and not wrong, f"{len(hits)} sites, {CALLS} calls each; differing: {wrong or 'none'}"
 
 
+def named_calls(folder: Path, library: str, functions: list[str], words: list[str]) -> tuple[Counter[str], str]:
+    """(calls of named functions that began and ended, what the tracer warned of) in a traced command."""
+    from workloads.raw_records import RawRecording
+
+    declared = OUT / "named.toml"
+    rows = (f'[[function]]\nlibrary = "{library}"\nsymbol = "{name}"\nargs = {{ result = "s32 return" }}\n' for name in functions)
+    declared.write_text("".join(rows))
+    options = ["--no-views", "--levels", "operator", "--probes", str(declared), "-o", str(folder)]
+    done = command("-m", "tracer", "run", *options, "--", *words)
+    print(done.stdout, done.stderr[-2000:], flush=True)
+    run = RawRecording(folder)
+    names = {row["probe"]: row["name"] for row in run.manifest["functions"]}
+    begins, ends = (Counter(names[probe] for probe in run.records(kind)["probe"].tolist()) for kind in ("call_begin", "call_end"))
+    return begins if begins == ends else begins - ends, done.stderr
+
+
+def late() -> tuple[bool, str]:
+    """A program loads a library with dlopen and drops it, again and again: every call is counted."""
+    library = f"{ROOT}/build/libnamed.so"
+    counts, _ = named_calls(OUT / "late", library, ["work_other"], ["build/reload", library, str(RELOADS), "3"])
+    return counts == {"work_other": 3 * RELOADS}, f"{RELOADS} times loaded, {counts['work_other']} of {3 * RELOADS} calls"
+
+
+def signed() -> tuple[bool, str]:
+    """Functions that begin with bti or paciasp, and sign their return addresses, are probed at both ends and go on rightly."""
+    from tracer.probes.elf import read_binary
+
+    program, wanted = f"{ROOT}/build/named_signed", {"work": CALLS, "deep": DEPTH + 1, "work_other": 1}
+    binary = read_binary(program)
+    first = {name: int.from_bytes(binary.bytes_at(binary.symbol(name) or 0, 4), "little") for name in wanted}
+    begins = {name: SIGNING.get(code, hex(code)) for name, code in first.items()}
+    counts, _ = named_calls(OUT / "signed", program, list(wanted), [program, str(CALLS), str(DEPTH)])
+    return counts == wanted and "paciasp" in begins.values(), f"{begins}; calls {dict(counts)} of {wanted}"
+
+
+def runtime() -> tuple[bool, str]:
+    """Our own runtime on the CPU with the demo model: the steps recorded are those of its own log."""
+    from workloads.raw_records import RawRecording
+
+    model, log = OUT / "demo", OUT / "runtime.json"
+    generate = ["-m", "runtime", "generate", str(model), "--prompt", "a b c", "--max-new-tokens", "4", "--log", str(log)]
+    options = ["--no-views", "--levels", "token,graph,operator,expert", "-o", str(OUT / "runtime")]
+    for words in (
+        ["-m", "runtime", "demo-model", str(model)],
+        ["-m", "tracer", "run", *options, "--", sys.executable, *generate],
+    ):
+        done = command(*words)
+        print(done.stdout[-1000:], done.stderr[-2000:], flush=True)
+    made = [step["sampled"] for step in json.loads(log.read_text())["steps"]]
+    run = RawRecording(OUT / "runtime")
+    seen, experts = run.records("token_end")["result"].tolist(), len(run.records("expert_end"))
+    return seen == made and experts > 0, f"{len(seen)} of {len(made)} steps with the same tokens, {experts} runs of experts"
+
+
+def lockdown() -> tuple[bool, str]:
+    """With the kernel locked down, the last rung of a guest: the doctor and the tracer say so, and name nothing else."""
+    subprocess.run(["mount", "-t", "securityfs", "none", "/sys/kernel/security"], check=False)
+    Path("/sys/kernel/security/lockdown").write_text("confidentiality")
+    checks = {check["name"]: check for check in json.loads(command("-m", "tracer", "doctor", "--json").stdout)}
+    told = checks["nothing forbids BPF"]["seen"]
+    done = command("-m", "tracer", "run", "-o", str(OUT / "locked"), "--", "true")
+    print(told, checks["tracefs"], done.stderr, flush=True)
+    return "locked down" in told and done.returncode == 2 and "locked down" in done.stderr, done.stderr.strip()[-200:]
+
+
 def tests(*arguments: str) -> tuple[bool, str]:
     """Tests of the project itself."""
     done = command("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
@@ -111,6 +177,10 @@ RUNGS: dict[str, Callable[[], tuple[bool, str]]] = {
     "truth": truth,
     "llama": llama,
     "sites": sites,
+    "late": late,
+    "signed": signed,
+    "runtime": runtime,
+    "lockdown": lockdown,
 }
 
 

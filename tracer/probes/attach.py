@@ -1,7 +1,9 @@
 """Probes as they stand: which program is attached where, why there, and what a hit costs."""
 
 import contextlib
+import itertools
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 from tracer.engines import Engine, Probe
@@ -119,8 +122,14 @@ def cheapest(sites: list[Site]) -> list[Site]:
 
 def needs_anchors(engine: Engine, binary: Binary) -> bool:
     """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
-    names = (name for probe in engine.probes for name in (*probe.symbols, *probe.otherwise))
-    return bool(engine.marker) and not any(map(binary.mentions, names)) and contains(binary.path, engine.marker.encode())
+    names = tuple(name for probe in engine.probes for name in (*probe.symbols, *probe.otherwise))
+    return bool(engine.marker) and not mentions_any(binary, names) and contains(binary.path, engine.marker.encode())
+
+
+@lru_cache(maxsize=256)
+def mentions_any(binary: Binary, names: tuple[str, ...]) -> bool:
+    """Whether a file defines, or asks for, a symbol of one of these names."""
+    return any(map(binary.mentions, names))
 
 
 def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: list[Probe], known: list[Probe]) -> list[str]:
@@ -159,6 +168,9 @@ class Attachments:
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
         self._more: list[int] = []  # descriptors of probes that need one per cpu
         self._known: set[tuple[int, int, int, str, int]] = set()
+        self._opened: set[str] = set()  # files that the program was seen to open or to run
+        self._folders: set[str] = set()  # in which all libraries were gone through
+        self.attaching_ns = 0  # time in the kernel to place probes
         self._visits: set[tuple[int, int, int, str, bool]] = set()
         self.shed_levels: set[str] = set()
         self.spared: list[tuple[Engine, Probe, str, int, str]] = []  # what attach_spared would place: file, offset, symbol
@@ -213,6 +225,31 @@ class Attachments:
 
     def attach_file(self, path: str, is_executable: bool = False) -> int:
         """Attach every engine's probes that a file offers; returns how many were added."""
+        self._opened.add(os.path.realpath(path))
+        return self._attach_file(path, is_executable)
+
+    def attach_beside(self, path: str) -> int:
+        """Attach to the libraries beside one of an engine whose libraries are opened together.
+
+        The first probe after a while waits for a grace period of the kernel's, 10 ms and more; those right behind it do not.
+        """
+        folder, name = os.path.split(os.path.realpath(path))
+        together = [engine for engine in self.engines if engine.together and engine.owns(name)]
+        if folder in self._folders or not together:
+            return 0
+        self._folders.add(folder)
+        beside = [each for each in sorted(os.listdir(folder)) if any(engine.owns(each) for engine in together)]
+        return sum(self._attach_file(os.path.join(folder, each)) for each in beside)
+
+    def look_ahead(self, command: list[str]) -> None:
+        """Do what a command's start would wait for: search the programs that it names, prepare what decides on places."""
+        has_fast_nop()
+        programs = [path for word in command if (path := shutil.which(word)) and contains(path, b"\x7fELF")]
+        for path, engine in itertools.product(programs, self.engines):
+            if engine.marker:
+                contains(os.path.realpath(path), engine.marker.encode())
+
+    def _attach_file(self, path: str, is_executable: bool = False) -> int:
         before = len(self.rows)
         real = os.path.realpath(path)
         if self._was_attached(path, real, is_executable):
@@ -510,6 +547,13 @@ class Attachments:
 
     def _open(self, row: Row) -> int:
         """Attach what a row says; returns the descriptor that holds the probe."""
+        began = time.monotonic_ns()
+        try:
+            return self._open_now(row)
+        finally:
+            self.attaching_ns += time.monotonic_ns() - began
+
+    def _open_now(self, row: Row) -> int:
         assert self.loader is not None
         program, cookie = self.loader.attachable(row.program, row.cookie)
         if row.at == "tracepoint":
@@ -541,6 +585,10 @@ class Attachments:
         self._fds.clear()
         self._more.clear()
 
+    def libraries(self, engine: Engine) -> dict[str, str]:
+        """Path → build id of the engine's files that the program opened."""
+        return {path: build for path, build in self.state[engine.name].libraries.items() if path in self._opened}
+
     def to_json(self) -> list[dict[str, Any]]:
-        """Rows for the manifest."""
-        return [asdict(row) for row in self.rows]
+        """Rows for the manifest: without probes in files that the program never opened."""
+        return [asdict(row) for row in self.rows if not row.library or row.library in self._opened]

@@ -5,6 +5,7 @@ import os
 import signal
 import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,22 @@ QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
 
 
+@dataclass
+class Held:
+    """How long the target stood still for us, ns, and for what: until the tracer woke, in the kernel, the rest reading files."""
+
+    stops: int = 0
+    ns: int = 0
+    waking_ns: int = 0
+    attaching_ns: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """For the manifest's costs."""
+        reading = self.ns - self.waking_ns - self.attaching_ns
+        shares = {"waking_ns": self.waking_ns, "attaching_ns": self.attaching_ns, "reading_ns": reading}
+        return {f"held_{name}": value for name, value in {"ns": self.ns, "stops": self.stops, **shares}.items()}
+
+
 class Watcher:
     """Keeps track of the target's threads, places probes in what it loads, and continues it where the kernel side held it."""
 
@@ -59,7 +76,8 @@ class Watcher:
         self.dtypes = {name: dtype_from_json(layouts[name]["fields"], layouts[name]["bytes"]) for name in WATCHED}
         self.names = {layouts[name]["kind"]: name for name in WATCHED}
         self.kinds = tuple(self.names)
-        self.held_ns = 0  # time that the target stood still for us
+        self.held = Held()
+        self._began_ns = self._attaching_ns = 0  # of the answer that is under way
         self.learning: dict[int, Learning] = {}
         self.loop: Loop | None = None
         teaches = any(probe.teaches and probe.wanted(probes.levels) for engine in probes.engines for probe in engine.probes)
@@ -137,6 +155,7 @@ class Watcher:
 
     def answer(self, slot: np.ndarray) -> None:
         """Act on one slot of the ring whose kind is in `kinds`."""
+        self._began_ns, self._attaching_ns = time.monotonic_ns(), self.probes.attaching_ns
         name = self.names[int(slot[KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[0])]
         dtype = self.dtypes[name]
         record = slot[RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize].view(dtype)[0]
@@ -169,8 +188,8 @@ class Watcher:
     def _on_library(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
             path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), text(record["path"]))
-            if os.path.isfile(path):
-                self._attach_file(path)
+            if os.path.isfile(path) and self.probes.attach_file(path) + self.probes.attach_beside(path):
+                self.set_chosen()
         self._continue(record, pid)
 
     def _on_io_file(self, record: np.void, pid: int) -> None:
@@ -281,4 +300,7 @@ class Watcher:
     def _continue(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGCONT)
-        self.held_ns += time.monotonic_ns() - int(record["ts"])
+        self.held.stops += 1
+        self.held.ns += time.monotonic_ns() - int(record["ts"])
+        self.held.waking_ns += self._began_ns - int(record["ts"])
+        self.held.attaching_ns += self.probes.attaching_ns - self._attaching_ns

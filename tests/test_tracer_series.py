@@ -1,0 +1,300 @@
+"""Whatever ends first, at whatever moment: no probe stays, the target lives on, and what was recorded is readable.
+
+MOESCOPE_SERIES=long tries 100 moments and 2,000 reloads, where otherwise it is one moment of each phase and 100 reloads.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analyzer.tables import store as tables_module
+from tests.conftest import ROOT, begin_trace, manifest_when, trace
+from tests.test_truth_llama import library
+from tracer.kernel.libbpf import Kernel
+from tracer.target.process import mappings
+from workloads.compiling import WITH_SITES, compiled
+from workloads.raw_records import RawRecording
+
+pytestmark = [
+    pytest.mark.needs("probes"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
+]
+LONG = os.environ.get("MOESCOPE_SERIES") == "long"
+MOMENTS, RELOADS, CALLS, MANY = (100, 2000, 3, 200) if LONG else (5, 100, 3, 200)
+PHASES = ("start-up", "attach", "learning", "recording", "end")
+LEVELS = "token,graph,operator"
+STEPS, PROMPT, PAUSE_US = 1900, 10, 20_000  # far longer than a moment takes
+PATIENCE_S = 120.0
+BY_ID = {"prog_id": "bpf_prog_get_fd_by_id", "map_id": "bpf_map_get_fd_by_id", "link_id": "bpf_link_get_fd_by_id"}
+
+
+def wait_until(condition) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as /proc has it; empty where it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def cpu_ticks(pid: int) -> int:
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
+def held_in_kernel(pid: int) -> set[tuple[str, int]]:
+    """(kind, number) of every BPF program, map and link that a process has a descriptor of."""
+    held = set()
+    for path in Path(f"/proc/{pid}/fdinfo").glob("*"):
+        with contextlib.suppress(OSError):
+            held |= {(kind, int(number)) for kind, number in re.findall(r"^(\w+_id):\s+(\d+)", path.read_text(), re.M)}
+    return {(kind, number) for kind, number in held if kind in BY_ID}
+
+
+def left(held: set[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Those that the kernel still has."""
+    kernel, found = Kernel(), set()
+    for kind, number in held:
+        fd = getattr(kernel.lib, BY_ID[kind])(number)
+        if fd >= 0:
+            os.close(fd)
+            found.add((kind, number))
+    return found
+
+
+def changed_code(pid: int, folder: Path) -> list[str]:
+    """Files of a folder whose code in a process is not that of the file: a probe stands there."""
+    changed = []
+    with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for mapping in mappings(pid):
+            if Path(mapping.path).parent == folder:
+                memory.seek(mapping.start)
+                code = memory.read(mapping.end - mapping.start)
+                wanted = Path(mapping.path).read_bytes()[mapping.offset : mapping.offset + len(code)]
+                changed += [mapping.path] if code[: len(wanted)] != wanted else []
+    return changed
+
+
+@dataclass
+class Run:
+    """A tracer over a program that poses as llama.cpp, begun by the tracer; `program` lies alone with its library."""
+
+    folder: Path
+    program: Path
+
+    def __post_init__(self) -> None:
+        self.recording = self.folder / "run"
+        options = ["--no-views", "--levels", LEVELS, "-o", str(self.recording)]
+        command = [str(self.program), str(self.folder / "log.csv"), str(STEPS), str(PROMPT), str(PAUSE_US)]
+        self.began = time.monotonic()
+        self.tracer = begin_trace("run", *options, "--", *command)
+
+    def manifest(self) -> dict:
+        """The recording's, empty before there is one."""
+        path = self.recording / "manifest.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def target(self) -> int:
+        """The program's process; 0 while it does not run."""
+        pid = int(self.manifest().get("target", {}).get("pid", 0))
+        with contextlib.suppress(OSError):
+            return pid if os.readlink(f"/proc/{pid}/exe") == str(self.program) else 0
+        return 0
+
+    def is_decided(self) -> bool:
+        """Whether the program runs, or never will: who was not let go ends with the tracer."""
+        pid = int(self.manifest().get("target", {}).get("pid", 0))
+        return bool(self.target()) or state_of(pid) in ("", "Z")
+
+    def close(self) -> None:
+        """End both."""
+        for pid in (self.target(), self.tracer.pid if self.tracer.poll() is None else 0):
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+        self.tracer.communicate()
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long the phases of an undisturbed run took, seconds."""
+
+    loading: float
+    learning: float
+    ending: float
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library(tmp_path_factory.mktemp("program"))
+
+
+@pytest.fixture(scope="module")
+def lengths(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Lengths:
+    """Measured once, to aim by."""
+    run = Run(tmp_path_factory.mktemp("lengths"), program)
+    assert wait_until(run.target)
+    released = time.monotonic()
+    assert wait_until(lambda: any(row["retired_ns"] for row in run.manifest()["probes"])), "nothing was learnt"
+    learnt = max(row["retired_ns"] for row in run.manifest()["probes"]) / 1e9
+    stopped = time.monotonic()
+    run.tracer.send_signal(signal.SIGINT)
+    run.tracer.wait(PATIENCE_S)
+    ended = time.monotonic()
+    run.close()
+    return Lengths(released - run.began, max(learnt - released, 0.1), ended - stopped)
+
+
+def reach(run: Run, phase: str, lengths: Lengths, share: float) -> None:
+    """Wait for a phase of a run, and for a share of it to pass."""
+    if phase == "start-up":
+        return time.sleep(share * lengths.loading)
+    wait_until(lambda: run.manifest() or run.tracer.poll() is not None)
+    if phase in ("attach", "learning"):
+        return time.sleep((share + (phase == "learning")) * lengths.learning / 2)
+    time.sleep(lengths.learning + (share if phase == "recording" else 0))
+    if phase == "end":
+        run.tracer.send_signal(signal.SIGINT)
+        time.sleep(share * lengths.ending)
+    return None
+
+
+def moments(seed: int) -> Iterator[tuple[str, float]]:
+    """(phase, share of it), as many of each phase."""
+    draw = random.Random(seed)
+    for number in range(MOMENTS):
+        yield PHASES[number % len(PHASES)], draw.random()
+
+
+def kill_tracer(run: Run) -> set[tuple[str, int]]:
+    """Kill it in the middle of what it does; what of the kernel's it held."""
+    os.kill(run.tracer.pid, signal.SIGSTOP)
+    assert wait_until(lambda: state_of(run.tracer.pid) in "TZ")
+    held = held_in_kernel(run.tracer.pid)
+    os.kill(run.tracer.pid, signal.SIGKILL)
+    run.tracer.wait()
+    return held
+
+
+def check_readable(run: Run) -> int:
+    """What was recorded can be read, in one piece; the token steps in it."""
+    if not run.manifest():
+        return 0
+    seen = RawRecording(run.recording).records("token_begin")
+    tables = tables_module.build(RawRecording(run.recording))
+    assert len(tables["tokens"]) >= len(seen) - 1
+    assert tables["tokens"]["token_id"].tolist() == list(range(len(tables["tokens"])))
+    return len(tables["tokens"])
+
+
+@pytest.mark.alone  # what others load meanwhile takes the processors from the phases that are aimed at
+def test_a_tracer_killed_at_any_moment_leaves_the_target_running_and_nothing_in_the_kernel(
+    tmp_path: Path, program: Path, lengths: Lengths
+) -> None:
+    events = Path("/sys/kernel/tracing/uprobe_events")
+    running, recorded, held_any = 0, 0, 0
+    for number, (phase, share) in enumerate(moments(seed=1)):
+        run = Run(tmp_path / str(number), program)
+        try:
+            reach(run, phase, lengths, share)
+            held = kill_tracer(run)
+            assert wait_until(lambda held=held: not left(held)), (phase, share, left(held))
+            assert not events.exists() or str(program.parent) not in events.read_text()
+            assert wait_until(run.is_decided), (phase, share)
+            if pid := run.target():
+                assert wait_until(lambda pid=pid: not changed_code(pid, program.parent)), (phase, share)
+                before = cpu_ticks(pid)
+                assert wait_until(lambda pid=pid, before=before: cpu_ticks(pid) > before), (phase, share, state_of(pid))
+            running, held_any = running + bool(pid), held_any + bool(held)
+            recorded += check_readable(run) > 0
+        finally:
+            run.close()
+    print(f"{MOMENTS} moments: programs were loaded in {held_any}, the target ran in {running}, {recorded} have whole steps")
+    assert MOMENTS > held_any >= MOMENTS * 0.4 and running >= MOMENTS * 0.6 and recorded >= MOMENTS * 0.3
+
+
+@pytest.mark.alone
+def test_a_target_killed_at_any_moment_ends_a_recording_that_is_complete(tmp_path: Path, program: Path, lengths: Lengths) -> None:
+    for number, (phase, share) in enumerate(moments(seed=2)):
+        run = Run(tmp_path / str(number), program)
+        try:
+            reach(run, phase if phase != "start-up" else "attach", lengths, share)
+            held, pid = held_in_kernel(run.tracer.pid), int(run.manifest()["target"]["pid"])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            said = run.tracer.communicate(timeout=PATIENCE_S)[1]
+            assert "Traceback" not in said
+            assert run.manifest()["state"] == "complete"
+            assert run.manifest()["target"]["exit_code"] in (-signal.SIGKILL, *((None,) if phase == "end" else ()))
+            assert wait_until(lambda held=held: not left(held)), (phase, share, left(held))
+            check_readable(run)
+        finally:
+            run.close()
+
+
+def test_the_hits_of_200_threads_are_counted_each(tmp_path: Path) -> None:
+    program = compiled(tmp_path / "stress", "stress.c", flags=WITH_SITES)
+    options = ("--no-views", "--levels", "expert", "--ring-mib", "64", "-o", str(tmp_path / "run"))
+    done = trace("run", *options, "--", str(program), "0.3", str(MANY))
+    run = RawRecording(tmp_path / "run")
+    counts = collections.Counter(run.records("evict")["tid"].tolist())
+    assert len(counts) == MANY
+    assert sum(counts.values()) + run.manifest["lost"].get("evict", 0) == json.loads(done.stdout)["hits"]
+    assert (
+        next(row["hits"] for row in run.manifest["probes"] if row["program"] == "moescope_evict")
+        == json.loads(done.stdout)["hits"]
+    )
+
+
+def test_three_tracers_of_one_target_see_every_step_and_leave_it_alone(tmp_path: Path) -> None:
+    steps, end = str(ROOT / "workloads" / "programs" / "steps.py"), tmp_path / "end"
+    command = [sys.executable, steps, "100000", "0.005", "--until", str(end)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True) as target:
+        assert wait_until(lambda: "_probes" in Path(f"/proc/{target.pid}/maps").read_text())
+        folders = [tmp_path / str(number) for number in range(3)]
+        options = ("--no-views", "--levels", "token", "--pid", str(target.pid))
+        tracers = [begin_trace("attach", *options, "-o", str(folder)) for folder in folders]
+        for folder, tracer in zip(folders, tracers, strict=True):
+            manifest_when(lambda manifest: manifest["records"].get("token_end", 0) > 20, folder, tracer)
+        for tracer in tracers:
+            tracer.send_signal(signal.SIGINT)
+        said = [tracer.communicate(timeout=PATIENCE_S)[1] for tracer in tracers]
+        assert [tracer.returncode for tracer in tracers] == [0, 0, 0], said
+        end.touch()
+        assert target.communicate(timeout=PATIENCE_S)[0].startswith("done ") and target.returncode == 0
+    seen = [RawRecording(folder).records("token_end") for folder in folders]
+    for rows in seen:
+        np.testing.assert_array_equal(rows["seq"], np.arange(rows["seq"][0], rows["seq"][0] + len(rows)))
+    assert max(rows["ts"].min() for rows in seen) < min(rows["ts"].max() for rows in seen), "they did not overlap"
+
+
+def test_a_library_loaded_and_dropped_again_and_again_has_every_call_counted(tmp_path: Path) -> None:
+    named = compiled(tmp_path / "libnamed.so", "named.c", flags=("-shared", "-fPIC", "-fno-ipa-ra", "-Wno-error"))
+    program, declared = compiled(tmp_path / "reload", "reload.c", flags=("-ldl",)), tmp_path / "my.toml"
+    declared.write_text(f'[[function]]\nlibrary = "{named}"\nsymbol = "work_other"\nargs = {{ result = "s32 return" }}\n')
+    options = ("--no-views", "--levels", "operator", "--probes", str(declared), "-o", str(tmp_path / "run"))
+    done = trace("run", *options, "--", str(program), str(named), str(RELOADS), str(CALLS), timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == RELOADS * CALLS
+    run = RawRecording(tmp_path / "run")
+    assert run.manifest["lost"] == {}
+    assert len(run.records("call_begin")) == len(run.records("call_end")) == RELOADS * CALLS
