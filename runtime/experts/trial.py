@@ -24,7 +24,7 @@ WINDOW = 8  # tokens of one way in a row
 SETTLING = 1  # of its tokens, which are not counted: loads of the other way still end, and the history fills
 KEPT = 45  # tokens of each way that are compared: three probes
 GAIN = 0.02  # share of a token's time that prefetching must save: in doubt it keeps still
-SURE = 2.0  # standard errors of what it saves that lie above that
+SURE = 1.0  # standard errors of the saving that lie above that
 SLOWER = 1.25  # by which recent tokens end a rest
 REST, LONGEST_REST = 96, 1024  # tokens between two probes
 
