@@ -5,6 +5,7 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLAC
 from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
+from tracer.target import qnn_tables
 from tracer.target.io_files import Files
 from tracer.target.process import Guard, mappings, tasks
 from tracer.target.qnn_logs import SerializedLogs
@@ -51,6 +53,16 @@ class Held:
         reading = self.ns - self.waking_ns - self.attaching_ns
         shares = {"waking_ns": self.waking_ns, "attaching_ns": self.attaching_ns, "reading_ns": reading}
         return {f"held_{name}": value for name, value in {"ns": self.ns, "stops": self.stops, **shares}.items()}
+
+
+def places(pid: int, addresses: Iterable[int], first: int = 0) -> dict[int, tuple[str, int]]:
+    """Number of the address, from `first` on → (file, offset), of those that lie in a process's files."""
+    mapped, found = mappings(pid), {}
+    for number, address in enumerate(addresses, first):
+        place = next((m for m in mapped if m.start <= address < m.end), None)
+        if place:
+            found[number] = place.path, place.file_offset(address)
+    return found
 
 
 class Watcher:
@@ -131,6 +143,8 @@ class Watcher:
             return
         for path in sorted({mapping.path for mapping in mappings(pid)}):
             self._attach_file(path, path == executable)
+        if "qnn" in self.probes.levels:
+            self._find_qnn_tables(pid)
 
     def _note_files(self, pid: int) -> None:
         if "io" in self.probes.levels:
@@ -209,14 +223,27 @@ class Watcher:
         slots = self._collect(record, pid, table)
         if int(record["first"]) < LAST_TABLE_PART:
             return
-        api = tuple(record["api"].tolist())
+        self._probe_qnn_table(engine, slots, tuple(record["api"].tolist()), backend)
+        if record["last"]:
+            self._continue(record, pid)
+
+    def _find_qnn_tables(self, pid: int) -> None:
+        """Probe the tables that a process was given before it was followed."""
+        for engine in (each for each in self.probes.engines if each.name == "qnn"):
+            libraries = {path for path in self.probes.libraries(engine) if not engine.inspects(path)}
+            providers = qnn_tables.find(pid, libraries, engine.api_major)
+            for provider in providers:
+                self._probe_qnn_table(engine, places(pid, provider.slots), provider.api, provider.backend)
+            if libraries and not providers:
+                reason = "no function table was found in its memory: calls through one that it has already are not seen"
+                self.probes.warnings.append(f"{engine.name}: process {pid} has mapped QNN, but {reason}")
+
+    def _probe_qnn_table(self, engine: Engine, slots: dict[int, tuple[str, int]], api: tuple[int, ...], backend: int) -> None:
         self.probes.attach_table(engine, slots, api, backend)
         self.set_chosen()
         emulator = backend == QNN_HTP and machine.describe()["arch"] in QNN_EMULATED_MACHINES
         if self.qnn is None or backend == QNN_HTP:
             self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
-        if record["last"]:
-            self._continue(record, pid)
 
     def _on_qnn_callback(self, record: np.void, pid: int) -> None:
         """Stand where asynchronous executions tell that they are done, so far as that place is in a file."""
@@ -251,11 +278,8 @@ class Watcher:
 
     def _collect(self, record: np.void, pid: int, table: Any) -> dict[int, tuple[str, int]]:
         """Slot → (file, offset) of a table's parts so far."""
-        slots, mapped = self.slots.setdefault((pid, table), {}), mappings(pid)
-        for index, address in enumerate(record["slots"].tolist()):
-            place = next((m for m in mapped if m.start <= address < m.end), None)
-            if place:
-                slots[int(record["first"]) + index] = place.path, place.file_offset(address)
+        slots = self.slots.setdefault((pid, table), {})
+        slots |= places(pid, record["slots"].tolist(), int(record["first"]))
         return slots
 
     def _on_site(self, record: np.void, pid: int) -> None:
@@ -294,8 +318,7 @@ class Watcher:
 
     def _site(self, pid: int, address: int) -> tuple[str, int] | None:
         """(file, offset) of an address of a process; None where the process is gone."""
-        mapping = next((m for m in mappings(pid) if m.start <= address < m.end), None)
-        return (mapping.path, mapping.file_offset(address)) if mapping else None
+        return places(pid, [address]).get(0)
 
     def _continue(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
