@@ -1,14 +1,14 @@
 """A Hugging Face config as the shapes a roofline needs: attention, feed-forward and bytes per weight of every layer."""
 
 import json
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from analyzer.errors import PredictError
+from moescope.packaged import toml_beside
 
-FIELDS = tomllib.loads(Path(__file__).with_name("model.toml").read_text(encoding="utf-8"))
+FIELDS = toml_beside(__file__, "model.toml")
 ALIASES: dict[str, list[str]] = FIELDS["aliases"]
 NOT_MODELLED: dict[str, str] = FIELDS["not_modelled"]
 BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.5, "mxfp4": 4.25}

@@ -33,10 +33,8 @@ def short(name: str, width: int = 48) -> str:
 def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
     """Print the first rows; texts to the left, numbers to the right."""
     texts = tuple(str(name) for name in rows.columns if rows[name].map(type).eq(str).any())
-    table = grid(*map(str, rows.columns), left=texts, title=title)
-    for row in rows.iloc[:limit].itertuples(index=False):
-        table.add_row(*map(cell, row))
+    cells = (map(cell, row) for row in rows.iloc[:limit].itertuples(index=False))
     screen = console(wide=True)
-    screen.print(table)
+    screen.print(grid(*map(str, rows.columns), left=texts, title=title, rows=cells))
     if len(rows) > limit:
         screen.print(f"{len(rows) - limit} more rows: --json has all")

@@ -7,9 +7,8 @@ examples:
 """
 
 import argparse
-import json
-from dataclasses import asdict
 
+from analyzer.jsonable import as_json
 from analyzer.questions import ceilings
 from moescope.arguments import add_json, add_out
 from moescope.plain import print_plain
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         ceilings.write(measured, args.out)
     if args.json:
-        print(json.dumps(asdict(measured)))
+        print(as_json(measured))
         return 0
     print_plain(f"{measured.cpu_model}, {measured.cpus} CPUs")
     for threads, speed in measured.bandwidth.items():

@@ -7,7 +7,6 @@ examples:
 """
 
 import argparse
-from dataclasses import asdict
 
 from analyzer.jsonable import as_json
 from analyzer.questions import ceilings
@@ -32,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     roof = ceilings.load(section(manifest, "machine"), args.ceilings)
     ranked = findings(load(args.run_dir), roof)
     if args.json:
-        print(as_json([asdict(finding) for finding in ranked]))
+        print(as_json(ranked))
         return 0
     for rank, finding in enumerate(ranked, 1):
         print_plain(f"{rank}. {finding.text} ({finding.prize_ms:,.1f} ms)")

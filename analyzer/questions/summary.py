@@ -1,6 +1,5 @@
 """A recording in numbers: one JSON-able dictionary, every section present only as far as its records are."""
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,7 @@ def incomplete(source: Source) -> list[str]:
 def finding_rows(recording: Recording, tables: Tables, rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The findings; against the ceilings of the machine, where those were measured."""
     roof = ceilings.load(section(recording.manifest, "machine"))
-    return [asdict(finding) for finding in findings(tables, roof, rows)]
+    return [vars(finding) for finding in findings(tables, roof, rows)]
 
 
 def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:

@@ -45,17 +45,9 @@ class Subgraphs:
     def __init__(self, model: Model, precisions: dict[str, Any]):
         self.model = model
         self.bytes = {part: stored_bytes(section(precisions, part)) for part in ("attention", "experts", "head")}
-        self.formulas: dict[str, Callable[[Asked], Work]] = {
-            "embed": self.moved,
-            "dispatch": self.moved,
-            "attention": self.attention,
-            "router": self.router,
-            "expert": self.expert,
-            "mlp": self.mlp,
-            "combine": self.combine,
-            "head": self.head,
-            "sample": self.sample,
-        }
+        named = ("attention", "router", "expert", "mlp", "combine", "head", "sample")
+        self.formulas: dict[str, Callable[[Asked], Work]] = {"embed": self.moved, "dispatch": self.moved}
+        self.formulas |= {kind: getattr(self, kind) for kind in named}
 
     def moved(self, asked: Asked) -> Work:
         """Rows that are copied."""
