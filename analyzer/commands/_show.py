@@ -1,13 +1,21 @@
 """How the verbs show values and tables: aligned columns on a terminal."""
 
+import argparse
 from typing import Any
 
 import pandas as pd
 
-from analyzer.jsonable import plain
+from analyzer.jsonable import as_json, plain
 from moescope.terminal import console, grid
 
 LINES = 20
+
+
+def printed(args: argparse.Namespace, answer: Any) -> bool:
+    """Print the answer as JSON where --json asks for that; whether it did."""
+    if args.json:
+        print(as_json(answer))
+    return bool(args.json)
 
 
 def cell(value: Any) -> str:
