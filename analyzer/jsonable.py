@@ -1,6 +1,7 @@
-"""Anything the analyzer answers with, as JSON: tables as lists of rows, no NaN."""
+"""Anything the analyzer answers with, as JSON: tables as lists of rows, dataclasses as objects, no NaN."""
 
 import json
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ import pandas as pd
 
 
 def plain(value: Any) -> Any:
-    """Something JSON can hold: tables as lists of rows, NumPy scalars as Python's, NaN as null."""
+    """Something JSON can hold: tables as lists of rows, dataclasses by their fields, NumPy scalars as Python's, NaN as null."""
+    if is_dataclass(value):
+        return plain(vars(value))
     if isinstance(value, pd.DataFrame):
         return [plain(row) for row in value.to_dict("records")]
     if isinstance(value, dict):

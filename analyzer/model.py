@@ -1,14 +1,14 @@
 """A Hugging Face config as the shapes a roofline needs: attention, feed-forward and bytes per weight of every layer."""
 
 import json
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from analyzer.errors import PredictError
+from moescope.packaged import toml_beside
 
-FIELDS = tomllib.loads(Path(__file__).with_name("model.toml").read_text(encoding="utf-8"))
+FIELDS = toml_beside(__file__, "model.toml")
 ALIASES: dict[str, list[str]] = FIELDS["aliases"]
 NOT_MODELLED: dict[str, str] = FIELDS["not_modelled"]
 BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.5, "mxfp4": 4.25}
@@ -102,7 +102,7 @@ class Storage:
 class Model:
     """A decoder. `windows`: how far each layer with attention looks back, None for everything; `routed[i]`: layer i has experts.
 
-    `delta`: what the other layers have in attention's place.
+    `delta`: what the other layers, `delta_at`, have in attention's place.
     """
 
     name: str
@@ -116,6 +116,7 @@ class Model:
     routed: tuple[bool, ...]
     storage: Storage
     delta: DeltaNet | None = None
+    delta_at: frozenset[int] = frozenset()
 
     @property
     def layers(self) -> int:
@@ -125,7 +126,7 @@ class Model:
     @property
     def delta_layers(self) -> int:
         """Layers without attention over cached tokens."""
-        return self.layers - len(self.windows)
+        return len(self.delta_at)
 
 
 class Fields:
@@ -168,7 +169,8 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
     _refuse_what_is_not_modelled(fields)
     layers = fields.number("num_hidden_layers")
     mixture = _mixture(fields)
-    windows = _windows(fields, layers)
+    kinds = _layer_kinds(fields, layers)
+    delta_at = frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
     return Model(
         name=str(values.get("_name_or_path") or values.get("model_type") or file.stem),
         hidden=fields.number("hidden_size"),
@@ -177,10 +179,11 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
         attention=_attention(fields),
         dense_width=fields.number("dense_width", 0 if mixture else None),
         mixture=mixture,
-        windows=windows,
+        windows=_windows(fields, kinds),
         routed=_routed(fields, layers) if mixture else (False,) * layers,
         storage=_storage(fields),
-        delta=_delta(fields) if len(windows) < layers else None,
+        delta=_delta(fields) if delta_at else None,
+        delta_at=delta_at,
     )
 
 
@@ -248,9 +251,9 @@ def _list(values: dict[str, Any]) -> bool:
     return isinstance(values.get("moe_layer_freq"), list)
 
 
-def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
+def _windows(fields: Fields, kinds: list[str]) -> tuple[int | None, ...]:
     """Of the layers that have attention over cached tokens."""
-    values, kinds = fields.values, _layer_kinds(fields, layers)
+    values = fields.values
     window = values.get("sliding_window")
     if not window or values.get("use_sliding_window") is False:
         return (None,) * sum(kind != "linear_attention" for kind in kinds)

@@ -1,12 +1,15 @@
 """What comparisons find and how often they cry wolf: power for planted changes, false alarms on unchanged runs, and speed.
 
 python -m benchmarks.comparing power [--runs 5,10,20] [--repeats 200] [--noise 1.0]
+python -m benchmarks.comparing words [--runs 5,10] [--repeats 400] [--noise 1.0]
 python -m benchmarks.comparing alarms --recordings DIR [--pairs 200] [--runs 5]     DIR: unchanged runs
 python -m benchmarks.comparing windows --recordings DIR [DIR...] [--runs 5,10]    runs that followed each other
 python -m benchmarks.comparing stopping [--repeats 200] [--noise 3]               stopping as `tracer compare` does
 python -m benchmarks.comparing speed [--runs 100] [--operators 5000]
 
 `power`: one of 60 operators is slowed; runs vary by a drift they share, by noise of their own, and by rare disturbances.
+`words`: changes of every size, and none, in all figures of speed; the word for each is right, wrong or "cannot tell". Beyond the
+threshold slower or faster is right, within it "the same"; whatever else is said is wrong.
 `alarms`: pairs of groups drawn without replacement from real runs; an alarm is any change called in a family of metrics.
 `windows`: the same with the drift from run to run left in: of successive runs, the sides by turns (A B B A ..., and in pairs
 whose order is drawn), one after the other, and one after the other with as many runs as a side has between them.
@@ -19,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,13 +31,14 @@ from analyzer.compare.document import compare, document
 from analyzer.compare.metrics import DEFAULTS, METRICS, keys
 from analyzer.compare.results import Result, matrices, read
 from analyzer.compare.statistics import wander
-from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge, judge_apart
+from analyzer.compare.verdicts import FASTER, PRACTICAL, SAME, SLOWER, UNKNOWN, Rules, judge, judge_apart
 from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import extremes, single
 from tracer.commands.compare import EARLY_ALPHA, LEAST_PAIRS
 
 METRICS_OF_SPEED, MOST_PAIRS, WIDTH = 5, 16, 0.03
 OPERATORS, PLANTED = 60, (0.03, 0.05, 0.10)
+SWEPT = (-0.2, -0.1, -0.05, -0.03, -0.01, 0.0, 0.01, 0.03, 0.05, 0.1, 0.2)
 
 
 def values(rng: np.random.Generator, runs: int, metrics: int, noise: float) -> np.ndarray:
@@ -61,6 +66,39 @@ def power(args: argparse.Namespace, report: Report) -> None:
             for what, count in (("found", hits), ("others accused", wrong), ("cannot tell", open_ones)):
                 name = f"{runs} + {runs} runs, one operator {planted:+.0%}: {what}"
                 report.add(name, "%", single(100 * count / args.repeats, args.repeats))
+
+
+def words(args: argparse.Namespace, report: Report) -> None:
+    """Share of repeats in which the word for a change is right, wrong or "cannot tell"; how often "the same" reaches outside."""
+    report.note(f"noise {args.noise} % per run and figure, {METRICS_OF_SPEED} figures of speed, all changed")
+    for runs in map(int, args.runs.split(",")):
+        outside = said = 0
+        for planted in SWEPT:
+            judged = swept(runs, planted, args.repeats, args.noise / 100)
+            told = pd.Series(verdict_of(row["verdict"], planted) for row in judged)
+            for word in ("right", "wrong", UNKNOWN):
+                share = 100 * float((told == word).mean())
+                report.add(f"{runs} + {runs} runs, all figures {planted:+.0%}: {word}", "%", single(share, len(told)))
+            same = [row for row in judged if row["verdict"] == SAME]
+            said += len(same)
+            outside += sum(not 1 - PRACTICAL <= row["low"] <= row["high"] <= 1 + PRACTICAL for row in same)
+        report.add(f'{runs} + {runs} runs: "the same" of an interval outside the threshold', "", single(outside, said))
+
+
+def swept(runs: int, planted: float, repeats: int, noise: float) -> list[dict[str, Any]]:
+    """What is judged of the first figure of speed in each repeat."""
+    dims = pd.DataFrame({"family": "speed", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(METRICS_OF_SPEED))
+    rng, out = np.random.default_rng(runs), []
+    for _ in range(repeats):
+        base, cand = (values(rng, runs, METRICS_OF_SPEED, noise) for _ in range(2))
+        out.append(dict(judge(dims, base, cand * (1 + planted)).iloc[0]))
+    return out
+
+
+def verdict_of(verdict: str, planted: float) -> str:
+    """Is a verdict right of a true relative change: right, wrong, or cannot tell?"""
+    truth = SAME if abs(planted) <= PRACTICAL else SLOWER if planted > 0 else FASTER
+    return UNKNOWN if verdict == UNKNOWN else "right" if verdict == truth else "wrong"
 
 
 def alarms(args: argparse.Namespace, report: Report) -> None:
@@ -157,7 +195,7 @@ def speed(args: argparse.Namespace, report: Report) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("what", choices=("power", "alarms", "windows", "stopping", "speed"))
+    parser.add_argument("what", choices=("power", "words", "alarms", "windows", "stopping", "speed"))
     parser.add_argument("--runs", default="")
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--noise", type=float, default=1.0, help="percent")
@@ -165,9 +203,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--operators", type=int, default=5000)
     args = parser.parse_args()
-    args.runs = args.runs or {"power": "5,10,20", "alarms": "5", "windows": "5,10", "stopping": "", "speed": "100"}[args.what]
+    args.runs = (
+        args.runs
+        or {"power": "5,10,20", "words": "5,10", "alarms": "5", "windows": "5,10", "stopping": "", "speed": "100"}[args.what]
+    )
     report = Report("comparing", args)
-    {"power": power, "alarms": alarms, "windows": windows, "stopping": stopping, "speed": speed}[args.what](args, report)
+    {"power": power, "words": words, "alarms": alarms, "windows": windows, "stopping": stopping, "speed": speed}[args.what](
+        args, report
+    )
     report.finish()
 
 

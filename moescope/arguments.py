@@ -14,6 +14,12 @@ def add_run(parser: argparse.ArgumentParser, newest: bool = False) -> None:
         parser.add_argument("run_dir", metavar="RUN", type=Path, help="folder of the recording")
 
 
+def add_run_and_json(parser: argparse.ArgumentParser) -> None:
+    """RUN and `--json`: all that many verbs take."""
+    add_run(parser)
+    add_json(parser)
+
+
 def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
     """A model as `args.model`, or by another name."""
     parser.add_argument(name, type=Path, help="folder of a Hugging Face model, or of a package that `convert` made")

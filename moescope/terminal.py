@@ -1,11 +1,11 @@
 """What the verbs print: consoles, tables and progress that show every name as it is, with no markup and no control characters."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, JustifyMethod
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -38,7 +38,13 @@ def words(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*(plain_text(part) if isinstance(part, str) else (plain_text(part[0]), part[1]) for part in parts))
 
 
-def grid(*columns: str, left: int | tuple[str, ...] = 1, title: str = "", fold: bool = False) -> Table:
+def grid(
+    *columns: str,
+    left: int | tuple[str, ...] = 1,
+    title: str = "",
+    fold: bool = False,
+    rows: Iterable[Iterable[RenderableType]] = (),
+) -> Table:
     """A small table without lines: the first columns, or those named in `left`, to the left, the others to the right."""
     table = Table(
         title=words((title, "bold")) if title else None,
@@ -52,6 +58,8 @@ def grid(*columns: str, left: int | tuple[str, ...] = 1, title: str = "", fold: 
         is_left = position < left if isinstance(left, int) else name in left
         justify: JustifyMethod = "left" if is_left else "right"
         table.add_column(name, justify=justify, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.questions import cache_curves, fidelity, structure, trends
+from analyzer.questions import cache_curves, changepoints, fidelity, structure, trends
 from runtime.cache_rules.replay import Event, belady_with_bypass, lfu, lru
 from workloads.tables_fixture import make
 
@@ -134,9 +134,9 @@ def test_duplication_gives_the_kernel_back():
 def test_a_step_in_the_level_is_found_where_it_is_and_noise_has_none():
     rng = np.random.default_rng(3)
     quiet = 10 + rng.normal(0, 0.2, 200)
-    assert trends.change_points(quiet) == []
+    assert changepoints.shifts(quiet) == []
     stepped = quiet + np.where(np.arange(200) >= 120, 1.0, 0.0)
-    cuts = trends.change_points(stepped)
+    cuts = [shift.at for shift in changepoints.shifts(stepped)]
     assert len(cuts) == 1 and abs(cuts[0] - 120) <= 2
 
 

@@ -193,6 +193,32 @@ def test_a_prompt_in_chunks_does_the_work_of_each_chunk_at_the_context_so_far():
     assert pytest.approx(np.array(by_hand)) == np.array(list(figures.values())).T
 
 
+DELTA = CONFIG | {
+    **{"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    **{"linear_num_key_heads": 2, "linear_key_head_dim": 3, "linear_num_value_heads": 4, "linear_value_head_dim": 5},
+    "linear_conv_kernel_dim": 4,
+}
+
+
+@pytest.mark.parametrize(("r", "c"), [(1, 1), (1, 40), (5, 9)])
+def test_the_work_of_delta_nets_and_gated_attention_equals_what_their_definitions_add_up_to(r, c):
+    known = subgraphs({"model": {"path": "m", "config": DELTA, "package": {"precisions": PRECISIONS}}})
+    found = np.array(known.formulas["attention"](Asked(np.array([r] * 3), np.array([c] * 3, float), np.arange(3)))).T
+    row = [(r * 32, FLOAT)]
+    # Queries, keys, values (2 * 2 * 3 + 4 * 5 channels) and z; b and a, whose weights are floats as a router's; the way back.
+    products = [(r, 32, 32, "attention"), (r, 32, 20, "attention"), (r, 32, 8, "router"), (r, 20, 32, "attention")]
+    # Token by token and head by head: what the key foretells, what is learnt, what the query reads.
+    products += [(1, 3, 5, None), (3, 1, 5, None), (1, 3, 5, None)] * 4 * r
+    states = [(4 * 3 * 5, FLOAT), (3 * 32, FLOAT)]
+    # The convolution's products and sums, and its activation; fading; the heads' norm and gate; norm and residual.
+    elements = {2: r * 4 * 32 + r * 20, 1: r * 32 + r * 4 * 3 * 5 + r * 32, 4: r * 20 + r * 32}
+    delta = counted(products, {"read": [*row, (4 * 32, FLOAT), *states], "written": row + states}, elements)
+    flops, read, written = subgraph_by_hand("attention", r, c, 1)
+    # The gate is as wide as the queries, which are as wide as the hidden state.
+    gated = flops + 2 * r * 32 * 32 + 2 * r * 32, read + 32 * 32 * STORED["attention"], written
+    assert pytest.approx(np.array([delta, gated, delta])) == found
+
+
 def test_every_subgraph_of_the_runtime_has_a_formula():
     known = subgraphs({"model": {"path": "m", "config": CONFIG, "package": {}}})
     assert set(known.formulas) == set(KINDS) == {kind.name.lower() for kind in Kind}

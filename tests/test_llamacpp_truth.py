@@ -17,7 +17,7 @@ from analyzer.questions import profdag, structure
 from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, trace
 from tracer.recording.format import Recording
-from workloads.gguf_model import DENSE, SMALL, Shape, write
+from workloads.gguf_model import BOTH_WAYS, DENSE, ENCODER, SMALL, Shape, write
 
 pytestmark = [
     pytest.mark.needs("probes"),
@@ -120,6 +120,7 @@ RUNS = {
     "two contexts in turns": Run([[20, 1, 7], [3, 200]], ONE, part=128),
     "two contexts at once by llama_process": Run([[20, 1, 7], [3, 200, 4]], ONE, part=128, call="process", threads_of="contexts"),
     "a thread for each step": Run([[20, 7], [3]], ONE, threads_of="steps"),
+    "encoder with experts": Run([[20, 1, 7]], ENCODER, call="encode"),
 }
 
 
@@ -148,6 +149,19 @@ def test_every_step_has_its_batchs_tokens_in_as_many_graphs_as_they_fill(both: B
     assert tokens["complete"].all() and graphs["complete"].all()
 
 
+def test_what_is_encoded_or_of_several_tokens_is_prefill(both: Both) -> None:
+    calls, expected = both.run.call.split(","), both.expected()
+    encodes = ["encode" in calls[min(step, len(calls) - 1)] for _, step in both.place]
+    prefill = [encoded or expected[context][step] > 1 for encoded, (context, step) in zip(encodes, both.place, strict=True)]
+    assert both.tables["tokens"]["phase"].tolist() == ["prefill" if first else "decode" for first in prefill]
+
+
+def test_an_encoder_and_its_decoder_take_steps_of_their_own(tmp_path: Path) -> None:
+    both = Both(tmp_path, Run([[20, 4]], BOTH_WAYS, call="process_encode,process"))
+    test_every_step_has_its_batchs_tokens_in_as_many_graphs_as_they_fill(both)
+    test_what_is_encoded_or_of_several_tokens_is_prefill(both)
+
+
 def test_every_operator_of_every_step_is_seen_in_order_with_its_name_and_shape(both: Both) -> None:
     for step in range(len(both.place)):
         assert both.traced(step) == fused(both.computed(step)), f"step {step}"
@@ -166,7 +180,8 @@ def edges_told(nodes: list[dict[str, Any]]) -> set[Edge]:
             one for source in node["reads"] for one in (inputs[source[0]] if fuses and source[1] == "RMS_NORM" else [source])
         ]
         if node["computed"] and node["op"] not in {*RENAMES_MEMORY, "RMS_NORM"} and all(node["ne"]):
-            edges |= {(label.get(address, (kind, name)), label[node["id"]]) for address, kind, name in reads}
+            others = [read for read in reads if read[0] != node["id"]]  # ggml_cast names its result among what it reads
+            edges |= {(label.get(address, (kind, name)), label[node["id"]]) for address, kind, name in others}
     return edges
 
 

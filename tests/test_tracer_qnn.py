@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from analyzer.tables.store import load
-from tests.conftest import ROOT, trace
+from tests.conftest import ROOT, begin_trace, manifest_when, trace
 from tests.truth import skip_where_stolen
 from tracer.engines import all_engines
 from tracer.probes.attach import unknown_slots
@@ -59,6 +59,55 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = str(ROOT / "workloads" / "programs" / "fake_qnn.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library), source, "-lpthread"], check=True)
     return library
+
+
+WAITING = """
+import sys, numpy as np, onnxruntime as ort, onnxruntime_qnn
+from workloads.programs.plain_qnn import model
+ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
+devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"][:1]
+options = ort.SessionOptions()
+options.intra_op_num_threads = 1
+options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+options.add_provider_for_devices(devices, {"backend_type": "htp", "soc_model": "57"})
+session, x = ort.InferenceSession(model(2, np.random.default_rng(0)), options), np.ones((8, 64), np.float32)
+session.run(None, {"x": x})
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(20):
+    session.run(None, {"x": x})
+"""
+
+
+@pytest.mark.needs("htp")
+def test_executes_of_a_program_that_had_its_table_before_it_was_followed_are_all_seen(tmp_path: Path) -> None:
+    (tmp_path / "libnative_tls.conf").touch()
+    environment, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
+    command = [sys.executable, "-c", WAITING]
+    target = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=tmp_path, env=environment, text=True)
+    assert target.stdout is not None and any(line == "ready\n" for line in target.stdout)
+    options = ("--no-views", "--levels", "qnn", "--pid", str(target.pid), "-o", str(tmp_path / "run"))
+    tracer = begin_trace("attach", *options)
+    manifest_when(lambda manifest: manifest["probes"], tmp_path / "run", tracer)
+    target.communicate("go\n", timeout=120)
+    assert tracer.wait(timeout=120) == 0
+    executes, manifest = load(tmp_path / "run")["qnn_executes"], json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert len(executes) == 20 and executes["complete"].all() and (executes["status"] == 0).all()
+    assert manifest["qnn"] == {"backend": 6, "api": [2, 40, 0], "emulator": True} and not manifest["warnings"]
+
+
+def test_a_mapped_backend_without_a_table_in_memory_is_said(tmp_path: Path) -> None:
+    script = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('ready', flush=True); sys.stdin.readline()"
+    plain = tmp_path / "libQnnEmpty.so"
+    (tmp_path / "empty.c").write_text("int QnnInterface_getProviders(void) { return 1; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(plain), str(tmp_path / "empty.c")], check=True)
+    command, pipe = [sys.executable, "-c", script, str(plain)], subprocess.PIPE
+    target = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    assert target.stdout is not None and target.stdout.readline() == "ready\n"
+    run = str(tmp_path / "run")
+    done = trace("attach", "--no-views", "--levels", "qnn", "--pid", str(target.pid), "--duration", "0.2", "-o", run)
+    target.communicate("go\n", timeout=120)
+    assert "no function table was found in its memory" in done.stderr
 
 
 @pytest.fixture(scope="module")

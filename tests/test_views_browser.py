@@ -27,6 +27,7 @@ from views.timeline.threads import target_group
 from workloads import tables_fixture as fixture
 
 webdriver = pytest.importorskip("selenium.webdriver")
+Axe = pytest.importorskip("axe_core_python.selenium").Axe
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -101,6 +102,62 @@ PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report."""
     return report(tmp_path_factory.mktemp("small"), *fixture.make(tokens=3, layers=2))
+
+
+def barriers(browser: Any) -> list[tuple[str, str, str]]:
+    """What axe-core finds wrong with the page for keyboards, screen readers and weak eyes, in both themes."""
+    found = []
+    for theme in ("light", "dark"):
+        browser.execute_script(f"setTheme('{theme}')")
+        for rule in Axe().run(browser)["violations"]:
+            found += [(theme, rule["id"], str(node["target"])) for node in rule["nodes"]]
+    return found
+
+
+def test_the_pages_have_no_barriers(browser: Any, tmp_path: Path, small: Path) -> None:
+    manifest, tables = fixture.make(layers=4)
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    sides = ([result(f"{side}-{i}", i + 50 * n) for i in range(5)] for n, side in enumerate(("base", "cand")))
+    write_regression(document(compare(*sides)), tmp_path / "regression.html")
+    for path in (small, tmp_path / "profdag.html", tmp_path / "regression.html"):
+        opened(browser, path)
+        assert barriers(browser) == [], path.name
+
+
+def test_the_comparison_begins_with_one_sentence(browser: Any, tmp_path: Path) -> None:
+    base, cand = (
+        [result(f"{side}-{i}", i + seed, "attention", factor) for i in range(5)]
+        for side, seed, factor in (("a", 0, 1), ("b", 50, 1.3))
+    )
+    write_regression(document(compare(base, cand)), tmp_path / "regression.html")
+    run = opened(browser, tmp_path / "regression.html")
+    first = run("return [...document.querySelector('main').children].slice(0, 3).map(e => [e.tagName, e.innerText])")
+    assert [tag for tag, _ in first] == ["H1", "P", "SECTION"] and first[0][1] == "5 + 5 runs compared"
+    assert "slower: " in first[1][1] and first[1][1].count(".") == 1
+
+
+def test_a_section_folds_and_a_link_opens_it(browser: Any, small: Path) -> None:
+    run = opened(browser, small)
+    visible = "return document.querySelector('#operators table').checkVisibility()"
+    run("document.querySelector('#operators summary').click()")
+    assert not run(visible)
+    run("document.querySelector('nav a[href=\"#operators\"]').click()")
+    assert run(visible)
+
+
+def test_the_graph_is_walked_by_keys(browser: Any, tmp_path: Path) -> None:
+    manifest, tables = fixture.make(layers=4)
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    run = opened(browser, tmp_path / "profdag.html")
+    press = (
+        "board.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}));"
+        "return shown.nodes.indexOf(view.chosen)"
+    )
+    assert [run(press, key) for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "Escape")] == [0, 1, 0, -1]
+    assert run("return board.tabIndex") == 0
+    run(press, "ArrowRight")
+    run(press, "Enter")
+    assert run("return shown.cards.length") == 4
 
 
 def test_the_theme_follows_the_button(browser: Any, small: Path) -> None:

@@ -6,12 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main
 from analyzer.commands.summary import losses, top_findings
+from analyzer.compare.verdict_text import needed
+from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN, judge
 from analyzer.questions import expert_loads, trends
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.summary import summarize
@@ -20,6 +23,7 @@ from analyzer.tables.store import load
 from tests.test_analyzer_prizes import STEPS, loaded, ran
 from tests.test_analyzer_tables import NO_SEQ
 from tracer.commands import run as tracer_run
+from workloads import ROOT
 from workloads.recordings import MAIN, Writer
 
 
@@ -81,3 +85,45 @@ def test_only_views_that_were_written_are_named(
     tracer_run.write_results(SimpleNamespace(output=tmp_path, owner=None))
     shown = capsys.readouterr().out
     assert "trace.pftrace" in shown and "report.html" not in shown and "profdag.html" not in shown
+
+
+def judged(seed: int, runs: int, change: float, noise: float) -> pd.DataFrame:
+    """Five figures of speed of runs whose truth is `change`."""
+    rng = np.random.default_rng(seed)
+    dims = pd.DataFrame({"family": "speed", "better": "lower", "offset": 0.0, "share": np.nan}, index=range(5))
+    base, cand = (np.exp(rng.normal(0, noise, (runs, 5))) for _ in range(2))
+    return judge(dims, base, cand * (1 + change))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([3, 5, 10]), st.floats(-0.2, 0.2), st.sampled_from([1e-4, 3e-3, 0.02]))
+def test_the_same_is_said_of_no_interval_that_leaves_the_threshold(seed: int, runs: int, change: float, noise: float) -> None:
+    rows = judged(seed, runs, change, noise)
+    same, told = rows[rows["verdict"] == SAME], rows["verdict"].isin([SLOWER, FASTER])
+    assert (same["low"] >= 1 / (1 + PRACTICAL) - 1e-9).all() and (same["high"] <= 1 + PRACTICAL + 1e-9).all()
+    assert (rows.loc[told, "ratio"] - 1).abs().min() > PRACTICAL / (1 + PRACTICAL) or not told.any()
+    assert rows["verdict"].isin([SAME, SLOWER, FASTER, UNKNOWN]).all()
+    assert (rows.loc[rows["verdict"] == UNKNOWN, "more_runs"] > 0).all()
+
+
+def test_about_and_at_least_say_whether_the_spread_was_seen() -> None:
+    for runs, word in ((3, "at least"), (5, "about")):
+        rows = [row for seed in range(20) for row in judged(seed, runs, 0.03, 0.01).to_dict("records")]
+        texts = [needed(row) for row in rows if row["verdict"] == UNKNOWN and row["more_runs"] < FEASIBLE]
+        assert texts and all(text.startswith(word) for text in texts)
+
+
+@pytest.mark.parametrize("emulated", (True, False))
+def test_an_emulated_npu_is_named_beside_its_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str], emulated: bool) -> None:
+    Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ).write(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"qnn": {"backend": 6, "emulator": emulated}}))
+    assert main(["findings", str(tmp_path)]) == 0
+    assert ("HTP emulator" in capsys.readouterr().out) == emulated
+
+
+def test_every_rule_of_the_words_is_held_by_a_test_of_this_project() -> None:
+    rows = [line.split("|")[1:-1] for line in (ROOT / "docs" / "words.md").read_text().splitlines() if line.startswith("| ")]
+    names = {cells[2].strip().strip("`") for cells in rows[1:]}
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    assert len(names) > 10 and not [name for name in names if f"def {name}(" not in tests]

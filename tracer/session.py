@@ -174,6 +174,8 @@ class Session:
                 self.watcher.counters.add(tid)
             if isinstance(target, Followed):
                 self.watcher.attach_mapped(pid)
+        if target.started_here:
+            self.probes.look_ahead(target.command)
         self.model_files = models.named(target.command, target.folder())
         self.save_manifest("recording")
         target.release()
@@ -295,7 +297,7 @@ class Session:
             "layouts": self.layouts,
         }
         self.cost = account(self.probes.rows, self.probes.costs, self.accounting.of)
-        self.cost |= {"target_cpu_ns": self.target.cpu_ns, "held_ns": self.watcher.held_ns, **self.own_cost()}
+        self.cost |= {"target_cpu_ns": self.target.cpu_ns, **self.watcher.held.to_json(), **self.own_cost()}
         manifest = compose(about, self.watcher, self.cost)
         with self.options.owner.acting():
             write_manifest(self.folder, manifest)

@@ -255,6 +255,5 @@ def write_regression(document: Document, path: Path) -> int:
     """Write the page; returns its size in bytes."""
     sections = [section for make in SECTIONS if (section := make(document)) is not None]
     title = f"{len(document['runs']['base'])} + {len(document['runs']['cand'])} runs compared"
-    return write_page(
-        path, "report", f"MoEScope: {title}", {"title": title, "sections": [asdict(s) for s in sections]}, {"plotly": plotly()}
-    )
+    content = {"title": title, "lead": document["sentence"], "sections": [asdict(s) for s in sections]}
+    return write_page(path, "report", f"MoEScope: {title}", content, {"plotly": plotly()})

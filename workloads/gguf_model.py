@@ -28,6 +28,11 @@ LAYERS, HIDDEN, VOCABULARY, EXPERTS, TOP_K = 3, 128, 512, 8, 2
 SMALL = Shape("qwen2moe", LAYERS, HIDDEN, 128, 4, 4, VOCABULARY, EXPERTS, TOP_K, expert_width=64, shared_width=128)
 DENSE = {name: Shape(name, 2, HIDDEN, 128, 4, 4, VOCABULARY) for name in ("llama", "qwen2", "gemma2")}
 """Small dense models of three architectures."""
+ENCODER = Shape("nomic-bert-moe", 2, HIDDEN, 64, 4, 4, VOCABULARY, EXPERTS, TOP_K)
+"""Encodes alone; every second layer has experts."""
+BOTH_WAYS = Shape("t5", 1, HIDDEN, 128, 4, 4, VOCABULARY)
+"""An encoder and a decoder."""
+BUCKETS = 32  # of relative positions
 SHAPES = {
     "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256),  # Llama-3.2-1B
     "qwen-moe": Shape("qwen2moe", 8, 2048, 5632, 16, 16, 151936, 60, 4, 1408, 5632),  # 8 layers of Qwen1.5-MoE-A2.7B
@@ -71,6 +76,14 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
     writer.add_vocab_size(shape.vocabulary)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0 if quantized else gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("none")
+    if shape.architecture == ENCODER.architecture:
+        writer.add_layer_norm_eps(1e-6)
+        writer.add_token_type_count(1)
+        writer.add_moe_every_n_layers(2)
+        writer.add_causal_attention(False)
+    if shape.architecture == BOTH_WAYS.architecture:
+        writer.add_relative_attn_buckets_count(BUCKETS)
+        writer.add_decoder_start_token_id(0)
     if shape.architecture == "gemma2":
         writer.add_sliding_window(512)
         writer.add_attn_logit_softcapping(50.0)
@@ -86,6 +99,8 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape, quantized: bool) -> None:
 
 def tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
     """(name, dims) of every weight, rows first."""
+    if shape.architecture in (ENCODER.architecture, BOTH_WAYS.architecture):
+        return _encoder(shape) if shape.experts else _encoder_and_decoder(shape)
     hidden, kv = shape.hidden, shape.kv_heads * (shape.hidden // shape.heads)
     tensors: list[tuple[str, tuple[int, ...]]] = [
         ("token_embd.weight", (shape.vocabulary, hidden)),
@@ -104,6 +119,42 @@ def tensors(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
         block |= _experts(shape) if shape.experts else _feed_forward("", hidden, shape.width)
         tensors += [(f"blk.{layer}.{name}", dims) for name, dims in block.items()]
     return tensors
+
+
+def _encoder(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
+    hidden, experts = shape.hidden, shape.experts
+    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (shape.vocabulary, hidden)} | _norm("token_embd_norm", hidden)
+    for layer in range(shape.layers):
+        at = f"blk.{layer}"
+        found |= {f"{at}.attn_{name}.weight": (hidden, hidden) for name in ("q", "k", "v", "output")}
+        found |= _norm(f"{at}.attn_output_norm", hidden) | _norm(f"{at}.layer_output_norm", hidden)
+        wide, narrow = (shape.width, hidden), (hidden, shape.width)
+        if layer % 2:
+            found |= {f"{at}.ffn_gate_inp.weight": (experts, hidden)}
+            found |= {f"{at}.ffn_up_exps.weight": (experts, *wide), f"{at}.ffn_down_exps.weight": (experts, *narrow)}
+        else:
+            found |= {f"{at}.ffn_up.weight": wide, f"{at}.ffn_down.weight": narrow}
+    return list(found.items())
+
+
+def _norm(name: str, hidden: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+
+
+def _encoder_and_decoder(shape: Shape) -> list[tuple[str, tuple[int, ...]]]:
+    hidden = shape.hidden
+    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (shape.vocabulary, hidden)}
+    for side, kinds in (("enc", ("attn",)), ("dec", ("attn", "cross_attn"))):
+        found[f"{side}.output_norm.weight"] = (hidden,)
+        for layer in range(shape.layers):
+            at = f"{side}.blk.{layer}"
+            for kind in kinds:
+                found |= {f"{at}.{kind}_{name}.weight": (hidden, hidden) for name in ("q", "k", "v", "o")}
+                found[f"{at}.{kind}_norm.weight"] = (hidden,)
+            found[f"{at}.attn_rel_b.weight"] = (BUCKETS, shape.heads)
+            found |= {f"{at}.ffn_norm.weight": (hidden,)}
+            found |= {f"{at}.ffn_up.weight": (shape.width, hidden), f"{at}.ffn_down.weight": (hidden, shape.width)}
+    return list(found.items())
 
 
 def _feed_forward(suffix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:

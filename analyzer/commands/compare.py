@@ -115,10 +115,8 @@ def show(comparison: dict[str, Any]) -> None:
     for sentence in comparison["words"]:
         screen.print(words(("•", STYLE[sentence["level"]]), f" {sentence['text']}"))
     names, rows = table(comparison, SHOWN)
-    metrics_table = grid(*names, fold=True)
+    metrics_table = grid(*names, fold=True, rows=rows)
     metrics_table.columns[0].min_width = METRIC_WIDTH
-    for row in rows:
-        metrics_table.add_row(*row)
     screen.print(metrics_table)
     if "at the base's pace" in names:
         screen.print(

@@ -10,7 +10,6 @@ examples:
 
 import argparse
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
 def compare(difference: dict[str, Any], as_text: bool) -> int:
     """Print how two graphs differ."""
-    rows = [asdict(row) for row in difference["operators"]]
+    rows = [vars(row) for row in difference["operators"]]
     if not as_text:
-        print(as_json({**difference, "operators": rows}))
+        print(as_json(difference))
         return 0
     print(f"layers: {difference['layers'][0]} and {difference['layers'][1]}")
     if not rows:

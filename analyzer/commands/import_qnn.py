@@ -136,10 +136,8 @@ def show(answers: list[dict[str, Any]], mhz: float | None) -> None:
             path = answer["critical_path"]
             time = as_time(path["cycles"], "cycles", mhz)
             screen.print(f"  critical path (by time): {path['events']} events, {path['cycles']:,} cycles{time}")
-        table = grid("  node", "cycles")
-        for name, value in list(answer["nodes"].items())[:MOST]:
-            table.add_row(f"  {name}", f"{value:,}")
-        screen.print(table)
+        nodes = list(answer["nodes"].items())[:MOST]
+        screen.print(grid("  node", "cycles", rows=((f"  {name}", f"{value:,}") for name, value in nodes)))
 
 
 def as_time(value: float, unit: str, mhz: float | None) -> str:

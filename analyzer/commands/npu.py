@@ -74,26 +74,21 @@ HEADS = ("executes", "host ms", "accel ms", "median µs", "first µs", "cycles",
 
 def graphs(facts: Facts) -> list[Line]:
     """By graph."""
-    table = grid("graph", *HEADS)
-    for row in facts["graphs"][:MOST]:
-        table.add_row(short(row["graph"], 32), *figures(row))
-    return [table] if facts["graphs"] else []
+    rows = [(short(row["graph"], 32), *figures(row)) for row in facts["graphs"][:MOST]]
+    return [grid("graph", *HEADS, rows=rows)] if rows else []
 
 
 def experts(facts: Facts) -> list[Line]:
     """By expert."""
-    table = grid("expert", *HEADS)
-    for row in facts["experts"][:MOST]:
-        table.add_row(f"layer {row['layer']} expert {row['expert']}", *figures(row))
-    return [table] if facts["experts"] else []
+    rows = [(f"layer {row['layer']} expert {row['expert']}", *figures(row)) for row in facts["experts"][:MOST]]
+    return [grid("expert", *HEADS, rows=rows)] if rows else []
 
 
 def types_of_nodes(facts: Facts) -> list[Line]:
     """By type of node."""
-    table = grid("node type", "runs", "cycles", "share")
-    for row in facts["types"][:MOST]:
-        table.add_row(short(row["type"], 32), f"{row['runs']:,}", f"{row['cycles']:,.0f}", f"{row['share']:.1%}")
-    return [table] if facts["types"] else []
+    types = facts["types"][:MOST]
+    rows = [(short(t["type"], 32), f"{t['runs']:,}", f"{t['cycles']:,.0f}", f"{t['share']:.1%}") for t in types]
+    return [grid("node type", "runs", "cycles", "share", rows=rows)] if rows else []
 
 
 def contexts_and_stages(facts: Facts) -> list[Line]:
@@ -125,8 +120,9 @@ def idle(facts: Facts) -> list[Line]:
 
 def closure(facts: Facts) -> list[Line]:
     """Whether sums close."""
-    table = grid("must hold", "looked at", "broken", "residual")
-    for row in facts["closure"]:
-        table.add_row(row["check"], f"{row['looked_at']:,}", f"{row['broken']:,}", f"{row['residual']:,.0f} {row['unit']}")
-    lines: list[Line] = [table] if facts["closure"] else []
-    return [*lines, *(words((text, "yellow")) for text in facts["findings"][:MOST])]
+    rows = [
+        (row["check"], f"{row['looked_at']:,}", f"{row['broken']:,}", f"{row['residual']:,.0f} {row['unit']}")
+        for row in facts["closure"]
+    ]
+    table = [grid("must hold", "looked at", "broken", "residual", rows=rows)] if rows else []
+    return [*table, *(words((text, "yellow")) for text in facts["findings"][:MOST])]

@@ -44,11 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str))
         return 0
-    table = grid(*names, left=len(names), fold=True)
-    for row in rows[:SHOWN]:
-        table.add_row(*(f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row))
+    cells = ([f"{v:,.3f}" if isinstance(v, float) else str(v) for v in row] for row in rows[:SHOWN])
     screen = console(wide=True)
-    screen.print(table)
+    screen.print(grid(*names, left=len(names), fold=True, rows=cells))
     if len(rows) > SHOWN:
         screen.print(f"{len(rows) - SHOWN} more rows: use LIMIT, or --json for all")
     return 0

@@ -6,19 +6,15 @@ examples:
 """
 
 import argparse
-import json
 
+from analyzer.jsonable import as_json
 from analyzer.predict.steps import replay
 from analyzer.tables.store import load
-from moescope.arguments import add_json, add_run
+from moescope.arguments import add_run_and_json
+
+prepare_parser = add_run_and_json
 
 FEW = 20
-
-
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    add_run(parser)
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,8 +23,7 @@ def run(args: argparse.Namespace) -> int:
     error, fit = learner.error(), [float(value) for value in learner.coefficients]
     if args.json:
         names = ("seconds", "seconds_per_1000_tokens", "seconds_per_miss")
-        errors = {key: None if value != value else value for key, value in error.items()}
-        print(json.dumps({"coefficients": dict(zip(names, fit, strict=True)), "error": errors, "steps": rows.to_dict("records")}))
+        print(as_json({"coefficients": dict(zip(names, fit, strict=True)), "error": error, "steps": rows}))
         return 0
     print(f"a decode step: {fit[0] * 1e3:.3f} ms + {fit[1] * 1e3:.3f} ms per 1000 tokens + {fit[2] * 1e3:.3f} ms per miss")
     if error["steps"]:

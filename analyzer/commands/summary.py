@@ -12,18 +12,14 @@ from typing import Any
 
 from analyzer.commands._show import number, short
 from analyzer.questions.cached import summary
-from moescope.arguments import add_json, add_run
+from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
 from moescope.terminal import Line, console, grid, words
 
+prepare_parser = add_run_and_json
+
 WIDTH, OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 80, 5, 9, 2, 2, 3
 Section = dict[str, Any]
-
-
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    add_run(parser)
-    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,11 +93,11 @@ def operators(answer: Section) -> list[Line]:
     """The costliest operator types."""
     if not answer["operators"]:
         return []
-    table = grid("operator", "count", "total ms", "mean µs", "share", "waiting")
-    for row in answer["operators"]["top"][:OPERATORS]:
-        shares = (f"{row['share']:.0%}", f"{row['wait_share']:.0%}")
-        table.add_row(row["type"], f"{row['count']:,}", f"{row['ms']:,.1f}", f"{row['mean_us']:,.1f}", *shares)
-    return [table]
+    rows = [
+        (o["type"], f"{o['count']:,}", f"{o['ms']:,.1f}", f"{o['mean_us']:,.1f}", f"{o['share']:.0%}", f"{o['wait_share']:.0%}")
+        for o in answer["operators"]["top"][:OPERATORS]
+    ]
+    return [grid("operator", "count", "total ms", "mean µs", "share", "waiting", rows=rows)]
 
 
 def experts(answer: Section) -> list[Line]:
@@ -142,10 +138,8 @@ def npu(answer: Section) -> list[Line]:
     loose = f"{n['events']} events, {n['unjoined_events']} unjoined"
     lines: list[Line] = [head, f"accelerator {accel} ms, {number(n['accel_cycles'], ',.0f')} cycles; {loose}"]
     if n["graphs"]:
-        table = grid("QNN graph", "executes", "total ms")
-        for row in n["graphs"][:GRAPHS]:
-            table.add_row(short(row["name"]), f"{row['executes']:,}", f"{row['ms']:,.1f}")
-        lines.append(table)
+        rows = ((short(row["name"]), f"{row['executes']:,}", f"{row['ms']:,.1f}") for row in n["graphs"][:GRAPHS])
+        lines.append(grid("QNN graph", "executes", "total ms", rows=rows))
     return lines
 
 
@@ -155,11 +149,9 @@ def scheduling(answer: Section) -> list[Line]:
     if not s:
         return []
     states = ("running", "runnable", "sleeping", "waiting", "stopped")
-    table = grid(f"ms in state ({s['threads']} threads)", *states)
-    table.add_row("all", *(f"{s[f'{state}_ms']:,.1f}" for state in states))
-    for row in s["top"][:THREADS]:
-        table.add_row(f"{row['name']} {row['tid']}", *(f"{row[f'{state}_ms']:,.1f}" for state in states))
-    return [table]
+    named = [("all", s), *((f"{row['name']} {row['tid']}", row) for row in s["top"][:THREADS])]
+    rows = ((name, *(f"{row[f'{state}_ms']:,.1f}" for state in states)) for name, row in named)
+    return [grid(f"ms in state ({s['threads']} threads)", *states, rows=rows)]
 
 
 def io(answer: Section) -> list[Line]:
@@ -183,11 +175,14 @@ def losses(answer: Section) -> list[Line]:
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
     cost = f"probes took {number(warm, '.1%')}{upper} of token time, {number(cpu, '.1%')} of CPU"
-    pause = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms for probes" if c.get("held_ns") else ""
+    stops = f" in {c['held_stops']:,} stops" if c.get("held_stops") else ""
+    pause = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms{stops} for probes" if c.get("held_ns") else ""
     dropped = r["dropped"]
     dropped_records = sum((dropped.get("records") or {}).values())
     fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
     lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast + pause), cost]
+    if c.get("advice"):
+        lines.append(words((c["advice"], "yellow")))
     if s := r["sampling"]:
         slowdown = f"tokens took {number(s['slowdown_while_on'], '.1%')} longer then; " if "slowdown_while_on" in s else ""
         on = f"costly levels were on for {number(s['share_on'], '.0%')} of the time"

@@ -11,13 +11,9 @@ from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import threads
 from analyzer.tables.store import load
-from moescope.arguments import add_json, add_run
+from moescope.arguments import add_run_and_json
 
-
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    add_run(parser)
-    add_json(parser)
+prepare_parser = add_run_and_json
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,38 +9,27 @@ import argparse
 
 import pandas as pd
 
-from analyzer.commands._show import show
-from analyzer.jsonable import as_json
+from analyzer.commands._show import printed, show
 from analyzer.questions import trends
 from analyzer.tables.store import load
-from moescope.arguments import add_json, add_run
+from moescope.arguments import add_run_and_json
 
-
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    add_run(parser)
-    add_json(parser)
+prepare_parser = add_run_and_json
 
 
 def run(args: argparse.Namespace) -> int:
     """Print distributions, what changed when, the latency model and the slopes."""
     tables = load(args.run_dir)
     facts, growing = trends.summary(tables), trends.growth(tables)
-    if args.json:
-        print(as_json({**facts, "growth": growing, "steps": trends.decode_steps(tables)}))
+    if printed(args, {**facts, "growth": growing, "steps": trends.decode_steps(tables)}):
         return 0
     names = ("ttft_ms", "tpot_ms", "step_ms")
     show(pd.DataFrame([{"": name, **facts[name]} for name in names]), "ms")
     if "model" not in facts:
         print("too few decode steps to tell a trend")
         return 0
-    moved = facts["drift"]
-    ends = f"the first {moved['steps']} steps take {moved['first_ms']:.2f} ms (median), the last {moved['last_ms']:.2f} ms"
-    print(f"drift {moved['change']:+.1%}: {ends}")
-    for jump in facts["change_points"]:
-        print(f"from token {jump['token_id']} on {jump['after_ms']:.2f} ms instead of {jump['before_ms']:.2f} ms")
-    if facts["periodic"]:
-        print(f"periodic: every {facts['periodic']['period']:.1f} steps, {facts['periodic']['share']:.0%} of the variance")
+    for label, text, _ in trends.sentences(facts):
+        print(f"{label}: {text}")
     if facts["model"]:
         m = facts["model"]
         print(

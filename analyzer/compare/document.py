@@ -1,7 +1,7 @@
 """Two groups of runs → one document: what changed, where, how sure that is. JSON-able, and all that the views read."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from analyzer.compare import structure as structures
 from analyzer.compare.closure import Waterfall, waterfall
 from analyzer.compare.metrics import DIMS
 from analyzer.compare.results import Result, matrices
-from analyzer.compare.verdict_text import conclude, direction, in_turns
+from analyzer.compare.verdict_text import conclude, direction, in_turns, verdict_sentence
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
+from analyzer.jsonable import plain
 from analyzer.questions import changepoints
 
 PHASES = ("prefill", "decode")
@@ -69,16 +70,16 @@ def document(result: Comparison) -> dict[str, Any]:
     where = result.judged.index.get_indexer(rows.index)
     metrics = [
         {
-            **{name: row[name] for name in (*DIMS, *VERDICT_FIELDS)},
-            **{name: finite(row[name]) for name in FIGURES},
+            **{name: row[name] for name in (*DIMS, *VERDICT_FIELDS, *FIGURES)},
             "direction": direction(row),
-            "runs": [[finite(v) for v in side[:VALUES_SHOWN, i]] for side in result.values],
+            "runs": [side[:VALUES_SHOWN, i] for side in result.values],
         }
         for row, i in zip(rows.to_dict("records"), where.tolist(), strict=True)
     ]
-    return {
+    answer = {
+        "sentence": verdict_sentence(ranked(result.judged)),
         "words": [{"level": level, "text": text} for level, text in result.words],
-        "rules": asdict(result.rules),
+        "rules": result.rules,
         "runs": {side: [run.name for run in runs] for side, runs in sides(result)},
         "metrics": metrics,
         "metrics_total": len(result.judged),
@@ -86,18 +87,19 @@ def document(result: Comparison) -> dict[str, Any]:
         "waterfalls": [
             {
                 "phase": fall.phase,
-                "step": asdict(fall.step),
-                "parts": [asdict(part) | {"delta": part.delta} for part in fall.parts],
+                "step": fall.step,
+                "parts": [{**vars(part), "delta": part.delta} for part in fall.parts],
             }
             for fall in result.waterfalls
         ],
         "series": {side: series(runs) for side, runs in sides(result)},
         "graph": graph.merged(first_graph(result.base), first_graph(result.cand), result.judged),
-        "structure": [asdict(change) for change in result.structure],
-        "drift": [asdict(drift) | {"usual": finite(drift.usual)} for drift in result.drift],
-        "environment": [asdict(difference) for difference in result.differences],
+        "structure": result.structure,
+        "drift": result.drift,
+        "environment": result.differences,
         "conditions": result.cand[0].environment,
     }
+    return dict(plain(answer))
 
 
 def sides(result: Comparison) -> tuple[tuple[str, list[Result]], tuple[str, list[Result]]]:
@@ -110,11 +112,6 @@ def first_graph(runs: list[Result]) -> graph.Skeleton:
     return next((run.graph for run in runs if run.graph.nodes), graph.Skeleton())
 
 
-def finite(value: Any) -> float | None:
-    """A number, or null where there is none."""
-    return float(value) if value is not None and np.isfinite(value) else None
-
-
 def series(runs: list[Result]) -> dict[str, Any]:
     """ms of each decode step, the median over runs, with where its level changes and what disturbs it periodically."""
     step_times = [np.asarray(run.series, np.float64) for run in runs if len(run.series)]
@@ -125,9 +122,4 @@ def series(runs: list[Result]) -> dict[str, Any]:
     for row, times in zip(padded, step_times, strict=True):
         row[: min(length, len(times))] = times[:length]
     ms = np.nanmedian(padded, axis=0)
-    period = changepoints.period(ms)
-    return {
-        "ms": np.round(ms, 4).tolist(),
-        "shifts": [asdict(shift) for shift in changepoints.shifts(ms)],
-        "period": asdict(period) if period else None,
-    }
+    return {"ms": np.round(ms, 4), "shifts": changepoints.shifts(ms), "period": changepoints.period(ms)}

@@ -68,36 +68,36 @@ def keys(frame: pd.DataFrame) -> np.ndarray:
     return joined.to_numpy(object)
 
 
+def row(family: str, metric: str, unit: str, value: float | None, n: int, **more: Any) -> Row:
+    """A metric; `more`: its other columns, as far as they are not DEFAULTS."""
+    return {"family": family, "metric": metric, "unit": unit, "value": value, "n": n, **more}
+
+
 def speed_metrics(facts: Facts) -> Iterator[Row]:
     """TTFT, TPOT, prefill and decode speed, as questions/figures.py defines them; the median where it is robust."""
     itl, waited, decode = facts.itl, facts.ttfts, facts.complete_steps[facts.complete_steps["phase"] == "decode"]
     if len(waited):
-        yield {"family": "speed", "metric": "TTFT", "unit": "ms", "value": waited.median(), "n": len(waited)}
+        yield row("speed", "TTFT", "ms", waited.median(), len(waited))
     if len(itl):
-        yield {"family": "speed", "metric": "TPOT", "unit": "ms", "value": itl.median(), "n": len(itl)}
+        yield row("speed", "TPOT", "ms", itl.median(), len(itl))
     if len(decode):
-        step = {"value": decode["duration_ns"].median() / MS, "n": len(decode)}
-        yield {"family": "speed", "metric": "decode step", "unit": "ms", **step}
+        yield row("speed", "decode step", "ms", decode["duration_ns"].median() / MS, len(decode))
     n_prefill = int((facts.complete_steps["phase"] == "prefill").sum())
-    rates = (
-        ("decode", figures.decode_tokens_per_s(itl), len(itl)),
-        ("prefill", figures.prefill_tokens_per_s(facts.complete_steps), n_prefill),
-    )
-    for phase, value, n in rates:
+    rates = (figures.decode_tokens_per_s(itl), figures.prefill_tokens_per_s(facts.complete_steps))
+    for phase, value, n in zip(("decode", "prefill"), rates, (len(itl), n_prefill), strict=True):
         if value is not None:
-            rate = {"value": value, "n": n, "better": "higher"}
-            yield {"family": "speed", "metric": f"{phase} speed", "unit": "tok/s", **rate}
+            yield row("speed", f"{phase} speed", "tok/s", value, n, better="higher")
 
 
 def tail_metrics(facts: Facts) -> Iterator[Row]:
     """What the middle does not show: first executions and slow steps."""
     itl, waited = facts.itl, facts.ttfts
     if len(waited) > 1:
-        yield {"family": "tail", "metric": "TTFT, first generation", "unit": "ms", "value": waited.iloc[0], "n": 1}
+        yield row("tail", "TTFT, first generation", "ms", waited.iloc[0], 1)
     if len(itl) > 1:
-        yield {"family": "tail", "metric": "TPOT, first step", "unit": "ms", "value": itl.iloc[0], "n": 1}
+        yield row("tail", "TPOT, first step", "ms", itl.iloc[0], 1)
     if len(itl) > 10:
-        yield {"family": "tail", "metric": "TPOT, p90", "unit": "ms", "value": itl.quantile(0.9), "n": len(itl)}
+        yield row("tail", "TPOT, p90", "ms", itl.quantile(0.9), len(itl))
 
 
 def phase_metrics(facts: Facts) -> Iterator[Row]:
@@ -112,8 +112,7 @@ def phase_metrics(facts: Facts) -> Iterator[Row]:
         for group, value in rows.median().items():
             if value > 0:
                 share = value / total if total else np.nan
-                figure = {"value": value, "n": len(rows), "share": share}
-                yield {"family": "phase", "metric": "time in group", "unit": "ms", "phase": phase, "type": group, **figure}
+                yield row("phase", "time in group", "ms", value, len(rows), phase=phase, type=group, share=share)
 
 
 def described(facts: Facts, charged: np.ndarray) -> pd.DataFrame:
@@ -195,9 +194,8 @@ def closure_metrics(facts: Facts, frame: pd.DataFrame, charged: np.ndarray) -> I
         parts = {"step": total, "first executions": first, "expert loads": loads, "residual": residual}
         for name, ns in parts.items():
             if ns or name == "step":
-                value = ns / size / MS
-                figure = {"value": value, "mean": value, "n": size, "share": ns / total, "offset": 0.05 * total / size / MS}
-                yield {"family": "closure", "metric": name, "unit": "ms", "phase": phase, **figure}
+                mean, more = ns / size / MS, {"share": ns / total, "offset": 0.05 * total / size / MS}
+                yield row("closure", name, "ms", mean, size, phase=phase, mean=mean, **more)
 
 
 def expert_metrics(facts: Facts) -> Iterator[Row]:
@@ -209,8 +207,8 @@ def expert_metrics(facts: Facts) -> Iterator[Row]:
         counted = figures.cache_hits(facts.tables, phase)
         hits, misses = int(counted["hits"].sum()), int(counted["misses"].sum())
         if hits + misses:
-            rate = {"value": figures.hit_rate(hits, misses), "n": hits + misses, "better": "higher", "offset": 0.01}
-            yield {"family": "expert", "metric": "hit rate", "unit": "share", "phase": phase, **rate}
+            more = {"phase": phase, "better": "higher", "offset": 0.01}
+            yield row("expert", "hit rate", "share", figures.hit_rate(hits, misses), hits + misses, **more)
 
 
 def expert_time_metrics(facts: Facts) -> pd.DataFrame:
@@ -245,8 +243,8 @@ def npu_metrics(facts: Facts) -> Iterator[Row]:
         for name, unit in units.items():
             values = rows[name].dropna()
             if len(values):
-                figure = {"value": values.median(), "n": len(values), "shape": f"tier {tier}" if tier > 0 else ""}
-                yield {"family": "npu", "metric": name.rsplit("_", 1)[0], "unit": unit, "graph": kind, **figure}
+                more = {"graph": kind, "shape": f"tier {tier}" if tier > 0 else ""}
+                yield row("npu", name.rsplit("_", 1)[0], unit, values.median(), len(values), **more)
 
 
 def memory_metrics(facts: Facts) -> Iterator[Row]:
@@ -254,16 +252,14 @@ def memory_metrics(facts: Facts) -> Iterator[Row]:
     steps = facts.steps
     for name, title in (("maj_flt", "major faults per step"), ("min_flt", "minor faults per step")):
         if len(steps) and (steps[name] >= 0).all():
-            figure = {"value": steps[name].mean(), "n": len(steps), "offset": 1.0}
-            yield {"family": "memory", "metric": title, "unit": "count", **figure}
+            yield row("memory", title, "count", steps[name].mean(), len(steps), offset=1.0)
     reads = facts.tables["reads"]
     if len(reads) and len(steps):
         size = reads.loc[reads["token_id"].isin(steps.index), "bytes"].sum() / len(steps)
-        figure = {"value": size, "n": len(steps), "offset": 4096.0}
-        yield {"family": "memory", "metric": "bytes read per step", "unit": "bytes", **figure}
+        yield row("memory", "bytes read per step", "bytes", size, len(steps), offset=4096.0)
     counters = facts.tables["counters"]
     for name, rows in counters[counters["name"].str.contains("bytes")].groupby("name"):
-        yield {"family": "memory", "metric": f"peak {name}", "unit": "bytes", "value": rows["value"].max(), "n": len(rows)}
+        yield row("memory", f"peak {name}", "bytes", rows["value"].max(), len(rows))
 
 
 def scheduling_metrics(facts: Facts) -> Iterator[Row]:
@@ -279,10 +275,10 @@ def scheduling_metrics(facts: Facts) -> Iterator[Row]:
     names = facts.tables["threads"].drop_duplicates("tid").set_index("tid")["name"].reindex(busy.index, fill_value="")
     number = names.groupby(names).cumcount() + 1
     step = (last - first) / len(steps) / MS
-    for tid, row in busy.iterrows():
+    for tid, runnable in busy["runnable"].items():
         role = f"{names[tid]} (main)" if tid == owner else f"{names[tid]} {number[tid]}"
-        figure = {"value": row["runnable"] / len(steps) / MS, "n": len(steps), "offset": NEGLIGIBLE_WAIT * step}
-        yield {"family": "scheduling", "metric": "ready, without a cpu", "unit": "ms", "type": role, **figure}
+        ready = runnable / len(steps) / MS
+        yield row("scheduling", "ready, without a cpu", "ms", ready, len(steps), type=role, offset=NEGLIGIBLE_WAIT * step)
 
 
 def routing(tables: Tables) -> pd.DataFrame:

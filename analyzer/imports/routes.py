@@ -5,14 +5,14 @@ Reading gives the tables `tokens`, `routes`, `experts` (counts only) of a record
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analyzer.records.schema import TABLES, Tables, conform, empty
+from analyzer.records.schema import TABLES, Tables, empty, filled
 from tracer.recording.format import RecordingError
 
 TRACE_HEAD = "# route_trace v1"
@@ -153,7 +153,7 @@ def _from_rows(frame: pd.DataFrame) -> Tables:
 def _from_counts(frame: pd.DataFrame) -> Tables:
     """All in one step: counts have no order."""
     frame = frame.rename(columns={"count": "n_tokens"})
-    runs = _filled("experts", frame.assign(token_id=0))
+    runs = filled("experts", frame.assign(token_id=0))
     tokens = int(frame.groupby("layer")["n_tokens"].sum().max())
     return {**_tables(["prefill"], np.array([tokens]), np.array([0]), frame.iloc[:0]), "experts": runs}
 
@@ -163,19 +163,7 @@ def _tables(phases: list[str], rows: np.ndarray, positions: np.ndarray, routes: 
     nothing = {name: empty(name) for name in TABLES}
     routes = routes.reindex(columns=[*routes.columns.union(["token_id", "row", "rank", "weight"])])
     routes = routes.sort_values(["token_id", "layer", "row", "rank"]).reset_index(drop=True)
-    return {**nothing, "tokens": _filled("tokens", pd.DataFrame(steps)), "routes": _filled("routes", routes)}
-
-
-def _filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The declared columns: what is not known is -1, NaN or empty."""
-    return conform(table, frame.assign(**dict(_unknown(table, frame))))
-
-
-def _unknown(table: str, frame: pd.DataFrame) -> Iterator[tuple[str, object]]:
-    for column in TABLES[table]:
-        if column.name not in frame:
-            blank = {"object": "", "bool": True, "uint64": 0, "float64": np.nan}.get(column.dtype, -1)
-            yield column.name, np.arange(len(frame)) if column.meaning == "row number" else blank
+    return {**nothing, "tokens": filled("tokens", pd.DataFrame(steps)), "routes": filled("routes", routes)}
 
 
 FORMATS = {

@@ -323,19 +323,9 @@ def _work(part: pd.DataFrame, after: pd.Series, tokens: pd.DataFrame, behind: pd
     layer = part["layer"].to_numpy()[chunked]
     work.loc[chunked, "context"] = work[chunked].groupby([work.loc[chunked, "token_id"], layer])["rows"].cumsum()
     outside = work[work["kind"] == "outside"]
-    outside_by_step = outside.groupby("token_id", as_index=False).agg(
-        {
-            "kind": "first",
-            "unit": "first",
-            "phase": "first",
-            "rows": "max",
-            "context": "max",
-            "seconds": "sum",
-            "bare": "sum",
-            "beside": "any",
-            "asked": "sum",
-        }
-    )
+    summed = {**dict.fromkeys(("kind", "unit", "phase"), "first"), **dict.fromkeys(("rows", "context"), "max"), "beside": "any"}
+    summed |= dict.fromkeys(("seconds", "bare", "asked"), "sum")
+    outside_by_step = outside.groupby("token_id", as_index=False).agg(summed)[list(work.columns)]
     outside_by_step["seconds"] += outside_by_step["token_id"].map(after).fillna(0) / 1e9
     return pd.concat([work[work["kind"] != "outside"], outside_by_step], ignore_index=True)
 

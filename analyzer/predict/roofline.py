@@ -182,7 +182,6 @@ def attention_core(model: Model, on: UnitPeak, setup: Setup) -> list[Part]:
     if model.attention.indexer and selects(model.attention, setup):
         return [index_scores(model, model.attention.indexer, on, setup), chosen_core(model, model.attention.indexer, on, setup)]
     counted = {window: model.windows.count(window) for window in dict.fromkeys(model.windows)}
-    core = prefill_core if setup.phase == "prefill" else decode_core
     return [core(model, on, setup, window, times) for window, times in counted.items()]
 
 
@@ -257,31 +256,23 @@ def delta_rule_flops(delta: DeltaNet, chunked: bool) -> float:
     return delta.value_heads * (6.0 * k * v + within)
 
 
-def decode_core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
-    """One query per sequence against its cache."""
-    a, batch = model.attention, setup.batch / setup.turns
-    visible = min(setup.context, window or setup.context)
-    heads = a.heads / setup.tp
-    per_token = 2 * heads * (2 * a.kv_rank + a.rope) if a.mla else 4 * heads * a.head_dim
-    cached = batch * visible * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
-    kv_type = "fp8" if setup.kv in ("fp8", "int8") else "bf16"
-    shape = _shape(a, setup.tp, decode=True)
-    answer = mfu.decode_attention(on.device.tables, shape, kv_type, batch, visible, per_token) if on.device.tables else None
-    moved = (0.0, cached, 2 * batch * heads * a.head_dim * 2)
-    return _at_16_bit(on).part(_named("attention core", window), "attention", times, per_token * batch * visible, moved, answer)
-
-
-def prefill_core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
-    """Causal attention within each prompt."""
-    a, length = model.attention, setup.context
-    heads, prompts = a.heads / setup.tp, setup.batch / setup.turns
-    per_pair = 2 * heads * (a.nope + a.rope + a.value_dim) if a.mla else 4 * heads * a.head_dim
-    visible = min(length, window or length)
-    pairs = visible**2 / 2 + (length - visible) * visible
-    cached = prompts * length * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
-    answer = mfu.prefill_attention(on.device.tables, _shape(a, setup.tp), visible, per_pair) if on.device.tables else None
-    moved = (0.0, cached, 2 * prompts * length * heads * a.head_dim * 2)
-    return _at_16_bit(on).part(_named("attention core", window), "attention", times, per_pair * prompts * pairs, moved, answer)
+def core(model: Model, on: UnitPeak, setup: Setup, window: int | None, times: int) -> Part:
+    """Attention of one query per sequence to its cache, or causal attention within each prompt."""
+    a, tables, length, decode = model.attention, on.device.tables, setup.context, setup.phase == "decode"
+    heads, sequences, visible = a.heads / setup.tp, setup.batch / setup.turns, min(length, window or length)
+    latent = 2 * a.kv_rank + a.rope if decode else a.nope + a.rope + a.value_dim
+    per_pair = 2 * heads * latent if a.mla else 4 * heads * a.head_dim
+    pairs, queries, kept = (visible, 1, visible) if decode else (visible**2 / 2 + (length - visible) * visible, length, length)
+    cached = sequences * kept * a.cached() * KV_BYTES[setup.kv] / (1 if a.mla else min(setup.tp, a.kv_heads))
+    shape, kv_type = _shape(a, setup.tp, decode), "fp8" if setup.kv in ("fp8", "int8") else "bf16"
+    answer = None
+    if tables and decode:
+        answer = mfu.decode_attention(tables, shape, kv_type, sequences, visible, per_pair)
+    elif tables:
+        answer = mfu.prefill_attention(tables, shape, visible, per_pair)
+    moved = (0.0, cached, 2 * sequences * queries * heads * a.head_dim * 2)
+    name = "attention core" if window is None else f"attention core, window {window}"
+    return _at_16_bit(on).part(name, "attention", times, per_pair * sequences * pairs, moved, answer)
 
 
 def router(model: Model, mixture: Mixture, on: UnitPeak, rows: float) -> list[Part]:
@@ -343,7 +334,3 @@ def _shape(a: Attention, tp: int, decode: bool = False) -> str:
     if a.mla:
         return f"mla/{heads}-{a.kv_rank}-{a.rope}" if decode else f"mla/{heads}-{a.nope}-{a.rope}"
     return f"mha/{heads}-{max(a.kv_heads // tp, 1)}-{a.head_dim}"
-
-
-def _named(name: str, window: int | None) -> str:
-    return name if window is None else f"{name}, window {window}"

@@ -1,6 +1,7 @@
 """A simulated run as a folder that the views read like a recording: tables of the schema, a manifest marked as simulated."""
 
 import json
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,12 @@ import numpy as np
 import pandas as pd
 
 from analyzer.predict.simulator import Outcome, Span
-from analyzer.records.schema import TABLES, conform, empty
+from analyzer.records.schema import TABLES, empty, filled
 from analyzer.tables.store import INPUTS, fingerprint, write
 from tracer.recording.format import write_manifest
 
 ENGINE, PID = "simulation", 1
 UNITS = ("cpu", "npu", "storage")
-UNKNOWN: dict[str, Any] = {"object": "", "float64": np.nan, "bool": False, "uint64": 0}
-"""By dtype, as analyzer/records/tables.toml says; -1 for the others."""
-
 RECORDING_BACKEND = {"cpu": "cpu", "npu": "htp"}
 
 
@@ -64,10 +62,9 @@ def tables(outcome: Outcome) -> dict[str, pd.DataFrame]:
     tids = threads(outcome)
     simulated = {"tokens": _tokens(outcome), "operators": _operators(runs, tids), "experts": _experts(runs, tids)}
     simulated["loads"] = _loads(outcome, tids)
-    frames |= {name: conform(name, _filled(name, frame)) for name, frame in simulated.items()}
-    rows = [{"tid": tid, "pid": PID, "name": f"simulated {name}", "target": True} for name, tid in tids.items()]
-    frames["threads"] = conform("threads", pd.DataFrame(rows))
-    return frames
+    named = [{"tid": tid, "pid": PID, "name": f"simulated {name}", "target": True} for name, tid in tids.items()]
+    simulated["threads"] = pd.DataFrame(named)
+    return frames | {name: filled(name, frame) for name, frame in simulated.items()}
 
 
 def threads(outcome: Outcome) -> dict[str, int]:
@@ -76,54 +73,38 @@ def threads(outcome: Outcome) -> dict[str, int]:
     return {unit: number for number, unit in enumerate(units, 1)}
 
 
-def _filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with "not known" in every column that a simulation has nothing to say about."""
-    absent = [column for column in TABLES[table] if column.name not in frame]
-    return frame.assign(**{column.name: UNKNOWN.get(column.dtype, -1) for column in absent})
-
-
 def _tokens(outcome: Outcome) -> pd.DataFrame:
     rows = pd.DataFrame(outcome.steps, columns=["phase", "n_tokens", "begin", "end"])
     position = rows["n_tokens"].cumsum() - rows["n_tokens"]
-    fixed = {"maj_flt": 0, "min_flt": 0, "complete": True}
-    return rows.assign(
-        token_id=rows.index, seq=rows.index, position=position, engine=ENGINE, pid=PID, tid=1, **fixed, **_times(rows)
-    )
+    thread = {"engine": ENGINE, "pid": PID, "tid": 1, "maj_flt": 0, "min_flt": 0}
+    return rows.assign(token_id=rows.index, seq=rows.index, position=position, **thread, **_times(rows))
 
 
 def _operators(runs: list[Span], tids: dict[str, int]) -> pd.DataFrame:
-    rows = pd.DataFrame([vars(span) for span in runs])
-    order = rows.groupby("step").cumcount()
-    name = rows["kind"] + "." + rows["layer"].astype(str)
-    times = _times(rows)
-    fixed = {"n_threads": 1, "wait_ns": 0, "maj_flt": 0, "min_flt": 0, "complete": True}
-    columns = {"op_id": rows.index, "token_id": rows["step"], "type": rows["kind"], "name": name, "n_tokens": rows["rows"]}
-    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(tids)}
-    return rows.assign(**columns, **thread, order=order, busy_ns=times["duration_ns"], **fixed, **times)
+    rows = _spans(runs, tids)
+    name, order = rows["kind"] + "." + rows["layer"].astype(str), rows.groupby("step").cumcount()
+    columns = {"op_id": rows.index, "type": rows["kind"], "name": name, "n_tokens": rows["rows"], "order": order}
+    return rows.assign(**columns, busy_ns=rows["duration_ns"], n_threads=1, wait_ns=0, maj_flt=0, min_flt=0)
 
 
 def _experts(runs: list[Span], tids: dict[str, int]) -> pd.DataFrame:
-    rows = pd.DataFrame([{**vars(span), "op_id": i} for i, span in enumerate(runs) if span.kind == "expert"])
-    columns = {
-        "run_id": rows.index,
-        "token_id": rows["step"],
-        "n_tokens": rows["rows"],
-        "cache": np.where(rows["hit"], "hit", "miss"),
-    }
-    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(tids), "backend": rows["unit"].map(RECORDING_BACKEND)}
-    return rows.assign(**columns, **thread, tier=0, maj_flt=0, min_flt=0, complete=True, **_times(rows))
+    number = [i for i, span in enumerate(runs) if span.kind == "expert"]
+    rows = _spans([runs[i] for i in number], tids).assign(op_id=number)
+    columns = {"run_id": rows.index, "n_tokens": rows["rows"], "cache": np.where(rows["hit"].astype(bool), "hit", "miss")}
+    return rows.assign(**columns, backend=rows["unit"].map(RECORDING_BACKEND), tier=0, maj_flt=0, min_flt=0)
 
 
 def _loads(outcome: Outcome, tids: dict[str, int]) -> pd.DataFrame:
-    loads = [vars(span) for span in outcome.spans if span.kind in ("load", "prefetch")]
-    if not loads:
-        return empty("loads")
-    rows = pd.DataFrame(loads)
-    size = outcome.loaded_bytes // len(rows)
-    columns = {"load_id": rows.index, "token_id": rows["step"], "action": "load", "bytes": size, "resident_bytes": -1}
+    rows = _spans([span for span in outcome.spans if span.kind in ("load", "prefetch")], tids)
     reason = rows["kind"].map({"load": "demand", "prefetch": "prefetch"})
-    thread = {"engine": ENGINE, "pid": PID, "tid": rows["unit"].map(tids)}
-    return rows.assign(**columns, **thread, reason=reason, backend="", complete=True, **_times(rows))
+    size = outcome.loaded_bytes // max(len(rows), 1)
+    return rows.assign(load_id=rows.index, action="load", reason=reason, bytes=size)
+
+
+def _spans(spans: list[Span], tids: dict[str, int]) -> pd.DataFrame:
+    """Spans with what all tables of spans have."""
+    rows = pd.DataFrame([vars(span) for span in spans], columns=[field.name for field in fields(Span)])
+    return rows.assign(engine=ENGINE, pid=PID, tid=rows["unit"].map(tids), token_id=rows["step"], complete=True, **_times(rows))
 
 
 def _times(rows: pd.DataFrame) -> dict[str, pd.Series]:

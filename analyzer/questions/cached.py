@@ -22,7 +22,7 @@ def stat_of(path: Path) -> list[int] | None:
 
 def stamp(folder: Path, roof: Path) -> dict[str, Any]:
     """What a summary depends on: the recording, the ceilings of this machine, and this program."""
-    code = [stat_of(path) or [0, 0] for path in sorted(PACKAGE.rglob("*.py"))]
+    code = [stat_of(path) or [0, 0] for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.toml")])]
     return {
         "files": [stat_of(folder / name) for name in INPUTS],
         "ceilings": stat_of(roof),

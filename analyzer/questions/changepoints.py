@@ -1,30 +1,52 @@
-"""Where a series of steps changes its level, and what disturbs it periodically: with drift, autocorrelation and spikes in it.
+"""A series of steps taken apart: a slow first one, changes of level, drifts, spikes that come regularly, bursts of slow steps.
 
-The model: level + drift + shifts + noise with a lag-one correlation rho (AR(1)) + spikes. Spikes are set aside
-first; then one shift after another is found by generalised least squares on whitened series, for all places at once.
+The model: a line in each of some segments, noise that may follow itself (AR(1)), and steps that stick out upwards. Those are set
+aside first; the segments are then the partition of least cost, found exactly by dynamic programming over all partitions.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 SPIKE_SIGMAS = 5.0
-SHIFT_SIGMAS = 4.2
-"""Calibrated on series without shifts: under 5 % false alarms for 100 to 1,000 steps."""
+SHIFT_SIGMAS = 3.0
+CUT, SLOPE = 4.0, 2.0
+"""Times ln(steps): by so much must a cut, or a slope, lower the cost of a partition. benchmarks.series says what that finds."""
 MIN_STEPS = 8
 LEAST_SERIES = 3 * MIN_STEPS
-MEDIAN_WIDTH = 11
+MEDIAN_WIDTH = 31
+LEAST_BURST = 4
 GAUSS = 1.4826
 MIN_SPIKES = 4
 REGULAR = 0.1
+SLOW_FIRST = 1.5
+"""Times the steps that follow: a first step so slow is set aside."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The level changes at step `at` (the first of the new level) by `change`, in units of the series."""
+    """The level changes at step `at` (the first of the new level), in units of the series."""
 
     at: int
-    change: float
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """By how much."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Drift:
+    """From step `at` to step `until` the level moves steadily."""
+
+    at: int
+    until: int
+    before: float
+    after: float
 
 
 @dataclass(frozen=True)
@@ -37,123 +59,177 @@ class Period:
     first: int
 
 
+@dataclass(frozen=True)
+class Burst:
+    """`steps` steps in a row, from `at` on, are slower by typically `height`."""
+
+    at: int
+    steps: int
+    height: float
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a series is made of. first: the first step as a multiple of what follows, where it is set aside, else 0.
+
+    rest: what is left of each step, 0 where it was set aside; singles: the share of the variance that single spikes make.
+    """
+
+    first: float
+    shifts: list[Shift]
+    drifts: list[Drift]
+    period: Period | None
+    bursts: list[Burst]
+    rest: np.ndarray
+    singles: float
+
+
+class Segment(NamedTuple):
+    """Steps begin to end of a partition; `sloping`: their level is a line that is not flat."""
+
+    begin: int
+    end: int
+    sloping: bool
+
+
 def running_median(values: np.ndarray, width: int = MEDIAN_WIDTH) -> np.ndarray:
     """The median around each step."""
-    half = min(width, len(values)) // 2
-    padded = np.pad(values, half, mode="reflect") if half else values
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
+    half = min(width, len(values) - 1) // 2
+    padded = np.pad(values, half, mode="reflect") if half > 0 else values
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * max(half, 0) + 1), axis=1)
 
 
-def spikes(values: np.ndarray) -> np.ndarray:
-    """Steps that stick out of their neighbourhood, upwards."""
+def standing_out(values: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """(runs of steps that stick out of their neighbourhood, upwards; by how much each step does)."""
     if len(values) < MIN_STEPS:
-        return np.empty(0, np.int64)
+        return [], np.zeros(len(values))
     over = values - running_median(values)
     spread = GAUSS * np.median(np.abs(over - np.median(over)))
-    return np.flatnonzero(over > SPIKE_SIGMAS * max(spread, 1e-12))
+    places = np.flatnonzero(over > SPIKE_SIGMAS * max(spread, 1e-12))
+    return [run for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if len(run)], over
+
+
+def take_apart(values: np.ndarray) -> Parts:
+    """Everything that the model tells of a series."""
+    y = np.asarray(values, np.float64)
+    following = float(np.median(y[1 : MEDIAN_WIDTH + 1])) if len(y) > MIN_STEPS else np.inf
+    skipped = int(y[0] > SLOW_FIRST * following > 0) if len(y) else 0
+    base = y[skipped:].copy()
+    runs, over = standing_out(base)
+    bursts = [Burst(int(run[0]) + skipped, len(run), float(np.median(over[run]))) for run in runs if len(run) >= LEAST_BURST]
+    singles = np.array([run[0] for run in runs if len(run) < LEAST_BURST], np.int64)
+    period = regular(singles, over, skipped)
+    slow = np.concatenate([np.empty(0, np.int64), *runs])
+    base[slow] -= over[slow]
+    spread = float(np.var(y[skipped:])) * len(base) if len(base) else 0.0
+    explained = float((over[singles] ** 2).sum()) / max(spread, 1e-24)
+    segments, scale = partition(base)
+    ends = [ends_of(base, segment) for segment in segments]
+    rest = np.concatenate([np.zeros(skipped), base - levels(segments, ends)])
+    rest[slow + skipped] = 0
+    drifts = [Drift(s.begin + skipped, s.end - 1 + skipped, *e) for s, e in zip(segments, ends, strict=True) if s.sloping]
+    first = float(y[0] / following) if skipped else 0.0
+    return Parts(first, jumps(segments, ends, scale, skipped), drifts, period, bursts, rest, min(explained, 1.0))
+
+
+def shifts(values: np.ndarray) -> list[Shift]:
+    """Every significant change of level, in order. Spikes do not count; a steady drift is no shift."""
+    return take_apart(values).shifts if len(values) >= LEAST_SERIES else []
 
 
 def period(values: np.ndarray) -> Period | None:
-    """The periodic disturbance of a series, if there is one: spikes at regular distances, a few missed ones allowed."""
-    spiking = spikes(values)
-    spiking = spiking[np.append(True, np.diff(spiking) > 1)] if len(spiking) else spiking
-    if len(spiking) < MIN_SPIKES:
+    """The periodic disturbance of a series, if there is one."""
+    return take_apart(values).period
+
+
+def regular(places: np.ndarray, over: np.ndarray, skipped: int) -> Period | None:
+    """Spikes at regular distances, a few missed ones allowed."""
+    if len(places) < MIN_SPIKES:
         return None
-    gap = np.diff(spiking)
-    steps = float(np.median(gap))
-    turns = np.maximum(np.round(gap / steps), 1)
-    steps = float((spiking[-1] - spiking[0]) / turns.sum())
+    gap = np.diff(places)
+    turns = np.maximum(np.round(gap / np.median(gap)), 1)
+    steps = float((places[-1] - places[0]) / turns.sum())
     off = np.abs(gap - turns * steps)
     if np.median(off) > max(1.0, REGULAR * steps) or turns.sum() > 2 * len(gap):
         return None
-    height = float(np.median((values - running_median(values))[spiking]))
-    return Period(steps, height, len(spiking), int(spiking[0]))
+    return Period(steps, float(np.median(over[places])), len(places), int(places[0]) + skipped)
 
 
-def correlation(values: np.ndarray) -> float:
-    """Lag-one correlation of the noise: differences over two steps vary 1 + rho times as much as over one; level and drift
-    drop out, and clipping takes out shifts. A standard error is added: too small a correlation sees shifts in noise.
+def variance(values: np.ndarray) -> float:
+    """Variance of the mean of the noise, times the number of steps.
+
+    From differences over one and two steps, which level and drift do not reach; those over two vary 1 + rho times as much, rho
+    being the correlation of neighbours. A standard error is added to it: too small a correlation sees shifts in noise.
     """
-    over_one, over_two = (_clipped_variance(d) for d in (np.diff(values), values[2:] - values[:-2]))
-    return float(np.clip(over_two / over_one - 1 + 1 / np.sqrt(len(values)), 0.0, 0.9)) if over_one > 0 else 0.0
+    one, two = (clipped_variance(d) for d in (np.diff(values), values[2:] - values[:-2]))
+    rho = float(np.clip(two / one - 1 + 1 / np.sqrt(len(values)), 0.0, 0.9)) if one > 0 else 0.0
+    return max(one / 2 / (1 - rho) * (1 + rho) / (1 - rho), 1e-24)
 
 
-def _clipped_variance(values: np.ndarray) -> float:
+def clipped_variance(values: np.ndarray) -> float:
     """Variance with what lies beyond four (robust) sigmas brought to there."""
     middle = np.median(values)
     reach = 4 * GAUSS * np.median(np.abs(values - middle))
     return float(np.var(np.clip(values, middle - reach, middle + reach)))
 
 
-def shifts(values: np.ndarray) -> list[Shift]:
-    """Every significant change of level, in order. Spikes do not count; a steady drift is no shift."""
-    y = np.asarray(values, np.float64).copy()
-    if len(y) < LEAST_SERIES:
-        return []
-    outliers = spikes(y)
-    y[outliers] = running_median(y)[outliers]
-    rho = correlation(y)
-    places: list[int] = []
-    while len(places) < len(y) // MIN_STEPS:
-        place, score = _strongest(y, places, rho)
-        if score < SHIFT_SIGMAS:
-            break
-        places = _settled(y, sorted([*places, place]), rho)
-        if place not in places and all(abs(place - earlier) > 2 for earlier in places):
-            break
-    sizes, scores = _fit(y, places, rho)
-    return [Shift(k, float(s)) for k, s, t in zip(places, sizes, scores, strict=True) if abs(t) >= SHIFT_SIGMAS]
-
-
-def _whitened(columns: np.ndarray, rho: float) -> np.ndarray:
-    """x[t] - rho x[t-1] for each column; the first row scaled as the stationary start is."""
-    out = columns.copy()
-    out[1:] -= rho * columns[:-1]
-    out[0] *= np.sqrt(1 - rho**2)
-    return out
-
-
-def _basis(n: int, places: list[int], rho: float) -> np.ndarray:
-    """Whitened columns [n, 2 + shifts]: level, drift, and a step at each place."""
-    t = np.arange(n)
-    return _whitened(np.column_stack([np.ones(n), t / n, *(t >= k for k in places)]).astype(np.float64), rho)
-
-
-def _strongest(y: np.ndarray, places: list[int], rho: float) -> tuple[int, float]:
-    """The place whose additional step explains most, and its |t|: all places by cumulative sums."""
+def partition(y: np.ndarray) -> tuple[list[Segment], float]:
+    """(the segments of least cost, the noise's `variance`). A segment costs its squared residual, in units of that variance."""
     n = len(y)
-    q = np.linalg.qr(_basis(n, places, rho))[0]
-    z = _whitened(y[:, None], rho)[:, 0]
-    residual = z - q @ (q.T @ z)
-    vectors = np.column_stack([residual, q])
-    after = np.vstack([np.cumsum(vectors[::-1], axis=0)[::-1][1:], np.zeros(vectors.shape[1])])
-    product = vectors + (1 - rho) * after  # of the whitened step at k with every vector
-    norm = 1 + (1 - rho) ** 2 * (n - 1 - np.arange(n)) - (product[:, 1:] ** 2).sum(axis=1)
-    gain = np.where(norm > 1e-3, product[:, 0] ** 2 / np.maximum(norm, 1e-3), 0.0)
-    blocked = np.zeros(n, bool)
-    for k in [0, n, *places]:
-        blocked[max(0, k - MIN_STEPS // 2) : k + MIN_STEPS // 2] = True
-    gain[blocked] = 0.0
-    best = int(np.argmax(gain))
-    noise = max(float((residual**2).sum() - gain[best]) / max(n - q.shape[1] - 1, 1), 1e-24)
-    return best, float(np.sqrt(gain[best] / noise))
+    if n < 2 * MIN_STEPS:
+        return [Segment(0, n, False)] if n else [], 1.0
+    scale, penalty, slope_penalty = variance(y), CUT * np.log(n), SLOPE * np.log(n)
+    sums = prefix_sums(y)
+    least, begin, sloping = np.full(n + 1, np.inf), np.zeros(n + 1, np.int64), np.zeros(n + 1, bool)
+    least[0] = 0.0
+    for end in range(MIN_STEPS, n + 1):
+        begins = np.arange(end - MIN_STEPS + 1)
+        flat, by_slope = costs(sums, begins, end)
+        gain = np.maximum(by_slope / scale - slope_penalty, 0.0)
+        cost = least[begins] + flat / scale - gain + penalty
+        best = int(np.argmin(cost))
+        least[end], begin[end], sloping[end] = cost[best], best, gain[best] > 0
+    segments, end = [], n
+    while end > 0:
+        segments.append(Segment(int(begin[end]), end, bool(sloping[end])))
+        end = int(begin[end])
+    return segments[::-1], scale
 
 
-def _settled(y: np.ndarray, places: list[int], rho: float) -> list[int]:
-    """Each place moved to where it explains most given the others; places that then explain too little are dropped."""
-    for i, _ in enumerate(places):
-        places[i] = _strongest(y, places[:i] + places[i + 1 :], rho)[0]
-    places = sorted(set(places))
-    scores = _fit(y, places, rho)[1]
-    return [k for k, t in zip(places, scores, strict=True) if abs(t) >= SHIFT_SIGMAS]
+def prefix_sums(y: np.ndarray) -> np.ndarray:
+    """Sums of y, its square and its product with the step's number, over the steps before each; y less its mean."""
+    centred = y - y.mean()
+    return np.cumsum(np.pad([centred, centred**2, np.arange(len(y)) * centred], ((0, 0), (1, 0))), axis=1)
 
 
-def _fit(y: np.ndarray, places: list[int], rho: float) -> tuple[np.ndarray, np.ndarray]:
-    """(size, t) of the step at each place, all fitted together."""
-    if not places:
-        return np.empty(0), np.empty(0)
-    basis, z = _basis(len(y), places, rho), _whitened(y[:, None], rho)[:, 0]
-    inverse = np.linalg.pinv(basis.T @ basis)
-    beta = inverse @ basis.T @ z
-    noise = max(float(((z - basis @ beta) ** 2).sum()) / max(len(y) - basis.shape[1], 1), 1e-24)
-    return beta[2:], beta[2:] / np.sqrt(np.maximum(np.diag(inverse)[2:] * noise, 1e-24))
+def costs(sums: np.ndarray, begins: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of the segments from each begin to end: (squared residual about the mean, by how much a slope lowers it)."""
+    n = end - begins
+    total, squares, moment = sums[:, end, None] - sums[:, begins]
+    centred = moment - (begins + end - 1) / 2 * total
+    return squares - total**2 / n, centred**2 / (n * (n * n - 1.0) / 12)
+
+
+def ends_of(y: np.ndarray, segment: Segment) -> tuple[float, float]:
+    """The level at the first and the last step of a segment."""
+    begin, end, sloping = segment
+    if not sloping:
+        return float(y[begin:end].mean()), float(y[begin:end].mean())
+    slope, level = np.polyfit(np.arange(end - begin), y[begin:end], 1)
+    return float(level), float(level + slope * (end - begin - 1))
+
+
+def levels(segments: list[Segment], ends: list[tuple[float, float]]) -> np.ndarray:
+    """The level of every step."""
+    parts = [np.linspace(*each, s.end - s.begin) for s, each in zip(segments, ends, strict=True)]
+    return np.concatenate([np.empty(0), *parts])
+
+
+def jumps(segments: list[Segment], ends: list[tuple[float, float]], scale: float, skipped: int) -> list[Shift]:
+    """Where two segments meet at different levels; a line's end is known half as well as a mean."""
+    found = []
+    for (a, (_, before)), (b, (after, _)) in pairwise(zip(segments, ends, strict=True)):
+        error = np.sqrt(sum(scale * (4 if s.sloping else 1) / (s.end - s.begin) for s in (a, b)))
+        if abs(after - before) > SHIFT_SIGMAS * error:
+            found.append(Shift(b.begin + skipped, before, after))
+    return found

@@ -40,15 +40,9 @@ def matrix(tables: Tables, layer: int, phase: str | None = None) -> tuple[np.nda
 def distinct(tables: Tables, phase: str | None = None) -> pd.DataFrame:
     """Per layer: `experts` distinct experts seen, `per_step` mean distinct experts in a step, `steps`."""
     rows = activations(tables, phase)
-    per_step = rows.groupby(["layer", "token_id"])["expert"].nunique().groupby("layer").agg(["mean", "size"])
-    per_layer = rows.groupby("layer")["expert"].nunique()
-    columns = {
-        "layer": per_layer.index,
-        "experts": per_layer.to_numpy(),
-        "per_step": per_step["mean"].to_numpy(),
-        "steps": per_step["size"].to_numpy(),
-    }
-    return pd.DataFrame(columns)
+    per_step = rows.groupby(["layer", "token_id"])["expert"].nunique().groupby("layer").agg(per_step="mean", steps="size")
+    per_step.insert(0, "experts", rows.groupby("layer")["expert"].nunique())
+    return per_step.reset_index()
 
 
 def reuse_distance(tables: Tables, phase: str | None = None) -> pd.DataFrame:
@@ -137,26 +131,17 @@ def lateness(tables: Tables) -> dict[str, Any]:
     loads = tables["loads"].query("action == 'load' and reason == 'prefetch'")
     if len(loads) == 0:
         return {}
-    runs = tables["experts"].sort_values("begin_ns")
-    left, keys = loads.sort_values("begin_ns"), ["layer", "expert"]
-    following = pd.merge_asof(
-        left[[*keys, "begin_ns", "end_ns"]],
-        runs[[*keys, "begin_ns"]].assign(run_ns=runs["begin_ns"]),
-        on="begin_ns",
-        by=keys,
-        direction="forward",
-    )
-    gone = tables["loads"].query("action == 'evict'").sort_values("begin_ns")
-    evicted = pd.merge_asof(
-        left[[*keys, "begin_ns"]],
-        gone[[*keys, "begin_ns"]].assign(gone_ns=gone["begin_ns"]),
-        on="begin_ns",
-        by=keys,
-        direction="forward",
-    )
-    used = following["run_ns"].notna() & ~(evicted["gone_ns"] < following["run_ns"])
-    late = used & (following["end_ns"] > following["run_ns"])
-    waited = (following["end_ns"] - following["run_ns"])[late]
+    loads, keys = loads.sort_values("begin_ns"), ["layer", "expert"]
+
+    def following(rows: pd.DataFrame) -> np.ndarray:
+        """When the next of the rows of each load's expert began; NaN where none did."""
+        later = rows.sort_values("begin_ns")[[*keys, "begin_ns"]].assign(next_ns=lambda r: r["begin_ns"].astype(float))
+        return pd.merge_asof(loads[[*keys, "begin_ns"]], later, on="begin_ns", by=keys, direction="forward")["next_ns"].to_numpy()
+
+    run, gone = following(tables["experts"]), following(tables["loads"].query("action == 'evict'"))
+    used = ~np.isnan(run) & ~(gone < run)
+    waited = (loads["end_ns"].to_numpy() - run)[used]
+    late, waited = waited > 0, waited[waited > 0]
     return {"prefetches": len(loads), "used": int(used.sum()), "late": int(late.sum()), "late_ms": float(waited.sum()) / 1e6}
 
 

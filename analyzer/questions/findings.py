@@ -13,7 +13,10 @@ import pandas as pd
 from analyzer.questions import expert_loads, phases, roofline, threads, trends
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.schema import Tables
+from moescope.packaged import toml_beside
 
+TEXTS = toml_beside(__file__, "findings.toml")
+QUERIES: dict[str, str] = TEXTS["queries"]
 LEAST_SHARE = 0.01
 """Findings that would give back less are left out."""
 WORTH = 10
@@ -61,10 +64,7 @@ def loads(facts: Facts) -> Iterator[Finding]:
     """Time in which steps wait for experts to be loaded, by what would avoid it."""
     rows = expert_loads.step_loads(facts.tables, facts.rows["expert load"])
     first, again = rows[~rows["again"]], rows[rows["again"]]
-    query = (
-        "select layer, expert, backend, count(*) loads, sum(duration_ns)/1e6 ms from loads "
-        "where action = 'load' and token_id >= 0 group by all order by ms desc"
-    )
+    query = QUERIES["expert_loads"]
     better = expert_loads.larger_cache(facts.tables, rows)
     if better is not None:
         evidence = {"loads": len(rows), "first": len(first), "bytes": int(rows["bytes"].sum()), **asdict(better)}
@@ -104,31 +104,15 @@ def disk(facts: Facts) -> Iterator[Finding]:
     waited = faults.groupby(["op_id", "tid"])["duration_ns"].sum().clip(lower=0).groupby("op_id").max().sum()
     moved = size(float(faults["bytes"].sum()))
     text = f"{where} are read from disk by page faults on {steps:.0%} of decode steps ({len(faults)} faults, {moved})"
-    query = (
-        "select o.layer, o.type, count(*) faults, sum(f.bytes) bytes, sum(f.duration_ns)/1e6 ms from faults f "
-        "join operators o using (op_id) where f.kind = 'major' group by all order by ms desc"
-    )
+    query = QUERIES["disk"]
     yield facts.finding("disk", text, float(waited), {"faults": len(faults), "decode_steps_share": steps}, query)
-
-
-GAP_TEXTS = {
-    "host": "the engine's own code runs between operators",
-    "scheduling": "the token's thread is ready between operators but has no CPU",
-    "asleep": "the token's thread sleeps between operators",
-    "disk wait": "the token's thread waits for the disk between operators",
-    "load": "steps wait for loads outside of operators",
-    "stopped": "the program was stopped by a signal within steps",
-}
 
 
 def gaps(facts: Facts) -> Iterator[Finding]:
     """Idle time between operators, by its cause."""
-    for cause, text in GAP_TEXTS.items():
+    for cause, text in TEXTS["gaps"].items():
         spent = float(facts.rows[cause].sum())
-        query = (
-            "select after, before, count(*) gaps, sum(duration_ns)/1e6 ms from gaps "
-            f"where cause = '{cause}' group by all order by ms desc"
-        )
+        query = QUERIES["gaps"].format(cause=cause)
         yield facts.finding(f"gaps: {cause}", text, spent, {"ms": spent / 1e6}, query)
 
 
@@ -143,10 +127,7 @@ def displaced(facts: Facts) -> Iterator[Finding]:
     own = by.loc[by["own"], "cost_ms"].sum() > by["cost_ms"].sum() / 2
     names = ", ".join(dict.fromkeys(by["name"]))
     text = f"threads within operators are ready but have no CPU, mostly displaced by {'its own threads ' if own else ''}{names}"
-    query = (
-        "select by_tid, count(*) times, sum(cost_ns)/1e6 cost_ms from displacements "
-        "where token_id >= 0 group by all order by cost_ms desc"
-    )
+    query = QUERIES["displaced"]
     if len(by):
         yield facts.finding("displaced", text, cost, {"by": by.to_dict("records")}, query)
 
@@ -160,10 +141,7 @@ def imbalance(facts: Facts) -> Iterator[Finding]:
     lost = float((operators["wait_ns"] / operators["n_threads"]).sum())
     share = operators["wait_ns"].sum() / max((operators["busy_ns"] + operators["wait_ns"]).sum(), 1)
     text = f"threads wait for each other {share:.0%} of their time in shared operators; evenly shared work would end sooner"
-    query = (
-        "select type, count(*) n, sum(wait_ns)/1e6 wait_ms, sum(wait_ns)/sum(busy_ns+wait_ns) share from operators "
-        "where n_threads > 1 group by type order by wait_ms desc"
-    )
+    query = QUERIES["imbalance"]
     yield facts.finding("imbalance", text, lost, {"wait_share": float(share)}, query)
 
 
@@ -178,10 +156,7 @@ def below_roof(facts: Facts) -> Iterator[Finding]:
         row = rows.loc[index]
         times = row["ms"] / (row["roof_us"] * row["count"] / 1e3)
         text = f"{row['type']} is {row['bound']}-bound and takes {times:.1f} times the roofline's time"
-        query = (
-            "select shape, count(*) n, sum(duration_ns)/1e6 ms, avg(flops) flops, avg(read_bytes + written_bytes) bytes "
-            f"from operators where type = '{row['type']}' group by all order by ms desc"
-        )
+        query = QUERIES["below_roof"].format(**row)
         evidence = {name: row[name] for name in ("ms", "intensity", "gflops", "gbytes_per_s", "share_of_roof")}
         yield facts.finding(f"roofline: {row['type']}", text, float(gain[index]) * 1e6, evidence, query)
 
@@ -194,10 +169,7 @@ def slower_backend(facts: Facts) -> Iterator[Finding]:
         lost = row["runs"] * row["median_us"] * (1 - 1 / row["times_cpu"]) * 1e3
         slower = f"{row['times_cpu']:.1f} times as long on {row['backend']} as on the CPU"
         text = f"{row['kind']} of {row['n_tokens']} rows takes {slower}"
-        query = (
-            f"select backend, count(*) runs, median(duration_ns)/1e3 us from graphs where kind = '{row['kind']}' "
-            f"and n_tokens = {row['n_tokens']} group by backend"
-        )
+        query = QUERIES["slower_backend"].format(**row)
         yield facts.finding(f"backend: {row['kind']}", text, lost, row, query)
 
 
@@ -207,7 +179,7 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
     if len(steps) < trends.LEAST:
         return
     trend = trends.summary(facts.tables, steps)
-    query = "select token_id, position, duration_ns/1e6 ms from tokens where phase = 'decode' order by token_id"
+    query = QUERIES["change_points"]
     lost = float((steps["ms"] - steps["ms"].median()).clip(lower=0).sum()) * 1e6
     for jump in trend["change_points"]:
         if jump["after_ms"] > jump["before_ms"]:
@@ -221,23 +193,12 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
     for row in grown[(grown["ns_per_token"] > 3 * grown["error_ns"]) & (grown["r2"] > 0.5)].head(1).to_dict("records"):
         reach = float((steps["context"] - steps["context"].min()).sum())
         text = f"{row['type']} grows with the context by {row['ns_per_token'] / 1e3:.2f} µs a step for each token"
-        query = (
-            "select t.token_id, t.position, sum(o.duration_ns)/1e3 us from operators o join tokens t using (token_id) "
-            f"where o.type = '{row['type']}' and t.phase = 'decode' group by all order by 1"
-        )
+        query = QUERIES["growth"].format(**row)
         yield facts.finding("growth", text, row["ns_per_token"] * reach, row, query)
 
 
-RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    loads,
-    disk,
-    gaps,
-    displaced,
-    imbalance,
-    below_roof,
-    slower_backend,
-    across_tokens,
-)
+Rule = Callable[[Facts], Iterator[Finding]]
+RULES: tuple[Rule, ...] = (loads, disk, gaps, displaced, imbalance, below_roof, slower_backend, across_tokens)
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:

@@ -1,14 +1,13 @@
 """What operators do for the model, by their names, and how much of each token's time each such group has."""
 
 import re
-import tomllib
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from analyzer.records.schema import Tables
 from analyzer.records.spans import NONE, Nest
+from moescope.packaged import toml_beside
 
 GROUPS = (
     *("embedding", "attention", "softmax", "copy", "routing", "expert compute", "expert load", "combine"),
@@ -17,10 +16,7 @@ GROUPS = (
 COPIES = ("CPY", "DUP", "CONT", "CONCAT", "SET", "SET_ROWS", "copy")
 """Operators that only move data: they are of the group "copy" where they belong to no expert and no router."""
 
-BY_NAME = {
-    group: re.compile(pattern)
-    for group, pattern in tomllib.loads(Path(__file__).with_name("groups.toml").read_text(encoding="utf-8")).items()
-}
+BY_NAME = {group: re.compile(pattern) for group, pattern in toml_beside(__file__, "groups.toml").items()}
 """The first pattern found in an operator's name decides."""
 
 

@@ -5,7 +5,6 @@ made is a constant (a weight, or state of an earlier token), unless its own stru
 chunks makes the same tensor in parts: who reads more rows than the last part has reads the parts before it, too.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.errors import AnalysisError
+from analyzer.jsonable import as_json
 from analyzer.questions.roofline import operator_backends
 from analyzer.records.schema import Tables
 from analyzer.tables.nodes import NEVER_RUN
@@ -238,7 +238,7 @@ def export(graph: nx.DiGraph, path: Path, form: str) -> None:
 def as_text(graph: nx.DiGraph, form: str) -> str:
     """The graph as `graphml`, `dot` or `json`."""
     if form == "json":
-        return json.dumps(finite(to_json(graph)))
+        return as_json(to_json(graph))
     if form == "dot":
         return to_dot(graph)
     plain = nx.DiGraph(**in_xml(graph.graph))
@@ -255,15 +255,6 @@ def legal(value: Any) -> Any:
 def in_xml(values: dict[str, Any]) -> dict[str, Any]:
     """Attributes as GraphML can hold them."""
     return {name: legal(value) for name, value in _plain(values).items()}
-
-
-def finite(value: Any) -> Any:
-    """The same with None for NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and value != value else value
 
 
 def to_dot(graph: nx.DiGraph) -> str:

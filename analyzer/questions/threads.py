@@ -38,17 +38,11 @@ def balance(tables: Tables) -> pd.DataFrame:
     by_thread = rows.groupby("tid").agg(
         operators=("op_id", "size"), busy=("busy", "sum"), wait=("wait", "sum"), shared=("shared", "sum"), last=("last", "sum")
     )
-    names = tables["threads"].set_index("tid")["name"]
-    return pd.DataFrame(
-        {
-            "tid": by_thread.index,
-            "name": names.reindex(by_thread.index).fillna("").to_numpy(),
-            "operators": by_thread["operators"].to_numpy(),
-            "busy_ms": by_thread["busy"].to_numpy() / 1e6,
-            "wait_ms": by_thread["wait"].to_numpy() / 1e6,
-            "last_share": (by_thread["last"] / by_thread["shared"].where(by_thread["shared"] > 0)).to_numpy(),
-        }
-    ).sort_values("busy_ms", ascending=False, ignore_index=True)
+    names = tables["threads"].set_index("tid")["name"].reindex(by_thread.index).fillna("")
+    last_share = by_thread["last"] / by_thread["shared"].where(by_thread["shared"] > 0)
+    rows = by_thread.assign(name=names, busy_ms=by_thread["busy"] / 1e6, wait_ms=by_thread["wait"] / 1e6, last_share=last_share)
+    columns = ["tid", "name", "operators", "busy_ms", "wait_ms", "last_share"]
+    return rows.reset_index()[columns].sort_values("busy_ms", ascending=False, ignore_index=True)
 
 
 def displacements(tables: Tables) -> pd.DataFrame:
@@ -89,21 +83,12 @@ def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFra
     rows = displacements(tables) if rows is None else rows
     rows = rows[rows["by_tid"] != rows["tid"]]
     threads = tables["threads"].set_index("tid")
-    by_thread = (
-        rows.assign(ns=rows["end_ns"] - rows["begin_ns"])
-        .groupby("by_tid")
-        .agg(times=("op_id", "size"), ns=("ns", "sum"), cost=("cost_ns", "sum"))
-    )
-    return pd.DataFrame(
-        {
-            "by_tid": by_thread.index,
-            "name": np.where(by_thread.index == 0, IDLE, threads["name"].reindex(by_thread.index).fillna("?")),
-            "own": threads["target"].reindex(by_thread.index).eq(True).to_numpy(),
-            "times": by_thread["times"].to_numpy(),
-            "ms": by_thread["ns"].to_numpy() / 1e6,
-            "cost_ms": by_thread["cost"].to_numpy() / 1e6,
-        }
-    ).sort_values("cost_ms", ascending=False, ignore_index=True)
+    rows = rows.assign(ms=(rows["end_ns"] - rows["begin_ns"]) / 1e6, cost_ms=rows["cost_ns"] / 1e6)
+    by_thread = rows.groupby("by_tid").agg(times=("op_id", "size"), ms=("ms", "sum"), cost_ms=("cost_ms", "sum"))
+    who = threads.reindex(by_thread.index)
+    by_thread.insert(0, "name", np.where(by_thread.index == 0, IDLE, who["name"].fillna("?")))
+    by_thread.insert(1, "own", who["target"].eq(True))
+    return by_thread.reset_index().sort_values("cost_ms", ascending=False, ignore_index=True)
 
 
 def summary(tables: Tables) -> dict[str, Any]:

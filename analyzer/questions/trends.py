@@ -1,18 +1,18 @@
 """Across tokens: how step times spread, drift, swing and jump, and which operators grow with the context."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analyzer.questions import changepoints
 from analyzer.questions.figures import complete_steps, ttft_ms
 from analyzer.records.schema import Tables
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 LEAST = 8
 """Fewer steps than this show no trend."""
-PENALTY = 3.0
-"""Times ln(n): by so much must a change point lower the fit's cost."""
 PERIOD_P = 0.001
 
 
@@ -45,40 +45,6 @@ def theil_sen(x: np.ndarray, y: np.ndarray, most: int = 400) -> float:
     i, j = np.triu_indices(len(x), 1)
     real = x[i] != x[j]
     return float(np.median((y[j] - y[i])[real] / (x[j] - x[i])[real])) if real.any() else 0.0
-
-
-def change_points(values: np.ndarray, least: int = 4) -> list[int]:
-    """Rows at which the level of a series changes: binary segmentation of the ranks, by the normal likelihood of the mean.
-
-    Ranks make single outliers weigh little; a cut is kept where it lowers n ln(variance) by more than PENALTY ln(n).
-    """
-    ranks = pd.Series(values).rank().to_numpy()
-    cuts: list[int] = []
-    open_parts = [(0, len(ranks))]
-    while open_parts:
-        low, high = open_parts.pop()
-        cut, gain = best_cut(ranks[low:high], least)
-        if cut and gain > PENALTY * np.log(len(ranks)):
-            cuts.append(low + cut)
-            open_parts += [(low, low + cut), (low + cut, high)]
-    return sorted(cuts)
-
-
-def best_cut(values: np.ndarray, least: int) -> tuple[int, float]:
-    """(where to cut a series in two, by how much that lowers its cost n ln(variance)); (0, 0.0) where it is too short."""
-    n = len(values)
-    if n < 2 * least:
-        return 0, 0.0
-    cuts = np.arange(least, n - least + 1)
-    total, square = np.cumsum(values), np.cumsum(values * values)
-    left = square[cuts - 1] - total[cuts - 1] ** 2 / cuts
-    right_total, right_square = total[-1] - total[cuts - 1], square[-1] - square[cuts - 1]
-    right = right_square - right_total**2 / (n - cuts)
-    undivided = square[-1] - total[-1] ** 2 / n
-    floor = 1e-9 * max(undivided, 1.0)
-    gains = n * np.log(max(undivided, floor) / np.maximum(left + right, floor))
-    best = int(np.argmax(gains))
-    return int(cuts[best]), float(gains[best])
 
 
 def periodic(values: np.ndarray) -> dict[str, float] | None:
@@ -172,7 +138,8 @@ def drift(ms: np.ndarray) -> dict[str, float]:
 
 
 def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]:
-    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, drift (of a third of the steps), change_points, periodic, model."""
+    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, first, drift (of a third of the steps), change_points,
+    drifts, periodic, bursts, model."""
     steps = decode_steps(tables) if steps is None else steps
     answer: dict[str, Any] = {
         "ttft_ms": distribution(ttft_ms(complete_steps(tables["tokens"]))),
@@ -182,15 +149,41 @@ def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]
     if len(steps) < LEAST:
         return answer
     ms = steps["ms"].to_numpy()
-    cuts = change_points(ms)
-    parts = np.split(ms, cuts)
-    jumps = [
-        {"token_id": int(steps["token_id"].iloc[cut]), "before_ms": float(np.median(a)), "after_ms": float(np.median(b))}
-        for cut, a, b in zip(cuts, parts[:-1], parts[1:], strict=True)
-    ]
+    parts, ids = changepoints.take_apart(ms), steps["token_id"].tolist()
     return answer | {
+        "first": {"token_id": ids[0], "ms": float(ms[0]), "times": parts.first} if parts.first else None,
         "drift": drift(ms),
-        "change_points": jumps,
-        "periodic": periodic(ms),
+        "change_points": [{"token_id": ids[s.at], "before_ms": s.before, "after_ms": s.after} for s in parts.shifts],
+        "drifts": [{"token_id": ids[d.at], "until": ids[d.until], "from_ms": d.before, "to_ms": d.after} for d in parts.drifts],
+        "periodic": swing(parts),
+        "bursts": [{"token_id": ids[b.at], "steps": b.steps, "more_ms": b.height} for b in parts.bursts],
         "model": step_model(steps),
     }
+
+
+def swing(parts: changepoints.Parts) -> dict[str, float] | None:
+    """What comes regularly: spikes, else a wave in what is left."""
+    if parts.period is None:
+        return periodic(parts.rest)
+    return {"period": parts.period.steps, "share": parts.singles, "more_ms": parts.period.height, "count": parts.period.count}
+
+
+def sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """(label, text, token) of what happened across tokens; token -1 where it is all of them."""
+    if moved := facts.get("drift"):
+        ends = f"the first {moved['steps']} steps take {moved['first_ms']:,.2f} ms (median), the last {moved['last_ms']:,.2f} ms"
+        yield f"drift {moved['change']:+.1%}", ends, -1
+    if first := facts.get("first"):
+        yield "first step", f"{first['ms']:,.2f} ms, {first['times']:,.1f} times those behind it", first["token_id"]
+    for jump in facts.get("change_points") or []:
+        yield f"from token {jump['token_id']}", f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step", jump["token_id"]
+    for moved in facts.get("drifts") or []:
+        change = moved["to_ms"] / moved["from_ms"] - 1 if moved["from_ms"] else 0.0
+        ends = f"{moved['from_ms']:,.2f} ms at token {moved['token_id']} to {moved['to_ms']:,.2f} ms at token {moved['until']}"
+        yield "steady drift", f"{change:+.1%}: {ends}", moved["token_id"]
+    for burst in facts.get("bursts") or []:
+        text = f"{burst['steps']} steps from token {burst['token_id']} on take {burst['more_ms']:,.2f} ms more"
+        yield "burst", text, burst["token_id"]
+    if beat := facts.get("periodic"):
+        more = f", {beat['more_ms']:,.2f} ms more, {beat['count']} times" if "count" in beat else ""
+        yield "periodic", f"every {beat['period']:.1f} steps{more}, {beat['share']:.0%} of the variance", -1

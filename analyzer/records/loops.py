@@ -22,10 +22,10 @@ ARGUMENTS = {
 def _loaded() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(Path(__file__).with_name("_joins.so")))
-    except OSError:
-        raise AnalysisError("analyzer/records/_joins.so is not built: run `make build`") from None
-    for name, types in ARGUMENTS.items():
-        getattr(library, name).argtypes, getattr(library, name).restype = types, N
+        for name, types in ARGUMENTS.items():
+            getattr(library, name).argtypes, getattr(library, name).restype = types, N
+    except (OSError, AttributeError):
+        raise AnalysisError("analyzer/records/_joins.so is not built, or not from this source: run `make build`") from None
     return library
 
 

@@ -1,14 +1,14 @@
 """The tables that `tables.toml` declares, as Arrow tables and as pandas frames."""
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow
+
+from moescope.packaged import toml_beside
 
 Tables = Mapping[str, pd.DataFrame]
 """Tables by name, as frames."""
@@ -34,7 +34,7 @@ class Column:
 
 def _declared() -> Iterator[dict[str, tuple[Column, ...]]]:
     """Each section's tables, as `tables.toml` declares them."""
-    file = tomllib.loads((Path(__file__).parent / "tables.toml").read_text(encoding="utf-8"))
+    file = toml_beside(__file__, "tables.toml")
 
     def columns(spec: str) -> Iterator[Column]:
         for line in spec.splitlines():
@@ -120,6 +120,14 @@ def empty(table: str) -> pd.DataFrame:
 def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:
     """`frame` with exactly the declared columns, order and dtypes; raises KeyError on a missing column."""
     return framed({c.name: _column(frame[c.name], c.dtype) for c in declared_columns(table)})
+
+
+def filled(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """`conform` of a frame that lacks columns: what is not known is -1, NaN, "" or True (complete); rows are numbered."""
+    blank = {"object": "", "bool": True, "uint64": 0, "float64": np.nan}
+    absent = [column for column in declared_columns(table) if column.name not in frame]
+    numbers = {c.name: np.arange(len(frame)) for c in absent if c.meaning == "row number"}
+    return conform(table, frame.assign(**{c.name: blank.get(c.dtype, -1) for c in absent} | numbers))
 
 
 def _column(values: Any, dtype: str) -> np.ndarray | pd.Series:

@@ -6,11 +6,9 @@ that touch a part of a tensor (an embedding's rows, the chosen experts). Where a
 figures (NaN).
 """
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan, prod
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,10 +16,10 @@ import pandas as pd
 from analyzer.records.contents import EVER, identities
 from analyzer.records.schema import Columns
 from analyzer.records.spans import NONE, codes, following, latest, numbered
+from moescope.packaged import toml_beside
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
-    int(number): tuple(facts)
-    for number, facts in tomllib.loads(Path(__file__).with_name("ggml_types.toml").read_text(encoding="utf-8")).items()
+    int(number): tuple(facts) for number, facts in toml_beside(__file__, "ggml_types.toml").items()
 }
 """ggml's number of an element type → (name, elements per block, bytes per block)."""
 VIEWS_DEEP = 3

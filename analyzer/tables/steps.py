@@ -88,11 +88,11 @@ class Steps:
         return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
     def phases(self) -> np.ndarray:
-        """The engine's phase; where it gives none, prefill is a step of several tokens or the first of a sequence."""
+        """The engine's phase; where it gives none, prefill is a step of several tokens, or the first of a sequence or process."""
         phase, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
         first = position == 0
         if len(phase):
-            opening = numbered(self.begin["pid"], self.begin["tid"])[1]
+            opening = numbered(self.begin["pid"])[1]
             first[opening] |= position[opening] == UNKNOWN_U32
         guess = np.where((n_tokens > 1) | first, PREFILL, DECODE)
         return np.where((phase == PREFILL) | (phase == DECODE), phase, guess)

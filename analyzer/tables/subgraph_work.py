@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.errors import PredictError
-from analyzer.model import Mixture, Model, model_of
+from analyzer.model import DeltaNet, Mixture, Model, model_of
 from analyzer.records.reading import section
 from analyzer.records.schema import Columns, equals_any
 
@@ -45,17 +45,9 @@ class Subgraphs:
     def __init__(self, model: Model, precisions: dict[str, Any]):
         self.model = model
         self.bytes = {part: stored_bytes(section(precisions, part)) for part in ("attention", "experts", "head")}
-        self.formulas: dict[str, Callable[[Asked], Work]] = {
-            "embed": self.moved,
-            "dispatch": self.moved,
-            "attention": self.attention,
-            "router": self.router,
-            "expert": self.expert,
-            "mlp": self.mlp,
-            "combine": self.combine,
-            "head": self.head,
-            "sample": self.sample,
-        }
+        named = ("attention", "router", "expert", "mlp", "combine", "head", "sample")
+        self.formulas: dict[str, Callable[[Asked], Work]] = {"embed": self.moved, "dispatch": self.moved}
+        self.formulas |= {kind: getattr(self, kind) for kind in named}
 
     def moved(self, asked: Asked) -> Work:
         """Rows that are copied."""
@@ -69,14 +61,37 @@ class Subgraphs:
         return 2.0 * rows * inner * outer, read, rows * outer * ACTIVATION_BYTES
 
     def attention(self, asked: Asked) -> Work:
-        """Norm, projections, scores and values over the context, projection back, residual. Latent attention: not known."""
+        """Of a layer with attention, or of one with a delta net in its place. Latent attention: not known."""
+        if self.model.attention.mla:
+            return (np.full(len(asked.rows), np.nan),) * 3
+        if not self.model.delta:
+            return self.over_context(asked)
+        at = np.isin(asked.layer, list(self.model.delta_at))
+        delta, others = self.delta_net(asked, self.model.delta), self.over_context(asked)
+        flops, read, written = (np.where(at, mine, theirs) for mine, theirs in zip(delta, others, strict=True))
+        return flops, read, written
+
+    def delta_net(self, asked: Asked, delta: DeltaNet) -> Work:
+        """Norm, projections, convolution, the gated delta rule, norm and gate of what is read, projection back, residual.
+
+        Of the rule, each number of a head's state takes 7: it fades (1), foretells the value (2), learns (2) and is read (2).
+        """
+        hidden, rows, values = self.model.hidden, asked.rows, delta.value_heads * delta.value_dim
+        weights, gates = hidden * (delta.channels + 2 * values), hidden * 2 * delta.value_heads
+        kernel, state = delta.kernel * delta.channels, values * delta.key_dim
+        each = 2.0 * (weights + gates + kernel) + delta.channels + 7.0 * state + 6.0 * values + 5.0 * hidden
+        size = rows * hidden * ACTIVATION_BYTES
+        kept = (state + (delta.kernel - 1) * delta.channels) * ACTIVATION_BYTES
+        read = weights * self.bytes["attention"] + (gates + kernel) * ACTIVATION_BYTES + kept
+        return rows * each, read + size, size + kept
+
+    def over_context(self, asked: Asked) -> Work:
+        """Norm, projections, scores and values over the context, the output's gate if there is one, projection back, residual."""
         shape, hidden, rows = self.model.attention, self.model.hidden, asked.rows
-        if shape.mla:
-            return (np.full(len(rows), np.nan),) * 3
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        weights = hidden * (queries + 2 * keys) + queries * hidden
+        weights = hidden * (queries * (1 + shape.gated) + 2 * keys) + queries * hidden
         scores = shape.heads * rows * asked.context * (4.0 * shape.head_dim + 5.0)
-        flops = 2.0 * rows * weights + scores + 5.0 * rows * hidden
+        flops = 2.0 * rows * weights + scores + rows * (5.0 * hidden + 2.0 * shape.gated * queries)
         cache = 2.0 * keys * ACTIVATION_BYTES
         read = weights * self.bytes["attention"] + rows * hidden * ACTIVATION_BYTES + (asked.context - rows) * cache
         return flops, read, rows * (hidden * ACTIVATION_BYTES + cache)
@@ -146,7 +161,5 @@ def subgraphs(manifest: dict[str, Any]) -> Subgraphs | None:
     try:
         shapes = model_of(section(model, "config"), Path(str(model.get("path", "config.json"))))
     except (PredictError, TypeError, ValueError, AttributeError):
-        return None
-    if shapes.delta or shapes.attention.gated:  # what those layers compute has no formula here
         return None
     return Subgraphs(shapes, section(section(model, "package"), "precisions"))

@@ -95,14 +95,14 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
                 discard_empty(options.output)
             raise
         target: Target | Followed = make_target()
-        session.follow(target)
-        status = Status()
-        try:
-            say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
-            session.run(lambda now: status.show(now.reading()) if status.due() else None)
-        finally:
-            status.close()
-            session.finish()
+        say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
+        with contextlib.closing(Status()) as status:  # made before the target begins, which would wait for its imports
+            session.follow(target)
+            try:
+                session.run(lambda now: status.show(now.reading()) if status.due() else None)
+            finally:
+                status.close()
+                session.finish()
         code = conclude(session, target)
         if with_views and session.saw_engine():
             write_results(options)

@@ -65,6 +65,7 @@ class Engine:
     probes: tuple[Probe, ...]
     graphs: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    together: bool = False  # the program opens all of its libraries in a folder and chooses then: they get their probes at once
     marker: str = ""
     operator_names: str = ""
     operator_table: tuple[str, ...] = ()  # first of the names that a program holds which cannot be asked

@@ -1,7 +1,9 @@
 """Probes as they stand: which program is attached where, why there, and what a hit costs."""
 
 import contextlib
+import itertools
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -10,11 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError, RequirementError
-from tracer.probes import anchors, name_tables, uprobes
+from tracer.probes import anchors, name_tables, reach, uprobes
 from tracer.probes.elf import Binary, Symbol, contains, read_binary
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
@@ -119,8 +122,14 @@ def cheapest(sites: list[Site]) -> list[Site]:
 
 def needs_anchors(engine: Engine, binary: Binary) -> bool:
     """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
-    names = (name for probe in engine.probes for name in (*probe.symbols, *probe.otherwise))
-    return bool(engine.marker) and not any(map(binary.mentions, names)) and contains(binary.path, engine.marker.encode())
+    names = tuple(name for probe in engine.probes for name in (*probe.symbols, *probe.otherwise))
+    return bool(engine.marker) and not mentions_any(binary, names) and contains(binary.path, engine.marker.encode())
+
+
+@lru_cache(maxsize=256)
+def mentions_any(binary: Binary, names: tuple[str, ...]) -> bool:
+    """Whether a file defines, or asks for, a symbol of one of these names."""
+    return any(map(binary.mentions, names))
 
 
 def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: list[Probe], known: list[Probe]) -> list[str]:
@@ -159,6 +168,9 @@ class Attachments:
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
         self._more: list[int] = []  # descriptors of probes that need one per cpu
         self._known: set[tuple[int, int, int, str, int]] = set()
+        self._opened: set[str] = set()  # files that the program was seen to open or to run
+        self._folders: set[str] = set()  # in which all libraries were gone through
+        self.attaching_ns = 0  # time in the kernel to place probes
         self._visits: set[tuple[int, int, int, str, bool]] = set()
         self.shed_levels: set[str] = set()
         self.spared: list[tuple[Engine, Probe, str, int, str]] = []  # what attach_spared would place: file, offset, symbol
@@ -213,15 +225,40 @@ class Attachments:
 
     def attach_file(self, path: str, is_executable: bool = False) -> int:
         """Attach every engine's probes that a file offers; returns how many were added."""
+        self._opened.add(reach.real(path))
+        return self._attach_file(path, is_executable)
+
+    def attach_beside(self, path: str) -> int:
+        """Attach to the libraries beside one of an engine whose libraries are opened together.
+
+        The first probe after a while waits for a grace period of the kernel's, 10 ms and more; those right behind it do not.
+        """
+        folder, name = os.path.split(reach.real(path))
+        together = [engine for engine in self.engines if engine.together and engine.owns(name)]
+        if folder in self._folders or not together:
+            return 0
+        self._folders.add(folder)
+        beside = [each for each in sorted(os.listdir(folder)) if any(engine.owns(each) for engine in together)]
+        return sum(self._attach_file(os.path.join(folder, each)) for each in beside)
+
+    def look_ahead(self, command: list[str]) -> None:
+        """Do what a command's start would wait for: search the programs that it names, prepare what decides on places."""
+        has_fast_nop()
+        programs = [path for word in command if (path := shutil.which(word)) and contains(path, b"\x7fELF")]
+        for path, engine in itertools.product(programs, self.engines):
+            if engine.marker:
+                contains(reach.real(path), engine.marker.encode())
+
+    def _attach_file(self, path: str, is_executable: bool = False) -> int:
         before = len(self.rows)
-        real = os.path.realpath(path)
+        real = reach.real(path)
         if self._was_attached(path, real, is_executable):
             return 0
         for engine in self.engines:
             wanted = engine.owns(os.path.basename(path)) or engine.owns(os.path.basename(real))
             if is_executable:
                 wanted = bool(engine.marker) and contains(real, engine.marker.encode())
-            if wanted and os.path.isfile(real):
+            if wanted and os.path.isfile(reach.way_to(real)):
                 with self._reported():
                     self._attach_engine(engine, real)
         if self.named.wants(real, os.path.basename(path), is_executable):
@@ -234,7 +271,7 @@ class Attachments:
     def _was_attached(self, path: str, real: str, is_executable: bool) -> bool:
         """Whether this file, unchanged, was gone through before under this name: its probes stand in every process."""
         try:
-            status = os.stat(real)
+            status = os.stat(reach.way_to(real))
         except OSError:
             return False
         visit = status.st_dev, status.st_ino, status.st_mtime_ns, os.path.basename(path), is_executable
@@ -468,7 +505,7 @@ class Attachments:
 
     def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place, cookie: int = 0) -> None:
         try:
-            status = os.stat(path)
+            status = os.stat(reach.way_to(path))
         except OSError as error:
             raise ProbeError(f"cannot probe {symbol} in {path}: {error.strerror}") from None
         key = (status.st_dev, status.st_ino, offset + place.delta, probe.program, cookie)
@@ -510,6 +547,13 @@ class Attachments:
 
     def _open(self, row: Row) -> int:
         """Attach what a row says; returns the descriptor that holds the probe."""
+        began = time.monotonic_ns()
+        try:
+            return self._open_now(row)
+        finally:
+            self.attaching_ns += time.monotonic_ns() - began
+
+    def _open_now(self, row: Row) -> int:
         assert self.loader is not None
         program, cookie = self.loader.attachable(row.program, row.cookie)
         if row.at == "tracepoint":
@@ -518,7 +562,7 @@ class Attachments:
             first, *others = attach_software(program, FAULT_ENDS[row.program], row.program)
             self._more += others
             return first
-        return uprobes.attach_uprobe(program, row.library, row.offset, row.at == "return", cookie)
+        return uprobes.attach_uprobe(program, reach.way_to(row.library), row.offset, row.at == "return", cookie)
 
     def _operator_names(self, path: str, function: str) -> list[str]:
         """The engine's operator names by number, asked of a stripped library itself in a process of the invoking user."""
@@ -541,6 +585,10 @@ class Attachments:
         self._fds.clear()
         self._more.clear()
 
+    def libraries(self, engine: Engine) -> dict[str, str]:
+        """Path → build id of the engine's files that the program opened."""
+        return {path: build for path, build in self.state[engine.name].libraries.items() if path in self._opened}
+
     def to_json(self) -> list[dict[str, Any]]:
-        """Rows for the manifest."""
-        return [asdict(row) for row in self.rows]
+        """Rows for the manifest: without probes in files that the program never opened."""
+        return [asdict(row) for row in self.rows if not row.library or row.library in self._opened]

@@ -7,16 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from tracer.errors import ProbeError
+from tracer.probes.reach import way_to
 
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
 FUNCTION_TYPES = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
+SEGMENT = np.dtype(
+    [("type", "<u4"), ("flags", "<u4"), *((name, "<u8") for name in ("offset", "vaddr", "paddr", "filesz", "memsz", "align"))]
+)
+SECTION = np.dtype(
+    [
+        *(("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("addr", "<u8"), ("offset", "<u8"), ("size", "<u8")),
+        *(("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8")),
+    ]
+)
+PT_LOAD, SHT_NOTE = 1, 7
+SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
 
 
 # What the compiler appends to the name of a copy that it made of a function.
@@ -35,7 +47,7 @@ class Symbol:
     changed: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Binary:
     """An ELF file as far as probes need it. Offsets are file offsets, which is what uprobes take."""
 
@@ -45,6 +57,7 @@ class Binary:
     segments: list[tuple[int, int, int]]
     tables: list[tuple[np.ndarray, bytes]] = field(default_factory=list)
     usdt: dict[str, int] = field(default_factory=dict)
+    _found: dict[str, "Symbol | None"] = field(default_factory=dict)
 
     def symbol(self, name: str) -> int | None:
         """The file offset of the function `name`, or None. Linkers let names share their tails, hence any match counts."""
@@ -75,6 +88,11 @@ class Binary:
 
         A name that ends in * is the beginning of a mangled one, whatever its signature.
         """
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def _find(self, name: str) -> "Symbol | None":
         if name.endswith("*"):
             return min(self._beginning_with(name[:-1].encode(), SIGNATURE), key=lambda symbol: symbol.name, default=None)
         plain = name.encode()
@@ -136,17 +154,14 @@ class Binary:
 
     def bytes_at(self, offset: int, count: int = 1024) -> bytes:
         """Raw bytes at a file offset."""
-        with open(self.path, "rb") as file:
+        with open(way_to(self.path), "rb") as file:
             file.seek(offset)
             return file.read(count)
 
 
-def _usdt(elf: ELFFile, binary: Binary) -> dict[str, int]:
+def _usdt(elf: ELFFile, section: Any, binary: Binary) -> dict[str, int]:
     """`provider:name` → file offset of the site, from the .note.stapsdt section."""
-    section = elf.get_section_by_name(".note.stapsdt")
     base_section = elf.get_section_by_name(".stapsdt.base")
-    if not isinstance(section, NoteSection):
-        return {}
     sites = {}
     for note in section.iter_notes():
         data = note["n_descdata"]
@@ -161,38 +176,69 @@ def _usdt(elf: ELFFile, binary: Binary) -> dict[str, int]:
     return sites
 
 
+def _table(elf: ELFFile, kind: str, count: int, dtype: np.dtype) -> np.ndarray:
+    """Headers of segments ("ph") or sections ("sh"), at once: pyelftools makes objects of all, which takes milliseconds.
+
+    The target stands still meanwhile. Empty where the file is not for 64 bits.
+    """
+    if elf.header[f"e_{kind}entsize"] != dtype.itemsize:
+        return np.empty(0, dtype)
+    elf.stream.seek(elf.header[f"e_{kind}off"])
+    return np.frombuffer(elf.stream.read(count * dtype.itemsize), dtype)
+
+
 @lru_cache(maxsize=256)
-def _read(path: str, stamp: tuple[int, int, int]) -> Binary:
-    with open(path, "rb") as file:
+def _read(path: str, _: tuple[int, int, int]) -> Binary:
+    with open(way_to(path), "rb") as file:
         elf = ELFFile(file)
-        segments = [(s["p_vaddr"], s["p_offset"], s["p_filesz"]) for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
-        build_id = ""
-        for section in elf.iter_sections():
-            if isinstance(section, NoteSection):
-                ids = [n["n_desc"] for n in section.iter_notes() if n["n_name"] == "GNU" and n["n_type"] == "NT_GNU_BUILD_ID"]
-                build_id = next(iter(ids), build_id)
-        binary = Binary(path, elf.get_machine_arch(), build_id, segments)
-        for section in elf.iter_sections():
-            if isinstance(section, SymbolTableSection) and section["sh_entsize"] == SYMBOL.itemsize:
-                strings = elf.get_section(section["sh_link"]).data()
-                binary.tables.append((np.frombuffer(section.data(), SYMBOL), strings))
-        binary.usdt = _usdt(elf, binary)
+        loads = [row for row in _table(elf, "ph", elf.num_segments(), SEGMENT) if row["type"] == PT_LOAD]
+        binary = Binary(path, elf.get_machine_arch(), "", [tuple(row[["vaddr", "offset", "filesz"]].tolist()) for row in loads])
+        sections = _table(elf, "sh", elf.num_sections(), SECTION)
+        for number in np.flatnonzero(np.isin(sections["type"], SYMBOL_TABLES)).tolist():
+            entries, strings = (_bytes(file, sections[each]) for each in (number, sections[number]["link"]))
+            binary.tables.append((np.frombuffer(entries, SYMBOL), strings))
+        for number in np.flatnonzero(sections["type"] == SHT_NOTE).tolist():
+            _read_notes(elf, elf.get_section(number), binary)
         return binary
+
+
+def _bytes(file: BinaryIO, section: np.void) -> bytes:
+    file.seek(int(section["offset"]))
+    return file.read(int(section["size"]))
+
+
+def _read_notes(elf: ELFFile, section: Any, binary: Binary) -> None:
+    if section.name == ".note.stapsdt":
+        binary.usdt = _usdt(elf, section, binary)
+        return
+    for note in section.iter_notes():
+        if note["n_name"] == "GNU" and note["n_type"] == "NT_GNU_BUILD_ID":
+            binary.build_id = note["n_desc"]
+
+
+def stamp(path: str) -> tuple[int, int, int]:
+    """What changes when a file does."""
+    status = Path(way_to(path)).stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_binary(path: str) -> Binary:
     """Parse an ELF file; parsed files are remembered until they change."""
     try:
-        status = Path(path).stat()
-        return _read(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+        return _read(path, stamp(path))
     except (OSError, ELFError, UnicodeDecodeError, ValueError) as error:
         raise ProbeError(f"{path} cannot be read as a program or library: {error}") from None
 
 
 def contains(path: str, text: bytes) -> bool:
-    """Whether a file holds `text`: a quick look before an executable is parsed."""
+    """Whether a file holds `text`: a quick look before an executable is parsed; remembered until the file changes."""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return data.find(text) >= 0
+        return _contains(path, text, stamp(path))
     except (OSError, ValueError):
         return False
+
+
+@lru_cache(maxsize=256)
+def _contains(path: str, text: bytes, _: tuple[int, int, int]) -> bool:
+    with open(way_to(path), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(text) >= 0

@@ -5,6 +5,8 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.kernel.pmc import Counters, Event
 from tracer.probes.attach import FAULT_BEGINS, Attachments
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
+from tracer.probes.reach import opened
 from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
+from tracer.target import qnn_tables
 from tracer.target.io_files import Files
-from tracer.target.process import Guard, mappings, tasks
+from tracer.target.process import Guard, executable, mappings, tasks
 from tracer.target.qnn_logs import SerializedLogs
 
 MAX_PATTERNS = 16
@@ -34,6 +38,32 @@ NO_PROVIDER = 0xFFFFFFFF
 SETTINGS = struct.Struct("<15I")  # struct settings of bpf/maps.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
+
+
+@dataclass
+class Held:
+    """How long the target stood still for us, ns, and for what: until the tracer woke, in the kernel, the rest reading files."""
+
+    stops: int = 0
+    ns: int = 0
+    waking_ns: int = 0
+    attaching_ns: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """For the manifest's costs."""
+        reading = self.ns - self.waking_ns - self.attaching_ns
+        shares = {"waking_ns": self.waking_ns, "attaching_ns": self.attaching_ns, "reading_ns": reading}
+        return {f"held_{name}": value for name, value in {"ns": self.ns, "stops": self.stops, **shares}.items()}
+
+
+def places(pid: int, addresses: Iterable[int], first: int = 0) -> dict[int, tuple[str, int]]:
+    """Number of the address, from `first` on → (file, offset), of those that lie in a process's files."""
+    mapped, found = mappings(pid), {}
+    for number, address in enumerate(addresses, first):
+        place = next((m for m in mapped if m.start <= address < m.end), None)
+        if place:
+            found[number] = place.path, place.file_offset(address)
+    return found
 
 
 class Watcher:
@@ -59,7 +89,8 @@ class Watcher:
         self.dtypes = {name: dtype_from_json(layouts[name]["fields"], layouts[name]["bytes"]) for name in WATCHED}
         self.names = {layouts[name]["kind"]: name for name in WATCHED}
         self.kinds = tuple(self.names)
-        self.held_ns = 0  # time that the target stood still for us
+        self.held = Held()
+        self._began_ns = self._attaching_ns = 0  # of the answer that is under way
         self.learning: dict[int, Learning] = {}
         self.loop: Loop | None = None
         teaches = any(probe.teaches and probe.wanted(probes.levels) for engine in probes.engines for probe in engine.probes)
@@ -108,11 +139,13 @@ class Watcher:
         """Attach to every engine library, or statically linked engine, that a process has mapped."""
         self._note_files(pid)
         try:
-            executable = os.path.realpath(f"/proc/{pid}/exe")
+            program = executable(pid)
         except FileNotFoundError:  # it has ended meanwhile
             return
         for path in sorted({mapping.path for mapping in mappings(pid)}):
-            self._attach_file(path, path == executable)
+            self._attach_file(path, path == program)
+        if "qnn" in self.probes.levels:
+            self._find_qnn_tables(pid)
 
     def _note_files(self, pid: int) -> None:
         if "io" in self.probes.levels:
@@ -137,6 +170,7 @@ class Watcher:
 
     def answer(self, slot: np.ndarray) -> None:
         """Act on one slot of the ring whose kind is in `kinds`."""
+        self._began_ns, self._attaching_ns = time.monotonic_ns(), self.probes.attaching_ns
         name = self.names[int(slot[KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[0])]
         dtype = self.dtypes[name]
         record = slot[RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize].view(dtype)[0]
@@ -163,14 +197,15 @@ class Watcher:
     def _on_task_exec(self, record: np.void, pid: int) -> None:
         self.note_thread(int(record["tid"]), pid)
         self._note_files(pid)
-        self._attach_file(os.path.realpath(f"/proc/{pid}/exe"), is_executable=True)
+        with contextlib.suppress(OSError):
+            self._attach_file(executable(pid), is_executable=True)
         self._continue(record, pid)
 
     def _on_library(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
-            path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), text(record["path"]))
-            if os.path.isfile(path):
-                self._attach_file(path)
+            path = opened(pid, text(record["path"]))
+            if os.path.isfile(path) and self.probes.attach_file(path) + self.probes.attach_beside(path):
+                self.set_chosen()
         self._continue(record, pid)
 
     def _on_io_file(self, record: np.void, pid: int) -> None:
@@ -190,14 +225,27 @@ class Watcher:
         slots = self._collect(record, pid, table)
         if int(record["first"]) < LAST_TABLE_PART:
             return
-        api = tuple(record["api"].tolist())
+        self._probe_qnn_table(engine, slots, tuple(record["api"].tolist()), backend)
+        if record["last"]:
+            self._continue(record, pid)
+
+    def _find_qnn_tables(self, pid: int) -> None:
+        """Probe the tables that a process was given before it was followed."""
+        for engine in (each for each in self.probes.engines if each.name == "qnn"):
+            libraries = {path for path in self.probes.libraries(engine) if not engine.inspects(path)}
+            providers = qnn_tables.find(pid, libraries, engine.api_major)
+            for provider in providers:
+                self._probe_qnn_table(engine, places(pid, provider.slots), provider.api, provider.backend)
+            if libraries and not providers:
+                reason = "no function table was found in its memory: calls through one that it has already are not seen"
+                self.probes.warnings.append(f"{engine.name}: process {pid} has mapped QNN, but {reason}")
+
+    def _probe_qnn_table(self, engine: Engine, slots: dict[int, tuple[str, int]], api: tuple[int, ...], backend: int) -> None:
         self.probes.attach_table(engine, slots, api, backend)
         self.set_chosen()
         emulator = backend == QNN_HTP and machine.describe()["arch"] in QNN_EMULATED_MACHINES
         if self.qnn is None or backend == QNN_HTP:
             self.qnn = {"backend": backend, "api": list(api), "emulator": emulator}
-        if record["last"]:
-            self._continue(record, pid)
 
     def _on_qnn_callback(self, record: np.void, pid: int) -> None:
         """Stand where asynchronous executions tell that they are done, so far as that place is in a file."""
@@ -232,11 +280,8 @@ class Watcher:
 
     def _collect(self, record: np.void, pid: int, table: Any) -> dict[int, tuple[str, int]]:
         """Slot → (file, offset) of a table's parts so far."""
-        slots, mapped = self.slots.setdefault((pid, table), {}), mappings(pid)
-        for index, address in enumerate(record["slots"].tolist()):
-            place = next((m for m in mapped if m.start <= address < m.end), None)
-            if place:
-                slots[int(record["first"]) + index] = place.path, place.file_offset(address)
+        slots = self.slots.setdefault((pid, table), {})
+        slots |= places(pid, record["slots"].tolist(), int(record["first"]))
         return slots
 
     def _on_site(self, record: np.void, pid: int) -> None:
@@ -275,10 +320,12 @@ class Watcher:
 
     def _site(self, pid: int, address: int) -> tuple[str, int] | None:
         """(file, offset) of an address of a process; None where the process is gone."""
-        mapping = next((m for m in mappings(pid) if m.start <= address < m.end), None)
-        return (mapping.path, mapping.file_offset(address)) if mapping else None
+        return places(pid, [address]).get(0)
 
     def _continue(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGCONT)
-        self.held_ns += time.monotonic_ns() - int(record["ts"])
+        self.held.stops += 1
+        self.held.ns += time.monotonic_ns() - int(record["ts"])
+        self.held.waking_ns += self._began_ns - int(record["ts"])
+        self.held.attaching_ns += self.probes.attaching_ns - self._attaching_ns

@@ -73,5 +73,5 @@ def overview_section(run: Run) -> Section:
         ("engines", ", ".join(about.get("engines") or [])),
     ]
     findings = cost_findings(run)
-    blocks = [pairs(about_pairs), figures(run.summary), *([findings, note(PRIZES)] if findings else [])]
+    blocks = [figures(run.summary), *([findings, note(PRIZES)] if findings else []), pairs(about_pairs)]
     return Section("summary", "Summary", blocks)

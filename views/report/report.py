@@ -36,10 +36,11 @@ def document(run: Run) -> dict[str, Any]:
     """Everything the page shows; sections with nothing to show are absent."""
     sections = [section for make in SECTIONS if (section := make(run)) is not None]
     command = run.manifest.get("command") or []
-    return {"title": " ".join(map(str, command)) or "recording", "sections": [asdict(section) for section in sections]}
+    program = f"Recording of {Path(str(command[0])).name}" if command else "Recording"
+    return {"title": program, "command": " ".join(map(str, command)), "sections": [asdict(section) for section in sections]}
 
 
 def write_report(manifest: dict[str, Any], tables: Tables, summary: dict[str, Any], path: Path) -> int:
     """Write the report; returns its size in bytes."""
     content = document(Run(manifest, tables, summary, ceilings.load(manifest.get("machine") or {})))
-    return write_page(path, "report", f"MoEScope: {content['title']}", content, {"plotly": plotly()})
+    return write_page(path, "report", f"MoEScope: {content['command'] or 'recording'}", content, {"plotly": plotly()})

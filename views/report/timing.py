@@ -182,16 +182,9 @@ def trend_pairs(run: Run, across: dict[str, Any]) -> list[tuple[Any, ...]]:
         if spread.get("n"):
             text = f"median {spread['p50']:,.2f} ms, p05 {spread['p05']:,.2f}, p95 {spread['p95']:,.2f}, p99 {spread['p99']:,.2f}"
             items.append((name, f"{text}, n {spread['n']}"))
-    if moved := across.get("drift"):
-        ends = f"first {moved['steps']} steps {moved['first_ms']:,.2f} ms (median), last {moved['last_ms']:,.2f} ms"
-        items.append(("drift", f"{100 * moved['change']:+.1f} %: {ends}"))
     tokens = run.tables["tokens"]
-    for jump in across.get("change_points") or []:
-        text = f"{jump['before_ms']:,.2f} → {jump['after_ms']:,.2f} ms a step"
-        items.append((f"from token {jump['token_id']}", text, *run.moments(tokens[tokens["token_id"] == jump["token_id"]])[:1]))
-    if across.get("periodic"):
-        beat = across["periodic"]
-        items.append(("periodic", f"every {beat['period']:.1f} steps, {100 * beat['share']:.0f} % of the variance"))
+    for name, text, token in trends.sentences(across):
+        items.append((name, text, *run.moments(tokens[tokens["token_id"] == token])[:1]))
     model = across.get("model") or {}
     if model:
         slope = model["us_per_token"]

@@ -5,7 +5,7 @@
 
 const view = { x: 0, y: 0, scale: 1, hover: null, chosen: null, find: "", mode: "time", path: false };
 const open = new Set(), picture = { canvas: null, scale: 0, left: 0, top: 0, right: 0, bottom: 0, stale: true };
-const GAP = 70, ASPECT = 2.2, MAX_LINES = 12, DETAIL = 0.42, LINES = 0.12, MARGIN = 0.5;
+const GAP = 70, MAX_LINES = 12, DETAIL = 0.42, LINES = 0.12, MARGIN = 0.5;
 const SUMMED = ["duration_ns", "busy_ns", "wait_ns", "maj_flt", "cycles", "load_ns"];
 let dag, board, marks, tip, legend, panel, shown = { cards: [], nodes: [], edges: [], near: new Map(), of: [] };
 
@@ -55,7 +55,7 @@ function flow(cards, limit) {
     line = Math.max(line, card.height);
     x += card.width + GAP;
   }
-  return Math.max(width, (y + line) * ASPECT);
+  return Math.max(width, (y + line) * board.clientWidth / Math.max(1, board.clientHeight - 100));
 }
 
 /* As many lines of cards as make the whole appear largest. */
@@ -480,6 +480,28 @@ function pointers() {
   board.addEventListener("dblclick", fit);
 }
 
+/* Arrow keys go from operator to operator in the order of time, Enter opens a folded card, + and - zoom, Escape closes the details. */
+const KEYS = {
+  ArrowRight: () => step(1), ArrowDown: () => step(1), ArrowLeft: () => step(-1), ArrowUp: () => step(-1),
+  Enter: () => view.chosen && view.chosen.card && toggle(view.chosen.card.same), "+": () => zoom(1.25, board.clientWidth / 2, board.clientHeight / 2),
+  "-": () => zoom(0.8, board.clientWidth / 2, board.clientHeight / 2), Escape: () => choose(null),
+};
+
+function step(by) {
+  const all = shown.nodes, now = all.indexOf(view.chosen);
+  const next = all[now < 0 ? (by > 0 ? 0 : all.length - 1) : (now + by + all.length) % all.length];
+  centre(next);
+  choose(next);
+}
+
+function keys() {
+  board.addEventListener("keydown", (e) => {
+    if (!KEYS[e.key] || e.ctrlKey || e.metaKey || e.altKey) return;
+    e.preventDefault();
+    KEYS[e.key]();
+  });
+}
+
 function heading() {
   const t = dag.token, title = [`token ${t.token_id}`, t.phase, t.position >= 0 ? `position ${t.position}` : "", t.duration_ns ? us(t.duration_ns) : ""].filter(Boolean).join(", ");
   const averaged = t.tokens_used > 1 ? `, mean of ${t.tokens_used} tokens` : "";
@@ -491,8 +513,8 @@ function heading() {
     onclick: () => { view.path = !view.path; path.setAttribute("aria-pressed", view.path); picture.stale = true; redraw(); } }, `critical path ${us(dag.critical_ns)}`);
   const emulator = dag.emulator ? " · NPU: HTP emulator" : "", layered = [...dag.classes.values()].some((members) => members.length > 1);
   const button = (id, text, onclick) => el("button", { type: "button", id, onclick }, text);
-  return el("header", {}, el("b", {}, "ProfDAG"), el("span", { class: "about", title: dag.command }, title + averaged + emulator + " · " + dag.command), mode, find, path,
-    ...(layered ? [button("expand", "expand all", () => foldAll(false)), button("fold", "fold all", () => foldAll(true))] : []), button("fit", "fit", fit), themeButton());
+  return el("header", {}, el("h1", {}, "ProfDAG"), el("span", { class: "about", title: dag.command }, title + averaged + emulator + " · " + dag.command), mode, find, path,
+    ...(layered ? [button("expand", "expand all", () => foldAll(false)), button("fold", "fold all", () => foldAll(true))] : []), button("fit", "fit", () => { layOut(); fit(); }), themeButton());
 }
 
 function prepare() {
@@ -511,14 +533,15 @@ async function start() {
   prepare();
   picture.canvas = el("canvas");
   marks = el("canvas", { hidden: "" });
-  board = el("div", { class: "board", role: "img", "aria-label": `graph of ${dag.nodes.length} operators` }, picture.canvas, marks);
+  board = el("div", { class: "board", role: "application", tabindex: 0, "aria-label": `graph of ${dag.nodes.length} operators; arrow keys go from one to the next` }, picture.canvas, marks);
   tip = el("div", { class: "tip", hidden: "" });
-  panel = el("div", { class: "tip panel", hidden: "" });
+  panel = el("div", { class: "tip panel", "aria-live": "polite", hidden: "" });
   legend = el("div", { class: "legend" });
-  document.body.append(heading(), el("div", { class: "stage" }, board, legend, tip, panel));
+  document.body.append(heading(), el("main", { class: "stage" }, board, legend, tip, panel));
   layOut();
   fit();
   pointers();
+  keys();
   addEventListener("resize", redraw);
   themeListeners.push(restyle);
   printing(toPaper, toScreen);

@@ -91,7 +91,7 @@ function table(block) {
   }
   fill();
   return el("div", { class: "block" }, block.title ? el("h3", {}, block.title) : null, state.all ? null : tools,
-    el("div", { class: "wide" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body)), queryOf(block));
+    el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": block.title || "table" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body)), queryOf(block));
 }
 
 function themed(traces) {
@@ -131,14 +131,14 @@ function draw(item) {
 }
 
 function chart(block) {
-  const node = el("div", { class: "chart" });
+  const node = el("div", { class: "chart", role: "group", "aria-label": block.title });
   node.style.minHeight = block.height + "px";
   charts.push({ node, traces: block.traces, layout: block.layout, height: block.height });
   return el("div", { class: "block" }, el("h3", {}, block.title), block.note ? el("p", { class: "note" }, block.note) : null, node, queryOf(block));
 }
 
 function heat(block) {
-  const item = { node: el("div", { class: "chart" }), traces: [], layout: {}, height: 420 };
+  const item = { node: el("div", { class: "chart", role: "group", "aria-label": block.title }), traces: [], layout: {}, height: 420 };
   const layer = el("select", { "aria-label": "layer", onchange: () => show(true) }, ...block.layers.map((l, i) => el("option", { value: i }, "layer " + l)));
   const kinds = Object.keys(block.matrices[0]);
   const kind = el("select", { "aria-label": "what", onchange: () => show(true) }, ...kinds.map((k) => el("option", { value: k }, k)));
@@ -185,7 +185,7 @@ function graphCard(card, choose) {
     group.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(group, node); });
     return group;
   });
-  const picture = svg("svg", { viewBox: `0 ${card.top} ${card.width} ${card.height}`, role: "img", "aria-label": card.title }, ...lines, ...nodes);
+  const picture = svg("svg", { viewBox: `0 ${card.top} ${card.width} ${card.height}`, role: "group", "aria-label": card.title }, ...lines, ...nodes);
   picture.style.width = card.width + "px";
   return el("figure", { class: "layer" }, el("figcaption", {}, card.title), picture);
 }
@@ -199,7 +199,7 @@ function graph(block) {
     about.replaceChildren(...node.about.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
     about.hidden = false;
   }
-  const cards = el("div", { class: "layers" }, ...block.cards.map((card) => graphCard(card, choose)));
+  const cards = el("div", { class: "layers", tabindex: 0, role: "region", "aria-label": block.title }, ...block.cards.map((card) => graphCard(card, choose)));
   const kinds = [["slower", "slower"], ["faster", "faster"], ["appeared", "appeared"], ["vanished", "vanished"], ["changed", "other dims or backend"], ["", "not known to have changed"]];
   const legend = el("p", { class: "legend" }, ...kinds.map(([kind, text]) => el("span", {}, el("i", { class: kind }), text)), "Choose an operator for its figures.");
   const left = block.left ? el("p", { class: "note" }, `${block.left} more layers are left out.`) : null;
@@ -208,10 +208,22 @@ function graph(block) {
 
 const BLOCKS = { note: (block) => el("p", { class: "note" }, block.text), cards, findings, pairs, table, chart, heat, graph };
 
+/* A section that folds; it opens when something links to it. */
+function section(s) {
+  const head = el("summary", {}, el("h2", { id: "title-" + s.name }, s.title));
+  return el("section", { id: s.name, "aria-labelledby": "title-" + s.name }, el("details", { class: "fold", open: "" }, head, ...s.blocks.map((b) => BLOCKS[b.kind](b))));
+}
+
+function unfold(sections) {
+  for (const one of sections) one.querySelector("details.fold").open = true;
+}
+
 function page(report) {
-  const links = report.sections.map((s) => el("a", { href: "#" + s.name }, s.title));
-  const sections = report.sections.map((s) => el("section", { id: s.name }, el("h2", {}, s.title), ...s.blocks.map((b) => BLOCKS[b.kind](b))));
-  document.body.append(el("header", {}, el("b", {}, "MoEScope"), el("nav", {}, ...links), themeButton()), el("main", {}, ...sections));
+  const links = report.sections.map((s) => el("a", { href: "#" + s.name, onclick: () => unfold([document.getElementById(s.name)]) }, s.title));
+  const lead = report.lead ? el("p", { class: "lead" }, report.lead) : null;
+  document.body.append(el("a", { class: "skip", href: "#main" }, "skip to the figures"),
+    el("header", {}, el("b", {}, "MoEScope"), el("nav", { "aria-label": "sections" }, ...links), themeButton()),
+    el("main", { id: "main" }, el("h1", {}, report.title), lead, ...report.sections.map(section)));
 }
 
 const PAPER_WIDTH = 676;
@@ -226,7 +238,7 @@ async function start() {
     charts.forEach(draw);
     themeListeners.push(() => charts.forEach(draw));
   }
-  printing(() => resized({ width: PAPER_WIDTH }), () => resized({ width: null, autosize: true }));
+  printing(() => { unfold(document.querySelectorAll("section")); resized({ width: PAPER_WIDTH }); }, () => resized({ width: null, autosize: true }));
   document.body.dataset.ready = "yes";
 }
 

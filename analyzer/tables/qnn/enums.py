@@ -1,10 +1,10 @@
 """QNN's numbers: event types, units, levels, scalar types and API calls; `enums.toml` names them as its documentation does."""
 
-import tomllib
 from enum import Enum
-from pathlib import Path
 
-DECLARED = tomllib.loads(Path(__file__).with_name("enums.toml").read_text(encoding="utf-8"))
+from moescope.packaged import toml_beside
+
+DECLARED = toml_beside(__file__, "enums.toml")
 CSV_TYPES: dict[str, int] = DECLARED.pop("csv_types")
 NAMES: dict[str, dict[int, str]] = {
     section: {int(number): name for number, name in names.items()} for section, names in DECLARED.items()

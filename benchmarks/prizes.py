@@ -1,0 +1,185 @@
+"""Does a finding's prize come true? Plants causes, reads what each finding promises, applies its remedy, and measures again.
+
+sudo python -m benchmarks.prizes [--rounds 5] [--causes small cache,cold file]
+
+Each round records the planted run and the run with the remedy, by turns. `predicted` is the finding's prize and `won` what the
+steps took less, both as a share of the planted run's step time; a prize is right within a factor of 1.5. The other process
+and the thread too many want a machine that is otherwise idle. A graph that falls back from the NPU to the CPU cannot be timed
+on an emulator; graphs that are compiled within steps can.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analyzer.questions.findings import findings
+from analyzer.records.schema import Tables
+from analyzer.tables.store import load
+from benchmarks.lib.models import demo_model, seeded_gguf
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import extremes, single
+from benchmarks.lib.turns import by_turns
+from workloads import ROOT
+
+LEVELS = "token,graph,operator,expert,qnn,sched,io"
+FACTOR = 1.5
+PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
+BURN = "while True: pass"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command with its environment; the CPUs it may use, how many processes burn them meanwhile, and before the run: the folder
+    whose files leave the page cache, and the folder that is removed.
+    """
+
+    words: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    cpus: str = ""
+    burners: int = 0
+    cold: Path | None = None
+    removed: Path | None = None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is planted, the rules of the findings that must see it, and the run that the first one's evidence proposes."""
+
+    name: str
+    rules: tuple[str, ...]
+    planted: Run
+    remedy: Callable[[dict[str, Any]], Run]
+
+
+def generate(model: Path, *words: str) -> Run:
+    """A run of our runtime."""
+    command = (sys.executable, "-m", "runtime", "generate", str(model), "--prompt", PROMPT, "--ignore-end")
+    return Run((*command, "--max-new-tokens", "100", *words))
+
+
+def llama(threads: int) -> Run:
+    """A run of llama.cpp."""
+    program = (sys.executable, "workloads/programs/llama_steps.py", str(seeded_gguf("tiny-moe")), "16", "150", "0.005")
+    return Run(program, {"LLAMA_THREADS": str(threads)})
+
+
+def causes(folder: Path) -> Iterator[Cause]:
+    """Everything that is planted."""
+    model = demo_model()
+    small = generate(model, "--expert-cache", "1.5MiB")
+
+    def cached(evidence: dict[str, Any]) -> Run:
+        return generate(model, "--expert-cache", str(int(evidence["budget_bytes"])))
+
+    yield Cause("small cache", ("expert loads",), small, cached)
+    alone = replace(llama(1), cpus="0")
+    yield Cause("another process", ("displaced", "gaps: scheduling"), replace(alone, burners=1), lambda _: alone)
+    crowded = replace(llama(2), cpus="0")
+    yield Cause("a thread too many", ("displaced", "gaps: scheduling"), crowded, lambda _: alone)
+    package = folder / "package"
+    convert = [sys.executable, "-m", "runtime", "convert", str(model), str(package)]
+    subprocess.run(convert, cwd=ROOT, check=True, capture_output=True)
+    warm = generate(model, "--package", str(package), "--max-new-tokens", "2")
+    yield Cause("cold file", ("disk", "gaps: disk wait"), replace(warm, cold=package), lambda _: warm)
+    place = ("--prefill-backend", "htp", "--tiers", "1,8", "--chunk", "16", "--expert-cache", "3MiB", "--max-new-tokens", "8")
+    ahead = generate(model, "--package", str(package), *place)
+    late = replace(ahead, removed=package / "htp")
+    yield Cause("graphs compiled in steps (HTP emulator)", ("compiling",), late, lambda _: ahead)
+
+
+def drop(folder: Path) -> None:
+    """Let all files of a folder leave the page cache."""
+    os.sync()
+    for path in filter(Path.is_file, folder.rglob("*")):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextlib.contextmanager
+def around(run: Run) -> Iterator[None]:
+    """What goes on while a run is recorded."""
+    pin = ["taskset", "-c", run.cpus] if run.cpus else []
+    if run.cold:
+        drop(run.cold)
+    if run.removed:
+        shutil.rmtree(run.removed, ignore_errors=True)
+    burning = [subprocess.Popen([*pin, sys.executable, "-c", BURN]) for _ in range(run.burners)]
+    try:
+        yield
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+
+
+def recorded(run: Run, folder: Path) -> Tables:
+    """The tables of a traced run."""
+    pin = ["taskset", "-c", run.cpus] if run.cpus else []
+    command = [sys.executable, "-m", "tracer", "run", "--no-views", "--levels", LEVELS, "-o", str(folder), "--", *pin, *run.words]
+    with around(run):
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **run.env}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr.strip()[-300:])
+    return load(folder)
+
+
+def promised(tables: Tables, rules: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
+    """(the prizes of the findings by these rules, whose times do not overlap, of step time; the evidence of the first)."""
+    found = {finding.rule: finding for finding in findings(tables)}
+    first = next((found[rule].evidence for rule in rules if rule in found), {})
+    return sum(found[rule].prize_share for rule in rules if rule in found), first
+
+
+def step_ms(tables: Tables) -> float:
+    """What all steps took."""
+    return float(tables["tokens"]["duration_ns"].sum()) / 1e6
+
+
+def tried(cause: Cause, rounds: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(predicted, won) of each round, shares of the planted run's step time."""
+    predicted, evidence = promised(recorded(cause.planted, folder / "first"), cause.rules)
+    sides = (("planted", cause.planted), ("remedied", cause.remedy(evidence))) if evidence else ()
+    took: dict[str, list[float]] = {"planted": [], "remedied": []}
+    prizes = []
+    for number, (side, run) in by_turns(sides, rounds):
+        tables = recorded(run, folder / f"{side}-{number}")
+        took[side].append(step_ms(tables))
+        if side == "planted":
+            prizes.append(promised(tables, cause.rules)[0])
+    return np.array(prizes or [predicted]), 1 - np.array(took["remedied"]) / np.array(took["planted"])
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=5)
+    parser.add_argument("--causes", metavar="NAMES", help="only these, separated by commas")
+    args = parser.parse_args()
+    report, right = Report("prizes", args), []
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, cause in enumerate(causes(Path(temporary))):
+            if args.causes and cause.name not in args.causes.split(","):
+                continue
+            predicted, won = tried(cause, args.rounds, Path(temporary) / str(number))
+            report.add(f"{cause.name}: predicted", "%", extremes(100 * predicted))
+            if not len(won):
+                report.note(f"{cause.name}: no finding")
+                right.append(False)
+                continue
+            report.add(f"{cause.name}: won", "%", extremes(100 * won))
+            ratio = float(np.median(predicted) / max(np.median(won), 1e-9))
+            report.add(f"{cause.name}: predicted / won", "", single(ratio, len(won)))
+            right.append(1 / FACTOR <= ratio <= FACTOR)
+    report.add(f"causes whose prize is right within a factor of {FACTOR}", "", single(sum(right), len(right)))
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""How often a first execution, a step, a drift, a period and a burst are found in drawn series, and found in plain noise.
+
+nice python -m benchmarks.series [--series 500] [--json FILE]
+
+workloads/drawn_series.py says how series are drawn and what counts as found.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from analyzer.questions.changepoints import take_apart
+from benchmarks.lib.report import Report, arguments
+from benchmarks.lib.spread import single
+from workloads.drawn_series import NAMES, draw, invented, missed, noise
+
+LENGTHS = (30, 100, 600, 2000)
+FOLLOWS = (0.0, 0.3, 0.5)
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--series", type=int, default=500, help="series of each make (default: %(default)s)")
+    args = parser.parse_args()
+    report, n = Report("series", args), args.series
+    for rho in FOLLOWS:
+        wrong = [missed(take_apart(drawn.ms), drawn) for drawn in (draw(seed, rho) for seed in range(n))]
+        counts = Counter(name for each in wrong for name in each)
+        label = f"noise 1 %, correlation {rho:g}"
+        report.add(f"{label}: series in which all five are found, and nothing else", "%", single(100 * wrong.count(set()) / n, n))
+        for name in NAMES:
+            report.add(f"{label}: {name} missed, or more than one found", "%", single(100 * counts[name] / n, n))
+    for rho in FOLLOWS:
+        for length in LENGTHS:
+            found = [invented(take_apart(noise(np.random.default_rng((seed, length)), length, rho))) for seed in range(n)]
+            share = 100 * sum(map(bool, found)) / n
+            report.add(f"plain noise, correlation {rho:g}, {length} executions: something found", "%", single(share, n))
+    report.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
