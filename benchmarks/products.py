@@ -26,9 +26,9 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import bootstrap, extremes
 from benchmarks.lib.turns import by_turns
+from runtime.backends.block_products import DOMAIN
 from runtime.backends.cpu import session_options, share_threads
 from runtime.backends.instruction_sets import LIBRARY, choose, instruction_sets
-from runtime.backends.serving import DOMAIN
 
 THEIRS = "MatMulNBits"
 READ_BYTES = 256 << 20

@@ -102,6 +102,16 @@ def test_nodes_that_only_rename_memory_are_no_operators(tmp_path: Path) -> None:
     assert len(built(w, tmp_path)["operators"]) == 0
 
 
+def test_what_only_renames_memory_is_the_wait_of_the_operator_before_it(tmp_path: Path) -> None:
+    w = Writer().add("graph_begin", ts=1_000, engine=2, handle=GRAPH, layer=-1, expert=-1)
+    for node, kind in enumerate((MUL_MAT, NOTHING, MUL_MAT)):
+        w.add("op_begin", ts=1_010 + 100 * node, engine=2, tensor=TENSORS + node, type=kind, layer=-1)
+        w.add("op_wait", ts=1_060 + 100 * node, engine=2)
+    operators = built(w.add("graph_end", ts=1_300, engine=2, handle=GRAPH), tmp_path)["operators"]
+    assert operators["begin_ns"].tolist() == [1_010, 1_210] and operators["end_ns"].tolist() == [1_210, 1_300]
+    assert operators["busy_ns"].tolist() == [50, 50]
+
+
 def test_a_graph_that_the_old_way_tells_whole_is_read_that_way(tmp_path: Path) -> None:
     w = Writer()
     describe(w, 600, 3)

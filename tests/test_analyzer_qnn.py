@@ -4,9 +4,13 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from analyzer.questions.npu import statistics
+from analyzer.questions.sql import Database
 from analyzer.records.reading import open_recording
-from analyzer.tables.qnn.enums import EVENT_TYPES, WORK_OF_HUNDRED, WORK_OF_THOUSAND, Work, work_of
+from analyzer.tables.qnn.enums import EVENT_TYPES, NODE, PROFILE_CREATE, WORK_OF_HUNDRED, WORK_OF_THOUSAND, Work, work_of
 from analyzer.tables.store import build
+from views.report.npu import NODES_QUERY, npu_section
+from views.report.sections import Run
 from workloads.recordings import MAIN, WORKER, Writer, layouts
 
 SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -66,7 +70,7 @@ class Program:
         for (number, value, children), handle in zip(tree, handles, strict=True):
             row = len(self.truth)
             self.truth.append((number, value, parent, depth, *cause))
-            unit = 3 if "CYCLE" in EVENT_TYPES.get(number, "") else 1
+            unit = 3 if "CYCLE" in EVENT_TYPES.get(number, "") or number == NODE else 1
             fields = {"event": handle, "type": number, "unit": unit, "value": value, "dtype": 0x164, "extended": 1}
             self.w.add("qnn_event", engine=3, ts=self.tick(), tid=tid, **fields, name=b"node")
             below = self.numbers(len(children))
@@ -223,3 +227,22 @@ def test_every_known_event_type_but_nodes_traces_and_sections_tells_its_work():
     silent = {number for number in EVENT_TYPES if work_of(number) is None}
     assert silent == {404, 600, 9001, 9002, 9003, 9004}
     assert set(WORK_OF_HUNDRED.values()) | set(WORK_OF_THOUSAND.values()) == set(Work)
+
+
+def test_graphs_of_one_name_are_told_apart_by_object_model_and_level(tmp_path):
+    """Two sessions compile the same operators: QNN sees one name twice, at two levels."""
+    w = Program()
+    for session, (graph, profile, level) in enumerate(((5, 51, 2), (6, 61, 1))):
+        w.call(GRAPH_CREATE, 1, graph, b"QNN_123")
+        w.w.add("qnn_object", engine=3, ts=w.tick(), call=PROFILE_CREATE, handle=profile, level=level)
+        w.w.add("session", engine=4, ts=w.tick(), handle=70 + session, name=b"/m/%d.onnx" % session)
+        w.harvest(profile, [(NODE, 10, [])], (w.execute(graph, profile), -1))
+    tables = build(open_recording(w.w.write(tmp_path)))
+    graphs = tables["qnn_objects"].query("kind == 'graph'")
+    assert graphs["session_id"].tolist() == [0, 1] and set(graphs["name"]) == {"QNN_123"}
+    rows = Database(tables).frame(NODES_QUERY).sort_values("object")
+    assert rows[["model", "level", "runs"]].to_numpy().tolist() == [["/m/0.onnx", 2, 1], ["/m/1.onnx", 1, 1]]
+    assert len(statistics(tables)["graphs"]) == 2
+    section = npu_section(Run({}, tables, {}))
+    (shown,) = [block for block in section.blocks if block.get("title") == "Cycles by node"]
+    assert {(row[1], row[3]) for row in shown["rows"]} == {("/m/0.onnx", "detailed"), ("/m/1.onnx", "basic")}

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from runtime.backends.block_products import DOMAIN
 from runtime.backends.instruction_sets import FORCED_SET, LIBRARY, choose, instruction_set, instruction_sets
-from runtime.backends.serving import DOMAIN
 from runtime.errors import BackendError
 from runtime.graphs.quantize import BLOCKS, Precision, Quantized, quantize
 from tests.quantized_weights import unpack
@@ -147,7 +147,8 @@ def forced(name: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=DRIVER.parent.parent)
 
 
-def test_the_environment_chooses_the_instruction_set() -> None:
+def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FORCED_SET, raising=False)
     assert instruction_set() == instruction_sets()[0]
     assert [forced(name).stdout.strip() for name in instruction_sets()] == instruction_sets()
     assert "plain" in instruction_sets()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.backends.block_products import QUANTIZED, with_block_products
 from runtime.errors import RequestError
 from runtime.graphs.builder import GraphBuilder
 from runtime.graphs.quantize import Precision, quantize
@@ -29,7 +30,8 @@ def test_no_weight_is_off_by_more_than_its_blocks_step(precision: Precision, n: 
     "precision", [Precision(4), Precision(4, 64, False), Precision(8), Precision(8, 32, False), Precision(16)]
 )
 @pytest.mark.parametrize("rows", [1, 5])
-def test_onnxruntime_multiplies_with_the_weights_that_were_packed(precision: Precision, rows: int) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_onnxruntime_multiplies_with_the_weights_that_were_packed(precision: Precision, rows: int, own: bool) -> None:
     rng = np.random.default_rng(0)
     weight, bias = rng.standard_normal((48, 96)).astype(np.float32), rng.standard_normal(48).astype(np.float32)
     values = rng.standard_normal((rows, 96)).astype(np.float32)
@@ -37,7 +39,12 @@ def test_onnxruntime_multiplies_with_the_weights_that_were_packed(precision: Pre
     g.input("x", ("T", 96))
     g.linear("x", "w", weight, precision, bias, "y")
     g.output("y", ("T", 48))
-    (found,) = ort.InferenceSession(g.model().SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": values})
+    model, options = g.model(), ort.SessionOptions()
+    if own:
+        with_block_products(model, options)
+        assert QUANTIZED not in {node.op_type for node in model.graph.node}
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": values})
     meant = dequantize(quantize(weight, precision), precision, 96) if precision.quantized else weight
     expected = values @ meant.T + bias
     # Activations are rounded to 8 bits too.

@@ -57,6 +57,15 @@ def test_where_prefetching_saves_a_third_nearly_all_of_it_is_got(seed: int) -> N
     assert spent < 1.03 * sum(with_it for _, with_it in costs)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_where_prefetching_quickens_most_tokens_and_rare_ones_take_all_of_it_back_it_keeps_still(seed: int) -> None:
+    costs = [(1_000_000, 900_000 if i % 10 else 3_000_000) for i in np.random.default_rng(seed).permutation(4000)]
+    trial = Trial()
+    _, spent = decode(trial, costs)
+    assert trial.pays is False
+    assert spent < 1.02 * sum(without for without, _ in costs)
+
+
 def test_it_changes_its_mind_when_the_disk_gets_busy() -> None:
     trial = Trial()
     ways, _ = decode(trial, list(chain(repeat((3000, 2000), 300), repeat((3000, 4000), 100))))
@@ -78,6 +87,6 @@ def test_the_reason_names_times_waits_and_the_price_of_predicting() -> None:
     decode(trial, [(1_200_000, 1_300_000)] * PROBE)
     assert trial.reason == (
         "off: 1.30 ms per token (0.65 waiting, 0.13 predicting) with prefetching, "
-        "1.20 ms per token (0.60 waiting) without (medians of 15 and 14 tokens)"
+        "1.20 ms per token (0.60 waiting) without (means of 15 and 14 tokens, -8.3% saved, standard error 0.0%)"
     )
     assert Trial().reason.startswith("undecided")

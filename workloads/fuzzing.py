@@ -115,24 +115,27 @@ class Bench:
 
 
 class Hang(BaseException):
-    """A verb ran longer than MOST_S."""
+    """A verb took more than MOST_S of CPU time, or stood still for ten times as long."""
 
 
 def too_long(*_: object) -> None:
-    """SIGALRM."""
+    """SIGALRM and SIGPROF."""
     raise Hang
 
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
     """Raise Hang after MOST_S."""
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.setitimer(signal.ITIMER_REAL, MOST_S)
+    limits = {signal.SIGPROF: (signal.ITIMER_PROF, MOST_S), signal.SIGALRM: (signal.ITIMER_REAL, 10 * MOST_S)}
+    before = {number: signal.signal(number, too_long) for number in limits}
+    for timer, seconds in limits.values():
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, (timer, _) in limits.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 def call(verb: str, folder: Path) -> Answer:

@@ -35,9 +35,11 @@ def node_type(name: str, op_map: OpMap) -> str:
 
 
 def labels(executes: pd.DataFrame) -> pd.Series:
-    """What to call an execution's graph: kind and tier where the engine records them, else QNN's name."""
+    """What to call an execution's graph: kind and tier where the engine records them, else QNN's name and the object's number."""
     tier = np.where(executes["tier"] > 0, " T" + executes["tier"].astype(str), "")
-    return pd.Series(np.where(executes["kind"] != "", executes["kind"] + tier, executes["graph_name"]), executes.index)
+    number = np.where(executes["object_id"] >= 0, " #" + executes["object_id"].astype(str), "")
+    named = executes["graph_name"] + number
+    return pd.Series(np.where(executes["kind"] != "", executes["kind"] + tier, named), executes.index)
 
 
 def total(values: pd.Series) -> float | None:

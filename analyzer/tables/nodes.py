@@ -51,7 +51,7 @@ def unfold(source: Source) -> Announced:
     none of its operators, or the old way misses most.
     """
     done, graphs = shares(source), source.rows("graph_begin")
-    announced = {kind: source.rows(kind) for kind in ("op_begin", "op_wait")}
+    announced = computed(source)
     if len(done) == 0:
         begin, wait = announced["op_begin"], announced["op_wait"]
         return Announced(begin, wait, done, np.zeros(len(begin), bool))
@@ -72,6 +72,16 @@ def unfold(source: Source) -> Announced:
     old = {kind: announced[kind].where(~by_shares[owner[kind]]) for kind in announced}
     begin, by_share = joined(old["op_begin"], rows, begins, described_fields(source, rows, tensor[used], described[used]))
     return Announced(begin, joined(old["op_wait"], rows, rows["ts"], {})[0], done, by_share)
+
+
+def computed(source: Source) -> dict[str, Rows]:
+    """The records op_begin and op_wait, without those of nodes that only rename memory: some builds pass these like others."""
+    begin, wait = source.rows("op_begin"), source.rows("op_wait")
+    renames = (begin["engine"] == LLAMACPP) & np.isin(begin["type"], never_run(source))
+    if not renames.any():
+        return {"op_begin": begin, "op_wait": wait}
+    begun = latest(begin["tid"], begin["ts"], wait["tid"], wait["ts"])
+    return {"op_begin": begin.where(~renames), "op_wait": wait.where(~np.append(renames, False)[begun])}
 
 
 def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,10 @@ import ctypes
 import platform
 from functools import cached_property
 
+import onnx
 import onnxruntime as ort
 
+from runtime.backends.block_products import with_block_products
 from runtime.backends.kv_cache import REWRITTEN, rounded
 from runtime.cache_rules.forms import CPU
 from runtime.errors import BackendError
@@ -65,14 +67,16 @@ class CpuBackend:
         if name.startswith("attention") and not self.package.family.states(int(name.rpartition("_")[2])):
             fused = self.package.family.FUSED_ATTENTION
             graph = REWRITTEN[self.kv_bits](graph) if fused else rounded(graph, self.kv_bits)
-        return self.create(name, graph, session_options())
+        return self.create(name, onnx.load_model_from_string(graph))
 
-    def create(self, name: str, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-        """A session of this model; weights that it names are in the package's folder or among the options' initializers."""
+    def create(self, name: str, model: onnx.ModelProto) -> ort.InferenceSession:
+        """A session of this model, which is changed; weights that it names are in the package's folder."""
+        options = session_options()
+        graph = with_block_products(model, options).SerializeToString()
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(self.package.folder))
         try:
-            session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+            session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"], enable_fallback=0)
         except Exception as error:
             raise BackendError(f"ONNX Runtime refuses {name} on CPU ({str(error).splitlines()[0]}): convert again") from None
         forget_model_bytes(session)

@@ -2,8 +2,7 @@
 
 So a miss costs its read and nothing else, and an eviction gives a buffer back. ONNX Runtime's own MatMulNBits wants a session
 of each expert, whose prepacking takes two to four times as long as a read; fed with weights it is fifty times slower. Hence
-BlockMatMul (kernels/), which computes the same bits with every instruction set. An expert is served in one form whatever the
-cache does, so that its bits are the same.
+BlockMatMul (block_products). An expert is served in one form whatever the cache does, so that its bits are the same.
 """
 
 from collections.abc import Callable
@@ -12,17 +11,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from runtime.backends.cpu import CpuBackend, session_options
+from runtime.backends.cpu import CpuBackend
 from runtime.backends.graph import Binding, Graph, shared
-from runtime.backends.instruction_sets import LIBRARY, instruction_set
 from runtime.cache_rules.forms import CPU, Form
 from runtime.package.reader import BlockPool, Reader
 from runtime.telemetry.log import RunLog
 from runtime.telemetry.probes import Kind
-
-QUANTIZED = "MatMulNBits"
-BIAS = 5
-DOMAIN = "moescope"
 
 
 class CpuExpert(Graph):
@@ -56,11 +50,7 @@ class CpuExperts:
     def __init__(self, backend: CpuBackend, log: RunLog, mapped: bool, between: Callable[[], None] = lambda: None):
         self.backend, self.package, self.log, self.mapped = backend, backend.package, log, mapped
         self.reader, self.pool = Reader(between=between), BlockPool()
-        model, options = weights_as_inputs(onnx.load_model_from_string(self.package.graph("expert"))), session_options()
-        if any(node.domain == DOMAIN for node in model.graph.node):
-            instruction_set()
-            options.register_custom_ops_library(str(LIBRARY))
-        self._session = backend.create("an expert", model.SerializeToString(), options)
+        self._session = backend.create("an expert", weights_as_inputs(onnx.load_model_from_string(self.package.graph("expert"))))
 
     def load(self, form: Form) -> CpuExpert:
         """The expert, ready to run."""
@@ -101,10 +91,7 @@ class CpuExperts:
 
 
 def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its weights turned into inputs, halves into floats without the casts to them; integer constants stay.
-
-    Products with quantized weights become BlockMatMul, and their biases nodes of their own.
-    """
+    """The model with its weights turned into inputs, halves into floats without the casts to them; integer constants stay."""
     constants = [tensor for tensor in model.graph.initializer if tensor.data_location != onnx.TensorProto.EXTERNAL]
     weights = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
     names = {tensor.name for tensor in weights}
@@ -114,19 +101,11 @@ def weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in model.graph.node:
         if node not in casts:
             node.input[:] = [renamed.get(name, name) for name in node.input]
-            nodes += _block_product(node) if node.op_type == QUANTIZED else [node]
+            nodes.append(node)
     del model.graph.node[:], model.graph.initializer[:]
     model.graph.node.extend(nodes)
     types = [onnx.TensorProto.UINT8 if t.data_type == onnx.TensorProto.UINT8 else onnx.TensorProto.FLOAT for t in weights]
     for tensor, dtype in zip(weights, types, strict=True):
         model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, dtype, tensor.dims))
     model.graph.initializer.extend(constants)
-    model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     return model
-
-
-def _block_product(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    bits = next(attribute.i for attribute in node.attribute if attribute.name == "bits")
-    out, bias = node.output[0], node.input[BIAS] if len(node.input) > BIAS else ""
-    product = onnx.helper.make_node("BlockMatMul", node.input[:4], [f"{out}_product" if bias else out], domain=DOMAIN, bits=bits)
-    return [product, onnx.helper.make_node("Add", [product.output[0], bias], [out])] if bias else [product]

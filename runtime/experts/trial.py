@@ -2,14 +2,16 @@
 
 What a prefetch saves depends on the disk's speed and queue, on the compute that a read can hide behind, and on what predicting
 costs the same processors. A token's whole time has all of it in it, so that is what is compared: a few tokens without and with
-prefetching (A B B A), then a rest with the quicker way, then another probe. Every probe that confirms the last doubles the rest;
+prefetching (A B B A), then a rest with the quicker way, then another probe. Means are compared, as rare slow tokens count in the
+sum, and prefetching must win by more than their standard errors explain. Every probe that confirms the last doubles the rest;
 tokens that become clearly slower end it.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from statistics import fmean, median_low
+from math import hypot, sqrt
+from statistics import fmean, variance
 from typing import Any
 
 from runtime.cache_rules.rule import CacheRule
@@ -22,7 +24,7 @@ WINDOW = 8  # tokens of one way in a row
 SETTLING = 1  # of its tokens, which are not counted: loads of the other way still end, and the history fills
 KEPT = 45  # tokens of each way that are compared: three probes
 GAIN = 0.02  # share of a token's time that prefetching must save: in doubt it keeps still
-SURE = 0.6  # share of comparisons of one token with one without in which it must be quicker
+SURE = 1.0  # standard errors of the saving that lie above that
 SLOWER = 1.25  # by which recent tokens end a rest
 REST, LONGEST_REST = 96, 1024  # tokens between two probes
 
@@ -74,32 +76,39 @@ class Trial:
 
     def _resting(self, way: bool, tokens: int) -> Iterator[tuple[bool, bool]]:
         """A rest; where it ends early, what was known is forgotten."""
-        usual = median_ns(self.with_it if way else self.without)
+        usual = mean_ns(self.with_it if way else self.without)
         for token in range(tokens):
             yield way, False
-            if token % WINDOW == 0 and token > 2 * WINDOW and median_ns(self._recent) > SLOWER * usual:
+            if token % WINDOW == 0 and token > 2 * WINDOW and mean_ns(self._recent) > SLOWER * usual:
                 self.with_it.clear()
                 self.without.clear()
                 return
 
     def _verdict(self) -> bool:
-        quicker = fmean(one.whole_ns < other.whole_ns for one in self.with_it for other in self.without)
-        pays = median_ns(self.with_it) < (1 - GAIN) * median_ns(self.without) and quicker >= SURE
+        usual = mean_ns(self.without)
+        saved, error = 1 - mean_ns(self.with_it) / usual, hypot(*map(error_ns, (self.with_it, self.without))) / usual
+        pays = saved - SURE * error > GAIN
         ways = f"{described(self.with_it)} with prefetching, {described(self.without)} without"
-        self.reason = f"{'on' if pays else 'off'}: {ways} (medians of {len(self.with_it)} and {len(self.without)} tokens)"
+        counted = f"means of {len(self.with_it)} and {len(self.without)} tokens"
+        self.reason = f"{'on' if pays else 'off'}: {ways} ({counted}, {saved:+.1%} saved, standard error {error:.1%})"
         return pays
 
 
-def median_ns(samples: deque[Sample]) -> int:
+def mean_ns(samples: deque[Sample]) -> float:
     """Of whole tokens."""
-    return median_low(sample.whole_ns for sample in samples)
+    return fmean(sample.whole_ns for sample in samples)
+
+
+def error_ns(samples: deque[Sample]) -> float:
+    """Standard error of their mean."""
+    return sqrt(variance(sample.whole_ns for sample in samples) / len(samples))
 
 
 def described(samples: deque[Sample]) -> str:
     """Milliseconds per token, and what is known of them."""
     wait, predict = (fmean(times) / 1e6 for times in zip(*((s.wait_ns, s.predict_ns) for s in samples), strict=True))
     parts = f"{wait:.2f} waiting" + (f", {predict:.2f} predicting" if predict else "")
-    return f"{median_ns(samples) / 1e6:.2f} ms per token ({parts})"
+    return f"{mean_ns(samples) / 1e6:.2f} ms per token ({parts})"
 
 
 class Prefetching:

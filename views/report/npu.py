@@ -2,22 +2,31 @@
 
 import pandas as pd
 
+from analyzer.tables.qnn.enums import LEVELS
 from views.report import npu_blocks
 from views.report.sections import Block, Run, Section, axis, chart, heads, labels, note, table
 
 EMULATED = "Measured on Qualcomm's emulator: results are exact; times and cycles are the host's and say nothing about a device."
 LABEL = "kind || if(kind = '', '', ' · ') || replace(graph_name, 'QNNExecutionProvider_', '')"
 """The subgraph kind, where the engine names one, before QNN's own name of the graph, without what ONNX Runtime puts before it."""
+OF_OBJECT = "if(kind = '' and object_id >= 0, ' #' || object_id, '')"
+"""What tells graphs of one name apart: a program's graphs are often called by a hash of what they compute."""
 TIMES = "host_rpc_us, htp_rpc_us, accel_us, accel_cycles"
 GRAPHS_QUERY = (
-    f"select {LABEL} as graph, count(*) executions, sum(duration_ns)/1e6 ms, avg(duration_ns)/1e3 mean_us, "
+    f"select {LABEL} || {OF_OBJECT} as graph, profile_level as level, count(*) executions, "
+    "sum(duration_ns)/1e6 ms, avg(duration_ns)/1e3 mean_us, "
     + ", ".join(f"avg({name}) filter (not isnan({name})) as {name}" for name in TIMES.split(", "))
-    + " from qnn_executes where complete group by 1 order by ms desc, graph"
+    + " from qnn_executes where complete group by 1, 2 order by ms desc, graph"
 )
+KNOWN = "if({0} < 0, null, {0})::double"
 NODES_QUERY = (
-    f"select {LABEL} as graph, e.name as node, count(*) runs, sum(e.value) cycles, avg(e.value) mean_cycles, "
+    f"select {LABEL} as graph, coalesce(nullif(s.name, ''), if(o.session_id < 0, '', 'session ' || o.session_id)) as model, "
+    f"{KNOWN.format('x.object_id')} as object, x.profile_level as level, {KNOWN.format('x.layer')} as layer, "
+    f"{KNOWN.format('x.expert')} as expert, e.name as node, count(*) runs, sum(e.value) cycles, avg(e.value) mean_cycles, "
     "100 * sum(e.value)/greatest(sum(sum(e.value)) over (), 1) as share from qnn_events e join qnn_executes x using (execute_id) "
-    "where e.type = 404 and e.unit = 'cycles' group by 1, 2 order by cycles desc, graph, node"
+    "left join (select object_id, session_id from qnn_objects) o on o.object_id = x.object_id "
+    "left join (select session_id, name from sessions) s on s.session_id = o.session_id "
+    "where e.type = 404 and e.unit = 'cycles' group by all order by cycles desc, object, node"
 )
 CALLS_QUERY = (
     "select call, name, count(*) calls, if(max(bytes) > 0, max(bytes)/1048576, null) mib, sum(duration_ns)/1e6 ms "
@@ -25,11 +34,16 @@ CALLS_QUERY = (
 )
 
 
+def with_levels(rows: pd.DataFrame) -> pd.DataFrame:
+    """Profile levels by their names."""
+    return rows.assign(level=[LEVELS.get(level, "unknown") for level in rows["level"]])
+
+
 def by_graph(run: Run) -> list[Block]:
     """Executions by graph: where the call's time goes, as far as QNN reports it."""
-    rows = run.ask(GRAPHS_QUERY)
+    rows = with_levels(run.ask(GRAPHS_QUERY))
     columns = heads(
-        "text graph, number executions, bar total ms, number mean µs, number host RPC µs, number HTP RPC µs, "
+        "text graph, text profile, number executions, bar total ms, number mean µs, number host RPC µs, number HTP RPC µs, "
         "number accelerator µs, number accelerator cycles"
     )
     blocks = [table(columns, rows, "By graph (means per execution)", GRAPHS_QUERY)]
@@ -66,9 +80,12 @@ def npu_section(run: Run) -> Section | None:
     if len(executes):
         blocks += by_graph(run)
         blocks += npu_blocks.blocks(run.tables)
-    nodes, calls = run.ask(NODES_QUERY), run.ask(CALLS_QUERY)
+    nodes, calls = with_levels(run.ask(NODES_QUERY)), run.ask(CALLS_QUERY)
     if len(nodes):
-        columns = heads("text graph, text node, number runs, bar total cycles, number mean cycles, number share %")
+        columns = heads(
+            "text graph, text model, number object, text profile, number layer, number expert, text node, number runs, "
+            "bar total cycles, number mean cycles, number share %"
+        )
         blocks.append(table(columns, nodes, "Cycles by node", NODES_QUERY))
     if len(calls):
         columns = heads("text call, text graph, number calls, number MiB, bar total ms")

@@ -111,7 +111,8 @@ def main() -> None:
     params = lib.llama_context_default_params()
     set_callback(params, callback)
     for name in ("llama_decode", "llama_encode", "llama_process"):
-        setattr(lib, name, oracle.counted(getattr(lib, name)))
+        if hasattr(lib, name):
+            setattr(lib, name, oracle.counted(getattr(lib, name)))
     path, batches, _ = arguments()
     made = decode(lib, params, path, batches, 0)
     print(json.dumps({"made": made, "nodes": oracle.nodes}))

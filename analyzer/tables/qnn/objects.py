@@ -13,7 +13,7 @@ import pandas as pd
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, Spans, texts
 from analyzer.records.schema import TABLES, conform
-from analyzer.records.spans import NONE, codes, latest
+from analyzer.records.spans import NONE, codes, following, latest
 from analyzer.tables.qnn.enums import CONTEXT_FREE, FREES, GRAPH_RETRIEVE, MAKES
 
 Key = tuple[int, str, int]
@@ -107,10 +107,20 @@ def call_of(rows: Rows, calls: Calls) -> np.ndarray:
     return np.append(order, NONE)[row]
 
 
+def sessions_of(source: Source, rows: Rows) -> np.ndarray:
+    """session_id of each graph that a record makes: its session is recorded next on the thread that makes both."""
+    made = source.rows("session")
+    made = made.where(made["n_inputs"] + made["n_outputs"] == 0)
+    key = codes(*(np.concatenate((made[name], rows[name])) for name in ("pid", "tid")))
+    session = following(key[: len(made)], made["ts"], key[len(made) :], rows["ts"])
+    return np.where(np.isin(rows["call"], [call for call, kind in MAKES.items() if kind == "graph"]), session, NONE)
+
+
 def build(source: Source, calls: Calls) -> Objects:
     """All objects of a recording."""
     rows, begin, end, spans = source.rows("qnn_object"), calls.begin, calls.end, calls.spans
     makes_object = np.isin(rows["call"], list(MAKES))
+    session_id = sessions_of(source, rows)
     call_id, size = np.where(makes_object, call_of(rows, calls), NONE), np.append(begin["size"], 0)
     status = spans.of_end(end, "status", 0)
     freed = np.flatnonzero((begin["call"] == CONTEXT_FREE) & (status == 0))
@@ -124,6 +134,7 @@ def build(source: Source, calls: Calls) -> Objects:
             lives.free((pid, FREES[number], handle), ts)
         elif number in MAKES and handle:
             facts = {"call": number, "owner": int(rows["owner"][i]), "name": names[i], "level": int(rows["level"][i])}
+            facts["session_id"] = int(session_id[i])
             of_call = int(call_id[i])
             bytes_ = int(rows["bytes"][i]) or int(size[of_call])
             lives.make((pid, MAKES[number], handle), ts, facts | {"bytes": bytes_, "call_id": of_call})

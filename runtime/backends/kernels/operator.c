@@ -163,7 +163,8 @@ static status compute(void *kernel, void *context)
 	if (p.m >= PARALLEL_ROWS)
 		failed = CALL(PARALLEL_FOR, context, round_row, p.m, (size_t)0, (void *)&p);
 	if (!failed)
-		failed = CALL(PARALLEL_FOR, context, piece, product_pieces(&p), (size_t)0, (void *)&p);
+		/* Piece by piece to whoever is free: a thread that the system holds up keeps the others waiting for one piece alone. */
+		failed = CALL(PARALLEL_FOR, context, piece, product_pieces(&p), product_pieces(&p), (void *)&p);
 	free(room);
 	return failed;
 }
