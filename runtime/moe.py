@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -121,7 +122,7 @@ class MoE:
 
     def generate(
         self,
-        prompt: str | list[int] | list[Message],
+        prompt: str | Iterable[int] | list[Message],
         max_new_tokens: int = 64,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -142,7 +143,7 @@ class MoE:
         probability, and those of so many of the likeliest. Settings of sampling are those of transformers.
         """
         ids = self._ids(prompt)
-        if not ids or min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
+        if min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
             raise ModelError(
                 "the prompt has ids outside the model's vocabulary: tokenizer.json and config.json do not belong together"
             )
@@ -158,12 +159,18 @@ class MoE:
         tokens = self._steps(ids, max_new_tokens, sampler, ignore_end, keep_kv, logprobs)
         return until(tokens, (stop,) if isinstance(stop, str) else tuple(stop)) if stop else tokens
 
-    def _ids(self, prompt: str | list[int] | list[Message]) -> list[int]:
+    def _ids(self, prompt: str | Iterable[int] | list[Message]) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        if prompt and isinstance(prompt[0], dict):
-            return self.apply_chat_template(prompt)  # type: ignore[arg-type]
-        return list(prompt)  # type: ignore[arg-type]
+        parts = list(prompt)
+        if not parts:
+            raise RequestError("the prompt is empty: give at least one token")
+        if isinstance(parts[0], dict):
+            return self.apply_chat_template(parts)  # type: ignore[arg-type]
+        try:
+            return [index(part) for part in parts]  # type: ignore[arg-type]
+        except TypeError:
+            raise RequestError("a prompt is text, a sequence of token ids, or messages {role, content}") from None
 
     def __enter__(self) -> "MoE":
         return self

@@ -243,6 +243,9 @@ def test_the_emulator_is_named_and_costs_are_shares(tmp_path):
     answer = summarize(open_recording(folder), load(folder))
     assert answer["machine"]["npu"] == "HTP emulator" and answer["machine"]["emulated"] == ["HTP emulator"]
     assert answer["cost"]["share_of_token_time"] == 1.0 and answer["cost"]["share_of_target_cpu"] == 0.01
+    assert "100% of token time" in answer["cost"]["advice"] and "--max-overhead" in answer["cost"]["advice"]
+    few = runtime(1).write(tmp_path / "few", cost={**cost, "trap_ns": 0, "bpf_ns": 90})
+    assert summarize(open_recording(few), load(few))["cost"]["advice"] is None  # 9 %
     assert answer["records"]["lost"] == {"op_begin": 3}
 
 

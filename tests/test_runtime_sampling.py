@@ -117,6 +117,18 @@ def test_settings_that_make_no_sense_are_refused(demo: Path, wrong: dict[str, fl
         moe.generate(PROMPT, 1, **wrong)
 
 
+@pytest.mark.parametrize("ids", [[], [1.5], [[1, 2]], np.zeros((1, 3), int), [None], ["a"]])
+def test_a_prompt_that_is_none_is_refused(demo: Path, ids: list[int]) -> None:
+    with MoE.load(demo) as moe, pytest.raises(RequestError, match="prompt"):
+        moe.generate(ids, 1)
+
+
+def test_ids_come_as_lists_arrays_and_tensors(demo: Path) -> None:
+    with MoE.load(demo) as moe:
+        told = [[t.id for t in moe.generate(ids, 3)] for ids in ([5, 9], (5, 9), np.array([5, 9]), torch.tensor([5, 9]))]
+    assert told == [told[0]] * 4
+
+
 @pytest.mark.parametrize(
     "arguments", [["--window", "1"], ["--stride", "0"], ["--stride", "512"], ["--window", "2000"], ["--tokens", "1"]]
 )

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,7 @@ import pytest
 
 from analyzer.records.reading import BACKEND
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, trace
+from tests.conftest import ROOT, begin_trace, manifest_when, trace
 from tracer.engines import all_engines, parse_engine
 from tracer.errors import EngineError
 from tracer.kernel.loaders import enumeration
@@ -257,6 +258,51 @@ def test_a_library_opened_by_any_path_does_no_harm(tmp_path: Path) -> None:
     counted = tables_module.load(tmp_path / "run")["tokens"].groupby("pid").size()
     told = dict(line.split() for line in done.stdout.splitlines() if line.split()[0] in SEEN)
     assert {way: counted.get(int(pid), 0) for way, pid in told.items()} == SEEN
+
+
+CALLER = """
+import ctypes, sys
+load = lambda: ctypes.CDLL(sys.argv[1])
+lib = load() if sys.argv[2] == "early" else None
+print("ready", flush=True)
+sys.stdin.readline()
+(lib or load()).fake_main(3, (ctypes.c_char_p * 4)(b"fake", b"7", b"3"))
+"""
+ELSEWHERE = {
+    "deleted": 'cp $1 $2/libllama.so && exec $3 -c "$4" $2/libllama.so $5',
+    "replaced": 'cp $1 $2/libllama.so && exec $3 -c "$4" $2/libllama.so $5',
+    "namespace": "mount -t tmpfs none $2 && cp $1 $2/libllama.so.0 && ln -s $2/libllama.so.0 $2/libllama.so && "
+    'exec $3 -c "$4" $2/libllama.so $5',
+}
+AFTERWARDS: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "replaced": lambda path: (path.unlink(), path.write_text("another")),
+    "namespace": lambda path: None,
+}
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize(
+    ("where", "when"), [("deleted", "early"), ("replaced", "early"), ("namespace", "early"), ("namespace", "late")]
+)
+def test_a_followed_programs_library_is_found_where_its_path_does_not_lead_to_it(tmp_path: Path, where: str, when: str) -> None:
+    (library, folder), pipe = (tmp_path / "built.so", tmp_path / "there"), subprocess.PIPE
+    folder.mkdir()
+    flags = ["-O2", "-shared", "-fPIC", "-Dmain=fake_main", "-Wno-unknown-pragmas"]
+    subprocess.run(["cc", *flags, "-o", str(library), str(SOURCE)], check=True)
+    arguments = [str(library), str(folder), sys.executable, CALLER, when]
+    command = ["unshare", "-m", "sh", "-ec", ELSEWHERE[where], "sh", *arguments]
+    target = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    assert target.stdout is not None and target.stdout.readline() == "ready\n"
+    AFTERWARDS[where](folder / "libllama.so")
+    tracer = begin_trace("attach", "--no-views", "--levels", "token", "--pid", str(target.pid), "-o", str(tmp_path / "run"))
+    manifest_when(lambda manifest: manifest["state"] == "recording", tmp_path / "run", tracer)
+    target.communicate("go\n", timeout=120)
+    assert tracer.wait(timeout=120) == 0, tracer.stderr and tracer.stderr.read()
+    assert target.returncode == 0 and len(tables_module.load(tmp_path / "run")["tokens"]) == STEPS
+    libraries = json.loads((tmp_path / "run" / "manifest.json").read_text())["engines"]["llamacpp"]["libraries"]
+    marks = {"deleted": " (deleted)", "replaced": " (deleted)", "namespace": f"/proc/{target.pid}/root"}
+    assert len(libraries) == 1 and marks[where] in libraries[0]["path"]
 
 
 @pytest.mark.needs("probes")

@@ -181,6 +181,8 @@ def losses(answer: Section) -> list[Line]:
     dropped_records = sum((dropped.get("records") or {}).values())
     fast = f"; {dropped_records:,} dropped with {dropped.get('tokens', 0):,} faster tokens" if dropped else ""
     lines: list[Line] = [words(kept_text, (f"{lost:,} lost", "red" if lost else ""), fast + pause), cost]
+    if c.get("advice"):
+        lines.append(words((c["advice"], "yellow")))
     if s := r["sampling"]:
         slowdown = f"tokens took {number(s['slowdown_while_on'], '.1%')} longer then; " if "slowdown_while_on" in s else ""
         on = f"costly levels were on for {number(s['share_on'], '.0%')} of the time"

@@ -21,6 +21,7 @@ NEEDED = (
 )
 """The tables that a summary is made of."""
 TOP = 12
+COSTLY = 0.1  # share of token time that probes take, from which on durations mislead
 WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
@@ -279,17 +280,25 @@ def record_summary(source: Source, tables: Tables) -> dict[str, Any]:
     }
 
 
+def advice(share: float) -> str | None:
+    """What to do about probes that take a share of token time; None where it is small."""
+    if share < COSTLY:
+        return None
+    return f"probes took {share:.0%} of token time, so these tokens are slower than untraced ones: record with --max-overhead 10%"
+
+
 def cost_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
     """What tracing cost: calibrated trap time (with warm and with cold caches) and measured BPF time, and their shares."""
     cost = {name: value for name, value in section(manifest, "cost").items() if isinstance(value, int | float)}
     probes = manifest.get("probes") if isinstance(manifest.get("probes"), list) else []
-    hits = sum(int(p.get("hits") or 0) for p in probes or [] if isinstance(p, dict))
+    hits = {p.get("program"): int(p.get("hits") or 0) for p in probes or [] if isinstance(p, dict)}  # a row has its program's
     spent = float(np.nansum([cost.get("trap_ns", 0), cost.get("bpf_ns", 0)]))
     cold = float(np.nansum([cost.get("trap_cold_ns", 0), cost.get("bpf_ns", 0)]))
     token_ns, cpu = float(tables["tokens"]["duration_ns"].sum()), float(cost.get("target_cpu_ns", 0))
     return {
         **cost,
-        "probe_hits": hits,
+        "probe_hits": sum(hits.values()),
+        "advice": advice(max(spent, cold) / token_ns) if token_ns > 0 and not section(manifest, "sampling") else None,
         "share_of_token_time": spent / token_ns if token_ns > 0 and cost else None,
         "cold_share_of_token_time": cold / token_ns if token_ns > 0 and "trap_cold_ns" in cost else None,
         "share_of_target_cpu": spent / cpu if cpu > 0 else None,

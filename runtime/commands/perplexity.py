@@ -46,9 +46,10 @@ def run(args: argparse.Namespace) -> int:
             found = Perplexity.of(losses(model.engine, ids, args.window, stride, progress))
     finally:
         model.close()
+    engine = model.describe()
     if args.json:
-        print(json.dumps(vars(found) | {"window": args.window, "stride": stride, "engine": model.describe()}))
+        print(json.dumps(vars(found) | {"window": args.window, "stride": stride, "engine": engine}))
     else:
         print_plain(f"{args.model}: perplexity {found.perplexity:.4f} ± {found.error:.4f} (standard error)")
-        print(f"{found.tokens} tokens in windows of {args.window}, {stride} apart")
+        print(f"{found.tokens} tokens in windows of {args.window}, {stride} apart, on {engine['backends']['prefill']}")
     return 0

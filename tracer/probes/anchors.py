@@ -17,6 +17,7 @@ from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
 from tracer.errors import ProbeError
+from tracer.probes.reach import way_to
 
 CHUNK = 1 << 24
 EH_HEADER = 12  # version, three encodings, pointer to .eh_frame, count of the table that follows
@@ -38,8 +39,8 @@ class Image:
     """A program's code, the places where its functions begin, and its data, by address."""
 
     def __init__(self, path: str):
-        self.raw = np.memmap(path, np.uint8, "r")
-        with open(path, "rb") as file:
+        self.raw = np.memmap(way_to(path), np.uint8, "r")
+        with open(way_to(path), "rb") as file:
             elf = ELFFile(file)
             self.machine = elf.get_machine_arch()
             loads = [s for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError, RequirementError
-from tracer.probes import anchors, name_tables, uprobes
+from tracer.probes import anchors, name_tables, reach, uprobes
 from tracer.probes.elf import Binary, Symbol, contains, read_binary
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
@@ -225,7 +225,7 @@ class Attachments:
 
     def attach_file(self, path: str, is_executable: bool = False) -> int:
         """Attach every engine's probes that a file offers; returns how many were added."""
-        self._opened.add(os.path.realpath(path))
+        self._opened.add(reach.real(path))
         return self._attach_file(path, is_executable)
 
     def attach_beside(self, path: str) -> int:
@@ -233,7 +233,7 @@ class Attachments:
 
         The first probe after a while waits for a grace period of the kernel's, 10 ms and more; those right behind it do not.
         """
-        folder, name = os.path.split(os.path.realpath(path))
+        folder, name = os.path.split(reach.real(path))
         together = [engine for engine in self.engines if engine.together and engine.owns(name)]
         if folder in self._folders or not together:
             return 0
@@ -247,18 +247,18 @@ class Attachments:
         programs = [path for word in command if (path := shutil.which(word)) and contains(path, b"\x7fELF")]
         for path, engine in itertools.product(programs, self.engines):
             if engine.marker:
-                contains(os.path.realpath(path), engine.marker.encode())
+                contains(reach.real(path), engine.marker.encode())
 
     def _attach_file(self, path: str, is_executable: bool = False) -> int:
         before = len(self.rows)
-        real = os.path.realpath(path)
+        real = reach.real(path)
         if self._was_attached(path, real, is_executable):
             return 0
         for engine in self.engines:
             wanted = engine.owns(os.path.basename(path)) or engine.owns(os.path.basename(real))
             if is_executable:
                 wanted = bool(engine.marker) and contains(real, engine.marker.encode())
-            if wanted and os.path.isfile(real):
+            if wanted and os.path.isfile(reach.way_to(real)):
                 with self._reported():
                     self._attach_engine(engine, real)
         if self.named.wants(real, os.path.basename(path), is_executable):
@@ -271,7 +271,7 @@ class Attachments:
     def _was_attached(self, path: str, real: str, is_executable: bool) -> bool:
         """Whether this file, unchanged, was gone through before under this name: its probes stand in every process."""
         try:
-            status = os.stat(real)
+            status = os.stat(reach.way_to(real))
         except OSError:
             return False
         visit = status.st_dev, status.st_ino, status.st_mtime_ns, os.path.basename(path), is_executable
@@ -505,7 +505,7 @@ class Attachments:
 
     def _attach(self, engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place, cookie: int = 0) -> None:
         try:
-            status = os.stat(path)
+            status = os.stat(reach.way_to(path))
         except OSError as error:
             raise ProbeError(f"cannot probe {symbol} in {path}: {error.strerror}") from None
         key = (status.st_dev, status.st_ino, offset + place.delta, probe.program, cookie)
@@ -562,7 +562,7 @@ class Attachments:
             first, *others = attach_software(program, FAULT_ENDS[row.program], row.program)
             self._more += others
             return first
-        return uprobes.attach_uprobe(program, row.library, row.offset, row.at == "return", cookie)
+        return uprobes.attach_uprobe(program, reach.way_to(row.library), row.offset, row.at == "return", cookie)
 
     def _operator_names(self, path: str, function: str) -> list[str]:
         """The engine's operator names by number, asked of a stripped library itself in a process of the invoking user."""

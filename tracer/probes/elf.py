@@ -14,6 +14,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from tracer.errors import ProbeError
+from tracer.probes.reach import way_to
 
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
 FUNCTION_TYPES = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
@@ -153,7 +154,7 @@ class Binary:
 
     def bytes_at(self, offset: int, count: int = 1024) -> bytes:
         """Raw bytes at a file offset."""
-        with open(self.path, "rb") as file:
+        with open(way_to(self.path), "rb") as file:
             file.seek(offset)
             return file.read(count)
 
@@ -188,7 +189,7 @@ def _table(elf: ELFFile, kind: str, count: int, dtype: np.dtype) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def _read(path: str, _: tuple[int, int, int]) -> Binary:
-    with open(path, "rb") as file:
+    with open(way_to(path), "rb") as file:
         elf = ELFFile(file)
         loads = [row for row in _table(elf, "ph", elf.num_segments(), SEGMENT) if row["type"] == PT_LOAD]
         binary = Binary(path, elf.get_machine_arch(), "", [tuple(row[["vaddr", "offset", "filesz"]].tolist()) for row in loads])
@@ -217,7 +218,7 @@ def _read_notes(elf: ELFFile, section: Any, binary: Binary) -> None:
 
 def stamp(path: str) -> tuple[int, int, int]:
     """What changes when a file does."""
-    status = Path(path).stat()
+    status = Path(way_to(path)).stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -239,5 +240,5 @@ def contains(path: str, text: bytes) -> bool:
 
 @lru_cache(maxsize=256)
 def _contains(path: str, text: bytes, _: tuple[int, int, int]) -> bool:
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with open(way_to(path), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(text) >= 0

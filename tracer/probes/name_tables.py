@@ -8,6 +8,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from tracer.errors import ProbeError
+from tracer.probes.reach import way_to
 
 RELATIVE = {"EM_X86_64": 8, "EM_AARCH64": 1027}
 RELOCATION = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<i8")])
@@ -18,8 +19,8 @@ MOST, LONGEST = 1024, 64
 def read(path: str, first: tuple[str, ...]) -> list[str]:
     """The names of the table that begins with `first`; none where the file holds no such table."""
     try:
-        raw = Path(path).read_bytes()
-        with open(path, "rb") as file:
+        raw = Path(way_to(path)).read_bytes()
+        with open(way_to(path), "rb") as file:
             return _read(ELFFile(file), raw, first)
     except (OSError, ELFError, ValueError) as error:
         raise ProbeError(f"{path} cannot be searched for names: {error}") from None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracer.errors import TargetError
+from tracer.probes import reach
 from tracer.recording.paths import Owner
 
 KERNEL_THREAD = 0x00200000
@@ -41,6 +42,7 @@ class Mapping:
     start: int
     end: int
     offset: int
+    inode: int
     path: str
 
     def file_offset(self, address: int) -> int:
@@ -59,8 +61,15 @@ def mappings(pid: int) -> list[Mapping]:
         row = line.split(None, 5)
         if len(row) == 6 and "x" in row[1] and row[5].startswith("/"):
             start, end = (int(part, 16) for part in row[0].split("-"))
-            mapped.append(Mapping(start, end, int(row[2], 16), row[5]))
+            path = reach.mapped(pid, row[5], int(row[4]), row[0])
+            mapped.append(Mapping(start, end, int(row[2], 16), int(row[4]), path))
     return mapped
+
+
+def executable(pid: int) -> str:
+    """The program that a process runs, as its mappings name it; raises OSError where the process is gone."""
+    inode = os.stat(f"/proc/{pid}/exe").st_ino
+    return next((m.path for m in mappings(pid) if m.inode == inode), os.path.realpath(f"/proc/{pid}/exe"))
 
 
 class Target:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tracer.probes import reach
+
 API_AT, SLOTS_AT, SLOTS = 2, 5, 72  # words into a provider: API version, the first address; more slots than core API 2.40 has
 MOST_BACKENDS = 64
 FEWEST = 20  # addresses that make a table
@@ -47,7 +49,8 @@ def areas(pid: int) -> list[Area]:
     mapped = []
     for row in (line.split(None, 5) for line in lines):
         start, end = (int(part, 16) for part in row[0].split("-"))
-        mapped.append(Area(start, end, row[1], row[5] if len(row) > 5 else ""))
+        path = row[5] if len(row) > 5 else ""
+        mapped.append(Area(start, end, row[1], reach.mapped(pid, path, int(row[4]), row[0]) if path.startswith("/") else path))
     return mapped
 
 

@@ -19,12 +19,13 @@ from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.kernel.pmc import Counters, Event
 from tracer.probes.attach import FAULT_BEGINS, Attachments
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
+from tracer.probes.reach import opened
 from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
 from tracer.target import qnn_tables
 from tracer.target.io_files import Files
-from tracer.target.process import Guard, mappings, tasks
+from tracer.target.process import Guard, executable, mappings, tasks
 from tracer.target.qnn_logs import SerializedLogs
 
 MAX_PATTERNS = 16
@@ -138,11 +139,11 @@ class Watcher:
         """Attach to every engine library, or statically linked engine, that a process has mapped."""
         self._note_files(pid)
         try:
-            executable = os.path.realpath(f"/proc/{pid}/exe")
+            program = executable(pid)
         except FileNotFoundError:  # it has ended meanwhile
             return
         for path in sorted({mapping.path for mapping in mappings(pid)}):
-            self._attach_file(path, path == executable)
+            self._attach_file(path, path == program)
         if "qnn" in self.probes.levels:
             self._find_qnn_tables(pid)
 
@@ -196,12 +197,13 @@ class Watcher:
     def _on_task_exec(self, record: np.void, pid: int) -> None:
         self.note_thread(int(record["tid"]), pid)
         self._note_files(pid)
-        self._attach_file(os.path.realpath(f"/proc/{pid}/exe"), is_executable=True)
+        with contextlib.suppress(OSError):
+            self._attach_file(executable(pid), is_executable=True)
         self._continue(record, pid)
 
     def _on_library(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
-            path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), text(record["path"]))
+            path = opened(pid, text(record["path"]))
             if os.path.isfile(path) and self.probes.attach_file(path) + self.probes.attach_beside(path):
                 self.set_chosen()
         self._continue(record, pid)

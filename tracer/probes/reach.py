@@ -1,0 +1,66 @@
+"""The way to files to which their paths do not lead from here: of another root, or deleted while a process has them mapped."""
+
+import os
+
+MOST_LINKS = 40  # that the kernel follows too
+_ways: dict[str, str] = {}  # path as it is shown → path to open
+
+
+def note(shown: str, way: str) -> str:
+    """Remember the way to a file under the path that it is shown by; returns that path."""
+    _ways.setdefault(shown, way)
+    return shown
+
+
+def way_to(shown: str) -> str:
+    """The path to open a file by."""
+    return _ways.get(shown, shown)
+
+
+def real(shown: str) -> str:
+    """The path with its links followed; as it is where they do not lead there from here."""
+    return shown if shown in _ways else os.path.realpath(shown)
+
+
+def within(root: str, path: str) -> str:
+    """A path below another root, its links followed there; raises OSError where these go in circles."""
+    done, parts, links = "", path.split("/"), 0
+    while parts:
+        part = parts.pop(0)
+        here = os.path.dirname(done) if part == ".." else os.path.join(done, part) if part not in ("", ".") else done
+        if not os.path.islink(f"{root}/{here}"):
+            done = here
+        elif links == MOST_LINKS:
+            raise OSError(f"too many links: {path}")
+        else:
+            target, links = os.readlink(f"{root}/{here}"), links + 1
+            parts = target.split("/") + parts
+            done = "" if target.startswith("/") else done
+    return f"{root}/{done}"
+
+
+def opened(pid: int, path: str) -> str:
+    """What to call a file that a process opens by `path`; raises OSError where there is no such file."""
+    here = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
+    there = within(f"/proc/{pid}/root", here)
+    if os.path.exists(here) and (not os.path.exists(there) or os.path.samefile(here, there)):
+        return here
+    os.stat(there)
+    return note(there, there)
+
+
+def mapped(pid: int, path: str, inode: int, span: str) -> str:
+    """What to call a file that a process has mapped at `span` (start-end), as /proc/PID/maps tells its path and inode."""
+    below = f"/proc/{pid}/root{path}"
+    if _inode(path) == inode:
+        return path
+    if _inode(below) == inode:
+        return note(below, below)
+    return note(path if path.endswith(" (deleted)") else f"{path} (as mapped)", f"/proc/{pid}/map_files/{span}")
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return -1
