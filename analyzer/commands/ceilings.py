@@ -8,7 +8,7 @@ examples:
 
 import argparse
 
-from analyzer.jsonable import as_json
+from analyzer.commands._show import printed
 from analyzer.questions import ceilings
 from moescope.arguments import add_json, add_out
 from moescope.plain import print_plain
@@ -29,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
     measured = ceilings.read(cache)
     if args.out:
         ceilings.write(measured, args.out)
-    if args.json:
-        print(as_json(measured))
+    if printed(args, measured):
         return 0
     print_plain(f"{measured.cpu_model}, {measured.cpus} CPUs")
     for threads, speed in measured.bandwidth.items():

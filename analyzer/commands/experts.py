@@ -15,9 +15,8 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import number, show
+from analyzer.commands._show import number, printed, show
 from analyzer.commands.routes import tables_of
-from analyzer.jsonable import as_json
 from analyzer.questions import cache_curves, experts
 from analyzer.questions.figures import cache_hits
 from moescope.arguments import add_json, add_phase, add_run
@@ -65,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
     tables = tables_of(args.run_dir)
     rows = layers(tables, args.phase)
     curves = cache_curves.curves(tables, args.curves or None, args.phase, args.policies) if args.curves is not None else None
-    if args.json:
-        print(as_json(everything(tables, rows, args.phase) | ({"curves": curves} if curves is not None else {})))
+    if printed(args, everything(tables, rows, args.phase) | ({"curves": curves} if curves is not None else {})):
         return 0
     screen = console()
     if len(rows) == 0:

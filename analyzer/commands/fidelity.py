@@ -11,8 +11,7 @@ examples:
 import argparse
 from pathlib import Path
 
-from analyzer.commands._show import show
-from analyzer.jsonable import as_json
+from analyzer.commands._show import printed, show
 from analyzer.questions import fidelity
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_run
@@ -32,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     tables = load(args.run_dir, ("tokens", "operators", "graphs"))
     truth = fidelity.read_truth(args.truth) if args.truth else {"phases": fidelity.log_truth(args.run_dir / "runtime.json")}
     report = fidelity.report(tables, truth)
-    if args.json:
-        print(as_json(report))
+    if printed(args, report):
         return 0
     for part, result in report.items():
         middle = result["accuracy_percent"]

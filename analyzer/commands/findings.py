@@ -8,7 +8,7 @@ examples:
 
 import argparse
 
-from analyzer.jsonable import as_json
+from analyzer.commands._show import printed
 from analyzer.questions import ceilings
 from analyzer.questions.findings import findings
 from analyzer.records.reading import open_recording, section
@@ -30,8 +30,7 @@ def run(args: argparse.Namespace) -> int:
     manifest = open_recording(args.run_dir).manifest
     roof = ceilings.load(section(manifest, "machine"), args.ceilings)
     ranked = findings(load(args.run_dir), roof)
-    if args.json:
-        print(as_json(ranked))
+    if printed(args, ranked):
         return 0
     for rank, finding in enumerate(ranked, 1):
         print_plain(f"{rank}. {finding.text} ({finding.prize_ms:,.1f} ms)")

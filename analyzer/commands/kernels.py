@@ -20,7 +20,7 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import Progress
 
-from analyzer.commands._show import show
+from analyzer.commands._show import printed, show
 from analyzer.errors import PredictError
 from analyzer.jsonable import as_json
 from analyzer.model import read_config
@@ -71,8 +71,7 @@ def show_fusion(args: argparse.Namespace) -> int:
     """Print every pair: what vanished of the lesser operator's time, and whether the backend says that they are one node."""
     backend = _backend(args)
     rows = pd.DataFrame([_row(verdict) for verdict in _verdicts(backend, args)])
-    if args.json:
-        print(as_json({"backend": backend.name, "unit": backend.unit, "pairs": rows}))
+    if printed(args, {"backend": backend.name, "unit": backend.unit, "pairs": rows}):
         return 0
     show(rows, f"pairs of operators on {backend.name}")
     agree = int((rows["by_time"] == rows["by_nodes"]).sum())
@@ -100,8 +99,7 @@ def train(args: argparse.Namespace) -> int:
             progress.update(task, advance=not result.again, description=f"trained {result.kernel}")
     predictors.save(args.out, backend.name)
     rows = pd.DataFrame([{"kernel": name, **facts} for name, facts in trained.items()])
-    if args.json:
-        print(as_json({"file": str(args.out), "measured_on": predictors.environment, "kernels": rows}))
+    if printed(args, {"file": str(args.out), "measured_on": predictors.environment, "kernels": rows}):
         return 0
     show(rows, f"held-out shapes on {backend.name}; repeated: what measuring them again says")
     print(f"wrote {args.out}")

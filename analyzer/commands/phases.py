@@ -14,8 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.commands._show import number, show
-from analyzer.jsonable import as_json
+from analyzer.commands._show import number, printed, show
 from analyzer.questions import phases
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_run
@@ -41,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
         answer["tokens"] = in_ms(rows)
     if args.gaps:
         answer |= {"gaps": phases.gaps(tables), "npu_gaps": phases.npu_gaps(tables), "npu_windows": phases.npu_windows(tables)}
-    if args.json:
-        print(as_json(answer))
+    if printed(args, answer):
         return 0
     if not shares:
         print("no complete tokens in this recording")

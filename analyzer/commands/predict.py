@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from analyzer.commands._show import printed
 from analyzer.commands._show import show as show_frame
-from analyzer.jsonable import as_json
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import devices
 from analyzer.predict.beside import beside, mismatch
@@ -62,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     prediction = predict(model, devices.load(args.device), setup)
     tables = load(args.beside) if args.beside else None
     measured = beside(prediction, tables) if tables else None
-    if args.json:
-        print(as_json({"parts": prediction.rows(), "summary": prediction.summary(), "measured": measured}))
+    if printed(args, {"parts": prediction.rows(), "summary": prediction.summary(), "measured": measured}):
         return 0
     show(prediction, console())
     if measured is not None and tables:

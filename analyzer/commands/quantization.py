@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from analyzer.commands._show import show
+from analyzer.commands._show import printed, show
 from analyzer.errors import PredictError
-from analyzer.jsonable import as_json
 from analyzer.predict.quantization import PHASES, Measured, from_perplexity, harmonic_score
 from analyzer.questions.summary import token_summary
 from analyzer.tables.store import load
@@ -43,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         original, quantized = (Measured(a, speed) for a, speed in zip(args.accuracy, speeds, strict=True))
     score = harmonic_score(quantized, original)
-    if args.json:
-        print(as_json({"original": vars(original), "quantized": vars(quantized), **score}))
+    if printed(args, {"original": vars(original), "quantized": vars(quantized), **score}):
         return 0
     rows = [
         {"run": name, "accuracy": p.accuracy, **{f"{phase} ms/token": p.seconds_per_token[phase] * 1e3 for phase in PHASES}}

@@ -9,8 +9,7 @@ import argparse
 
 import pandas as pd
 
-from analyzer.commands._show import show
-from analyzer.jsonable import as_json
+from analyzer.commands._show import printed, show
 from analyzer.questions import trends
 from analyzer.tables.store import load
 from moescope.arguments import add_run_and_json
@@ -22,8 +21,7 @@ def run(args: argparse.Namespace) -> int:
     """Print distributions, what changed when, the latency model and the slopes."""
     tables = load(args.run_dir)
     facts, growing = trends.summary(tables), trends.growth(tables)
-    if args.json:
-        print(as_json({**facts, "growth": growing, "steps": trends.decode_steps(tables)}))
+    if printed(args, {**facts, "growth": growing, "steps": trends.decode_steps(tables)}):
         return 0
     names = ("ttft_ms", "tpot_ms", "step_ms")
     show(pd.DataFrame([{"": name, **facts[name]} for name in names]), "ms")

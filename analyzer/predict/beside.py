@@ -8,14 +8,9 @@ from analyzer.errors import PredictError
 from analyzer.predict.prediction import Prediction
 
 TYPES = {
-    "attention": "attention",
-    "index": "attention",
-    "delta": "attention",
-    "router": "router",
-    "experts": "expert",
-    "shared": "mlp",
-    "dense": "mlp",
-    "head": "head",
+    **dict.fromkeys(("attention", "index", "delta"), "attention"),
+    **dict.fromkeys(("shared", "dense"), "mlp"),
+    **{"router": "router", "experts": "expert", "head": "head"},
 }
 """First word of a predicted part → type of the operators that do it."""
 

@@ -197,16 +197,8 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
         yield facts.finding("growth", text, row["ns_per_token"] * reach, row, query)
 
 
-RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-    loads,
-    disk,
-    gaps,
-    displaced,
-    imbalance,
-    below_roof,
-    slower_backend,
-    across_tokens,
-)
+Rule = Callable[[Facts], Iterator[Finding]]
+RULES: tuple[Rule, ...] = (loads, disk, gaps, displaced, imbalance, below_roof, slower_backend, across_tokens)
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:

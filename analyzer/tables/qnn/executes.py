@@ -9,29 +9,18 @@ from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, Spans
 from analyzer.records.schema import conform
 from analyzer.records.spans import NONE, codes
-from analyzer.tables.qnn.enums import (
-    ACCEL_CYCLES,
-    ACCEL_EXCL_WAIT_US,
-    ACCEL_US,
-    EXECUTE,
-    HOST_RPC_US,
-    HTP_RPC_US,
-    QUEUE_WAIT,
-    UNIT_CYCLES,
-    UNIT_US,
-    UNITS,
-)
+from analyzer.tables.qnn import enums
 from analyzer.tables.qnn.objects import Objects
 from analyzer.tables.steps import Graphs, Steps
 
 MEASURES = (
-    ("execute_us", EXECUTE, UNIT_US),
-    ("queue_us", QUEUE_WAIT, UNIT_US),
-    ("host_rpc_us", HOST_RPC_US, UNIT_US),
-    ("htp_rpc_us", HTP_RPC_US, UNIT_US),
-    ("accel_us", ACCEL_US, UNIT_US),
-    ("accel_excl_wait_us", ACCEL_EXCL_WAIT_US, UNIT_US),
-    ("accel_cycles", ACCEL_CYCLES, UNIT_CYCLES),
+    ("execute_us", enums.EXECUTE, enums.UNIT_US),
+    ("queue_us", enums.QUEUE_WAIT, enums.UNIT_US),
+    ("host_rpc_us", enums.HOST_RPC_US, enums.UNIT_US),
+    ("htp_rpc_us", enums.HTP_RPC_US, enums.UNIT_US),
+    ("accel_us", enums.ACCEL_US, enums.UNIT_US),
+    ("accel_excl_wait_us", enums.ACCEL_EXCL_WAIT_US, enums.UNIT_US),
+    ("accel_cycles", enums.ACCEL_CYCLES, enums.UNIT_CYCLES),
 )
 """Column → event type and unit that it is read from."""
 
@@ -141,7 +130,7 @@ def execute_table(
             "asynchronous": runs.asynchronous,
             "returned_ns": runs.returned_ns,
             **{name: enclosing.columns[name] for name in ("kind", "layer", "expert", "tier")},
-            **{name: measured(events, len(begin), number, UNITS[unit]) for name, number, unit in MEASURES},
+            **{name: measured(events, len(begin), number, enums.UNITS[unit]) for name, number, unit in MEASURES},
             **runs.spans.columns(),
         },
     )
