@@ -29,9 +29,10 @@ test: setup build/.apt-cross
 	@echo "== tests (those that probe the kernel run as root)"
 	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-# The guests of tests/vm/guests.toml, one after the other; ARCH=arm64, KERNEL=6.1 choose some, QUICK=1 the short rungs of a few.
+# The guests of tests/vm/guests.toml, one after the other; ARCH=arm64, KERNEL=6.1 choose some, QUICK=1 the short rungs of a few,
+# JSON=FILE writes what the rungs said.
 vm-test: setup build/.apt-vm
-	$(PY) -m tests.vm.guest $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)) $(if $(QUICK),--quick)
+	$(PY) -m tests.vm.guest $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)) $(if $(QUICK),--quick) $(if $(JSON),--json $(JSON))
 
 fuzz: setup
 	nice $(PY) -m benchmarks.fuzz --cases $(or $(CASES),1000) --keep build/fuzz

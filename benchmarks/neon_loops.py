@@ -1,16 +1,20 @@
 """Inner loops of the arm64 kernels, compiled and fed to llvm-mca: cycles per byte of weights where caches hold everything.
 
-python -m benchmarks.neon_loops [--cpus neoverse-v2,cortex-x4,oryon-1] [--compiler aarch64-linux-gnu-gcc] [--mca llvm-mca-19]
+python -m benchmarks.neon_loops [--cpus neoverse-v2,cortex-x4,oryon-1] [--ggml DIR] [--compiler aarch64-linux-gnu-gcc]
+                                [--mca llvm-mca-19]
 
 4-bit codes in blocks of 32. A loop of one row takes a group of eight blocks of a column; a tile takes a block of four rows and
-eight columns. The figures are a scheduling model's, not a processor's: they are good for comparing loops of one
-processor. Instructions that its model lacks are named and left out: such figures are bounds.
+eight columns. --ggml: llama.cpp's folder `ggml`, for its loops for Q4_0, compiled the same way (wants g++, too): one column, as
+weights lie in a file; four columns, which it repacks; tiles of sixteen rows and four columns. Bytes are those of codes alone.
+
+The figures are a scheduling model's, not a processor's: they are good for comparing loops of one processor. Instructions that its
+model lacks are named and left out: such figures are bounds, and there are none where the products are among them. Tiles of
+different rows compare by products per cycle.
 """
 
 import argparse
 import re
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +22,13 @@ from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import single
 from runtime.backends.instruction_sets import LIBRARY
 
-FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-S", "-o")
-FUNCTION = re.compile(r"^way_4_16:\n(.*?)\.size", re.DOTALL | re.MULTILINE)
-BACK = re.compile(r"\s+(?:b\S*|cbn?z\s+\w+,|tbn?z\s+\w+,.*,)\s*(\.L\d+)$")
+FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-S", "-o", "-")
+MARCH = {"sdot": "armv8.2-a+fp16+dotprod", "smmla": "armv8.2-a+fp16+dotprod+i8mm"}
+OWN = LIBRARY.with_name("kernels")
+INCLUDES = ("include", "src", "src/ggml-cpu")
+LABEL = re.compile(r"\s*(\.L\d+|\d+):")
+BACK = re.compile(r"\s*(?:b\S*|cbn?z\s+\w+,|tbn?z\s+\w+,.*,)\s*(?:(\.L\d+)|(\d+)b)$")
+ENCODED = re.compile(r"\.inst 0x\w+\s+//")  # what ggml writes before the instruction's name
 ITERATIONS = 200
 
 
@@ -33,12 +41,20 @@ class Loop(NamedTuple):
     times: int
     weights: int
     products: int
+    function: str = "way_4_16"
 
 
 LOOPS = (
-    Loop("one row, sdot", "neon_dotprod", "sdot", 16, 8 * 16, 8 * 32),
-    Loop("tile, sdot", "neon_dotprod", "sdot", 64, 8 * 16, 4 * 8 * 32),
-    Loop("tile, smmla", "neon_i8mm", "smmla", 32, 8 * 16, 4 * 8 * 32),
+    Loop("one row, sdot", "neon_dotprod.c", "sdot", 16, 8 * 16, 8 * 32),
+    Loop("tile, sdot", "neon_dotprod.c", "sdot", 64, 8 * 16, 4 * 8 * 32),
+    Loop("tile, smmla", "neon_i8mm.c", "smmla", 32, 8 * 16, 4 * 8 * 32),
+)
+QUANTS, REPACK = (f"src/ggml-cpu/arch/arm/{name}" for name in ("quants.c", "repack.cpp"))
+GGML_LOOPS = (
+    Loop("ggml, one row, sdot", QUANTS, "sdot", 4, 2 * 16, 2 * 32, "ggml_vec_dot_q4_0_q8_0"),
+    Loop("ggml, one row and four columns, sdot", REPACK, "sdot", 8, 4 * 16, 4 * 32, "ggml_gemv_q4_0_4x4_q8_0"),
+    Loop("ggml, tile, sdot", REPACK, "sdot", 128, 4 * 16, 16 * 4 * 32, "ggml_gemm_q4_0_4x4_q8_0"),
+    Loop("ggml, tile, smmla", REPACK, "smmla", 64, 4 * 16, 16 * 4 * 32, "ggml_gemm_q4_0_4x8_q8_0"),
 )
 
 
@@ -46,13 +62,15 @@ def main() -> None:
     """Compile and print."""
     args = parser().parse_args()
     report = Report("neon_loops", args)
-    for loop in LOOPS:
-        text = shortest(loop, compiled(args.compiler, loop.source))
+    for loop in (*LOOPS, *(GGML_LOOPS if args.ggml else ())):
+        text = shortest(loop, compiled(args.compiler, args.ggml if loop in GGML_LOOPS else OWN, loop))
         for cpu in args.cpus.split(","):
             total, left_out = total_cycles(args.mca, cpu, text)
             cycles = total / ITERATIONS
             if left_out:
                 report.note(f"{loop.name}, {cpu}: left out, as the model lacks them: {', '.join(left_out)}")
+            if any(instruction.startswith(loop.instruction) for instruction in left_out):
+                continue
             report.add(
                 f"{loop.name}, {cpu}",
                 "cycles per byte of weights",
@@ -69,28 +87,35 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = arguments(__doc__)
     parser.add_argument("--cpus", default="neoverse-v2,cortex-x4,oryon-1", metavar="NAME,NAME", help="as llvm-mca knows them")
+    parser.add_argument("--ggml", type=Path, metavar="DIR", help="llama.cpp's folder ggml")
     parser.add_argument("--compiler", default="aarch64-linux-gnu-gcc")
     parser.add_argument("--mca", default="llvm-mca-19")
     return parser
 
 
-def compiled(compiler: str, source: str) -> list[str]:
-    """The assembly lines of the function for 4-bit codes in blocks of 32."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "kernel.s"
-        subprocess.run([compiler, *FLAGS, str(out), str(LIBRARY.with_name("kernels") / f"{source}.c")], check=True)
-        function = FUNCTION.search(out.read_text())
-    assert function, f"{source}.c has no function for 4-bit codes in blocks of 32"
-    return function[1].splitlines()
+def compiled(compiler: str, folder: Path, loop: Loop) -> list[str]:
+    """The assembly lines of the loop's function. The kernels say themselves what they are compiled for."""
+    theirs = [f"-march={MARCH[loop.instruction]}", *(f"-I{folder / name}" for name in INCLUDES)]
+    command = [compiler, *FLAGS, *(() if folder == OWN else theirs), str(folder / loop.source)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    function = re.search(rf"^{loop.function}:\n(.*?)\.size", text, re.DOTALL | re.MULTILINE)
+    assert function, f"{loop.source} has no function {loop.function}"
+    return ENCODED.sub("", function[1]).splitlines()
 
 
 def shortest(loop: Loop, lines: list[str]) -> str:
     """The lines between a label and a jump back to it."""
-    labels = {line[:-1]: number for number, line in enumerate(lines) if re.match(r"\.L\d+:", line)}
-    jumps = ((number, BACK.match(line)) for number, line in enumerate(lines))
-    spans = [lines[labels[jump[1]] : number + 1] for number, jump in jumps if jump and labels.get(jump[1], number) < number]
+    labels: dict[str, int] = {}
+    spans: list[list[str]] = []
+    for number, line in enumerate(lines):
+        if label := LABEL.match(line):
+            labels[label[1]] = number
+        if (jump := BACK.match(line)) and (jump[1] or jump[2]) in labels:
+            spans.append(lines[labels[jump[1] or jump[2]] : number + 1])
     named = re.compile(rf"\s{loop.instruction}\s")
-    return "\n".join(min((s for s in spans if sum(map(bool, map(named.search, s))) == loop.times), key=len))
+    fitting = [span for span in spans if sum(map(bool, map(named.search, span))) == loop.times]
+    found = min(fitting, key=len)
+    return "\n".join(found)
 
 
 def total_cycles(mca: str, cpu: str, text: str) -> tuple[int, list[str]]:

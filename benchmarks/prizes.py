@@ -58,6 +58,7 @@ class Cause:
     rules: tuple[str, ...]
     planted: Run
     remedy: Callable[[dict[str, Any]], Run]
+    emulated: bool = False
 
 
 def generate(model: Path, *words: str) -> Run:
@@ -93,7 +94,7 @@ def causes(folder: Path) -> Iterator[Cause]:
     place = ("--prefill-backend", "htp", "--tiers", "1,8", "--chunk", "16", "--expert-cache", "3MiB", "--max-new-tokens", "8")
     ahead = generate(model, "--package", str(package), *place)
     late = replace(ahead, removed=package / "htp")
-    yield Cause("graphs compiled in steps (HTP emulator)", ("compiling",), late, lambda _: ahead)
+    yield Cause("graphs compiled in steps", ("compiling",), late, lambda _: ahead, emulated=True)
 
 
 def drop(folder: Path) -> None:
@@ -158,6 +159,20 @@ def tried(cause: Cause, rounds: int, folder: Path) -> tuple[np.ndarray, np.ndarr
     return np.array(prizes or [predicted]), 1 - np.array(took["remedied"]) / np.array(took["planted"])
 
 
+def judged(report: Report, cause: Cause, predicted: np.ndarray, won: np.ndarray) -> bool:
+    """Is the prize right within FACTOR? Adds its figures."""
+    labels = ("emulator",) if cause.emulated else ()
+    report.add(f"{cause.name}: predicted", "%", extremes(100 * predicted), labels=labels)
+    if len(won):
+        report.add(f"{cause.name}: won", "%", extremes(100 * won), labels=labels)
+    if not len(won) or np.median(won) <= 0:
+        report.note(f"{cause.name}: {'nothing was won' if len(won) else 'no finding'}")
+        return False
+    ratio = float(np.median(predicted) / np.median(won))
+    report.add(f"{cause.name}: predicted / won", "", single(ratio, len(won)), labels=labels)
+    return 1 / FACTOR <= ratio <= FACTOR
+
+
 def main() -> None:
     parser = arguments(__doc__, rounds=5)
     parser.add_argument("--causes", metavar="NAMES", help="only these, separated by commas")
@@ -168,15 +183,7 @@ def main() -> None:
             if args.causes and cause.name not in args.causes.split(","):
                 continue
             predicted, won = tried(cause, args.rounds, Path(temporary) / str(number))
-            report.add(f"{cause.name}: predicted", "%", extremes(100 * predicted))
-            if not len(won):
-                report.note(f"{cause.name}: no finding")
-                right.append(False)
-                continue
-            report.add(f"{cause.name}: won", "%", extremes(100 * won))
-            ratio = float(np.median(predicted) / max(np.median(won), 1e-9))
-            report.add(f"{cause.name}: predicted / won", "", single(ratio, len(won)))
-            right.append(1 / FACTOR <= ratio <= FACTOR)
+            right.append(judged(report, cause, predicted, won))
     report.add(f"causes whose prize is right within a factor of {FACTOR}", "", single(sum(right), len(right)))
     report.finish()
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workloads.fuzzing import FAULTS, KINDS, Bench, damage
+from workloads.fuzzing import FAULTS, KINDS, OF_A_RECORDING, Bench, call, damage
+from workloads.recordings import Writer
 
 QUICK = tuple(set(KINDS) - {"package"})
 """Kinds that are made in no time."""
@@ -24,3 +25,9 @@ def test_damaged_input_is_no_cause_of_a_fault(tmp_path: Path, kind: str) -> None
         assert outcome not in FAULTS, f"{verb}, {name}: {outcome} {answer.where} {answer.out} {answer.err}"
 
     case()
+
+
+@pytest.mark.parametrize("verb", OF_A_RECORDING)
+def test_a_recording_without_steps_is_answered_in_words(tmp_path: Path, verb: str) -> None:
+    answer = call(verb, Writer().add("sched_switch", ts=1, engine=0).write_sealed(tmp_path / "run"))
+    assert not answer.ending and answer.code in (0, 1, 2), answer.where

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.test_tracer_custom import COUNT, DECLARED
+from tests.vm import table
 from tracer.errors import ProbeError
 from tracer.kernel import features
 from tracer.kernel.btf import VMLINUX
@@ -221,3 +222,11 @@ def test_what_is_forbidden_is_told_apart_from_what_is_missing(tmp_path: Path, mo
     monkeypatch.setattr(denials, "LOCKDOWN", write(tmp_path, "lockdown", "[none] integrity confidentiality\n"))
     monkeypatch.setattr(denials, "SELINUX", tmp_path / "absent")
     assert "locked down" not in denials.why_denied(errno.EPERM)
+
+
+def test_the_table_of_kernels_is_what_the_rungs_said() -> None:
+    text = table.PAGE.read_text()
+    rows = json.loads(table.RESULTS.read_text())
+    assert table.page(text, rows) == text
+    failed = table.merged(rows, [{**next(row for row in rows if row["rung"] == "programs"), "ok": False}])
+    assert "FAILED" in table.page(text, failed) and len(failed) == len(rows)

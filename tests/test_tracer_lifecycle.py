@@ -151,6 +151,16 @@ def test_the_command_finds_signals_and_descriptors_as_if_untraced(tmp_path: Path
     assert traced.stdout == plain.stdout
 
 
+def test_a_process_that_outlives_the_command_that_started_it_is_said(tmp_path: Path) -> None:
+    command = ["sh", "-c", "setsid sleep 600 > /dev/null 2>&1 & echo $!; sleep 0.5"]
+    done = trace("run", "--no-views", "--levels", "token", "-o", str(tmp_path / "run"), "--", *command)
+    pid = int(done.stdout.split()[-1])
+    os.kill(pid, signal.SIGKILL)
+    assert f"process {pid} was started by the target and outlives it" in done.stderr
+    summary = subprocess.run([sys.executable, "-m", "analyzer", "summary", str(tmp_path / "run")], capture_output=True, text=True)
+    assert f"process {pid} was started by the target" in summary.stdout
+
+
 def test_a_full_disk_ends_the_recording_in_one_line_and_keeps_what_was_written(tmp_path: Path) -> None:
     small = f'mount -t tmpfs -o size=600k none {tmp_path} && exec "$@"'
     inner = [

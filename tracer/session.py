@@ -36,7 +36,7 @@ from tracer.recording.format import STREAMS, write_manifest
 from tracer.recording.paths import Owner
 from tracer.recording.tokens import Misses
 from tracer.target import model_config, models
-from tracer.target.process import Followed, Guard, Target, children, tasks
+from tracer.target.process import Followed, Guard, Target, children, runs, tasks
 from tracer.target.watch import Watcher
 
 PROGRESS_SECONDS = 1.0
@@ -241,7 +241,7 @@ class Session:
         self.turn(last=True)
         self.clocks.append(machine.clocks())
         self.watcher.name_living_threads()
-        self.probes.warnings += self.probes.named.missing()
+        self.probes.warnings += self.probes.named.missing() + self.survivors()
         if "qnn" in self.options.levels:
             ended = self.target.exit_code is not None
             with self.options.owner.acting():
@@ -249,6 +249,14 @@ class Session:
         self.models = models.describe(self.model_files)
         self.save_manifest("complete")
         self.target.check_start()
+
+    def survivors(self) -> list[str]:
+        """A line for each process that the target started and that outlives it: nobody follows it from here on."""
+        if self.target.poll():
+            return []
+        pids = {int(row["pid"]) for row in self.watcher.threads.values()} - {self.target.pid}
+        what = "was started by the target and outlives it: what it does from here on is not recorded"
+        return [f"process {pid} {what}; follow it with `tracer attach --pid {pid}`" for pid in sorted(pids) if runs(pid)]
 
     def saw_engine(self) -> bool:
         """Whether any engine's code was found."""

@@ -40,7 +40,7 @@ def short(name: str, width: int = 48) -> str:
 
 def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
     """Print the first rows; texts to the left, numbers to the right."""
-    texts = tuple(str(name) for name in rows.columns if rows[name].map(type).eq(str).any())
+    texts = tuple(str(name) for name in rows.columns if any(isinstance(value, str) for value in rows[name]))
     cells = (map(cell, row) for row in rows.iloc[:limit].itertuples(index=False))
     screen = console(wide=True)
     screen.print(grid(*map(str, rows.columns), left=texts, title=title, rows=cells))

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from analyzer.imports.csv import text_of
 from tracer.recording.format import RecordingError
 
 REMEDY = "give the JSON that ONNX Runtime writes with enable_framework_op_trace"
@@ -20,7 +21,7 @@ class Mapped:
 def read_op_map(path: Path) -> dict[str, Mapped]:
     """QNN operator's name → what it is. Raises RecordingError where the file is none."""
     try:
-        data = json.loads(path.read_text(errors="replace"))
+        data = json.loads(text_of(path))
         mappings = [row for graph in data["subgraph_traces"] for row in graph["op_mappings"]]
         return {
             str(row["dst_name"]): Mapped(

@@ -19,6 +19,8 @@ COMPILING = ("contextCreate", "graphCreate", "graphFinalize")
 """QNN calls that make a graph instead of reading its binary."""
 ENOUGH = 0.9
 """Share of what the largest cache wins that the proposed one must win."""
+PRECISION = 16
+"""A cache is proposed to this part of its size: every trial is a replay."""
 NUMBER = {name: number for number, name in BACKENDS.items()}
 KEYS = ["layer", "expert", "backend"]
 
@@ -94,7 +96,7 @@ def larger_cache(tables: Tables, loads: pd.DataFrame) -> Avoidance | None:
     low = int(max(held, *sizes.values()) / mean) + 1
     high = max(len(forms), low)
     best = avoided(events, sizes, again, high * mean)
-    while low < high:
+    while high - low > high // PRECISION:
         middle = (low + high) // 2
         tried = avoided(events, sizes, again, middle * mean)
         if tried.won_ns >= ENOUGH * most:

@@ -33,7 +33,7 @@ CONFIG: dict[str, Any] = tomllib.loads((HERE / "guests.toml").read_text())
 RECIPE = hashlib.sha256(json.dumps([CONFIG["root_suites"], CONFIG["roots"]]).encode()).hexdigest()[:8]
 """Of the roots: other packages, another root."""
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-LIMIT_S, MEMORY_MIB, CPUS = 1800, 4096, 2
+LIMIT_S, MEMORY_MIB, CPUS = 3600, 4096, 2
 RESULT = re.compile(r"^RUNG (\{.*\})", re.M)
 MODULES = (
     *("virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_mmio", "virtio_blk"),
@@ -259,7 +259,7 @@ def build(guest: Guest, place: Path) -> None:
     run(compiler, "-O2", programs / "reload.c", "-o", folder.parent / "reload")
     run(compiler, "-O2", "-shared", "-fPIC", "-fno-ipa-ra", programs / "named.c", "-o", folder.parent / "libnamed.so")
     if guest.arch == "arm64":
-        signing = ["-O2", "-fno-ipa-ra", "-mbranch-protection=standard"]
+        signing = ["-O1", "-fno-ipa-ra", "-fno-shrink-wrap", "-mbranch-protection=standard"]
         run(compiler, *signing, programs / "named.c", "-o", folder.parent / "named_signed")
         words = [compiler, "-shared", "-fPIC", "-nostartfiles", "-Wl,-Bsymbolic", HERE / "arm64_sites.c"]
         run(*words, "-o", folder.parent / "arm64_sites.so")

@@ -18,6 +18,7 @@ from tracer.errors import ProbeError, RequirementError
 from tracer.kernel.btf import STRUCT, UNION, VMLINUX, Btf
 from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines
 from tracer.probes.attach import KERNEL_PROBES, SOFTWARE, STAND_INS
+from tracer.probes.denials import CLOSED, denials, lockdown
 from tracer.probes.perf_events import SYSCALL
 from tracer.probes.tracefs import tracefs
 from tracer.probes.uprobes import UPROBE_MULTI, has_multi_links
@@ -82,6 +83,8 @@ class LibbpfLoader:
     def __init__(
         self, kernel: Kernel, wanted: set[str], ring_bytes: dict[str, int], buffer: str = "ring", btf: Path | None = None
     ):
+        if lockdown() == CLOSED:  # each program would be refused on its own, minutes in all
+            raise RequirementError("; ".join(denials()))
         if not (btf or VMLINUX).exists():
             raise RequirementError(f"this kernel has no BTF ({btf or VMLINUX}), which the default loader needs; {other_ways()}")
         self.refused: dict[str, str] = {}  # program → what the kernel said against it

@@ -6,6 +6,8 @@ from pathlib import Path
 
 LOCKDOWN = Path("/sys/kernel/security/lockdown")
 SELINUX = Path("/sys/fs/selinux/enforce")
+CLOSED = "confidentiality"
+"""The mode of lockdown that forbids reading the kernel's memory."""
 CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
 
 
@@ -19,7 +21,7 @@ def why_denied(code: int) -> str:
 def denials() -> Iterator[str]:
     """Whatever of this machine's rules may forbid BPF, with the remedy."""
     mode = lockdown()
-    if mode == "confidentiality":
+    if mode == CLOSED:
         yield f"the kernel is locked down ({LOCKDOWN}: {mode}), which forbids reading its memory: boot with lockdown=integrity"
     if selinux_enforces():
         yield f"SELinux is enforcing and this process runs as {selinux_domain()}: use a permissive domain (su), or setenforce 0"

@@ -155,6 +155,14 @@ def command_line(pid: int) -> bytes:
     return words
 
 
+def runs(pid: int) -> bool:
+    """Whether there is a process of this number that runs a program."""
+    try:
+        return bool(command_line(pid))
+    except TargetError:
+        return False
+
+
 class Followed:
     """A process that was there before; it is never waited for and never ended."""
 

@@ -1,0 +1,77 @@
+"""The documents fit a screen, their links lead somewhere, and the programs take every command that stands in them."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from moescope.command_line import parser_of
+from workloads import ROOT
+
+GENERATED = {"results.md"}
+PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if path.name not in GENERATED)
+WIDTH, LENGTH = 120, 150
+COMMAND = re.compile(r"(?:sudo )?python -m ((?:tracer|analyzer|views|runtime) .*)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """(number, line) of lines that can be wrapped: neither rows of tables nor code."""
+    fenced = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fenced ^= line.startswith("```")
+        if not (fenced or line.startswith(("|", "    "))):
+            yield number, line
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The commands of a page, from code blocks and from code within sentences, without comments."""
+    text = page.read_text()
+    for code in [*re.findall(r"^(?:    |\$ )(.+)$", text, re.M), *re.findall(r"`([^`]+)`", text)]:
+        for part in re.split(r" (?:&&|\||>) ", code.split(" #")[0]):
+            if found := COMMAND.fullmatch(part.strip()):
+                yield found[1]
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_a_page_is_short_and_its_lines_fit(page: Path) -> None:
+    assert [(n, len(line)) for n, line in prose(page) if len(line) > WIDTH] == []
+    assert len(page.read_text().splitlines()) <= LENGTH or page.name == "CHANGELOG.md"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        assert there.exists(), link
+        if anchor:
+            assert anchor in {slug(text) for text in re.findall(r"^#+ (.+)$", there.read_text(), re.M)}, link
+
+
+def test_the_programs_take_every_command_of_the_documents() -> None:
+    seen = 0
+    for page in PAGES:
+        for command in commands(page):
+            room, verb, *words = shlex.split(command)
+            if verb.startswith("-") or "..." in words or "…" in command:
+                continue
+            table = import_module(f"{room}.__main__").ROOM.table()
+            assert verb in table, f"{page.name}: {command}"
+            parser = parser_of(table[verb].load(), f"{room} {verb}", "")
+            try:
+                parser.parse_args(words)
+            except SystemExit:
+                pytest.fail(f"{page.name}: {command}")
+            seen += 1
+    assert seen > 25
