@@ -52,7 +52,7 @@ def test_the_profdag_has_operators_in_order_constants_for_weights_and_an_edge_pe
 def test_a_source_that_no_operator_made_but_whose_structure_is_known_is_a_view_between(tmp_path):
     w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ)
     for ts, tensor in ((10, 5), (20, 7)):
-        w.add("op_begin", engine=2, ts=ts, tensor=tensor, layer=-1)
+        w.add("op_begin", engine=2, ts=ts, tensor=tensor, type=2, layer=-1)
     w.add("token_end", engine=2, ts=40, seq=NO_SEQ)
     for tensor, source, name in ((5, 1, b"a-0"), (6, 5, b"a-0 (view)"), (7, 6, b"b-0"), (1, 0, b"blk.0.w")):
         w.add("tensor", engine=2, ts=2, tensor=tensor, name=name, n_sources=1, sources=[[source] + [0] * 9])

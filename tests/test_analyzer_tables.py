@@ -159,8 +159,8 @@ def test_an_expert_tensor_with_more_sources_than_a_record_holds_is_put_together(
 
 def test_a_tensor_told_again_names_the_operators_after_it(tmp_path):
     w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ)
-    w.add("op_begin", engine=2, ts=10, tensor=5, layer=-1).add("tensor", engine=2, ts=11, tensor=5, name=b"old-1")
-    w.add("op_begin", engine=2, ts=20, tensor=5, layer=-1).add("op_begin", engine=2, ts=30, tensor=5, layer=-1)
+    w.add("op_begin", engine=2, ts=10, tensor=5, type=2, layer=-1).add("tensor", engine=2, ts=11, tensor=5, name=b"old-1")
+    w.add("op_begin", engine=2, ts=20, tensor=5, type=2, layer=-1).add("op_begin", engine=2, ts=30, tensor=5, type=2, layer=-1)
     w.add("tensor", engine=2, ts=31, tensor=5, name=b"new-2").add("token_end", engine=2, ts=40, seq=NO_SEQ)
     assert tables_of(w, tmp_path)["operators"]["name"].tolist() == ["old-1", "old-1", "new-2"]
 

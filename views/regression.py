@@ -163,7 +163,9 @@ def steps(document: Document) -> Section | None:
         if jumps:
             marks = {"mode": "markers", "name": f"{name}: level changes", "x": jumps, "y": ms[jumps], "slot": slot + 3}
             traces.append({"type": "scatter", **marks})
-        remarks += [f"{name}: the level changes at step {s['at']} by {s['change']:+.3f} ms." for s in series["shifts"]]
+        remarks += [
+            f"{name}: the level changes at step {s['at']} by {s['after'] - s['before']:+.3f} ms." for s in series["shifts"]
+        ]
         if series["period"]:
             period = series["period"]
             remarks.append(
