@@ -120,10 +120,7 @@ class Session:
             self.drain = Drain(self._buffers(), self.folder, self.layouts, o.only_slower_ns, slowest)
         self.undo.callback(self.drain.close)
         if self.options.buffer == "perf":
-            doorbell = Doorbell(self.kernel, self.loader.map_fd("doorbell"))
-            self.undo.callback(doorbell.close)
-            for fd in doorbell.fds:
-                self.drain.wake_on(fd)
+            self.wake_by_doorbell()
         self.switch = Switch(self.probes, self.watcher.set_chosen)
         self.undo.callback(self.switch.close)
         self.quality = Quality(o.min_tps, self.switch) if o.min_tps else None
@@ -131,6 +128,13 @@ class Session:
             self.drain.misses = self.quality.misses = Misses(self.layouts)
         self.sampling = Sampling(o.max_overhead, self.switch, self.spent_ns) if o.max_overhead else None
         self.probes.attach_kernel()
+
+    def wake_by_doorbell(self) -> None:
+        """Wake the drain by a perf event, where no ring buffer does."""
+        doorbell = Doorbell(self.kernel, self.loader.map_fd("doorbell"))
+        self.undo.callback(doorbell.close)
+        for fd in doorbell.fds:
+            self.drain.wake_on(fd)
 
     def go_without(self) -> list[str]:
         """Fit the options to a kernel that lacks what they need; what is left out, in words."""

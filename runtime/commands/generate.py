@@ -103,6 +103,14 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
     )
     placement.add_argument("--soc", metavar="MODEL", help="SoC that the HTP emulator reports (default: as compiled)")
     add_count(placement, "--threads", default=1, help="threads of one CPU graph")
+    add_caches(placement)
+    placement.add_argument(
+        "--package", type=Path, metavar="DIR", help="folder of the converted model (default: beside the model)"
+    )
+
+
+def add_caches(placement: argparse._ArgumentGroup) -> None:
+    """How much of experts, keys and values is kept, and in which form."""
     placement.add_argument(
         "--expert-cache",
         default="all",
@@ -120,9 +128,6 @@ def add_placement(parser: argparse.ArgumentParser) -> None:
     )
     placement.add_argument(
         "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="bits of a number in the KV cache (default: 32)"
-    )
-    placement.add_argument(
-        "--package", type=Path, metavar="DIR", help="folder of the converted model (default: beside the model)"
     )
 
 
