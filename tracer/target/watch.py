@@ -17,7 +17,8 @@ from tracer.errors import EngineError, TracerError
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.kernel.pmc import Counters, Event
-from tracer.probes.attach import FAULT_BEGINS, Attachments
+from tracer.probes.attach import Attachments
+from tracer.probes.kernel_probes import FAULT_BEGINS
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
 from tracer.probes.reach import opened
 from tracer.probes.tracefs import has_tracepoint
