@@ -70,7 +70,7 @@ def wrapped(text: str) -> str:
 def laid_out(examples: str) -> list[str]:
     """Commands as code, what is said besides as text."""
     lines = [line.strip() for line in examples.splitlines() if line.strip()]
-    commands = [re.sub(r"^(.*?\S)( {3,})(?=\S)", r"    \1\2# ", line, count=1) for line in lines if COMMAND.match(line)]
+    commands = [re.sub(r"^(.*?\S)( {2,})(?=\S)", r"    \1\2# ", line, count=1) for line in lines if COMMAND.match(line)]
     commands = [line if line.startswith("    ") else f"    {line}" for line in commands]
     notes = " ".join(line for line in lines if not COMMAND.match(line))
     return ["\n".join(commands), wrapped(notes[:1].upper() + notes[1:])]

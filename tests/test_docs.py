@@ -34,7 +34,7 @@ def commands(page: Path) -> Iterator[str]:
     text = page.read_text()
     inline = [] if page.parent == FOLDER else re.findall(r"`([^`]+)`", text)
     for code in [*re.findall(r"^(?:    |\$ )(.+)$", text, re.M), *inline]:
-        for part in re.split(r" (?:&&|\||>) ", code.split(" #")[0]):
+        for part in re.split(r" (?:&&|\||>|<) ", code.split(" #")[0]):
             if found := COMMAND.fullmatch(part.strip()):
                 yield found[1]
 
