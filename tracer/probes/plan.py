@@ -1,6 +1,10 @@
 """What is to be attached, as data: a row for each probe, and what is known of the file that it stands in."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PLANNED = ("program", "engine", "level", "symbol", "offset", "at", "instruction", "cost", "why", "cookie")
+"""What a plan says of a probe; its file is told once for all of them."""
 
 
 @dataclass
@@ -40,3 +44,12 @@ class FilePlan:
     engines: list[str] = field(default_factory=list)
     operators: dict[str, list[str]] = field(default_factory=dict)
     specs: dict[int, bytes] = field(default_factory=dict)
+
+    def programs(self) -> set[str]:
+        """The BPF programs that stand in it."""
+        return {row.program for row in self.rows}
+
+
+def planned(row: Row) -> dict[str, Any]:
+    """A row as a plan holds it: without what is measured."""
+    return {key: value for key, value in asdict(row).items() if key in PLANNED}
