@@ -26,7 +26,7 @@ from tracer.recording import machine
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
 from tracer.target import qnn_tables
 from tracer.target.io_files import Files
-from tracer.target.process import Guard, executable, mappings, tasks
+from tracer.target.process import Guard, executable, mappings, tasks, urgent
 from tracer.target.qnn_logs import SerializedLogs
 
 MAX_PATTERNS = 16
@@ -39,6 +39,7 @@ NO_PROVIDER = 0xFFFFFFFF
 SETTINGS = struct.Struct("<15I")  # struct settings of bpf/structs.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
+HOLDING = ("task_exec", "library", "api_table", "qnn_table", "qnn_callback", "qnn_reader")  # the target waits for the answer
 
 
 @dataclass
@@ -175,7 +176,8 @@ class Watcher:
         name = self.names[int(slot[KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[0])]
         dtype = self.dtypes[name]
         record = slot[RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize].view(dtype)[0]
-        getattr(self, f"_on_{name}")(record, int(record["pid"]))
+        with urgent() if name in HOLDING else contextlib.nullcontext():
+            getattr(self, f"_on_{name}")(record, int(record["pid"]))
 
     def _on_task_fork(self, record: np.void, pid: int) -> None:
         """A new thread is named when it ends, or with those that live: it has hardly begun, and some programs make thousands."""
