@@ -32,8 +32,8 @@ import os, sys
 from tracer.__main__ import main
 from tracer.target.watch import Watcher
 
-answer = Watcher._continue
-Watcher._continue = lambda *given: (print("while held:", os.sched_getscheduler(0) == os.SCHED_RR | os.SCHED_RESET_ON_FORK), answer(*given))
+answer, urgent = Watcher._continue, os.SCHED_RR | os.SCHED_RESET_ON_FORK
+Watcher._continue = lambda *given: (print("while held:", os.sched_getscheduler(0) == urgent), answer(*given))
 code = main()
 print("afterwards:", os.sched_getscheduler(0))
 sys.exit(code)
