@@ -131,7 +131,8 @@ class Planner:
         """The libraries that stand beside one of an engine whose libraries are opened together, with it."""
         folder, name = os.path.split(reach.real(path))
         together = [engine for engine in self.engines if engine.together and engine.owns(name)]
-        names = [each for each in sorted(os.listdir(folder)) if any(e.owns(each) for e in together)] if together else []
+        there = sorted(os.listdir(folder)) if together and os.path.isdir(folder) else []
+        names = [each for each in there if any(engine.owns(each) for engine in together)]
         return [os.path.join(folder, each) for each in names]
 
     def _plan_named(self, plan: FilePlan, file_name: str, is_executable: bool) -> None:

@@ -20,7 +20,7 @@ from tracer.kernel.pmc import Counters, Event
 from tracer.probes.attach import Attachments
 from tracer.probes.kernel_probes import FAULT_BEGINS
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
-from tracer.probes.reach import opened
+from tracer.probes.reach import opened, way_to
 from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
@@ -207,7 +207,7 @@ class Watcher:
     def _on_library(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
             path = opened(pid, text(record["path"]))
-            if os.path.isfile(path) and self.probes.attach_file(path) + self.probes.attach_beside(path):
+            if os.path.isfile(way_to(path)) and self.probes.attach_file(path) + self.probes.attach_beside(path):
                 self.set_chosen()
         self._continue(record, pid)
 
