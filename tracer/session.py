@@ -95,7 +95,7 @@ class Session:
         self.kernel = Kernel()
         without = self.go_without()
         self.options.levels, brought = with_needed(self.options.levels)
-        self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner, self.options.functions)
+        self.probes = Attachments(self.options.engines, self.options.levels, self.options.functions)
         self.probes.warnings += without + brought
         sizes = dict.fromkeys(STREAMS, self.options.ring_bytes)
         wanted = self.probes.programs() | ({"empty"} if has_uprobes() else set())
