@@ -365,6 +365,15 @@ def test_doctor_lists_requirements_and_remedies() -> None:
     assert all(check["remedy"] for check in checks.values())
 
 
+def test_a_tracer_that_nobody_listens_to_any_more_ends_and_the_command_never_runs(tmp_path: Path) -> None:
+    command = ["-m", "tracer", "run", "--no-views", "-o", str(tmp_path / "run"), "--", "touch", str(tmp_path / "ran")]
+    tracer = subprocess.Popen([sys.executable, *command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert tracer.stderr is not None and "loading programs" in tracer.stderr.readline()
+    tracer.stderr.close()  # what it says next, with the command waiting already, goes nowhere
+    tracer.wait(timeout=PATIENCE_S)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_tracer_that_fails_before_it_lets_the_command_go_ends_and_the_command_never_runs(tmp_path: Path) -> None:
     script = "import sys, tracer.__main__ as program, tracer.session as session; from tracer.errors import ProbeError\n"
     script += "def fail(*_): raise ProbeError('no such luck')\n"
