@@ -1,6 +1,5 @@
 """The plan as a file: all that a recorder on another machine must know, so that it decides nothing itself (docs/devices.md)."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracer.collector.pack import number_of
 from tracer.engines import Engine, Probe
 from tracer.errors import TracerError
 from tracer.kernel.loaders import enumeration, layouts, program_numbers
@@ -49,12 +49,6 @@ def contains_elf(path: str) -> bool:
             return file.read(4) == b"\x7fELF"
     except OSError:
         return False
-
-
-def sources() -> str:
-    """What stands for the programs' sources: a collector carries it, and takes no plan that was made for others."""
-    files = sorted(path for path in BPF_SOURCE.parent.iterdir() if path.suffix in (".c", ".h"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def identity(path: str, build_id: str) -> str:
@@ -123,7 +117,7 @@ def about(planner: Planner, place: Place) -> dict[str, Any]:
     prefixes = {prefix for engine in planner.engines for prefix in engine.libraries} | planner.named.prefixes()
     return {
         "arch": place.arch,
-        "sources": sources(),
+        "sources": number_of(BPF_SOURCE.parent),
         "levels": sorted(levels),
         "programs": {name: numbers.get(name, -1) for name in sorted(programs)},
         "kernel": kernel,
