@@ -225,7 +225,7 @@ def small_batches(facts: Facts) -> Iterator[Finding]:
     given = ledger.work(facts.tables)
     if not len(given):
         return
-    around = float(facts.ledger[["submission", "queue", "rpc", "completion"]].to_numpy().sum())
+    around = float(facts.ledger[list(ledger.HANDING_OVER)].to_numpy().sum())
     steps, each = given["token_id"].nunique(), around / len(given) / 1e3
     text = f"{len(given) / steps:,.0f} submissions a step to the accelerator cost {each:,.0f} µs each to hand over and take back"
     yield facts.finding("submissions", text, around, {"submissions": len(given), "us_each": each}, QUERIES["submissions"])

@@ -18,6 +18,8 @@ from analyzer.records.spans import NONE
 
 RESIDUAL = "residual"
 CAUSES = tuple(column.name for column in MADE["ledger"] if column.meaning.startswith("ns ") and column.name != RESIDUAL)
+HANDING_OVER = ("submission", "queue", "rpc", "completion")
+"""Causes that come with every submission to an accelerator, however little it has to do."""
 ASLEEP = ("sleeping", "waiting")
 HOST = ("cpu", "")
 """Backends of graphs that the CPU computes; others are accelerators."""
@@ -96,9 +98,9 @@ class Spans:
         """Some operators, by rows of `operators`: on tokens' own threads, and on the others for a token."""
         shares = self.tables["op_threads"]
         op = shares["op_id"].to_numpy()
-        spans, token = Intervals.of_table(shares), self.tables["operators"]["token_id"].to_numpy()[op]
+        spans, token = Intervals.of_table(shares), self.tables["operators"]["token_id"].reindex(op, fill_value=NONE).to_numpy()
         own = np.isin(spans.key, self.owner.unique())
-        some = which[op]
+        some = np.append(which, False)[np.minimum(op, len(which))]
         return spans.where(own & some), self.owned(Intervals(token, spans.begin, spans.end).where(some & ~own))
 
 

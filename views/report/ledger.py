@@ -10,7 +10,8 @@ MEANS_QUERY = (
     "select phase, avg(columns(* exclude (token_id, phase, position, complete)))/1e6 "
     "from ledger where complete group by phase order by phase"
 )
-STEPS_QUERY = "select * exclude (complete, total) from ledger where complete and phase = '{phase}' order by token_id"
+STEPS_QUERY = "select * exclude (complete, total) from ledger where complete{} order by token_id"
+DECODE = " and phase = 'decode'"
 REMARK = (
     "Shares of a mean step as its own thread met them: what it did itself, why it had no CPU, then what it waited for. "
     "The causes and the residual add up to the step."
@@ -18,9 +19,8 @@ REMARK = (
 GREY = 7
 
 
-def over_steps(run: Run, phase: str) -> Block:
-    """Every step of a phase, its causes stacked."""
-    query = STEPS_QUERY.format(phase=phase)
+def over_steps(run: Run, name: str, query: str) -> Block:
+    """Every step that `query` gives, its causes stacked."""
     rows = run.ask(query)
     bins = binned(len(rows))
     spent = {name: rows[name] for name in (*ledger.CAUSES, ledger.RESIDUAL) if rows[name].any()}
@@ -35,16 +35,16 @@ def over_steps(run: Run, phase: str) -> Block:
         }
         for slot, (name, ns) in enumerate(shown.items())
     ]
-    axes = {"xaxis": axis(f"{phase} step"), "yaxis": axis("ms"), "barmode": "stack", "bargap": 0}
-    return chart(f"The ledger of every {phase} step", traces, per_bin(len(rows)), 320, query, **axes)
+    axes = {"xaxis": axis(name), "yaxis": axis("ms"), "barmode": "stack", "bargap": 0}
+    return chart(f"The ledger of every {name}", traces, per_bin(len(rows)), 320, query, **axes)
 
 
 def ledger_section(run: Run) -> Section | None:
     """Means by phase, every step, and what a faster accelerator would win."""
-    phases = set(finished(run.tables["tokens"])["phase"])
-    if not phases:
+    tokens = finished(run.tables["tokens"])
+    if not len(tokens):
         return None
-    shown = "decode" if "decode" in phases else min(phases)
-    blocks = [stacked_shares(run, "What a step's time was spent on", REMARK, MEANS_QUERY), over_steps(run, shown)]
+    shown = ("decode step", STEPS_QUERY.format(DECODE)) if "decode" in set(tokens["phase"]) else ("step", STEPS_QUERY.format(""))
+    blocks = [stacked_shares(run, "What a step's time was spent on", REMARK, MEANS_QUERY), over_steps(run, *shown)]
     gained = (run.summary.get("ledger") or {}).get("accelerator")
     return Section("ledger", "Ledger", [*blocks, *([note(ledger.gain(gained).capitalize() + ".")] if gained else [])])
