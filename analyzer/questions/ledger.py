@@ -21,7 +21,7 @@ CAUSES = tuple(column.name for column in MADE["ledger"] if column.meaning.starts
 HANDING_OVER = ("submission", "queue", "rpc", "completion")
 """Causes that come with every submission to an accelerator, however little it has to do."""
 ASLEEP = ("sleeping", "waiting")
-HOST = ("cpu", "")
+HOST = ("cpu", "blas", "")
 """Backends of graphs that the CPU computes; others are accelerators."""
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "faults", "reads"),
