@@ -11,6 +11,7 @@ from typing import Any
 
 from analyzer.commands._show import number, short
 from analyzer.questions.cached import summary
+from analyzer.questions.ledger import shares
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
 from moescope.terminal import Line, console, grid, words
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     screen = console()
-    parts = (heading, speed, phases, top_findings, operators, experts, npu, scheduling, io, losses)
+    parts = (heading, speed, phases, ledger_line, top_findings, operators, experts, npu, scheduling, io, losses)
     command, *lines = (line for part in parts for line in part(answer))
     screen.print(command, no_wrap=True, overflow="ellipsis")
     for line in lines:
@@ -81,6 +82,11 @@ def phases(answer: Section) -> list[Line]:
             cells += [number(value, ",.3f"), number(value / total if value is not None and total else None, ".0%")]
         table.add_row(key, *cells)
     return [table]
+
+
+def ledger_line(answer: Section) -> list[Line]:
+    """What steps were spent on, by cause."""
+    return [words(("ledger", "bold"), f": {shares(answer['ledger'])}")] if answer["ledger"] else []
 
 
 def top_findings(answer: Section) -> list[Line]:
