@@ -1,5 +1,9 @@
-"""Models for llama.cpp with seeded weights: no download, no tokenizer. A small one for tests, real shapes for benchmarks."""
+"""Models for llama.cpp with seeded weights: no download, no tokenizer. A small one for tests, real shapes for benchmarks.
 
+python -m workloads.gguf_model FILE        writes the small Mixture-of-Experts model
+"""
+
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -179,3 +183,7 @@ def _q4_0(rng: np.random.Generator, dims: tuple[int, ...]) -> np.ndarray:
     raw[:, :, :2] = np.frombuffer(np.float16(dims[-1] ** -0.5 / 4.6).tobytes(), np.uint8)
     raw[:, :, 2:] = rng.integers(0, 256, raw[:, :, 2:].shape, np.uint8)
     return raw.reshape(*dims[:-1], blocks * 18)
+
+
+if __name__ == "__main__":
+    write_moe(Path(sys.argv[1]))

@@ -12,6 +12,7 @@ from typing import Any
 
 from analyzer.commands._show import number, short
 from analyzer.questions.cached import summary
+from analyzer.questions.ledger import shares
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
 from moescope.terminal import Line, console, grid, words
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     screen = console()
-    for part in (heading, speed, phases, top_findings, operators, experts, npu, scheduling, io, losses):
+    for part in (heading, speed, phases, ledger_line, top_findings, operators, experts, npu, scheduling, io, losses):
         for line in part(answer):
             screen.print(line, no_wrap=True, overflow="ellipsis")
     return 0
@@ -78,6 +79,11 @@ def phases(answer: Section) -> list[Line]:
             cells += [number(value, ",.3f"), number(value / total if value is not None and total else None, ".0%")]
         table.add_row(key, *cells)
     return [table]
+
+
+def ledger_line(answer: Section) -> list[Line]:
+    """What steps were spent on, by cause."""
+    return [words(("ledger", "bold"), f": {shares(answer['ledger'])}")] if answer["ledger"] else []
 
 
 def top_findings(answer: Section) -> list[Line]:

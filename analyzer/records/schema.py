@@ -44,11 +44,11 @@ def _declared() -> Iterator[dict[str, tuple[Column, ...]]]:
             else:
                 yield Column(*line.split(None, 2))
 
-    for section in ("tables", "imported", "compared"):
+    for section in ("tables", "imported", "compared", "derived"):
         yield {name: tuple(columns(spec)) for name, spec in file[section].items()}
 
 
-TABLES, IMPORTED, COMPARED = _declared()
+TABLES, IMPORTED, COMPARED, MADE = _declared()
 Columns = dict[str, Any]
 """Columns of a table by name: NumPy arrays; texts as pyarrow.DictionaryArray."""
 
@@ -116,7 +116,7 @@ def frame_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Series:
 
 def declared_columns(table: str) -> tuple[Column, ...]:
     """The columns of a table."""
-    return TABLES.get(table) or IMPORTED[table]
+    return TABLES.get(table) or IMPORTED.get(table) or MADE[table]
 
 
 def empty(table: str) -> pd.DataFrame:
