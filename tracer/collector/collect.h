@@ -132,6 +132,7 @@ json_t *sites(void);
 json_t *io_files(void);
 json_t *qnn(void);
 json_t *held(void);
+json_t *keep_qnn_logs(const char *folder, bool whole);
 void note_mapped_files(pid_t pid);
 
 /* costs.c: what hits of probes cost, and what the programs took */

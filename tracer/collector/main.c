@@ -136,6 +136,8 @@ static void adopt(const struct choice *choice, pid_t pid)
 	free(nothing);
 	if (!choice->pid)
 		return;
+	if (lists(json_object_get(choice->plan, "levels"), "qnn"))
+		warn("qnn: function tables that process %d has already are not looked for: calls through them are not seen", pid);
 	note_mapped_files(pid);
 	if (program_of(pid, program))
 		attach_file(program, true);

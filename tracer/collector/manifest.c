@@ -19,7 +19,7 @@
 
 static const struct choice *choice;
 static const struct target *target;
-static json_t *machine, *clocks, *model;
+static json_t *machine, *clocks, *model, *logs;
 static char started[32];
 static u64 began_ns;
 static double cpu_before;
@@ -134,6 +134,7 @@ void manifest_begin(const struct choice *chosen, const struct target *started_ta
 	machine = describe_machine();
 	clocks = json_pack("[o]", read_clocks());
 	model = model_of(choice->command);
+	logs = json_array();
 	began_ns = now_ns();
 	cpu_before = cpu_s();
 }
@@ -244,8 +245,8 @@ static json_t *compose(const char *state)
 	json_t *cost = cost_row(rows);
 
 	losses(lost);
-	json_object_update_new(manifest, json_pack("{si ss sO so so s[] sn so so sO sO so so}", "schema_version", SCHEMA_VERSION, "program",
-						   VERSION, "machine", machine, "engines", engines(), "qnn", qnn(), "qnn_logs", "pmc",
+	json_object_update_new(manifest, json_pack("{si ss sO so so sO sn so so sO sO so so}", "schema_version", SCHEMA_VERSION, "program",
+						   VERSION, "machine", machine, "engines", engines(), "qnn", qnn(), "qnn_logs", logs, "pmc",
 						   "io", io_files(), "probes", rows, "functions", json_object_get(plan, "functions"),
 						   "warnings", warnings(), "threads", threads(), "cost", cost));
 	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so}", "checksums", "xxh3_64", "state", state, "started_utc",
@@ -294,6 +295,14 @@ static bool replace(const char *text, const char *sum)
 	return good;
 }
 
+/* What is known in the end alone. */
+static void complete(void)
+{
+	json_array_append_new(clocks, read_clocks());
+	json_decref(logs);
+	logs = keep_qnn_logs(choice->folder, target->over);
+}
+
 void save_manifest(const char *state)
 {
 	static bool said; /* once, and not where the disk was full before */
@@ -302,7 +311,7 @@ void save_manifest(const char *state)
 
 	seal();
 	if (!strcmp(state, "complete"))
-		json_array_append_new(clocks, read_clocks());
+		complete();
 	manifest = compose(state);
 	text = json_dumps(manifest, PYTHON_LIKE);
 	json_decref(manifest);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Answers to the target: threads that come and go, programs executed, libraries opened, tables of functions handed out. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,7 +36,7 @@ struct table {
 
 bool answered[256];
 
-static json_t *plan, *found_sites, *files, *seen_qnn;
+static json_t *plan, *found_sites, *files, *logs, *seen_qnn;
 static struct thread *list;
 static int count;
 static bool watches_files;
@@ -44,7 +46,7 @@ static u64 stops, held_ns, waking_ns, answer_began;
 void watch_begin(const struct choice *choice)
 {
 	static const u8 kinds[] = {KIND_TASK_FORK, KIND_TASK_EXIT, KIND_TASK_EXEC, KIND_LIBRARY, KIND_QNN_TABLE, KIND_QNN_CALLBACK,
-				   KIND_QNN_READER, KIND_API_TABLE, KIND_IO_FILE, KIND_SITE};
+				   KIND_QNN_READER, KIND_QNN_LOG,	   KIND_API_TABLE, KIND_IO_FILE, KIND_SITE};
 	size_t index;
 	json_t *prefix, *number;
 	const char *identity;
@@ -52,6 +54,7 @@ void watch_begin(const struct choice *choice)
 	plan = choice->plan;
 	found_sites = json_object();
 	files = json_object();
+	logs = json_object();
 	watches_files = lists(json_object_get(plan, "levels"), "io");
 	list = calloc(MOST_THREADS, sizeof(*list));
 	for (size_t i = 0; i < sizeof(kinds); i++)
@@ -406,6 +409,63 @@ static void on_qnn_reader(const struct rec_qnn_reader *r)
 	go_on(&r->h);
 }
 
+/* A serialized profile of QNN's, to be kept whole: it is opened again for every harvest. */
+static void on_qnn_log(const struct rec_qnn_log *r)
+{
+	char path[PATH_MOST];
+
+	if (opened_by(r->h.pid, r->path, path) || (r->path[0] == '/' && snprintf(path, sizeof(path), "%.207s", r->path)))
+		json_object_set_new(logs, path, json_null());
+}
+
+static s64 copy_file(const char *from, const char *to)
+{
+	int in = open(from, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), out = -1;
+	struct stat status;
+	s64 bytes = -1;
+
+	if (in >= 0 && !fstat(in, &status) && S_ISREG(status.st_mode))
+		out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	if (out >= 0) {
+		ssize_t part;
+
+		for (bytes = 0; (part = sendfile(out, in, NULL, 1 << 20)) > 0;)
+			bytes += part;
+		bytes = part < 0 ? -1 : bytes;
+		close(out);
+	}
+	if (in >= 0)
+		close(in);
+	return bytes;
+}
+
+/* Copies them into the recording; rows for its manifest. `whole`: the target has written its last byte. */
+json_t *keep_qnn_logs(const char *folder, bool whole)
+{
+	char place[PATH_MOST], name[PATH_MOST];
+	json_t *rows = json_array(), *none;
+	const char *path;
+	int number = 0;
+
+	snprintf(place, sizeof(place), "%s/qnn-logs", folder);
+	if (json_object_size(logs))
+		mkdir(place, 0755);
+	json_object_foreach(logs, path, none) {
+		const char *base = strrchr(path, '/');
+		s64 bytes;
+
+		snprintf(name, sizeof(name), "qnn-logs/%03d_%.200s", number++, base ? base + 1 : path);
+		snprintf(place, sizeof(place), "%s/%s", folder, name);
+		bytes = copy_file(path, place);
+		if (bytes < 0)
+			warn("qnn: the serialized log %s could not be kept", path);
+		else
+			json_array_append_new(rows, json_pack("{so so sI sb}", "from", plain_text(path), "file", plain_text(name), "bytes",
+							      (json_int_t)bytes, "whole", whole));
+	}
+	return rows;
+}
+
 static void on_io_file(const struct rec_io_file *r)
 {
 	char link[64], path[PATH_MOST];
@@ -458,6 +518,7 @@ void answer(const u8 *record)
 	case KIND_QNN_TABLE: on_qnn_table(r); break;
 	case KIND_QNN_CALLBACK: on_qnn_callback(r); break;
 	case KIND_QNN_READER: on_qnn_reader(r); break;
+	case KIND_QNN_LOG: on_qnn_log(r); break;
 	case KIND_API_TABLE: on_api_table(r); break;
 	case KIND_IO_FILE: on_io_file(r); break;
 	case KIND_SITE: on_site(r); break;
