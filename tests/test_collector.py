@@ -117,6 +117,20 @@ def test_every_call_of_a_childs_library_is_recorded_and_all_checksums_hold(of_si
     assert run.manifest["engines"]["moescope"]["libraries"][0]["build_id"] == read_binary(str(SITES)).build_id
 
 
+def test_functions_that_a_user_names_are_recorded_with_what_they_return(tmp_path: Path) -> None:
+    library = compiled(tmp_path / "libnamed.so", "named.c", flags=("-shared", "-fPIC", "-fno-ipa-ra", "-Wno-unused-parameter"))
+    program, declared = compiled(tmp_path / "reload", "reload.c"), tmp_path / "named.toml"
+    declared.write_text('[[function]]\nlibrary = "libnamed.so"\nsymbol = "work_other"\nargs = { result = "s32 return" }\n')
+    make_plan(tmp_path / "plan.json", "--libraries", str(library), "--probes", str(declared), "--", str(program))
+    done = collect(tmp_path / "plan.json", tmp_path / "run", str(program), str(library), "20", "3")
+    assert done.returncode == 0, done.stderr
+    run = RawRecording(tmp_path / "run")
+    assert [len(run.records(kind)) for kind in ("call_begin", "call_end")] == [60, 60]
+    assert [row["name"] for row in run.manifest["functions"]] == ["work_other"]
+    calls = store.build(run)["calls"]
+    assert calls[["function", "args"]].values.tolist() == [["work_other", '{"result": -1}']] * 60
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

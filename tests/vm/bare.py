@@ -27,7 +27,7 @@ from tracer.recording.paths import COLLECTORS
 from workloads.raw_records import RawRecording
 
 CALLS, RELOADS = 300, 20
-LIMIT_S = 900
+LIMIT_S = 1800
 FIRST = """#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /tmp /out /dev
 /bin/busybox mount -t proc proc /proc
