@@ -137,6 +137,12 @@ def can_make_wheels() -> str:
     return "" if done.returncode == 0 else "pip reaches no package index"
 
 
+def llama_library(name: str) -> str:
+    """Empty where an environment variable names a libllama.so with its backends beside it, else what to do."""
+    path = os.environ.get(name, "")
+    return "" if path and Path(path).exists() else f"{name} names no libllama.so (docs/engines.md)"
+
+
 FEATURES: dict[str, Callable[[], str]] = {
     "probes": can_probe,
     "bcc": can_use_bcc,
@@ -146,6 +152,8 @@ FEATURES: dict[str, Callable[[], str]] = {
         "" if shutil.which("chromium") and shutil.which("chromedriver") else "chromium or chromedriver is not installed"
     ),
     "wheels": can_make_wheels,
+    "llama.cpp on Vulkan": lambda: llama_library("LLAMA_VULKAN"),
+    "llama.cpp on BLAS": lambda: llama_library("LLAMA_BLAS"),
     "bpftrace": lambda: "" if shutil.which("bpftrace") else "bpftrace is not installed",
 }
 
