@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -225,6 +226,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name in FEATURES:
         reason = lacking(name)
         terminalreporter.write_line(f"{name}: {'yes' if not reason else 'no, ' + reason}")
+
+
+def last_json(done: subprocess.CompletedProcess[str]) -> Any:
+    """What a traced program printed last, as JSON; the tracer may say something behind it."""
+    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith(("[", "{"))))
 
 
 def trace(*arguments: str, env: dict[str, str] | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:
