@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.records.schema import COMPARED, IMPORTED, TABLES
+from analyzer.records.schema import COMPARED, IMPORTED, MADE, TABLES
 from moescope.command_line import parser_of
 from scripts.render_reference import FOLDER, SUBJECTS, pages
 from workloads import ROOT
@@ -89,7 +89,7 @@ def test_the_reference_is_what_the_code_gives() -> None:
 
 def test_every_table_has_a_place_in_the_reference() -> None:
     named = [name for _, names in SUBJECTS.values() for name in names.split()]
-    assert sorted(named) == sorted([*TABLES, *IMPORTED, *COMPARED])
+    assert sorted(named) == sorted([*TABLES, *IMPORTED, *COMPARED, *MADE])
 
 
 def test_every_page_is_in_the_index() -> None:

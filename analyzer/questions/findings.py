@@ -5,12 +5,13 @@ A finding's prize is the time that its remedy would win, as a share of all steps
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import expert_loads, phases, roofline, threads, trends
+from analyzer.questions import displacement, expert_loads, ledger, phases, roofline, trends
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.schema import Tables
 from moescope.packaged import toml_beside
@@ -19,6 +20,8 @@ TEXTS = toml_beside(__file__, "findings.toml")
 QUERIES: dict[str, str] = TEXTS["queries"]
 LEAST_SHARE = 0.01
 """Findings that would give back less are left out."""
+MOST_DISPLACERS = 3
+"""Maximum number of other programs that are named."""
 WORTH = 10
 """Maximum number of findings."""
 
@@ -43,6 +46,27 @@ class Facts:
     rows: pd.DataFrame
     """phases.per_token"""
     ceilings: Ceilings | None
+
+    @cached_property
+    def ledger_pieces(self) -> pd.DataFrame:
+        """ledger.ledger_pieces"""
+        return ledger.ledger_pieces(self.tables)
+
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        """ledger.ledger"""
+        return ledger.ledger(self.tables, self.ledger_pieces)
+
+    @cached_property
+    def displaced(self) -> pd.DataFrame:
+        """displacement.displacements within steps"""
+        rows = displacement.displacements(self.tables)
+        return rows[rows["token_id"] >= 0]
+
+    @cached_property
+    def crowd(self) -> displacement.Crowd | None:
+        """Threads that share CPUs, if they do."""
+        return displacement.crowded(self.tables, self.displaced)
 
     @property
     def total_ns(self) -> float:
@@ -117,23 +141,25 @@ def gaps(facts: Facts) -> Iterator[Finding]:
 
 
 def displaced(facts: Facts) -> Iterator[Finding]:
-    """Who takes CPUs from threads that compute."""
-    if len(facts.tables["thread_states"]) == 0:
-        return
-    rows = threads.displacements(facts.tables)
-    rows = rows[rows["token_id"] >= 0]
-    cost = float(rows["cost_ns"].sum())
-    by = threads.displaced_by(facts.tables, rows).head(3)
-    own = by.loc[by["own"], "cost_ms"].sum() > by["cost_ms"].sum() / 2
-    names = ", ".join(dict.fromkeys(by["name"]))
-    text = f"threads within operators are ready but have no CPU, mostly displaced by {'its own threads ' if own else ''}{names}"
+    """Other programs that take CPUs from threads that steps need, and threads that take them from each other."""
     query = QUERIES["displaced"]
-    if len(by):
-        yield facts.finding("displaced", text, cost, {"by": by.to_dict("records")}, query)
+    for row in displacement.displacers(facts.tables, facts.displaced).head(MOST_DISPLACERS).to_dict("records"):
+        text = f"{row['name']} (process {row['pid']}) runs where a thread that steps need is ready and has no CPU"
+        yield facts.finding("displaced", text, row["won_ns"], row, query)
+    crowd = facts.crowd
+    if crowd:
+        text = f"{crowd.threads} threads compute on {crowd.cpus} CPU{'s' * (crowd.cpus > 1)} and keep each other from running; "
+        yield facts.finding("crowded", text + f"{crowd.cpus} would not", crowd.won_ns, asdict(crowd), query)
+        return
+    by, won = displacement.by_own_threads(facts.tables, facts.displaced)
+    text = f"the program's own threads ({', '.join(by)}) run where a thread that steps need is ready and has no CPU"
+    yield facts.finding("displaced: own", text, won, {"by": by}, query)
 
 
 def imbalance(facts: Facts) -> Iterator[Finding]:
-    """Threads that wait for each other behind operators."""
+    """Threads that wait for each other behind operators; where they wait for a CPU, `displaced` has it."""
+    if facts.crowd:
+        return
     operators = facts.tables["operators"]
     operators = operators[(operators["token_id"] >= 0) & (operators["n_threads"] > 1)]
     if len(operators) == 0:
@@ -197,8 +223,48 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
         yield facts.finding("growth", text, row["ns_per_token"] * reach, row, query)
 
 
+def fallback(facts: Facts) -> Iterator[Finding]:
+    """Operators that the CPU computes in the middle of the accelerator's layers."""
+    fell = ledger.fallen_back(ledger.Spans(facts.tables))
+    if not fell.any():
+        return
+    rows = facts.tables["operators"][fell]
+    types = ", ".join(rows.groupby("type")["duration_ns"].sum().sort_values(ascending=False).index[:3])
+    text = f"{types} fall back to the CPU in layers that the accelerator computes ({len(rows)} operators)"
+    spent = float(facts.ledger["cpu_fallback"].sum())
+    yield facts.finding("fallback", text, spent, {"operators": len(rows)}, QUERIES["fallback"])
+
+
+def small_batches(facts: Facts) -> Iterator[Finding]:
+    """Handing work to the accelerator costs time of its own, once for each submission."""
+    given = ledger.submissions(facts.tables)
+    if not len(given):
+        return
+    around = float(facts.ledger[list(ledger.HANDING_OVER)].to_numpy().sum())
+    steps, each = given["token_id"].nunique(), around / len(given) / 1e3
+    text = f"{len(given) / steps:,.0f} submissions a step to the accelerator cost {each:,.0f} µs each to hand over and take back"
+    yield facts.finding("submissions", text, around, {"submissions": len(given), "us_each": each}, QUERIES["submissions"])
+
+
+def starved(facts: Facts) -> Iterator[Finding]:
+    """The accelerator has nothing to do while the engine's own code runs in a step that uses it."""
+    rows = facts.ledger[facts.ledger["token_id"].isin(ledger.submissions(facts.tables)["token_id"])]
+    spent = float(rows["host_code"].sum())
+    text = "the accelerator idles while the engine's own code runs in steps that use it"
+    yield facts.finding("starved", text, spent, {"ms": spent / 1e6}, QUERIES["starved"])
+
+
+def spinning(facts: Facts) -> Iterator[Finding]:
+    """A thread that waits for the accelerator with a CPU."""
+    answer = ledger.faster(facts.tables, facts.ledger_pieces)
+    text = "the thread that waits for the accelerator keeps a CPU busy (sleeping would win power and a CPU, no latency)"
+    if answer:
+        yield facts.finding("spinning", text, answer["spun_ms"] * 1e6, answer, QUERIES["spinning"])
+
+
 Rule = Callable[[Facts], Iterator[Finding]]
-RULES: tuple[Rule, ...] = (loads, disk, gaps, displaced, imbalance, below_roof, slower_backend, across_tokens)
+ON_ACCELERATOR = (fallback, small_batches, starved, spinning)
+RULES: tuple[Rule, ...] = (loads, disk, gaps, displaced, imbalance, below_roof, slower_backend, across_tokens, *ON_ACCELERATOR)
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:

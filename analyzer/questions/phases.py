@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.groups import GROUPS, group_times, pieces
-from analyzer.records.intervals import Intervals, common, merged, overlaps, uncovered
+from analyzer.questions.groups import GROUPS, given_away, group_times, pieces
+from analyzer.records.intervals import Intervals, by_precedence, merged, overlaps, uncovered
 from analyzer.records.schema import Tables
 
 CAUSE_OF_STATE = {
@@ -21,8 +21,10 @@ CAUSE_OF_STATE = {
     "stopped": "stopped",
 }
 """State of the token's thread → cause of a gap: `host` is the engine's own code between operators."""
-CAUSES = ("npu", "load", *CAUSE_OF_STATE.values())
+CAUSES = ("npu", "submission", "load", *CAUSE_OF_STATE.values())
 RESIDUAL = "residual"
+SETUPS = ("contextCreate", "contextCreateFromBinary", "graphFinalize")
+"""QNN's calls that make what an execution needs."""
 GAP_COLUMNS = ("token_id", "begin_ns", "end_ns", "duration_ns", "cause", "after", "before")
 
 
@@ -35,37 +37,41 @@ def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
     """The gaps that groups.pieces leaves, without the operators around them."""
     covered = Intervals.of_table(work, "token_id", "begin", "end")
     left = uncovered(Intervals.of_table(tables["tokens"], "token_id"), covered)
-    return explained(tables, left, (("npu", npu_spans(tables)), ("load", load_spans(tables))))
+    return explained(
+        tables, left, (("npu", npu_spans(tables)), ("submission", submissions(tables)), ("load", load_spans(tables)))
+    )
 
 
 def explained(tables: Tables, left: Intervals, candidates: tuple[tuple[str, Intervals], ...]) -> pd.DataFrame:
     """Idle pieces of tokens cut by cause: the first of `candidates` that covers them, else the state of the token's thread."""
-    parts, causes = [], []
-    for cause, spans in candidates:
-        taken = common(left, merged(spans))
-        parts.append(taken)
-        causes.append(np.full(len(taken), cause, object))
-        left = uncovered(left, spans)
+    taken, causes, left = by_precedence(left, candidates)
     by_state, named = by_thread_state(tables, left)
-    pieces = Intervals.joined(*parts, by_state)
+    pieces = Intervals.joined(taken, by_state)
     order = np.lexsort((pieces.begin, pieces.key))
     rows = pd.DataFrame({"token_id": pieces.key[order], "begin_ns": pieces.begin[order], "end_ns": pieces.end[order]})
     rows["duration_ns"] = rows["end_ns"] - rows["begin_ns"]
-    rows["cause"] = pd.Series(np.concatenate((*causes, named))[order], dtype=object)
+    rows["cause"] = pd.Series(np.concatenate((causes, named))[order], dtype=object)
     return rows
 
 
 def npu_spans(tables: Tables) -> Intervals:
-    """Executions on the NPU within tokens."""
-    executes = tables["qnn_executes"]
-    return Intervals.of_table(executes[executes["token_id"] >= 0], "token_id")
+    """Executions on the NPU within tokens, and waits for an accelerator."""
+    executes, graphs = tables["qnn_executes"], tables["graphs"]
+    waits = graphs[(graphs["kind"] == "wait") & (graphs["token_id"] >= 0)]
+    return Intervals.joined(*(Intervals.of_table(rows, "token_id") for rows in (executes[executes["token_id"] >= 0], waits)))
+
+
+def submissions(tables: Tables) -> Intervals:
+    """When graphs were prepared and submitted for an accelerator, within tokens."""
+    graphs = given_away(tables)
+    return Intervals.of_table(graphs[graphs["token_id"] >= 0], "token_id")
 
 
 def load_spans(tables: Tables) -> Intervals:
     """Loads of experts and the making of NPU contexts, by the token that runs meanwhile."""
     loads = tables["loads"]
     loads = loads[(loads["action"] == "load") & (loads["token_id"] >= 0)]
-    calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(("contextCreate", "contextCreateFromBinary", "graphFinalize"))]
+    calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(SETUPS)]
     tokens = tables["tokens"]
     setups = overlaps(Intervals.of_table(tokens, "pid"), merged(Intervals.of_table(calls, "pid")))
     return Intervals.joined(
@@ -216,7 +222,8 @@ def npu_gaps(tables: Tables) -> pd.DataFrame:
     Causes in order of precedence: a `load` went on, the token's thread was in the graph's hand-over (`rpc`), in an operator on
     the host (`host`), else the cause of a gap between operators.
     """
-    busy = npu_spans(tables)
+    executes = tables["qnn_executes"]
+    busy = Intervals.of_table(executes[executes["token_id"] >= 0], "token_id")
     tokens = tables["tokens"][tables["tokens"]["token_id"].isin(np.unique(busy.key))]
     left = uncovered(Intervals.of_table(tokens, "token_id"), busy)
     graphs = tables["graphs"].query("backend == 'htp' and token_id >= 0")
