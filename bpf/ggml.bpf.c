@@ -233,6 +233,8 @@ static INLINE bool knows_tensors(void *ctx, struct traced *t, u64 graph, struct 
 	u32 with_gradient = gradient + NAME_BEHIND_SOURCES, with_counters = with_gradient + COUNTERS_BYTES;
 	u64 is_plain = 1 & ~EQUAL(read_u64(read_u64(head->nodes) + plain), 0);
 
+	if (!head->n_nodes)
+		return false;
 	if (t->name_at && is_plain == (t->sources_at == plain))
 		return true;
 	t->sources_at = plain;
