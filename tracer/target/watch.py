@@ -17,7 +17,8 @@ from tracer.errors import EngineError, TracerError
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.kernel.pmc import Counters, Event
-from tracer.probes.attach import FAULT_BEGINS, Attachments
+from tracer.probes.attach import Attachments
+from tracer.probes.kernel_probes import FAULT_BEGINS
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
 from tracer.probes.reach import opened
 from tracer.probes.tracefs import has_tracepoint
@@ -40,7 +41,7 @@ MISFITS = {
     2: "its graph loop is not the one that was learnt: a node came twice, or is none of its graph",
 }
 """Numbers of enum misfit_of, and what is said."""
-SETTINGS = struct.Struct("<17I")  # struct settings of bpf/maps.h
+SETTINGS = struct.Struct("<17I")  # struct settings of bpf/structs.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", "misfit", *QNN_WATCHED)
 
@@ -126,7 +127,7 @@ class Watcher:
             self.loader.update("backends", bytes.fromhex(identity)[:8], struct.pack("<I", number))
 
     def set_chosen(self, stop: int = 1) -> None:
-        """Tell the kernel side what it cannot know: see struct settings in bpf/maps.h."""
+        """Tell the kernel side what it cannot know: see struct settings in bpf/structs.h."""
         levels = self.probes.levels - self.probes.shed_levels
         mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == LLAMACPP)
         names = max(mine, key=len, default=[])
