@@ -131,7 +131,7 @@ def tensors_of(source: Source, done: Rows, until: np.ndarray) -> np.ndarray:
 
 
 def graphs_by_shares(n: int, done: tuple[np.ndarray, ...], begun: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Of each of `n` graphs, whether its operators are read from shares; both are given as (graph, tensor, thread) of each record.
+    """Of each of `n` graphs, whether its operators are read from shares; both are given as (graph, tensor, thread) of each.
 
     Probes come to stand when one thread has passed the first operators and another has not: each thread's must all be there.
     """

@@ -251,6 +251,7 @@ class Attachments:
         standing = [i for i, row in enumerate(self.rows) if row.program in programs and not row.retired_ns]
         if standing:
             self._retire(standing)
+            self.refused |= programs
             self.state[engine.name].untold = why
             self.warnings.append(f"{engine.name}: levels operator and expert are switched off: {why}")
 
