@@ -233,8 +233,6 @@ static INLINE bool knows_tensors(void *ctx, struct traced *t, u64 graph, struct 
 	u32 with_gradient = gradient + NAME_BEHIND_SOURCES, with_counters = with_gradient + COUNTERS_BYTES;
 	u64 is_plain = 1 & ~EQUAL(read_u64(read_u64(head->nodes) + plain), 0);
 
-	if (!head->n_nodes)
-		return false;
 	if (t->name_at && is_plain == (t->sources_at == plain))
 		return true;
 	t->sources_at = plain;
@@ -330,7 +328,7 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 	t->next_node = t->news = t->is_step = 0;
 	for (u32 i = 0; s->blind && i < FRAME_PLACES; i++)
 		t->counted[i] = 0;
-	if (knows_tensors(ctx, t, graph, &head)) {
+	if (head.n_nodes && knows_tensors(ctx, t, graph, &head)) {
 		t->news = (s->operators || s->experts) && graph_is_news(t, graph, &head, s->round);
 		n_tokens = tokens_looked_up(t, &head);
 	}
