@@ -2,7 +2,8 @@
 
 Takes the steps of llama_steps.py with llama.cpp's own evaluation callback, which is told every node of every graph in order,
 and writes a JSON object with the tokens that were made and, for each node, context and step, operator, name, dims, whether it is
-to be computed, what made each of its sources, and the routing tensor's contents where it is a MUL_MAT_ID. Asking for a node's
+to be computed, the buffer that it lies in, what made each of its sources, and the routing tensor's contents where it is a
+MUL_MAT_ID and the host can read them. Asking for a node's
 result ends the graph there for a moment, so such a run is not the one to time.
 """
 
@@ -75,6 +76,8 @@ class Oracle:
         self.lib, self.nodes, self.tensors = lib, [], Tensors(lib)
         self.at, self.steps = (0, 0), Counter()
         lib.ggml_op_name.restype = ctypes.c_char_p
+        lib.ggml_backend_buffer_name.restype, lib.ggml_backend_buffer_is_host.restype = ctypes.c_char_p, ctypes.c_bool
+        lib.ggml_backend_buffer_name.argtypes = lib.ggml_backend_buffer_is_host.argtypes = [ctypes.c_void_p]
         lib.ggml_nelements.restype = ctypes.c_int64
         lib.ggml_nelements.argtypes = [ctypes.c_void_p]
 
@@ -86,13 +89,15 @@ class Oracle:
             ids = sources[2]
             self.nodes[-1]["experts"] = experts(Head.from_address(ids), self.lib.ggml_get_data(ids))
             return True
+        routed = operator == "MUL_MAT_ID" and self.lib.ggml_backend_buffer_is_host(Head.from_address(sources[2]).buffer)
         ne, name = list(t.ne), self.tensors.name(address)
         assert self.lib.ggml_nelements(address) == ne[0] * ne[1] * ne[2] * ne[3]
         computed = bool(t.flags & FLAG_COMPUTE)
         reads = [self.behind_views(source) for source in sources if source]
-        node = {"at": self.at, "id": address, "op": operator, "name": name, "ne": ne, "computed": computed, "reads": reads}
-        self.nodes.append(node)
-        return operator == "MUL_MAT_ID"
+        where = self.lib.ggml_backend_buffer_name(t.buffer).decode() if t.buffer else ""
+        node = {"at": self.at, "id": address, "op": operator, "name": name, "ne": ne, "computed": computed, "where": where}
+        self.nodes.append({**node, "reads": reads})
+        return bool(routed)
 
     def counted(self, call: Callable[..., int]) -> Callable[..., int]:
         """The call, with a note of which context it is for, in order of their first steps, and which of its steps it is."""
