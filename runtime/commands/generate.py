@@ -124,7 +124,7 @@ def add_caches(placement: argparse._ArgumentGroup) -> None:
         "--prefetch",
         choices=("auto", "on", "off"),
         default="auto",
-        help="load experts ahead of the router (auto: once trained, where it pays)",
+        help="load experts ahead of the router (auto: where a trial shows that it pays)",
     )
     placement.add_argument(
         "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="bits of a number in the KV cache (default: 32)"
