@@ -4,8 +4,8 @@ What a prefetch saves depends on the disk's speed and queue, on the compute that
 costs the same processors. A token's whole time has all of it in it, so that is what is compared: a few tokens without and with
 prefetching (A B B A), again and again until the means (rare slow tokens count in the sum) differ by more than chance explains.
 That is a sequential test: looking LOOKS times, prefetching that saves nothing wins in at most one trial of twenty, and a saving
-larger than the noise is found within some tens of tokens. In doubt prefetching keeps still. A rest with the quicker way follows, then
-another trial; every one that confirms the last doubles the rest, and tokens that become clearly slower end it.
+larger than the noise is found within some tens of tokens. In doubt prefetching keeps still. A rest with the quicker way follows,
+then another trial; every one that confirms the last doubles the rest, and tokens that become clearly slower end it.
 """
 
 from collections import deque
