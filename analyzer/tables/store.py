@@ -279,7 +279,7 @@ class Files:
         """Some columns of some tables, which are complete."""
         if columns:
             self.close()
-        return {name: parquet.read_table(self.path(name), columns=list(some)) for name, some in columns.items()}
+        return {name: parquet.ParquetFile(self.path(name)).read(list(some)) for name, some in columns.items()}
 
 
 def options(schema: pyarrow.Schema) -> dict[str, Any]:
