@@ -192,7 +192,8 @@ def npu_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
         return {}
     loose = (events["execute_id"] < 0) & (events["call_id"] < 0)
     measures = {name: executes[name].dropna() for name in ("host_rpc_us", "htp_rpc_us", "accel_us", "accel_cycles")}
-    by_graph = executes.groupby("graph_name")["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+    kinds = executes["kind"].where(executes["kind"] != "", executes["graph_name"])
+    by_graph = executes.groupby(kinds)["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
     return {
         "backend": machine_summary(manifest)["npu"],
         "executes": len(executes),
