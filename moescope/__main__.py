@@ -13,7 +13,7 @@ ABOUT = "See what a Mixture-of-Experts language model does while it runs on CPU 
 ROOMS = {"tracer": "Record", "analyzer": "Read", "views": "Look", "runtime": "Runtime"}
 """Room → group of its verbs that no group names."""
 GROUPS = {
-    "Record": "run attach probes doctor",
+    "Record": "run attach probes plan doctor",
     "Read": "summary findings phases trends threads experts npu roofline fidelity dag tables query import-qnn routes",
     "Look": "open top report profdag trace write queries export",
     "Compare": "compare compare-commands history regression",

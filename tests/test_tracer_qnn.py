@@ -15,7 +15,7 @@ from analyzer.tables.store import load
 from tests.conftest import ROOT, begin_trace, manifest_when, trace
 from tests.truth import skip_where_stolen
 from tracer.engines import all_engines
-from tracer.probes.attach import unknown_slots
+from tracer.probes.planner import unknown_slots
 from tracer.target.qnn_logs import SerializedLogs
 from workloads.host_time import HostTime
 

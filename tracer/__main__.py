@@ -10,6 +10,7 @@ VERBS = {
     "attach": "trace a process that runs already",
     "compare": "trace two commands by turns until it is clear which is faster, and where",
     "probes": "show every probe that would be placed, and why there",
+    "plan": "write down what to attach, for a machine without Python",
     "doctor": "list what the tracer needs, what is there, and how to get the rest",
 }
 ROOM = Room("tracer", "Watch an inference engine from outside and record what it does. Needs root.", VERBS)

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tracer.probes.attach import Row
+from tracer.probes.plan import Row
 from tracer.recording import machine
 from tracer.recording.format import SCHEMA_VERSION
 from tracer.target.watch import Watcher

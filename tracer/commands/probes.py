@@ -15,10 +15,11 @@ from tracer.engines import choose
 from tracer.errors import TracerError
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
-from tracer.probes.attach import Attachments, Row
+from tracer.probes.attach import Attachments
 from tracer.probes.calibration import UNKNOWN, measure
 from tracer.probes.elf import read_binary
 from tracer.probes.functions import read_probe_files
+from tracer.probes.plan import Row
 from tracer.recording.paths import invoking_user
 
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}

@@ -17,8 +17,8 @@ from elftools.elf.sections import SymbolTableSection
 from tracer.errors import ProbeError, RequirementError
 from tracer.kernel.btf import STRUCT, UNION, VMLINUX, Btf
 from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines
-from tracer.probes.attach import KERNEL_PROBES, SOFTWARE, STAND_INS
 from tracer.probes.denials import CLOSED, denials, lockdown
+from tracer.probes.kernel_probes import KERNEL_PROBES, SOFTWARE, STAND_INS
 from tracer.probes.perf_events import SYSCALL
 from tracer.probes.tracefs import tracefs
 from tracer.probes.uprobes import UPROBE_MULTI, has_multi_links

@@ -12,7 +12,7 @@ from tracer.kernel.libbpf import Kernel
 from tracer.probes.perf_events import ATTR_BYTES, PERF_TYPE_SOFTWARE, open_event
 
 MAX_EVENTS = 4  # MAX_PMC of bpf/records.h
-MAX_THREADS = 1024  # MAX_COUNTED_THREADS of bpf/maps.h
+MAX_THREADS = 1024  # MAX_COUNTED_THREADS of bpf/structs.h
 HARDWARE, CACHE, RAW = 0, 3, 4
 PINNED = 1 << 2
 

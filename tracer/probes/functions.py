@@ -41,7 +41,7 @@ class Argument:
         return self.source == RETURN
 
     def spec(self) -> bytes:
-        """struct arg_spec of bpf/maps.h."""
+        """struct arg_spec of bpf/structs.h."""
         widths = [8] * len(self.offsets)
         if widths and self.type != "str":
             widths[-1] = SIZES[self.type]
@@ -84,7 +84,7 @@ class Function:
         return [a for a in mine if a.type != "str"], [a for a in mine if a.type == "str"]
 
     def spec(self, at_return: bool) -> bytes:
-        """struct call_spec of bpf/maps.h."""
+        """struct call_spec of bpf/structs.h."""
         numbers, texts = self.side(at_return)
         parts = max(1, -(-len(numbers) // VALUES), len(texts) + 1)
         nothing = Argument("", "u64", NOTHING)

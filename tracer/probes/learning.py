@@ -11,16 +11,19 @@ to the last index but one, for the loop has no barrier behind the last; the inde
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from tracer.recording import machine
+from tracer.recording.format import Recording
+from tracer.recording.tokens import kinds_of, records
 
 REGISTERS = {
     "x86_64": ("rbx", "rbp", "r12", "r13", "r14", "r15"),
     "aarch64": tuple(f"x{number}" for number in range(19, 30)),
 }
-LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/maps.h
+LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/structs.h
 GRAPHS = 2  # the end of one in which learning began, and a whole one
 MOST_GRAPHS = 64  # that do not tell: this build is not like those that we know
 AGREE = 0.85  # where operators are fused unannounced they pass the barrier and disagree
@@ -35,6 +38,18 @@ class Loop:
     node_at: int
     node_more: int
     graph_at: int
+
+
+@dataclass(frozen=True)
+class LearntLoop:
+    """The same for a file, whichever process has it mapped: file offsets behind the two calls, `loop` and `last`."""
+
+    id: str
+    sites: dict[str, int]
+    node_at: int
+    node_more: int
+    graph_at: int
+    why = "the graph loop's own call, passed once per operator; learnt in an earlier recording"
 
 
 @dataclass
@@ -81,6 +96,23 @@ class Learning:
 def votes(masks: np.ndarray) -> np.ndarray:
     """How many masks have each bit set, shape [32]."""
     return ((masks[:, None].astype(np.uint32) >> np.arange(32, dtype=np.uint32)) & 1).sum(axis=0)
+
+
+def of_recording(folder: Path) -> list[LearntLoop]:
+    """The loops that a collector's recording teaches: its `site` records, and the files in which their addresses lie."""
+    recording = Recording(folder)
+    files = {row["address"]: row for row in recording.manifest.get("sites", [])}
+    kind, dtype = recording.layouts["site"]
+    slots = recording.map_slots("events", 0, recording.slot_count("events"))
+    learning: dict[int, Learning] = {}
+    loops: dict[str, LearntLoop] = {}
+    for record in records(slots[kinds_of(slots) == kind], dtype):
+        loop = learning.setdefault(int(record["pid"]), Learning()).observe(record)
+        if loop and loop.call in files and loop.last_call in files:
+            call, last = files[loop.call], files[loop.last_call]
+            places = loop.node_at, loop.node_more, loop.graph_at
+            loops.setdefault(call["id"], LearntLoop(call["id"], {"loop": call["offset"], "last": last["offset"]}, *places))
+    return list(loops.values())
 
 
 def frame_place(number: int) -> str:

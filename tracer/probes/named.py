@@ -10,7 +10,7 @@ from tracer.errors import ProbeError
 from tracer.probes.elf import Binary
 from tracer.probes.functions import Function
 
-MAX_FUNCTIONS = 511  # MAX_CALL_SPECS of bpf/maps.h, two for each; number 0 is none
+MAX_FUNCTIONS = 511  # MAX_CALL_SPECS of bpf/structs.h, two for each; number 0 is none
 PROGRAMS = ("custom_begin", "custom_end")
 USER = Engine("user", 6, (), ())
 NEAR = 3  # names to suggest

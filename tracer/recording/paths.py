@@ -19,6 +19,7 @@ OBJECTS = TRACER / "kernel" / "objects"
 BPF_OBJECT = OBJECTS / "moescope.bpf.o"
 BPF_OBJECTS = {"ring": BPF_OBJECT, "perf": OBJECTS / "moescope-perf.bpf.o"}
 MAPS_OBJECTS = {"ring": OBJECTS / "maps.bpf.o", "perf": OBJECTS / "maps-perf.bpf.o"}
+COLLECTORS = TRACER / "collector" / "bin"
 CALIBRATION = TRACER / "probes" / "calibrate.so"
 LIBRARIES = [
     CALIBRATION,

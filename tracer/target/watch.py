@@ -17,7 +17,8 @@ from tracer.errors import EngineError, TracerError
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import PATTERN, LibbpfLoader, enumeration
 from tracer.kernel.pmc import Counters, Event
-from tracer.probes.attach import FAULT_BEGINS, Attachments
+from tracer.probes.attach import Attachments
+from tracer.probes.kernel_probes import FAULT_BEGINS
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
 from tracer.probes.reach import opened
 from tracer.probes.tracefs import has_tracepoint
@@ -35,7 +36,7 @@ LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
 QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
-SETTINGS = struct.Struct("<15I")  # struct settings of bpf/maps.h
+SETTINGS = struct.Struct("<15I")  # struct settings of bpf/structs.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
 
@@ -121,7 +122,7 @@ class Watcher:
             self.loader.update("backends", bytes.fromhex(identity)[:8], struct.pack("<I", number))
 
     def set_chosen(self, stop: int = 1) -> None:
-        """Tell the kernel side what it cannot know: see struct settings in bpf/maps.h."""
+        """Tell the kernel side what it cannot know: see struct settings in bpf/structs.h."""
         levels = self.probes.levels - self.probes.shed_levels
         mine = (self.probes.state[engine.name].operators for engine in self.probes.engines if engine.id == LLAMACPP)
         names = max(mine, key=len, default=[])

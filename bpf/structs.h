@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the maps hold, and how large they are: for the programs in the kernel and for the collector, which fills some of them. */
+#ifndef MOESCOPE_STRUCTS_H
+#define MOESCOPE_STRUCTS_H
+
+/* The arguments of a call, kept from its entry to its return. */
+struct call_args {
+	u64 arg[4];
+};
+
+/* A library name prefix that some engine declares. */
+struct pattern {
+	u32 length;
+	char text[28];
+};
+
+#define MAX_PATTERNS 16
+#define MAX_PROGRAMS 256
+#define PATH_BYTES 208
+
+struct path_scratch {
+	char text[256]; /* PATH_BYTES, and room for a pattern that starts at the last of them */
+	u32 base;       /* where the file name begins; kept here so that the verifier merges the paths of the loop */
+};
+
+/* What the loader sets before it loads: numbers that differ between builds of an engine. */
+struct settings {
+	u32 mul_mat_id; /* llama.cpp's number of GGML_OP_MUL_MAT_ID; 2^32-1: not known */
+	u32 stop;       /* stop the target when a library or a function table appears, until probes stand */
+	u32 operators;  /* record ggml's operators */
+	u32 experts;    /* record what MUL_MAT_ID is given */
+	u32 learn;      /* enum learning */
+	u32 blind;      /* learn without a probe that tells the operator: this program is stripped */
+	u32 node_at;    /* where ggml's loop over a graph keeps the index of its node ... */
+	u32 node_more;  /* ... plus this */
+	u32 graph_at;   /* and where the graph; places are numbered as in ggml.h */
+	u32 everyone;   /* record the scheduler for every thread of the machine, not the target's alone */
+	u32 n_counters; /* performance counters read at operator boundaries; 0: none */
+	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
+	u32 round;      /* grows when probes come or go: what was told to none of them is told again */
+	u32 files;  /* record reads and mappings of files, where one program sees all system calls */
+	u32 spared; /* QNN's own readers of events are not probed, since those who call them are known to hand on what they read */
+};
+
+#define MASKED_PLACES 32 /* of a frame, a bit each in the masks of struct rec_site */
+
+enum learning {
+	LEARN_NOTHING = 0,
+	LEARN_PLACES = 1, /* look for what node_at, node_more and graph_at tell */
+	LEARN_ENDS = 2,   /* tell where graphs end */
+};
+
+/* A share of a node that is not sent yet; see struct rec_op_shares. */
+struct share {
+	u32 after;
+	u32 min_flt;
+	u16 maj_flt;
+	u16 node;
+};
+
+#define MARKED_NODES 4096
+
+/* A thread of the target, and what it is at where it computes ggml graphs. What every hit touches comes first. */
+struct traced {
+	u64 graph; /* that it works on */
+	u64 shares_of;
+	u64 first_ts;
+	u32 count; /* of shares */
+	u32 maj_before; /* the thread's page faults as they stood at its last share */
+	u32 min_before;
+	u32 leads;  /* it began the graph; the others help */
+	u32 news;   /* this graph has not been described as it is now */
+	u32 rounds; /* graphs that it began */
+	struct share shares[SHARES];
+	u8 given_experts[MARKED_NODES / 8]; /* nodes that are given what a router chose, a bit each */
+	u64 routing; /* the routing tensor whose experts were last sent in this graph */
+	/* the graph that it began last, and from which frame and place in the code: */
+	u64 began;
+	u64 frame;
+	u64 place;
+	u64 scratch[19]; /* of a tensor that is looked at */
+	/* while learning: */
+	u64 tensor;
+	u64 site;
+	u32 sites; /* told so far */
+	u32 here;
+	u32 before;
+	u32 graph_places;
+	u32 last_but_one;
+	u32 counted[MASKED_PLACES]; /* blind: 1 more than what stood there at the barrier before; 0: there was none */
+};
+
+/* How to read one argument of a user's function: a register, then up to two reads of memory. */
+struct arg_spec {
+	u32 from;      /* 0-5: argument registers, 6: the return value, 7: nothing */
+	u32 width[2];  /* bytes to read; 0: no read */
+	s32 offset[2]; /* added to the address before each read */
+};
+
+/* What a probe on a user's function sends: part 0 in the event, the others in a detail each. */
+struct call_spec {
+	u32 parts;
+	struct arg_spec numbers[CALL_PARTS][CALL_VALUES];
+	struct arg_spec texts[CALL_PARTS - 1];
+};
+
+#define MAX_CALL_SPECS 1024
+
+/* An address in a process: a tensor, a QNN provider. */
+struct place_key {
+	u64 address;
+	u32 pid;
+	u32 tid; /* 0: whichever thread */
+};
+
+/* A page fault or a read that a thread is in. */
+struct faulting {
+	u64 begin;
+	u64 ino;
+	u32 dev;
+	u32 page, last; /* the window that holds the touched page */
+	u32 added;
+	u32 flags;
+	u32 pad;
+};
+
+struct request_key {
+	u64 sector;
+	u32 dev;
+	u32 pad;
+};
+
+struct request {
+	u32 pid;
+	u32 tid;
+};
+
+#define MAX_COUNTED_THREADS 1024
+
+#endif

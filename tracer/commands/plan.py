@@ -1,0 +1,95 @@
+"""`tracer plan`: what to attach in a program and its libraries, for moescope-collect on a machine without Python."""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from moescope.plain import print_plain
+from tracer.commands.options import add_probe_files, chosen_levels, names_in
+from tracer.engines import choose, with_needed
+from tracer.errors import TracerError
+from tracer.kernel.plan_file import ARCHITECTURES, Place, compose, write
+from tracer.probes.fast_nop import has_fast_nop
+from tracer.probes.functions import read_probe_files
+from tracer.probes.learning import of_recording
+from tracer.probes.planner import Planner
+from tracer.recording.paths import invoking_user
+
+EXAMPLES = """examples:
+  python -m tracer plan -o plan.json --libraries ./lib -- ./llama-cli -m model.gguf            for this machine
+  python -m tracer plan -o plan.json --sysroot pulled --features device.json -- /data/local/tmp/llama-cli
+  python -m tracer plan -o plan.json --learn first/ --sysroot pulled --features device.json -- /data/local/tmp/llama-cli
+"""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("-o", "--output", type=Path, default=Path("plan.json"), help="file of the plan (default: plan.json)")
+    parser.add_argument("--sysroot", type=Path, help="folder of files that were copied from a device, as they lie there")
+    parser.add_argument(
+        "--libraries", type=Path, action="append", default=[], help="folder or file of the engine; may be repeated"
+    )
+    parser.add_argument(
+        "--features", type=Path, metavar="FILE", help="what `moescope-collect --probe-features` wrote on the device"
+    )
+    parser.add_argument("--learn", type=Path, action="append", default=[], help="a collector's recording that tells graph loops")
+    parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
+    parser.add_argument("--levels", default="all", help="all, or levels separated by commas (default: all)")
+    add_probe_files(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ARGUMENTS that will be recorded")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, and say what is lacking."""
+    added, functions = read_probe_files(args.probes)
+    levels, brought = with_needed(chosen_levels(args.levels))
+    features = read_features(args.features)
+    sysroot = str(args.sysroot.resolve()) if args.sysroot else ""
+    planner = Planner(
+        choose(names_in(args.engine, "--engine"), added), levels, invoking_user(), functions, lambda: features["fast_nop"]
+    )
+    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    folders = args.libraries or ([args.sysroot] if args.sysroot else beside(words))
+    loops = [loop for folder in args.learn for loop in of_recording(folder)]
+    place = Place(sysroot, features["arch"])
+    plan = compose(planner, place, programs(words, sysroot), [folder.resolve() for folder in folders], loops)
+    write(args.output, plan)
+    for warning in brought + planner.warnings + planner.named.missing():
+        print_plain(warning, sys.stderr)
+    files = [file for file in plan["files"] if file["rows"]]
+    print_plain(
+        f"plan          {args.output}   {sum(len(file['rows']) for file in files)} probes in {len(files)} files, {place.arch}"
+    )
+    return 0
+
+
+def read_features(path: Path | None) -> dict[str, Any]:
+    """What decides on places: the device's architecture, and whether its kernel executes a probed nop without a step."""
+    if not path:
+        return {"arch": platform.machine(), "fast_nop": has_fast_nop()}
+    try:
+        features = json.loads(path.read_text())
+        if features["arch"] in ARCHITECTURES and isinstance(features["fast_nop"], bool):
+            return dict(features)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise TracerError(f"{path} is not what `moescope-collect --probe-features` writes: write it again on the device")
+
+
+def programs(words: list[str], sysroot: str) -> list[str]:
+    """The executables that a command's words name, where they lie here."""
+    found = [f"{sysroot}/{word}" if sysroot else shutil.which(word) for word in words]
+    return [path for path in found if path and os.path.isfile(path)]
+
+
+def beside(words: list[str]) -> list[Path]:
+    """Where a program's libraries mostly lie: in its folder, and in those that LD_LIBRARY_PATH names."""
+    folders = [Path(path).resolve().parent for path in programs(words[:1], "")]
+    folders = [folder for each in folders for folder in (each, each.parent / "lib") if each.name != "bin" or folder != each]
+    folders += [Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(":") if each]
+    return [folder for folder in folders if folder.is_dir()]

@@ -1,0 +1,155 @@
+"""The plan as a file: all that a recorder on another machine must know, so that it decides nothing itself (docs/devices.md)."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracer.engines import Engine, Probe
+from tracer.errors import TracerError
+from tracer.kernel.loaders import enumeration, layouts, program_numbers
+from tracer.probes import reach
+from tracer.probes.elf import read_binary
+from tracer.probes.kernel_probes import FAULT_ENDS, KERNEL_PROBES, STAND_INS
+from tracer.probes.learning import LEARN_NOTHING, LEARN_PLACES, LearntLoop
+from tracer.probes.plan import FilePlan, planned
+from tracer.probes.planner import Planner
+from tracer.recording.checksums import digest
+from tracer.recording.paths import BPF_SOURCE
+
+PLAN_VERSION = 1
+ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
+"""What the kernel calls a machine → what ELF headers do."""
+UNKNOWN_OPERATOR = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where files are looked for: below `sysroot`, which a device's paths begin under; "" is this machine."""
+
+    sysroot: str
+    arch: str
+
+    def shown(self, path: str) -> str:
+        """A file's path on the device."""
+        return "/" + os.path.relpath(path, self.sysroot) if self.sysroot else path
+
+    def is_of(self, path: str) -> bool:
+        """Whether a file is a program or library for the device."""
+        return contains_elf(path) and read_binary(path).machine == ARCHITECTURES[self.arch]
+
+
+def contains_elf(path: str) -> bool:
+    """Whether a file begins as ELF files do."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+def sources() -> str:
+    """What stands for the programs' sources: a collector carries it, and takes no plan that was made for others."""
+    files = sorted(path for path in BPF_SOURCE.parent.iterdir() if path.suffix in (".c", ".h"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def identity(path: str, build_id: str) -> str:
+    """By what a file is known wherever it lies: its build id, or the XXH3 of its content where it has none."""
+    return build_id or f"xxh3:{digest(Path(reach.way_to(path)).read_bytes())}"
+
+
+def libraries(engines: list[Engine], folders: list[Path]) -> Iterator[str]:
+    """The files in folders, and those given themselves, that hold an engine's code by their names."""
+    for folder in folders:
+        names = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+        yield from (str(p) for p in names if p.is_file() and any(engine.owns(p.name) for engine in engines))
+
+
+def compose(planner: Planner, place: Place, programs: list[str], folders: list[Path], loops: list[LearntLoop]) -> dict[str, Any]:
+    """The whole plan, for programs (executables) and the libraries in folders. Raises TracerError where no probe would stand."""
+    seen: dict[str, dict[str, Any]] = {}
+    found = [*((path, True) for path in programs), *((path, False) for path in libraries(planner.engines, folders))]
+    for path, is_executable in found:
+        if place.is_of(path) and (real := reach.real(path)) not in seen:
+            plan = planner.file(path, is_executable)
+            planner.rows += plan.rows
+            seen[real] = described(planner, place, plan, loops)
+    if not planner.rows:
+        raise TracerError("no file of an engine was found for this machine: name its libraries' folder with --libraries")
+    return {"plan_version": PLAN_VERSION, **about(planner, place), "files": list(seen.values())}
+
+
+def described(planner: Planner, place: Place, plan: FilePlan, loops: list[LearntLoop]) -> dict[str, Any]:
+    """One file of the plan."""
+    build = plan.build_id or read_binary(plan.path).build_id
+    one = {"path": place.shown(plan.path), "id": identity(plan.path, build), "build_id": build, "engines": plan.engines}
+    loop = next((each for each in loops if each.id == one["id"]), None)
+    settings = learning(planner, plan, loop)
+    operators = max(plan.operators.values(), key=len, default=[])
+    if "MUL_MAT_ID" in operators:
+        settings["mul_mat_id"] = operators.index("MUL_MAT_ID")
+    specs = {str(cookie): spec.hex() for cookie, spec in plan.specs.items()}
+    rows = [planned(row) for row in plan.rows]
+    return {**one, "operators": plan.operators, "settings": settings, "specs": specs, "rows": rows}
+
+
+def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[str, int]:
+    """Settings for a file's graph loop, whose probes replace those that teach where it is known."""
+    mine = [(engine, probe) for engine in planner.engines for probe in engine.probes if engine.name in plan.engines]
+    teachers = {probe.program for _, probe in mine if probe.teaches} & plan.programs()
+    if not teachers:
+        return {}
+    if not loop:
+        return {"learn": LEARN_PLACES, "blind": int(teachers == {"ggml_op_wait"})}
+    engine = next(engine for engine, probe in mine if probe.teaches)
+    rows = planner.learnt(engine, {name: (plan.path, offset) for name, offset in loop.sites.items()}, loop.why)
+    plan.rows = [row for row in plan.rows if row.program not in teachers] + rows
+    return {"learn": LEARN_NOTHING, "node_at": loop.node_at, "node_more": loop.node_more, "graph_at": loop.graph_at}
+
+
+def about(planner: Planner, place: Place) -> dict[str, Any]:
+    """What the plan says beside its files."""
+    levels, numbers = planner.levels, program_numbers()
+    kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, "process")]
+    programs = planner.programs() | {name for name, _, _ in kernel}
+    wanted = [(engine, probe) for engine in planner.engines for probe in engine.probes if probe.wanted(levels)]
+    chosen = {"operators": "operator" in levels, "experts": "expert" in levels, "files": "io" in levels}
+    backends = enumeration("backend_id")
+    identities = {i[:16]: backends[f"BACKEND_{n.upper()}"] for engine in planner.engines for n, i in engine.backends.items()}
+    prefixes = {prefix for engine in planner.engines for prefix in engine.libraries} | planner.named.prefixes()
+    return {
+        "arch": place.arch,
+        "sources": sources(),
+        "levels": sorted(levels),
+        "programs": {name: numbers.get(name, -1) for name in sorted(programs)},
+        "kernel": kernel,
+        "software": FAULT_ENDS,
+        "patterns": sorted(p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes)),
+        "backends": identities,
+        "settings": {"mul_mat_id": UNKNOWN_OPERATOR, "stop": 1, **{name: int(is_on) for name, is_on in chosen.items()}},
+        "engines": {engine.name: described_engine(engine, planner) for engine in planner.engines},
+        "at_run_time": [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"],
+        "functions": planner.named.found,
+        "layouts": layouts(),
+    }
+
+
+def described_engine(engine: Engine, planner: Planner) -> dict[str, Any]:
+    """An engine as the manifest needs it, and the newest function table that its slots were held against."""
+    names = {"operators": planner.operators[engine.name], "graphs": list(engine.graphs)}
+    return {"id": engine.id, **names, "api": [engine.api_major, engine.api_minor]}
+
+
+def at_run_time(engine: Engine, probe: Probe) -> dict[str, Any]:
+    """A probe whose place the program is told when it runs: by the slot of a table of functions, or a function handed over."""
+    keys = ("program", "level", "slot", "table", "since", "at", "learnt", "spared_by")
+    return {"engine": engine.name, **{key: getattr(probe, key) for key in keys}}
+
+
+def write(path: Path, plan: dict[str, Any]) -> None:
+    """Write a plan."""
+    path.write_text(json.dumps(plan) + "\n")

@@ -1,0 +1,297 @@
+"""Where probes stand: declarations and a file's symbols, notes and code become rows of a plan. Nothing is attached."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from tracer.engines import Engine, Probe
+from tracer.errors import ProbeError
+from tracer.probes import anchors, name_tables, reach
+from tracer.probes.elf import Binary, Symbol, contains, read_binary
+from tracer.probes.fast_nop import has_fast_nop
+from tracer.probes.functions import Function
+from tracer.probes.named import USER, NamedFunctions
+from tracer.probes.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
+from tracer.probes.plan import FilePlan, Row
+from tracer.recording.paths import Owner
+
+TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
+SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
+Places = dict[int, tuple[str, int]]
+"""Slot of a table of functions → (file, offset)."""
+
+OP_NAMES = """
+import ctypes, sys
+name = getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])
+name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_int]
+for number in range(1024):
+    text = (name(number) or b"").decode(errors="replace")
+    if not text.replace("_", "").isalnum() or text != text.upper():
+        break
+    print(text, flush=True)
+"""
+
+
+Site = tuple[int, str, Place]
+"""File offset of a function, its name, the place in it."""
+
+
+def cheapest(sites: list[Site]) -> list[Site]:
+    """The first of several functions that would do, or the first that has a cheap instruction where it has none."""
+    cheap = [site for site in sites if site[2].cost != "stepped"]
+    if not cheap or cheap[0] == sites[0]:
+        return sites[:1]
+    offset, name, place = cheap[0]
+    why = f"{place.why}; instead of {sites[0][1]}, which has no cheap instruction while its arguments are in place"
+    return [(offset, name, replace(place, why=why))]
+
+
+def needs_anchors(engine: Engine, binary: Binary) -> bool:
+    """Whether a file holds an engine's code but not the name of one of its functions, not even as something it asks for."""
+    names = tuple(name for probe in engine.probes for name in (*probe.symbols, *probe.otherwise))
+    return bool(engine.marker) and not mentions_any(binary, names) and contains(binary.path, engine.marker.encode())
+
+
+@lru_cache(maxsize=256)
+def mentions_any(binary: Binary, names: tuple[str, ...]) -> bool:
+    """Whether a file defines, or asks for, a symbol of one of these names."""
+    return any(map(binary.mentions, names))
+
+
+def unknown_slots(engine: Engine, api: tuple[int, ...], backend: int, wanted: list[Probe], known: list[Probe]) -> list[str]:
+    """What to say of a function table whose version is not the one that the slots were held against."""
+    version, checked = ".".join(map(str, api)), f"{engine.api_major}.{engine.api_minor}"
+    left_out = ", ".join(dict.fromkeys(stem(probe.program) for probe in wanted if probe not in known))
+    said = [f"{engine.name}: backend {backend} has API {version}: left out {left_out}"] if left_out else []
+    if api[0] == engine.api_major and api[1] > engine.api_minor:
+        newer = f"newer than {checked}: probes stand at the slots of {checked}"
+        said.append(f"{engine.name}: backend {backend} has API {version}, {newer}")
+    return said
+
+
+def stem(program: str) -> str:
+    """What a program's name tells without the end of a call that it stands at."""
+    return program.removesuffix("_begin").removesuffix("_end")
+
+
+class Planner:
+    """Plans file after file: where a probe stands may depend on what stands in other files of the folder.
+
+    `rows` are those that were planned and stand, or stood; whoever carries a plan out adds to them.
+    """
+
+    def __init__(
+        self,
+        engines: list[Engine],
+        levels: set[str],
+        owner: Owner,
+        functions: list[Function] | None = None,
+        fast_nop: Callable[[], bool] = has_fast_nop,
+    ):
+        self.engines, self.levels, self.owner, self.fast_nop = engines, levels, owner, fast_nop
+        self.named = NamedFunctions([f for f in functions or [] if f.level in levels])
+        self.rows: list[Row] = []
+        self.warnings: list[str] = []
+        self.operators = {engine.name: list(engine.operators) for engine in engines}
+
+    def programs(self) -> set[str]:
+        """Names of the BPF programs that may stand in the target's files."""
+        return self.named.programs() | {p.program for engine in self.engines for p in engine.probes if p.wanted(self.levels)}
+
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[None]:
+        """A probe that fails is said and left out; the others go on."""
+        try:
+            yield
+        except ProbeError as error:
+            self.warnings.append(str(error))
+
+    def file(self, path: str, is_executable: bool = False) -> FilePlan:
+        """What to attach in a file, which the target calls `path`."""
+        real, names = reach.real(path), {os.path.basename(path), os.path.basename(reach.real(path))}
+        plan = FilePlan(real, "")
+        for engine in self.engines:
+            wanted = any(map(engine.owns, names))
+            if is_executable:
+                wanted = bool(engine.marker) and contains(real, engine.marker.encode())
+            if wanted and os.path.isfile(reach.way_to(real)):
+                with self.reported():
+                    self._plan_engine(engine, plan)
+        if self.named.wants(real, os.path.basename(path), is_executable):
+            with self.reported():
+                self._plan_named(plan, os.path.basename(path), is_executable)
+        return plan
+
+    def beside(self, path: str) -> list[str]:
+        """The libraries that stand beside one of an engine whose libraries are opened together, with it."""
+        folder, name = os.path.split(reach.real(path))
+        together = [engine for engine in self.engines if engine.together and engine.owns(name)]
+        names = [each for each in sorted(os.listdir(folder)) if any(e.owns(each) for e in together)] if together else []
+        return [os.path.join(folder, each) for each in names]
+
+    def _plan_named(self, plan: FilePlan, file_name: str, is_executable: bool) -> None:
+        """Add the probes on a user's functions in one file."""
+        binary = read_binary(plan.path)
+        plan.build_id = binary.build_id
+        for site in self.named.sites(binary, file_name, is_executable, self.warnings):
+            place = self._entry(binary, site.offset, site.name) if site.inspect else SYMBOL_SITE
+            plan.specs |= site.specs
+            where = plan.path, site.offset, site.name, place
+            plan.rows += [row(USER, site.probe(cookie), *where, cookie) for cookie in site.specs]
+
+    def _plan_engine(self, engine: Engine, plan: FilePlan) -> None:
+        binary = read_binary(plan.path)
+        plan.build_id = binary.build_id
+        before = len(plan.rows)
+        for probe in engine.probes:
+            if not probe.wanted(self.levels) or probe.slot >= 0 or probe.learnt:
+                continue
+            with self.reported():
+                site = next(self._sites(engine, probe, binary), None)
+                if site:
+                    plan.rows.append(row(engine, probe, plan.path, *site))
+        is_probed = len(plan.rows) > before
+        if is_probed or engine.owns(os.path.basename(plan.path)):
+            plan.engines.append(engine.name)
+        self._learn_operators(engine, binary, is_probed)
+        plan.operators[engine.name] = self.operators[engine.name]
+
+    def _learn_operators(self, engine: Engine, binary: Binary, is_probed: bool) -> None:
+        """The engine's operator names by number: read from the file's table in milliseconds, else asked of the library."""
+        can_ask = bool(engine.operator_names) and binary.symbol(engine.operator_names) is not None
+        if engine.operator_table and not self.operators[engine.name] and (is_probed or can_ask):
+            self.operators[engine.name] = name_tables.read(binary.path, engine.operator_table)
+        if can_ask and not self.operators[engine.name]:
+            self.operators[engine.name] = self._operator_names(binary.path, engine.operator_names)
+
+    def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
+        """Where a probe stands in a binary, then where else it could."""
+        if probe.usdt:
+            yield from self._usdt_sites(probe, binary)
+        elif not any(map(binary.find, probe.unless)) and not (probe.once and self._stands_beside(probe, binary.path)):
+            yield from cheapest(self._symbol_sites(engine, probe, binary, probe.symbols))
+            for name in probe.otherwise:
+                yield from self._symbol_sites(engine, probe, binary, (name,))
+            if probe.anchor and engine.inspects(binary.path) and needs_anchors(engine, binary):
+                yield from self._anchored_sites(engine, probe, binary)
+
+    def _usdt_sites(self, probe: Probe, binary: Binary) -> Iterator[Site]:
+        offset = binary.usdt.get(probe.usdt)
+        if offset is not None:
+            entry = offset - len(NOP5)
+            before, is_entry = binary.bytes_at(entry, len(NOP5)), binary.begins_function(entry)
+            yield offset, probe.usdt, place_usdt(before, is_entry, self.fast_nop(), binary.machine)
+
+    def _anchored_sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
+        said, offset = anchors.words(probe.anchor), anchors.find(binary.path, probe.anchor)
+        if offset is None:
+            self.warnings.append(f"{binary.path} is stripped, and not one function in it {said}: no {probe.program}")
+            return
+        _, name, place = self._symbol_site(engine, probe, binary, Symbol(probe.symbols[0], offset))
+        yield offset, name, replace(place, why=f"{place.why}; stripped: found as the function that {said}")
+
+    def _stands_beside(self, probe: Probe, path: str) -> bool:
+        """Whether the program stands in another file of the same folder."""
+        standing = {row.library for row in self.rows if row.program == probe.program and not row.retired_ns} - {path}
+        return any(os.path.dirname(library) == os.path.dirname(path) for library in standing)
+
+    def _symbol_sites(self, engine: Engine, probe: Probe, binary: Binary, names: tuple[str, ...]) -> list[Site]:
+        symbols = [symbol for name in names if (symbol := binary.find(name))]
+        return [self._symbol_site(engine, probe, binary, symbol) for symbol in symbols if self._usable(probe, symbol, binary)]
+
+    def _symbol_site(self, engine: Engine, probe: Probe, binary: Binary, symbol: Symbol) -> Site:
+        if not engine.inspects(binary.path):
+            return symbol.offset, symbol.name, SYMBOL_SITE
+        choose = place_tail if probe.at == "tail" else place_entry
+        return symbol.offset, symbol.name, self._entry(binary, symbol.offset, symbol.name, choose)
+
+    def _entry(self, binary: Binary, offset: int, name: str, choose: Callable[..., Place] = place_entry) -> Place:
+        """Where a probe stands in a function."""
+        try:
+            return choose(binary.bytes_at(offset), binary.machine, self.fast_nop())
+        except ProbeError as error:
+            raise ProbeError(f"{binary.path}: {name}: {error}") from None
+
+    def _usable(self, probe: Probe, symbol: Symbol, binary: Binary) -> bool:
+        """A clone that may lack arguments cannot be probed where they are read."""
+        if symbol.changed and probe.at == "entry":
+            self.warnings.append(f"{binary.path}: {symbol.name} may have lost arguments in compilation: no {probe.program}")
+            return False
+        return True
+
+    def callback(self, engine: Engine, name: str, path: str, offset: int) -> list[Row]:
+        """The probes that are declared as learnt under `name`, at a function that the program handed over."""
+        rows = []
+        for probe in engine.probes:
+            if probe.learnt == name and probe.wanted(self.levels):
+                with self.reported():
+                    binary = read_binary(path)
+                    function = binary.function_at(offset)
+                    rows.append(row(engine, probe, path, offset, function, self._entry(binary, offset, function)))
+        return rows
+
+    def api(self, table: str, slots: Places, version: int) -> list[Row]:
+        """Probes at those slots of a table of functions that `version` has."""
+        rows = []
+        for engine in self.engines:
+            for probe in engine.probes:
+                wanted = probe.table == table and probe.wanted(self.levels) and probe.since <= version
+                if wanted and probe.slot in slots:
+                    path, offset = slots[probe.slot]
+                    with self.reported():
+                        place = self._slot_place(engine, path, offset)
+                        rows.append(row(engine, probe, path, offset, f"{table}[{probe.slot}]", place))
+        return rows
+
+    def table(self, engine: Engine, slots: Places, api: tuple[int, ...], backend: int) -> list[tuple[Probe, Row]]:
+        """Probes at the slots of a function table that a backend of API version `api` handed out."""
+        wanted = [p for p in engine.probes if p.slot >= 0 and not p.table and p.wanted(self.levels)]
+        shared = Counter(slots.values())  # what a backend does not support is often one function for all
+        unshared = {slot for slot, place in slots.items() if shared[place] == 1}
+        known = [p for p in wanted if api[0] == engine.api_major and api[1] >= p.since and p.slot in unshared]
+        self.warnings += [line for line in unknown_slots(engine, api, backend, wanted, known) if line not in self.warnings]
+        symbol = "table[{}] of backend {}"
+        return [(p, row(engine, p, *slots[p.slot], symbol.format(p.slot, backend), TABLE_SITE)) for p in known]
+
+    def _slot_place(self, engine: Engine, path: str, offset: int) -> Place:
+        if not engine.inspects(path):
+            return TABLE_SITE
+        return self._entry(read_binary(path), offset, f"{offset:#x}")
+
+    def learnt(self, engine: Engine, sites: dict[str, tuple[str, int]], why: str) -> list[Row]:
+        """Probes whose sites, given as name → (file, offset behind a call), were learnt; none where a call is dear to probe."""
+        path = sites["loop"][0]
+        binary = read_binary(path)
+        probes = [probe for probe in engine.probes if probe.learnt in sites and probe.wanted(self.levels)]
+        offsets = [sites[probe.learnt][1] for probe in probes]
+        places = [place_call(binary.bytes_at(offset - CALL_BYTES, CALL_BYTES), binary.machine, why) for offset in offsets]
+        found = [place for place in places if place is not None]
+        if len(found) < len(probes):
+            return []
+        at = zip(probes, offsets, found, strict=True)
+        return [row(engine, p, path, offset, f"{binary.function_at(offset)} call", place) for p, offset, place in at]
+
+    def elsewhere(self, engine: Engine, probe: Probe, path: str) -> Row | None:
+        """Where else in a file a probe could stand than where it stood."""
+        tried = {other.symbol for other in self.rows if (other.program, other.library) == (probe.program, path)}
+        site = next((each for each in self._sites(engine, probe, read_binary(path)) if each[1] not in tried), None)
+        return row(engine, probe, path, *site) if site else None
+
+    def _operator_names(self, path: str, function: str) -> list[str]:
+        """The engine's operator names by number, asked of a stripped library itself in a process of the invoking user."""
+        drop = self.owner.become if os.geteuid() == 0 and self.owner.uid else None
+        command = [sys.executable, "-c", OP_NAMES, path, function]
+        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=drop, timeout=20, check=False)
+        return done.stdout.split()
+
+
+def row(engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place, cookie: int = 0) -> Row:
+    """The row of a probe at a place."""
+    at, instruction = "return" if probe.at == "return" else "entry", place.instruction
+    where = path, symbol, offset + place.delta
+    return Row(probe.program, engine.name, probe.level, *where, at, instruction, place.cost, place.why, cookie=cookie)
