@@ -3,6 +3,7 @@
 # make vm-test      the tracer on other kernels and the other architecture, in guests that QEMU emulates
 # make fuzz         damaged input for every verb that reads; CASES=10000 of each kind
 # make lint         what the code must pass before that
+# make reference    docs/reference: every verb and table, from the code
 # make wheel        a source archive and the wheels for x86-64 and arm64, in dist/
 # make constraints  the newest releases of what is used, tried by nobody yet, into constraints.txt
 SHELL := /bin/bash
@@ -18,7 +19,7 @@ CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
-.PHONY: run test vm-test fuzz lint results setup build headers doctor wheel constraints clean
+.PHONY: run test vm-test fuzz lint reference results setup build headers doctor wheel constraints clean
 
 run: setup
 	@echo "== tracing the bundled demo"
@@ -44,6 +45,10 @@ lint: setup
 	$(VENV)/bin/lint-imports
 	$(PY) -m workloads.bpf_objects
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+# docs/reference from the parsers' help and the tables' schema.
+reference: build/.pip build
+	$(PY) -m scripts.render_reference
 
 # docs/results.md from what benchmarks kept in benchmarks/results.
 results: setup

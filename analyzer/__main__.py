@@ -10,6 +10,7 @@ COMMANDS = {
     "tables": "write the tables as Parquet",
     "query": "SQL over the tables",
     "phases": "where every moment of a token goes",
+    "ledger": "what every moment of a token was spent on: one cause each",
     "findings": "what costs most, in words, with the size of the prize",
     "threads": "states, balance, and who took the CPU",
     "trends": "spread, drift, jumps and growth across tokens",

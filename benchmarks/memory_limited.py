@@ -1,34 +1,39 @@
-"""Decode speed with room for a share of the expert bytes.
+"""Decode speed with room for a share of the expert bytes, ours and llama.cpp's.
 
-    python -m benchmarks.memory_limited PACKAGE [--text FILE] [--share 0.5] [--rounds 3] [--llama GGUF]
+    python -m benchmarks.memory_limited PACKAGE [--text FILE] [--shares 0.75,0.5,0.25] [--rounds 3] [--llama GGUF]
 
-PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py.
+PACKAGE `qwen-moe`: the seeded one of benchmarks/lib/seeded_moe.py; GGUF `qwen-moe`: the same shape of workloads/gguf_model.py.
+Embeddings and routers of both are drawn so that routes are near uniform and differ from token to token.
 
-Each run is a process of its own that feeds the text token by token (without --text: seeded random ids), in turn:
+Each run is a process of its own that is fed the same tokens one by one (without --text: seeded random ids), in turn:
 
-    resident   every expert in memory, no limit
-    prefetch   in a memory cgroup: explicit direct reads, prefetched by the package's predictor
-    demand     in the same cgroup, loading only what the router has asked for
+    resident          every expert in memory, no limit
+    prefetch          in a memory cgroup: explicit direct reads, prefetched by the package's predictor
+    demand            in the same cgroup, loading only what the router has asked for
+    auto              in the same cgroup, prefetching where the trial says so
+    llama.cpp         in the same cgroup, its file mapped
+    llama.cpp, whole  its file mapped, no limit
 
-The cgroup's limit is what a process with nearly no experts takes, plus the share of the expert bytes; the cache gets that share
-less the blocks that are in flight. Direct reads bypass the page cache, and the package's pages are dropped beforehand. Bytes per
-token are the kernel's own count (/proc/self/io). Medians over rounds, and their range.
+The cgroup's limit is what our process holds beside its experts, plus the share of the expert bytes; the cache gets that share
+less the blocks that are in flight. llama.cpp's file needs less beside its experts, the rest is room for more of them. All files
+of both engines leave the page cache ahead of each run. The first half of the tokens fills the caches; figures are of the second
+half, or of the second half of what was decoded within --seconds. Bytes read and major faults are the kernel's own count
+(getrusage) for either engine. Medians over rounds, and their range.
 
 The bound is what loading on demand must read, at the best speed that random direct reads of whole experts reach on this disk, or
 the resident run's time, whichever is longer: reads wholly overlapped with compute. Hidden is the share of load time that no layer
-waited for. With --llama, llama.cpp decodes the same shape under the same limit for a bounded time.
+waited for.
 """
 
 import argparse
 import json
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +41,24 @@ import numpy as np
 
 from benchmarks.lib.decoding import default_library
 from benchmarks.lib.memory_cgroup import MemoryCgroup, NoMemoryCgroupError
+from benchmarks.lib.models import seeded_gguf
+from benchmarks.lib.page_cache import drop_pages
 from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.seeded_moe import seeded_package
 from benchmarks.lib.spread import extremes, single
+from benchmarks.lib.steps_log import LoggedStep, StepLog, read_log
 from benchmarks.lib.turns import by_turns
 from runtime.backends.cpu import CpuBackend
 from runtime.moe import MoE
 from runtime.package.layout import Package
 from runtime.package.reader import BlockPool, Reader
+from runtime.package.tokens import read_tokenizer
 from runtime.step.sampling import Sampler, Sampling
 
-MODES = ("resident", "prefetch", "demand")
+PREFETCH = {"resident": "off", "prefetch": "on", "demand": "off", "auto": "auto"}
+"""Our ways, and what each says to prefetching."""
+LLAMA, LLAMA_WHOLE = "llama.cpp", "llama.cpp, whole"
+UNBOUND = ("resident", LLAMA_WHOLE)
 IN_FLIGHT = 4  # blocks that are being read or wait to be
 SLACK = 8 << 20  # of a process's own memory between two runs
 UNLIMITED = 1 << 40
@@ -57,61 +69,47 @@ POLL = 0.2
 MIB = 1 << 20
 
 
-def kernel_bytes() -> int:
-    """Bytes this process has had fetched from storage."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"])
-
-
-def status(field: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
-
-
-def token_ids(model: Any, text: Path | None, count: int) -> list[int]:
+def token_ids(package: Package, text: Path | None, count: int) -> list[int]:
     """Tokens to feed: from the middle of the text, or drawn with a seed."""
     if text is None:
-        return np.random.default_rng(0).integers(0, model.package.family.vocabulary, count).tolist()
-    ids = model.encode(text.read_text(encoding="utf-8"))
+        return np.random.default_rng(0).integers(0, package.family.vocabulary, count).tolist()
+    ids = read_tokenizer(package.folder).encode(text.read_text(encoding="utf-8")).ids
     start = max((len(ids) - count) // 2, 0)
     return list(ids[start : start + count])
 
 
-def drop_pages(*paths: Path) -> None:
-    """Out of the page cache with these files alone: the machine keeps what others have there."""
-    for path in paths:
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def held_bytes() -> int:
+    """Memory that this process holds, mapped weights and libraries included."""
+    fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) * 1024
 
 
 def child(args: argparse.Namespace) -> None:
-    """One run, its figures as JSON on standard output."""
-    options = {"prefetch": "on" if args.child == "prefetch" else "off", "threads": args.threads, "cache_policy": args.policy}
-    model = MoE.load(args.package, args.budget or None, **options)
-    ids, engine, sampler = token_ids(model, args.text, PROMPT + 2 * args.tokens), model.engine, Sampler(Sampling())
-    drop_pages(*model.package.folder.glob("*"))
-    sequence = engine.begin_sequence(len(ids))
-    engine.step(sequence, ids[:PROMPT], sampler)
-    for token in ids[PROMPT : PROMPT + args.tokens]:
-        engine.step(sequence, [token], sampler)
-    log, read = model.log, kernel_bytes()
-    before = log.statistics()
-    steps = [engine.step(sequence, [token], sampler)[0] for token in ids[PROMPT + args.tokens :]]
-    read, after = kernel_bytes() - read, log.statistics()
-    delta = {name: after[name] - before[name] for name in ("hits", "misses", "prefetched", "loaded_bytes", "load_ns", "stall_ns")}
-    model.close()
+    """A run of ours: each token into the log; the runtime's own figures of the second half, as JSON on standard output."""
+    options = {"prefetch": PREFETCH[args.child], "threads": args.threads, "cache_policy": args.policy}
+    model, ids = MoE.load(args.package, args.budget or None, **options), array("i", args.ids.read_bytes()).tolist()
+    sequence, sampler, steps = model.engine.begin_sequence(len(ids)), Sampler(Sampling()), StepLog(args.log)
+    model.engine.step(sequence, ids[:PROMPT], sampler)
+    sampled, before = [], model.log.statistics()
+    for token in ids[PROMPT:]:
+        if 2 * len(sampled) == len(ids) - PROMPT:
+            before = model.log.statistics()
+        begin = time.monotonic_ns()
+        sampled.append(model.engine.step(sequence, [token], sampler)[0].sampled)
+        steps.add(begin)
+    after = model.log.statistics()
+    delta = {name: after[name] - before[name] for name in ("hits", "misses", "loaded_bytes", "load_ns", "stall_ns")}
+    tokens = len(sampled) - len(sampled) // 2
     figures = {
-        "ns_per_token": statistics.median(step.duration_ns for step in steps),
-        "mean_ns_per_token": statistics.mean(step.duration_ns for step in steps),
-        "kernel_bytes_per_token": read / len(steps),
-        "loaded_bytes_per_token": delta["loaded_bytes"] / len(steps),
+        "loaded_bytes_per_token": delta["loaded_bytes"] / tokens,
         "hit_rate": delta["hits"] / max(delta["hits"] + delta["misses"], 1),
-        "stall_ns_per_token": delta["stall_ns"] / len(steps),
+        "stall_ns_per_token": delta["stall_ns"] / tokens,
         "hidden_share": 1 - delta["stall_ns"] / delta["load_ns"] if delta["load_ns"] else None,
-        "peak_resident_bytes": status("VmHWM"),
-        "tokens": [step.sampled for step in steps],
+        "sampled": sampled,
+        "prefetching": model.log.prefetching,
+        "beside_experts_bytes": held_bytes() - after["resident_bytes"],
     }
+    model.close()
     print(json.dumps(figures))
 
 
@@ -139,76 +137,95 @@ def disk_speed(package: Any) -> float:
     return max(map(speed, DEPTHS))
 
 
-def run_llama(args: argparse.Namespace, limit: int) -> dict[str, Any]:
-    """Tokens that llama.cpp decodes under the limit within --llama-seconds, loading included and not."""
-    drop_pages(args.llama)
-    with tempfile.TemporaryDirectory() as folder, MemoryCgroup(limit) as group:
-        log = Path(folder) / "tokens"
-        command = [sys.executable, "-m", "benchmarks.programs.decode", default_library(), str(args.llama), str(log)]
-        command += [str(args.threads), "mapped"]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=group.join
-        )
-        began, loaded = time.monotonic(), None
-        while time.monotonic() - began < args.llama_seconds and process.poll() is None:
+def second_half(steps: list[LoggedStep]) -> dict[str, float]:
+    """Figures of the tokens behind the first half; none where fewer than four were decoded."""
+    kept = steps[(len(steps) - 1) // 2 :]
+    if len(kept) < 3:
+        return {}
+    first, last, tokens = kept[0], kept[-1], len(kept) - 1
+    return {
+        "mean_ns_per_token": (last.end_ns - first.end_ns) / tokens,
+        "ns_per_token": float(np.median([step.end_ns - step.begin_ns for step in kept[1:]])),
+        "kernel_bytes_per_token": (last.read_bytes - first.read_bytes) / tokens,
+        "major_faults_per_token": (last.major_faults - first.major_faults) / tokens,
+    }
+
+
+@dataclass
+class Setting:
+    """What all runs share: the package, the file for llama.cpp, the tokens' file, and a cgroup's limit in bytes."""
+
+    args: argparse.Namespace
+    package: Package
+    ids: Path
+    limit: int = UNLIMITED
+    budget: int = 0
+
+    def run(self, mode: str) -> dict[str, Any]:
+        """One run in a fresh process and cgroup; its figures."""
+        drop_pages(*self.package.folder.glob("*"), *([self.args.llama] if self.args.llama else []))
+        with tempfile.TemporaryDirectory() as folder, MemoryCgroup(UNLIMITED if mode in UNBOUND else self.limit) as group:
+            log, output, errors = (Path(folder) / name for name in ("log", "output", "errors"))
+            with output.open("wb") as out, errors.open("wb") as err:
+                process = subprocess.Popen(self._command(mode, log), stdout=out, stderr=err, preexec_fn=group.join)
+                status = self._wait(process, log)
+            steps, peak = read_log(log), group.peak()
+            if status or (status is None and mode in PREFETCH):
+                raise SystemExit(f"{mode} ended with {status}: {errors.read_text()[-400:].strip()}")
+            own = json.loads(output.read_text().splitlines()[-1]) if mode in PREFETCH else {}
+        return {"cgroup_peak_bytes": peak, "tokens": len(steps)} | second_half(steps) | own
+
+    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> int | None:
+        """The exit status; None where it had not ended --seconds after its first token."""
+        began = time.monotonic()
+        while process.poll() is None and time.monotonic() - began < self.args.seconds:
+            began = began if log.exists() else time.monotonic()
             time.sleep(POLL)
-            loaded = loaded or (time.monotonic() if log.exists() else None)
-        ended = time.monotonic()
-        tokens = log.stat().st_size // 16 if log.exists() else 0
-        status, peak = process.poll(), group.peak()
+        status = process.poll()
         process.kill()
         process.wait()
-    decoding = ended - loaded if loaded else 0.0
-    return {"tokens": tokens, "decoding_s": decoding, "whole_s": ended - began, "status": status, "cgroup_peak_bytes": peak}
+        return status
+
+    def _command(self, mode: str, log: Path) -> list[str]:
+        args, program = self.args, [sys.executable, "-m"]
+        if mode not in PREFETCH:
+            given = [default_library(), args.llama, self.ids, log, PROMPT, args.threads]
+            return [*program, "benchmarks.programs.decode_given", *map(str, given)]
+        budget = 0 if mode == "resident" else self.budget
+        words = ["--child", mode, "--budget", budget, "--threads", args.threads, "--policy", args.policy]
+        return [*program, "benchmarks.memory_limited", *map(str, [self.package.folder, *words, "--ids", self.ids, "--log", log])]
 
 
-def run_child(args: argparse.Namespace, mode: str, budget: int, limit: int | None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.memory_limited", str(args.package), "--child", mode, "--budget", str(budget)]
-    command += ["--tokens", str(args.tokens), "--threads", str(args.threads), "--policy", args.policy]
-    command += ["--text", str(args.text)] if args.text else []
-    if limit is None:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        peak = None
-    else:
-        with MemoryCgroup(limit) as group:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=group.join)
-            peak = group.peak()
-    if done.returncode:
-        raise SystemExit(f"{mode} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures | {"cgroup_peak_bytes": peak, "cgroup_limit_bytes": limit}
-
-
-def measure(args: argparse.Namespace, report: Report) -> None:
-    """All runs of all rounds, then their figures."""
-    package = Package(args.package)
+def measure(setting: Setting, report: Report) -> None:
+    """All shares, one after the other."""
+    args, package = setting.args, setting.package
     family, one = package.family, CpuBackend(package, 1).expert_bytes
     total = one * (family.layers - len(family.dense)) * family.experts
-    smallest = one * max(2 * family.top_k, family.experts)
-    base = run_child(args, "prefetch", smallest, UNLIMITED)["cgroup_peak_bytes"] - smallest
-    limit = int(base + SLACK + args.share * total)
-    budget = int(args.share * total) - IN_FLIGHT * one
-    if budget < family.top_k * one:
-        raise SystemExit(f"a share of {args.share} leaves room for fewer than {family.top_k} experts: give more")
-    sizes = f"experts {total / MIB:.0f} MiB, limit {limit / MIB:.0f} MiB of which {budget / MIB:.0f} MiB expert cache"
-    report.note(f"{sizes}; {args.tokens} tokens, {args.threads} threads")
-    runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
-    for _, mode in by_turns(MODES, args.rounds):
-        resident = mode == "resident"
-        runs[mode].append(run_child(args, mode, 0 if resident else budget, None if resident else limit))
-    same = len({tuple(one["tokens"]) for side in runs.values() for one in side}) == 1
-    report.note("every run decoded the same tokens" if same else "runs decoded DIFFERENT tokens")
-    add_figures(report, runs, disk_speed(package))
-    if args.llama:
-        add_llama(report, run_llama(args, limit), values(runs["prefetch"], "mean_ns_per_token"))
+    setting.budget = one * max(2 * family.top_k, family.experts)
+    base = setting.run("demand")["beside_experts_bytes"]
+    disk = disk_speed(package)
+    report.add("random direct reads of experts", "GB/s", single(disk / 1e9))
+    for share in args.shares:
+        setting.limit, setting.budget = int(base + SLACK + share * total), int(share * total) - IN_FLIGHT * one
+        if setting.budget < family.top_k * one:
+            raise SystemExit(f"a share of {share} leaves room for fewer than {family.top_k} experts: give more")
+        sizes = f"limit {setting.limit / MIB:.0f} MiB of which {setting.budget / MIB:.0f} MiB expert cache"
+        sizes += f", {(setting.limit - share * total) / MIB:.0f} MiB for all else"
+        report.note(f"{share:.0%}: experts {total / MIB:.0f} MiB, {sizes}; {args.tokens} tokens, {args.threads} threads")
+        runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in args.modes}
+        for _, mode in by_turns(args.modes, args.rounds):
+            runs[mode].append(setting.run(mode))
+        add_figures(report, f"{share:.0%}", runs, disk)
 
 
 FIGURES = {
+    "tokens": ("tokens decoded", "count", 1),
     "mean_ns_per_token": ("a token, mean", "ms", 1e6),
     "ns_per_token": ("a token, median", "ms", 1e6),
     "hit_rate": ("hits", "%", 0.01),
     "kernel_bytes_per_token": ("read per token, by the kernel's count", "MiB", MIB),
     "loaded_bytes_per_token": ("read per token, by its own count", "MiB", MIB),
+    "major_faults_per_token": ("major faults per token", "count", 1),
     "stall_ns_per_token": ("layers wait per token", "ms", 1e6),
     "hidden_share": ("of load time that no layer waited for", "%", 0.01),
     "cgroup_peak_bytes": ("peak of the cgroup", "MiB", MIB),
@@ -218,64 +235,66 @@ FIGURES = {
 
 def values(runs: list[dict[str, Any]], name: str) -> np.ndarray:
     """A figure of every run that has it."""
-    return np.array([run[name] for run in runs if run[name] is not None], float)
+    return np.array([run[name] for run in runs if run.get(name) is not None], float)
 
 
-def add_figures(report: Report, runs: dict[str, list[dict[str, Any]]], disk_bytes_per_s: float) -> None:
-    """Figures of every mode, their ratios by rounds, and the share of what the disk allows that was reached."""
-    for mode, (name, (what, unit, divisor)) in product(MODES, FIGURES.items()):
-        if len(seen := values(runs[mode], name)):
-            report.add(f"{mode}: {what}", unit, extremes(seen / divisor))
-    times = {mode: values(runs[mode], "mean_ns_per_token") for mode in MODES}
-    for peer in ("resident", "demand"):
-        report.add("prefetch: speed", "ratio", extremes(times[peer] / times["prefetch"]), against=peer)
-    report.add("random direct reads of experts", "GB/s", single(disk_bytes_per_s / 1e9))
+def add_figures(report: Report, share: str, runs: dict[str, list[dict[str, Any]]], disk_bytes_per_s: float) -> None:
+    """Figures of every mode, ratios by rounds, and the part of what the disk allows that was reached."""
+    for mode, measured in runs.items():
+        for name, (what, unit, divisor) in FIGURES.items():
+            if len(seen := values(measured, name)):
+                report.add(f"{share}, {mode}: {what}", unit, extremes(seen / divisor))
+    same = len({tuple(run["sampled"]) for measured in runs.values() for run in measured if "sampled" in run}) <= 1
+    report.note(f"{share}: all our runs chose the same tokens" if same else f"{share}: our runs chose DIFFERENT tokens")
+    for run in runs.get("auto", []):
+        report.note(f"{share}, auto: {run['prefetching']}")
+    times = {mode: values(measured, "mean_ns_per_token") for mode, measured in runs.items()}
+    for mode, peer in ((a, b) for a in times for b in times if a in PREFETCH and a not in UNBOUND and b != a):
+        if len(times[mode]) == len(times[peer]):
+            report.add(f"{share}, {mode}: speed", "ratio", extremes(times[peer] / times[mode]), against=peer)
+    if {"demand", "resident"} <= times.keys():
+        add_bound(report, share, runs, times, disk_bytes_per_s)
+
+
+def add_bound(
+    report: Report, share: str, runs: dict[str, list[dict[str, Any]]], times: dict[str, np.ndarray], disk_bytes_per_s: float
+) -> None:
+    """What reads on demand allow where they are wholly overlapped with compute, and the part of it that was reached."""
     read_ns = float(np.median(values(runs["demand"], "kernel_bytes_per_token"))) / disk_bytes_per_s * 1e9
     bound = max(read_ns, float(np.median(times["resident"])))
-    report.add("bound of a token", "ms", single(bound / 1e6))
-    for mode in ("prefetch", "demand"):
-        report.add(f"{mode}: of the bound reached", "%", extremes(100 * bound / times[mode]))
-
-
-def add_llama(report: Report, llama: dict[str, Any], prefetch_ns: np.ndarray) -> None:
-    """What llama.cpp did under the same limit; without a token, it took at least the whole time for one.
-
-    There is no ratio where it ended by itself: the kernel kills what does not fit, and what is dead is not slow.
-    """
-    report.add("llama.cpp: tokens", "count", single(llama["tokens"]))
-    report.add("llama.cpp: time of decoding", "s", single(llama["decoding_s"]))
-    report.add("llama.cpp: peak of the cgroup", "MiB", single(llama["cgroup_peak_bytes"] / MIB))
-    if llama["status"] is not None:
-        report.note(f"llama.cpp ended by itself with status {llama['status']}: no comparison")
-        return
-    per_token = llama["decoding_s"] / llama["tokens"] if llama["tokens"] else llama["whole_s"]
-    labels = () if llama["tokens"] else ("at least",)
-    report.add("prefetch: speed", "ratio", extremes(per_token * 1e9 / prefetch_ns), against="llama.cpp", labels=labels)
+    report.add(f"{share}: bound of a token", "ms", single(bound / 1e6))
+    for mode in (mode for mode in times if mode in PREFETCH and mode not in UNBOUND):
+        report.add(f"{share}, {mode}: of the bound reached", "%", extremes(100 * bound / times[mode]))
 
 
 def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("package", type=Path)
     parser.add_argument("--text", type=Path)
-    parser.add_argument("--share", type=float, default=0.5)
-    parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shares", default="0.75,0.5,0.25", type=lambda text: [float(share) for share in text.split(",")])
+    parser.add_argument("--tokens", type=int, default=200, help="of the second half, and of the first")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--policy", default="lru")
     parser.add_argument("--llama", type=Path, metavar="GGUF", help="the same shape for llama.cpp")
-    parser.add_argument("--llama-seconds", type=float, default=60)
-    parser.add_argument("--child", choices=MODES, help=argparse.SUPPRESS)
-    parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=300, help="that one run's tokens may take")
+    parser.add_argument("--modes", type=lambda text: text.split("/"), help="these alone, between slashes (default: all)")
+    for hidden, kind in (("child", str), ("budget", int), ("ids", Path), ("log", Path)):
+        parser.add_argument(f"--{hidden}", type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.package == Path("qwen-moe"):
-        args.package = seeded_package().folder
     if args.child:
         child(args)
         return
+    package = seeded_package() if args.package == Path("qwen-moe") else Package(args.package)
+    args.llama = seeded_gguf("qwen-moe") if args.llama == Path("qwen-moe") else args.llama
+    args.modes = args.modes or [*PREFETCH, *((LLAMA, LLAMA_WHOLE) if args.llama else ())]
     report = Report("memory_limited", args)
-    try:
-        measure(args, report)
-    except NoMemoryCgroupError as error:
-        raise SystemExit(str(error)) from None
+    with tempfile.TemporaryDirectory() as folder:
+        ids = Path(folder) / "ids"
+        ids.write_bytes(array("i", token_ids(package, args.text, PROMPT + 2 * args.tokens)).tobytes())
+        try:
+            measure(Setting(args, package, ids), report)
+        except NoMemoryCgroupError as error:
+            raise SystemExit(str(error)) from None
     report.finish()
 
 

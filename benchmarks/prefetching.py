@@ -31,7 +31,7 @@ class Side:
 
     def __init__(self, package: Package, budget: int, prefetch: str, args: argparse.Namespace):
         self.model = MoE.load(package.folder, budget, prefetch=prefetch, threads=args.threads)
-        self.ids = token_ids(self.model, args.text, PROMPT + args.tokens)
+        self.ids = token_ids(package, args.text, PROMPT + args.tokens)
         self.sequence, self.sampler = self.model.engine.begin_sequence(len(self.ids)), Sampler(Sampling())
         self.model.engine.step(self.sequence, self.ids[:PROMPT], self.sampler)
 

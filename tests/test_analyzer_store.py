@@ -1,5 +1,6 @@
 """Tables as they are handed on: Arrow as declared, frames of it, kept files, and SQL that sees these and nothing else."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -120,3 +121,24 @@ def test_a_frame_s_numbers_lie_where_arrow_has_them(run: Path) -> None:
     tables = load(run)
     frame, column = tables["operators"]["begin_ns"].to_numpy(), tables.arrow("operators").column("begin_ns")
     assert np.shares_memory(frame, column.chunk(0).to_numpy())
+
+
+FAULTS = """
+import resource, sys
+import numpy as np
+from analyzer.records.memory import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+for _ in range(20):
+    arrays = [np.ones(1 << 20) for _ in range(8)]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_kept_memory_is_not_cleared_anew_for_every_array() -> None:
+    def faults(way: str) -> int:
+        command = [sys.executable, "-c", FAULTS, way]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+
+    assert faults("kept") * 2 < faults("given back")

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from analyzer.records.schema import COMPARED, IMPORTED, MADE, TABLES
 from moescope.command_line import parser_of
+from scripts.render_reference import FOLDER, SUBJECTS, pages
 from workloads import ROOT
 
 GENERATED = {"results.md"}
-PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if path.name not in GENERATED)
+PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.name not in GENERATED)
 WIDTH, LENGTH = 120, 150
 COMMAND = re.compile(r"(?:sudo )?python -m ((?:tracer|analyzer|views|runtime) .*)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -28,10 +30,11 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """The commands of a page, from code blocks and from code within sentences, without comments."""
+    """The commands of a page, from code blocks and from code within sentences of guides, without comments."""
     text = page.read_text()
-    for code in [*re.findall(r"^(?:    |\$ )(.+)$", text, re.M), *re.findall(r"`([^`]+)`", text)]:
-        for part in re.split(r" (?:&&|\||>) ", code.split(" #")[0]):
+    inline = [] if page.parent == FOLDER else re.findall(r"`([^`]+)`", text)
+    for code in [*re.findall(r"^(?:    |\$ )(.+)$", text, re.M), *inline]:
+        for part in re.split(r" (?:&&|\||>|<) ", code.split(" #")[0]):
             if found := COMMAND.fullmatch(part.strip()):
                 yield found[1]
 
@@ -41,13 +44,13 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_page_is_short_and_its_lines_fit(page: Path) -> None:
     assert [(n, len(line)) for n, line in prose(page) if len(line) > WIDTH] == []
     assert len(page.read_text().splitlines()) <= LENGTH or page.name == "CHANGELOG.md"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in LINK.findall(page.read_text()):
         if link.startswith("http"):
@@ -74,4 +77,21 @@ def test_the_programs_take_every_command_of_the_documents() -> None:
             except SystemExit:
                 pytest.fail(f"{page.name}: {command}")
             seen += 1
-    assert seen > 25
+    assert seen > 100
+
+
+def test_the_reference_is_what_the_code_gives() -> None:
+    content = dict(pages())
+    assert {path.name for path in FOLDER.iterdir()} == set(content)
+    stale = [name for name, text in content.items() if (FOLDER / name).read_text() != text]
+    assert stale == [], "run `make reference`"
+
+
+def test_every_table_has_a_place_in_the_reference() -> None:
+    named = [name for _, names in SUBJECTS.values() for name in names.split()]
+    assert sorted(named) == sorted([*TABLES, *IMPORTED, *COMPARED, *MADE])
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = {link.partition("#")[0] for link in LINK.findall((ROOT / "docs" / "README.md").read_text())}
+    assert {path.name for path in ROOT.glob("docs/*.md")} - linked == {"README.md"}

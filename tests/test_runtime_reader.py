@@ -86,13 +86,35 @@ def test_more_files_than_stay_open_can_be_read(reader: Reader, tmp_path: Path) -
     assert len(os.listdir("/proc/self/fd")) - before <= 128
 
 
-def test_blocks_are_reused_and_only_a_few_free_ones_are_kept() -> None:
+def test_blocks_are_reused_and_only_a_few_free_ones_keep_their_memory() -> None:
     pool = BlockPool(spare=2)
     blocks = [pool.take(5000) for _ in range(4)]
-    addresses = {block.ctypes.data for block in blocks}
-    assert {len(block) for block in blocks} == {aligned(5000)}
+    addresses = [block.ctypes.data for block in blocks]
+    assert {len(block) for block in blocks} == {aligned(5000)} and len(set(addresses)) == 4
     for block in blocks:
+        block[:] = 7
         pool.give(block)
-    again = [pool.take(5000).ctypes.data for _ in range(2)]
-    assert set(again) <= addresses
-    assert not any(pool._free.values())
+    assert [block.min() for block in blocks] == [7, 7, 0, 0]
+    again = [pool.take(5000).ctypes.data for _ in range(4)]
+    assert set(again[:2]) == set(addresses[:2]) and set(again) == set(addresses)
+
+
+def test_large_blocks_lie_in_huge_pages_and_small_ones_take_no_more_than_they_write() -> None:
+    if "[never]" in (Path("/sys/kernel/mm/transparent_hugepage/enabled")).read_text():
+        pytest.skip("huge pages are switched off")
+    pool, small = BlockPool(), []
+    before = held("RssAnon")
+    for _ in range(8):
+        small.append(pool.take(10_000))
+        small[-1][:] = 1
+    assert held("RssAnon") - before < 1 << 20
+    before, large = held("AnonHugePages", "smaps_rollup"), [pool.take(5 << 20) for _ in range(8)]
+    for block in large:
+        block[:] = 1
+    assert held("AnonHugePages", "smaps_rollup") - before >= 32 << 20
+
+
+def held(field: str, file: str = "status") -> int:
+    """Bytes that this process has of something."""
+    lines = Path(f"/proc/self/{file}").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))

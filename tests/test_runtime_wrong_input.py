@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from runtime import MoE
@@ -15,6 +16,7 @@ from runtime.__main__ import main
 from runtime.backends import htp
 from runtime.errors import ModelError, PackageError
 from runtime.models import FAMILIES, read_family
+from runtime.models.keys import KIND_OF
 from runtime.package.convert import PackageFormat, convert
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.layout import Package, sha256
@@ -101,6 +103,50 @@ def test_layers_that_no_family_builds_are_refused_by_all(family: str) -> None:
     config |= {"moe_num_experts": 8, "moe_k": 2}  # as ERNIE names them
     with pytest.raises(ModelError, match="'no_such_attention'"):
         read_family(config, Path("model"))
+
+
+STRANGE = [None, True, 0, -1, 1, 3, 0.5, 1e308, float("nan"), float("inf"), 10**30, "text", "true", "5", [], {}, [1, "a"], [None]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_value_of_another_kind_is_refused_by_its_key_and_never_with_a_traceback(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = transformers.AutoConfig.for_model(family)
+    config = getattr(made, "text_config", made).to_dict() | {"model_type": family}
+    config |= {"num_experts_per_tok": config.get("num_experts_per_tok") or 2, "head_dim": 128}
+    config |= {"layer_types": ["conv"] * config["num_hidden_layers"]} if family == "lfm2_moe" else {}
+    read_family(config, Path("model"))
+    drawn, refused = np.random.default_rng(0), 0
+    for key, kind in KIND_OF.items():
+        for value in (STRANGE[i] for i in drawn.choice(len(STRANGE), 6, replace=False)):
+            try:
+                read_family(config | {key: value}, Path("model"))
+                assert kind.accepts(value)
+            except ModelError as error:
+                if not kind.accepts(value):
+                    shown = json.dumps(value)
+                    start = f"model/config.json has {key} {shown}, expected is {kind.expected}: "
+                    assert str(error).startswith(start)
+                    refused += 1
+                assert "\n" not in str(error)
+    assert refused > 2 * len(KIND_OF)
+
+
+@pytest.mark.parametrize("scaling", ["linear", "yarn", "longrope", "llama3"])
+def test_strange_rotary_settings_are_refused_by_their_key(scaling: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model("mixtral").to_dict()
+    pairs = config["hidden_size"] // config["num_attention_heads"] // 2
+    settings = {"rope_type": scaling, "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
+    settings |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "short_factor": [1.0] * pairs, "long_factor": [1.0] * pairs}
+    for key in settings:
+        for value in STRANGE:
+            try:
+                read_family(config | {"rope_parameters": settings | {key: value}}, Path("model"))
+            except ModelError as error:
+                assert key in str(error) and "\n" not in str(error)
+            else:
+                assert KIND_OF[key].accepts(value)
 
 
 @pytest.mark.parametrize(("bits", "cache"), [(4, "100KiB"), (4, "all"), (32, "400KiB"), (32, "all")])

@@ -1,5 +1,6 @@
 """What a word on our screens means holds for the figures beside it (docs/words.md)."""
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,11 @@ from analyzer.questions.figures import cache_hits
 from analyzer.questions.summary import summarize
 from analyzer.records.reading import open_recording
 from analyzer.tables.store import load
+from moescope.terminal import PlainConsole
 from tests.test_analyzer_prizes import STEPS, loaded, ran
 from tests.test_analyzer_tables import NO_SEQ
 from tracer.commands import run as tracer_run
+from tracer.commands.run import next_step
 from workloads import ROOT
 from workloads.recordings import MAIN, Writer
 
@@ -65,16 +68,20 @@ def test_findings_on_the_screen_keep_their_remedy() -> None:
     text = (
         "experts come back and back again; " * 4 + "a cache of 4.1 MiB instead of 3.0 MiB would avoid 68 of them: 1% of step time"
     )
-    lines = top_findings({"findings": [{"prize_share": 0.01, "text": text}]})[1:]
-    assert max(len(str(line)) for line in lines) <= 80
-    assert " ".join(str(line).strip() for line in lines) == "1% " + text.rpartition(":")[0]
+    answer = {"findings": [{"prize_share": 0.01, "text": text}]}
+    for width in (60, 80, 200):
+        screen = PlainConsole(width=width, file=io.StringIO())
+        screen.print(*top_findings(answer))
+        lines = screen.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        assert text.rpartition(":")[0] in " ".join(" ".join(lines).split())
 
 
 def test_a_request_whose_end_was_missed_is_not_called_open(tmp_path: Path) -> None:
     w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ)
     w.add("block_issue", engine=0, ts=2, dev=1, sector=8, bytes=4096, rwbs=b"R")
     answer: dict[str, Any] = summarize(open_recording(w.write(tmp_path)), load(tmp_path))
-    assert str(losses(answer)[-1]) == "1 blocks whose end was not recorded"
+    assert str(losses(answer)[-1]) == "1 block requests whose end was not recorded"
 
 
 def test_only_views_that_were_written_are_named(
@@ -85,6 +92,15 @@ def test_only_views_that_were_written_are_named(
     tracer_run.write_results(SimpleNamespace(output=tmp_path, owner=None))
     shown = capsys.readouterr().out
     assert "trace.pftrace" in shown and "report.html" not in shown and "profdag.html" not in shown
+
+
+def test_a_recording_ends_with_what_to_do_next(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    assert "tracer probes" in next_step(folder, saw_engine=False)
+    assert f"`python -m views write '{folder}'`" in next_step(folder, saw_engine=True)
+    (folder / "trace.pftrace").touch()
+    assert f"`python -m views open '{folder}'`" in next_step(folder, saw_engine=True)
 
 
 def judged(seed: int, runs: int, change: float, noise: float) -> pd.DataFrame:

@@ -1,5 +1,9 @@
-"""Models for llama.cpp with seeded weights: no download, no tokenizer. A small one for tests, real shapes for benchmarks."""
+"""Models for llama.cpp with seeded weights: no download, no tokenizer. A small one for tests, real shapes for benchmarks.
 
+python -m workloads.gguf_model FILE        writes the small Mixture-of-Experts model
+"""
+
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,7 +56,7 @@ def write(path: Path, shape: Shape, quantized: bool, seed: int = 0) -> None:
     _describe(writer, shape, quantized)
     for name, dims in tensors(shape):
         if quantized and len(dims) > 1 and "inp" not in name:
-            writer.add_tensor(name, _q4_0(rng, dims), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+            writer.add_tensor(name, _q4_0(rng, dims, _spread(name, dims)), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
         else:
             scale = dims[-1] ** -0.5 if len(dims) > 1 else 0.0
             writer.add_tensor(name, (rng.standard_normal(dims) * scale).astype(np.float32) + (len(dims) == 1))
@@ -172,10 +176,19 @@ def _experts(shape: Shape) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _q4_0(rng: np.random.Generator, dims: tuple[int, ...]) -> np.ndarray:
+def _spread(name: str, dims: tuple[int, ...]) -> float:
+    """Standard deviation of a matrix: embeddings are as large as what a layer adds, so that routes differ from token to token."""
+    return 1.0 if name == "token_embd.weight" else float(dims[-1] ** -0.5)
+
+
+def _q4_0(rng: np.random.Generator, dims: tuple[int, ...], spread: float) -> np.ndarray:
     """Random Q4_0 blocks: 32 weights are one fp16 scale and 16 bytes of two weights each."""
     blocks = dims[-1] // 32
     raw = np.empty((int(np.prod(dims[:-1])), blocks, 18), np.uint8)
-    raw[:, :, :2] = np.frombuffer(np.float16(dims[-1] ** -0.5 / 4.6).tobytes(), np.uint8)
+    raw[:, :, :2] = np.frombuffer(np.float16(spread / 4.6).tobytes(), np.uint8)
     raw[:, :, 2:] = rng.integers(0, 256, raw[:, :, 2:].shape, np.uint8)
     return raw.reshape(*dims[:-1], blocks * 18)
+
+
+if __name__ == "__main__":
+    write_moe(Path(sys.argv[1]))

@@ -7,18 +7,20 @@ examples:
 
 import argparse
 import json
-from textwrap import wrap
 from typing import Any
 
 from analyzer.commands._show import number, short
 from analyzer.questions.cached import summary
+from analyzer.questions.ledger import shares
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
 from moescope.terminal import Line, console, grid, words
 
 prepare_parser = add_run_and_json
 
-WIDTH, OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 80, 5, 9, 2, 2, 3
+OPERATORS, GROUPS, GRAPHS, THREADS, FINDINGS = 5, 9, 2, 2, 3
+NOUNS = {"blocks": "block requests", "loads": "expert loads", "qnn_executes": "NPU executions", "qnn_calls": "QNN calls"}
+"""Tables whose name alone does not say what a row is."""
 Section = dict[str, Any]
 
 
@@ -29,9 +31,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     screen = console()
-    for part in (heading, speed, phases, top_findings, operators, experts, npu, scheduling, io, losses):
-        for line in part(answer):
-            screen.print(line, no_wrap=True, overflow="ellipsis")
+    parts = (heading, speed, phases, ledger_line, top_findings, operators, experts, npu, scheduling, io, losses)
+    command, *lines = (line for part in parts for line in part(answer))
+    screen.print(command, no_wrap=True, overflow="ellipsis")
+    for line in lines:
+        screen.print(line)
     return 0
 
 
@@ -80,13 +84,16 @@ def phases(answer: Section) -> list[Line]:
     return [table]
 
 
+def ledger_line(answer: Section) -> list[Line]:
+    """What steps were spent on, by cause."""
+    return [words(("ledger", "bold"), f": {shares(answer['ledger'])}")] if answer["ledger"] else []
+
+
 def top_findings(answer: Section) -> list[Line]:
-    """The findings with the greatest prizes, a line each."""
-    first = answer["findings"][:FINDINGS]
-    rest = as_called(" (all: python -m analyzer findings)")
-    lines: list[Line] = [words(("what costs most", "bold"), rest)] if first else []
-    texts = (f"{f['prize_share']:>4.0%} {f['text'].rpartition(':')[0]}" for f in first)
-    return lines + [line for text in texts for line in wrap(text, WIDTH, subsequent_indent=" " * 5)]
+    """The findings with the greatest prizes."""
+    rows = [(f"{f['prize_share']:.0%}", f["text"].rpartition(":")[0]) for f in answer["findings"][:FINDINGS]]
+    what = as_called("what costs most (all: python -m analyzer findings)")
+    return [grid("of step time", what, left=(what,), fold=True, rows=rows)] if rows else []
 
 
 def operators(answer: Section) -> list[Line]:
@@ -111,7 +118,7 @@ def experts(answer: Section) -> list[Line]:
     lines: list[Line] = [words(("experts", "bold"), f" per layer: {', '.join(seen)}")]
     if e["hit_rate"] is not None or loads:
         counts = f": {e['hits']:,} hits, {e['misses']:,} misses" if e["hit_rate"] is not None else ""
-        lines += wrap(f"hit rate {rate}{counts}, {e['evictions']:,} evictions, reuse after {reuse} steps (median)", WIDTH)
+        lines.append(f"hit rate {rate}{counts}, {e['evictions']:,} evictions, reuse after {reuse} steps (median)")
     return [*lines, f"loads: {', '.join(loads)}", *reasons(e["step_loads"])] if loads else lines
 
 
@@ -121,7 +128,7 @@ def reasons(s: Section) -> list[Line]:
         return []
     compiled = f" ({s['compiled']:,} compiled for the NPU in {s['compile_ms']:,.1f} ms)" if s["compiled"] else ""
     more = f"; {s['repeated']:,} a second time in their layer" if s["repeated"] else ""
-    return [*wrap(f"within steps {s['first']:,} for the first time{compiled}, {s['again']:,} again{more}", WIDTH)]
+    return [f"within steps {s['first']:,} for the first time{compiled}, {s['again']:,} again{more}"]
 
 
 def npu(answer: Section) -> list[Line]:
@@ -130,16 +137,15 @@ def npu(answer: Section) -> list[Line]:
     if not n:
         return []
     failed = (f", {n['failed']} failed" if n["failed"] else "", "red")
-    host, htp, accel = (
-        number(n[name] / 1e3 if n[name] is not None else None) for name in ("host_rpc_us", "htp_rpc_us", "accel_us")
-    )
-    counts = f" {n['executes']} executes, {n['ms']:,.1f} ms"
-    head = words((n["backend"] or "QNN", "bold"), counts, failed, f"; RPC host {host} ms, HTP {htp} ms")
-    loose = f"{n['events']} events, {n['unjoined_events']} unjoined"
-    lines: list[Line] = [head, f"accelerator {accel} ms, {number(n['accel_cycles'], ',.0f')} cycles; {loose}"]
+    counts = f" {n['executes']} executions, {n['ms']:,.1f} ms"
+    named = {"host_rpc_us": "RPC host", "htp_rpc_us": "RPC HTP", "accel_us": "accelerator"}
+    known = [f"{name} {number(n[key] / 1e3)} ms" for key, name in named.items() if n[key] is not None]
+    known += [f"{n['accel_cycles']:,.0f} cycles"] if n["accel_cycles"] is not None else []
+    known.append(f"{n['events']:,} profile events ({n['unjoined_events']:,} of no known execution)")
+    lines: list[Line] = [words((n["backend"] or "QNN", "bold"), counts, failed), ", ".join(known)]
     if n["graphs"]:
         rows = ((short(row["name"]), f"{row['executes']:,}", f"{row['ms']:,.1f}") for row in n["graphs"][:GRAPHS])
-        lines.append(grid("QNN graph", "executes", "total ms", rows=rows))
+        lines.append(grid("NPU graphs", "executions", "total ms", rows=rows))
     return lines
 
 
@@ -170,7 +176,7 @@ def losses(answer: Section) -> list[Line]:
     r, c = answer["records"], answer["cost"]
     lost = sum(r["lost"].values())
     odd = {f"{kind} ends without begin": n for kind, n in r["ends_without_begin"].items()}
-    odd |= {f"{name.replace('_', ' ')} whose end was not recorded": n for name, n in r["begins_without_end"].items()}
+    odd |= {f"{NOUNS.get(name, name)} whose end was not recorded": n for name, n in r["begins_without_end"].items()}
     kept_text = f"{sum(r['kept'].values()):,} records kept, "
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""

@@ -5,12 +5,13 @@ A finding's prize is the time that its remedy would win, as a share of all steps
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import expert_loads, phases, roofline, threads, trends
+from analyzer.questions import expert_loads, ledger, phases, roofline, threads, trends
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.schema import Tables
 from moescope.packaged import toml_beside
@@ -43,6 +44,16 @@ class Facts:
     rows: pd.DataFrame
     """phases.per_token"""
     ceilings: Ceilings | None
+
+    @cached_property
+    def ledger_pieces(self) -> pd.DataFrame:
+        """ledger.ledger_pieces"""
+        return ledger.ledger_pieces(self.tables)
+
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        """ledger.ledger"""
+        return ledger.ledger(self.tables, self.ledger_pieces)
 
     @property
     def total_ns(self) -> float:
@@ -197,8 +208,48 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
         yield facts.finding("growth", text, row["ns_per_token"] * reach, row, query)
 
 
+def fallback(facts: Facts) -> Iterator[Finding]:
+    """Operators that the CPU computes in the middle of the accelerator's layers."""
+    fell = ledger.fallen_back(ledger.Spans(facts.tables))
+    if not fell.any():
+        return
+    rows = facts.tables["operators"][fell]
+    types = ", ".join(rows.groupby("type")["duration_ns"].sum().sort_values(ascending=False).index[:3])
+    text = f"{types} fall back to the CPU in layers that the accelerator computes ({len(rows)} operators)"
+    spent = float(facts.ledger["cpu_fallback"].sum())
+    yield facts.finding("fallback", text, spent, {"operators": len(rows)}, QUERIES["fallback"])
+
+
+def small_batches(facts: Facts) -> Iterator[Finding]:
+    """Handing work to the accelerator costs time of its own, once for each submission."""
+    given = ledger.work(facts.tables)
+    if not len(given):
+        return
+    around = float(facts.ledger[list(ledger.HANDING_OVER)].to_numpy().sum())
+    steps, each = given["token_id"].nunique(), around / len(given) / 1e3
+    text = f"{len(given) / steps:,.0f} submissions a step to the accelerator cost {each:,.0f} µs each to hand over and take back"
+    yield facts.finding("submissions", text, around, {"submissions": len(given), "us_each": each}, QUERIES["submissions"])
+
+
+def starved(facts: Facts) -> Iterator[Finding]:
+    """The accelerator has nothing to do while the engine's own code runs in a step that uses it."""
+    rows = facts.ledger[facts.ledger["token_id"].isin(ledger.work(facts.tables)["token_id"])]
+    spent = float(rows["host_code"].sum())
+    text = "the accelerator idles while the engine's own code runs in steps that use it"
+    yield facts.finding("starved", text, spent, {"ms": spent / 1e6}, QUERIES["starved"])
+
+
+def spinning(facts: Facts) -> Iterator[Finding]:
+    """A thread that waits for the accelerator with a CPU."""
+    answer = ledger.faster(facts.tables, facts.ledger_pieces)
+    text = "the thread that waits for the accelerator keeps a CPU busy (sleeping would win power and a CPU, no latency)"
+    if answer:
+        yield facts.finding("spinning", text, answer["spun_ms"] * 1e6, answer, QUERIES["spinning"])
+
+
 Rule = Callable[[Facts], Iterator[Finding]]
-RULES: tuple[Rule, ...] = (loads, disk, gaps, displaced, imbalance, below_roof, slower_backend, across_tokens)
+ON_ACCELERATOR = (fallback, small_batches, starved, spinning)
+RULES: tuple[Rule, ...] = (loads, disk, gaps, displaced, imbalance, below_roof, slower_backend, across_tokens, *ON_ACCELERATOR)
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.questions import phases, threads
+from analyzer.questions import ledger, phases, threads
 from analyzer.records.schema import Tables
 
 LONG = "duration_ns"
@@ -22,6 +22,11 @@ class Spans:
     def gaps(self) -> pd.DataFrame:
         """Idle pieces of steps."""
         return phases.gaps(self.tables)
+
+    def ledger(self, *causes: str) -> pd.DataFrame:
+        """Pieces of steps with one of these causes."""
+        pieces = ledger.ledger_pieces(self.tables)
+        return pieces[pieces["cause"].isin(causes)]
 
     def of(self, rule: str, evidence: dict[str, Any]) -> tuple[pd.DataFrame, str]:
         """(spans, column that ranks them); no spans where the rule stands for none."""
@@ -53,6 +58,10 @@ MAKERS: dict[str, Maker] = {
     "backend": lambda s, kind, e: (equal(s.tables["graphs"], kind=kind, backend=e["backend"], complete=True), LONG),
     "change point": lambda s, _, e: (equal(s.tables["tokens"], token_id=e["token_id"]), LONG),
     "periodic": lambda s, _, e: (equal(s.tables["tokens"], phase="decode", complete=True), LONG),
+    "fallback": lambda s, _, e: (s.tables["operators"][ledger.fallen_back(ledger.Spans(s.tables))], LONG),
+    "submissions": lambda s, _, e: (s.ledger(*ledger.HANDING_OVER), LONG),
+    "starved": lambda s, _, e: (s.ledger("host_code"), LONG),
+    "spinning": lambda s, _, e: (s.ledger("accelerator"), LONG),
     "growth": lambda s, _, e: (equal(s.tables["operators"], type=e["type"], complete=True), LONG),
 }
 

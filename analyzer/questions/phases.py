@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions.groups import GROUPS, group_times, pieces
-from analyzer.records.intervals import Intervals, common, merged, overlaps, uncovered
+from analyzer.records.intervals import Intervals, by_precedence, merged, overlaps, uncovered
 from analyzer.records.schema import Tables
 
 CAUSE_OF_STATE = {
@@ -23,6 +23,8 @@ CAUSE_OF_STATE = {
 """State of the token's thread → cause of a gap: `host` is the engine's own code between operators."""
 CAUSES = ("npu", "load", *CAUSE_OF_STATE.values())
 RESIDUAL = "residual"
+SETUPS = ("contextCreate", "contextCreateFromBinary", "graphFinalize")
+"""QNN's calls that make what an execution needs."""
 GAP_COLUMNS = ("token_id", "begin_ns", "end_ns", "duration_ns", "cause", "after", "before")
 
 
@@ -40,18 +42,13 @@ def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
 
 def explained(tables: Tables, left: Intervals, candidates: tuple[tuple[str, Intervals], ...]) -> pd.DataFrame:
     """Idle pieces of tokens cut by cause: the first of `candidates` that covers them, else the state of the token's thread."""
-    parts, causes = [], []
-    for cause, spans in candidates:
-        taken = common(left, merged(spans))
-        parts.append(taken)
-        causes.append(np.full(len(taken), cause, object))
-        left = uncovered(left, spans)
+    taken, causes, left = by_precedence(left, candidates)
     by_state, named = by_thread_state(tables, left)
-    pieces = Intervals.joined(*parts, by_state)
+    pieces = Intervals.joined(taken, by_state)
     order = np.lexsort((pieces.begin, pieces.key))
     rows = pd.DataFrame({"token_id": pieces.key[order], "begin_ns": pieces.begin[order], "end_ns": pieces.end[order]})
     rows["duration_ns"] = rows["end_ns"] - rows["begin_ns"]
-    rows["cause"] = pd.Series(np.concatenate((*causes, named))[order], dtype=object)
+    rows["cause"] = pd.Series(np.concatenate((causes, named))[order], dtype=object)
     return rows
 
 
@@ -65,7 +62,7 @@ def load_spans(tables: Tables) -> Intervals:
     """Loads of experts and the making of NPU contexts, by the token that runs meanwhile."""
     loads = tables["loads"]
     loads = loads[(loads["action"] == "load") & (loads["token_id"] >= 0)]
-    calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(("contextCreate", "contextCreateFromBinary", "graphFinalize"))]
+    calls = tables["qnn_calls"][tables["qnn_calls"]["call"].isin(SETUPS)]
     tokens = tables["tokens"]
     setups = overlaps(Intervals.of_table(tokens, "pid"), merged(Intervals.of_table(calls, "pid")))
     return Intervals.joined(

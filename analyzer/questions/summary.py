@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import ceilings, experts, figures
+from analyzer.questions import ceilings, experts, figures, ledger
 from analyzer.questions.findings import findings
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.threads import STATES
@@ -26,7 +26,7 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
-    """Sections recording, machine, tokens, phases, findings, operators, experts, npu, scheduling, io, records, cost.
+    """Sections recording, machine, tokens, phases, ledger, findings, operators, experts, npu, scheduling, io, records, cost.
 
     In ms unless named. `missing` says what levels were not recorded, and what is not known for it. `source` is the recording's,
     where it is at hand.
@@ -39,6 +39,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "warnings": warnings(recording.manifest),
         "tokens": token_summary(tables["tokens"]),
         "phases": phase_shares(tables, rows),
+        "ledger": ledger.summary(tables),
         "findings": finding_rows(recording, tables, rows),
         "operators": operator_summary(tables),
         "experts": experts.summary(tables),
@@ -191,7 +192,8 @@ def npu_summary(manifest: dict[str, Any], tables: Tables) -> dict[str, Any]:
         return {}
     loose = (events["execute_id"] < 0) & (events["call_id"] < 0)
     measures = {name: executes[name].dropna() for name in ("host_rpc_us", "htp_rpc_us", "accel_us", "accel_cycles")}
-    by_graph = executes.groupby("graph_name")["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+    kinds = executes["kind"].where(executes["kind"] != "", executes["graph_name"])
+    by_graph = executes.groupby(kinds)["duration_ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
     return {
         "backend": machine_summary(manifest)["npu"],
         "executes": len(executes),

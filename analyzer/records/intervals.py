@@ -1,5 +1,6 @@
 """Intervals of time that belong to keys (threads, tokens): merged, met, covered, and what they leave uncovered."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,3 +137,14 @@ def passed(moments: np.ndarray, ts: np.ndarray) -> np.ndarray:
         return np.zeros(len(ts), np.int64)
     row, first = np.searchsorted(moments, ts), int(moments[0])
     return row * (ts - first) - np.append(0, np.cumsum(moments - first))[row]
+
+
+def by_precedence(left: Intervals, candidates: Iterable[tuple[str, Intervals]]) -> tuple[Intervals, np.ndarray, Intervals]:
+    """(pieces, the cause of each, what no cause covers): the first of the causes whose intervals cover a moment has it."""
+    parts, causes = [left.where(np.zeros(len(left), bool))], [np.empty(0, object)]
+    for cause, spans in candidates:
+        taken = common(left, merged(spans))
+        parts.append(taken)
+        causes.append(np.full(len(taken), cause, object))
+        left = uncovered(left, spans)
+    return Intervals.joined(*parts), np.concatenate(causes), left

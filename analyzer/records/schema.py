@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,11 @@ def _declared() -> Iterator[dict[str, tuple[Column, ...]]]:
             else:
                 yield Column(*line.split(None, 2))
 
-    for section in ("tables", "imported", "compared"):
+    for section in ("tables", "imported", "compared", "derived"):
         yield {name: tuple(columns(spec)) for name, spec in file[section].items()}
 
 
-TABLES, IMPORTED, COMPARED = _declared()
+TABLES, IMPORTED, COMPARED, MADE = _declared()
 Columns = dict[str, Any]
 """Columns of a table by name: NumPy arrays; texts as pyarrow.DictionaryArray."""
 
@@ -65,12 +66,18 @@ def equals_any(column: pyarrow.DictionaryArray, *words: str) -> np.ndarray:
     return np.array([*(value in words for value in column.dictionary.to_pylist()), False])[column.indices.to_numpy()]
 
 
+@cache
+def arrow_schema(table: str) -> pyarrow.Schema:
+    """The declared columns."""
+    return pyarrow.schema([pyarrow.field(c.name, c.arrow_type, nullable=False) for c in declared_columns(table)])
+
+
 def arrow_table(table: str, columns: Mapping[str, Any]) -> pyarrow.Table:
-    """Exactly the declared columns, in their order and types; raises KeyError on a missing column."""
-    declared = declared_columns(table)
-    arrays = [_array(columns[column.name], column) for column in declared]
-    fields = [pyarrow.field(column.name, column.arrow_type, nullable=False) for column in declared]
-    return pyarrow.table(arrays, pyarrow.schema(fields))
+    """Exactly the declared columns, in their order and types, with no rows where none is given; KeyError on a missing one."""
+    schema = arrow_schema(table)
+    if not len(columns):
+        return schema.empty_table()
+    return pyarrow.table([_array(columns[column.name], column) for column in declared_columns(table)], schema)
 
 
 def _array(values: Any, column: Column) -> pyarrow.Array:
@@ -109,12 +116,12 @@ def frame_column(column: pyarrow.ChunkedArray) -> np.ndarray | pd.Series:
 
 def declared_columns(table: str) -> tuple[Column, ...]:
     """The columns of a table."""
-    return TABLES.get(table) or IMPORTED[table]
+    return TABLES.get(table) or IMPORTED.get(table) or MADE[table]
 
 
 def empty(table: str) -> pd.DataFrame:
     """The table with no rows and the declared dtypes."""
-    return conform(table, {c.name: np.empty(0, c.dtype) for c in TABLES[table]})
+    return frame_of(arrow_schema(table).empty_table())
 
 
 def conform(table: str, frame: pd.DataFrame | Mapping[str, Any]) -> pd.DataFrame:

@@ -1,14 +1,13 @@
 """From records to the tables: stretch by stretch of time, so that no more than one of them is in memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pyarrow
 
 from analyzer.records.reading import Source
-from analyzer.records.schema import TABLES, Columns, arrow_table
+from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
 from analyzer.tables import calls, io, moe, nodes, operators, pmc, sched
 from analyzer.tables.complexity import contexts
 from analyzer.tables.qnn import busy, events
@@ -110,9 +109,12 @@ def unpaired(source: Source) -> Columns:
     return {name: column[order] for name, column in columns.items()}
 
 
-def gap_table(tables: Mapping[str, pd.DataFrame]) -> Piece:
-    """The table `qnn_gaps`, of `qnn_executes` and the tables GAPS_NEED."""
-    return {"qnn_gaps": arrow_table("qnn_gaps", busy.gap_table(tables))}
+def gap_table(tables: Piece) -> Piece:
+    """The table `qnn_gaps`, of `qnn_executes` and, where it has rows, the tables GAPS_NEED."""
+    if not tables["qnn_executes"].num_rows:
+        return {"qnn_gaps": arrow_table("qnn_gaps", {})}
+    frames = {name: frame_of(tables[name].select(columns)) for name, columns in GAPS_NEED.items()}
+    return {"qnn_gaps": arrow_table("qnn_gaps", busy.gap_table({"qnn_executes": frame_of(tables["qnn_executes"]), **frames}))}
 
 
 GAPS_NEED = {

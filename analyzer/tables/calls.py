@@ -5,11 +5,10 @@ import math
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, Spans, texts
-from analyzer.records.schema import conform
+from analyzer.records.schema import Columns
 from analyzer.records.spans import NONE, Marks, codes, latest, pair, stack_depth
 from analyzer.tables.steps import Steps
 
@@ -17,10 +16,12 @@ FORMATS = {f"{sign}{bits}": f"<{kind}{bits // 8}" for sign, kind in (("u", "u"),
 FORMATS |= {"ptr": "<u8", "f32": "<f4", "f64": "<f8"}
 
 
-def build(source: Source, tokens: Steps) -> pd.DataFrame:
-    """Every call, in order of begin."""
+def build(source: Source, tokens: Steps) -> Columns:
+    """The columns of `calls`: every call, in order of begin."""
     functions = {int(row["probe"]): row for row in source.manifest.get("functions") or []}
     begin, end = source.rows("call_begin"), source.rows("call_end")
+    if not len(begin) + len(end):
+        return {}
     only_end = of_way(functions, end, "return")
     closing = end.where(~only_end)
     spans = match(source, begin, closing, of_way(functions, begin, "entry"))
@@ -39,7 +40,7 @@ def build(source: Source, tokens: Steps) -> pd.DataFrame:
         columns[column] = looked_up(columns["probe"], {n: str(row.get(key, "")) for n, row in functions.items()})
     order = np.argsort(columns["begin_ns"], kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
-    return conform("calls", {"call_id": np.arange(len(order)), **columns})
+    return {"call_id": np.arange(len(order)), **columns}
 
 
 def of_way(functions: dict[int, dict[str, Any]], rows: Rows, way: str) -> np.ndarray:

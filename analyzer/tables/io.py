@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 
 from analyzer.records.reading import Source, chosen, section
 from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import Columns, conform, empty
+from analyzer.records.schema import Columns
 from analyzer.records.spans import NONE, Marks, Nest, codes, pair
 from analyzer.tables.operators import OpThreads
 from analyzer.tables.steps import Steps
@@ -39,14 +38,14 @@ class Enclosed:
         self.op[rows] = np.where(op >= 0, op + activity.first_op, NONE)
         self.expert[rows] = np.where(run >= 0, run, values_at(activity.op_expert, op))
 
-    def columns(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, np.ndarray]:
+    def columns(self, tokens: Steps, loads: Columns) -> dict[str, np.ndarray]:
         """The columns of the group `within`."""
         tid, pid = self.rows["tid"], self.rows["pid"]
         return {
             "token_id": tokens.containing({"tid": tid, "pid": pid}, self.ts),
             "op_id": self.op,
             "expert": self.expert,
-            "load_id": values_at(loads["load_id"].to_numpy(), spans_of(loads).innermost(tid, self.ts)),
+            "load_id": values_at(loads["load_id"], spans_of(loads).innermost(tid, self.ts)),
             "pid": pid,
             "tid": tid,
         }
@@ -73,9 +72,9 @@ def values_at(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(rows >= 0, values[rows], NONE) if len(values) else np.full(len(rows), NONE, np.int64)
 
 
-def spans_of(table: pd.DataFrame | Columns) -> Nest:
+def spans_of(table: Columns) -> Nest:
     """The spans of a table on their threads; the last instant of an unfinished one belongs to it."""
-    tid, begin, end, complete = (np.asarray(table[name]) for name in ("tid", "begin_ns", "end_ns", "complete"))
+    tid, begin, end, complete = (table[name] for name in ("tid", "begin_ns", "end_ns", "complete"))
     return Nest(tid, begin, end + ~complete)
 
 
@@ -114,52 +113,46 @@ def fault_begins(rows: Rows) -> np.ndarray:
     return np.where(rows["begin"] > 0, rows["begin"], rows["ts"])
 
 
-def faults(rows: Rows, context: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
-    """The table `faults`, in order of their ends."""
+def faults(rows: Rows, context: dict[str, np.ndarray], files: Files) -> Columns:
+    """The columns of `faults`, in order of their ends."""
     flags, begin_known, end, begin = rows["flags"], rows["begin"] > 0, rows["ts"], fault_begins(rows)
-    return conform(
-        "faults",
-        {
-            "fault_id": np.arange(len(rows)),
-            **context,
-            **files.columns(rows),
-            "kind": np.where(flags & MAJOR, "major", "minor").astype(object),
-            "offset": np.where(rows["ino"] != 0, rows["page"] * files.page_bytes, NONE),
-            "exact": (flags & EXACT) > 0,
-            "bytes": rows["added"] * files.page_bytes,
-            "begin_ns": begin,
-            "end_ns": end,
-            "duration_ns": np.where(begin_known, end - begin, NONE),
-        },
-    )
+    return {
+        "fault_id": np.arange(len(rows)),
+        **context,
+        **files.columns(rows),
+        "kind": np.where(flags & MAJOR, "major", "minor").astype(object),
+        "offset": np.where(rows["ino"] != 0, rows["page"] * files.page_bytes, NONE),
+        "exact": (flags & EXACT) > 0,
+        "bytes": rows["added"] * files.page_bytes,
+        "begin_ns": begin,
+        "end_ns": end,
+        "duration_ns": np.where(begin_known, end - begin, NONE),
+    }
 
 
-def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> pd.DataFrame:
-    """The table `reads`."""
+def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> Columns:
+    """The columns of `reads`."""
     spans = source.spans("read")
     begin, end = source.rows("read_begin"), source.rows("read_end")
     asked = begin["bytes"]
     result = spans.of_end(end, "result")
-    return conform(
-        "reads",
-        {
-            "read_id": np.arange(len(begin)),
-            **context,
-            **files.columns(begin),
-            "call": chosen(CALLS, begin["call"]),
-            "fd": begin["fd"],
-            "offset": begin["offset"],
-            "asked_bytes": np.where(asked == UNKNOWN_BYTES, NONE, asked),
-            "bytes": np.maximum(result, 0),
-            "error": np.where(spans.complete, np.maximum(-result, 0), 0),
-            "missed_bytes": spans.of_end(end, "added", 0) * files.page_bytes,
-            **spans.columns(),
-        },
-    )
+    return {
+        "read_id": np.arange(len(begin)),
+        **context,
+        **files.columns(begin),
+        "call": chosen(CALLS, begin["call"]),
+        "fd": begin["fd"],
+        "offset": begin["offset"],
+        "asked_bytes": np.where(asked == UNKNOWN_BYTES, NONE, asked),
+        "bytes": np.maximum(result, 0),
+        "error": np.where(spans.complete, np.maximum(-result, 0), 0),
+        "missed_bytes": spans.of_end(end, "added", 0) * files.page_bytes,
+        **spans.columns(),
+    }
 
 
-def blocks(source: Source, context: dict[str, np.ndarray]) -> pd.DataFrame:
-    """The table `blocks`: requests from issue to answer, paired by device and sector."""
+def blocks(source: Source, context: dict[str, np.ndarray]) -> Columns:
+    """The columns of `blocks`: requests from issue to answer, paired by device and sector."""
     issue, done = source.rows("block_issue"), source.rows("block_done")
     key = codes(*(np.concatenate((issue[field], done[field])) for field in ("dev", "sector")))
     nothing = np.zeros(len(key), np.int64)
@@ -169,20 +162,17 @@ def blocks(source: Source, context: dict[str, np.ndarray]) -> pd.DataFrame:
     ]
     spans = source.close(issue, pair(*marks).end, done["ts"], "io")
     flags = texts(issue["rwbs"])
-    return conform(
-        "blocks",
-        {
-            "block_id": np.arange(len(issue)),
-            **context,
-            "device": devices(issue["dev"]),
-            "sector": issue["sector"],
-            "bytes": issue["bytes"],
-            "operation": np.array([*(OPERATIONS.get(text[:1], "other") for text in flags), ""], object)[:-1],
-            "flags": flags,
-            "error": -spans.of_end(done, "error", 0),
-            **spans.columns(),
-        },
-    )
+    return {
+        "block_id": np.arange(len(issue)),
+        **context,
+        "device": devices(issue["dev"]),
+        "sector": issue["sector"],
+        "bytes": issue["bytes"],
+        "operation": np.array([*(OPERATIONS.get(text[:1], "other") for text in flags), ""], object)[:-1],
+        "flags": flags,
+        "error": -spans.of_end(done, "error", 0),
+        **spans.columns(),
+    }
 
 
 class Events:
@@ -198,11 +188,12 @@ class Events:
         for part in self.parts:
             part.note(piece, activity)
 
-    def tables(self, tokens: Steps, loads: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """The tables `faults`, `reads` and `blocks`."""
+    def tables(self, tokens: Steps, loads: Columns) -> dict[str, Columns]:
+        """The columns of `faults`, `reads` and `blocks`."""
         if not any(len(part.rows) for part in self.parts) and not len(self.source.rows("read_end")):
-            return {name: empty(name) for name in ("faults", "reads", "blocks")}
-        files, loads = Files(self.source), loads[loads["action"] == "load"]
+            return {"faults": {}, "reads": {}, "blocks": {}}
+        files, loaded = Files(self.source), loads["action"] == "load"
+        loads = {name: loads[name][loaded] for name in ("load_id", "tid", "begin_ns", "end_ns", "complete")}
         fault, read, block = (part.columns(tokens, loads) for part in self.parts)
         return {
             "faults": faults(self.parts[0].rows, fault, files),

@@ -8,7 +8,7 @@ import pyarrow
 
 from analyzer.records.reading import BACKEND, CACHE, REASON, Source, chosen
 from analyzer.records.rows import UNKNOWN_U32, Rows, Spans
-from analyzer.records.schema import Columns, arrow_table, conform, equals_any, text
+from analyzer.records.schema import TABLES, Columns, arrow_table, equals_any, text
 from analyzer.records.spans import NONE, codes
 from analyzer.tables.nodes import Announced
 from analyzer.tables.operators import Definitions, First
@@ -79,10 +79,12 @@ def experts(source: Source, tokens: Steps, spans: Spans, op: np.ndarray, first: 
     }
 
 
-def loads(source: Source, tokens: Steps) -> pd.DataFrame:
-    """The table `loads`: loads as spans, evictions as instants, in order of time."""
+def loads(source: Source, tokens: Steps) -> Columns:
+    """The columns of `loads`: loads as spans, evictions as instants, in order of time."""
     spans = source.spans("load", ("layer", "expert"))
     begin, end, evict = source.rows("load_begin"), source.rows("load_end"), source.rows("evict")
+    if not len(begin) + len(evict):
+        return {column.name: np.empty(0, column.dtype) for column in TABLES["loads"]}
     loaded = {
         **_moved(source, tokens, begin, "load"),
         "reason": np.asarray(chosen(REASON, begin["reason"])),
@@ -103,7 +105,7 @@ def loads(source: Source, tokens: Steps) -> pd.DataFrame:
     }
     order = np.argsort(np.concatenate((loaded["begin_ns"], evicted["begin_ns"])), kind="stable")
     moves = {name: np.concatenate((loaded[name], evicted[name]))[order] for name in loaded}
-    return conform("loads", {"load_id": np.arange(len(order)), **moves})
+    return {"load_id": np.arange(len(order)), **moves}
 
 
 def _moved(source: Source, tokens: Steps, rows: Rows, action: str) -> dict[str, np.ndarray]:
@@ -127,11 +129,11 @@ class Counters:
     readings: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """(field, thread) → its first reading and its last value."""
 
-    def of(self, source: Source, announced: Announced, runs: Columns, moves: pd.DataFrame) -> pyarrow.Table:
+    def of(self, source: Source, announced: Announced, runs: Columns, moves: Columns) -> pyarrow.Table:
         """The rows of a stretch of time, which must follow on the last one; `moves` are the loads of the whole recording."""
-        end = moves["end_ns"]
-        finished = moves[(moves["resident_bytes"] >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)]
-        parts = [(finished["end_ns"].to_numpy(), "expert cache bytes", finished["resident_bytes"].to_numpy())]
+        end, resident = moves["end_ns"], moves["resident_bytes"]
+        finished = (resident >= 0) & moves["complete"] & (end >= source.begin_ns) & (end < source.end_ns)
+        parts = [(end[finished], "expert cache bytes", resident[finished])]
         for name, states in HITS.items():
             hit = equals_any(runs["cache"], *states)
             count = int(hit.sum())

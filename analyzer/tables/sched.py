@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import pyarrow
 
 from analyzer.records.contents import STREAMED
@@ -12,7 +11,7 @@ from analyzer.records.loops import loops
 from analyzer.records.observed import Gaps, clipped
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import arrow_table, conform, text
+from analyzer.records.schema import Columns, arrow_table, text
 from analyzer.records.spans import NONE, distinct, first_rows
 
 EVENTS = np.array(["switch", "waking", "wakeup", "fork"], object)
@@ -154,15 +153,15 @@ class Scheduling:
         everyone = (switch["prev_tid"], switch["next_tid"], waking["tid"], waking["woken_tid"])
         self.seen = np.union1d(self.seen, np.concatenate([distinct(tid) for tid in everyone]))
 
-    def threads(self) -> pd.DataFrame:
-        """The table `threads`: the target's, and everyone who took a CPU from them or woke them."""
+    def threads(self) -> Columns:
+        """The columns of `threads`: the target's, and everyone who took a CPU from them or woke them."""
         names = self.names | {tid: name for tid, _, name in listed_threads(self.source) if name}
         names.setdefault(0, "swapper")
         tid = self.seen
         pid, of_target = self.target.process(tid), self.target.has(tid) & (tid > 0)
         elsewhere = np.array([self.processes.get(t, NONE) for t in tid.tolist()], np.int64)
         label = np.array([*(names.get(t, "") for t in tid.tolist()), ""], object)[:-1]
-        return conform("threads", {"tid": tid, "pid": np.where(pid >= 0, pid, elsewhere), "name": label, "target": of_target})
+        return {"tid": tid, "pid": np.where(pid >= 0, pid, elsewhere), "name": label, "target": of_target}
 
 
 def events(source: Source) -> pyarrow.Table:

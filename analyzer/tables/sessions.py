@@ -1,18 +1,19 @@
 """Sessions of an engine: what model each handle runs, and with how many inputs and outputs."""
 
 import numpy as np
-import pandas as pd
 import pyarrow
 
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import conform, text
+from analyzer.records.schema import Columns, text
 from analyzer.records.spans import NONE, codes, following, latest
 
 
-def sessions(source: Source) -> pd.DataFrame:
-    """The table `sessions`: one row per session made; its counts are those of its first run."""
+def sessions(source: Source) -> Columns:
+    """The columns of `sessions`: one row per session made; its counts are those of its first run."""
     rows = source.rows("session")
+    if not len(rows):
+        return {}
     created = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
     ran = rows.where(rows["n_inputs"] + rows["n_outputs"] > 0)
     key = identity(created, ran)
@@ -22,18 +23,15 @@ def sessions(source: Source) -> pd.DataFrame:
         counts[name] = np.full(len(created), NONE, np.int64)
         for row in np.flatnonzero(owner >= 0)[::-1].tolist():  # the earliest is written last
             counts[name][owner[row]] = ran[name][row]
-    return conform(
-        "sessions",
-        {
-            "session_id": np.arange(len(created)),
-            **source.thread(created),
-            "handle": created.raw("handle"),
-            "name": texts(created["name"]),
-            "bytes": np.where(created["bytes"] > 0, created["bytes"], NONE),
-            **counts,
-            "since_ns": created["ts"],
-        },
-    )
+    return {
+        "session_id": np.arange(len(created)),
+        **source.thread(created),
+        "handle": created.raw("handle"),
+        "name": texts(created["name"]),
+        "bytes": np.where(created["bytes"] > 0, created["bytes"], NONE),
+        **counts,
+        "since_ns": created["ts"],
+    }
 
 
 def identity(*parts: Rows) -> np.ndarray:

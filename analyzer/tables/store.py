@@ -16,6 +16,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 
 from analyzer.records.contents import BLOCK, EVER
+from analyzer.records.memory import keep_freed_memory
 from analyzer.records.reading import Source, open_recording
 from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
 from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
@@ -95,7 +96,7 @@ def build(recording: Recording, most: int = EVER, block: int = BLOCK) -> Tables:
     builder = Builder(Source(recording, block))
     pieces = list(builder.pieces(most))
     tables = {name: compact(pyarrow.concat_tables(piece[name] for piece in pieces)) for name in LONG} | builder.last_tables()
-    tables |= gap_table(Tables.of(tables))
+    tables |= gap_table(tables)
     return Tables.of({name: tables[name] for name in TABLES})
 
 
@@ -128,16 +129,22 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
     ready = _cached(folder / "tables", stamp, asked)
     if ready is not None:
         return ready
+    keep_freed_memory()
     try:
         source = source or Source(recording)
         _warn(folder, source.damage)
-        with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
-            keep(source, folder / "tables", stamp)
-            ready = _cached(folder / "tables", stamp, asked)
-        tables = build(recording) if ready is None else ready
+        return _made(source, folder / "tables", stamp, asked)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RecordingError(f"{folder} holds records that its manifest does not describe ({error!r}); record again") from error
-    return Tables.of({name: tables.arrow(name) for name in asked}) if ready is None else ready
+
+
+def _made(source: Source, folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables:
+    """Tables made anew and, if possible, kept."""
+    with contextlib.suppress(OSError):  # a read-only recording is analysed in memory, every time
+        keep(source, folder, stamp)
+        return opened(folder, names)
+    tables = build(source.recording)
+    return Tables.of({name: tables.arrow(name) for name in names})
 
 
 def row_counts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
@@ -155,20 +162,23 @@ def _warn(folder: Path, damage: Iterable[str]) -> None:
 
 
 def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables | None:
-    """Kept tables that were made from exactly this recording by this schema and are as they were written, else None.
-
-    Their files are open from now on: whoever makes them again meanwhile puts other files in their places.
-    """
+    """Kept tables that were made from exactly this recording by this schema and are as they were written, else None."""
     try:
         index = json.loads((folder / "index.json").read_text())
-        paths = {name: folder / f"{name}.parquet" for name in names}
-        if index["stamp"] != stamp or any(sum_of(path) != index["sums"][path.name] for path in paths.values()):
+        files = [f"{name}.parquet" for name in names]
+        if index["stamp"] != stamp or any(sum_of(folder / file) != index["sums"][file] for file in files):
             return None
         _warn(folder.parent, index["damage"])
-        files = {name: parquet.ParquetFile(path, memory_map=True) for name, path in paths.items()}
-        return Tables({name: file.read for name, file in files.items()}, paths)
+        return opened(folder, names)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def opened(folder: Path, names: Iterable[str]) -> Tables:
+    """Kept tables. Their files are open from now on: whoever makes them again meanwhile puts other files in their places."""
+    paths = {name: folder / f"{name}.parquet" for name in names}
+    files = {name: parquet.ParquetFile(path, memory_map=True) for name, path in paths.items()}
+    return Tables({name: file.read for name, file in files.items()}, paths)
 
 
 def sum_of(path: Path) -> str:
@@ -215,7 +225,7 @@ def keep(source: Source, folder: Path, stamp: dict[str, Any], most: int = MOST) 
         tables = builder.last_tables()
         files.add(tables)
         needed = files.read(GAPS_NEED if tables["qnn_executes"].num_rows else {})
-        files.add(gap_table(Tables.of(tables | needed)))
+        files.add(gap_table(tables | needed))
 
 
 class Files:

@@ -1,13 +1,12 @@
 """Model families: one file per family, each with a reader of its config and what its subgraphs do differently."""
 
-import math
-import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from runtime.errors import ModelError
 from runtime.models.decoder import Decoder as Family
+from runtime.models.keys import checked, refuse
 
 __all__ = ["FAMILIES", "Family", "read_family"]
 
@@ -32,9 +31,6 @@ FAMILIES = {
 
 
 MOST_LAYERS = 10_000
-PARTS = ("text_config", "rope_parameters", "rope_scaling")
-NUMBERS = re.compile(r"(moe_)?num_\w+|\w+_(size|dim|eps|theta|rank)|max_position_embeddings|moe_k")
-"""Keys of config.json whose values are numbers, where they are given."""
 
 
 def read_family(config: dict[str, Any], folder: Path) -> Family:
@@ -42,32 +38,18 @@ def read_family(config: dict[str, Any], folder: Path) -> Family:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(f"{folder} holds a model of type {model_type!r}: this runtime knows {', '.join(FAMILIES)}")
-    problem = f"{folder / 'config.json'} lacks or spoils"
-    remedy = "take the config that came with the weights"
-    for part in (config, *(config[name] for name in PARTS if isinstance(config.get(name), dict))):
-        for key, value in part.items():
-            if _spoilt(key, value):
-                raise ModelError(f"{problem} {key}, which is {value!r}: {remedy}")
+    file = folder / "config.json"
+    given = checked(config, file)
+    sizes = given.get("text_config", given)
+    if sizes.get("num_hidden_layers", 1) > MOST_LAYERS:
+        refuse(file, "num_hidden_layers", sizes["num_hidden_layers"], f"at most {MOST_LAYERS}")
     try:
-        if not 0 < int(config.get("num_hidden_layers", 1)) <= MOST_LAYERS:
-            raise ValueError(f"num_hidden_layers, which is {config['num_hidden_layers']}")
-        family: Family = import_module(f"runtime.models.{FAMILIES[model_type]}").read(config)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{problem} {error}: {remedy}") from None
+        family: Family = import_module(f"runtime.models.{FAMILIES[model_type]}").read(given)
+    except KeyError as error:
+        raise ModelError(f"{file} lacks {error}: take the config that came with the weights") from None
     if not 0 < family.top_k <= family.experts:
-        raise ModelError(f"{problem} num_experts_per_tok, which is {family.top_k} of {family.experts} experts: {remedy}")
-    if family.context < 1:
-        raise ModelError(f"{problem} max_position_embeddings, which is {family.context}: {remedy}")
+        refuse(file, "num_experts_per_tok", family.top_k, f"from 1 to the {family.experts} experts of a layer")
     if len(family.dense) == family.layers:
         raise ModelError(f"no layer of {folder} has experts: this runtime runs Mixture-of-Experts models")
     family.check_heads()
     return family
-
-
-def _spoilt(key: str, value: object) -> bool:
-    """Is this a text for a truth value, or no finite number where one belongs?"""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return not math.isfinite(value)
-    if NUMBERS.fullmatch(key) and value is not None:
-        return True
-    return isinstance(value, str) and value.lower() in ("true", "false")

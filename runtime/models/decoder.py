@@ -110,10 +110,11 @@ class Decoder:
     def check_heads(self) -> None:
         """Refuse heads that cannot share keys, or that ONNX Runtime's fused attention cannot turn."""
         if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise ModelError(f"{self.heads} attention heads cannot share {self.kv_heads} key heads: take the model's own config")
+            problem = f"num_attention_heads {self.heads} cannot share num_key_value_heads {self.kv_heads}"
+            raise ModelError(f"{problem}, which must divide it: take the model's own config")
         turned = self.rope.dims
         if self.FUSED_ATTENTION and (self.head_dim % HEAD_MULTIPLE or turned % HEAD_MULTIPLE):
-            problem = f"heads of {self.head_dim} dimensions, {turned} of them rotary"
+            problem = f"heads of {self.head_dim} dimensions (head_dim), {turned} of them rotary"
             raise ModelError(f"{problem}, are not supported: ONNX Runtime's attention takes multiples of {HEAD_MULTIPLE}")
 
     def window(self, layer: int) -> int:
@@ -381,13 +382,15 @@ def common(config: dict[str, Any], theta: float = 10000.0, layer_types: tuple[st
 def common_sizes(config: dict[str, Any], layer_types: tuple[str, ...] = LAYER_TYPES) -> dict[str, Any]:
     """The sizes that every family's config.json names the same way; unsupported activations and layers are refused."""
     if config.get("hidden_act", "silu") not in ACTIVATIONS:
-        raise ModelError(f"activation {config['hidden_act']!r} is not supported: this runtime builds silu")
-    for kind in config.get("layer_types") or ():
-        if kind not in layer_types:
-            raise ModelError(f"layer_types: {kind!r} is not supported: this runtime builds {', '.join(layer_types)}")
+        raise ModelError(f"hidden_act {config['hidden_act']!r} is not supported: this runtime builds silu")
+    check_layer_types(config, layer_types)
     end = config.get("eos_token_id")
     heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+    if not head_dim:
+        raise ModelError(
+            f"hidden_size {config['hidden_size']} is too small for num_attention_heads {heads}: take the model's own"
+        )
     return {
         "hidden": int(config["hidden_size"]),
         "layers": int(config["num_hidden_layers"]),
@@ -403,6 +406,16 @@ def common_sizes(config: dict[str, Any], layer_types: tuple[str, ...] = LAYER_TY
         "tied": bool(config.get("tie_word_embeddings", False)),
         "end_ids": tuple(end) if isinstance(end, list) else () if end is None else (int(end),),
     }
+
+
+def check_layer_types(config: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse kinds of layers that are not built, and a list of another length than the model."""
+    kinds = config.get("layer_types") or ()
+    for kind in kinds:
+        if kind not in known:
+            raise ModelError(f"layer_types: {kind!r} is not supported: this runtime builds {', '.join(known)}")
+    if kinds and len(kinds) != int(config["num_hidden_layers"]):
+        raise ModelError(f"layer_types names {len(kinds)} layers, num_hidden_layers is {config['num_hidden_layers']}")
 
 
 def expert_count(config: dict[str, Any]) -> int:

@@ -66,10 +66,8 @@ def read_rope(config: dict[str, Any], dims: int, default_theta: float = 10000.0,
     rope = rope_settings(config)
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     if kind not in KINDS:
-        raise ModelError(f"rotary positions of type {kind!r} are not supported: this runtime builds {', '.join(KINDS)}")
+        raise ModelError(f"rope_type {kind!r} is not supported: this runtime builds {', '.join(KINDS)}")
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
-    if not theta > 0:
-        raise ModelError(f"rotary positions of base {theta} make no sense: take the config that came with the weights")
     dims = int(dims * float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1))
     plain = theta ** -(np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims))
     rates, scale = plain.astype(np.float32), 1.0
@@ -121,7 +119,10 @@ def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], i
         scale = rope.get("attention_factor")
         if scale is None:
             scale = rope.get(f"{kind}_mscale") or stretch
-        turned = rates / np.array(rope[f"{kind}_factor"], np.float32)
+        factors = np.array(rope[f"{kind}_factor"], np.float32)
+        if len(factors) != len(rates):
+            raise ModelError(f"{kind}_factor of rope_scaling has {len(factors)} numbers, this model's heads want {len(rates)}")
+        turned = rates / factors
         return Rope(tuple(float(rate) for rate in turned), float(scale), interleaved, **further)
 
     return scaled("short", original=original, long=scaled("long") if context > original else None)

@@ -8,9 +8,11 @@ import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +20,13 @@ from runtime.errors import PackageError
 
 ALIGNMENT = 4096
 # Of one pread, between which others may come first; a disk reads as fast in such pieces.
-PIECE = 1 << 20
+PIECE = 4 << 20
 OPEN_FILES = 128
 # Evicted blocks wait here for the loads that they made room for: to give them back and ask anew costs a millisecond each.
 SPARE_BLOCKS = 32
+# Large blocks lie side by side in arenas of huge pages: direct reads fill these more than twice as fast as single pages, with a
+# quarter of the kernel's work. Smaller ones would hold more memory than was asked for.
+HUGE_PAGE, ARENA = 2 << 20, 64 << 20
 REMEDY = "delete the package and convert again"
 
 
@@ -40,27 +45,48 @@ def aligned(count: int) -> int:
 
 
 class BlockPool:
-    """Page-aligned memory blocks [bytes] uint8, reused. At most `spare` free ones stay; others go back to the system."""
+    """Page-aligned memory blocks [bytes] uint8, reused. At most `spare` free ones keep their memory; the system gets the rest."""
 
     def __init__(self, spare: int = SPARE_BLOCKS):
         self.spare = spare
-        self._free: dict[int, list[np.ndarray]] = {}
+        self._warm: dict[int, list[np.ndarray]] = {}
+        self._empty: dict[int, list[np.ndarray]] = {}
         self._lock = Lock()
 
     def take(self, count: int) -> np.ndarray:
         """A block of at least `count` bytes."""
         size = aligned(count)
         with self._lock:
-            free = self._free.get(size)
-            if free:
-                return free.pop()
-        return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+            for free in (self._warm.get(size), self._empty.get(size)):
+                if free:
+                    return free.pop()
+            self._empty[size] = arena(size)
+            return self._empty[size].pop()
 
     def give(self, block: np.ndarray) -> None:
         """Nobody reads this block any more."""
         with self._lock:
-            if sum(map(len, self._free.values())) < self.spare:
-                self._free.setdefault(len(block), []).append(block)
+            kept = sum(map(len, self._warm.values())) < self.spare
+            if not kept:
+                release_memory(block)
+            (self._warm if kept else self._empty).setdefault(len(block), []).append(block)
+
+
+def arena(size: int) -> list[np.ndarray]:
+    """Blocks of this size side by side, the first one last; memory comes when they are written."""
+    count = max(ARENA // size, 1)
+    memory = mmap.mmap(-1, count * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_PAGE // 4:
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    return [whole[first : first + size] for first in range((count - 1) * size, -1, -size)]
+
+
+def release_memory(block: np.ndarray) -> None:
+    """Its pages go back to the system; it reads as zeros until it is written again."""
+    whole: Any = block.base
+    whole.base.obj.madvise(mmap.MADV_DONTNEED, block.ctypes.data - whole.ctypes.data, len(block))
 
 
 class Reader:

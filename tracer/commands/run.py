@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -106,6 +107,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
         code = conclude(session, target)
         if with_views and session.saw_engine():
             write_results(options)
+        print_plain(as_called(next_step(options.output, session.saw_engine())))
     return code if session.interrupted or not target.started_here else max(code, see_off(session, target))
 
 
@@ -146,20 +148,22 @@ def conclude(session: Session, target: Target | Followed) -> int:
     return 1 if lost or target.exit_code else 0
 
 
+VIEWS = {"trace.pftrace": "timeline", "report.html": "report", "profdag.html": "ProfDAG"}
+
+
 def write_results(options: Options) -> None:
     """Tables, summary and views, made without root by the invoking user."""
     folder = str(options.output)
     as_owner(options.owner, ["-m", "views", "write", folder])
     as_owner(options.owner, ["-m", "analyzer", "summary", folder])
-    here = Path(folder)
-    show_it = f"open: {as_called('python -m views open')} {here}   (or drop it on ui.perfetto.dev)"
-    in_browser = "open it in a browser"
-    print_plain(f"recording     {here}")
-    views = (
-        ("timeline", "trace.pftrace", show_it),
-        ("report", "report.html", in_browser),
-        ("ProfDAG", "profdag.html", in_browser),
-    )
-    for what, name, how in views:
-        if (here / name).exists():
-            print_plain(f"{what:12}  {here / name}   {how}")
+    for name, what in VIEWS.items():
+        if (options.output / name).exists():
+            print_plain(f"{what:<9} {options.output / name}")
+
+
+def next_step(folder: Path, saw_engine: bool) -> str:
+    """What to do with the recording, in one line."""
+    if not saw_engine:
+        return "next: `python -m tracer probes PROGRAM` shows what could be probed; docs/engines.md: how to declare an engine"
+    verb, what = ("open", "shows the timeline") if (folder / "trace.pftrace").exists() else ("write", "makes its views")
+    return f"next: `python -m views {verb} {shlex.quote(str(folder))}` {what}"

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.questions import ceilings
-from views.report import expert_cache, moe, npu, operators, overview, recording, threads, timing
+from views.report import expert_cache, ledger, moe, npu, operators, overview, recording, threads, timing
 from views.report.page import write_page
 from views.report.sections import Run, SectionMaker, Tables
 
 SECTIONS: tuple[SectionMaker, ...] = (
     overview.overview_section,
+    ledger.ledger_section,
     timing.phase_section,
     timing.step_section,
     operators.operator_section,

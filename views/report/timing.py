@@ -75,27 +75,38 @@ def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str,
 
 def share_chart(run: Run) -> Block:
     """Shares of a mean step by operator group and cause of idle time, one bar per phase."""
-    rows = run.ask(WHERE_QUERY).set_index("phase")
+    remark = "Shares of a mean step: operators by what they do, then idle time by its cause. Residual: no record explains it."
+    return stacked_shares(run, "Where a step's time goes", remark, WHERE_QUERY)
+
+
+def stacked_shares(run: Run, title: str, remark: str, query: str) -> Block:
+    """One bar per phase of what `query` gives: a column for each part in ms, `residual`, and their sum `total`."""
+    rows = run.ask(query).set_index("phase")
     own = {"total", parts.RESIDUAL}
     means = {str(phase): {k: v for k, v in row.items() if v > 0 or k in own} for phase, row in rows.to_dict("index").items()}
     shares = {phase: with_small_ones_summed(groups, means) for phase, groups in means.items()}
     names = list(dict.fromkeys(key for groups in shares.values() for key in groups if key != "total"))
     last = (SMALLER, parts.RESIDUAL)
     ranked = sorted(names, key=lambda key: (key in last, -max(float(g.get(key) or 0) for g in shares.values())))
-    common = {"type": "bar", "orientation": "h", "y": [label(p or "unknown") for p in shares], "textposition": "none"}
-    traces = []
-    for slot, name in enumerate(ranked):
-        spent = [float(groups.get(name) or 0) for groups in shares.values()]
-        percent = [100 * ms / max(float(g.get("total") or 0), 1e-12) for ms, g in zip(spent, shares.values(), strict=True)]
-        hover = {
-            "text": [f"{ms:.3f} ms" for ms in spent],
-            "hovertemplate": "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>",
-        }
-        colour = GREY if name == parts.RESIDUAL else slot + (slot >= GREY)
-        traces.append({**common, **hover, "name": label(name), "x": percent, "slot": colour})
-    remark = "Shares of a mean step: operators by what they do, then idle time by its cause. Residual: no record explains it."
     axes = {"xaxis": axis("% of a step"), "yaxis": {"automargin": True}}
-    return chart("Where a step's time goes", traces, remark, 150 + 50 * len(shares), WHERE_QUERY, barmode="stack", **axes)
+    traces = [share_bar(name, slot, shares) for slot, name in enumerate(ranked)]
+    return chart(title, traces, remark, 150 + 50 * len(shares), query, barmode="stack", **axes)
+
+
+def share_bar(name: str, slot: int, shares: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """One part of every phase's bar."""
+    spent = [float(groups.get(name) or 0) for groups in shares.values()]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "y": [label(phase or "unknown") for phase in shares],
+        "textposition": "none",
+        "text": [f"{ms:.3f} ms" for ms in spent],
+        "hovertemplate": "%{fullData.name}: %{x:.1f} %, %{text}<extra></extra>",
+        "name": label(name.replace("_", " ")),
+        "x": [100 * ms / max(float(g.get("total") or 0), 1e-12) for ms, g in zip(spent, shares.values(), strict=True)],
+        "slot": GREY if name == parts.RESIDUAL else slot + (slot >= GREY),
+    }
 
 
 def idle(run: Run) -> list[Block]:

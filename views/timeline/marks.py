@@ -1,13 +1,14 @@
-"""Counters and marks that the timeline adds to the recorded ones: decode speed, work in flight, slow tokens, what is missing."""
+"""What the timeline adds to what was recorded: decode speed, work in flight, the ledger, slow tokens, what is missing."""
 
 from typing import Any
 
 import numpy as np
 
-from analyzer.questions import over_time
+from analyzer.questions import ledger, over_time
 from analyzer.records.observed import known_changes
 from views.timeline.slices import Slices, Tables, equals, numbered, text_of
 
+LEDGER_TABLES = ledger.TABLES
 Named = tuple[str, np.ndarray, np.ndarray]
 """A counter: its name, times in ns and the value from each time on."""
 
@@ -31,6 +32,17 @@ def counters(tables: Tables) -> list[Named]:
         ("NPU executions in flight", *over_time.in_flight(executes)),
     ]
     return [*recorded, *(counter for counter in derived if len(counter[1]))]
+
+
+def ledger_slices(tables: Tables) -> Slices | None:
+    """What each moment of a step was spent on; steps of several threads at once go to lanes of their own."""
+    pieces = ledger.without_seams(ledger.ledger_pieces(tables))
+    if not len(pieces):
+        return None
+    begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))
+    name = text_of(pieces["cause"].str.replace("_", " "))
+    token = pieces["token_id"].to_numpy(np.int64)
+    return Slices("ledger", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": token})
 
 
 def instants(ts: np.ndarray, texts: list[str], args: dict[str, Any] | None = None) -> Slices:

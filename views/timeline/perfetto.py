@@ -5,6 +5,7 @@
     flows      also from a prefetch to the expert run that used what it loaded
     cpus       the kernel's scheduling events
     process    counters: cache, faults, decode speed, loads and NPU executions in flight
+    ledger     what each moment of a step was spent on
     marks      slow tokens; levels switched off and on; losses
 
 Times are CLOCK_MONOTONIC; scheduling is CLOCK_BOOTTIME, which Perfetto demands, at the offset read when recording began.
@@ -52,6 +53,7 @@ class TraceWriter:
     def __init__(self, manifest: dict[str, Any], tables: Tables, out: TraceFile):
         self.manifest, self.out, self.arrow, self.tables = manifest, out, tables, frames(tables, DRAWN)
         self.npu_tracks = out.begin(partial(npu.tracks, manifest, frames(tables, set(tables) & npu.TABLES)))
+        self.ledger_slices = out.begin(partial(marks.ledger_slices, frames(tables, marks.LEDGER_TABLES)))
         self.written, self.names = Written(), Names()
         self.sequence, self.extra = GLOBAL_SEQUENCE, EXTRA
         self.pids = thread_pids(manifest, self.tables)
@@ -165,6 +167,7 @@ class TraceWriter:
     def marks(self) -> None:
         """Tracks of marks: slow tokens, and where the recording lacks something."""
         tracks = (
+            ("MoEScope: ledger", self.ledger_slices()),
             ("MoEScope: slow tokens", marks.slow_tokens(self.tables)),
             ("MoEScope: what this recording lacks", marks.lacking(self.manifest, self.end)),
         )

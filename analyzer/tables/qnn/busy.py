@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.records.intervals import Intervals, common, covered, merged, uncovered
-from analyzer.records.schema import Tables, conform, empty
+from analyzer.records.schema import Tables
 from analyzer.records.spans import NONE, latest
 
 EMULATOR_THREADS = r"thr_h[vml]x_"
@@ -25,12 +25,10 @@ def anyone(spans: Intervals) -> Intervals:
 def gap_table(tables: Tables) -> pd.DataFrame:
     """The table `qnn_gaps`: each time without an execution between two executions of a process."""
     executes = tables["qnn_executes"]
-    if len(executes) == 0:
-        return empty("qnn_gaps")
     states, operators = tables["thread_states"], tables["operators"]
     parts = [gaps_of(runs, states, operators) for _, runs in executes.groupby("pid")]
     frame = pd.concat(parts, ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
-    return conform("qnn_gaps", frame.assign(gap_id=np.arange(len(frame))))
+    return frame.assign(gap_id=np.arange(len(frame)))
 
 
 def gaps_of(runs: pd.DataFrame, states: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:

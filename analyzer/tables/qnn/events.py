@@ -5,6 +5,7 @@ sub-events. An event belongs to the harvest in force on its thread; a harvest be
 events can come from: the last graphExecute with its profile, or the last call that its event types name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ import pandas as pd
 
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
-from analyzer.records.schema import TABLES, conform, empty
+from analyzer.records.schema import TABLES, Columns, conform
 from analyzer.records.spans import NONE, codes, latest
 from analyzer.tables.qnn.calls import by_number, call_table, calls_and_stages, stage_table
 from analyzer.tables.qnn.checks import findings
@@ -218,10 +219,10 @@ def host_times(events: Events, execute: np.ndarray, begin_ns: np.ndarray, end_ns
     return answer
 
 
-def build(source: Source, tokens: Steps, enclosing: Enclosing) -> dict[str, pd.DataFrame]:
+def build(source: Source, tokens: Steps, enclosing: Enclosing) -> Mapping[str, pd.DataFrame | Columns]:
     """The tables of QNN: executes, events, calls, objects, stages and findings."""
     if not any(kind.startswith("qnn_") for kind in source.count()):
-        return {name: empty(name) for name in TABLES if name.startswith("qnn_") and name != "qnn_gaps"}
+        return {name: {} for name in TABLES if name.startswith("qnn_") and name != "qnn_gaps"}
     calls, stages = calls_and_stages(source)
     objects = build_objects(source, calls)
     execute = executions(source)

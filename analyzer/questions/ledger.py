@@ -1,0 +1,350 @@
+"""The ledger: every moment of a token has one cause, as the token's own thread met it; causes and residual add up to the token.
+
+What a thread does itself comes first, then why it has no CPU, then what the others and the accelerator do while it sleeps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.questions import phases
+from analyzer.records.intervals import Intervals, by_precedence, common, covered, merged, overlaps
+from analyzer.records.schema import MADE, Tables, conform
+from analyzer.records.spans import NONE
+
+RESIDUAL = "residual"
+CAUSES = tuple(column.name for column in MADE["ledger"] if column.meaning.startswith("ns ") and column.name != RESIDUAL)
+HANDING_OVER = ("submission", "queue", "rpc", "completion")
+"""Causes that come with every submission to an accelerator, however little it has to do."""
+ASLEEP = ("sleeping", "waiting")
+HOST = ("cpu", "blas", "")
+"""Backends of graphs that the CPU computes; others are accelerators."""
+TABLES = (
+    *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "faults", "reads"),
+)
+"""The tables that the ledger is made of."""
+FASTER = 0.08
+"""By how much `faster` speeds the accelerator up where nothing else is asked for."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """What the causes are made of. Intervals have the thread that took the token as their key."""
+
+    tables: Tables
+
+    @cached_property
+    def owner(self) -> pd.Series:
+        """token_id → thread that took the token."""
+        return self.tables["tokens"].set_index("token_id")["tid"]
+
+    def table(self, name: str, where: np.ndarray | None = None, end: str = "end_ns") -> Intervals:
+        """Rows of a table on tokens' own threads."""
+        spans = Intervals.of_table(self.tables[name], end=end)
+        mine = np.isin(spans.key, self.owner.unique())
+        return spans.where(mine if where is None else mine & where)
+
+    def owned(self, spans: Intervals) -> Intervals:
+        """Intervals by token, by the token's thread instead."""
+        spans = spans.where(spans.key >= 0)
+        return Intervals(self.owner.reindex(spans.key).to_numpy(), spans.begin, spans.end)
+
+    def state(self, *names: str) -> Intervals:
+        """When tokens' threads were in these states."""
+        return self.table("thread_states", self.tables["thread_states"]["state"].isin(names).to_numpy())
+
+    @cached_property
+    def woken(self) -> Intervals:
+        """When tokens' threads had been woken and had no CPU yet."""
+        states = self.tables["thread_states"].sort_values(["tid", "begin_ns"], kind="stable")
+        slept = states["state"].isin(ASLEEP).to_numpy() & np.isin(states["tid"].to_numpy(), self.owner.unique())
+        after = np.append(False, slept[:-1] & (states["tid"].to_numpy()[1:] == states["tid"].to_numpy()[:-1]))
+        return Intervals.of_table(states[after & (states["state"] == "runnable").to_numpy()])
+
+    @cached_property
+    def accelerated(self) -> pd.DataFrame:
+        """The graphs that an accelerator computes."""
+        graphs = self.tables["graphs"]
+        return graphs[~graphs["backend"].isin(HOST)]
+
+    @cached_property
+    def handed_over(self) -> Intervals:
+        """When tokens' threads were in a graph of an accelerator or in an execution on it."""
+        graphs, executes = (Intervals.of_table(frame) for frame in (self.accelerated, self.executes(waited=True)))
+        spans = Intervals.joined(graphs, executes)
+        return merged(spans.where(np.isin(spans.key, self.owner.unique())))
+
+    def executes(self, waited: bool) -> pd.DataFrame:
+        """Executions on the NPU of which the call waits for the end, or those of which it does not."""
+        executes = self.tables["qnn_executes"]
+        return executes[(executes["token_id"] >= 0) & (executes["asynchronous"] != waited)]
+
+    def loads(self) -> Intervals:
+        """Loads of experts and the making of NPU contexts on tokens' own threads."""
+        calls = self.tables["qnn_calls"]["call"].isin(phases.SETUPS).to_numpy()
+        return Intervals.joined(
+            self.table("loads", (self.tables["loads"]["action"] == "load").to_numpy()), self.table("qnn_calls", calls)
+        )
+
+    def stalls(self) -> Intervals:
+        """Major faults and reads of tokens' own threads."""
+        return Intervals.joined(self.table("faults", (self.tables["faults"]["kind"] == "major").to_numpy()), self.table("reads"))
+
+    def operators(self, which: np.ndarray) -> tuple[Intervals, Intervals]:
+        """Some operators, by rows of `operators`: on tokens' own threads, and on the others for a token."""
+        shares = self.tables["op_threads"]
+        op = shares["op_id"].to_numpy()
+        spans, token = Intervals.of_table(shares), self.tables["operators"]["token_id"].reindex(op, fill_value=NONE).to_numpy()
+        own = np.isin(spans.key, self.owner.unique())
+        some = np.append(which, False)[np.minimum(op, len(which))]
+        return spans.where(own & some), self.owned(Intervals(token, spans.begin, spans.end).where(some & ~own))
+
+
+def cut(executes: pd.DataFrame) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Begins and ends of each execution's parts by its own profile, which tells how long they took and not when."""
+    begin, end = executes["begin_ns"].to_numpy(), executes["end_ns"].to_numpy()
+    told = [np.nan_to_num(executes[name].to_numpy() * 1e3).astype(np.int64) for name in ("queue_us", "accel_us")]
+    queued = np.minimum(begin + told[0], end)
+    return {"queue": (begin, queued), "accelerator": (queued, np.minimum(queued + told[1], end))}
+
+
+@dataclass(frozen=True)
+class Executions:
+    """Causes that executions on the NPU give."""
+
+    profiled: list[tuple[str, Intervals]]
+    """Of tokens' own threads, by the profile: true whatever the thread does meanwhile."""
+    rest: list[tuple[str, Intervals]]
+    """What that leaves of them."""
+    elsewhere: list[tuple[str, Intervals]]
+    """Of other threads, and of calls that had returned."""
+
+
+def executions(spans: Spans) -> Executions:
+    """The executions of a recording, by the thread that waited for them."""
+    waited, late = spans.executes(waited=True), spans.executes(waited=False)
+    own = waited["tid"].isin(spans.owner.unique()).to_numpy()
+    return Executions(
+        parts(waited[own], "tid", profiled_parts),
+        parts(waited[own], "tid", other_parts) + parts(late, "tid", lambda rows: {"submission": ends(rows, "returned_ns")}),
+        [
+            (cause, spans.owned(piece))
+            for rows, cutting in ((waited[~own], profiled_parts), (waited[~own], other_parts), (late, other_parts))
+            for cause, piece in parts(rows, "token_id", cutting)
+        ],
+    )
+
+
+Ends = tuple[np.ndarray, np.ndarray]
+
+
+def ends(rows: pd.DataFrame, until: str = "end_ns") -> Ends:
+    """Begins and ends."""
+    return rows["begin_ns"].to_numpy(), rows[until].to_numpy()
+
+
+def parts(executes: pd.DataFrame, key: str, cutting: Callable[[pd.DataFrame], dict[str, Ends]]) -> list[tuple[str, Intervals]]:
+    """The parts that executions are cut into, by thread or token."""
+    return [(cause, Intervals(executes[key].to_numpy(), *piece)) for cause, piece in cutting(executes).items()]
+
+
+def profiled_parts(executes: pd.DataFrame) -> dict[str, Ends]:
+    """What each execution's profile tells: how long it queued and worked; not when, so both are put at its begin."""
+    begin, end = ends(executes)
+    queue, busy = (np.nan_to_num(executes[name].to_numpy() * 1e3).astype(np.int64) for name in ("queue_us", "accel_us"))
+    queued = np.minimum(begin + queue, end)
+    return {"queue": (begin, queued), "accelerator": (queued, np.minimum(queued + busy, end))}
+
+
+def other_parts(executes: pd.DataFrame) -> dict[str, Ends]:
+    """What the profile leaves is RPC; without a profile all is the accelerator's."""
+    begin, end = ends(executes)
+    profiled = executes["accel_us"].notna().to_numpy()
+    return {"rpc": (np.where(profiled, begin, end), end), "accelerator": (np.where(profiled, end, begin), end)}
+
+
+def fallen_back(spans: Spans) -> np.ndarray:
+    """Which operators the CPU computes in a layer of which others ran on an accelerator in the same token.
+
+    Only where the engine splits one graph over backends: graphs of one layer stand where they were put on purpose.
+    """
+    operators = spans.tables["operators"]
+    graphs = spans.tables["graphs"].set_index("graph_id")[["backend", "layer"]]
+    of_graph = graphs.reindex(operators["graph_id"])
+    split = (of_graph["layer"] == NONE).to_numpy() & (operators["layer"] >= 0).to_numpy()
+    accelerated = split & ~of_graph["backend"].isin(HOST).to_numpy()
+    place = pd.MultiIndex.from_frame(operators[["token_id", "layer"]])
+    return split & (of_graph["backend"] == "cpu").to_numpy() & place.isin(place[accelerated])
+
+
+def on_accelerator(spans: Spans) -> np.ndarray:
+    """Which operators are part of a graph on an accelerator that has no layer of its own: the host only submits them."""
+    graphs = spans.accelerated
+    submitted = graphs.loc[graphs["layer"] == NONE, "graph_id"]
+    return spans.tables["operators"]["graph_id"].isin(submitted).to_numpy()
+
+
+def candidates(tables: Tables) -> list[tuple[str, Intervals]]:
+    """Every cause with when it held, keyed by tokens' threads; the first that covers a moment has it."""
+    spans = Spans(tables)
+    fallback, submitted = fallen_back(spans), on_accelerator(spans)
+    (fell, fell_elsewhere), (computed, elsewhere) = spans.operators(fallback), spans.operators(~fallback & ~submitted)
+    npu = executions(spans)
+    return [
+        ("expert_loads", spans.loads()),
+        ("faults_and_reads", spans.stalls()),
+        *npu.profiled,
+        ("completion", common(merged(spans.woken), spans.handed_over)),
+        ("run_queue", spans.state("runnable")),
+        *npu.rest,
+        *handing_over(spans),
+        ("cpu_fallback", fell),
+        ("cpu_operators", computed),
+        ("host_code", spans.state("running")),
+        *npu.elsewhere,
+        ("expert_loads", spans.owned(phases.load_spans(tables))),
+        ("cpu_fallback", fell_elsewhere),
+        ("cpu_operators", elsewhere),
+        ("faults_and_reads", spans.state("waiting")),
+        ("asleep", spans.state("sleeping")),
+        ("stopped", spans.state("stopped")),
+    ]
+
+
+def handing_over(spans: Spans) -> list[tuple[str, Intervals]]:
+    """What tokens' threads do in graphs of an accelerator: they sleep until it is done, prepare it, and take what it made."""
+    graphs = Intervals.of_table(spans.accelerated)
+    inside = Intervals.of_table(spans.executes(waited=True))
+    met = overlaps(graphs, merged(inside))
+    behind = Intervals(graphs.key[met.left], met.end, graphs.end[met.left])
+    asleep = common(merged(spans.state(*ASLEEP)), merged(graphs))
+    return [("accelerator", asleep), ("completion", behind), ("submission", graphs)]
+
+
+def ledger_pieces(tables: Tables) -> pd.DataFrame:
+    """Every piece of a token with one cause: token_id, begin_ns, end_ns, duration_ns, cause; what is left is the residual."""
+    tokens = tables["tokens"]
+    windows = Intervals.of_table(tokens)
+    pieces, causes, left = by_precedence(merged(windows), candidates(tables))
+    every = Intervals.joined(pieces, left)
+    named = np.concatenate((causes, np.full(len(left), RESIDUAL, object)))
+    met = overlaps(windows, every)
+    order = np.lexsort((met.begin, met.left))
+    rows = {
+        "token_id": tokens["token_id"].to_numpy()[met.left[order]],
+        "begin_ns": met.begin[order],
+        "end_ns": met.end[order],
+        "duration_ns": met.length[order],
+        "cause": named[met.right[order]],
+    }
+    return conform("ledger_pieces", rows)
+
+
+def without_seams(pieces: pd.DataFrame) -> pd.DataFrame:
+    """`ledger_pieces` with those that follow on each other and have one cause made one."""
+    token, begin, end = (pieces[name].to_numpy() for name in ("token_id", "begin_ns", "end_ns"))
+    cause = pd.factorize(pieces["cause"])[0]
+    seam = (token[1:] == token[:-1]) & (cause[1:] == cause[:-1]) & (begin[1:] == end[:-1])
+    first = np.flatnonzero(np.append(True, ~seam)[: len(token)])
+    last = np.append(first[1:], len(token))[: len(first)] - 1
+    return pieces.iloc[first].assign(end_ns=end[last], duration_ns=end[last] - begin[first]).reset_index(drop=True)
+
+
+def ledger(tables: Tables, pieces: pd.DataFrame | None = None) -> pd.DataFrame:
+    """ns of each cause by token; they and `residual` add up to `total`."""
+    tokens, pieces = tables["tokens"], ledger_pieces(tables) if pieces is None else pieces
+    place = pd.Index(tokens["token_id"]).get_indexer(pieces["token_id"])
+    spent = pieces["duration_ns"].to_numpy()
+    columns = {
+        cause: np.bincount(place, spent * (pieces["cause"] == cause).to_numpy(), len(tokens)) for cause in (*CAUSES, RESIDUAL)
+    }
+    known = {name: tokens[name] for name in ("token_id", "phase", "position", "complete")}
+    return conform("ledger", {**known, **columns, "total": tokens["duration_ns"]})
+
+
+def means(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Per phase: ms per step of each cause that occurs, of the residual and of `total`. Complete tokens only."""
+    answer: dict[str, dict[str, float]] = {}
+    for phase, steps in rows[rows["complete"]].groupby("phase"):
+        mean = steps[[*CAUSES, RESIDUAL, "total"]].mean() / 1e6
+        answer[str(phase)] = {
+            name: float(mean[name]) for name in (*CAUSES, RESIDUAL, "total") if mean[name] or name not in CAUSES
+        }
+    return answer
+
+
+def work(tables: Tables) -> pd.DataFrame:
+    """What was given to an accelerator within tokens: token_id, tid of the token, begin_ns, end_ns, busy_ns (an upper bound)."""
+    executes = tables["qnn_executes"]
+    profiled = executes["accel_us"] * 1e3
+    owner = tables["tokens"].set_index("token_id")["tid"]
+    rows = executes.assign(busy_ns=profiled.fillna(executes["duration_ns"]))[["token_id", "begin_ns", "end_ns", "busy_ns"]]
+    graphs = Spans(tables).accelerated
+    graphs = graphs[~graphs["graph_id"].isin(executes["graph_id"]) & ~graphs["backend"].eq("htp")]
+    plain = graphs.assign(busy_ns=graphs["duration_ns"])[list(rows)]
+    rows = pd.concat([rows, plain], ignore_index=True)
+    rows = rows[rows["token_id"] >= 0].reset_index(drop=True)
+    return rows.assign(tid=owner.reindex(rows["token_id"]).to_numpy(), busy_ns=rows["busy_ns"].astype(np.float64))
+
+
+def waits(tables: Tables, pieces: pd.DataFrame) -> Intervals:
+    """When steps waited for an accelerator, by their threads."""
+    rows = pieces[pieces["cause"] == "accelerator"]
+    owner = tables["tokens"].set_index("token_id")["tid"]
+    return Intervals(owner.reindex(rows["token_id"]).to_numpy(), rows["begin_ns"].to_numpy(), rows["end_ns"].to_numpy())
+
+
+def faster(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[str, Any]:
+    """What an accelerator that takes `share` less time would win, in ms of all tokens; {} where none worked.
+
+    Of each execution's time no more can be won than the token waited for it: what the CPU covers meanwhile is won already.
+    `spun_ms`: how much of the waiting the waiting thread had a CPU.
+    """
+    given, waited = work(tables), waits(tables, pieces)
+    if not len(given):
+        return {}
+    exposed = covered(waited, Intervals.of_table(given))
+    won, total = float(np.minimum(given["busy_ns"] * share, exposed).sum()), float(tables["tokens"]["duration_ns"].sum())
+    return {
+        "faster": share,
+        "submissions": len(given),
+        "works_ms": float(given["busy_ns"].sum()) / 1e6,
+        "waited_ms": float(exposed.sum()) / 1e6,
+        "spun_ms": float(common(waited, Spans(tables).state("running")).length.sum()) / 1e6,
+        "won_ms": won / 1e6,
+        "won_share": won / total if total else 0.0,
+    }
+
+
+def run_sum(rows: pd.DataFrame) -> dict[str, float]:
+    """All tokens in ms, by cause; `residual_share` of the total."""
+    spent = {name: float(rows[name].sum()) / 1e6 for name in (*CAUSES, RESIDUAL, "total")}
+    return {**spent, "residual_share": spent[RESIDUAL] / spent["total"] if spent["total"] else 0.0}
+
+
+def gain(answer: dict[str, Any]) -> str:
+    """`faster` in words."""
+    worked, waited = answer["works_ms"], answer["waited_ms"]
+    return (
+        f"an accelerator that takes {answer['faster']:.0%} less time would win {answer['won_ms']:,.2f} ms "
+        f"({answer['won_share']:.1%} of the steps): it works {worked:,.1f} ms, for {waited:,.1f} of which steps wait"
+    )
+
+
+def summary(tables: Tables, share: float = FASTER) -> dict[str, Any]:
+    """The ledger in numbers: `run_ms` by cause, `phases_ms`, `accelerator` as `faster` has it; {} without tokens."""
+    pieces = ledger_pieces(tables)
+    rows = ledger(tables, pieces)
+    return {"run_ms": run_sum(rows), "phases_ms": means(rows), "accelerator": faster(tables, pieces, share)} if len(rows) else {}
+
+
+def shares(answer: dict[str, Any], most: int = 3) -> str:
+    """The causes of a run with the most time, of `summary`: `expert loads 49 %, accelerator 40 %; residual 0.00 %`."""
+    spent = answer["run_ms"]
+    ranked = sorted((name for name in CAUSES if spent[name] > 0), key=lambda name: -spent[name])[:most]
+    parts = ", ".join(f"{name.replace('_', ' ')} {spent[name] / spent['total']:.0%}" for name in ranked)
+    return f"{parts}; residual {spent['residual_share']:.2%}"

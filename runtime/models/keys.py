@@ -1,0 +1,102 @@
+"""What config.json may hold under the keys that families read; a value of another kind is refused by its key."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from runtime.errors import ModelError
+
+MOST = 1 << 24
+"""Larger than any count in a config."""
+SHOWN = 80  # characters of a value that a message repeats
+
+
+class Kind(NamedTuple):
+    """What a value is `expected` to be, in words, and whether one is."""
+
+    expected: str
+    accepts: Callable[[Any], bool]
+
+
+def whole(least: int) -> Kind:
+    """A whole number."""
+    bounds = f"from {least} to {MOST}"
+    return Kind(f"a whole number {bounds}", lambda value: _number(value) and value == int(value) and least <= value <= MOST)
+
+
+def or_null(kind: Kind) -> Kind:
+    """The same, or nothing."""
+    return Kind(f"{kind.expected} or null", lambda value: value is None or kind.accepts(value))
+
+
+def list_of(kind: Kind) -> Kind:
+    """A list of such values."""
+    return Kind(
+        f"a list of which each is {kind.expected}", lambda value: isinstance(value, list) and all(map(kind.accepts, value))
+    )
+
+
+def _number(value: object) -> bool:
+    """A finite one, as no truth value is."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+NUMBER = Kind("a number", _number)
+POSITIVE = Kind("a number above 0", lambda value: _number(value) and value > 0)
+BASE = Kind("a number above 1", lambda value: _number(value) and value > 1)
+FRACTION = Kind("a number above 0, at most 1", lambda value: _number(value) and 0 < value <= 1)
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+OBJECT = or_null(Kind("an object", lambda value: isinstance(value, dict)))
+TOKEN = whole(0)
+TOKENS = Kind(f"{TOKEN.expected}, a list of them or null", lambda v: v is None or TOKEN.accepts(v) or list_of(TOKEN).accepts(v))
+
+PARTS = ("text_config", "rope_parameters", "rope_scaling")
+"""Keys of objects whose keys are read too."""
+KINDS = {
+    "hidden_size num_hidden_layers num_attention_heads vocab_size max_position_embeddings num_experts_per_tok moe_k "
+    "moe_intermediate_size qk_rope_head_dim qk_nope_head_dim v_head_dim kv_lora_rank conv_L_cache linear_conv_kernel_dim "
+    "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim": whole(1),
+    "first_k_dense_replace num_dense_layers max_window_layers moe_layer_start_index": whole(0),
+    "moe_layer_end_index": whole(-1),
+    "num_experts num_local_experts n_routed_experts moe_num_experts intermediate_size shared_expert_intermediate_size head_dim "
+    "num_key_value_heads q_lora_rank n_group topk_group n_shared_experts moe_num_shared_experts sliding_window "
+    "decoder_sparse_step full_attention_interval moe_layer_interval num_nextn_predict_layers": or_null(whole(0)),
+    "original_max_position_embeddings": or_null(whole(2)),
+    "rope_theta": or_null(BASE),
+    "rms_norm_eps norm_eps low_freq_factor high_freq_factor logits_scaling attention_multiplier": POSITIVE,
+    "factor beta_fast beta_slow swiglu_alpha swiglu_limit": or_null(POSITIVE),
+    "partial_rotary_factor": or_null(FRACTION),
+    "embedding_multiplier residual_multiplier routed_scaling_factor router_jitter_noise": NUMBER,
+    "clip_qkv moe_norm_min attention_factor mscale mscale_all_dim short_mscale long_mscale": or_null(NUMBER),
+    "tie_word_embeddings tie_embedding norm_topk_prob use_sliding_window rope_interleave use_qk_norm use_expert_bias "
+    "truncate": FLAG,
+    "layer_types": or_null(list_of(TEXT)),
+    "mlp_only_layers": or_null(list_of(whole(0))),
+    "short_factor long_factor": or_null(list_of(POSITIVE)),
+    "eos_token_id": TOKENS,
+    "hidden_act": TEXT,
+    "rope_type type topk_method": or_null(TEXT),
+    " ".join(PARTS): OBJECT,
+}
+"""Keys → the kind of their values."""
+KIND_OF = {key: kind for keys, kind in KINDS.items() for key in keys.split()}
+
+
+def checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The config without its nulls; ModelError names file, key, value and what is expected where a value is of another kind."""
+    for key, value in config.items():
+        kind = KIND_OF.get(key)
+        if kind and not kind.accepts(value):
+            refuse(file, key, value, kind.expected)
+    given = {key: value for key, value in config.items() if value is not None}
+    return given | {part: checked(given[part], file) for part in PARTS if part in given}
+
+
+def refuse(file: Path, key: str, value: object, expected: str) -> NoReturn:
+    """ModelError in one line."""
+    shown = json.dumps(value, ensure_ascii=False)
+    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]} ..."
+    raise ModelError(f"{file} has {key} {shown}, expected is {expected}: take the config that came with the weights")

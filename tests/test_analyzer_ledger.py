@@ -1,0 +1,208 @@
+"""The ledger: every moment of a token has one cause, planted causes are found in their columns, and the sum is the token."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.__main__ import main as analyzer_main
+from analyzer.questions import ledger
+from analyzer.records.intervals import by_precedence, merged
+from analyzer.records.schema import TABLES, empty
+from tests.test_analyzer_phases import SPANS, intervals, moments, step
+from workloads.tables_fixture import MAIN, PID, WORKER, frame, make
+
+AT, LENGTH = 10_000, 1_000
+Span = tuple[int, int]
+
+
+def spans(*ends: Span, tid: int = MAIN) -> dict[str, object]:
+    """Span columns of rows on a thread; moments count from the token's begin."""
+    begin, end = (np.array(side, np.int64) + AT for side in zip(*ends, strict=True))
+    return {"engine": "llamacpp", "pid": PID, "tid": tid, "token_id": 0, "begin_ns": begin, "end_ns": end}
+
+
+def states(*rows: tuple[str, int, int], tid: int = MAIN) -> pd.DataFrame:
+    """thread_states of one thread."""
+    names, begin, end = zip(*rows, strict=True)
+    ends = np.array(begin) + AT, np.array(end) + AT
+    return frame("thread_states", tid=tid, pid=PID, state=list(names), begin_ns=ends[0], end_ns=ends[1])
+
+
+def shares(*ends: Span) -> pd.DataFrame:
+    """op_threads of operators on the step's thread, which wait for nobody."""
+    begin, end = (np.array(side) + AT for side in zip(*ends, strict=True))
+    return frame("op_threads", op_id=list(range(len(ends))), tid=MAIN, begin_ns=begin, wait_ns=end, end_ns=end)
+
+
+def token(**tables: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """A recording of one decode step of 1000 ns on MAIN."""
+    one = frame("tokens", phase="decode", position=[7], **spans((0, LENGTH)))
+    return {**{name: empty(name) for name in TABLES}, "tokens": one, **tables}
+
+
+def causes(tables: dict[str, pd.DataFrame]) -> dict[str, int]:
+    """ns of each cause that occurs, with the residual; the sum is checked."""
+    row = ledger.ledger(tables).iloc[0]
+    assert row[[*ledger.CAUSES, "residual"]].sum() == row["total"] == LENGTH
+    return {name: int(row[name]) for name in (*ledger.CAUSES, "residual") if row[name]}
+
+
+RUNNING = states(("running", -100, 2000))
+
+
+def test_without_any_record_all_is_residual_and_without_operators_the_host_runs():
+    assert causes(token()) == {"residual": 1000}
+    assert causes(token(thread_states=RUNNING)) == {"host_code": 1000}
+    assert causes(token(thread_states=states(("running", 0, 400), ("stopped", 400, 900)))) == {
+        "host_code": 400,
+        "stopped": 500,
+        "residual": 100,
+    }
+
+
+def test_a_thread_without_a_cpu_waits_in_the_run_queue_whatever_it_was_about_to_do():
+    tables = token(
+        operators=frame("operators", op_id=[0], graph_id=-1, layer=0, **spans((100, 600))),
+        op_threads=shares((100, 600)),
+        thread_states=states(("running", 0, 200), ("runnable", 200, 500), ("running", 500, 1000)),
+    )
+    assert causes(tables) == {"cpu_operators": 200, "host_code": 500, "run_queue": 300}
+
+
+def test_faults_and_reads_of_the_step_are_taken_out_of_operators_and_loads_take_their_own():
+    tables = token(
+        op_threads=shares((0, 600)),
+        operators=frame("operators", op_id=[0], graph_id=-1, layer=0, **spans((0, 600))),
+        faults=frame("faults", kind="major", **spans((100, 150))),
+        reads=frame("reads", **spans((200, 230), (700, 720))),
+        loads=frame("loads", action="load", **spans((650, 800))),
+        thread_states=RUNNING,
+    )
+    assert causes(tables) == {"cpu_operators": 520, "faults_and_reads": 80, "expert_loads": 150, "host_code": 250}
+
+
+def execution(tid: int = MAIN, **told: float) -> pd.DataFrame:
+    """An execution from 300 to 700."""
+    return frame("qnn_executes", execute_id=[0], graph_id=-1, asynchronous=False, **told, **spans((300, 700), tid=tid))
+
+
+def test_an_execution_is_cut_by_its_profile_and_the_rest_is_rpc():
+    asleep = states(("running", 0, 310), ("sleeping", 310, 690), ("running", 690, 1000))
+    told = execution(queue_us=0.05, accel_us=0.25)
+    assert causes(token(qnn_executes=told, thread_states=asleep)) == {
+        "host_code": 600,
+        "queue": 50,
+        "accelerator": 250,
+        "rpc": 100,
+    }
+    assert causes(token(qnn_executes=execution(), thread_states=asleep)) == {"host_code": 600, "accelerator": 400}
+
+
+def test_a_slow_wake_up_behind_an_execution_is_its_completion_and_a_displaced_thread_stands_in_the_queue():
+    late = states(("running", 0, 310), ("sleeping", 310, 600), ("runnable", 600, 690), ("running", 690, 1000))
+    assert causes(token(qnn_executes=execution(), thread_states=late)) == {
+        "host_code": 600,
+        "accelerator": 310,
+        "completion": 90,
+    }
+    displaced = states(("running", 0, 310), ("runnable", 310, 500), ("running", 500, 1000))
+    assert causes(token(qnn_executes=execution(), thread_states=displaced))["run_queue"] == 190
+
+
+def test_an_execution_of_another_thread_counts_while_the_steps_own_sleeps():
+    own = states(("running", 0, 400), ("sleeping", 400, 1000))
+    tables = token(qnn_executes=execution(WORKER, accel_us=0.4), thread_states=own)
+    assert causes(tables) == {"host_code": 400, "accelerator": 300, "asleep": 300}
+
+
+def graph(backend: str, begin: int, end: int) -> pd.DataFrame:
+    """A graph without a layer of its own."""
+    return frame("graphs", graph_id=[0], backend=backend, **spans((begin, end)))
+
+
+def test_a_graph_of_an_accelerator_is_submitted_waited_for_and_completed():
+    asleep = states(("running", 0, 300), ("sleeping", 300, 500), ("runnable", 500, 520), ("running", 520, 1000))
+    tables = token(graphs=graph("vulkan", 100, 600), thread_states=asleep)
+    assert causes(tables) == {"host_code": 500, "submission": 280, "accelerator": 200, "completion": 20}
+    inside = token(graphs=graph("htp", 200, 800), qnn_executes=execution(), thread_states=RUNNING)
+    assert causes(inside) == {"host_code": 400, "submission": 100, "accelerator": 400, "completion": 100}
+
+
+def split(layers: list[int]) -> dict[str, pd.DataFrame]:
+    """Operators of these layers: the first on an accelerator, the second on the CPU."""
+    ends = [(100, 200), (300, 700)]
+    return {
+        "graphs": frame("graphs", graph_id=[0, 1], backend=["vulkan", "cpu"], **spans((50, 250), (280, 720))),
+        "operators": frame("operators", op_id=[0, 1], graph_id=[0, 1], layer=layers, type="MUL_MAT", **spans(*ends)),
+        "op_threads": shares(*ends),
+        "thread_states": RUNNING,
+    }
+
+
+def test_what_the_cpu_computes_in_a_layer_of_the_accelerator_is_fallback():
+    assert causes(token(**split([3, 3]))) == {"submission": 200, "cpu_fallback": 400, "host_code": 400}
+    assert causes(token(**split([3, 4]))) == {"submission": 200, "cpu_operators": 400, "host_code": 400}
+
+
+def test_a_faster_accelerator_wins_no_more_than_was_waited_for():
+    asleep = states(("running", 0, 310), ("sleeping", 310, 690), ("running", 690, 1000))
+    alone = token(qnn_executes=execution(accel_us=0.4), thread_states=asleep)
+    won = ledger.faster(alone, ledger.ledger_pieces(alone), 0.1)
+    assert won["works_ms"] == won["waited_ms"] == pytest.approx(0.0004) and won["won_ms"] == pytest.approx(0.00004)
+    assert won["won_share"] == pytest.approx(0.04)
+    busy = states(("running", 0, 690), ("sleeping", 690, 1000))
+    covered = token(qnn_executes=execution(WORKER, accel_us=0.4), thread_states=busy)
+    hidden = ledger.faster(covered, ledger.ledger_pieces(covered), 0.1)
+    assert hidden["waited_ms"] == hidden["won_ms"] == pytest.approx(0.00001)
+    assert ledger.faster(token(), ledger.ledger_pieces(token())) == {}
+
+
+def test_a_steps_ledger_agrees_with_its_phases(tmp_path):
+    rows = ledger.ledger(step(tmp_path, 3))
+    spent = {name: rows[name].tolist() for name in (*ledger.CAUSES, "residual", "total") if rows[name].any()}
+    assert spent == {name: [ns] * 3 for name, ns in EXPECTED.items()}
+
+
+EXPECTED = {"cpu_operators": 500, "host_code": 270, "run_queue": 50, "expert_loads": 100, "asleep": 80, "total": 1000}
+
+
+@given(SPANS, st.lists(SPANS, max_size=4))
+def test_the_first_cause_that_covers_a_moment_has_it(some, layers):
+    windows = merged(intervals(some))
+    pieces, names, left = by_precedence(windows, [(str(i), intervals(rows)) for i, rows in enumerate(layers)])
+    seen = {m: name for i, name in enumerate(names) for m in moments(pieces.where(np.arange(len(pieces)) == i))}
+    expected = {}
+    for i, rows in reversed(list(enumerate(layers))):
+        expected |= {m: str(i) for m in moments(intervals(rows)) if m in set(moments(windows))}
+    assert seen == expected and len(moments(pieces)) == len(seen)
+    assert moments(left) == [m for m in moments(windows) if m not in expected]
+
+
+def test_pieces_tile_their_tokens_and_lose_nothing_by_joining_equal_neighbours():
+    _, tables = make()
+    pieces = ledger.ledger_pieces(tables)
+    joined = ledger.without_seams(pieces)
+    tokens = tables["tokens"].set_index("token_id")
+    for rows in (pieces, joined):
+        by_token = rows.groupby("token_id")
+        assert (by_token["duration_ns"].sum() == tokens["duration_ns"]).all()
+        assert (by_token["begin_ns"].min() == tokens["begin_ns"]).all() and (by_token["end_ns"].max() == tokens["end_ns"]).all()
+        inside = rows["token_id"].eq(rows["token_id"].shift())
+        assert (rows["begin_ns"][inside] == rows["end_ns"].shift()[inside]).all()
+    assert (joined["cause"] != joined["cause"].shift())[joined["token_id"].eq(joined["token_id"].shift())].all()
+    assert joined.groupby("cause")["duration_ns"].sum().equals(pieces.groupby("cause")["duration_ns"].sum())
+
+
+def test_the_verb_prints_the_sum_and_json_has_every_token(tmp_path, capsys):
+    step(tmp_path, 3)
+    assert analyzer_main(["ledger", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "cpu operators" in printed and "residual 0.00% of 0.0 ms in 3 steps" in printed
+    assert analyzer_main(["ledger", str(tmp_path), "--tokens", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["total"] for row in answer["tokens"]] == [0.001] * 3
+    assert answer["run_ms"]["total"] == pytest.approx(0.003) and answer["accelerator"] == {}

@@ -1,0 +1,50 @@
+"""The report's ledger: what every moment of a step was spent on, one cause each."""
+
+import numpy as np
+
+from analyzer.questions import ledger
+from views.report.sections import MS, Block, Run, Section, axis, binned, chart, finished, label, note, per_bin
+from views.report.timing import SMALLER, stacked_shares
+
+MEANS_QUERY = (
+    "select phase, avg(columns(* exclude (token_id, phase, position, complete)))/1e6 "
+    "from ledger where complete group by phase order by phase"
+)
+STEPS_QUERY = "select * exclude (complete, total) from ledger where complete{} order by token_id"
+DECODE = " and phase = 'decode'"
+REMARK = (
+    "Shares of a mean step as its own thread met them: what it did itself, why it had no CPU, then what it waited for. "
+    "The causes and the residual add up to the step."
+)
+GREY = 7
+
+
+def over_steps(run: Run, name: str, query: str) -> Block:
+    """Every step that `query` gives, its causes stacked."""
+    rows = run.ask(query)
+    bins = binned(len(rows))
+    spent = {name: rows[name] for name in (*ledger.CAUSES, ledger.RESIDUAL) if rows[name].any()}
+    ranked = sorted(spent, key=lambda name: -spent[name].sum())
+    shown = {name.replace("_", " "): spent[name] for name in ranked[:GREY]}
+    if len(ranked) > GREY:
+        shown[SMALLER] = sum(spent[name] for name in ranked[GREY:])
+    traces = [
+        {
+            **{"type": "bar", "marker": {"line": {"width": 0}}, "name": label(name), "slot": slot},
+            "y": np.round(np.bincount(bins, ns / MS) / np.bincount(bins), 4),
+        }
+        for slot, (name, ns) in enumerate(shown.items())
+    ]
+    axes = {"xaxis": axis(name), "yaxis": axis("ms"), "barmode": "stack", "bargap": 0}
+    return chart(f"The ledger of every {name}", traces, per_bin(len(rows)), 320, query, **axes)
+
+
+def ledger_section(run: Run) -> Section | None:
+    """Means by phase, every step, and what a faster accelerator would win."""
+    tokens = finished(run.tables["tokens"])
+    if not len(tokens):
+        return None
+    shown = ("decode step", STEPS_QUERY.format(DECODE)) if "decode" in set(tokens["phase"]) else ("step", STEPS_QUERY.format(""))
+    blocks = [stacked_shares(run, "What a step's time was spent on", REMARK, MEANS_QUERY), over_steps(run, *shown)]
+    gained = (run.summary.get("ledger") or {}).get("accelerator")
+    return Section("ledger", "Ledger", [*blocks, *([note(ledger.gain(gained).capitalize() + ".")] if gained else [])])
