@@ -311,23 +311,39 @@ static INLINE u64 hexagon_signature(struct traced *t, struct ggml_graph_view *he
 	return middle + 31 * (first + 31 * (head->n_nodes + 31 * (tensor_signature(t, middle) + 31 * tensor_signature(t, first))));
 }
 
+static INLINE void send_hexagon_graph(void *ctx, u64 graph, u32 n_nodes, u32 told)
+{
+	RECORD(rec_hexagon_graph, r);
+
+	if (!reserve(r, KIND_HEXAGON_GRAPH, ENGINE_HEXAGON))
+		return;
+	r->graph = graph;
+	r->n_nodes = n_nodes;
+	r->told = told;
+	submit(ctx, r);
+}
+
 /* Nodes of a graph for this backend, with the addresses by which batches name them, at what every backend's graph passes. */
 static INLINE int send_hexagon_nodes(void *ctx, struct traced *t, u64 backend, u64 graph, u32 first)
 {
 	struct settings *s = settings();
 	struct ggml_graph_view head = {};
+	bool told;
 
 	if (!s || !s->operators || ggml_backend_of(backend) != BACKEND_HEXAGON)
 		return 0;
 	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
-	if (first >= (u32)head.n_nodes || !is_news_to(HEXAGON_NODES - first, graph, hexagon_signature(t, &head) + s->round))
+	if (first >= (u32)head.n_nodes)
 		return 0;
-	for (u32 i = 0; i < HEXAGON_NODES_AT_ONCE; i++) {
+	told = is_news_to(HEXAGON_NODES - first, graph, hexagon_signature(t, &head) + s->round);
+	if (!first)
+		send_hexagon_graph(ctx, graph, head.n_nodes, told);
+	for (u32 i = 0; told && i < HEXAGON_NODES_AT_ONCE; i++) {
 		if (first + i >= (u32)head.n_nodes)
 			return 0;
 		send_hexagon_node(ctx, graph, read_u64(head.nodes + 8ULL * (first + i)), first + i);
 	}
-	if (first + HEXAGON_NODES_AT_ONCE >= MOST_HEXAGON_NODES)
+	if (told && first + HEXAGON_NODES_AT_ONCE >= MOST_HEXAGON_NODES)
 		count_loss(KIND_HEXAGON_NODE);
 	return 0;
 }

@@ -76,6 +76,7 @@ union record {
 	struct rec_hexagon_sent hexagon_sent;
 	struct rec_hexagon_done hexagon_done;
 	struct rec_hexagon_call hexagon_call;
+	struct rec_hexagon_graph hexagon_graph;
 	struct rec_hexagon_node hexagon_node;
 	struct rec_hexagon_op hexagon_op;
 	struct rec_hexagon_profile hexagon_profile;

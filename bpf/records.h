@@ -45,6 +45,7 @@ enum record_kind {
 	KIND_HEXAGON_DONE = 26,
 	KIND_HEXAGON_CALL = 27,
 	KIND_HEXAGON_OP = 28,
+	KIND_HEXAGON_GRAPH = 29,
 	KIND_SCHED_SWITCH = 32,
 	KIND_SCHED_WAKING = 33,
 	KIND_TASK_FORK = 34,
@@ -703,7 +704,15 @@ struct rec_hexagon_call {
 	long long status;
 };
 
-/* A node of a graph that the Hexagon backend is given, where it is news. */
+/* A graph that the Hexagon backend is given, before its nodes. */
+struct rec_hexagon_graph {
+	struct header h;
+	unsigned long long graph;
+	unsigned int n_nodes;
+	unsigned int told; /* 1: its nodes follow on this thread; 0: they are as they were told */
+};
+
+/* A node of it. */
 struct rec_hexagon_node {
 	struct header h;
 	unsigned long long graph;
