@@ -190,7 +190,10 @@ static INLINE void send_profile(void *ctx, u64 queue, u64 seq, u64 profiles, u32
 		r->seq = seq;
 		r->first = at;
 		r->count = n_ops - at < HEXAGON_PROFILES ? n_ops - at : HEXAGON_PROFILES;
-		bpf_probe_read_user(r->ops, BOUNDED(r->count * PROFILE_DESC, sizeof(r->ops)), (void *)(profiles + (u64)at * PROFILE_DESC));
+#pragma unroll
+		for (u32 i = 0; i < HEXAGON_PROFILES; i++)
+			if (at + i < n_ops)
+				bpf_probe_read_user(&r->ops[i], PROFILE_DESC, (void *)(profiles + (u64)(at + i) * PROFILE_DESC));
 		submit(ctx, r);
 	}
 	if (n_ops > MOST_BATCH_OPS)

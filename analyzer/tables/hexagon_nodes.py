@@ -104,9 +104,14 @@ Cuts = list[dict[int, list[int]]]
 def cut(nodes: Group, operators: Sequence[Sequence[int]]) -> list[Group]:
     """The nodes cut into what the first operators (number, address) compute; empty where they do not fit together.
 
-    Where several cuts fit, that in which a number means the same everywhere: what it means is learnt where one cut alone fits.
+    Where several cuts fit, that in which a number means the same wherever it stands, and of these the finest.
     """
-    cuts = _possible(nodes, [address for _, address in operators])
+    ways = [_consistent(nodes, operators, cuts) for cuts in _possible(nodes, [address for _, address in operators])]
+    return min(ways, key=lambda way: (way[0], -len(way[1])))[1] if ways else []
+
+
+def _consistent(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) -> tuple[int, list[Group]]:
+    """The cut with the fewest numbers that mean something else than where one cut alone fits, and how many these are."""
     meant: dict[int, set[Meaning]] = {}
     for (opcode, _), ends in zip(operators, cuts, strict=False):
         if len(ends) == 1 and len(starts := next(iter(ends.values()))) == 1:
@@ -120,7 +125,7 @@ def cut(nodes: Group, operators: Sequence[Sequence[int]]) -> list[Group]:
                 for end, starts in ends.items()
             }
         )
-    return _backwards(nodes, best) if cuts else []
+    return best[-1][len(nodes)][0], _backwards(nodes, best)
 
 
 Meaning = tuple[frozenset[str], bool]
@@ -131,8 +136,9 @@ def _meaning(group: Group) -> Meaning:
     return frozenset(node.type for node in group), len(group) > 1
 
 
-def _possible(nodes: Group, addresses: Sequence[int]) -> Cuts:
-    """Every way to cut all nodes into what the first operators compute."""
+def _possible(nodes: Group, addresses: Sequence[int]) -> list[Cuts]:
+    """Every way to cut all nodes into what the first operators compute, by how many operators that takes."""
+    answer: list[Cuts] = []
     cuts: Cuts = []
     reached = {0}
     for address in addresses:
@@ -142,12 +148,12 @@ def _possible(nodes: Group, addresses: Sequence[int]) -> Cuts:
                 if any(node.data == address for node in nodes[i : i + n]):
                     ends.setdefault(i + n, []).append(i)
         cuts.append(ends)
-        reached = set(ends)
-        if len(nodes) in reached:
-            return _that_arrive(cuts, len(nodes))
+        reached = set(ends) - {len(nodes)}
+        if len(nodes) in ends:
+            answer.append(_that_arrive(cuts, len(nodes)))
         if not reached:
             break
-    return []
+    return answer
 
 
 def _that_arrive(cuts: Cuts, end: int) -> Cuts:

@@ -29,6 +29,15 @@ def stand_in(folder: Path, layout: int = 3) -> Path:
     return path
 
 
+def outline(folder: Path, layout: int = 3) -> Path:
+    """fake_backend in `folder`, beside a stand-in of the same layout, which it is linked to."""
+    path = folder / "fake_backend"
+    library = stand_in(folder, layout)
+    flags = ("-O2", "-Wall", "-Werror", "-D_GNU_SOURCE", f"-DLAYOUT={layout}", f"-Wl,-rpath,{folder}")
+    _run("cc", *flags, HERE / "fake_backend.c", library, "-o", path)
+    return path
+
+
 def backend() -> Path:
     """libggml-hexagon.so of `PACKAGE`, built the first time."""
     path = FOLDER / BACKEND
