@@ -11,14 +11,12 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
-
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import single
-from workloads.fuzzing import FAULTS, KINDS, Bench, damage
+from workloads.fuzzing import FAULTS, KINDS, Answer, Bench, damage
 
 
 def campaign(name: str, cases: int, start: int, keep: Path | None) -> dict[str, Any]:
@@ -28,34 +26,32 @@ def campaign(name: str, cases: int, start: int, keep: Path | None) -> dict[str, 
     with tempfile.TemporaryDirectory() as root:
         bench = Bench(KINDS[name], Path(root) / "in")
 
-        @seed(start)
-        @settings(
-            max_examples=cases, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-        )
-        @given(st.data())
-        def cases_of(data: st.DataObject) -> None:
-            verb, file = data.draw(st.sampled_from(KINDS[name].verbs)), data.draw(st.sampled_from(bench.names))
-            content = data.draw(damage(bench.sound[file], file))
+        for number in range(start, start + cases):
+            rng = Random(number)
+            verb, file = rng.choice(KINDS[name].verbs), rng.choice(bench.names)
+            content = damage(rng, bench.sound[file], file)
             outcome, answer = bench.judge(verb, file, content)
             counts[outcome] += 1
             if outcome in (*FAULTS, "last resort"):
                 place = f"{outcome}: {answer.where or answer.err.strip()[-160:] or verb}"
                 if keep and places[place] == 0:
-                    folder = keep / f"{name.replace(' ', '_')}-{len(places)}"
-                    folder.mkdir(parents=True, exist_ok=True)
-                    (folder / Path(file).name).write_bytes(content)
-                    (folder / "case.txt").write_text(f"{verb}\n{file}\n{place}\n{answer.out[-2000:]}\n{answer.err[-2000:]}\n")
+                    write_case(keep / f"{name.replace(' ', '_')}-{number}", file, content, f"{verb}\n{file}\n{place}", answer)
                 places[place] += 1
-
-        cases_of()
     return {"counts": counts, "places": places}
+
+
+def write_case(folder: Path, file: str, content: bytes, what: str, answer: Answer) -> None:
+    """Keep the input of a fault, and what was answered."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / Path(file).name).write_bytes(content)
+    (folder / "case.txt").write_text(f"{what}\n{answer.out[-2000:]}\n{answer.err[-2000:]}\n")
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=1000, help="cases of each kind (default: %(default)s)")
     parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS), help="only these")
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="number of the first case, its random seed (default: %(default)s)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="write the input of each distinct fault there")
     parser.add_argument("--here", action="store_true", help="run one kind in this process and print its counts as JSON")
     args = parser.parse_args()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.__main__ import main
-from analyzer.questions import cached, phases, threads
+from analyzer.questions import cached, displacement, phases, threads
 from analyzer.questions.findings import findings
 from analyzer.questions.summary import incomplete, summarize
 from analyzer.records.intervals import Intervals, common, covered, merged, overlaps, uncovered
@@ -167,7 +167,7 @@ def contended(folder):
 
 def test_an_operator_pays_for_the_cpu_that_its_last_thread_lost(tmp_path):
     tables = contended(tmp_path)
-    rows = threads.displacements(tables)
+    rows = displacement.displacements(tables)
     assert rows[["tid", "by_tid", "cost_ns"]].to_numpy().tolist() == [[MAIN, 77, 150]]
     assert (rows["end_ns"] - rows["begin_ns"]).tolist() == [150]
     states = threads.operator_states(tables).iloc[0]
@@ -176,6 +176,57 @@ def test_an_operator_pays_for_the_cpu_that_its_last_thread_lost(tmp_path):
     shares = threads.balance(tables).set_index("tid")
     assert shares.loc[MAIN, "last_share"] == 1 and shares.loc[WORKER, "last_share"] == 0
     assert shares.loc[WORKER, "wait_ms"] * 1e6 == pytest.approx(220)
+
+
+def test_who_ran_last_before_a_thread_came_back_is_who_displaced_it(tmp_path):
+    w = Writer().add("token_begin", engine=2, ts=50, seq=0, phase=2, n_tokens=1)
+    switched(w, 1, 0, MAIN)
+    w.add("op_begin", engine=2, ts=100, tensor=64, type=1, layer=-1).add("op_wait", engine=2, ts=500)
+    switched(w, 200, MAIN, 15)  # 15 runs for a moment, 77 until MAIN is back
+    switched(w, 350, 77, MAIN)
+    w.add("graph_begin", engine=2, ts=60, handle=9).add("graph_end", engine=2, ts=520, handle=9)
+    switched(w, 530, MAIN, 88)
+    switched(w, 560, 88, MAIN)
+    w.add("token_end", engine=2, ts=600, seq=0)
+    tables = load(w.write(tmp_path))
+    rows = displacement.displacements(tables)
+    assert rows[["op_id", "tid", "by_tid", "cost_ns"]].to_numpy().tolist() == [[0, MAIN, 77, 150], [-1, MAIN, 88, 30]]
+    won = {f.evidence["pid"]: f.prize_ms * 1e6 for f in findings(tables) if f.rule == "displaced"}
+    assert won == {77: pytest.approx(150), 88: pytest.approx(30)}
+
+
+def test_an_operator_ends_no_sooner_than_its_next_thread(tmp_path):
+    tables = dict(contended(tmp_path))
+    shares = tables["op_threads"]
+    tables["op_threads"] = shares.assign(wait_ns=shares["wait_ns"].where(shares["tid"] == MAIN, 450))
+    rows = displacement.displacements(tables)
+    assert displacement.won_ns(tables, rows, rows["end_ns"] - rows["begin_ns"]) == 50
+    assert displacement.won_ns(tables, rows, pd.Series(0, rows.index)) == 0
+
+
+def crowded(folder):
+    """An operator 100..500 on two threads: MAIN computes 100..200, spins 300..400; WORKER computes 200..300 and 400..500."""
+    w = Writer().add("token_begin", engine=2, ts=50, seq=0, phase=2, n_tokens=1)
+    switched(w, 1, 0, MAIN)
+    w.add("op_begin", engine=2, ts=100, tensor=64, type=1, layer=-1).add("op_wait", engine=2, ts=200)
+    w.add("op_begin", engine=2, ts=201, tid=WORKER, tensor=64, type=1, layer=-1)
+    for ts, old, new in ((200, MAIN, WORKER), (300, WORKER, MAIN), (400, MAIN, WORKER), (500, WORKER, MAIN)):
+        switched(w, ts, old, new)
+    w.add("op_wait", engine=2, ts=499, tid=WORKER)
+    w.add("graph_begin", engine=2, ts=60, handle=9).add("graph_end", engine=2, ts=500, handle=9)
+    w.add("token_end", engine=2, ts=600, seq=0)
+    return load(w.write(folder))
+
+
+def test_a_thread_too_many_is_told_and_wins_what_is_spun_not_what_is_computed(tmp_path):
+    tables = crowded(tmp_path)
+    found = {f.rule: f for f in findings(tables)}
+    computed = 100 + 99 + 99
+    assert found["crowded"].text.startswith("2 threads compute on 1 CPU and keep each other from running; 1 would not")
+    assert found["crowded"].prize_ms * 1e6 == pytest.approx(400 - computed, abs=2)
+    assert not {"imbalance", "displaced", "displaced: own"} & found.keys()
+    others = contended(tmp_path / "others")
+    assert displacement.crowded(others, displacement.displacements(others)) is None
 
 
 def test_findings_are_ranked_and_each_query_answers(tmp_path, capsys):

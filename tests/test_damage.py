@@ -75,6 +75,27 @@ def test_recordings_older_than_checksums_are_read_without_a_word(tmp_path: Path)
     assert damage(runtime().write(tmp_path / "run")) == []
 
 
+@pytest.mark.parametrize("lost", [{"checksum"}, {"checksum", "checksums"}])
+def test_a_manifest_that_lost_its_checksum_is_not_taken_for_an_older_one(tmp_path: Path, lost: set[str]) -> None:
+    folder = runtime(3).write_sealed(tmp_path / "run")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({key: value for key, value in manifest.items() if key not in lost}))
+    assert damage(folder) == ["manifest.json is not as it was written: every figure may be wrong"]
+
+
+def test_kept_tables_whose_index_lost_a_warning_are_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runtime(3).write_sealed(tmp_path / "run")
+    content = (folder / "events.bin").read_bytes()
+    (folder / "events.bin").write_bytes(content[:-1] + b"\xff")
+    load(folder)
+    index = folder / "tables" / "index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"damage": []}))
+    plain.warn.cache_clear()
+    capsys.readouterr()
+    load(folder)
+    assert "events.bin is damaged" in capsys.readouterr().err
+
+
 def test_every_reader_of_a_damaged_recording_is_warned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = runtime(3).write_sealed(tmp_path / "run")
     content = (folder / "events.bin").read_bytes()

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from typing import Any
-
-from hypothesis import strategies as st
 
 from moescope import command_line, plain
 
@@ -46,12 +45,16 @@ FAULTS = ("traceback", "hang", "exit code", "silent change")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of input: how it is made in a folder, which of its files are damaged, and the verbs (room, words) that read it."""
+    """A kind of input: how it is made in a folder, which of its files are damaged, and the verbs (room, words) that read it.
+
+    checked: its format carries checksums; refused: verbs that go on to refuse even sound files, having read them.
+    """
 
     make: Callable[[Path], object]
     damaged: str
     verbs: tuple[str, ...]
     checked: bool = False
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Bench:
         self.sound = {str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
         self.names = sorted(str(path.relative_to(self.folder)) for path in self.folder.glob(self.kind.damaged) if path.is_file())
         for verb in self.kind.verbs:
-            self.answers[verb] = call(verb, self.folder)
+            self.answers[verb] = sound = call(verb, self.folder)
+            assert not sound.ending and (sound.code == 2) == (verb in self.kind.refused), f"{verb}: {sound.where} {sound.err}"
             self.restore()
 
     def restore(self) -> None:
@@ -163,29 +167,25 @@ def call(verb: str, folder: Path) -> Answer:
     return Answer(ending, code, out.getvalue(), err.getvalue(), where)
 
 
-@st.composite
-def damage(draw: st.DrawFn, content: bytes, name: str) -> bytes:
+def damage(rng: Random, content: bytes, name: str) -> bytes:
     """Damaged content: bits flipped, pieces cut, removed, doubled or put in; values of JSON replaced, keys deleted."""
-    for _ in range(draw(st.integers(1, 3))):
-        how = draw(
-            st.sampled_from(["bit", "cut", "remove", "double", "insert", "replace", *["json"] * (3 * name.endswith(".json"))])
-        )
-        at = draw(st.integers(0, max(len(content) - 1, 0)))
-        end = min(len(content), at + draw(st.sampled_from([1, 2, 7, 64, 300])))
+    for _ in range(rng.randint(1, 3)):
+        how = rng.choice(["bit", "cut", "remove", "double", "insert", "replace", *["json"] * (3 * name.endswith(".json"))])
+        at = rng.randint(0, max(len(content) - 1, 0))
+        end = min(len(content), at + rng.choice([1, 2, 7, 64, 300]))
         if how == "bit" and content:
-            content = content[:at] + bytes([content[at] ^ 1 << draw(st.integers(0, 7))]) + content[at + 1 :]
+            content = content[:at] + bytes([content[at] ^ 1 << rng.randint(0, 7)]) + content[at + 1 :]
         elif how == "json":
-            content = draw(of_json(content))
+            content = of_json(rng, content)
         else:
-            token = draw(st.sampled_from(TOKENS))
+            token = rng.choice(TOKENS)
             pieces = {"cut": (at, len(content), b""), "remove": (at, end, b""), "double": (at, at, content[at:end])}
             begin, stop, new = pieces.get(how, (at, at if how == "insert" else end, token))
             content = content[:begin] + new + content[stop:]
     return content
 
 
-@st.composite
-def of_json(draw: st.DrawFn, content: bytes) -> bytes:
+def of_json(rng: Random, content: bytes) -> bytes:
     """A JSON document with one value replaced, or one key deleted."""
     try:
         document = json.loads(content)
@@ -193,12 +193,12 @@ def of_json(draw: st.DrawFn, content: bytes) -> bytes:
         return content
     holder: Any = document
     while isinstance(holder, dict | list) and holder:
-        key = draw(st.sampled_from(sorted(holder))) if isinstance(holder, dict) else draw(st.integers(0, len(holder) - 1))
-        if isinstance(holder[key], dict | list) and holder[key] and draw(st.integers(0, 3)):
+        key = rng.choice(sorted(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
+        if isinstance(holder[key], dict | list) and holder[key] and rng.randint(0, 3):
             holder = holder[key]
             continue
-        if draw(st.booleans()):
-            holder[key] = draw(st.sampled_from(VALUES))
+        if rng.random() < 0.5:
+            holder[key] = rng.choice(VALUES)
         else:
             del holder[key]
         break
@@ -279,10 +279,14 @@ def toml(folder: Path) -> None:
 
     copied("infersim/hf_configs/qwen3-8B_config.json")(folder)
     shutil.copy(HERE / "h20.toml", folder / "device.toml")
-    function = '[[function]]\nname = "main"\nlibrary = "*"\nat = "entry"\nnumbers = ["u32 a", "i64 b"]\n'
+    function = '[[function]]\nlibrary = "executable"\nsymbol = "main"\nargs = { n = "s32 @1", name = "str *(@2)" }\n'
     (folder / "functions.toml").write_text(function)
 
 
+OF_GGUF = ("runtime inspect {}/model.gguf", "analyzer predict --device h20 --phase decode --config {}/model.gguf")
+"""A file of weights where a folder or a JSON file is asked for."""
+OF_FUNCTIONS = "tracer probes --probes {}/functions.toml --levels none /bin/true"
+"""Refused for its level, which is looked at after the file and before a probe is placed."""
 KINDS = {
     "recording": Kind(recording, "*", OF_A_RECORDING, checked=True),
     "recording without checksums": Kind(old_recording, "*", OF_A_RECORDING),
@@ -296,15 +300,14 @@ KINDS = {
         copied("qnn/optrace.json", "qnn/qhas.json"), "*", ("analyzer import-qnn {}/optrace.json {}/qhas.json --json",)
     ),
     "package": Kind(model, "*/*.json", ("runtime inspect {}/model", "runtime inspect {}/package --json")),
-    "GGUF": Kind(
-        gguf, "*", ("runtime inspect {}/model.gguf", "analyzer predict --device h20 --phase decode --config {}/model.gguf")
-    ),
+    "GGUF": Kind(gguf, "*", OF_GGUF, refused=OF_GGUF),
     "TOML": Kind(
         toml,
         "*",
         (
             "analyzer predict --phase decode --device {}/device.toml --config {}/qwen3-8B_config.json",
-            "tracer probes --probes {}/functions.toml /bin/true",
+            OF_FUNCTIONS,
         ),
+        refused=(OF_FUNCTIONS,),
     ),
 }

@@ -40,6 +40,7 @@ BUCKETS = 32  # of relative positions
 SHAPES = {
     "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256),  # Llama-3.2-1B
     "qwen-moe": Shape("qwen2moe", 8, 2048, 5632, 16, 16, 151936, 60, 4, 1408, 5632),  # 8 layers of Qwen1.5-MoE-A2.7B
+    "small-moe": Shape("qwen2moe", 4, 1024, 1024, 8, 8, 8192, 8, 2, 512, 1024),
     "tiny-moe": Shape("qwen2moe", 4, 256, 512, 4, 4, 4096, 16, 4, 256, 512),
 }
 

@@ -9,7 +9,7 @@ import argparse
 
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
-from analyzer.questions import threads
+from analyzer.questions import displacement, threads
 from analyzer.tables.store import load
 from moescope.arguments import add_run_and_json
 
@@ -20,8 +20,8 @@ def run(args: argparse.Namespace) -> int:
     """Print states by operator, the threads' shares, and who displaced them."""
     tables = load(args.run_dir)
     states, shares = threads.operator_states(tables), threads.balance(tables)
-    displaced = threads.displacements(tables)
-    displacers = threads.displaced_by(tables, displaced)
+    lost = displacement.displacements(tables)
+    displacers = displacement.displaced_by(tables, lost)
     if args.json:
         numbers = {"summary": threads.summary(tables), "operators": states, "threads": shares, "displaced_by": displacers}
         print(as_json(numbers))
@@ -31,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
     show(states, "busy time of operators by state of the thread, shares", 15)
     show(shares, "threads that ran operators")
     if len(displacers):
-        show(displacers, "who ran while a thread within an operator was ready; cost: what operators took longer", 8)
+        show(displacers, "who ran while a thread that a step needed was ready; cost: what the step took longer", 8)
     return 0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from analyzer.questions import cache_curves, experts, figures, ledger, phases, threads, trends
+from analyzer.questions import cache_curves, displacement, experts, figures, ledger, phases, threads, trends
 from analyzer.records.schema import Tables
 
 DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
@@ -14,12 +14,12 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "gaps": ("idle pieces of tokens with their cause and the operators around them", phases.gaps),
     "npu_gaps": ("idle pieces of the NPU within tokens, with their cause", phases.npu_gaps),
     "npu_windows": ("each run of a graph on the NPU, cut into host, accelerator and residual", phases.npu_windows),
-    "displacements": ("pieces of operators in which a thread was ready but had no CPU", threads.displacements),
+    "displacements": ("pieces of steps in which a thread they needed was ready but had no CPU", displacement.displacements),
     "operator_states": ("busy time of operator types by state of the thread", threads.operator_states),
     "decode_steps": ("decode steps with context, ms and tpot_ms", trends.decode_steps),
     "growth": ("ns per token of context, by operator type", trends.growth),
     "thread_balance": ("how evenly threads shared their operators", threads.balance),
-    "displaced_by": ("who took CPUs from threads within operators", threads.displaced_by),
+    "displaced_by": ("who took CPUs from threads that steps needed", displacement.displaced_by),
     "activations": ("rows routed to each expert, by token and layer", experts.activations),
     "density": ("share of steps in which each expert was active", experts.density),
     "reuse": ("steps since each expert last ran", experts.reuse_distance),

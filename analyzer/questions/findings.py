@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import expert_loads, ledger, phases, roofline, threads, trends
+from analyzer.questions import displacement, expert_loads, ledger, phases, roofline, trends
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.schema import Tables
 from moescope.packaged import toml_beside
@@ -20,6 +20,8 @@ TEXTS = toml_beside(__file__, "findings.toml")
 QUERIES: dict[str, str] = TEXTS["queries"]
 LEAST_SHARE = 0.01
 """Findings that would give back less are left out."""
+MOST_DISPLACERS = 3
+"""Maximum number of other programs that are named."""
 WORTH = 10
 """Maximum number of findings."""
 
@@ -54,6 +56,17 @@ class Facts:
     def ledger(self) -> pd.DataFrame:
         """ledger.ledger"""
         return ledger.ledger(self.tables, self.ledger_pieces)
+
+    @cached_property
+    def displaced(self) -> pd.DataFrame:
+        """displacement.displacements within steps"""
+        rows = displacement.displacements(self.tables)
+        return rows[rows["token_id"] >= 0]
+
+    @cached_property
+    def crowd(self) -> displacement.Crowd | None:
+        """Threads that share CPUs, if they do."""
+        return displacement.crowded(self.tables, self.displaced)
 
     @property
     def total_ns(self) -> float:
@@ -128,23 +141,25 @@ def gaps(facts: Facts) -> Iterator[Finding]:
 
 
 def displaced(facts: Facts) -> Iterator[Finding]:
-    """Who takes CPUs from threads that compute."""
-    if len(facts.tables["thread_states"]) == 0:
-        return
-    rows = threads.displacements(facts.tables)
-    rows = rows[rows["token_id"] >= 0]
-    cost = float(rows["cost_ns"].sum())
-    by = threads.displaced_by(facts.tables, rows).head(3)
-    own = by.loc[by["own"], "cost_ms"].sum() > by["cost_ms"].sum() / 2
-    names = ", ".join(dict.fromkeys(by["name"]))
-    text = f"threads within operators are ready but have no CPU, mostly displaced by {'its own threads ' if own else ''}{names}"
+    """Other programs that take CPUs from threads that steps need, and threads that take them from each other."""
     query = QUERIES["displaced"]
-    if len(by):
-        yield facts.finding("displaced", text, cost, {"by": by.to_dict("records")}, query)
+    for row in displacement.displacers(facts.tables, facts.displaced).head(MOST_DISPLACERS).to_dict("records"):
+        text = f"{row['name']} (process {row['pid']}) runs where a thread that steps need is ready and has no CPU"
+        yield facts.finding("displaced", text, row["won_ns"], row, query)
+    crowd = facts.crowd
+    if crowd:
+        text = f"{crowd.threads} threads compute on {crowd.cpus} CPU{'s' * (crowd.cpus > 1)} and keep each other from running; "
+        yield facts.finding("crowded", text + f"{crowd.cpus} would not", crowd.won_ns, asdict(crowd), query)
+        return
+    by, won = displacement.by_own_threads(facts.tables, facts.displaced)
+    text = f"the program's own threads ({', '.join(by)}) run where a thread that steps need is ready and has no CPU"
+    yield facts.finding("displaced: own", text, won, {"by": by}, query)
 
 
 def imbalance(facts: Facts) -> Iterator[Finding]:
-    """Threads that wait for each other behind operators."""
+    """Threads that wait for each other behind operators; where they wait for a CPU, `displaced` has it."""
+    if facts.crowd:
+        return
     operators = facts.tables["operators"]
     operators = operators[(operators["token_id"] >= 0) & (operators["n_threads"] > 1)]
     if len(operators) == 0:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.questions import ledger, phases, threads
+from analyzer.questions import displacement, ledger, phases
 from analyzer.records.schema import Tables
 
 LONG = "duration_ns"
@@ -52,7 +52,7 @@ MAKERS: dict[str, Maker] = {
     "expert loads": lambda s, _, e: (inside(equal(s.tables["loads"], action="load", reason="demand")), LONG),
     "disk": lambda s, _, e: (inside(equal(s.tables["faults"], kind="major"), "op_id"), LONG),
     "gaps": lambda s, cause, e: (equal(s.gaps, cause=cause), LONG),
-    "displaced": lambda s, _, e: (inside(threads.displacements(s.tables)), "cost_ns"),
+    "displaced": lambda s, _, e: (inside(displacement.displacements(s.tables)), "cost_ns"),
     "imbalance": lambda s, _, e: (inside(s.tables["operators"]), "wait_ns"),
     "roofline": lambda s, kind, e: (equal(s.tables["operators"], type=kind, complete=True), LONG),
     "backend": lambda s, kind, e: (equal(s.tables["graphs"], kind=kind, backend=e["backend"], complete=True), LONG),

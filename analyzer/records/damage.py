@@ -10,7 +10,7 @@ from tracer.recording.format import STREAMS
 def damage(contents: Contents) -> list[str]:
     """A line for each damaged place; nothing for recordings older than checksums."""
     lines = [] if contents.recording.is_whole else ["manifest.json is not as it was written: every figure may be wrong"]
-    if contents.recording.manifest.get("checksums"):
+    if contents.recording.has_sums:
         lines += [line for stream in STREAMS for line in _of_stream(contents, stream)]
     return lines
 

@@ -22,7 +22,7 @@ from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
 from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
 from moescope.plain import doubts, warn
 from tracer.recording.checksums import digest
-from tracer.recording.format import Recording, RecordingError
+from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
 TABLES_VERSION = 7
 """Raise it when the same records give other tables: cached ones are then made again."""
@@ -166,7 +166,9 @@ def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables
     try:
         index = json.loads((folder / "index.json").read_text())
         files = [f"{name}.parquet" for name in names]
-        if index["stamp"] != stamp or any(sum_of(folder / file) != index["sums"][file] for file in files):
+        if not is_whole(index) or index["stamp"] != stamp:
+            return None
+        if any(sum_of(folder / file) != index["sums"][file] for file in files):
             return None
         _warn(folder.parent, index["damage"])
         return opened(folder, names)
@@ -201,7 +203,7 @@ def replaced(folder: Path, stamp: dict[str, Any] | None, damage: Iterable[str] =
         for path in fresh.iterdir():
             os.replace(path, folder / path.name)
         if stamp is not None:
-            (fresh / "index.json").write_text(json.dumps(index))
+            (fresh / "index.json").write_text(json.dumps(sealed(index)))
             os.replace(fresh / "index.json", folder / "index.json")
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from moescope.errors import UserError
 from moescope.plain import doubts
-from tracer.recording.checksums import digest
+from tracer.recording.checksums import digest, sums_of
 
 SCHEMA_VERSION = 1
 RING_HEADER_BYTES = 8
@@ -69,8 +69,8 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_whole(content: dict[str, Any]) -> bool:
-    """Whether a JSON object is as it was sealed, or never was."""
-    return "checksum" not in content or sealed(content)["checksum"] == content["checksum"]
+    """Whether a JSON object is as it was sealed."""
+    return bool(sealed(content)["checksum"] == content.get("checksum"))
 
 
 def check_shape(path: Path, manifest: Any) -> None:
@@ -116,7 +116,7 @@ class Recording:
             raise RecordingError(f"{self.path} is no recording: it has no manifest.json") from None
         except (ValueError, OSError, RecursionError) as error:
             raise RecordingError(f"{self.path}/manifest.json cannot be read: {error}") from None
-        self.is_whole = isinstance(self.manifest, dict) and is_whole(self.manifest)
+        self.is_whole = isinstance(self.manifest, dict) and (is_whole(self.manifest) or not self.was_sealed)
         if not self.is_whole or "checksum" not in self.manifest:
             doubts.append(str(self.path))
         check_shape(self.path, self.manifest)
@@ -133,6 +133,17 @@ class Recording:
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RecordingError(f"{self.path}/manifest.json is damaged (layouts: {error!r}); record again") from None
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether its streams were written with checksums: the manifest says so, or the files are there."""
+        there = any(sums_of(self.path / f"{stream}.bin").exists() for stream in STREAMS)
+        return there or bool(self.manifest.get("checksums"))
+
+    @property
+    def was_sealed(self) -> bool:
+        """Whether its manifest was written with a checksum, which may have been lost."""
+        return "checksum" in self.manifest or self.has_sums
 
     def slot_count(self, stream: str) -> int:
         """Whole slots of `events` or `details` that are on disk now."""

@@ -59,14 +59,14 @@ def balance(run: Run) -> list[Block]:
 
 
 def displaced(run: Run) -> list[Block]:
-    """Who took a CPU from threads within operators."""
+    """Who took a CPU from threads that steps needed."""
     if not len(run.tables["thread_states"]) or not len(run.tables["op_threads"]):
         return []
     rows = run.ask(DISPLACED_QUERY)
     if not len(rows):
         return []
     columns = heads("text displaced by, text tid, text whose, number times, number ms without a cpu, bar cost to steps ms")
-    return [table(columns, rows, "Who took a CPU from threads within operators", DISPLACED_QUERY)]
+    return [table(columns, rows, "Who took a CPU from threads that steps needed", DISPLACED_QUERY)]
 
 
 def thread_section(run: Run) -> Section | None:

@@ -1,0 +1,151 @@
+"""Displaced threads: when a thread that a step needed had no CPU, who had it, and what steps would win without that."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.intervals import Intervals, Overlaps, overlaps, uncovered
+from analyzer.records.schema import Tables
+from analyzer.records.spans import NONE, distinct, latest
+
+IDLE = "nobody, waking up"
+"""What stands for an idle CPU that a woken thread has not come to yet."""
+EVER = 1 << 62
+"""Later than any time."""
+COLUMNS = ("op_id", "token_id", "tid", "begin_ns", "end_ns", "by_tid", "cost_ns", "wasted_ns")
+
+
+def needed(tables: Tables) -> pd.DataFrame:
+    """When steps need which thread: op_id, token_id, tid, begin_ns, end_ns, `last` (to be done in its operator).
+
+    Threads compute within operators (waits for each other are left out); op_id is -1 where no operator runs: then the step needs
+    its own thread.
+    """
+    shares, tokens = tables["op_threads"], tables["tokens"].set_index("token_id")
+    token = tables["operators"]["token_id"].to_numpy()[shares["op_id"].to_numpy()]
+    last = shares["wait_ns"] == shares.groupby("op_id")["wait_ns"].transform("max")
+    within = shares[["op_id", "tid", "begin_ns"]].assign(token_id=token, end_ns=shares["wait_ns"], last=last)
+    left = uncovered(Intervals.of_table(tables["tokens"], "token_id"), Intervals.of_table(within, "token_id"))
+    own = tokens["tid"].reindex(left.key).to_numpy()
+    columns = {"op_id": NONE, "token_id": left.key, "tid": own, "begin_ns": left.begin, "end_ns": left.end, "last": True}
+    return pd.concat([within, pd.DataFrame(columns)], ignore_index=True)
+
+
+def displacements(tables: Tables) -> pd.DataFrame:
+    """Every piece of time in which a thread that a step needed was ready but had no CPU, and who ran where it had last run.
+
+    op_id (-1: between operators), token_id, tid, begin_ns, end_ns, by_tid (-1: not known), cost_ns: what the step took longer for
+    it, counted where the thread was its operator's last to be done; wasted_ns: as long as `by_tid` did no operator's work.
+    """
+    states, spans = tables["thread_states"], needed(tables)
+    ready = (states["state"] == "runnable").to_numpy() & np.isin(states["tid"].to_numpy(), distinct(spans["tid"].to_numpy()))
+    met = overlaps(Intervals.of_table(spans), Intervals.of_table(states).where(ready))
+    ran, by = runners(tables["sched"], Intervals(spans["tid"].to_numpy()[met.left], met.begin, met.end))
+    rows = spans.iloc[met.left[ran.left]].assign(begin_ns=ran.begin, end_ns=ran.end, by_tid=by)
+    useful = overlaps(Intervals(by, ran.begin, ran.end), Intervals.of_table(tables["op_threads"], end="wait_ns"))
+    worked = np.bincount(useful.left, useful.length, len(rows)).astype(np.int64)
+    rows = rows.assign(cost_ns=np.where(rows["last"], ran.length, 0), wasted_ns=ran.length - worked)
+    return rows[list(COLUMNS)].reset_index(drop=True)
+
+
+def runners(sched: pd.DataFrame, pieces: Intervals) -> tuple[Overlaps, np.ndarray]:
+    """Pieces of a thread's time cut by who ran on the CPU where it had last run: (left: row of `pieces`, thread that ran; -1).
+
+    Between two recorded switches ran who was switched out at the second; where only the target's switches were recorded, that is
+    who ran last before the target.
+    """
+    switch = sched[(sched["event"] == "switch").to_numpy()].sort_values("ts_ns", kind="stable")
+    since, left, cpu = (switch[name].to_numpy() for name in ("ts_ns", "prev_tid", "cpu"))
+    where = np.append(cpu, NONE)[latest(left, since, pieces.key, pieces.begin)]
+    following = switch.groupby("cpu")[["ts_ns", "prev_tid"]].shift(-1)
+    until = following["ts_ns"].fillna(EVER).to_numpy(np.int64)
+    by = following["prev_tid"].fillna(switch["next_tid"]).to_numpy(np.int64)
+    held = Intervals(np.append(cpu, NONE), np.append(since, 0), np.append(until, EVER))
+    met = overlaps(Intervals(where, pieces.begin, pieces.end), held)
+    return met, np.append(by, NONE)[met.right]
+
+
+def displaced_by(tables: Tables, rows: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Per displacing thread: by_tid, name, whether it is the program's own, `times`, `ms`, `cost_ms` of token time."""
+    rows = displacements(tables) if rows is None else rows
+    rows = rows[rows["by_tid"] != rows["tid"]]
+    threads = tables["threads"].set_index("tid")
+    rows = rows.assign(ms=(rows["end_ns"] - rows["begin_ns"]) / 1e6, cost_ms=rows["cost_ns"] / 1e6)
+    by_thread = rows.groupby("by_tid").agg(times=("op_id", "size"), ms=("ms", "sum"), cost_ms=("cost_ms", "sum"))
+    who = threads.reindex(by_thread.index)
+    by_thread.insert(0, "name", np.where(by_thread.index == 0, IDLE, who["name"].fillna("?")))
+    by_thread.insert(1, "own", who["target"].eq(True))
+    return by_thread.reset_index().sort_values("cost_ms", ascending=False, ignore_index=True)
+
+
+def won_ns(tables: Tables, rows: pd.DataFrame, lost_ns: pd.Series) -> float:
+    """What steps would take less had these `displacements` not lost so much each: operators end with their last thread."""
+    rows = rows.assign(lost=lost_ns)[rows["token_id"] >= 0]
+    within = rows[rows["op_id"] >= 0].groupby(["op_id", "tid"])["lost"].sum()
+    shares = tables["op_threads"]
+    shares = shares[shares["op_id"].isin(within.index.get_level_values("op_id"))].set_index(["op_id", "tid"])["wait_ns"]
+    sooner = shares - within.groupby(level=[0, 1]).sum().reindex(shares.index, fill_value=0)
+    ended = shares.groupby("op_id").max() - sooner.groupby("op_id").max()
+    return float(ended.sum() + rows.loc[rows["op_id"] < 0, "lost"].sum())
+
+
+def displacers(tables: Tables, rows: pd.DataFrame) -> pd.DataFrame:
+    """Per process that is not the traced program: pid (of a thread alone where it is not known), name, won_ns without it."""
+    threads = tables["threads"].set_index("tid")
+    who = threads.reindex(rows["by_tid"])
+    foreign = (rows["by_tid"] > 0).to_numpy() & ~who["target"].eq(True).to_numpy()
+    pid = who["pid"].where(who["pid"] > 0).to_numpy(np.float64)
+    rows = rows.assign(pid=np.where(np.isnan(pid), rows["by_tid"], pid).astype(np.int64), name=who["name"].to_numpy())[foreign]
+    found = [
+        (
+            pid,
+            str(mine["name"].mode().iat[0]) if mine["name"].any() else "?",
+            won_ns(tables, mine, mine["end_ns"] - mine["begin_ns"]),
+        )
+        for pid, mine in rows.groupby("pid")
+    ]
+    answer = pd.DataFrame(found, columns=["pid", "name", "won_ns"])
+    return answer.sort_values("won_ns", ascending=False, ignore_index=True)
+
+
+def by_own_threads(tables: Tables, rows: pd.DataFrame) -> tuple[list[str], float]:
+    """(names of up to three threads of the traced program that displaced others; won_ns had those that did no work not run)."""
+    by = displaced_by(tables, rows)
+    by = by[by["own"]]
+    mine = rows[rows["by_tid"].isin(by["by_tid"])]
+    return list(dict.fromkeys(by["name"]))[:3], won_ns(tables, mine, mine["wasted_ns"])
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """`threads` compute on fewer `cpus`; as many threads as CPUs would win `won_ns`."""
+
+    threads: int
+    cpus: int
+    won_ns: float
+
+
+def crowded(tables: Tables, rows: pd.DataFrame) -> Crowd | None:
+    """Whether a program's threads share CPUs within operators, and what fewer would win; None where each has a CPU.
+
+    An operator would then take what its threads computed, without what they spun and waited for each other, shared by the CPUs.
+    What others than the program took is not counted as won.
+    """
+    states, shares = tables["thread_states"], tables["op_threads"]
+    shares = shares[shares["op_id"].isin(tables["operators"].query("token_id >= 0")["op_id"])]
+    running = states[states["state"] == "running"]
+    met = overlaps(Intervals.of_table(shares, end="wait_ns"), Intervals.of_table(running))
+    cpus, most = (
+        len(np.unique(running["cpu"].to_numpy()[met.right])),
+        int(shares.groupby("op_id").size().max() if len(shares) else 0),
+    )
+    own = tables["threads"].query("target")["tid"]
+    if not 0 < cpus < most or not rows["by_tid"].isin(own).any():
+        return None
+    work = pd.Series(met.length).groupby(shares["op_id"].to_numpy()[met.left]).sum()
+    by_op = shares.groupby("op_id").agg(begin=("begin_ns", "min"), end=("end_ns", "max"), threads=("tid", "size"))
+    alone = work.reindex(by_op.index, fill_value=0) / by_op["threads"].clip(upper=cpus)
+    others = rows[~rows["by_tid"].isin(own) & (rows["op_id"] >= 0)]
+    took = won_ns(tables, others, others["end_ns"] - others["begin_ns"])
+    return Crowd(most, cpus, max(float((by_op["end"] - by_op["begin"] - alone).sum()) - took, 0.0))
