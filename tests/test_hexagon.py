@@ -27,7 +27,9 @@ def traced(folder: Path, *command: object, **env: str) -> Tables:
     """The tables of a program whose processor is the stand-in; its output is in output.txt, the stand-in's log in log.txt."""
     options = ("--no-views", "--levels", "token,graph,operator,sched", "-o", str(folder / "run"))
     shell = f'"$@" > {folder / "output.txt"} 2>&1'
-    done = trace("run", *options, "--", "sh", "-c", shell, "sh", *map(str, command), env={"STANDIN_LOG": str(folder / "log.txt"), **env})
+    done = trace(
+        "run", *options, "--", "sh", "-c", shell, "sh", *map(str, command), env={"STANDIN_LOG": str(folder / "log.txt"), **env}
+    )
     assert done.returncode == 0, done.stderr
     return store.load(folder / "run")
 
@@ -129,7 +131,9 @@ SINGLE = [("ADD",), ("MUL",), ("MUL_MAT",), ("ROPE",), ("RMS_NORM",), ("UNARY",)
 def test_nodes_that_were_fused_are_found_again_wherever_addresses_tell_them_apart(data: st.DataObject) -> None:
     groups = data.draw(st.lists(st.sampled_from([*SINGLE, *FUSIONS]), min_size=1, max_size=30))
     at = iter(range(1, 1000))
-    cuts = [tuple(Node(kind, f"n{number}", number, 64 * number) for kind, number in zip(group, at)) for group in groups]
+    cuts = [
+        tuple(Node(kind, f"n{number}", number, 64 * number) for kind, number in zip(group, at, strict=False)) for group in groups
+    ]
     number = {group: i for i, group in enumerate(dict.fromkeys(groups))}
     opcodes = np.array([number[group] for group in groups])
     made = np.array([data.draw(st.sampled_from([cut[0], cut[-1]])).data for cut in cuts])

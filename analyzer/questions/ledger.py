@@ -23,8 +23,10 @@ HANDING_OVER = ("submission", "queue", "rpc", "completion")
 ASLEEP = ("sleeping", "waiting")
 HOST = ("cpu", "blas", "")
 """Backends of graphs that the CPU computes; others are accelerators."""
+EXECUTION = ["token_id", "tid", "begin_ns", "end_ns", "queue_us", "accel_us", "asynchronous"]
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "faults", "reads"),
+    "npu_batches",
 )
 """The tables that the ledger is made of."""
 FASTER = 0.08
@@ -81,7 +83,21 @@ class Spans:
     def executes(self, waited: bool) -> pd.DataFrame:
         """Executions on the NPU of which the call waits for the end, or those of which it does not."""
         executes = self.tables["qnn_executes"]
-        return executes[(executes["token_id"] >= 0) & (executes["asynchronous"] != waited)]
+        executes = executes[(executes["token_id"] >= 0) & (executes["asynchronous"] != waited)]
+        return pd.concat([executes[EXECUTION], self.answers], ignore_index=True) if waited and len(self.answers) else executes
+
+    @cached_property
+    def answers(self) -> pd.DataFrame:
+        """Waits for batches of a queue of the NPU, as executions."""
+        batches = self.tables["npu_batches"]
+        batches = batches[(batches["token_id"] >= 0) & (batches["wait_ns"] >= 0)]
+        begin = batches["end_ns"] - batches["wait_ns"]
+        return batches.assign(begin_ns=begin, queue_us=np.nan, accel_us=batches["npu_us"], asynchronous=False)[EXECUTION]
+
+    def batches_sent(self) -> Intervals:
+        """When batches were written to a queue of the NPU."""
+        batches = self.tables["npu_batches"]
+        return Intervals.of_table(batches.assign(end_ns=batches["begin_ns"] + batches["submit_ns"].clip(lower=0)))
 
     def loads(self) -> Intervals:
         """Loads of experts and the making of NPU contexts on tokens' own threads."""
@@ -201,6 +217,7 @@ def candidates(tables: Tables) -> list[tuple[str, Intervals]]:
         ("completion", common(merged(spans.woken), spans.handed_over)),
         ("run_queue", spans.state("runnable")),
         *npu.rest,
+        ("submission", spans.batches_sent()),
         *handing_over(spans),
         ("cpu_fallback", fell),
         ("cpu_operators", computed),
@@ -284,9 +301,11 @@ def work(tables: Tables) -> pd.DataFrame:
     owner = tables["tokens"].set_index("token_id")["tid"]
     rows = executes.assign(busy_ns=profiled.fillna(executes["duration_ns"]))[["token_id", "begin_ns", "end_ns", "busy_ns"]]
     graphs = Spans(tables).accelerated
-    graphs = graphs[~graphs["graph_id"].isin(executes["graph_id"]) & ~graphs["backend"].eq("htp")]
+    graphs = graphs[~graphs["graph_id"].isin(executes["graph_id"]) & ~graphs["backend"].isin(("htp", "hexagon"))]
     plain = graphs.assign(busy_ns=graphs["duration_ns"])[list(rows)]
-    rows = pd.concat([rows, plain], ignore_index=True)
+    batches = tables["npu_batches"]
+    batches = batches.assign(busy_ns=(batches["npu_us"] * 1e3).fillna(batches["duration_ns"]))[list(rows)]
+    rows = pd.concat([part for part in (rows, plain, batches) if len(part)] or [rows], ignore_index=True)
     rows = rows[rows["token_id"] >= 0].reset_index(drop=True)
     return rows.assign(tid=owner.reindex(rows["token_id"]).to_numpy(), busy_ns=rows["busy_ns"].astype(np.float64))
 

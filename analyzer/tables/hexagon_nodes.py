@@ -1,7 +1,7 @@
 """Which ggml nodes the operators of the Hexagon backend's batches compute: their order and addresses tell.
 
-A batch gives an operator by the backend's own number, which differs between versions, and may fuse several nodes into one. It holds
-the nodes of a graph in order, and says at which address an operator puts what it makes.
+A batch gives an operator by the backend's own number, which differs between versions, and may fuse several nodes into one.
+It holds the nodes of a graph in order, and says at which address an operator puts what it makes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,7 +65,9 @@ def graphs(source: Source) -> dict[int, list[Given]]:
     fields = (rows["ts"], rows["pid"], rows["graph"], rows["n_nodes"], rows["told"])
     for ts, pid, graph, count, is_told in zip(*(field.tolist() for field in fields), strict=True):
         if is_told:
-            of_graph = np.flatnonzero(handles[(first := int(np.searchsorted(at, ts))) : first + 2 * count] == graph)[:count] + first
+            of_graph = (
+                np.flatnonzero(handles[(first := int(np.searchsorted(at, ts))) : first + 2 * count] == graph)[:count] + first
+            )
             known[pid, graph] = tuple(told[i] for i in of_graph.tolist() if told[i].type not in EMPTY)
         answer.setdefault(pid, []).append(Given(ts, known.get((pid, graph), ())))
     return answer

@@ -1,7 +1,7 @@
-"""llama.cpp with its Hexagon backend: steps.py LIBRARIES BACKEND MODEL BATCHES NEW_TOKENS; arguments as of programs/llama_steps.py.
+"""llama.cpp with its Hexagon backend: steps.py LIBRARIES BACKEND MODEL BATCHES NEW_TOKENS.
 
-LIBRARIES: a folder of llama.cpp's libraries that load their backends, BACKEND: libggml-hexagon.so. Which libcdsprpc.so it finds
-is LD_LIBRARY_PATH's matter.
+The last are those of programs/llama_steps.py. LIBRARIES: a folder of llama.cpp's libraries that load
+their backends, BACKEND: libggml-hexagon.so. LD_LIBRARY_PATH says which libcdsprpc.so it finds.
 """
 
 import ctypes
