@@ -80,6 +80,7 @@ union record {
 	struct rec_hexagon_node hexagon_node;
 	struct rec_hexagon_op hexagon_op;
 	struct rec_hexagon_profile hexagon_profile;
+	struct rec_misfit misfit;
 };
 
 const union record *record_types = 0;
