@@ -40,7 +40,7 @@ struct batch_view {
 #define CHOOSE(yes, a, b) ((b) ^ (((a) ^ (b)) & -(u64)(yes)))
 
 /* Whether a buffer of as many parts of these sizes is as large as this one, without a branch. */
-static INLINE u64 fits(struct batch_view *b, u64 tensor_bytes, u64 op_bytes, u64 n_traces)
+static INLINE u64 holds(struct batch_view *b, u64 tensor_bytes, u64 op_bytes, u64 n_traces)
 {
 	u64 parts = b->n_bufs * BUFFER_DESC + b->n_tensors * tensor_bytes + b->n_ops * (op_bytes + PROFILE_DESC);
 
@@ -62,12 +62,12 @@ static INLINE void read_batch(struct batch_view *b, u64 message, u32 length, str
 	b->n_bufs = words[2];
 	b->n_tensors = words[3];
 	b->n_ops = words[4];
-	b->newest = fits(b, 56, 232, words[5]);
+	b->newest = holds(b, 56, 232, words[5]);
 	older.n_bufs = words[1];
 	older.n_tensors = words[2];
 	older.n_ops = words[3];
-	second = fits(&older, 48, 224, words[4]) & (b->newest ^ 1);
-	b->layout = 3 * b->newest + 2 * second + (fits(&older, 48, 88, 0) & (b->newest ^ 1) & (second ^ 1));
+	second = holds(&older, 48, 224, words[4]) & (b->newest ^ 1);
+	b->layout = 3 * b->newest + 2 * second + (holds(&older, 48, 88, 0) & (b->newest ^ 1) & (second ^ 1));
 	b->seq = CHOOSE(b->newest, words[0] | (u64)words[1] << 32, (u64)words[0]);
 	b->n_bufs = CHOOSE(b->newest, b->n_bufs, older.n_bufs);
 	b->n_tensors = CHOOSE(b->newest, b->n_tensors, older.n_tensors);
@@ -288,6 +288,9 @@ UPROBE(hexagon_call_end)
 
 #define HEXAGON_NODES ~0U /* in place of a thread, for what is_news_to remembers */
 
+/* Every version of ggml that has this backend keeps a tensor's sources right behind its flags. */
+#define NAME_AT (sizeof(struct ggml_tensor_view) + NAME_BEHIND_SOURCES)
+
 static INLINE void send_hexagon_node(void *ctx, u64 graph, u64 address, u32 node)
 {
 	struct ggml_tensor_view *tensor = (void *)address;
@@ -299,10 +302,10 @@ static INLINE void send_hexagon_node(void *ctx, u64 graph, u64 address, u32 node
 	r->tensor = address;
 	r->data = r->op = 0;
 	r->node = node;
-	bpf_probe_read_user(&r->data, sizeof(r->data), &tensor->data);
+	bpf_probe_read_user(&r->data, sizeof(r->data), (void *)(address + NAME_AT - DATA_BYTES));
 	bpf_probe_read_user(&r->op, sizeof(r->op), &tensor->op);
 	bpf_probe_read_user(r->ne, sizeof(r->ne), tensor->ne);
-	bpf_probe_read_user(r->name, sizeof(r->name), tensor->name);
+	bpf_probe_read_user(r->name, sizeof(r->name), (void *)(address + NAME_AT));
 	submit(ctx, r);
 }
 
