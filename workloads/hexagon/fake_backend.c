@@ -43,7 +43,7 @@ enum { NONE, DUP, ADD, MUL, RMS_NORM, MUL_MAT, VIEW, ROPE };
 const char *const GGML_OP_NAME[] = {"NONE", "DUP", "ADD", "MUL", "RMS_NORM", "MUL_MAT", "VIEW", "ROPE"};
 enum { OP_ADD = 1, OP_MUL_MAT = 4, OP_MUL_MAT_NX = 6, OP_RMS_NORM_MUL = 10, OP_ROPE = 28 };
 
-static struct tensor tensors[MOST], *nodes[MOST];
+static struct tensor weights = {.name = "token_embd.weight"}, tensors[MOST], *nodes[MOST];
 static dspqueue_t queue;
 static uint8_t *memory, *message;
 static uint64_t sent;
@@ -100,6 +100,7 @@ static struct tensor *node(struct graph *graph, uint32_t op, int place, const ch
 	struct tensor *tensor = &tensors[graph->n_nodes];
 
 	tensor->op = op;
+	tensor->src[0] = graph->n_nodes ? tensor - 1 : &weights;
 	tensor->data = memory + 4096 * place;
 	tensor->ne[0] = 64;
 	tensor->ne[1] = step ? 1 : 5;
