@@ -6,7 +6,8 @@
  * every node every thread asks the extra buffers, computes, and meets the others at the barrier; nodes that only rename memory
  * are passed over, a norm and its product are computed in one go, and a matrix product has a barrier of its own inside.
  * Thread 0 computes for 200 us where thread 1 computes for 50, and the other way round in every second node, touching a known
- * number of fresh pages. Each layer has a router whose choice lies in memory, its rows further apart than they are long, and
+ * number of fresh pages. GRADIENT, COUNTERS and ONE_CALL make tensors and the loop those of builds of 2024, STRANGE and TWICE
+ * those of none. Each layer has a router whose choice lies in memory, its rows further apart than they are long, and
  * three operators that use it.
  */
 #include "truth.h"
@@ -36,7 +37,17 @@ struct ggml_tensor {
 	u32 op;
 	s32 op_params[16];
 	s32 flags;
+#ifdef STRANGE
+	u64 strange[4];
+#endif
+#ifdef GRADIENT
+	struct ggml_tensor *grad;
+#endif
 	struct ggml_tensor *src[10];
+#ifdef COUNTERS
+	int runs;
+	s64 cycles, time_us;
+#endif
 	struct ggml_tensor *view_src;
 	u64 view_offs;
 	void *data;
@@ -171,10 +182,17 @@ static void compute_graph(struct ggml_threadpool *p, int ith)
 			BEGIN(row, ggml_cpu_extra_compute_forward(&params, node));
 		}
 		compute(&params, node, n, row->after_begin);
-		if (n + 1 < graph->n_nodes)
-			END(row, ggml_barrier(p));
+#ifdef TWICE
+		for (int i = 0; i < 2; i++)
+#endif
+#if !defined(ONE_CALL) && !defined(TWICE)
+			if (n + 1 < graph->n_nodes)
+#endif
+				END(row, ggml_barrier(p));
 	}
+#if !defined(ONE_CALL) && !defined(TWICE)
 	END(row, ggml_barrier(p)); /* the last node is one that is computed */
+#endif
 }
 
 static void *worker(void *argument)
