@@ -144,8 +144,8 @@ OLD_PACKAGES = ("xllamacpp==0.1.3", "xllamacpp==0.2.0")
 
 def old_package(name: str) -> Callable[[Path], object]:
     """Puts a package into a folder, where pip finds it."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "0", "--timeout", "10", name, "--target"]
-    return lambda folder: subprocess.run([*command, str(folder)], capture_output=True, check=False)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "0", "--timeout", "10", name]
+    return lambda folder: subprocess.run([*command, "--target", str(folder)], capture_output=True, check=False)
 
 
 def has_old_packages() -> str:
