@@ -60,9 +60,9 @@ def recorded(folder: Path, program: Path) -> Recording:
     return Recording(folder / "run")
 
 
-def library(folder: Path) -> Path:
+def library(folder: Path, *flags: str) -> Path:
     """The engine in a library of its own."""
-    compiled(folder / "libggml-truth.so", "truth_llama.c", flags=("-fPIC", "-shared"))
+    compiled(folder / "libggml-truth.so", "truth_llama.c", flags=("-fPIC", "-shared", *flags))
     where = (f"-L{folder}", "-lggml-truth", f"-Wl,-rpath,{folder}")
     return compiled(folder / "program", "truth_llama_main.c", flags=where)
 
@@ -194,3 +194,12 @@ def test_what_fits_no_known_build_is_not_recorded_and_the_summary_says_so(tmp_pa
     assert len(tables["tokens"]) == len(tables["graphs"]) == STEPS
     assert len(tables["operators"]) == len(tables["routes"]) == len(tables["tensors"]) == 0
     assert not {row["program"] for row in recording.manifest["probes"] if row["level"] == "operator" and not row["retired_ns"]}
+
+
+def test_a_graph_that_looks_tokens_up_is_a_step_where_no_function_that_takes_steps_runs(tmp_path: Path) -> None:
+    tables = tables_module.build(recorded(tmp_path, library(tmp_path, "-DNAMELESS")))
+    tokens = tables["tokens"]
+    assert tokens["n_tokens"].tolist() == [PROMPT] + [1] * (STEPS - 1) and tokens["complete"].all()
+    assert tokens["phase"].tolist() == ["prefill"] + ["decode"] * (STEPS - 1)
+    assert (tokens["context"] == -1).all() and tables["graphs"]["token_id"].tolist() == list(range(STEPS))
+    assert tables["operators"].groupby("token_id").size().tolist() == [len(ONE_STEP)] * STEPS
