@@ -523,3 +523,112 @@ UPROBE(ggml_graph_done)
 	send_shares(ctx, t);
 	return 0;
 }
+
+/* Kinds of graphs, as tracer/engines/llamacpp.toml names them. */
+enum { GGML_GRAPH, GGML_COPY, GGML_WAIT };
+#define GGML_OP_DUP 1 /* since ever: the table of names is found by its first three */
+
+/* An operator that a thread hands to a backend of another device, which computes it later. */
+static INLINE int ggml_enqueues(void *ctx, struct traced *t, u64 tensor)
+{
+	struct settings *s = settings();
+	u64 rows = 0;
+	u32 op = 0;
+
+	if (!s || !s->operators || !t->leads)
+		return 0;
+	bpf_probe_read_user(&op, sizeof(op), &((struct ggml_tensor_view *)tensor)->op);
+	bpf_probe_read_user(&rows, sizeof(rows), &((struct ggml_tensor_view *)tensor)->ne[1]);
+	op_begin(ctx, ENGINE_LLAMACPP, tensor, op, -1, rows);
+	if (t->news)
+		send_ggml_structure(ctx, t, tensor);
+	return 0;
+}
+
+/* (backend or its context, struct ggml_tensor *) */
+UPROBE(ggml_enqueue_tensor)
+{
+	return ggml_enqueues(ctx, t, ARG2(ctx));
+}
+
+/* (context, struct ggml_cgraph *, int node, ...) */
+UPROBE(ggml_enqueue_node)
+{
+	u64 nodes = read_u64((u64)&((struct ggml_graph_view *)ARG2(ctx))->nodes);
+
+	return ggml_enqueues(ctx, t, read_u64(nodes + 8ULL * (u32)ARG3(ctx)));
+}
+
+/* void ggml_backend_synchronize(ggml_backend_t): the CPU's and BLAS' are done when they return */
+UPROBE(ggml_wait_begin)
+{
+	u64 handle = ARG1(ctx);
+	u32 backend = ggml_backend_of(handle);
+
+	if (backend == BACKEND_CPU || backend == BACKEND_BLAS)
+		return 0;
+	t->waits_for = handle;
+	return graph_begin(ctx, ENGINE_LLAMACPP, handle, GGML_WAIT, backend, 0);
+}
+
+UPROBE(ggml_wait_end)
+{
+	u64 handle = t->waits_for;
+
+	t->waits_for = 0;
+	return handle ? graph_end(ctx, ENGINE_LLAMACPP, handle, 0) : 0;
+}
+
+/* Copies call each other: the outermost is told, at its end, when it is known to have been one. */
+static INLINE int ggml_copies(struct pt_regs *ctx, struct traced *t, u64 result)
+{
+	u64 frame = STACK(ctx) + RETURN_ADDRESS_BYTES;
+
+	if (t->copies && frame < t->copy_frame)
+		return 0;
+	t->copies = result;
+	t->copy_frame = frame;
+	t->copy_ts = bpf_ktime_get_ns();
+	return 0;
+}
+
+static INLINE int ggml_copied(struct pt_regs *ctx, struct traced *t, bool done)
+{
+	struct settings *s = settings();
+	u64 result = t->copies, rows = 0;
+
+	if (!s || !result || t->copy_frame != STACK(ctx))
+		return 0;
+	t->copies = 0;
+	if (!done)
+		return 0;
+	graph_begin_at(ctx, ENGINE_LLAMACPP, result, GGML_COPY, BACKEND_UNKNOWN, 0, t->copy_ts);
+	if (s->operators) {
+		bpf_probe_read_user(&rows, sizeof(rows), &((struct ggml_tensor_view *)result)->ne[1]);
+		op_begin_at(ctx, ENGINE_LLAMACPP, result, GGML_OP_DUP, -1, rows, t->copy_ts);
+		send_ggml_tensor(ctx, result, tensor_signature(t, result));
+	}
+	return graph_end(ctx, ENGINE_LLAMACPP, result, 0);
+}
+
+/* void ggml_backend_tensor_copy(const struct ggml_tensor *, struct ggml_tensor *) */
+UPROBE(ggml_copy_begin)
+{
+	return ggml_copies(ctx, t, ARG2(ctx));
+}
+
+UPROBE(ggml_copy_end)
+{
+	return ggml_copied(ctx, t, true);
+}
+
+/* bool ggml_backend_..._cpy_tensor_async(from, to, const struct ggml_tensor *, struct ggml_tensor *): false where it cannot */
+UPROBE(ggml_copy_async_begin)
+{
+	return ggml_copies(ctx, t, ARG4(ctx));
+}
+
+UPROBE(ggml_copy_async_end)
+{
+	return ggml_copied(ctx, t, RESULT(ctx) & 1);
+}

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Graphs: what an engine hands to a backend in one piece. */
 
-static INLINE int graph_begin(void *ctx, u8 engine, u64 handle, u32 type, u32 backend, u32 n_tokens)
+static INLINE int graph_begin_at(void *ctx, u8 engine, u64 handle, u32 type, u32 backend, u32 n_tokens, u64 began)
 {
 	RECORD(rec_graph_begin, r);
 
 	if (!reserve(r, KIND_GRAPH_BEGIN, engine))
 		return 0;
+	if (began)
+		r->h.ts = began;
 	r->handle = handle;
 	r->type = type;
 	r->layer = r->expert = -1;
@@ -15,6 +17,11 @@ static INLINE int graph_begin(void *ctx, u8 engine, u64 handle, u32 type, u32 ba
 	r->tier = 0;
 	submit(ctx, r);
 	return 0;
+}
+
+static INLINE int graph_begin(void *ctx, u8 engine, u64 handle, u32 type, u32 backend, u32 n_tokens)
+{
+	return graph_begin_at(ctx, engine, handle, type, backend, n_tokens, 0);
 }
 
 static INLINE int graph_end_at(void *ctx, u8 engine, u64 handle, s64 status, u64 ended)

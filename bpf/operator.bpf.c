@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Operators: begin on every thread, the wait at the barrier where there is one, and each tensor's structure once. */
 
-static INLINE int op_begin(void *ctx, u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tokens)
+static INLINE int op_begin_at(void *ctx, u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tokens, u64 began)
 {
 	RECORD(rec_op_begin, r);
 	u64 ts;
 
 	if (!reserve(r, KIND_OP_BEGIN, engine))
 		return 0;
+	if (began)
+		r->h.ts = began;
 	r->tensor = tensor;
 	r->type = type;
 	r->layer = layer;
@@ -19,6 +21,11 @@ static INLINE int op_begin(void *ctx, u8 engine, u64 tensor, u32 type, s32 layer
 	submit(ctx, r);
 	send_pmc(ctx, ts);
 	return 0;
+}
+
+static INLINE int op_begin(void *ctx, u8 engine, u64 tensor, u32 type, s32 layer, u32 n_tokens)
+{
+	return op_begin_at(ctx, engine, tensor, type, layer, n_tokens, 0);
 }
 
 #define MAX_SOURCE_PARTS 16

@@ -78,6 +78,11 @@ struct traced {
 	u64 began;
 	u64 frame;
 	u64 place;
+	u64 waits_for; /* the backend that it waits for; 0: none */
+	/* the copy between backends that it is in: the result, from which frame, since when */
+	u64 copies;
+	u64 copy_frame;
+	u64 copy_ts;
 	u64 scratch[19]; /* of a tensor that is looked at */
 	/* while learning: */
 	u64 tensor;

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +22,7 @@ import pytest
 from workloads.host_time import HostTime
 
 ROOT = Path(__file__).resolve().parent.parent
+COLLECTOR = ROOT / "tracer" / "collector" / "bin" / f"moescope-collect-{os.uname().machine}"
 SHARED = "MOESCOPE_TESTS_SHARED"
 """The environment's variable that holds the folder for what is made once in a session of several workers."""
 # On a shared machine an example may take any time, and drawing it too: neither says anything of the code. What passed for one
@@ -137,7 +139,14 @@ def can_make_wheels() -> str:
     return "" if done.returncode == 0 else "pip reaches no package index"
 
 
+def llama_library(name: str) -> str:
+    """Empty where an environment variable names a libllama.so with its backends beside it, else what to do."""
+    path = os.environ.get(name, "")
+    return "" if path and Path(path).exists() else f"{name} names no libllama.so (docs/engines.md)"
+
+
 FEATURES: dict[str, Callable[[], str]] = {
+    "collector": lambda: "" if COLLECTOR.exists() else "moescope-collect has not been built: make collect",
     "probes": can_probe,
     "bcc": can_use_bcc,
     "htp": can_run_htp,
@@ -146,6 +155,8 @@ FEATURES: dict[str, Callable[[], str]] = {
         "" if shutil.which("chromium") and shutil.which("chromedriver") else "chromium or chromedriver is not installed"
     ),
     "wheels": can_make_wheels,
+    "llama.cpp on Vulkan": lambda: llama_library("LLAMA_VULKAN"),
+    "llama.cpp on BLAS": lambda: llama_library("LLAMA_BLAS"),
     "bpftrace": lambda: "" if shutil.which("bpftrace") else "bpftrace is not installed",
 }
 
@@ -217,6 +228,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name in FEATURES:
         reason = lacking(name)
         terminalreporter.write_line(f"{name}: {'yes' if not reason else 'no, ' + reason}")
+
+
+def last_json(done: subprocess.CompletedProcess[str]) -> Any:
+    """What a traced program printed last, as JSON; the tracer may say something behind it."""
+    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith(("[", "{"))))
 
 
 def trace(*arguments: str, env: dict[str, str] | None = None, timeout: float = 300) -> subprocess.CompletedProcess[str]:

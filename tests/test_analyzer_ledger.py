@@ -133,19 +133,46 @@ def test_a_graph_of_an_accelerator_is_submitted_waited_for_and_completed():
 
 
 def split(layers: list[int]) -> dict[str, pd.DataFrame]:
-    """Operators of these layers: the first on an accelerator, the second on the CPU."""
-    ends = [(100, 200), (300, 700)]
+    """Operators of these layers: the first and the last on an accelerator, the second on the CPU."""
+    ends = [(100, 200), (300, 700), (810, 850)]
+    graphs = spans((50, 250), (280, 720), (800, 900))
     return {
-        "graphs": frame("graphs", graph_id=[0, 1], backend=["vulkan", "cpu"], **spans((50, 250), (280, 720))),
-        "operators": frame("operators", op_id=[0, 1], graph_id=[0, 1], layer=layers, type="MUL_MAT", **spans(*ends)),
+        "graphs": frame("graphs", graph_id=[0, 1, 2], backend=["vulkan", "cpu", "vulkan"], kind="ggml", **graphs),
+        "operators": frame("operators", op_id=[0, 1, 2], graph_id=[0, 1, 2], layer=layers, type="MUL_MAT", **spans(*ends)),
         "op_threads": shares(*ends),
         "thread_states": RUNNING,
     }
 
 
-def test_what_the_cpu_computes_in_a_layer_of_the_accelerator_is_fallback():
-    assert causes(token(**split([3, 3]))) == {"submission": 200, "cpu_fallback": 400, "host_code": 400}
-    assert causes(token(**split([3, 4]))) == {"submission": 200, "cpu_operators": 400, "host_code": 400}
+def test_what_the_cpu_computes_amid_a_layer_of_the_accelerator_is_fallback():
+    assert causes(token(**split([3, 3, 3]))) == {"submission": 300, "cpu_fallback": 400, "host_code": 300}
+    assert causes(token(**split([3, 4, 4]))) == {"submission": 300, "cpu_operators": 400, "host_code": 300}
+
+
+def beside(*rows: tuple[str, str, int, int]) -> dict[str, pd.DataFrame]:
+    """Graphs of kinds and backends, with the step's thread running but for 950 to 1100."""
+    kind, backend, begin, end = zip(*rows, strict=True)
+    named = {"graph_id": list(range(len(rows))), "kind": list(kind), "backend": list(backend)}
+    asleep = states(("running", 0, 950), ("sleeping", 950, 1100), ("runnable", 1100, 1130), ("running", 1130, 2000))
+    return {"graphs": frame("graphs", **named, **spans(*zip(begin, end, strict=True))), "thread_states": asleep}
+
+
+def test_a_wait_behind_the_step_for_what_it_submitted_is_the_steps_and_copies_stand_alone():
+    tables = token(**beside(("copy", "", 50, 90), ("ggml", "vulkan", 100, 300), ("wait", "vulkan", 940, 1150)))
+    row = ledger.ledger(tables).iloc[0]
+    spent = {name: int(row[name]) for name in ledger.CAUSES if row[name]}
+    assert spent == {"host_code": 700, "submission": 200, "copies": 40, "accelerator": 180, "completion": 30}
+    assert row["total"] == 1150 == sum(spent.values())
+    (given,) = ledger.submissions(tables).to_dict("records")
+    assert [given[name] - AT for name in ("begin_ns", "submitted_ns", "wait_ns", "done_ns")] == [100, 300, 940, 1150]
+    won = ledger.faster(tables, ledger.ledger_pieces(tables), 0.5)
+    assert won["works_ms"] == pytest.approx(0.00105) and won["won_ms"] == won["waited_ms"] == pytest.approx(0.00018)
+
+
+def test_a_wait_in_the_next_step_is_not_the_last_ones():
+    two = frame("tokens", phase="decode", position=[7, 8], **{**spans((0, 500), (600, 1000)), "token_id": [0, 1]})
+    tables = token(**beside(("ggml", "vulkan", 100, 300), ("wait", "vulkan", 700, 800))) | {"tokens": two}
+    assert ledger.ledger(tables)["total"].tolist() == [500, 400]
 
 
 def test_a_faster_accelerator_wins_no_more_than_was_waited_for():

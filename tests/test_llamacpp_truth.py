@@ -1,7 +1,6 @@
 """A traced llama.cpp's operators, shapes and experts are those that llama.cpp itself tells its evaluation callback."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from analyzer.questions import profdag, structure
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, trace
+from tests.conftest import ROOT, last_json, trace
 from tracer.recording.format import Recording
 from workloads.gguf_model import BOTH_WAYS, DENSE, ENCODER, SMALL, Shape, write
 
@@ -55,11 +54,11 @@ class Both:
         oracle, way = [sys.executable, str(PROGRAMS / "llama_oracle.py"), *words], run.environment()
         alone = {**os.environ, **way, "LLAMA_THREADS_OF": ""}
         done = subprocess.run(oracle, capture_output=True, text=True, check=True, env=alone)
-        told = json.loads(done.stdout.splitlines()[-1])
+        told = last_json(done)
         options = ["--no-views", "--levels", "token,graph,operator,expert", "-o", str(folder / "run")]
         done = trace("run", *options, "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words, env=way)
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout.splitlines()[-1]) == told["made"]
+        assert last_json(done) == told["made"]
         recording = Recording(folder / "run")
         assert recording.manifest["lost"] == {}
         self.nodes: list[dict[str, Any]] = told["nodes"]

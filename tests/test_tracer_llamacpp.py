@@ -17,7 +17,7 @@ from elftools.elf.elffile import ELFFile
 
 from analyzer.questions import phases, profdag
 from analyzer.tables import store as tables_module
-from tests.conftest import ROOT, trace
+from tests.conftest import ROOT, last_json, trace
 from tracer.probes.elf import read_binary
 from tracer.recording.format import Recording
 from workloads.gguf_model import EXPERTS, LAYERS, TOP_K, write_moe
@@ -39,7 +39,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     command = [sys.executable, program, str(folder / "model.gguf"), str(PROMPT), str(NEW), str(PAUSE_S)]
     done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout.splitlines()[-1])) == NEW + 1
+    assert len(last_json(done)) == NEW + 1
     return Recording(folder / "run")
 
 

@@ -74,7 +74,7 @@ def complaints(browser: Any) -> list[str]:
 
 def test_the_report_draws_every_section(browser: Any, tmp_path: Path) -> None:
     run = opened(browser, report(tmp_path, *fixture.make(tokens=40, layers=4)))
-    assert run("return document.querySelectorAll('section').length") == 10
+    assert run("return document.querySelectorAll('section').length") == 11
     drawn = run("return [...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('svg.main-svg').length)")
     assert len(drawn) > 6 and all(drawn)
     assert run("return document.querySelector('#experts .heatmaplayer image') !== null")
@@ -133,7 +133,7 @@ def test_the_comparison_begins_with_one_sentence(browser: Any, tmp_path: Path) -
     run = opened(browser, tmp_path / "regression.html")
     first = run("return [...document.querySelector('main').children].slice(0, 3).map(e => [e.tagName, e.innerText])")
     assert [tag for tag, _ in first] == ["H1", "P", "SECTION"] and first[0][1] == "5 + 5 runs compared"
-    assert "slower: " in first[1][1] and first[1][1].count(".") == 1
+    assert "slower in " in first[1][1] and first[1][1].count(".") == 1
 
 
 def test_a_section_folds_and_a_link_opens_it(browser: Any, small: Path) -> None:
@@ -235,6 +235,39 @@ def test_the_profdag_page_draws_finds_and_explains(browser: Any, tmp_path: Path)
     for mode in ("waiting", "cycles", "backend", "type"):
         run(f"const s = document.querySelector('select'); s.value = '{mode}'; s.dispatchEvent(new Event('change'))")
     assert complaints(browser) == []
+
+
+CROSSED = """
+const [w, h] = dag.size, near = (at, a, b, size) => Math.abs(at - (a + b) / 2) < (size + Math.abs(b - a)) / 2;
+const over = (edge, [x0, y0], [x1, y1]) => shown.nodes.filter((n) =>
+  n !== edge.from && n !== edge.to && near(n.ax, x0, x1, w) && near(n.ay, y0, y1, h)).length;
+const straights = (edge) => edge.corners ? edge.corners.slice(1).map((point, i) => [edge.corners[i], point])
+  : edge.passages.map(([x, top, bottom]) => [[x, top], [x, bottom]]);
+return shown.edges.flatMap((edge) => straights(edge).map(([a, b]) => over(edge, a, b))).reduce((a, b) => a + b, 0);
+"""
+
+
+def test_edges_of_the_profdag_run_between_its_operators(browser: Any, tmp_path: Path) -> None:
+    manifest, tables = fixture.make(layers=4)
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    run = opened(browser, tmp_path / "profdag.html")
+    for button in ("expand", "fold"):
+        run(f"document.getElementById('{button}').click()")
+        assert run("return shown.edges.length") >= 3
+        assert run(CROSSED) == 0
+
+
+def test_a_phone_shows_the_profdag_with_its_labels(browser: Any, tmp_path: Path) -> None:
+    manifest, tables = fixture.make(layers=4)
+    write_profdag(build_profdag(tables, 1), tables, manifest, tmp_path / "profdag.html")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    try:
+        run = opened(browser, tmp_path / "profdag.html")
+        run("document.getElementById('expand').click()")
+        assert run("return view.scale >= DETAIL && shown.cards.every((c) => c.x * view.scale + view.x >= 0)")
+        assert run("return Math.max(...shown.cards.map((c) => (c.x + c.width) * view.scale + view.x)) <= innerWidth")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 CLICK = (

@@ -22,7 +22,7 @@ COUNTED = ("bytes", "count", "cycles")
 """Units of what is more or less."""
 ODD_DRIFT, LEAST_DRIFT = 2.0, 0.1
 PHASE_OF = {"TTFT": "prefill", "prefill speed": "prefill", "TPOT": "decode", "decode speed": "decode", "decode step": "decode"}
-VERDICT_PHRASE = {UNKNOWN: "cannot be told", SAME: "the same"}
+VERDICT_PHRASE = {UNKNOWN: "undecided", SAME: "the same"}
 CAUSES = ("pace", "operator", "expert", "npu", "memory", "scheduling", "closure")
 
 
@@ -117,8 +117,8 @@ def verdict_sentence(judged: pd.DataFrame) -> str:
     names: dict[str, list[str]] = {}
     for row in judged[judged["family"] == "speed"].to_dict("records"):
         names.setdefault(direction(row), []).append(str(row["metric"]))
-    parts = [f"{VERDICT_PHRASE.get(word, word)}: {', '.join(metrics)}" for word, metrics in names.items()]
-    return f"Candidate against base: {'; '.join(parts)}." if parts else "No run has tokens, so nothing is said about speed."
+    parts = [f"{VERDICT_PHRASE.get(word, word)} in {', '.join(metrics)}" for word, metrics in names.items()]
+    return f"The candidate is {'; '.join(parts)}." if parts else "No run has tokens, so nothing is said about speed."
 
 
 def headline(row: dict[str, Any], practical: float) -> str:

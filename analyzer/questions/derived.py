@@ -11,6 +11,7 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "phases": ("ns of each group, cause and residual by token (phases.per_token)", lambda t: phases.per_token(t).reset_index()),
     "ledger": ("ns of each token by cause, which add up to it (analyzer/records/tables.toml)", ledger.ledger),
     "ledger_pieces": ("the pieces of tokens that the ledger adds up, each with its cause", ledger.ledger_pieces),
+    "submissions": ("what was given to an accelerator, and when it was known to be done", ledger.submissions),
     "gaps": ("idle pieces of tokens with their cause and the operators around them", phases.gaps),
     "npu_gaps": ("idle pieces of the NPU within tokens, with their cause", phases.npu_gaps),
     "npu_windows": ("each run of a graph on the NPU, cut into host, accelerator and residual", phases.npu_windows),

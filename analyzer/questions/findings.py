@@ -237,7 +237,7 @@ def fallback(facts: Facts) -> Iterator[Finding]:
 
 def small_batches(facts: Facts) -> Iterator[Finding]:
     """Handing work to the accelerator costs time of its own, once for each submission."""
-    given = ledger.work(facts.tables)
+    given = ledger.submissions(facts.tables)
     if not len(given):
         return
     around = float(facts.ledger[list(ledger.HANDING_OVER)].to_numpy().sum())
@@ -248,7 +248,7 @@ def small_batches(facts: Facts) -> Iterator[Finding]:
 
 def starved(facts: Facts) -> Iterator[Finding]:
     """The accelerator has nothing to do while the engine's own code runs in a step that uses it."""
-    rows = facts.ledger[facts.ledger["token_id"].isin(ledger.work(facts.tables)["token_id"])]
+    rows = facts.ledger[facts.ledger["token_id"].isin(ledger.submissions(facts.tables)["token_id"])]
     spent = float(rows["host_code"].sum())
     text = "the accelerator idles while the engine's own code runs in steps that use it"
     yield facts.finding("starved", text, spent, {"ms": spent / 1e6}, QUERIES["starved"])

@@ -16,6 +16,11 @@ GROUPS = (
 COPIES = ("CPY", "DUP", "CONT", "CONCAT", "SET", "SET_ROWS", "copy")
 """Operators that only move data: they are of the group "copy" where they belong to no expert and no router."""
 
+HOST = ("cpu", "blas", "")
+"""Backends of graphs that the CPU computes; others are accelerators."""
+BESIDE = ("copy", "wait")
+"""Kinds of graphs that are none: a copy between backends, and the wait until a backend is done."""
+
 BY_NAME = {group: re.compile(pattern) for group, pattern in toml_beside(__file__, "groups.toml").items()}
 """The first pattern found in an operator's name decides."""
 
@@ -35,13 +40,25 @@ def operator_groups(operators: pd.DataFrame) -> np.ndarray:
     return np.where(moves, "copy", group)
 
 
+def given_away(tables: Tables) -> pd.DataFrame:
+    """The graphs that an engine gave to an accelerator without QNN: their operators are submitted, and computed later."""
+    graphs = tables["graphs"]
+    return graphs[~graphs["backend"].isin((*HOST, "htp")) & ~graphs["kind"].isin(BESIDE)]
+
+
+def enqueued(tables: Tables) -> np.ndarray:
+    """Which operators the host only submits."""
+    return tables["operators"]["graph_id"].isin(given_away(tables)["graph_id"]).to_numpy()
+
+
 def pieces(tables: Tables) -> pd.DataFrame:
     """What every thread does for its token: pieces (token_id, tid, begin, end) that do not overlap on a thread.
 
     Whose each is: `operator` is its row in `operators`, -1 for a load; `load` its row in `loads`, -1 for an operator. A load
-    within an operator is taken out of it; pieces end with their token.
+    within an operator is taken out of it; pieces end with their token. What is submitted alone is nobody's work.
     """
     operators, threads, loads = tables["operators"], tables["op_threads"], tables["loads"]
+    threads = threads[~np.append(enqueued(tables), False)[np.minimum(threads["op_id"], len(operators))]]
     op = threads["op_id"].to_numpy()
     moved = np.flatnonzero(((loads["action"] == "load") & (loads["token_id"] >= 0)).to_numpy())
     token = np.concatenate((operators["token_id"].to_numpy()[op], loads["token_id"].to_numpy()[moved]))

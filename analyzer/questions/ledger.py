@@ -12,21 +12,22 @@ import numpy as np
 import pandas as pd
 
 from analyzer.questions import phases
+from analyzer.questions.groups import BESIDE, HOST, enqueued, given_away
 from analyzer.records.intervals import Intervals, by_precedence, common, covered, merged, overlaps
 from analyzer.records.schema import MADE, Tables, conform
-from analyzer.records.spans import NONE
+from analyzer.records.spans import NONE, codes, following, successors
 
 RESIDUAL = "residual"
-CAUSES = tuple(column.name for column in MADE["ledger"] if column.meaning.startswith("ns ") and column.name != RESIDUAL)
+ABOUT = ("token_id", "phase", "position", "complete")
+CAUSES = tuple(name for name in (c.name for c in MADE["ledger"]) if name not in (*ABOUT, RESIDUAL, "total"))
 HANDING_OVER = ("submission", "queue", "rpc", "completion")
 """Causes that come with every submission to an accelerator, however little it has to do."""
 ASLEEP = ("sleeping", "waiting")
-HOST = ("cpu", "blas", "")
-"""Backends of graphs that the CPU computes; others are accelerators."""
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "faults", "reads"),
 )
 """The tables that the ledger is made of."""
+EVER = np.iinfo(np.int64).max
 FASTER = 0.08
 """By how much `faster` speeds the accelerator up where nothing else is asked for."""
 
@@ -69,13 +70,26 @@ class Spans:
     def accelerated(self) -> pd.DataFrame:
         """The graphs that an accelerator computes."""
         graphs = self.tables["graphs"]
-        return graphs[~graphs["backend"].isin(HOST)]
+        return graphs[~graphs["backend"].isin(HOST) & ~graphs["kind"].isin(BESIDE)]
+
+    def beside(self, kind: str) -> Intervals:
+        """When tokens' threads copied between backends, or waited for one."""
+        return self.table("graphs", (self.tables["graphs"]["kind"] == kind).to_numpy())
+
+    def windows(self) -> Intervals:
+        """Tokens, each with the waits behind it for what it gave to an accelerator, until its thread begins the next."""
+        tokens, waits = Intervals.of_table(self.tables["tokens"]), merged(self.beside("wait"))
+        following = np.append(tokens.begin, EVER)[successors(tokens.key, tokens.begin)]
+        until = tokens.end.copy()
+        met = overlaps(Intervals(tokens.key, tokens.end, following), waits)
+        np.maximum.at(until, met.left, met.end)
+        return Intervals(tokens.key, tokens.begin, until)
 
     @cached_property
     def handed_over(self) -> Intervals:
         """When tokens' threads were in a graph of an accelerator or in an execution on it."""
         graphs, executes = (Intervals.of_table(frame) for frame in (self.accelerated, self.executes(waited=True)))
-        spans = Intervals.joined(graphs, executes)
+        spans = Intervals.joined(graphs, executes, self.beside("wait"))
         return merged(spans.where(np.isin(spans.key, self.owner.unique())))
 
     def executes(self, waited: bool) -> pd.DataFrame:
@@ -168,30 +182,32 @@ def other_parts(executes: pd.DataFrame) -> dict[str, Ends]:
 
 
 def fallen_back(spans: Spans) -> np.ndarray:
-    """Which operators the CPU computes in a layer of which others ran on an accelerator in the same token.
+    """Which operators the CPU computes between others of their layer that ran on an accelerator in the same token.
 
     Only where the engine splits one graph over backends: graphs of one layer stand where they were put on purpose.
     """
     operators = spans.tables["operators"]
-    graphs = spans.tables["graphs"].set_index("graph_id")[["backend", "layer"]]
+    graphs = spans.tables["graphs"].set_index("graph_id")[["backend", "layer", "kind"]]
     of_graph = graphs.reindex(operators["graph_id"])
     split = (of_graph["layer"] == NONE).to_numpy() & (operators["layer"] >= 0).to_numpy()
     accelerated = split & ~of_graph["backend"].isin(HOST).to_numpy()
-    place = pd.MultiIndex.from_frame(operators[["token_id", "layer"]])
-    return split & (of_graph["backend"] == "cpu").to_numpy() & place.isin(place[accelerated])
+    ends = operators[accelerated].groupby(["token_id", "layer"])["begin_ns"].agg(["min", "max"])
+    of_layer = ends.reindex(pd.MultiIndex.from_frame(operators[["token_id", "layer"]]))
+    begin = operators["begin_ns"].to_numpy()
+    between = (of_layer["min"].to_numpy() < begin) & (begin < of_layer["max"].to_numpy())
+    return split & (of_graph["backend"] == "cpu").to_numpy() & between
 
 
-def on_accelerator(spans: Spans) -> np.ndarray:
-    """Which operators are part of a graph on an accelerator that has no layer of its own: the host only submits them."""
-    graphs = spans.accelerated
-    submitted = graphs.loc[graphs["layer"] == NONE, "graph_id"]
-    return spans.tables["operators"]["graph_id"].isin(submitted).to_numpy()
+def copied(spans: Spans) -> np.ndarray:
+    """Which operators are copies between backends."""
+    graphs = spans.tables["graphs"]
+    return spans.tables["operators"]["graph_id"].isin(graphs.loc[graphs["kind"] == "copy", "graph_id"]).to_numpy()
 
 
 def candidates(tables: Tables) -> list[tuple[str, Intervals]]:
     """Every cause with when it held, keyed by tokens' threads; the first that covers a moment has it."""
     spans = Spans(tables)
-    fallback, submitted = fallen_back(spans), on_accelerator(spans)
+    fallback, submitted = fallen_back(spans), enqueued(tables) | copied(spans)
     (fell, fell_elsewhere), (computed, elsewhere) = spans.operators(fallback), spans.operators(~fallback & ~submitted)
     npu = executions(spans)
     return [
@@ -201,6 +217,8 @@ def candidates(tables: Tables) -> list[tuple[str, Intervals]]:
         ("completion", common(merged(spans.woken), spans.handed_over)),
         ("run_queue", spans.state("runnable")),
         *npu.rest,
+        ("accelerator", spans.beside("wait")),
+        ("copies", spans.beside("copy")),
         *handing_over(spans),
         ("cpu_fallback", fell),
         ("cpu_operators", computed),
@@ -228,7 +246,7 @@ def handing_over(spans: Spans) -> list[tuple[str, Intervals]]:
 def ledger_pieces(tables: Tables) -> pd.DataFrame:
     """Every piece of a token with one cause: token_id, begin_ns, end_ns, duration_ns, cause; what is left is the residual."""
     tokens = tables["tokens"]
-    windows = Intervals.of_table(tokens)
+    windows = Spans(tables).windows()
     pieces, causes, left = by_precedence(merged(windows), candidates(tables))
     every = Intervals.joined(pieces, left)
     named = np.concatenate((causes, np.full(len(left), RESIDUAL, object)))
@@ -262,8 +280,8 @@ def ledger(tables: Tables, pieces: pd.DataFrame | None = None) -> pd.DataFrame:
     columns = {
         cause: np.bincount(place, spent * (pieces["cause"] == cause).to_numpy(), len(tokens)) for cause in (*CAUSES, RESIDUAL)
     }
-    known = {name: tokens[name] for name in ("token_id", "phase", "position", "complete")}
-    return conform("ledger", {**known, **columns, "total": tokens["duration_ns"]})
+    known = {name: tokens[name] for name in ABOUT}
+    return conform("ledger", {**known, **columns, "total": np.bincount(place, spent, len(tokens))})
 
 
 def means(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
@@ -277,18 +295,31 @@ def means(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     return answer
 
 
-def work(tables: Tables) -> pd.DataFrame:
-    """What was given to an accelerator within tokens: token_id, tid of the token, begin_ns, end_ns, busy_ns (an upper bound)."""
-    executes = tables["qnn_executes"]
-    profiled = executes["accel_us"] * 1e3
-    owner = tables["tokens"].set_index("token_id")["tid"]
-    rows = executes.assign(busy_ns=profiled.fillna(executes["duration_ns"]))[["token_id", "begin_ns", "end_ns", "busy_ns"]]
-    graphs = Spans(tables).accelerated
-    graphs = graphs[~graphs["graph_id"].isin(executes["graph_id"]) & ~graphs["backend"].eq("htp")]
-    plain = graphs.assign(busy_ns=graphs["duration_ns"])[list(rows)]
-    rows = pd.concat([rows, plain], ignore_index=True)
-    rows = rows[rows["token_id"] >= 0].reset_index(drop=True)
-    return rows.assign(tid=owner.reindex(rows["token_id"]).to_numpy(), busy_ns=rows["busy_ns"].astype(np.float64))
+def submissions(tables: Tables) -> pd.DataFrame:
+    """What was given to an accelerator within tokens, and when the host knew that it was done."""
+    executes, graphs = tables["qnn_executes"], given_away(tables)
+    waited = first_waits(tables, graphs)
+    late = executes["asynchronous"].to_numpy()
+    done = {"submitted_ns": np.where(late, executes["returned_ns"], executes["begin_ns"]), "done_ns": executes["end_ns"]}
+    done |= {
+        "wait_ns": np.where(late, NONE, executes["begin_ns"]),
+        "backend": "htp",
+        "accelerator_ns": executes["accel_us"] * 1e3,
+    }
+    submitted = {"submitted_ns": graphs["end_ns"], "accelerator_ns": np.nan, **waited}
+    rows = [frame.assign(**more) for frame, more in ((executes, done), (graphs, submitted))]
+    columns = [column.name for column in MADE["submissions"]]
+    every = pd.concat([part[columns] for part in rows if len(part)] or [rows[0][columns]], ignore_index=True)
+    return conform("submissions", every[every["token_id"] >= 0].sort_values("begin_ns", kind="stable", ignore_index=True))
+
+
+def first_waits(tables: Tables, graphs: pd.DataFrame) -> dict[str, np.ndarray]:
+    """For each graph the first wait for its backend behind its submission: when it began and ended; -1 where there is none."""
+    every = tables["graphs"]
+    waits = every[every["kind"] == "wait"].sort_values("begin_ns", kind="stable")
+    key = codes(*(np.concatenate((waits[name], graphs[name])) for name in ("backend", "pid")))
+    row = following(key[: len(waits)], waits["begin_ns"].to_numpy(), key[len(waits) :], graphs["end_ns"].to_numpy() - 1)
+    return {f"{to}_ns": np.append(waits[of], NONE)[row] for to, of in (("wait", "begin_ns"), ("done", "end_ns"))}
 
 
 def waits(tables: Tables, pieces: pd.DataFrame) -> Intervals:
@@ -301,19 +332,25 @@ def waits(tables: Tables, pieces: pd.DataFrame) -> Intervals:
 def faster(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[str, Any]:
     """What an accelerator that takes `share` less time would win, in ms of all tokens; {} where none worked.
 
-    Of each execution's time no more can be won than the token waited for it: what the CPU covers meanwhile is won already.
-    `spun_ms`: how much of the waiting the waiting thread had a CPU.
+    Of each submission no more can be won than the token waited for it: what the CPU covers meanwhile is won already. Where no
+    profile tells how long the accelerator worked, it is taken to work until the host knows that it is done. `spun_ms`: how much
+    of the waiting the waiting thread had a CPU.
     """
-    given, waited = work(tables), waits(tables, pieces)
+    given, waited = submissions(tables), waits(tables, pieces)
     if not len(given):
         return {}
-    exposed = covered(waited, Intervals.of_table(given))
-    won, total = float(np.minimum(given["busy_ns"] * share, exposed).sum()), float(tables["tokens"]["duration_ns"].sum())
+    owner = tables["tokens"].set_index("token_id")["tid"]
+    until = given[["submitted_ns", "done_ns"]].max(axis=1)
+    busy = given["accelerator_ns"].fillna(until - given["begin_ns"])
+    exposed = covered(
+        waited, Intervals(owner.reindex(given["token_id"]).to_numpy(), given["begin_ns"].to_numpy(), until.to_numpy())
+    )
+    won, total = float(np.minimum(busy * share, exposed).sum()), float(pieces["duration_ns"].sum())
     return {
         "faster": share,
         "submissions": len(given),
-        "works_ms": float(given["busy_ns"].sum()) / 1e6,
-        "waited_ms": float(exposed.sum()) / 1e6,
+        "works_ms": float(busy.sum()) / 1e6,
+        "waited_ms": float(waited.length.sum()) / 1e6,
         "spun_ms": float(common(waited, Spans(tables).state("running")).length.sum()) / 1e6,
         "won_ms": won / 1e6,
         "won_share": won / total if total else 0.0,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions.groups import GROUPS, group_times, pieces
+from analyzer.questions.groups import GROUPS, given_away, group_times, pieces
 from analyzer.records.intervals import Intervals, by_precedence, merged, overlaps, uncovered
 from analyzer.records.schema import Tables
 
@@ -21,7 +21,7 @@ CAUSE_OF_STATE = {
     "stopped": "stopped",
 }
 """State of the token's thread → cause of a gap: `host` is the engine's own code between operators."""
-CAUSES = ("npu", "load", *CAUSE_OF_STATE.values())
+CAUSES = ("npu", "submission", "load", *CAUSE_OF_STATE.values())
 RESIDUAL = "residual"
 SETUPS = ("contextCreate", "contextCreateFromBinary", "graphFinalize")
 """QNN's calls that make what an execution needs."""
@@ -37,7 +37,9 @@ def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
     """The gaps that groups.pieces leaves, without the operators around them."""
     covered = Intervals.of_table(work, "token_id", "begin", "end")
     left = uncovered(Intervals.of_table(tables["tokens"], "token_id"), covered)
-    return explained(tables, left, (("npu", npu_spans(tables)), ("load", load_spans(tables))))
+    return explained(
+        tables, left, (("npu", npu_spans(tables)), ("submission", submissions(tables)), ("load", load_spans(tables)))
+    )
 
 
 def explained(tables: Tables, left: Intervals, candidates: tuple[tuple[str, Intervals], ...]) -> pd.DataFrame:
@@ -53,9 +55,16 @@ def explained(tables: Tables, left: Intervals, candidates: tuple[tuple[str, Inte
 
 
 def npu_spans(tables: Tables) -> Intervals:
-    """Executions on the NPU within tokens."""
-    executes = tables["qnn_executes"]
-    return Intervals.of_table(executes[executes["token_id"] >= 0], "token_id")
+    """Executions on the NPU within tokens, and waits for an accelerator."""
+    executes, graphs = tables["qnn_executes"], tables["graphs"]
+    waits = graphs[(graphs["kind"] == "wait") & (graphs["token_id"] >= 0)]
+    return Intervals.joined(*(Intervals.of_table(rows, "token_id") for rows in (executes[executes["token_id"] >= 0], waits)))
+
+
+def submissions(tables: Tables) -> Intervals:
+    """When graphs were prepared and submitted for an accelerator, within tokens."""
+    graphs = given_away(tables)
+    return Intervals.of_table(graphs[graphs["token_id"] >= 0], "token_id")
 
 
 def load_spans(tables: Tables) -> Intervals:
@@ -213,7 +222,8 @@ def npu_gaps(tables: Tables) -> pd.DataFrame:
     Causes in order of precedence: a `load` went on, the token's thread was in the graph's hand-over (`rpc`), in an operator on
     the host (`host`), else the cause of a gap between operators.
     """
-    busy = npu_spans(tables)
+    executes = tables["qnn_executes"]
+    busy = Intervals.of_table(executes[executes["token_id"] >= 0], "token_id")
     tokens = tables["tokens"][tables["tokens"]["token_id"].isin(np.unique(busy.key))]
     left = uncovered(Intervals.of_table(tokens, "token_id"), busy)
     graphs = tables["graphs"].query("backend == 'htp' and token_id >= 0")

@@ -35,7 +35,7 @@ from analyzer.tables.steps import Graphs, Steps, faults
 COUNTER = 0xFFFFFFFF
 """Page faults are counted in 32 bits."""
 
-LAYER = re.compile(r"-(\d+)(?:$| )|^blk\.(\d+)\.|_l(\d+)(?:$| )")
+LAYER = re.compile(r"-(\d+)(?:$|[ #])|^blk\.(\d+)\.|_l(\d+)(?:$| )")
 
 
 def layer_of(name: str) -> int:
@@ -305,7 +305,8 @@ def build(
     described = definitions.described.rows_of(ops.result[first], ops.results, columns["described_ns"])
     columns["described"], columns["layer"] = described, rows["layer"]
     columns["shape"] = text(described, np.append(definitions.shapes, ""))
-    columns["type"] = where_described(columns["type"], described, definitions.types)
+    made = np.where(np.append(np.isin(definitions.types, NEVER_RUN), False)[described], NONE, described)  # a copy has no maker
+    columns["type"] = where_described(columns["type"], made, definitions.types)
     if len(definitions.layers):
         columns["layer"] = np.where((described >= 0) & (rows["layer"] < 0), definitions.layers[described], rows["layer"])
     return columns, ops, op_id

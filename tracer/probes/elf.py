@@ -86,7 +86,8 @@ class Binary:
     def find(self, name: str) -> "Symbol | None":
         """The function declared as `name`: under this name, as a local C++ function, or as the compiler's clone of either.
 
-        A name that ends in * is the beginning of a mangled one, whatever its signature.
+        A name that ends in * is the beginning of a mangled one, whatever its signature; one with a * within stands for all that
+        differ there, of which the first by name is meant.
         """
         if name not in self._found:
             self._found[name] = self._find(name)
@@ -95,6 +96,8 @@ class Binary:
     def _find(self, name: str) -> "Symbol | None":
         if name.endswith("*"):
             return min(self._beginning_with(name[:-1].encode(), SIGNATURE), key=lambda symbol: symbol.name, default=None)
+        if "*" in name:
+            return self._like(*name.split("*"))
         plain = name.encode()
         if not any(plain in strings for _, strings in self.tables):
             return None
@@ -105,6 +108,15 @@ class Binary:
         for start in (plain, *(b"_Z%s%d%s" % (local, len(plain), plain) for local in (b"L", b""))):
             symbols += self._beginning_with(start, MANGLED if start != plain else CLONE)
         return min(symbols, key=lambda symbol: (symbol.changed, symbol.name), default=None)
+
+    def _like(self, first: str, last: str) -> "Symbol | None":
+        """A C or C++ function whose name begins and ends so, with lower-case letters, digits and _ between."""
+        if not any(last.encode() in strings for _, strings in self.tables):
+            return None
+        sought = re.compile(rf"(?:_ZL?\d+)?{first}[a-z][a-z0-9_]*{last}(?:[RP]\d.*|\..*)?")
+        named = self.functions(lambda name: bool(sought.fullmatch(name)) and not name.endswith(".cold"))
+        offset = min(named, key=named.__getitem__, default=None)
+        return Symbol(named[offset], offset, bool(CHANGING.search(named[offset].encode()))) if offset is not None else None
 
     def _beginning_with(self, start: bytes, rest: re.Pattern[bytes]) -> list["Symbol"]:
         """Functions whose name is `start` and what `rest` matches."""

@@ -36,7 +36,11 @@ def figures(summary: dict[str, Any]) -> Block:
                 lasting(tokens["ttft_ms"]),
                 f"{tokens['prefill_tokens']} tokens fed in prefill" if tokens["prefill_tokens"] else "prefill",
             ),
-            ("prefill", number(tokens["prefill_tokens_per_s"] or None, 1, " tok/s"), f"{tokens['generations']} generation(s)"),
+            (
+                "prefill",
+                number(tokens["prefill_tokens_per_s"] or None, 1, " tok/s"),
+                f"{tokens['generations']} prompt{'s' * (tokens['generations'] != 1)}",
+            ),
         ]
     if experts.get("hit_rate") is not None:
         items.append(("expert cache hits", number(100 * experts["hit_rate"], 1, " %"), f"{experts['misses']:,} misses"))

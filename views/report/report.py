@@ -33,12 +33,22 @@ def plotly() -> bytes:
     return str(get_plotlyjs()).encode()
 
 
+def title(manifest: dict[str, Any]) -> str:
+    """What was recorded: the model's name, else the program's."""
+    known = [manifest.get("model") or {}, *(manifest.get("models") or [])]
+    paths = [*(str(each["path"]) for each in known if each.get("path")), *map(str, (manifest.get("command") or [])[:1])]
+    return f"Recording of {Path(paths[0]).name}" if paths else "Recording"
+
+
 def document(run: Run) -> dict[str, Any]:
     """Everything the page shows; sections with nothing to show are absent."""
     sections = [section for make in SECTIONS if (section := make(run)) is not None]
     command = run.manifest.get("command") or []
-    program = f"Recording of {Path(str(command[0])).name}" if command else "Recording"
-    return {"title": program, "command": " ".join(map(str, command)), "sections": [asdict(section) for section in sections]}
+    return {
+        "title": title(run.manifest),
+        "command": " ".join(map(str, command)),
+        "sections": [asdict(section) for section in sections],
+    }
 
 
 def write_report(manifest: dict[str, Any], tables: Tables, summary: dict[str, Any], path: Path) -> int:

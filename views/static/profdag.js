@@ -5,7 +5,7 @@
 
 const view = { x: 0, y: 0, scale: 1, hover: null, chosen: null, find: "", mode: "time", path: false };
 const open = new Set(), picture = { canvas: null, scale: 0, left: 0, top: 0, right: 0, bottom: 0, stale: true };
-const GAP = 70, MAX_LINES = 12, DETAIL = 0.42, LINES = 0.12, MARGIN = 0.5;
+const GAP = 70, MAX_LINES = 12, DETAIL = 0.42, NAMES = 0.3, LINES = 0.12, MARGIN = 0.5;
 const SUMMED = ["duration_ns", "busy_ns", "wait_ns", "maj_flt", "cycles", "load_ns"];
 let dag, board, marks, tip, legend, panel, shown = { cards: [], nodes: [], edges: [], near: new Map(), of: [] };
 
@@ -58,10 +58,12 @@ function flow(cards, limit) {
   return Math.max(width, (y + line) * board.clientWidth / Math.max(1, board.clientHeight - 100));
 }
 
-/* As many lines of cards as make the whole appear largest. */
+const isNarrow = () => board.clientWidth < 640;
+
+/* As many lines of cards as make the whole appear largest; on a narrow window a line each. */
 function arrange(cards) {
   const total = cards.reduce((s, c) => s + c.width + GAP, 0), widest = Math.max(1, ...cards.map((c) => c.width));
-  const limits = Array.from({ length: Math.min(cards.length, MAX_LINES) }, (_, i) => Math.max(widest, total / (i + 1) + GAP));
+  const limits = isNarrow() ? [widest] : Array.from({ length: Math.min(cards.length, MAX_LINES) }, (_, i) => Math.max(widest, total / (i + 1) + GAP));
   const best = limits.reduce((a, b) => (flow(cards, b) < flow(cards, a) ? b : a), limits[0]);
   flow(cards, best);
 }
@@ -70,9 +72,11 @@ function layOut() {
   const cards = makeCards(), of = new Array(dag.nodes.length), nodes = [], near = new Map(), edges = [], seen = new Set();
   arrange(cards);
   for (const card of cards) {
+    card.rows = new Map();
     for (const [i, n] of card.nodes.entries()) {
       n.ax = card.x + n.x;
       n.ay = card.y + n.y;
+      card.rows.has(n.ay) ? card.rows.get(n.ay).push(n) : card.rows.set(n.ay, [n]);
       n.card = card;
       n.number = nodes.length;
       nodes.push(n);
@@ -87,7 +91,7 @@ function layOut() {
     const key = from.number * nodes.length + to.number;
     if (seen.has(key)) continue;
     seen.add(key);
-    const edge = { from, to };
+    const edge = { from, to, ...way(from, to) };
     edges.push(edge);
     for (const n of [from, to]) near.has(n) ? near.get(n).push(edge) : near.set(n, [edge]);
   }
@@ -162,19 +166,58 @@ function drawCard(g, card, ink) {
   g.fillText(cardTitle(card), card.x + 14, card.y + (view.scale < 0.8 ? -10 - 7 * Math.min(2, card.members.length - 1) : 21), Math.max(60, card.width - 20));
 }
 
-/* Down from operator to operator; to the right into a card that stands beside. */
-function curve(g, { from, to }) {
-  const [w, h] = dag.size, x0 = from.ax + w / 2, x1 = to.ax - w / 2, y0 = from.ay + h / 2, y1 = to.ay - h / 2, bend = from.card === to.card ? Math.max(24, Math.abs(y1 - y0) / 2) : 40;
-  if (from.card !== to.card && y1 < y0 && x0 < x1) {
-    const half = (x1 - x0) / 2;
-    g.moveTo(x0, from.ay);
-    if (view.scale < DETAIL) g.lineTo(x1, to.ay);
-    else g.bezierCurveTo(x0 + half, from.ay, x1 - half, to.ay, x1, to.ay);
-    return;
+/* Edges run between the cards and between the operators of a row, never over them where there is a way. */
+const LANE = 12, CLEARANCE = 8;
+
+function isOuter(n, side) {
+  return n.card.rows.get(n.ay).every((other) => side * (n.ax - other.ax) >= 0);
+}
+
+/* The place nearest to x at which a row can be passed. */
+function passage(row, x) {
+  const half = dag.size[0] / 2 + CLEARANCE, free = (at) => row.every((n) => Math.abs(n.ax - at) >= half);
+  if (free(x)) return x;
+  return row.flatMap((n) => [n.ax - half, n.ax + half]).filter(free).reduce((a, b) => (Math.abs(b - x) < Math.abs(a - x) ? b : a));
+}
+
+/* Where an edge passes the rows between its ends: [x, upper, lower] each. */
+function passages(from, to) {
+  const h = dag.size[1] / 2, rows = [from.card, ...(to.card === from.card ? [] : [to.card])].flatMap((card) => [...card.rows]);
+  return rows.filter(([y]) => y > from.ay && y < to.ay).sort(([a], [b]) => a - b).map(([y, row]) => {
+    const straight = from.ax + ((to.ax - from.ax) * (y - from.ay)) / (to.ay - from.ay);
+    return [passage(row, straight), y - h, y + h];
+  });
+}
+
+/* Corners of the way to a card that stands beside: out to the gap behind the card, along above the other's line, in from its left. */
+function detour(from, to) {
+  const [w, h] = dag.size, out = from.card.x + from.card.width + GAP / 2, into = to.card.x - GAP / 2, above = to.card.y - GAP / 2;
+  const leave = isOuter(from, 1) ? [[from.ax + w / 2, from.ay]] : [[from.ax, from.ay + h / 2], [from.ax, from.ay + h / 2 + LANE]];
+  const enter = isOuter(to, -1) ? [[to.ax - w / 2, to.ay]] : [[to.ax, to.ay - h / 2 - LANE], [to.ax, to.ay - h / 2]];
+  const beside = Math.abs(out - into) < 1;
+  return [...leave, [out, leave.at(-1)[1]], ...(beside ? [] : [[out, above], [into, above]]), [into, enter[0][1]], ...enter];
+}
+
+function way(from, to) {
+  const stacked = to.card !== from.card && to.card.x < from.card.x + from.card.width && to.card.y > from.card.y;
+  return from.card === to.card || stacked ? { passages: passages(from, to) } : { corners: detour(from, to) };
+}
+
+function curve(g, { from, to, corners, passages }) {
+  const straight = view.scale < DETAIL, [, h] = dag.size;
+  if (corners) {
+    g.moveTo(...corners[0]);
+    for (let i = 1; i < corners.length - 1; i++) straight ? g.lineTo(...corners[i]) : g.arcTo(...corners[i], ...corners[i + 1], 10);
+    return g.lineTo(...corners.at(-1));
   }
-  g.moveTo(from.ax, y0);
-  if (view.scale < DETAIL) g.lineTo(to.ax, y1);
-  else g.bezierCurveTo(from.ax, y0 + bend, to.ax, y1 - bend, to.ax, y1);
+  let [x, y] = [from.ax, from.ay + h / 2];
+  g.moveTo(x, y);
+  for (const [next, top, bottom] of [...passages, [to.ax, to.ay - h / 2, to.ay - h / 2]]) {
+    const bend = Math.max(LANE, Math.abs(top - y) / 2);
+    straight ? g.lineTo(next, top) : g.bezierCurveTo(x, y + bend, next, top - bend, next, top);
+    g.lineTo(next, bottom);
+    [x, y] = [next, bottom];
+  }
 }
 
 function drawEdges(g, box, ink) {
@@ -184,7 +227,8 @@ function drawEdges(g, box, ink) {
   g.beginPath();
   for (const edge of shown.edges) {
     const { from, to } = edge;
-    if (Math.max(from.ax, to.ax) < box.left || Math.min(from.ax, to.ax) > box.right || Math.max(from.ay, to.ay) < box.top || Math.min(from.ay, to.ay) > box.bottom) continue;
+    const [left, right] = [Math.min(from.card.x, to.card.x) - GAP, Math.max(from.card.x + from.card.width, to.card.x + to.card.width) + GAP];
+    if (right < box.left || left > box.right || Math.max(from.ay, to.ay) < box.top || Math.min(from.ay, to.ay, to.card.y - GAP) > box.bottom) continue;
     curve(g, edge);
   }
   g.stroke();
@@ -215,6 +259,15 @@ function drawSpots(g, nodes, ink) {
   g.beginPath();
   for (const n of nodes) g.rect(n.ax - w / 2, n.ay - h / 2, w, h);
   g.stroke();
+  if (view.scale < NAMES) return;
+  g.font = `600 ${h * 0.62}px system-ui, sans-serif`;
+  g.textAlign = "center";
+  for (const n of nodes) {
+    g.globalAlpha = faint(n) ? 0.25 : 1;
+    g.fillStyle = n.role === "view" ? ink.ink : n.text;
+    g.fillText(n.type || n.name, n.ax, n.ay + h * 0.22, w - 8);
+  }
+  g.globalAlpha = 1;
 }
 
 function drawNode(g, n, ink) {
@@ -432,7 +485,7 @@ function zoom(factor, x, y) {
 
 function fit() {
   const right = shown.cards.reduce((m, c) => Math.max(m, c.x + c.width), 1), bottom = shown.cards.reduce((m, c) => Math.max(m, c.y + c.height), 1);
-  view.scale = Math.min(1.2, (board.clientWidth - 40) / right, (board.clientHeight - 100) / bottom);
+  view.scale = Math.min(1.2, (board.clientWidth - 40) / right, isNarrow() ? 1.2 : (board.clientHeight - 100) / bottom);
   view.x = (board.clientWidth - right * view.scale) / 2;
   view.y = 50;
   picture.stale = true;

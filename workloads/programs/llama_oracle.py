@@ -2,7 +2,8 @@
 
 Takes the steps of llama_steps.py with llama.cpp's own evaluation callback, which is told every node of every graph in order,
 and writes a JSON object with the tokens that were made and, for each node, context and step, operator, name, dims, whether it is
-to be computed, what made each of its sources, and the routing tensor's contents where it is a MUL_MAT_ID. Asking for a node's
+to be computed, the buffer that it lies in, what made each of its sources, and the routing tensor's contents where it is a
+MUL_MAT_ID and the host can read them. Asking for a node's
 result ends the graph there for a moment, so such a run is not the one to time.
 """
 
@@ -65,6 +66,8 @@ class Oracle:
         for name in ("ggml_op_name", "ggml_get_name"):
             getattr(lib, name).restype = ctypes.c_char_p
         lib.ggml_get_name.argtypes = [ctypes.c_void_p]
+        lib.ggml_backend_buffer_name.restype, lib.ggml_backend_buffer_is_host.restype = ctypes.c_char_p, ctypes.c_bool
+        lib.ggml_backend_buffer_name.argtypes = lib.ggml_backend_buffer_is_host.argtypes = [ctypes.c_void_p]
         lib.ggml_nelements.restype = ctypes.c_int64
         lib.ggml_nelements.argtypes = [ctypes.c_void_p]
 
@@ -75,14 +78,16 @@ class Oracle:
         if not ask:
             self.nodes[-1]["experts"] = experts(Tensor.from_address(t.src[2]))
             return True
+        routed = operator == "MUL_MAT_ID" and self.lib.ggml_backend_buffer_is_host(Tensor.from_address(t.src[2]).buffer)
         name = self.lib.ggml_get_name(address).decode()
         ne = list(t.ne)
         assert name == t.name.decode() and self.lib.ggml_nelements(address) == ne[0] * ne[1] * ne[2] * ne[3]
         computed = bool(t.flags & FLAG_COMPUTE)
         reads = [self.behind_views(source) for source in t.src if source]
-        node = {"at": self.at, "id": address, "op": operator, "name": name, "ne": ne, "computed": computed, "reads": reads}
-        self.nodes.append(node)
-        return operator == "MUL_MAT_ID"
+        where = self.lib.ggml_backend_buffer_name(t.buffer).decode() if t.buffer else ""
+        node = {"at": self.at, "id": address, "op": operator, "name": name, "ne": ne, "computed": computed, "where": where}
+        self.nodes.append({**node, "reads": reads})
+        return bool(routed)
 
     def counted(self, call: Callable[..., int]) -> Callable[..., int]:
         """The call, with a note of which context it is for, in order of their first steps, and which of its steps it is."""

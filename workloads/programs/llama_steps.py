@@ -1,11 +1,12 @@
-"""Drives the llama.cpp inside the package xllamacpp through its C API: llama_steps.py MODEL BATCHES NEW_TOKENS [PAUSE].
+"""Drives xllamacpp's llama.cpp, or another, through its C API: llama_steps.py MODEL BATCHES NEW_TOKENS [PAUSE].
 
 BATCHES are the sizes of the first steps (20,1,7; the prompt's alone where it is one number), NEW_TOKENS steps of one follow.
 Several lists (20,1/7,12) are those of as many contexts of the model, which take their steps in turns.
 Environment variables: LLAMA_THREADS, otherwise 2; LLAMA_PART, how many tokens a graph takes at most, otherwise 512;
 LLAMA_CALL, the names of CALLS by which the first steps are taken, the last of them by all others, otherwise decode;
 LLAMA_THREADS_OF: contexts, each has a thread of its own, and these begin their steps together (as many in each); or steps, each
-has a thread of its own.
+has a thread of its own;
+LLAMA_LIBRARY, a libllama.so with its backends beside it; LLAMA_GPU_LAYERS, how many layers another device computes, otherwise 0.
 
 Rests for PAUSE seconds behind every step: a tiny model is otherwise done before a tracer has learnt from its first graphs.
 Prints the generated token ids as JSON. Parameter structs are passed by value and, but for their first field, never looked into,
@@ -48,6 +49,11 @@ class Batch(ctypes.Structure):
 
 
 def library() -> ctypes.CDLL:
+    named = os.environ.get("LLAMA_LIBRARY")
+    if named:
+        lib = ctypes.CDLL(named)
+        lib.ggml_backend_load_all_from_path(os.path.dirname(named).encode())
+        return declared(lib)
     package = importlib.util.find_spec("xllamacpp")
     assert package is not None and package.submodule_search_locations
     return declared(ctypes.CDLL(str(next(Path(package.submodule_search_locations[0]).glob("*.so")))))
@@ -63,6 +69,16 @@ def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.llama_encode.argtypes = [ctypes.c_void_p, Batch]
     lib.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
     return lib
+
+
+def model_params(lib: ctypes.CDLL) -> Opaque:
+    """llama.cpp's own, with the number of layers for another device, which follows on two pointers and is -1 for all."""
+    params = lib.llama_model_default_params()
+    layers = ctypes.c_int32.from_buffer(params, 2 * ctypes.sizeof(ctypes.c_void_p))
+    if "LLAMA_GPU_LAYERS" in os.environ:
+        assert layers.value in (-1, 999), f"llama_model_params has changed: {layers.value}"
+        layers.value = int(os.environ["LLAMA_GPU_LAYERS"])
+    return params
 
 
 def fed_by_parts(lib: ctypes.CDLL, context: ctypes.c_void_p, tokens: list[int], kind: int, position: int) -> int:
@@ -126,7 +142,7 @@ def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[list[int]]
     assert head[:3] == [CONTEXT, BATCH, PART], f"llama_context_params has changed: {head[:3]}"
     head[0], head[2] = LARGER_CONTEXT, int(os.environ.get("LLAMA_PART", PART))
     lib.llama_backend_init()
-    model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
+    model = lib.llama_model_load_from_file(path.encode(), model_params(lib))
     contexts = [Context(lib, model, params) for _ in batches]
     threads_of = os.environ.get("LLAMA_THREADS_OF")
     if threads_of == "contexts":

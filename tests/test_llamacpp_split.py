@@ -1,0 +1,110 @@
+"""llama.cpp split between the CPU and another device: operators, copies, submissions and waits are those that it tells itself."""
+
+import os
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from analyzer.questions import ledger, phases
+from tests.test_llamacpp_truth import Both, Operator, Run, fused
+from workloads.gguf_model import SMALL
+
+LAYERS, ON_DEVICE = 4, 2
+COPY = "DUP"
+
+
+@dataclass(frozen=True)
+class Split(Run):
+    """A run whose last layers another device computes."""
+
+    library: str = ""
+    """Environment variable that names llama.cpp's library."""
+    more: dict[str, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        named = {"LLAMA_LIBRARY": os.environ[self.library], "LLAMA_GPU_LAYERS": str(ON_DEVICE)}
+        return super().environment() | named | self.more
+
+
+# Fused operators are told as the first of them; a llama.cpp of the first such device alone, which may be Mesa's on the CPU.
+VULKAN = {"GGML_VK_DISABLE_FUSION": "1", "GGML_VK_VISIBLE_DEVICES": "0"}
+
+
+@pytest.fixture(scope="module")
+def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    run = Split([[20, 1, 7]], replace(SMALL, layers=LAYERS), library="LLAMA_VULKAN", more=VULKAN)
+    return Both(tmp_path_factory.mktemp("vulkan"), run)
+
+
+pytestmark = pytest.mark.needs("probes", "llama.cpp on Vulkan")
+
+
+def traced(both: Both, step: int) -> list[tuple[str, Operator]]:
+    """(backend, operator) in the order of a traced step, without copies."""
+    graphs = both.tables["graphs"].set_index("graph_id")
+    rows = both.tables["operators"].query("token_id == @step").sort_values("order")
+    rows = rows[(rows["shape"].str.count("x") == 3) & (graphs["kind"].reindex(rows["graph_id"]) == "ggml").to_numpy()]
+    backend = graphs["backend"].reindex(rows["graph_id"])
+    return list(zip(backend, zip(rows["type"], rows["name"], rows["shape"], strict=True), strict=True))
+
+
+def test_every_operator_on_both_sides_is_seen_in_order_with_its_name_and_shape(vulkan: Both) -> None:
+    for step in range(len(vulkan.place)):
+        seen = traced(vulkan, step)
+        assert fused([operator for _, operator in seen]) == fused(vulkan.computed(step)), f"step {step}"
+        assert {backend for backend, _ in seen} == {"cpu", "vulkan"}
+
+
+def test_the_backend_of_every_operator_is_that_of_its_results_buffer(vulkan: Both) -> None:
+    for step in range(len(vulkan.place)):
+        on_device = {node["name"] for node in vulkan.step[vulkan.place[step]] if node["where"].startswith("Vulkan0")}
+        layers = {name.rpartition("-")[2] for name in on_device if name.startswith("ffn_moe_down")}
+        assert layers == {str(layer) for layer in range(LAYERS - ON_DEVICE + 1, LAYERS)}
+        for backend, (_, name, _) in traced(vulkan, step):
+            assert (backend == "vulkan") == (name in on_device) or name.startswith("cache_"), name
+
+
+def test_what_the_device_reads_of_the_cpus_results_is_copied_before_it_is_given_the_graph(vulkan: Both) -> None:
+    graphs, operators = vulkan.tables["graphs"], vulkan.tables["operators"]
+    copies = operators[operators["graph_id"].isin(graphs.loc[graphs["kind"] == "copy", "graph_id"])]
+    assert set(copies["type"]) == {COPY} and copies["name"].str.startswith("Vulkan0#").all()
+    given = ledger.given_away(vulkan.tables).set_index("token_id")["begin_ns"]
+    within = copies[copies["token_id"] >= 0]
+    assert within.groupby("token_id").size().min() > 0
+    assert (within["end_ns"].to_numpy() <= given.loc[within["token_id"]].to_numpy()).all()
+    assert (within["duration_ns"] < 1_000_000_000).all() and within["complete"].all()
+
+
+def test_a_submission_its_completion_and_the_wait_for_it_are_three_things(vulkan: Both) -> None:
+    rows = ledger.submissions(vulkan.tables)
+    assert len(rows) == len(vulkan.place) and set(rows["backend"]) == {"vulkan"}
+    assert (rows["begin_ns"] < rows["submitted_ns"]).all() and (rows["submitted_ns"] <= rows["wait_ns"]).all()
+    assert (rows["wait_ns"] < rows["done_ns"]).all()
+    graphs = vulkan.tables["graphs"]
+    assert (graphs["kind"] == "wait").any() and graphs["complete"].all()
+
+
+def test_the_ledger_closes_and_host_code_is_not_what_the_device_is_given(vulkan: Both) -> None:
+    rows = ledger.ledger(vulkan.tables)
+    assert (rows[[*ledger.CAUSES, "residual"]].sum(axis=1) == rows["total"]).all()
+    assert rows["residual"].sum() < 0.01 * rows["total"].sum()
+    assert (rows[["submission", "copies"]] > 0).all(axis=None) and (rows["accelerator"] > 0).mean() > 0.5
+    tokens = vulkan.tables["tokens"]
+    assert (rows["total"] >= tokens["duration_ns"]).all()
+    waited = rows["accelerator"] + rows["completion"] + rows["run_queue"] + rows["faults_and_reads"]
+    submitted = ledger.submissions(vulkan.tables)
+    assert (waited.to_numpy() >= 0.9 * (submitted["done_ns"] - submitted["wait_ns"]).to_numpy()).all()
+    shares = phases.phase_shares(vulkan.tables)["decode"]
+    assert shares["submission"] > 0
+
+
+def test_no_operator_falls_back_where_whole_layers_are_given_to_the_device(vulkan: Both) -> None:
+    assert not np.any(ledger.fallen_back(ledger.Spans(vulkan.tables)))
+
+
+def test_the_devices_operators_have_layers_and_no_helpers(vulkan: Both) -> None:
+    operators = vulkan.tables["operators"]
+    on_device = operators[ledger.enqueued(vulkan.tables)]
+    assert (on_device["n_threads"] == 1).all()
+    assert set(on_device.loc[on_device["layer"] >= 0, "layer"]) == {LAYERS - ON_DEVICE, LAYERS - 1}
