@@ -77,7 +77,7 @@ class Package:
             for key in ("files", "fingerprint", "subgraphs", "experts", "embedding", "precisions"):
                 manifest[key]
             if not all(isinstance(entry["bytes"], int) for entry in manifest["files"].values()):
-                raise TypeError("files: bytes are no number")
+                raise TypeError("files: bytes must be a number")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"{self.folder / MANIFEST} cannot be read ({error})"
             raise PackageError(f"{problem}: delete the folder and convert again") from None
