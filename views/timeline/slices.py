@@ -240,21 +240,21 @@ def graph_slices(tables: Tables) -> Slices:
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     name = joined(graph_name, frame["kind"], frame["layer"], frame["expert"], frame["backend"], repeats_operator(tables, frame))
     slices = of_frame("graph", name, frame, args)
-    slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
-    flow_to_waits(tables, slices)
+    flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
+    slices.flow, slices.ends_flow = flow_to_waits(tables, flow)
     step = graph_steps(tables)
     slices.step_flow = np.where(step >= 0, step + STEP, 0)
     return slices
 
 
-def flow_to_waits(tables: Tables, slices: Slices) -> None:
-    """Let what is given to an accelerator flow to the wait for it."""
+def flow_to_waits(tables: Tables, flow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(flow ids of graphs with those from what is given to an accelerator to the wait for it, which graphs end theirs)."""
     given = given_away(tables)
     waits = first_waits(tables, given)["graph_id"].to_numpy(np.int64)
     ids, given_ids = tables["graphs"]["graph_id"], given["graph_id"].to_numpy(np.int64)[waits >= 0]
     begun, ended = rows_of(ids, pd.Series(given_ids)), rows_of(ids, pd.Series(waits[waits >= 0]))
-    slices.flow[begun] = slices.flow[ended] = given_ids + 1
-    slices.ends_flow = np.isin(np.arange(len(slices)), ended)
+    flow[begun] = flow[ended] = given_ids + 1
+    return flow, np.isin(np.arange(len(flow)), ended)
 
 
 def operator_name(kind: str, name: str) -> str:
