@@ -1,6 +1,7 @@
 # make run          everything needed, then the main job: trace the bundled demo
 # make test         everything needed, then all tests
 # make vm-test      the tracer on other kernels and the other architecture, in guests that QEMU emulates
+# make collect      moescope-collect for x86-64 and arm64, for machines without Python
 # make fuzz         damaged input for every verb that reads; CASES=10000 of each kind
 # make lint         what the code must pass before that
 # make reference    docs/reference: every verb and table, from the code
@@ -19,14 +20,14 @@ CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
-.PHONY: run test vm-test fuzz lint reference results setup build headers doctor wheel constraints clean
+.PHONY: run test collect vm-test fuzz lint reference results setup build headers doctor wheel constraints clean
 
 run: setup
 	@echo "== tracing the bundled demo"
 	$(SUDO) $(PY) -m tracer run -o $(RUN)
 
 # arm64 code is compiled and run emulated, too.
-test: setup build/.apt-cross
+test: setup collect
 	@echo "== tests (those that probe the kernel run as root)"
 	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
@@ -65,6 +66,18 @@ build/cmake/build.ninja: build/.apt | $(PY)
 	@cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) > build/cmake.log || { cat build/cmake.log; exit 1; }
 	@touch $@
 
+# Static programs, hence static libraries: fetched for both architectures, without anything being installed.
+collect: build/.apt build/.apt-cross build/static/amd64 build/static/arm64 | $(PY)
+	@cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DCOLLECTOR_LIBRARIES=$(CURDIR)/build/static > build/cmake.log \
+		|| { cat build/cmake.log; exit 1; }
+	@$(MAKE) --no-print-directory build
+	@ls -l tracer/collector/bin
+
+build/static/%: scripts/static_libraries.sh
+	@echo "== fetching static libraries for $*"
+	@scripts/static_libraries.sh $* $@
+	@touch $@
+
 doctor: setup
 	$(SUDO) $(PY) -m tracer doctor
 
@@ -98,16 +111,16 @@ build/.headers-%: build/.apt
 	@touch $@
 
 # The wheels are built from the source archive.
-wheel: build/.pip build/.apt-cross
+wheel: build/.pip build/.apt-cross build/static/amd64 build/static/arm64
 	rm -rf dist build/dist
 	$(PY) -m build --sdist --outdir dist .
-	$(PIP) wheel --no-deps -w build/dist dist/*.tar.gz
-	$(if $(CROSS),_PYTHON_HOST_PLATFORM=linux-aarch64 $(PIP) wheel --no-deps -w build/dist -Ccmake.toolchain-file=$(CURDIR)/cmake/aarch64-linux-gnu.cmake dist/*.tar.gz)
+	COLLECTOR_LIBRARIES=$(CURDIR)/build/static $(PIP) wheel --no-deps -w build/dist dist/*.tar.gz
+	$(if $(CROSS),COLLECTOR_LIBRARIES=$(CURDIR)/build/static _PYTHON_HOST_PLATFORM=linux-aarch64 $(PIP) wheel --no-deps -w build/dist -Ccmake.toolchain-file=$(CURDIR)/cmake/aarch64-linux-gnu.cmake dist/*.tar.gz)
 	PATH=$(CURDIR)/$(VENV)/bin:$$PATH scripts/check_wheels.py build/dist dist
 
 constraints: build/.pip
 	$(PY) scripts/raise_constraints.py constraints.txt
 
 clean:
-	rm -rf build dist tracer/kernel/objects
+	rm -rf build dist tracer/kernel/objects tracer/collector/bin
 	find moescope tracer analyzer views runtime -name '*.so' -delete

@@ -11,7 +11,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 from tracer.kernel.btf import STRUCT, Btf
-from tracer.recording.paths import BUILT_PARTS, ROOT
+from tracer.recording.paths import BUILT_PARTS, COLLECTORS, ROOT
 
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 REGISTERS = {"x86_64": "rdi", "aarch64": "regs"}
@@ -27,6 +27,10 @@ def check(wheel: Path) -> int:
         parts = {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in (".so", ".o")}
         missing = {part.relative_to(ROOT) for part in BUILT_PARTS} - parts
         wrong = [part for part in parts if not is_code_of(machine, folder / part)]
+        for name, code in MACHINES.items():  # a host needs the collectors of all its devices
+            collector = folder / COLLECTORS.relative_to(ROOT) / f"moescope-collect-{name}"
+            if not collector.exists() or ELFFile(io.BytesIO(collector.read_bytes()))["e_machine"] != code:
+                missing.add(collector.relative_to(folder))
     if missing or wrong:
         raise SystemExit(f"{wheel.name}: missing {sorted(map(str, missing))}, of another architecture {sorted(map(str, wrong))}")
     return len(parts)

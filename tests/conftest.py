@@ -22,6 +22,7 @@ import pytest
 from workloads.host_time import HostTime
 
 ROOT = Path(__file__).resolve().parent.parent
+COLLECTOR = ROOT / "tracer" / "collector" / "bin" / f"moescope-collect-{os.uname().machine}"
 SHARED = "MOESCOPE_TESTS_SHARED"
 """The environment's variable that holds the folder for what is made once in a session of several workers."""
 # On a shared machine an example may take any time, and drawing it too: neither says anything of the code. What passed for one
@@ -145,6 +146,7 @@ def llama_library(name: str) -> str:
 
 
 FEATURES: dict[str, Callable[[], str]] = {
+    "collector": lambda: "" if COLLECTOR.exists() else "moescope-collect has not been built: make collect",
     "probes": can_probe,
     "bcc": can_use_bcc,
     "htp": can_run_htp,

@@ -1,6 +1,5 @@
 """The plan as a file: all that a recorder on another machine must know, so that it decides nothing itself (docs/devices.md)."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracer.collector.pack import number_of
 from tracer.engines import Engine, Probe
 from tracer.errors import TracerError
 from tracer.kernel.loaders import enumeration, layouts, program_numbers
@@ -51,28 +51,24 @@ def contains_elf(path: str) -> bool:
         return False
 
 
-def sources() -> str:
-    """What stands for the programs' sources: a collector carries it, and takes no plan that was made for others."""
-    files = sorted(path for path in BPF_SOURCE.parent.iterdir() if path.suffix in (".c", ".h"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-
-
 def identity(path: str, build_id: str) -> str:
     """By what a file is known wherever it lies: its build id, or the XXH3 of its content where it has none."""
     return build_id or f"xxh3:{digest(Path(reach.way_to(path)).read_bytes())}"
 
 
-def libraries(engines: list[Engine], folders: list[Path]) -> Iterator[str]:
-    """The files in folders, and those given themselves, that hold an engine's code by their names."""
+def libraries(planner: Planner, folders: list[Path]) -> Iterator[str]:
+    """The files in folders, and those given themselves, that hold an engine's code by their names, or a user's functions."""
     for folder in folders:
         names = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
-        yield from (str(p) for p in names if p.is_file() and any(engine.owns(p.name) for engine in engines))
+        for path in filter(Path.is_file, names):
+            if any(e.owns(path.name) for e in planner.engines) or planner.named.wants(str(path), path.name, False):
+                yield str(path)
 
 
 def compose(planner: Planner, place: Place, programs: list[str], folders: list[Path], loops: list[LearntLoop]) -> dict[str, Any]:
     """The whole plan, for programs (executables) and the libraries in folders. Raises TracerError where no probe would stand."""
     seen: dict[str, dict[str, Any]] = {}
-    found = [*((path, True) for path in programs), *((path, False) for path in libraries(planner.engines, folders))]
+    found = [*((path, True) for path in programs), *((path, False) for path in libraries(planner, folders))]
     for path, is_executable in found:
         if place.is_of(path) and (real := reach.real(path)) not in seen:
             plan = planner.file(path, is_executable)
@@ -80,7 +76,8 @@ def compose(planner: Planner, place: Place, programs: list[str], folders: list[P
             seen[real] = described(planner, place, plan, loops)
     if not planner.rows:
         raise TracerError("no file of an engine was found for this machine: name its libraries' folder with --libraries")
-    return {"plan_version": PLAN_VERSION, **about(planner, place), "files": list(seen.values())}
+    files = list(seen.values())
+    return {"plan_version": PLAN_VERSION, **about(planner, place, files), "files": files}
 
 
 def described(planner: Planner, place: Place, plan: FilePlan, loops: list[LearntLoop]) -> dict[str, Any]:
@@ -111,19 +108,22 @@ def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[
     return {"learn": LEARN_NOTHING, "node_at": loop.node_at, "node_more": loop.node_more, "graph_at": loop.graph_at}
 
 
-def about(planner: Planner, place: Place) -> dict[str, Any]:
-    """What the plan says beside its files."""
+def about(planner: Planner, place: Place, files: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the plan says beside its files; programs are those that can stand in these, and the kernel's."""
     levels, numbers = planner.levels, program_numbers()
     kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, "process")]
-    programs = planner.programs() | {name for name, _, _ in kernel}
-    wanted = [(engine, probe) for engine in planner.engines for probe in engine.probes if probe.wanted(levels)]
+    present = {name for file in files for name in file["engines"]}
+    wanted = [(e, p) for e in planner.engines for p in e.probes if e.name in present and p.wanted(levels)]
+    later = [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"]
+    rows = [row for file in files for row in file["rows"]]
+    programs = {name for name, _, _ in kernel} | {row["program"] for row in (*rows, *later)}
     chosen = {"operators": "operator" in levels, "experts": "expert" in levels, "files": "io" in levels}
     backends = enumeration("backend_id")
     identities = {i[:16]: backends[f"BACKEND_{n.upper()}"] for engine in planner.engines for n, i in engine.backends.items()}
     prefixes = {prefix for engine in planner.engines for prefix in engine.libraries} | planner.named.prefixes()
     return {
         "arch": place.arch,
-        "sources": sources(),
+        "sources": number_of(BPF_SOURCE.parent),
         "levels": sorted(levels),
         "programs": {name: numbers.get(name, -1) for name in sorted(programs)},
         "kernel": kernel,
@@ -132,7 +132,7 @@ def about(planner: Planner, place: Place) -> dict[str, Any]:
         "backends": identities,
         "settings": {"mul_mat_id": UNKNOWN_OPERATOR, "stop": 1, **{name: int(is_on) for name, is_on in chosen.items()}},
         "engines": {engine.name: described_engine(engine, planner) for engine in planner.engines},
-        "at_run_time": [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"],
+        "at_run_time": later,
         "functions": planner.named.found,
         "layouts": layouts(),
     }

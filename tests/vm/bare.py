@@ -1,0 +1,233 @@
+"""Guests without Python: busybox, a C library, moescope-collect and a plan in an initial ramdisk, on other kernels.
+
+    python -m tests.vm.bare [--arch ARCH] [--kernel SERIES] [--json FILE]
+
+The plans are made here from the guest's files and from what its collector said of its kernel; the recordings come back over the
+console and are read here. Kernels are those of tests.vm.guest.py, and so is where they are kept.
+"""
+
+import argparse
+import base64
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.vm.guest import GUESTS, MACHINES, NATIVE, ROOT, Guest, Unobtainable, make_kernel, run
+from tracer.recording.checksums import check
+from tracer.recording.paths import COLLECTORS
+from workloads.raw_records import RawRecording
+
+CALLS, RELOADS = 300, 20
+LIMIT_S = 1800
+FIRST = """#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /tmp /out /dev
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sys /sys
+/bin/busybox mount -t devtmpfs dev /dev
+cd /
+/collect --probe-features > /out/features.json
+{commands}
+echo RECORDING
+/bin/busybox tar -C /out -cf - . | /bin/busybox gzip | /bin/busybox base64
+echo END
+echo 1 > /proc/sys/kernel/sysrq
+echo o > /proc/sysrq-trigger
+/bin/busybox sleep 100
+"""
+COLLECT = "/collect --plan /{name}.json -o /out/{name} -- {command} 2> /out/{name}.txt; echo $? > /out/{name}.status"
+COMMANDS = {
+    "sites": f"/bin/busybox sh -c '/bin/usdt_calls {CALLS}; true'",
+    "named": f"/bin/reload /lib/libnamed.so {RELOADS} 3",
+    "other": "/bin/usdt_calls 1",
+}
+"""Recording → command: our runtime's sites in a child; a library that comes and goes; with a plan for another build."""
+NAMED = '[[function]]\nlibrary = "libnamed.so"\nsymbol = "work_other"\nargs = { result = "s32 return" }\n'
+
+
+def furnish(guest: Guest, place: Path) -> None:
+    """What the guest holds besides its plans."""
+    machine = MACHINES[guest.arch][3]
+    compiler = "cc" if guest.arch == NATIVE else f"{machine}-linux-gnu-gcc"
+    for folder in ("bin", "lib", "lib64"):
+        (place / folder).mkdir(parents=True)
+    for name in ("libc.so.6", "ld-linux-aarch64.so.1" if machine == "aarch64" else "ld-linux-x86-64.so.2", "libpthread.so.0"):
+        found = Path(run(compiler, f"-print-file-name={name}").stdout.strip())
+        for folder in ("lib", "lib64"):
+            shutil.copy(found, place / folder / name)
+    shutil.copy(busybox(guest), place / "bin" / "busybox")
+    shutil.copy(COLLECTORS / f"moescope-collect-{machine}", place / "collect")
+    programs, headers = ROOT / "workloads" / "programs", sysconfig.get_paths()["include"]
+    sites = [
+        "-O2",
+        "-shared",
+        "-fPIC",
+        "-DPy_LIMITED_API=0x030B0000",
+        f"-I{headers}",
+        ROOT / "runtime" / "telemetry" / "_probes.c",
+    ]
+    run(compiler, *sites, "-o", place / "lib" / "_probes.so")
+    links = [
+        "-O2",
+        "-pthread",
+        "-rdynamic",
+        f"-L{place}/lib",
+        "-l:_probes.so",
+        "-Wl,--allow-shlib-undefined,-z,lazy",
+        "-Wl,-rpath,/lib",
+    ]
+    run(compiler, programs / "usdt_calls.c", "-o", place / "bin" / "usdt_calls", *links)
+    run(compiler, "-O2", programs / "reload.c", "-o", place / "bin" / "reload")
+    run(compiler, "-O2", "-shared", "-fPIC", "-fno-ipa-ra", programs / "named.c", "-o", place / "lib" / "libnamed.so")
+
+
+def busybox(guest: Guest) -> Path:
+    """A static busybox for the guest, by apt."""
+    from tests.vm.guest import CACHE, CONFIG, apt_of, unpack
+
+    place = CACHE / guest.arch / "busybox"
+    if not place.exists():
+        conf = apt_of(guest.arch, "apt-root", CONFIG["root_suites"])
+        with tempfile.TemporaryDirectory() as folder:
+            run("apt-get", "-c", conf, "download", "-qq", "busybox-static", cwd=folder)
+            unpack(sorted(Path(folder).glob("*.deb")), place)
+    return next(path for path in (place / "bin/busybox", place / "usr/bin/busybox") if path.exists())
+
+
+def write_plans(guest: Guest, place: Path, features: dict[str, Any], work: Path) -> None:
+    """Plan for each command, on this machine."""
+    (work / "features.json").write_text(json.dumps(features))
+    (work / "named.toml").write_text(NAMED)
+    for name, words in {"sites": [], "named": ["--probes", str(work / "named.toml")]}.items():
+        shared = ["--sysroot", str(place), "--features", str(work / "features.json"), "--levels", "token,graph,operator,expert"]
+        run(
+            sys.executable,
+            "-m",
+            "tracer",
+            "plan",
+            "-o",
+            place / f"{name}.json",
+            *shared,
+            *words,
+            "--",
+            "/bin/usdt_calls",
+            cwd=ROOT,
+        )
+    plan = json.loads((place / "sites.json").read_text())
+    for file in plan["files"]:
+        file["id"] = "00" * 20
+    (place / "other.json").write_text(json.dumps(plan))
+
+
+def boot(guest: Guest, place: Path, names: list[str], out: Path) -> None:
+    """Boot the guest from its ramdisk; the recordings come to `out`."""
+    program, console, machine, _ = MACHINES[guest.arch]
+    commands = "\n".join(COLLECT.format(name=name, command=COMMANDS[name]) for name in names)
+    (place / "init").write_text(FIRST.format(commands=commands))
+    (place / "init").chmod(0o755)
+    listed = run("find", ".", cwd=place).stdout
+    initrd = out.parent / "initrd"
+    with initrd.open("wb") as file:
+        subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], cwd=place, input=listed.encode(), stdout=file, check=True)
+    words = [
+        "nice",
+        "-n",
+        "10",
+        "timeout",
+        str(LIMIT_S),
+        program,
+        *machine,
+        "-accel",
+        "tcg,thread=multi",
+        "-smp",
+        "2",
+        "-m",
+        "1024",
+    ]
+    words += ["-nographic", "-nic", "none", "-no-reboot", "-kernel", str(next(guest.kernel.glob("**/vmlinuz*")))]
+    words += ["-initrd", str(initrd), "-append", f"console={console} quiet panic=-1"]
+    printed = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    ).stdout
+    packed = re.search(r"RECORDING\s+([A-Za-z0-9+/=\s]+?)\s*END", printed)
+    if not packed:
+        raise SystemExit(f"{guest.name} sent nothing back:\n{printed[-3000:]}")
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed[1])), mode="r:gz") as archive:
+        archive.extractall(out, filter="data")
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    """What was seen: a row for each command."""
+    status = {name: int((out / f"{name}.status").read_text()) for name in COMMANDS}
+    rows = []
+    for name, program, wanted in (("sites", "op_end", CALLS), ("named", "call_end", 3 * RELOADS)):
+        if not (out / name / "manifest.json").exists():
+            rows.append({"rung": name, "ok": False, "seen": (out / f"{name}.txt").read_text()[-500:]})
+            continue
+        kept = RawRecording(out / name)
+        counts = {row["program"]: row["hits"] for row in kept.manifest["probes"] if row["engine"] != "kernel"}
+        found, lost, machine = len(kept.records(program)), kept.manifest["lost"], kept.manifest["machine"]
+        whole = kept.is_whole and all(not check(kept.path / f"{stream}.bin")[0] for stream in ("events", "details"))
+        good = found == wanted and not lost and status[name] == 0 and whole and set(counts.values()) == {wanted}
+        seen = (
+            f"{found} of {wanted} {program}, hits {sorted(set(counts.values()))} at {len(counts)} places, lost {lost or 'none'}"
+        )
+        said = "; ".join(kept.manifest["warnings"])
+        rows.append({"rung": name, "ok": good, "seen": f"{seen}; {machine['kernel']} {machine['arch']}; {said or 'no warnings'}"})
+    told = (out / "other.txt").read_text().strip()
+    rows.append({"rung": "other", "ok": status["other"] == 2 and "the plan was made for" in told, "seen": told[-200:]})
+    return rows
+
+
+def try_guest(guest: Guest) -> list[dict[str, Any]]:
+    """Boot once for the kernel's features, plan, boot again to record; rows of results."""
+    if not guest.kernel.exists():
+        guest.kernel.parent.mkdir(parents=True, exist_ok=True)
+        make_kernel(guest)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        place, out = work / "guest", work / "out"
+        place.mkdir()
+        out.mkdir()
+        furnish(guest, place)
+        boot(guest, place, [], out)
+        features = json.loads((out / "features.json").read_text())
+        write_plans(guest, place, features, work)
+        boot(guest, place, list(COMMANDS), out)
+        rows = [{"rung": "features", "ok": features["uprobes"], "seen": json.dumps(features)}, *rows_of(out)]
+    took = round(time.monotonic() - began)
+    return [{"guest": guest.name, "s": took, **row} for row in rows]
+
+
+def main() -> int:
+    """Try the guests that were chosen; 1 where something failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", choices=sorted(MACHINES), help="only guests of this architecture")
+    parser.add_argument("--kernel", metavar="SERIES", help="only guests with a kernel of this series: 6.1")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for guest in GUESTS:
+        if args.arch in (None, guest.arch) and args.kernel in (None, guest.series):
+            try:
+                rows += try_guest(guest)
+            except Unobtainable as error:
+                print(f"== the guest {guest.name} was NOT run: {error}")
+    for row in rows:
+        print(f"{row['guest']:12} {row['s']:4} s  {row['rung']:10} {'passed' if row['ok'] else 'FAILED'}  {row['seen']}")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(not rows or not all(row["ok"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

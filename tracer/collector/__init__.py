@@ -1,0 +1,1 @@
+"""moescope-collect: records on machines without Python what a plan says (C)."""

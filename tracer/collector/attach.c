@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The plan carried out: what it says of a file is attached when the target opens it; the rows of the manifest. */
+#include <errno.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "collect.h"
+
+#define MOST_PROBES 4096
+#define MOST_FILES 1024
+#define CLOSERS 16 /* each waits until no CPU can be inside the probe any more, and they can wait together */
+
+struct file {
+	dev_t dev;
+	ino_t ino;
+	char *path;
+	char id[64];
+	json_t *planned;
+};
+
+static struct row rows[MOST_PROBES];
+static struct file files[MOST_FILES];
+static int row_count, file_count;
+static json_t *plan, *spared;
+static struct settings settings;
+
+static const struct {
+	const char *name;
+	size_t offset;
+} named_settings[] = {
+#define SETTING(name) {#name, offsetof(struct settings, name)}
+	SETTING(mul_mat_id), SETTING(operators), SETTING(experts),	SETTING(learn),	   SETTING(blind),
+	SETTING(node_at),    SETTING(node_more), SETTING(graph_at), SETTING(everyone), SETTING(files),
+};
+
+static void take_settings(json_t *wanted)
+{
+	for (size_t i = 0; i < sizeof(named_settings) / sizeof(*named_settings); i++) {
+		json_t *value = json_object_get(wanted, named_settings[i].name);
+
+		if (value)
+			*(u32 *)((u8 *)&settings + named_settings[i].offset) = json_integer_value(value);
+	}
+}
+
+void set_settings(bool stop)
+{
+	u32 zero = 0;
+
+	settings.stop = stop;
+	settings.infer_faults = !has_tracepoint("filemap", "mm_filemap_fault");
+	settings.spared = json_array_size(spared) > 0;
+	settings.round++;
+	set_map("chosen", &zero, &settings);
+}
+
+static void add_row(json_t *row, int fd)
+{
+	if (row_count == MOST_PROBES) {
+		warn("%d probes stand: no more are placed", MOST_PROBES);
+		close(fd);
+		return;
+	}
+	rows[row_count].row = row;
+	rows[row_count++].fd = fd;
+}
+
+static json_t *row_of_kernel(const char *name, const char *level, const char *category, const char *at)
+{
+	char symbol[128];
+
+	snprintf(symbol, sizeof(symbol), "%s:%s", category, name);
+	return json_pack("{ss ss ss ss ss sI ss ss ss ss sI}", "program", name, "engine", "kernel", "level", level, "library", "", "symbol",
+			 symbol, "offset", (json_int_t)0, "at", at, "instruction", "", "cost", "tracepoint", "why", "", "cookie",
+			 (json_int_t)0);
+}
+
+static void attach_one_of_kernel(const char *name, const char *level, const char *category)
+{
+	bool is_software = !strcmp(category, "software");
+	u32 event = number_of(json_object_get(plan, "software"), name);
+	int fd;
+
+	if (!is_loaded(name))
+		return;
+	fd = is_software ? attach_software(name, event) : attach_tracepoint(name, category, name);
+	if (fd < 0)
+		warn("cannot attach to %s:%s: %s", category, name, strerror(errno));
+	else
+		add_row(row_of_kernel(name, level, category, is_software ? "software" : "tracepoint"), fd);
+}
+
+/* Single system calls have tracepoints of their own, or those that every call passes stand in for them. */
+void attach_kernel(const struct choice *choice)
+{
+	bool has_single = has_tracepoint("syscalls", "sys_enter_openat");
+	size_t index;
+	json_t *each;
+
+	plan = choice->plan;
+	spared = json_array();
+	take_settings(json_object_get(plan, "settings"));
+	json_array_foreach(json_object_get(plan, "kernel"), index, each) {
+		const char *name, *level, *category;
+		bool is_single, is_stand_in;
+
+		if (json_unpack(each, "[sss]", &name, &level, &category))
+			fail("the plan is damaged (kernel): write it again");
+		is_single = !strcmp(category, "syscalls");
+		is_stand_in = !strcmp(category, "raw_syscalls");
+		if (is_stand_in ? has_single : is_single && !has_single)
+			continue;
+		if (!strcmp(category, "software") || has_tracepoint(category, name))
+			attach_one_of_kernel(name, level, category);
+		else
+			warn("this kernel has no tracepoint %s:%s; level %s goes without it", category, name, level);
+	}
+	if (!row_count)
+		fail("none of the kernel's tracepoints can be read: tracefs is not mounted, or closed");
+}
+
+static bool stands_already(json_t *row, const char *path)
+{
+	for (int i = 0; i < row_count; i++) {
+		json_t *other = rows[i].row;
+
+		if (!strcmp(text_of(other, "program"), text_of(row, "program")) && !strcmp(text_of(other, "library"), path) &&
+		    number_of(other, "offset") == number_of(row, "offset") && number_of(other, "cookie") == number_of(row, "cookie"))
+			return true;
+	}
+	return false;
+}
+
+static void stand(json_t *row, const char *path)
+{
+	const char *program = text_of(row, "program");
+	u64 offset = number_of(row, "offset");
+	int fd;
+
+	json_object_set_new(row, "library", json_string(path));
+	if (!is_loaded(program) || stands_already(row, path)) {
+		json_decref(row);
+		return;
+	}
+	fd = attach_uprobe(program, path, offset, !strcmp(text_of(row, "at"), "return"), number_of(row, "cookie"));
+	if (fd >= 0) {
+		add_row(row, fd);
+		return;
+	}
+	warn("cannot attach %s to %s+%#llx: %s", program, path, (unsigned long long)offset, strerror(errno));
+	json_decref(row);
+}
+
+void attach_row(json_t *probe, const char *path, u64 offset, const char *symbol, const char *why)
+{
+	stand(json_pack("{ss ss ss ss sI ss ss ss ss sI}", "program", text_of(probe, "program"), "engine", text_of(probe, "engine"),
+			"level", text_of(probe, "level"), "symbol", symbol, "offset", (json_int_t)offset, "at", text_of(probe, "at"),
+			"instruction", "", "cost", "emulated", "why", why, "cookie", (json_int_t)0),
+	      path);
+}
+
+bool stands_in(const char *program, const char *path)
+{
+	for (int i = 0; i < row_count; i++) {
+		if (!strcmp(text_of(rows[i].row, "program"), program) && (!path || !strcmp(text_of(rows[i].row, "library"), path)))
+			return true;
+	}
+	return false;
+}
+
+/* Probes that others stand for, until something is seen that these do not see. */
+void spare(json_t *probe, const char *path, u64 offset, const char *symbol)
+{
+	json_array_append_new(spared, json_pack("{sO ss sI ss}", "probe", probe, "path", path, "offset", (json_int_t)offset, "symbol",
+						symbol));
+}
+
+void attach_spared(void)
+{
+	json_t *now = spared, *each;
+	size_t index;
+
+	spared = json_array();
+	json_array_foreach(now, index, each) {
+		attach_row(json_object_get(each, "probe"), text_of(each, "path"), number_of(each, "offset"), text_of(each, "symbol"),
+			   "address from the function table; not inspected (licence), assumed cheap");
+	}
+	json_decref(now);
+}
+
+static void set_specs(json_t *specs)
+{
+	const char *cookie;
+	json_t *text;
+
+	json_object_foreach(specs, cookie, text) {
+		struct call_spec spec = {0};
+		const char *digits = json_string_value(text);
+		u32 key = strtoul(cookie, NULL, 10);
+
+		for (size_t i = 0; i < sizeof(spec) && digits[2 * i]; i++)
+			sscanf(digits + 2 * i, "%2hhx", (u8 *)&spec + i);
+		set_map("call_specs", &key, &spec);
+	}
+}
+
+static void carry_out(json_t *file, const char *path)
+{
+	size_t index;
+	json_t *row;
+
+	set_specs(json_object_get(file, "specs"));
+	take_settings(json_object_get(file, "settings"));
+	json_array_foreach(json_object_get(file, "rows"), index, row) {
+		stand(json_deep_copy(row), path);
+	}
+}
+
+/* The entry of a file that was not gone through before; NULL where it was, or cannot be. */
+static struct file *new_file(const char *path)
+{
+	struct stat status;
+	struct file *file = &files[file_count];
+
+	if (stat(path, &status) || file_count == MOST_FILES)
+		return NULL;
+	for (int i = 0; i < file_count; i++) {
+		if (files[i].dev == status.st_dev && files[i].ino == status.st_ino)
+			return NULL;
+	}
+	if (!identify(path, file->id, sizeof(file->id)))
+		return NULL;
+	file->dev = status.st_dev;
+	file->ino = status.st_ino;
+	file->path = strdup(path);
+	file->planned = planned_file(plan, file->id);
+	file_count++;
+	return file;
+}
+
+bool attach_file(const char *path, bool is_executable)
+{
+	int before = row_count;
+	struct file *file = new_file(path);
+
+	if (!file)
+		return false;
+	if (file->planned)
+		carry_out(file->planned, file->path);
+	else if (!is_executable)
+		warn("%s (build %s) is not in the plan: nothing is probed in it", path, file->id);
+	return row_count > before;
+}
+
+const char *id_of(const char *path)
+{
+	for (int i = 0; i < file_count; i++) {
+		if (!strcmp(files[i].path, path))
+			return files[i].id;
+	}
+	return "";
+}
+
+json_t *libraries_of(const char *engine)
+{
+	json_t *answer = json_array();
+
+	for (int i = 0; i < file_count; i++) {
+		json_t *file = files[i].planned;
+
+		if (file && lists(json_object_get(file, "engines"), engine))
+			json_array_append_new(answer, json_pack("{ss ss}", "path", files[i].path, "build_id", text_of(file, "build_id")));
+	}
+	return answer;
+}
+
+static void *close_some(void *first)
+{
+	for (int i = (int)(intptr_t)first; i < row_count; i += CLOSERS) {
+		if (rows[i].fd >= 0)
+			close(rows[i].fd);
+		rows[i].fd = -1;
+	}
+	return NULL;
+}
+
+void detach_all(void)
+{
+	pthread_t closers[CLOSERS];
+
+	for (int i = 0; i < CLOSERS; i++) {
+		if (pthread_create(&closers[i], NULL, close_some, (void *)(intptr_t)i)) {
+			close_some((void *)(intptr_t)i);
+			closers[i] = 0;
+		}
+	}
+	for (int i = 0; i < CLOSERS; i++)
+		if (closers[i])
+			pthread_join(closers[i], NULL);
+}
+
+json_t *attached(void)
+{
+	json_t *answer = json_array();
+
+	for (int i = 0; i < row_count; i++)
+		json_array_append_new(answer, json_deep_copy(rows[i].row));
+	return answer;
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The collector's parts, from the ground up: messages, files, the kernel, rings, the target, answers to it, the manifest. */
+#ifndef MOESCOPE_COLLECT_H
+#define MOESCOPE_COLLECT_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int32_t s32;
+typedef int64_t s64;
+
+#include "records.h"
+#include "structs.h"
+
+#define PATH_MOST 4096
+#define DIGEST_BYTES 17
+#define NS_PER_S 1000000000ULL
+
+/* What the command line and the plan say; nothing in it changes while recording. */
+struct choice {
+	json_t *plan;
+	const char *folder;
+	const char *btf;
+	char **command; /* NULL where a process is followed */
+	pid_t pid;
+	double duration_s;
+	u64 ring_bytes;
+};
+
+/* messages.c: one line on standard error each; warnings go into the manifest, too */
+void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn)); /* exit code 2 */
+json_t *warnings(void);
+json_t *plain_text(const char *text); /* where it is no UTF-8, its other bytes become ? */
+u64 now_ns(void);
+double cpu_s(void);
+
+/* plan.c */
+json_t *read_plan(const char *path);
+const char *text_of(json_t *object, const char *key);
+s64 number_of(json_t *object, const char *key);
+bool lists(json_t *array, const char *text);
+json_t *planned_file(json_t *plan, const char *id);
+
+/* elf.c: what a file is known by */
+bool identify(const char *path, char *id, size_t bytes); /* build id or XXH3; false where it is no ELF file for 64 bits */
+s64 own_offset(const void *function); /* in the file that this process runs */
+
+/* kernel.c */
+void load_programs(const struct choice *choice);
+bool is_loaded(const char *program);
+int map_fd(const char *name);
+void set_map(const char *name, const void *key, const void *value);
+void delete_from_map(const char *name, const void *key);
+int program_fd(const char *name);
+bool has_tracepoint(const char *category, const char *name);
+int attach_tracepoint(const char *program, const char *category, const char *name); /* -1 and errno */
+int attach_software(const char *program, u32 config);
+int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie);
+json_t *features(void);
+
+/* drain.c: `picked` slots are those of kinds that someone answers, oldest first; valid until the next turn */
+struct drained {
+	u64 records[256];
+	u64 seen, bytes;
+};
+void open_rings(const struct choice *choice);
+int drain_turn(const bool *wanted, const u8 ***picked);
+void wake_on(int fd);
+void sleep_until(u64 deadline_ns);
+void seal(void);
+bool disk_failed(void);
+const struct drained *drained(void);
+void digest(const void *data, size_t bytes, char *text);
+
+/* target.c */
+struct target {
+	pid_t pid;
+	bool started_here, over;
+	int status; /* as waitpid has it */
+	u64 cpu_ns, began_ns;
+};
+void guard_begin(void);
+void guard(pid_t pid, bool watch);
+void guard_end(void);
+void start_target(struct target *target, char **command);
+void follow_target(struct target *target, pid_t pid);
+void release_target(struct target *target);
+bool poll_target(struct target *target);
+int tasks_of(pid_t pid, pid_t *tids, int most);
+int name_of(pid_t pid, pid_t tid, char *name, size_t bytes);
+/* The file that an address of a process lies in, by a path that opens here; false where it lies in none. */
+bool place_of(pid_t pid, u64 address, char *path, u64 *offset);
+bool program_of(pid_t pid, char *path);
+bool opened_by(pid_t pid, const char *name, char *path);
+void each_mapped(pid_t pid, void (*act)(const char *path, void *context), void *context);
+
+/* attach.c: the plan carried out */
+struct row {
+	json_t *row; /* of the plan, with its file */
+	int fd;
+	u64 retired_ns;
+};
+void attach_kernel(const struct choice *choice);
+bool attach_file(const char *path, bool is_executable);
+void attach_row(json_t *row, const char *path, u64 offset, const char *symbol, const char *why);
+bool stands_in(const char *program, const char *path);
+void attach_spared(void);
+void spare(json_t *row, const char *path, u64 offset, const char *symbol);
+void set_settings(bool stop);
+void detach_all(void);
+json_t *attached(void); /* rows for the manifest */
+json_t *libraries_of(const char *engine);
+const char *id_of(const char *path);
+
+/* watch.c: answers to the target */
+extern bool answered[256];
+void watch_begin(const struct choice *choice);
+void answer(const u8 *slot);
+void note_thread(pid_t pid, pid_t tid, const char *name);
+void name_living_threads(void);
+void forget_threads(void);
+json_t *threads(void);
+json_t *sites(void);
+json_t *io_files(void);
+json_t *qnn(void);
+json_t *held(void);
+json_t *keep_qnn_logs(const char *folder, bool whole);
+void note_mapped_files(pid_t pid);
+
+/* costs.c: what hits of probes cost, and what the programs took */
+void measure_costs(void);
+json_t *costs(void);
+void stats_turn(bool last);
+void account(json_t *rows, json_t *cost);
+
+/* manifest.c */
+void manifest_begin(const struct choice *choice, const struct target *target);
+u64 losses(json_t *by_kind);
+void save_manifest(const char *state);
+
+#endif

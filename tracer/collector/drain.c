@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * From the rings to the files: one turn writes whole batches as they stand in the rings' memory and hands out the few records
+ * that someone answers. Files, checksums and pace are those of tracer/recording.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "collect.h"
+
+#define HEADER_BYTES 8
+#define BUSY (1U << 31)
+#define SEGMENT_BYTES (1ULL << 20)
+#define MOST_PICKED 4096 /* of a turn; what the target waits for comes one at a time */
+#define QUICK_NS 20000000ULL
+#define SLOW_NS NS_PER_S
+#define BUSY_PART 4 /* of a ring, filled since the last turn */
+#define IDLE_PART 64
+
+struct ring {
+	const char *name;
+	size_t slot;
+	u64 size, position, taken, end, sealed;
+	volatile u64 *consumed;
+	const volatile u64 *produced;
+	const u8 *data;
+	int file, sums;
+	XXH3_state_t *hash;
+};
+
+static struct ring rings[] = {{.name = "events", .slot = EVENT_BYTES + HEADER_BYTES},
+			      {.name = "details", .slot = DETAIL_BYTES + HEADER_BYTES}};
+#define RINGS (sizeof(rings) / sizeof(*rings))
+
+static struct drained sums;
+static const u8 *picked[MOST_PICKED];
+static u8 copies[MOST_PICKED][DETAIL_BYTES];
+static u64 pace_ns = QUICK_NS;
+static int poller, write_error;
+
+static const struct header *header_of(const u8 *slot)
+{
+	return (const void *)(slot + HEADER_BYTES);
+}
+
+void digest(const void *data, size_t bytes, char *text)
+{
+	sprintf(text, "%016llx", (unsigned long long)XXH3_64bits(data, bytes));
+}
+
+static int create(const char *folder, const char *name, const char *suffix)
+{
+	char path[PATH_MOST];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s.%s", folder, name, suffix);
+	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	if (fd < 0)
+		fail("cannot write %s: %s", path, strerror(errno));
+	return fd;
+}
+
+static void map_ring(struct ring *r, int fd, u64 size)
+{
+	size_t page = sysconf(_SC_PAGESIZE);
+	u8 *consumer = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	u8 *producer = mmap(NULL, page + 2 * size, PROT_READ, MAP_SHARED, fd, page);
+
+	if (consumer == MAP_FAILED || producer == MAP_FAILED)
+		fail("cannot map the ring %s: %s", r->name, strerror(errno));
+	r->size = size;
+	r->consumed = (void *)consumer;
+	r->produced = (void *)producer;
+	r->data = producer + page;
+}
+
+void open_rings(const struct choice *choice)
+{
+	poller = epoll_create1(EPOLL_CLOEXEC);
+	for (size_t i = 0; i < RINGS; i++) {
+		struct ring *r = &rings[i];
+		struct epoll_event event = {.events = EPOLLIN};
+
+		map_ring(r, map_fd(r->name), choice->ring_bytes);
+		r->file = create(choice->folder, r->name, "bin");
+		r->sums = create(choice->folder, r->name, "sum");
+		r->hash = XXH3_createState();
+		XXH3_64bits_reset(r->hash);
+		epoll_ctl(poller, EPOLL_CTL_ADD, map_fd(r->name), &event);
+	}
+}
+
+void wake_on(int fd)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT};
+
+	epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
+}
+
+/* Until records wake us, it is time for the next turn, or the deadline has come. */
+void sleep_until(u64 deadline_ns)
+{
+	struct epoll_event event;
+	u64 now = now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
+
+	epoll_wait(poller, &event, 1, ((left < pace_ns ? left : pace_ns) + 999999) / 1000000);
+}
+
+static bool write_all(int fd, const u8 *data, size_t bytes)
+{
+	while (bytes) {
+		ssize_t done = write(fd, data, bytes);
+
+		if (done < 0 && errno == EINTR)
+			continue;
+		if (done <= 0)
+			return false;
+		data += done;
+		bytes -= done;
+	}
+	return true;
+}
+
+/* Ends the segment of a file, if there is any, with its checksum; nothing where the disk is full: that has been said. */
+static void seal_one(struct ring *r)
+{
+	u64 entry[2] = {r->end, XXH3_64bits_digest(r->hash)};
+
+	if (r->end == r->sealed || write_error || !write_all(r->sums, (u8 *)entry, sizeof(entry)))
+		return;
+	r->sealed = r->end;
+	XXH3_64bits_reset(r->hash);
+}
+
+void seal(void)
+{
+	for (size_t i = 0; i < RINGS; i++)
+		seal_one(&rings[i]);
+}
+
+bool disk_failed(void)
+{
+	return write_error;
+}
+
+const struct drained *drained(void)
+{
+	return &sums;
+}
+
+/* The finished records of a ring from its position on: they stand in one piece, since the ring is mapped twice in a row. */
+static const u8 *take(struct ring *r)
+{
+	const u8 *first = r->data + r->position % r->size;
+	u64 produced = __atomic_load_n(r->produced, __ATOMIC_ACQUIRE), most = produced - r->position;
+
+	for (r->taken = 0; r->taken < most; r->taken += r->slot) {
+		if (__atomic_load_n((const u32 *)(first + r->taken), __ATOMIC_ACQUIRE) & BUSY)
+			break;
+	}
+	return first;
+}
+
+/* Counts the records of a batch and copies those that are wanted; how many are now picked. */
+static int look_through(struct ring *r, const u8 *first, const bool *wanted, int count)
+{
+	for (u64 at = 0; at < r->taken; at += r->slot) {
+		u8 kind = header_of(first + at)->kind;
+
+		sums.records[kind]++;
+		if (!wanted[kind])
+			continue;
+		if (count == MOST_PICKED) { /* the others wait in the ring for the next turn */
+			sums.records[kind]--;
+			r->taken = at;
+			break;
+		}
+		memcpy(copies[count], first + at + HEADER_BYTES, r->slot - HEADER_BYTES);
+		picked[count] = copies[count];
+		count++;
+	}
+	return count;
+}
+
+static void keep(struct ring *r, const u8 *first)
+{
+	if (write_error || !r->taken)
+		return;
+	if (!write_all(r->file, first, r->taken)) {
+		write_error = errno ? errno : ENOSPC;
+		warn("cannot write %s.bin: %s; what was written before is readable", r->name, strerror(write_error));
+		return;
+	}
+	XXH3_64bits_update(r->hash, first, r->taken);
+	r->end += r->taken;
+	sums.bytes += r->taken;
+	if (r->end - r->sealed >= SEGMENT_BYTES)
+		seal_one(r);
+}
+
+static int by_time(const void *a, const void *b)
+{
+	u64 first = (*(const struct header *const *)a)->ts, second = (*(const struct header *const *)b)->ts;
+
+	return (first > second) - (first < second);
+}
+
+/* How long to sleep from here on: short while the rings fill, longer while they do not. */
+static void set_pace(u64 part)
+{
+	if (part > rings[0].size / BUSY_PART)
+		pace_ns = pace_ns / 2 > QUICK_NS / 8 ? pace_ns / 2 : QUICK_NS / 8;
+	else if (part < rings[0].size / IDLE_PART)
+		pace_ns = pace_ns < QUICK_NS ? QUICK_NS : pace_ns * 2 < SLOW_NS ? pace_ns * 2 : SLOW_NS;
+	else if (pace_ns > QUICK_NS)
+		pace_ns = QUICK_NS;
+}
+
+int drain_turn(const bool *wanted, const u8 ***out)
+{
+	u64 largest = 0;
+	int count = 0;
+
+	for (size_t i = 0; i < RINGS; i++) {
+		struct ring *r = &rings[i];
+		const u8 *first = take(r);
+
+		count = look_through(r, first, wanted, count);
+		keep(r, first);
+		sums.seen += r->taken / r->slot;
+		largest = r->taken > largest ? r->taken : largest;
+		r->position += r->taken;
+		__atomic_store_n(r->consumed, r->position, __ATOMIC_RELEASE);
+	}
+	set_pace(largest);
+	qsort(picked, count, sizeof(*picked), by_time);
+	*out = picked;
+	return count;
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * moescope-collect: records what a plan says, on a machine without Python. A plan is made on a host (`moescope plan`); the
+ * recording is read on a host, as any other (docs/devices.md).
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "collect.h"
+
+#define RING_MIB 8 /* a process that has both mapped counts them twice: 32 MiB resident */
+#define FIRST_MANIFEST_NS (5 * NS_PER_S)
+#define RAREST_MANIFEST_NS (60 * NS_PER_S)
+#define MOST_TASKS 4096
+
+static volatile sig_atomic_t asked_to_stop;
+
+static const char usage[] =
+	"usage: moescope-collect --plan FILE -o FOLDER [options] -- COMMAND ARGUMENTS\n"
+	"       moescope-collect --plan FILE -o FOLDER [options] --pid PID\n"
+	"       moescope-collect --probe-features > FILE\n"
+	"\n"
+	"Records what a plan says; `moescope plan` makes one on a host, and the host reads the recording.\n"
+	"  -p, --plan FILE       what to attach\n"
+	"  -o, --output FOLDER   new folder of the recording\n"
+	"  --pid PID             follow a process that runs, with its children\n"
+	"  --duration SECONDS    how long to record (default: to the end)\n"
+	"  --ring-mib N          size of each of the two rings, a power of two (default: 8)\n"
+	"  --btf FILE            types of a kernel that holds none\n"
+	"  --probe-features      print what this machine offers, for `moescope plan --features`\n"
+	"  --version             print the version and what its programs were built from\n"
+	"Exit code: 0 good; 1 records were lost or the command failed; 2 nothing, or not all, was recorded.\n";
+
+static void stop(int number)
+{
+	(void)number;
+	asked_to_stop = 1;
+}
+
+static void make_folder(const char *folder)
+{
+	char manifest[PATH_MOST];
+
+	snprintf(manifest, sizeof(manifest), "%s/manifest.json", folder);
+	if (mkdir(folder, 0755) && errno != EEXIST)
+		fail("cannot make %s: %s", folder, strerror(errno));
+	if (!access(manifest, F_OK))
+		fail("%s holds a recording already: give another folder with -o", folder);
+}
+
+static void print_features(void)
+{
+	char *text = json_dumps(features(), 0);
+
+	puts(text);
+	free(text);
+	exit(0);
+}
+
+static void check(struct choice *choice, const char *plan)
+{
+	u64 mib = choice->ring_bytes >> 20;
+
+	if (!plan || !choice->folder || (!choice->pid == !choice->command)) {
+		fputs(usage, stderr);
+		exit(2);
+	}
+	if (!mib || mib & (mib - 1))
+		fail("--ring-mib %llu is not a power of two", (unsigned long long)mib);
+	if (geteuid())
+		fail("not root: probes need root (on Android: a root shell; elsewhere: sudo)");
+	choice->plan = read_plan(plan);
+}
+
+static void read_options(int argc, char **argv, struct choice *choice)
+{
+	static const struct option options[] = {{"plan", 1, 0, 'p'},	 {"output", 1, 0, 'o'},		{"pid", 1, 0, 'P'},
+						{"duration", 1, 0, 'd'}, {"ring-mib", 1, 0, 'r'},	{"btf", 1, 0, 'b'},
+						{"help", 0, 0, 'h'},	 {"probe-features", 0, 0, 'f'}, {"version", 0, 0, 'v'},
+						{0, 0, 0, 0}};
+	const char *plan = NULL;
+	int each;
+
+	choice->ring_bytes = RING_MIB << 20;
+	while ((each = getopt_long(argc, argv, "+p:o:h", options, NULL)) != -1) {
+		switch (each) {
+		case 'p': plan = optarg; break;
+		case 'o': choice->folder = optarg; break;
+		case 'P': choice->pid = atoi(optarg); break;
+		case 'd': choice->duration_s = atof(optarg); break;
+		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
+		case 'b': choice->btf = optarg; break;
+		case 'f': print_features(); break;
+		case 'v': printf("%s (programs %s)\n", VERSION, SOURCES); exit(0);
+		case 'h': fputs(usage, stdout); exit(0);
+		default: fputs(usage, stderr); exit(2);
+		}
+	}
+	choice->command = optind < argc ? argv + optind : NULL;
+	check(choice, plan);
+}
+
+static void attach_mapped(const char *path, void *context)
+{
+	json_t *prefixes = context, *prefix;
+	const char *name = strrchr(path, '/') + 1;
+	size_t index;
+
+	json_array_foreach(prefixes, index, prefix) {
+		if (!strncmp(name, json_string_value(prefix), json_string_length(prefix)))
+			attach_file(path, false);
+	}
+}
+
+/* Marks a process's threads as the target's; of one that runs already, attaches to what it has mapped. */
+static void adopt(const struct choice *choice, pid_t pid)
+{
+	static pid_t tids[MOST_TASKS];
+	struct traced *nothing = calloc(1, sizeof(*nothing));
+	int count = tasks_of(pid, tids, MOST_TASKS);
+	char program[PATH_MOST];
+
+	guard(pid, true);
+	for (int i = 0; i < count; i++) {
+		set_map("threads", &tids[i], nothing);
+		note_thread(pid, tids[i], "");
+	}
+	free(nothing);
+	if (!choice->pid)
+		return;
+	if (lists(json_object_get(choice->plan, "levels"), "qnn"))
+		warn("qnn: function tables that process %d has already are not looked for: calls through them are not seen", pid);
+	note_mapped_files(pid);
+	if (program_of(pid, program))
+		attach_file(program, true);
+	each_mapped(pid, attach_mapped, json_object_get(choice->plan, "patterns"));
+}
+
+static bool turn(void)
+{
+	const u8 **records;
+	int count = drain_turn(answered, &records);
+
+	for (int i = 0; i < count; i++)
+		answer(records[i]);
+	return count;
+}
+
+static void show(const struct target *target)
+{
+	const struct drained *d = drained();
+
+	say("%llu s, %llu steps, %llu records, %llu lost, %.1f MB", (unsigned long long)((now_ns() - target->began_ns) / NS_PER_S),
+	    (unsigned long long)d->records[KIND_TOKEN_END], (unsigned long long)d->seen, (unsigned long long)losses(NULL), d->bytes * 1e-6);
+}
+
+static u64 earlier(u64 a, u64 b)
+{
+	return a < b ? a : b;
+}
+
+static void record(const struct choice *choice, struct target *target)
+{
+	u64 began = now_ns(), next_line = began + NS_PER_S, next_manifest = began + FIRST_MANIFEST_NS, interrupted = 0;
+	u64 deadline = choice->duration_s ? began + (u64)(choice->duration_s * NS_PER_S) : UINT64_MAX;
+
+	while (now_ns() < deadline && !disk_failed()) {
+		u64 now;
+
+		if (asked_to_stop && !interrupted) { /* Ctrl-C reaches the command too: see how it ends */
+			interrupted = 1;
+			deadline = earlier(deadline, now_ns() + (target->started_here ? NS_PER_S : 0));
+		}
+		sleep_until(earlier(deadline, earlier(next_line, next_manifest)));
+		bool alive = poll_target(target);
+
+		turn();
+		stats_turn(false);
+		if (!alive)
+			return;
+		now = now_ns();
+		if (now >= next_manifest) {
+			next_manifest = now + earlier(now - began, RAREST_MANIFEST_NS);
+			name_living_threads();
+			save_manifest("recording");
+		}
+		if (now >= next_line) {
+			next_line += NS_PER_S;
+			show(target);
+		}
+	}
+}
+
+static void finish(struct target *target)
+{
+	set_settings(false);
+	forget_threads();
+	detach_all();
+	while (turn() && !disk_failed())
+		;
+	turn();
+	stats_turn(true);
+	poll_target(target);
+	name_living_threads();
+	save_manifest(disk_failed() ? "recording" : "complete");
+}
+
+/* Tells how it ended; the exit code. */
+static int conclude(struct target *target)
+{
+	u64 lost = losses(NULL);
+	int status = 0;
+
+	if (!target->over)
+		say("detached; process %d lives on, untraced", target->pid);
+	show(target);
+	if (lost)
+		say("%llu records were lost: give a larger --ring-mib", (unsigned long long)lost);
+	while (target->started_here && !target->over && !asked_to_stop) {
+		poll_target(target);
+		usleep(100000);
+	}
+	if (target->over && target->started_here)
+		status = WIFSIGNALED(target->status) ? -WTERMSIG(target->status) : WEXITSTATUS(target->status);
+	if (status)
+		say("the command ended with %s %d", status < 0 ? "signal" : "status", abs(status));
+	return disk_failed() ? 2 : lost || status;
+}
+
+static void wake_at_the_end(pid_t pid)
+{
+	int fd = syscall(SYS_pidfd_open, pid, 0);
+
+	if (fd >= 0) /* a kernel before 5.3: its end is seen at the next turn */
+		wake_on(fd);
+}
+
+int main(int argc, char **argv)
+{
+	struct choice choice = {0};
+	struct target target = {0};
+
+	read_options(argc, argv, &choice);
+	signal(SIGINT, stop);
+	signal(SIGTERM, stop);
+	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ, SIG_IGN);
+	make_folder(choice.folder);
+	guard_begin();
+	load_programs(&choice);
+	measure_costs();
+	open_rings(&choice);
+	attach_kernel(&choice);
+	watch_begin(&choice);
+	set_settings(true);
+	stats_turn(false);
+	if (choice.command)
+		start_target(&target, choice.command);
+	else
+		follow_target(&target, choice.pid);
+	manifest_begin(&choice, &target);
+	adopt(&choice, target.pid);
+	set_settings(true);
+	wake_at_the_end(target.pid);
+	save_manifest("recording");
+	release_target(&target);
+	record(&choice, &target);
+	finish(&target);
+	guard_end();
+	return conclude(&target);
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The manifest: what a reader must know of the recording, as docs/recording.md has it; replaced whole, and sealed by its checksum. */
+#include <bpf/bpf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "collect.h"
+
+#define SCHEMA_VERSION 1
+#define LARGEST_CONFIG (1 << 20)
+#define PYTHON_LIKE (JSON_ENSURE_ASCII | JSON_REAL_PRECISION(15))
+
+static const struct choice *choice;
+static const struct target *target;
+static json_t *machine, *clocks, *model, *logs;
+static char started[32];
+static u64 began_ns;
+static double cpu_before;
+
+static s64 clock_ns(clockid_t clock)
+{
+	struct timespec now;
+
+	clock_gettime(clock, &now);
+	return now.tv_sec * (s64)NS_PER_S + now.tv_nsec;
+}
+
+static json_t *read_clocks(void)
+{
+	return json_pack("{sI sI sI}", "monotonic_ns", (json_int_t)clock_ns(CLOCK_MONOTONIC), "boottime_ns",
+			 (json_int_t)clock_ns(CLOCK_BOOTTIME), "realtime_ns", (json_int_t)clock_ns(CLOCK_REALTIME));
+}
+
+/* The value behind the first of some keys that a file of lines `key: value` or `key=value` has; "" where it has none. */
+static void value_in(const char *path, const char *const *keys, char *value, size_t bytes)
+{
+	char line[1024];
+	FILE *file = fopen(path, "re");
+
+	*value = 0;
+	while (file && !*value && fgets(line, sizeof(line), file)) {
+		for (int i = 0; keys[i]; i++) {
+			size_t length = strlen(keys[i]);
+			char *at = line + length;
+
+			if (strncmp(line, keys[i], length) || !strchr("\t :=", *at))
+				continue;
+			at += strspn(at, "\t :=\"");
+			at[strcspn(at, "\"\n")] = 0;
+			snprintf(value, bytes, "%s", at);
+		}
+	}
+	if (file)
+		fclose(file);
+}
+
+static json_t *describe_machine(void)
+{
+	static const char *const os_keys[] = {"PRETTY_NAME", NULL}, *const cpu_keys[] = {"model name", "Hardware", "Model", NULL};
+	char os[256], cpu[256], governor[64] = "";
+	struct utsname system;
+	FILE *file = fopen("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "re");
+
+	if (file && fgets(governor, sizeof(governor), file))
+		governor[strcspn(governor, "\n")] = 0;
+	if (file)
+		fclose(file);
+	uname(&system);
+	value_in("/etc/os-release", os_keys, os, sizeof(os));
+	value_in("/proc/cpuinfo", cpu_keys, cpu, sizeof(cpu));
+	return json_pack("{ss ss ss ss si ss sI}", "arch", system.machine, "kernel", system.release, "os", *os ? os : system.sysname,
+			 "cpu_model", cpu, "cpus", (int)sysconf(_SC_NPROCESSORS_ONLN), "governor", governor, "memory_bytes",
+			 (json_int_t)sysconf(_SC_PAGESIZE) * sysconf(_SC_PHYS_PAGES));
+}
+
+static json_t *small_object(const char *folder, const char *name)
+{
+	char path[PATH_MOST];
+	json_t *value;
+	FILE *file;
+	long size;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	file = fopen(path, "re");
+	if (!file)
+		return NULL;
+	size = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
+	rewind(file);
+	value = size >= 0 && size <= LARGEST_CONFIG ? json_loadf(file, 0, NULL) : NULL;
+	fclose(file);
+	if (!json_is_object(value)) {
+		json_decref(value);
+		return NULL;
+	}
+	return value;
+}
+
+/* The model whose folder the command names: its config, and how its package stores it (tracer/target/model_config.py). */
+static json_t *model_of(char **command)
+{
+	static const char *const kept[] = {"precisions", "target", "model_type", "fingerprint"};
+
+	for (char **word = command ? command + 1 : NULL; word && word[-1] && *word; word++) {
+		json_t *config = small_object(*word, "config.json"), *stored, *package;
+
+		if (!config)
+			continue;
+		stored = small_object(*word, ".moescope-package/manifest.json");
+		stored = stored ? stored : small_object(*word, "manifest.json");
+		package = json_object();
+		for (int i = 0; i < 4; i++)
+			if (json_object_get(stored, kept[i]))
+				json_object_set(package, kept[i], json_object_get(stored, kept[i]));
+		json_decref(stored);
+		return json_pack("{so so so}", "path", plain_text(*word), "config", config, "package", package);
+	}
+	return json_null();
+}
+
+void manifest_begin(const struct choice *chosen, const struct target *started_target)
+{
+	time_t now = time(NULL);
+
+	choice = chosen;
+	target = started_target;
+	strftime(started, sizeof(started), "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+	machine = describe_machine();
+	clocks = json_pack("[o]", read_clocks());
+	model = model_of(choice->command);
+	logs = json_array();
+	began_ns = now_ns();
+	cpu_before = cpu_s();
+}
+
+u64 losses(json_t *by_kind)
+{
+	const char *name;
+	json_t *layout;
+	u64 sum = 0;
+
+	json_object_foreach(json_object_get(choice->plan, "layouts"), name, layout) {
+		u32 kind = number_of(layout, "kind");
+		u64 count = 0;
+
+		bpf_map_lookup_elem(map_fd("lost"), &kind, &count);
+		if (count && by_kind)
+			json_object_set_new(by_kind, name, json_integer(count));
+		sum += count;
+	}
+	return sum;
+}
+
+static json_t *counts(void)
+{
+	json_t *answer = json_object(), *layout;
+	const char *name;
+
+	json_object_foreach(json_object_get(choice->plan, "layouts"), name, layout) {
+		u64 count = drained()->records[number_of(layout, "kind") & 255];
+
+		if (count)
+			json_object_set_new(answer, name, json_integer(count));
+	}
+	return answer;
+}
+
+static json_t *engines(void)
+{
+	json_t *answer = json_object(), *engine, *file, *operators;
+	const char *name;
+	size_t index;
+
+	json_object_foreach(json_object_get(choice->plan, "engines"), name, engine) {
+		json_t *libraries = libraries_of(name), *known = json_object_get(engine, "operators");
+
+		json_array_foreach(json_object_get(choice->plan, "files"), index, file) {
+			operators = json_object_get(json_object_get(file, "operators"), name);
+			if (json_array_size(operators) > json_array_size(known))
+				known = operators;
+		}
+		json_object_set_new(answer, name, json_pack("{sO sO sO so}", "id", json_object_get(engine, "id"), "operators", known, "graphs",
+							    json_object_get(engine, "graphs"), "libraries", libraries));
+	}
+	return answer;
+}
+
+static json_t *words(void)
+{
+	json_t *answer = json_array();
+
+	for (char **word = choice->command; word && *word; word++)
+		json_array_append_new(answer, plain_text(*word));
+	return answer;
+}
+
+static json_t *target_row(void)
+{
+	json_t *code = json_null();
+
+	if (target->over && target->started_here)
+		code = json_integer(WIFSIGNALED(target->status) ? -WTERMSIG(target->status) : WEXITSTATUS(target->status));
+	return json_pack("{si si so}", "pid", target->pid, "uid", (int)getuid(), "exit_code", code);
+}
+
+/* Rounded so that it is written as Python would write it: checksums of manifests go by that. */
+static double rounded(double value)
+{
+	return (s64)(value * 100000 + 0.5) / 100000.0;
+}
+
+static json_t *cost_row(json_t *rows)
+{
+	json_t *cost = json_object(), *given = json_pack("{sO sO}", "rows", rows, "programs", json_object_get(choice->plan, "programs"));
+	u64 records = 0, wall = now_ns() - began_ns;
+
+	account(given, cost);
+	json_decref(given);
+	for (int i = 0; i < 256; i++)
+		records += drained()->records[i];
+	json_object_update_new(cost, held());
+	json_object_update_new(cost, json_pack("{sI sO sI sf sI sf}", "tracer_cpu_ns", (json_int_t)(cpu_s() * 1e9), "calibration_ns", costs(),
+					       "target_cpu_ns", (json_int_t)target->cpu_ns, "tracer_core_share",
+					       rounded(wall ? (cpu_s() - cpu_before) * 1e9 / wall : 0), "written_bytes",
+					       (json_int_t)drained()->bytes, "bytes_per_record",
+					       rounded(records ? (double)drained()->bytes / records : 0)));
+	return cost;
+}
+
+static json_t *options(void)
+{
+	return json_pack("{ss sf sI ss}", "output", choice->folder, "duration", rounded(choice->duration_s), "ring-mib",
+			 (json_int_t)(choice->ring_bytes >> 20), "recorder", "moescope-collect");
+}
+
+static json_t *compose(const char *state)
+{
+	json_t *lost = json_object(), *rows = attached(), *plan = choice->plan, *manifest = json_object();
+	json_t *cost = cost_row(rows);
+
+	losses(lost);
+	json_object_update_new(manifest, json_pack("{si ss sO so so sO sn so so sO sO so so}", "schema_version", SCHEMA_VERSION, "program",
+						   VERSION, "machine", machine, "engines", engines(), "qnn", qnn(), "qnn_logs", logs, "pmc",
+						   "io", io_files(), "probes", rows, "functions", json_object_get(plan, "functions"),
+						   "warnings", warnings(), "threads", threads(), "cost", cost));
+	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so}", "checksums", "xxh3_64", "state", state, "started_utc",
+						   started, "duration_ns", (json_int_t)(now_ns() - target->began_ns), "command", words(),
+						   "model", model, "models", "target", target_row()));
+	json_object_update_new(manifest, json_pack("{ss ss so sO s[] sn sn ss sO so so s{} sn so sO}", "loader", "libbpf", "buffer", "ring",
+						   "options", options(), "levels", json_object_get(plan, "levels"), "level_changes",
+						   "sampling", "step_latency", "sched", "target", "clocks", clocks, "records", counts(),
+						   "lost", lost, "lost_by_cpu", "dropped", "sites", sites(), "layouts",
+						   json_object_get(plan, "layouts")));
+	return manifest;
+}
+
+/* Python writes the digits of escapes in small letters. */
+static void like_python(char *text)
+{
+	for (char *at = text; *at; at++) {
+		if (*at != '\\')
+			continue;
+		if (*++at != 'u')
+			continue;
+		for (int i = 1; i <= 4; i++)
+			if (at[i] >= 'A' && at[i] <= 'F')
+				at[i] += 'a' - 'A';
+	}
+}
+
+static bool replace(const char *text, const char *sum)
+{
+	char draft[PATH_MOST], place[PATH_MOST];
+	FILE *file;
+	int fd;
+	bool good;
+
+	snprintf(draft, sizeof(draft), "%s/manifest.json.new", choice->folder);
+	snprintf(place, sizeof(place), "%s/manifest.json", choice->folder);
+	unlink(draft);
+	fd = open(draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	file = fd < 0 ? NULL : fdopen(fd, "w");
+	if (!file)
+		return false;
+	good = fprintf(file, "{\"checksum\": \"%s\", %s\n", sum, text + 1) > 0;
+	good = !fclose(file) && good && !rename(draft, place);
+	if (!good)
+		unlink(draft);
+	return good;
+}
+
+/* What is known in the end alone. */
+static void complete(void)
+{
+	json_array_append_new(clocks, read_clocks());
+	json_decref(logs);
+	logs = keep_qnn_logs(choice->folder, target->over);
+}
+
+void save_manifest(const char *state)
+{
+	static bool said; /* once, and not where the disk was full before */
+	char sum[DIGEST_BYTES], *text;
+	json_t *manifest;
+
+	seal();
+	if (!strcmp(state, "complete"))
+		complete();
+	manifest = compose(state);
+	text = json_dumps(manifest, PYTHON_LIKE);
+	json_decref(manifest);
+	if (!text)
+		fail("the manifest cannot be written: out of memory");
+	like_python(text);
+	digest(text, strlen(text), sum);
+	if (!replace(text, sum) && !said && !disk_failed()) {
+		said = true;
+		say("cannot write %s/manifest.json: %s; what was written before is readable", choice->folder, strerror(errno));
+	}
+	free(text);
+}

@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Answers to the target: threads that come and go, programs executed, libraries opened, tables of functions handed out. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "collect.h"
+
+#define MOST_THREADS 65536
+#define MOST_TASKS 4096
+#define LAST_TABLE_PART 48 /* first slot of the last of the parts that the kernel side sends */
+#define MOST_SLOTS (LAST_TABLE_PART + TABLE_SLOTS)
+#define MOST_TABLES 32
+#define QNN_HTP 6 /* QNN's number of the backend */
+#define MOST_SITES 512
+#define MOST_IO_FILES 65536
+#define AT_TABLE "address from the function table; not inspected (licence), assumed cheap"
+#define AT_ENTRY "the function's first instruction: code is not inspected on this machine"
+
+struct thread {
+	pid_t pid, tid;
+	char name[16];
+};
+
+struct table {
+	pid_t pid;
+	char name[16];
+	u64 key;
+	u64 slots[MOST_SLOTS]; /* addresses */
+};
+
+bool answered[256];
+
+static json_t *plan, *found_sites, *files, *logs, *seen_qnn;
+static struct thread *list;
+static int count;
+static bool watches_files;
+static struct table tables[MOST_TABLES];
+static u64 stops, held_ns, waking_ns, answer_began;
+
+void watch_begin(const struct choice *choice)
+{
+	static const u8 kinds[] = {KIND_TASK_FORK, KIND_TASK_EXIT, KIND_TASK_EXEC, KIND_LIBRARY, KIND_QNN_TABLE, KIND_QNN_CALLBACK,
+				   KIND_QNN_READER, KIND_QNN_LOG,	   KIND_API_TABLE, KIND_IO_FILE, KIND_SITE};
+	size_t index;
+	json_t *prefix, *number;
+	const char *identity;
+
+	plan = choice->plan;
+	found_sites = json_object();
+	files = json_object();
+	logs = json_object();
+	watches_files = lists(json_object_get(plan, "levels"), "io");
+	list = calloc(MOST_THREADS, sizeof(*list));
+	for (size_t i = 0; i < sizeof(kinds); i++)
+		answered[kinds[i]] = true;
+	json_array_foreach(json_object_get(plan, "patterns"), index, prefix) {
+		struct pattern pattern = {0};
+		u32 key = index;
+
+		snprintf(pattern.text, sizeof(pattern.text), "%s", json_string_value(prefix));
+		pattern.length = strlen(pattern.text);
+		if (key < MAX_PATTERNS)
+			set_map("patterns", &key, &pattern);
+	}
+	json_object_foreach(json_object_get(plan, "backends"), identity, number) {
+		u8 head[8] = {0};
+		u32 value = json_integer_value(number);
+
+		for (int i = 0; i < 8 && identity[2 * i]; i++)
+			sscanf(identity + 2 * i, "%2hhx", &head[i]);
+		set_map("backends", head, &value);
+	}
+}
+
+void note_thread(pid_t pid, pid_t tid, const char *name)
+{
+	int at = count - 1;
+
+	while (at >= 0 && list[at].tid != tid)
+		at--;
+	if (at < 0 && count == MOST_THREADS)
+		return;
+	if (at < 0)
+		at = count++;
+	list[at].tid = tid;
+	list[at].pid = pid;
+	if (name && *name)
+		snprintf(list[at].name, sizeof(list[at].name), "%s", name);
+	else
+		name_of(pid, tid, list[at].name, sizeof(list[at].name));
+}
+
+void name_living_threads(void)
+{
+	for (int i = 0; i < count; i++)
+		name_of(list[i].pid, list[i].tid, list[i].name, sizeof(list[i].name));
+}
+
+void forget_threads(void)
+{
+	for (int i = 0; i < count; i++)
+		delete_from_map("threads", &list[i].tid);
+}
+
+json_t *threads(void)
+{
+	json_t *answer = json_array();
+
+	for (int i = 0; i < count; i++)
+		json_array_append_new(answer, json_pack("{si so si}", "tid", list[i].tid, "name", plain_text(list[i].name),
+							"pid", list[i].pid));
+	return answer;
+}
+
+static void note_file(u32 dev, u64 ino, const char *path, bool replaces)
+{
+	char key[64];
+	const char *known;
+
+	snprintf(key, sizeof(key), "%u:%llu", dev, (unsigned long long)ino);
+	known = text_of(files, key);
+	if ((*known && !replaces) || strchr(known, '/') || json_object_size(files) >= MOST_IO_FILES)
+		return;
+	json_object_set_new(files, key, plain_text(path));
+}
+
+/* Every file that a process has mapped: those that no system call of its own maps, or that were there before. */
+void note_mapped_files(pid_t pid)
+{
+	char path[64], line[PATH_MOST + 128];
+	FILE *maps;
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", pid);
+	maps = watches_files ? fopen(path, "re") : NULL;
+	while (maps && fgets(line, sizeof(line), maps)) {
+		u32 major, minor;
+		unsigned long inode;
+		int at = 0;
+
+		line[strcspn(line, "\n")] = 0;
+		if (sscanf(line, "%*s %*s %*s %x:%x %lu %n", &major, &minor, &inode, &at) >= 3 && inode && line[at])
+			note_file(major << 20 | minor, inode, line + at, false);
+	}
+	if (maps)
+		fclose(maps);
+}
+
+json_t *io_files(void)
+{
+	json_t *answer, *path;
+	const char *key;
+
+	if (!watches_files)
+		return json_null();
+	answer = json_array();
+	json_object_foreach(files, key, path) {
+		u32 dev;
+		unsigned long long ino;
+
+		if (sscanf(key, "%u:%llu", &dev, &ino) == 2)
+			json_array_append_new(answer, json_pack("{sI sI sO}", "dev", (json_int_t)dev, "ino", (json_int_t)ino, "path", path));
+	}
+	return json_pack("{si so}", "page_bytes", (int)sysconf(_SC_PAGESIZE), "files", answer);
+}
+
+/* Lets the target go on, where the kernel side has stopped it for the record. */
+static void go_on(const struct header *h)
+{
+	u64 now = now_ns();
+
+	kill(h->pid, SIGCONT);
+	stops++;
+	held_ns += now - h->ts;
+	waking_ns += answer_began - h->ts;
+}
+
+json_t *held(void)
+{
+	return json_pack("{sI sI sI}", "held_ns", (json_int_t)held_ns, "held_stops", (json_int_t)stops, "held_waking_ns",
+			 (json_int_t)waking_ns);
+}
+
+static void on_fork(const struct rec_task_fork *r)
+{
+	char path[96];
+	pid_t child = r->child_tid;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d", r->h.pid, child);
+	if (!access(path, F_OK)) {
+		note_thread(r->h.pid, child, "");
+		return;
+	}
+	snprintf(path, sizeof(path), "/proc/%d", child);
+	if (access(path, F_OK)) {
+		note_thread(r->h.pid, child, "");
+		return;
+	}
+	note_thread(child, child, "");
+	guard(child, true);
+}
+
+static void on_exit_of(const struct rec_task_exit *r)
+{
+	char name[16];
+
+	snprintf(name, sizeof(name), "%.15s", r->comm);
+	note_thread(r->h.pid, r->h.tid, name);
+	if (r->h.tid == r->h.pid)
+		guard(r->h.pid, false);
+}
+
+static void on_exec(const struct rec_task_exec *r)
+{
+	char path[PATH_MOST];
+
+	note_thread(r->h.pid, r->h.tid, "");
+	note_mapped_files(r->h.pid);
+	if (program_of(r->h.pid, path) && attach_file(path, true))
+		set_settings(true);
+	go_on(&r->h);
+}
+
+static void on_library(const struct rec_library *r)
+{
+	char path[PATH_MOST];
+	struct stat status;
+
+	if (opened_by(r->h.pid, r->path, path) && !stat(path, &status) && S_ISREG(status.st_mode) && attach_file(path, false))
+		set_settings(true);
+	go_on(&r->h);
+}
+
+static struct table *table_of(pid_t pid, const char *name, u64 key)
+{
+	struct table *empty = &tables[0];
+
+	for (int i = 0; i < MOST_TABLES; i++) {
+		if (tables[i].pid == pid && tables[i].key == key && !strcmp(tables[i].name, name))
+			return &tables[i];
+		if (!tables[i].pid)
+			empty = &tables[i];
+	}
+	memset(empty, 0, sizeof(*empty));
+	empty->pid = pid;
+	empty->key = key;
+	snprintf(empty->name, sizeof(empty->name), "%s", name);
+	return empty;
+}
+
+static void collect_slots(struct table *table, u32 first, const unsigned long long *slots, size_t bytes)
+{
+	size_t room = first < MOST_SLOTS ? (MOST_SLOTS - first) * sizeof(u64) : 0;
+
+	if (room)
+		memcpy(table->slots + first, slots, bytes < room ? bytes : room);
+}
+
+/* What a backend does not support is often one function for all. */
+static bool is_shared(const struct table *table, s64 slot)
+{
+	for (int i = 0; i < MOST_SLOTS; i++)
+		if (i != slot && table->slots[i] == table->slots[slot])
+			return true;
+	return false;
+}
+
+/* Whether all these programs stand wherever one of them does, and they do somewhere: what they see is then all that is called. */
+static bool stand_together(json_t *programs)
+{
+	json_t *all = attached(), *row, *program;
+	size_t index, each;
+	bool somewhere = false, together = true;
+
+	json_array_foreach(all, index, row) {
+		if (!lists(programs, text_of(row, "program")))
+			continue;
+		somewhere = true;
+		json_array_foreach(programs, each, program) {
+			together = together && stands_in(json_string_value(program), text_of(row, "library"));
+		}
+	}
+	json_decref(all);
+	return somewhere && together;
+}
+
+static void attach_slot(pid_t pid, json_t *probe, u64 address, const char *symbol, const char *why)
+{
+	char path[PATH_MOST];
+	u64 offset;
+
+	if (!place_of(pid, address, path, &offset))
+		return;
+	if (stand_together(json_object_get(probe, "spared_by")))
+		spare(probe, path, offset, symbol);
+	else
+		attach_row(probe, path, offset, symbol, why);
+}
+
+static void probe_qnn_table(const struct rec_qnn_table *r, const struct table *table)
+{
+	json_t *engine = json_object_get(json_object_get(plan, "engines"), "qnn"), *probe, *api = json_object_get(engine, "api");
+	u32 major = json_integer_value(json_array_get(api, 0)), minor = json_integer_value(json_array_get(api, 1));
+	size_t index;
+	int left_out = 0;
+
+	json_array_foreach(json_object_get(plan, "at_run_time"), index, probe) {
+		s64 slot = number_of(probe, "slot");
+		char symbol[64];
+
+		if (strcmp(text_of(probe, "engine"), "qnn") || slot < 0 || slot >= MOST_SLOTS)
+			continue;
+		snprintf(symbol, sizeof(symbol), "table[%d] of backend %u", (int)slot, r->backend);
+		if (r->api[0] == major && r->api[1] >= number_of(probe, "since") && table->slots[slot] && !is_shared(table, slot))
+			attach_slot(r->h.pid, probe, table->slots[slot], symbol, AT_TABLE);
+		else
+			left_out++;
+	}
+	if (left_out || (r->api[0] == major && r->api[1] > minor))
+		warn("qnn: backend %u has API %u.%u.%u (slots are those of %u.%u): %d probes left out", r->backend, r->api[0], r->api[1],
+		     r->api[2], major, minor, left_out);
+	if (seen_qnn && r->backend != QNN_HTP)
+		return;
+	json_decref(seen_qnn);
+	seen_qnn = json_pack("{si s[iii] sb}", "backend", r->backend, "api", r->api[0], r->api[1], r->api[2], "emulator",
+			     r->backend == QNN_HTP && !strcmp(text_of(plan, "arch"), "x86_64"));
+}
+
+json_t *qnn(void)
+{
+	return seen_qnn ? json_incref(seen_qnn) : json_null();
+}
+
+static void on_qnn_table(const struct rec_qnn_table *r)
+{
+	struct table *table;
+
+	if (r->provider == NO_PROVIDER) {
+		warn("qnn: a library in process %u gave no function table: its calls are not seen", r->h.pid);
+		return;
+	}
+	table = table_of(r->h.pid, "qnn", r->provider);
+	if (!r->first)
+		memset(table->slots, 0, sizeof(table->slots));
+	collect_slots(table, r->first, r->slots, sizeof(r->slots));
+	if (r->first < LAST_TABLE_PART)
+		return;
+	probe_qnn_table(r, table);
+	set_settings(true);
+	if (r->last)
+		go_on(&r->h);
+}
+
+static void on_api_table(const struct rec_api_table *r)
+{
+	struct table *table;
+	json_t *probe;
+	size_t index;
+	char name[17];
+
+	snprintf(name, sizeof(name), "%.16s", r->table);
+	table = table_of(r->h.pid, name, r->address);
+	collect_slots(table, r->first, r->slots, sizeof(r->slots));
+	json_array_foreach(json_object_get(plan, "at_run_time"), index, probe) {
+		s64 slot = number_of(probe, "slot");
+		char symbol[64];
+
+		if (strcmp(text_of(probe, "table"), name) || slot < r->first || slot >= r->first + TABLE_SLOTS || !r->last)
+			continue;
+		snprintf(symbol, sizeof(symbol), "%s[%d]", name, (int)slot);
+		if (number_of(probe, "since") <= r->version && r->slots[slot - r->first])
+			attach_slot(r->h.pid, probe, r->slots[slot - r->first], symbol, AT_ENTRY);
+	}
+	if (r->last)
+		go_on(&r->h);
+}
+
+static void on_qnn_callback(const struct rec_qnn_callback *r)
+{
+	json_t *probe;
+	size_t index;
+	char path[PATH_MOST];
+	u64 offset;
+
+	if (!place_of(r->h.pid, r->address, path, &offset))
+		warn("qnn: the function that graphExecuteAsync notifies is in no file: the end of these executions is not seen");
+	else
+		json_array_foreach(json_object_get(plan, "at_run_time"), index, probe) {
+			if (!strcmp(text_of(probe, "learnt"), "notify"))
+				attach_row(probe, path, offset, "notify", AT_ENTRY);
+		}
+	go_on(&r->h);
+}
+
+static void on_qnn_reader(const struct rec_qnn_reader *r)
+{
+	char path[PATH_MOST];
+	u64 offset;
+
+	if (!place_of(r->h.pid, r->address, path, &offset) || !stands_in("qnn_stage_harvest_begin", path)) {
+		attach_spared();
+		set_settings(true);
+	}
+	go_on(&r->h);
+}
+
+/* A serialized profile of QNN's, to be kept whole: it is opened again for every harvest. */
+static void on_qnn_log(const struct rec_qnn_log *r)
+{
+	char path[PATH_MOST];
+
+	if (opened_by(r->h.pid, r->path, path) || (r->path[0] == '/' && snprintf(path, sizeof(path), "%.207s", r->path)))
+		json_object_set_new(logs, path, json_null());
+}
+
+static s64 copy_file(const char *from, const char *to)
+{
+	int in = open(from, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), out = -1;
+	struct stat status;
+	s64 bytes = -1;
+
+	if (in >= 0 && !fstat(in, &status) && S_ISREG(status.st_mode))
+		out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	if (out >= 0) {
+		ssize_t part;
+
+		for (bytes = 0; (part = sendfile(out, in, NULL, 1 << 20)) > 0;)
+			bytes += part;
+		bytes = part < 0 ? -1 : bytes;
+		close(out);
+	}
+	if (in >= 0)
+		close(in);
+	return bytes;
+}
+
+/* Copies them into the recording; rows for its manifest. `whole`: the target has written its last byte. */
+json_t *keep_qnn_logs(const char *folder, bool whole)
+{
+	char place[PATH_MOST], name[PATH_MOST];
+	json_t *rows = json_array(), *none;
+	const char *path;
+	int number = 0;
+
+	snprintf(place, sizeof(place), "%s/qnn-logs", folder);
+	if (json_object_size(logs))
+		mkdir(place, 0755);
+	json_object_foreach(logs, path, none) {
+		const char *base = strrchr(path, '/');
+		s64 bytes;
+
+		snprintf(name, sizeof(name), "qnn-logs/%03d_%.200s", number++, base ? base + 1 : path);
+		snprintf(place, sizeof(place), "%s/%s", folder, name);
+		bytes = copy_file(path, place);
+		if (bytes < 0)
+			warn("qnn: the serialized log %s could not be kept", path);
+		else
+			json_array_append_new(rows, json_pack("{so so sI sb}", "from", plain_text(path), "file", plain_text(name), "bytes",
+							      (json_int_t)bytes, "whole", whole));
+	}
+	return rows;
+}
+
+static void on_io_file(const struct rec_io_file *r)
+{
+	char link[64], path[PATH_MOST];
+	ssize_t length;
+	struct stat status;
+
+	snprintf(link, sizeof(link), "/proc/%d/fd/%u", r->h.pid, r->fd);
+	length = stat(link, &status) || status.st_ino != r->ino ? -1 : readlink(link, path, sizeof(path) - 1);
+	if (length < 0)
+		length = snprintf(path, sizeof(path), "%.207s", r->name);
+	path[length] = 0;
+	note_file(r->dev, r->ino, path, true);
+}
+
+/* The file that a site's address lies in: with the records, it tells the host where this build keeps its graph loop. */
+static void on_site(const struct rec_site *r)
+{
+	char key[32], path[PATH_MOST];
+	u64 offset;
+
+	snprintf(key, sizeof(key), "%llu", r->address);
+	if (!r->address || json_object_size(found_sites) >= MOST_SITES || json_object_get(found_sites, key))
+		return;
+	if (place_of(r->h.pid, r->address, path, &offset))
+		json_object_set_new(found_sites, key, json_pack("{sI ss ss sI}", "address", (json_int_t)r->address, "path", path, "id",
+								id_of(path), "offset", (json_int_t)offset));
+}
+
+json_t *sites(void)
+{
+	json_t *answer = json_array(), *site;
+	const char *key;
+
+	json_object_foreach(found_sites, key, site) {
+		json_array_append(answer, site);
+	}
+	return answer;
+}
+
+void answer(const u8 *record)
+{
+	const void *r = record;
+
+	answer_began = now_ns();
+	switch (((const struct header *)r)->kind) {
+	case KIND_TASK_FORK: on_fork(r); break;
+	case KIND_TASK_EXIT: on_exit_of(r); break;
+	case KIND_TASK_EXEC: on_exec(r); break;
+	case KIND_LIBRARY: on_library(r); break;
+	case KIND_QNN_TABLE: on_qnn_table(r); break;
+	case KIND_QNN_CALLBACK: on_qnn_callback(r); break;
+	case KIND_QNN_READER: on_qnn_reader(r); break;
+	case KIND_QNN_LOG: on_qnn_log(r); break;
+	case KIND_API_TABLE: on_api_table(r); break;
+	case KIND_IO_FILE: on_io_file(r); break;
+	case KIND_SITE: on_site(r); break;
+	}
+}
