@@ -44,6 +44,7 @@ class EngineState:
 
     libraries: dict[str, str] = field(default_factory=dict)
     operators: list[str] = field(default_factory=list)
+    untold: str = ""  # why its operators and experts are not recorded
 
 
 class Attachments:
@@ -243,6 +244,16 @@ class Attachments:
         files = {row.library for row in self.rows if row.program in learnt}
         teachers = {probe.program for probe in engine.probes if probe.teaches}
         self._retire([index for index, row in enumerate(self.rows) if row.library in files and row.program in teachers])
+
+    def give_up(self, engine: Engine, why: str) -> None:
+        """Remove what records operators and experts of an engine, for good: what it tells cannot be trusted."""
+        programs = {probe.program for probe in engine.probes if probe.level in ("operator", "expert")}
+        standing = [i for i, row in enumerate(self.rows) if row.program in programs and not row.retired_ns]
+        if standing:
+            self._retire(standing)
+            self.refused |= programs
+            self.state[engine.name].untold = why
+            self.warnings.append(f"{engine.name}: levels operator and expert are switched off: {why}")
 
     def _retire(self, indices: list[int]) -> None:
         """Remove probes for good."""

@@ -36,9 +36,14 @@ LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
 QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
-SETTINGS = struct.Struct("<15I")  # struct settings of bpf/structs.h
+MISFITS = {
+    1: "the tensors of its graphs are laid out in no known way",
+    2: "its graph loop is not the one that was learnt: a node came twice, or is none of its graph",
+}
+"""Numbers of enum misfit_of, and what is said."""
+SETTINGS = struct.Struct("<17I")  # struct settings of bpf/structs.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
-WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", "misfit", *QNN_WATCHED)
 
 
 @dataclass
@@ -129,10 +134,12 @@ class Watcher:
         number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
         infers = not has_tracepoint("filemap", FAULT_BEGINS)
         loop = self.loop or Loop(0, 0, 0, 0, 0)
+        has_one_call = self.loop is not None and loop.last_call == loop.call
         places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
         self._rounds += 1
         recorded = "operator" in levels, "expert" in levels
-        more = self.everyone, len(self.counters.events), infers, self._rounds, "io" in levels, bool(self.probes.spared)
+        kinds = "io" in levels, "token" in levels, has_one_call, bool(self.probes.spared)
+        more = self.everyone, len(self.counters.events), infers, self._rounds, *kinds
         wanted = number, stop, *recorded, *places, *more
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 
@@ -303,10 +310,17 @@ class Watcher:
         self._learn(LEARN_ENDS, loop)
         place = frame_place(loop.node_at)
         why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
-        stands = self.probes.attach_learnt(self._llamacpp(), {"loop": site, "last": last}, why)
+        sites = {"loop": site} if site == last else {"loop": site, "last": last}
+        stands = self.probes.attach_learnt(self._llamacpp(), sites, why)
         self.stands_since = time.monotonic_ns()
         if not stands:
             self._learn(LEARN_NOTHING, None)
+
+    def _on_misfit(self, record: np.void, pid: int) -> None:
+        """Give up what cannot be told rightly of this build."""
+        self._learn(LEARN_NOTHING, None)
+        self.probes.give_up(self._llamacpp(), MISFITS[int(record["what"])])
+        self.set_chosen()
 
     def is_learning(self) -> bool:
         """Whether probes stand that still look for an engine's graph loop."""
