@@ -21,7 +21,6 @@ from tracer.probes.perf_events import attach_software, attach_tracepoint
 from tracer.probes.plan import FilePlan, Row
 from tracer.probes.planner import Places, Planner, stem
 from tracer.probes.tracefs import tracefs, why_absent
-from tracer.recording.paths import Owner
 
 FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
 
@@ -50,9 +49,9 @@ class EngineState:
 class Attachments:
     """All probes of a session; attaching the same program twice to one place is a no-op."""
 
-    def __init__(self, engines: list[Engine], levels: set[str], owner: Owner, functions: list[Function] | None = None):
+    def __init__(self, engines: list[Engine], levels: set[str], functions: list[Function] | None = None):
         self.engines, self.levels = engines, levels
-        self.planner = planner = Planner(engines, levels, owner, functions)
+        self.planner = planner = Planner(engines, levels, functions)
         self.rows, self.warnings, self.named = planner.rows, planner.warnings, planner.named
         self.state = {engine.name: EngineState(operators=planner.operators[engine.name]) for engine in engines}
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe

@@ -20,13 +20,13 @@ from tracer.kernel.pmc import Counters, Event
 from tracer.probes.attach import Attachments
 from tracer.probes.kernel_probes import FAULT_BEGINS
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
-from tracer.probes.reach import opened
+from tracer.probes.reach import opened, way_to
 from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
 from tracer.target import qnn_tables
 from tracer.target.io_files import Files
-from tracer.target.process import Guard, executable, mappings, tasks
+from tracer.target.process import Guard, executable, mappings, tasks, urgent
 from tracer.target.qnn_logs import SerializedLogs
 
 MAX_PATTERNS = 16
@@ -44,6 +44,7 @@ MISFITS = {
 SETTINGS = struct.Struct("<17I")  # struct settings of bpf/structs.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
 WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", "misfit", *QNN_WATCHED)
+HOLDING = ("task_exec", "library", "api_table", "qnn_table", "qnn_callback", "qnn_reader")  # the target waits for the answer
 
 
 @dataclass
@@ -182,7 +183,8 @@ class Watcher:
         name = self.names[int(slot[KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[0])]
         dtype = self.dtypes[name]
         record = slot[RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize].view(dtype)[0]
-        getattr(self, f"_on_{name}")(record, int(record["pid"]))
+        with urgent() if name in HOLDING else contextlib.nullcontext():
+            getattr(self, f"_on_{name}")(record, int(record["pid"]))
 
     def _on_task_fork(self, record: np.void, pid: int) -> None:
         """A new thread is named when it ends, or with those that live: it has hardly begun, and some programs make thousands."""
@@ -212,7 +214,7 @@ class Watcher:
     def _on_library(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
             path = opened(pid, text(record["path"]))
-            if os.path.isfile(path) and self.probes.attach_file(path) + self.probes.attach_beside(path):
+            if os.path.isfile(way_to(path)) and self.probes.attach_file(path) + self.probes.attach_beside(path):
                 self.set_chosen()
         self._continue(record, pid)
 
