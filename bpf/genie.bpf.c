@@ -16,14 +16,14 @@ enum genie_graph {
 UPROBE(genie_query_begin)
 {
 	keep_args(CALL_GENIE_QUERY, ARG1(ctx), 0, 0, 0);
-	return token_begin(ctx, ENGINE_GENIE, ~0ULL, PHASE_UNKNOWN, 0, ~0U);
+	return token_begin(ctx, ENGINE_GENIE, ~0ULL, PHASE_UNKNOWN, 0, ~0U, ARG1(ctx));
 }
 
 /* GenieDialog_tokenQuery(dialog, tokens, n_tokens, sentence code, callback, user data) */
 UPROBE(genie_token_query_begin)
 {
 	keep_args(CALL_GENIE_QUERY, ARG1(ctx), 0, 0, 0);
-	return token_begin(ctx, ENGINE_GENIE, ~0ULL, PHASE_UNKNOWN, ARG3(ctx), ~0U);
+	return token_begin(ctx, ENGINE_GENIE, ~0ULL, PHASE_UNKNOWN, ARG3(ctx), ~0U, ARG1(ctx));
 }
 
 UPROBE(genie_query_end)

@@ -20,13 +20,19 @@ static INLINE u64 tensor_signature(struct traced *t, u64 tensor)
 {
 	struct ggml_tensor_core *is = (void *)t->scratch;
 
+	_Static_assert(sizeof(*is) <= sizeof(t->scratch), "what is looked at has room");
 	if (bpf_probe_read_user(is, sizeof(*is), ((struct ggml_tensor_view *)tensor)->ne))
 		return 0;
-	return is->op + 31 * (is->ne[0] + 31 * (is->ne[1] + 31 * (is->ne[2] + 31 * (is->ne[3] + 31 * (is->src[0] + 31 * is->src[1])))));
+	return is->op + 31 * (is->ne[0] + 31 * (is->ne[1] + 31 * (is->ne[2] + 31 * (is->ne[3] + 31 * (is->src[0] + 31 * (is->src[1] + 31 * is->src[2]))))));
+}
+
+static INLINE u64 source_of(struct traced *t, u64 tensor, u32 number)
+{
+	return read_u64(tensor + t->sources_at + 8 * number);
 }
 
 /* Describes a tensor where that is news; returns whether it was. */
-static INLINE bool send_ggml_tensor(void *ctx, u64 tensor, u64 signature)
+static INLINE bool send_ggml_tensor(void *ctx, struct traced *thread, u64 tensor, u64 signature)
 {
 	struct ggml_tensor_view *t = (void *)tensor;
 	RECORD(rec_tensor, r);
@@ -43,8 +49,8 @@ static INLINE bool send_ggml_tensor(void *ctx, u64 tensor, u64 signature)
 	bpf_probe_read_user(&r->type, sizeof(r->type), &t->op);
 	bpf_probe_read_user(&r->dtype, sizeof(r->dtype), &t->type);
 	bpf_probe_read_user(r->ne, sizeof(r->ne), t->ne);
-	bpf_probe_read_user(r->sources, sizeof(r->sources), t->src);
-	bpf_probe_read_user(r->name, sizeof(r->name), t->name);
+	bpf_probe_read_user(r->sources, sizeof(r->sources), (void *)(tensor + thread->sources_at));
+	bpf_probe_read_user(r->name, sizeof(r->name), (void *)(tensor + thread->name_at));
 	submit(ctx, r);
 	return true;
 }
@@ -59,18 +65,18 @@ static INLINE void send_ggml_structure(void *ctx, struct traced *thread, u64 ten
 {
 	u64 sources[MAX_SOURCES] = {}, signature = tensor_signature(thread, tensor);
 
-	bpf_probe_read_user(sources, sizeof(sources), ((struct ggml_tensor_view *)tensor)->src);
+	bpf_probe_read_user(sources, sizeof(sources), (void *)(tensor + thread->sources_at));
 	for (u32 i = 0; i < MAX_SOURCES; i++)
 		signature = signature * 31 + tensor_signature(thread, sources[i]);
-	if (!send_ggml_tensor(ctx, tensor, signature))
+	if (!send_ggml_tensor(ctx, thread, tensor, signature))
 		return;
 	for (u32 i = 0; i < MAX_SOURCES; i++) {
 		u64 source = sources[i];
 
 		for (u32 depth = 0; depth < VIEW_DEPTH; depth++) {
-			if (!source || !send_ggml_tensor(ctx, source, tensor_signature(thread, source)))
+			if (!source || !send_ggml_tensor(ctx, thread, source, tensor_signature(thread, source)))
 				break;
-			source = read_u64((u64)&((struct ggml_tensor_view *)source)->src[0]);
+			source = source_of(thread, source, 0);
 		}
 	}
 }
@@ -78,7 +84,7 @@ static INLINE void send_ggml_structure(void *ctx, struct traced *thread, u64 ten
 #define MAX_ROUTE_ROWS 1024
 
 /* ggml's MUL_MAT_ID(experts, input, ids): ids is an I32 tensor [k, n_tokens] whose rows may be strided. A record a row. */
-static INLINE void send_ggml_routes(void *ctx, u64 tensor, u64 ids)
+static INLINE void send_ggml_routes(void *ctx, struct traced *thread, u64 tensor, u64 ids)
 {
 	struct ggml_tensor_view *t = (void *)ids;
 	u64 ne[2] = {}, nb[2] = {}, data = 0, bytes;
@@ -86,7 +92,7 @@ static INLINE void send_ggml_routes(void *ctx, u64 tensor, u64 ids)
 
 	bpf_probe_read_user(ne, sizeof(ne), t->ne);
 	bpf_probe_read_user(nb, sizeof(nb), t->nb);
-	bpf_probe_read_user(&data, sizeof(data), &t->data);
+	data = read_u64(ids + thread->name_at - DATA_BYTES);
 	k = ne[0];
 	n_tokens = ne[1];
 	if (!k || !data)
@@ -111,12 +117,12 @@ static INLINE void send_ggml_routes(void *ctx, u64 tensor, u64 ids)
 /* gate, up and down of one layer share their routing tensor: it is sent once in a graph. */
 static INLINE void ggml_routes(void *ctx, struct traced *t, u64 tensor)
 {
-	u64 ids = read_u64((u64)&((struct ggml_tensor_view *)tensor)->src[2]);
+	u64 ids = source_of(t, tensor, 2);
 
 	if (t->routing == ids)
 		return;
 	t->routing = ids;
-	send_ggml_routes(ctx, tensor, ids);
+	send_ggml_routes(ctx, t, tensor, ids);
 }
 
 /*
@@ -162,47 +168,117 @@ static INLINE u64 sample_signature(struct traced *t, struct ggml_graph_view *hea
  * What was told of a changed graph holds for all samples: else the next rounds would find their own to be news. Each thread
  * that leads a graph is told: it remembers by itself which nodes are given experts.
  */
-static INLINE u32 graph_is_news(struct traced *t, u64 graph, u64 round)
+static INLINE u32 graph_is_news(struct traced *t, u64 graph, struct ggml_graph_view *head, u64 round)
 {
-	struct ggml_graph_view head = {};
 	u32 at = t->rounds++ % SAMPLE_ROUNDS, tid = (u32)bpf_get_current_pid_tgid();
 
-	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
-	if (!is_news_to(tid, graph + at, sample_signature(t, &head, round, at)))
+	if (!is_news_to(tid, graph + at, sample_signature(t, head, round, at)))
 		return 0;
 	for (u32 i = 0; i < SAMPLE_ROUNDS; i++)
-		is_news_to(tid, graph + i, sample_signature(t, &head, round, i));
+		is_news_to(tid, graph + i, sample_signature(t, head, round, i));
 	return 1;
 }
 
-#define FIRST_NODES 8 /* models with a state prepare it before they look tokens up */
+#define FIRST_NODES 8
+
+/* 1 where eight bytes may begin a name: ASCII, and no DEL, which addresses of mappings have. */
+static INLINE u64 is_text(u64 word)
+{
+	u64 del = word ^ 0x7f7f7f7f7f7f7f7fULL;
+	u64 others = (word | ((del - 0x0101010101010101ULL) & ~del)) & 0x8080808080808080ULL;
+
+	return EQUAL(others, 0) & ~EQUAL(word & 0xff, 0);
+}
+
+/*
+ * Whether the first nodes of a graph, and what they are made from, look like tensors that have sources and name there.
+ * Without a branch, of which there would be too many ways through for the verifier.
+ */
+static INLINE u64 are_tensors(struct ggml_graph_view *head, u32 sources_at, u32 name_at)
+{
+	u64 others = 0, made = 0;
+
+	for (u32 i = 0; i < FIRST_NODES; i++) {
+		u64 present = LESS(i, (u32)head->n_nodes), node = read_u64(head->nodes + 8 * i) & -present;
+		u64 source = read_u64(node + sources_at), name = read_u64(source + name_at);
+		u64 op = (u32)read_u64((u64)&((struct ggml_tensor_view *)node)->op);
+
+		made |= source;
+		others |= present & ~(is_text(read_u64(node + name_at)) & LESS(op, MOST_OPERATORS));
+		others |= 1 & ~(EQUAL(name, 0) | is_text(name));
+	}
+	return 1 & ~EQUAL(made, 0) & EQUAL(others, 0);
+}
+
+/* The handle of a graph that is not what it is taken for, told once by each thread. */
+static INLINE void tell_misfit(void *ctx, struct traced *t, u64 graph, u32 what, u32 node, u32 n_nodes)
+{
+	RECORD(rec_misfit, r);
+
+	if (t->misfit || !reserve(r, KIND_MISFIT, ENGINE_LLAMACPP))
+		return;
+	t->misfit = what;
+	r->graph = graph;
+	r->what = what;
+	r->node = node;
+	r->n_nodes = n_nodes;
+	r->pad[0] = r->pad[1] = r->pad[2] = 0;
+	submit_urgent(ctx, r);
+}
+
+/* Where the graph's tensors have their sources and names; a thread's graphs hardly ever differ in that. */
+static INLINE bool knows_tensors(void *ctx, struct traced *t, u64 graph, struct ggml_graph_view *head)
+{
+	u32 plain = sizeof(struct ggml_tensor_view), gradient = plain + GRADIENT_BYTES;
+	u32 with_gradient = gradient + NAME_BEHIND_SOURCES, with_counters = with_gradient + COUNTERS_BYTES;
+	u64 is_plain = 1 & ~EQUAL(read_u64(read_u64(head->nodes) + plain), 0);
+
+	if (t->name_at && is_plain == (t->sources_at == plain))
+		return true;
+	t->sources_at = plain;
+	t->name_at = plain + NAME_BEHIND_SOURCES;
+	if (are_tensors(head, plain, plain + NAME_BEHIND_SOURCES))
+		return true;
+	t->sources_at = gradient;
+	t->name_at = with_gradient * are_tensors(head, gradient, with_gradient);
+	if (!t->name_at)
+		t->name_at = with_counters * are_tensors(head, gradient, with_counters);
+	if (t->name_at)
+		return true;
+	tell_misfit(ctx, t, graph, MISFIT_TENSOR, 0, head->n_nodes);
+	return false;
+}
+
 #define INP_TOKE 0x656b6f745f706e69ULL
 #define NS 0x736eULL
+#define EMBD 0x64626d65ULL
+#define TOKEN_EM 0x6d655f6e656b6f74ULL
+#define BD_WEIGH 0x68676965772e6462ULL
 
-/* Whether a tensor is that of the tokens to look up, "inp_tokens". */
-static INLINE bool is_tokens(struct ggml_tensor_view *tensor)
+/* 1 where it is tokens that are looked up: they are called "inp_tokens", "embd" in whisper.cpp, or what holds their vectors is. */
+static INLINE u64 are_tokens(struct traced *t, u64 ids, u64 vectors)
 {
-	u64 name[2] = {};
+	u64 name[2] = {}, table[2] = {};
+	u32 type = 0;
 
-	bpf_probe_read_user(name, sizeof(name), tensor->name);
-	return name[0] == INP_TOKE && (name[1] & 0xFFFFFF) == NS;
+	bpf_probe_read_user(&type, sizeof(type), &((struct ggml_tensor_view *)ids)->type);
+	bpf_probe_read_user(name, sizeof(name), (void *)(ids + t->name_at));
+	bpf_probe_read_user(table, sizeof(table), (void *)(vectors + t->name_at));
+	return EQUAL(type, TYPE_I32) &
+	       ((EQUAL(name[0], INP_TOKE) & EQUAL(name[1] & 0xFFFFFF, NS)) | EQUAL(name[0] & 0xFFFFFFFFFF, EMBD) |
+		(EQUAL(table[0], TOKEN_EM) & EQUAL(table[1], BD_WEIGH)));
 }
 
 /* Tokens that a graph looks up in the embedding: one of its first nodes reads them; 0: none does. */
-static INLINE u32 tokens_looked_up(u64 graph)
+static INLINE u32 tokens_looked_up(struct traced *t, struct ggml_graph_view *head)
 {
-	struct ggml_graph_view head = {};
-
-	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
 #pragma unroll
-	for (u32 i = 0; i < FIRST_NODES; i++) {
-		struct ggml_tensor_view *node = (void *)read_u64(head.nodes + 8 * i), *ids;
+	for (u32 i = 0; i < FIRST_NODES; i++) { /* models with a state prepare it first */
+		u64 sources[2] = {}, node = read_u64(head->nodes + 8 * i);
 
-		if (i >= (u32)head.n_nodes)
-			return 0;
-		ids = (void *)read_u64((u64)&node->src[1]);
-		if (ids && is_tokens(ids))
-			return read_u64((u64)&ids->ne[0]);
+		bpf_probe_read_user(sources, sizeof(sources), (void *)(node + t->sources_at));
+		if (LESS(i, (u32)head->n_nodes) & are_tokens(t, sources[1], sources[0]))
+			return read_u64((u64)((struct ggml_tensor_view *)sources[1])->ne);
 	}
 	return 0;
 }
@@ -237,19 +313,30 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 {
 	u64 frame = STACK(ctx) + RETURN_ADDRESS_BYTES;
 	struct settings *s = settings();
+	struct ggml_graph_view head = {};
+	u32 n_tokens = 0;
 
 	if (!s || (t->leads && t->began == graph && frame <= t->frame && PLACE(ctx) != t->place))
 		return 0;
+	bpf_probe_read_user(&head, sizeof(head), (void *)graph);
 	t->graph = t->began = graph;
 	t->frame = frame;
 	t->place = PLACE(ctx);
 	t->leads = 1;
 	t->routing = 0;
 	t->tensor = t->site = 0;
+	t->next_node = t->news = t->is_step = 0;
 	for (u32 i = 0; s->blind && i < FRAME_PLACES; i++)
 		t->counted[i] = 0;
-	t->news = (s->operators || s->experts) && graph_is_news(t, graph, s->round);
-	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend, tokens_looked_up(graph));
+	if (head.n_nodes && knows_tensors(ctx, t, graph, &head)) {
+		t->news = (s->operators || s->experts) && graph_is_news(t, graph, &head, s->round);
+		n_tokens = tokens_looked_up(t, &head);
+	}
+	if (n_tokens && s->steps && !t->in_step) {
+		t->is_step = 1;
+		token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, n_tokens, ~0U, 0);
+	}
+	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend, n_tokens);
 }
 
 /*
@@ -285,7 +372,11 @@ UPROBE(ggml_graph_end)
 	if (s->learn != LEARN_NOTHING)
 		send_site(ctx, t, 1);
 	t->leads = 0;
-	return graph_end(ctx, ENGINE_LLAMACPP, t->began, (s32)RESULT(ctx));
+	graph_end(ctx, ENGINE_LLAMACPP, t->began, (s32)RESULT(ctx));
+	if (t->is_step)
+		token_end(ctx, ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx));
+	t->is_step = 0;
+	return 0;
 }
 
 static INLINE int ggml_operator_begins(void *ctx, struct traced *t, u64 tensor)
@@ -294,7 +385,7 @@ static INLINE int ggml_operator_begins(void *ctx, struct traced *t, u64 tensor)
 	u64 rows = 0;
 	u32 op = 0;
 
-	if (!s)
+	if (!s || t->misfit)
 		return 0;
 	if (s->operators) {
 		bpf_probe_read_user(&op, sizeof(op), &((struct ggml_tensor_view *)tensor)->op);
@@ -322,27 +413,30 @@ UPROBE(ggml_fused_begin)
 	return ggml_operator_begins(ctx, t, ARG3(ctx));
 }
 
-static INLINE u64 frame_word(struct pt_regs *ctx, const u64 *words, u32 at)
+/* Copies what the places of the frame hold that called. */
+static INLINE void look_at_frame(struct pt_regs *ctx, struct traced *t)
 {
-	return at < FRAME_REGISTERS ? preserved_register(ctx, at) : words[at - FRAME_REGISTERS];
+#pragma unroll
+	for (u32 i = 0; i < FRAME_REGISTERS; i++)
+		t->words[i] = preserved_register(ctx, i);
+	bpf_probe_read_user(t->words + FRAME_REGISTERS, 8 * FRAME_WORDS, (void *)CALLER_STACK(ctx));
 }
 
 /* Notes in which places of the frame that entered the barrier the operator's index and the graph stand. */
 static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 {
 	struct ggml_graph_view head = {};
-	u64 words[FRAME_WORDS] = {};
-	u32 here = 0, before = 0, graph = 0;
+	u64 here = 0, before = 0, graph = 0;
 
 	bpf_probe_read_user(&head, sizeof(head), (void *)t->graph);
-	bpf_probe_read_user(words, sizeof(words), (void *)CALLER_STACK(ctx));
+	look_at_frame(ctx, t);
 	for (u32 i = 0; i < FRAME_PLACES; i++) {
-		u64 value = frame_word(ctx, words, i);
+		u64 value = t->words[i];
 		u64 at = head.nodes + 8ULL * (u32)value;
 
-		here |= (u32)(read_u64(at) == t->tensor) << i;
-		before |= (u32)(read_u64(at - 8) == t->tensor) << i;
-		graph |= (u32)(value == t->graph) << i;
+		here |= EQUAL(read_u64(at), t->tensor) << i;
+		before |= EQUAL(read_u64(at - 8), t->tensor) << i;
+		graph |= EQUAL(value, t->graph) << i;
 	}
 	t->here = here;
 	t->before = before;
@@ -356,19 +450,18 @@ static INLINE void note_places(struct pt_regs *ctx, struct traced *t)
 static INLINE bool note_growing_places(struct pt_regs *ctx, struct traced *t)
 {
 	struct ggml_graph_view head = {};
-	u64 words[FRAME_WORDS] = {};
-	u32 graph = 0, grows = 0, last = 0, last_but_one = 0;
+	u64 graph = 0, grows = 0, last = 0, last_but_one = 0;
 
 	bpf_probe_read_user(&head, sizeof(head), (void *)t->graph);
-	bpf_probe_read_user(words, sizeof(words), (void *)CALLER_STACK(ctx));
+	look_at_frame(ctx, t);
 	for (u32 i = 0; i < FRAME_PLACES; i++)
-		graph |= EQUAL(frame_word(ctx, words, i), t->graph) << i;
+		graph |= EQUAL(t->words[i], t->graph) << i;
 	if (!graph)
 		return false;
 	if (t->sites < MOST_SITES)
 		send_site(ctx, t, 0);
 	for (u32 i = 0; i < FRAME_PLACES; i++) {
-		u64 count = (u64)(u32)frame_word(ctx, words, i) + 1, nodes = (u32)head.n_nodes;
+		u64 count = (u64)(u32)t->words[i] + 1, nodes = (u32)head.n_nodes;
 		u64 grown = LESS(t->counted[i], count) & LESS(count, nodes + 1);
 
 		grows |= grown << i;
@@ -390,7 +483,7 @@ UPROBE(ggml_op_wait)
 	RECORD(rec_op_wait, r);
 	u64 ts;
 
-	if (!s)
+	if (!s || t->misfit)
 		return 0;
 	if (s->operators && reserve(r, KIND_OP_WAIT, ENGINE_LLAMACPP)) { /* first: looking around takes longer than the record */
 		r->pad[0] = r->pad[1] = r->pad[2] = r->pad[3] = 0;
@@ -483,16 +576,34 @@ static INLINE void tell_node(void *ctx, struct traced *t, u64 tensor, u32 node)
 	submit(ctx, r);
 }
 
+/* Whether a node is one of its graph, and none that was done before. What is learnt wrongly must not be recorded. */
+static INLINE bool fits(void *ctx, struct traced *t, u32 node, struct ggml_graph_view *head)
+{
+	bool in_order = t->graph != t->began || node >= t->next_node;
+
+	if (in_order && node < (u32)head->n_nodes)
+		return true;
+	tell_misfit(ctx, t, t->graph, MISFIT_LOOP, node, head->n_nodes);
+	return false;
+}
+
 static INLINE int share_done(void *ctx, struct traced *t, struct settings *s, u32 node)
 {
-	u64 nodes, tensor;
+	struct ggml_graph_view *head = (void *)t->scratch; /* the stack is full */
+	u64 tensor;
 
+	if (t->misfit)
+		return 0;
+	if (t->leads && t->news) {
+		if (bpf_probe_read_user(head, sizeof(*head), (void *)t->graph) || !fits(ctx, t, node, head))
+			return 0;
+		t->next_node = node + 1;
+	}
 	if (s->operators)
 		note_share(ctx, t, node);
 	if (!t->leads || !(t->news || (t->given_experts[node / 8 % sizeof(t->given_experts)] >> node % 8 & 1)))
 		return 0;
-	nodes = read_u64((u64)&((struct ggml_graph_view *)t->graph)->nodes);
-	tensor = read_u64(nodes + 8ULL * node);
+	tensor = read_u64(read_u64((u64)&((struct ggml_graph_view *)t->graph)->nodes) + 8ULL * node);
 	if (t->news)
 		tell_node(ctx, t, tensor, node);
 	if (describe_operator(ctx, t, s, tensor))
@@ -504,11 +615,16 @@ static INLINE int share_done(void *ctx, struct traced *t, struct settings *s, u3
 UNCOUNTED_UPROBE(ggml_op_done)
 {
 	struct settings *s = settings();
+	u32 node;
 
 	if (!s)
 		return 0;
 	t->graph = place(ctx, s->graph_at);
-	return share_done(ctx, t, s, (u32)place(ctx, s->node_at) - s->node_more);
+	node = (u32)place(ctx, s->node_at) - s->node_more;
+	share_done(ctx, t, s, node);
+	if (s->one_call && node + 1 == (u32)read_u64((u64)&((struct ggml_graph_view *)t->graph)->n_nodes))
+		send_shares(ctx, t);
+	return 0;
 }
 
 /* The call of the barrier behind the loop: the thread's share of the last node is done. */
@@ -535,7 +651,7 @@ static INLINE int ggml_enqueues(void *ctx, struct traced *t, u64 tensor)
 	u64 rows = 0;
 	u32 op = 0;
 
-	if (!s || !s->operators || !t->leads)
+	if (!s || !s->operators || !t->leads || t->misfit)
 		return 0;
 	bpf_probe_read_user(&op, sizeof(op), &((struct ggml_tensor_view *)tensor)->op);
 	bpf_probe_read_user(&rows, sizeof(rows), &((struct ggml_tensor_view *)tensor)->ne[1]);
@@ -606,7 +722,8 @@ static INLINE int ggml_copied(struct pt_regs *ctx, struct traced *t, bool done)
 	if (s->operators) {
 		bpf_probe_read_user(&rows, sizeof(rows), &((struct ggml_tensor_view *)result)->ne[1]);
 		op_begin_at(ctx, ENGINE_LLAMACPP, result, GGML_OP_DUP, -1, rows, t->copy_ts);
-		send_ggml_tensor(ctx, result, tensor_signature(t, result));
+		if (t->name_at)
+			send_ggml_tensor(ctx, t, result, tensor_signature(t, result));
 	}
 	return graph_end(ctx, ENGINE_LLAMACPP, result, 0);
 }

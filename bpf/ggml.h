@@ -3,7 +3,10 @@
 #ifndef MOESCOPE_GGML_H
 #define MOESCOPE_GGML_H
 
-/* struct ggml_tensor (ggml.h) */
+/*
+ * struct ggml_tensor (ggml.h), as far as it has not changed since 2023. Behind it stood a gradient until late 2024; then come
+ * the sources, until mid-2024 three counters, what it is a view of and where in that, its data, and its name.
+ */
 struct ggml_tensor_view {
 	u32 type;
 	u32 pad;
@@ -13,21 +16,23 @@ struct ggml_tensor_view {
 	u32 op;
 	s32 op_params[16];
 	s32 flags;
-	u64 src[MAX_SOURCES];
-	u64 view_src;
-	u64 view_offs;
-	u64 data;
-	char name[64];
 };
+#define TYPE_I32 26
+#define MOST_OPERATORS 512 /* many more than there are */
+#define GRADIENT_BYTES 8
+#define SOURCES_BYTES (8 * MAX_SOURCES)
+#define COUNTERS_BYTES 24
+#define DATA_BYTES 8
+#define NAME_BEHIND_SOURCES (SOURCES_BYTES + 16 + DATA_BYTES)
 
-/* The part of it that tells what a tensor is, how large, and made from what: `ne` up to the second of `src`. */
+/* What tells what a tensor is, how large, and made from what: from `ne` on, the first sources with or without a gradient. */
 struct ggml_tensor_core {
 	u64 ne[4];
 	u64 nb[4];
 	u32 op;
 	s32 op_params[16];
 	s32 flags;
-	u64 src[2];
+	u64 src[3];
 };
 
 /* struct ggml_cgraph (ggml-impl.h) */
@@ -45,7 +50,7 @@ struct ggml_graph_view {
  */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 #define FRAME_REGISTERS 11
-#define FRAME_WORDS 21 /* compilers keep the saved registers at the frame's bottom, below the variables */
+#define FRAME_WORDS 53
 #else
 #define FRAME_REGISTERS 6
 #ifdef LOADER_BCC
@@ -55,7 +60,7 @@ struct ggml_graph_view {
 #define FRAME_BX rbx
 #define FRAME_BP rbp
 #endif
-#define FRAME_WORDS 16
+#define FRAME_WORDS 58 /* a loop into which the compiler put operators has a large frame */
 #endif
 #define FRAME_PLACES (FRAME_REGISTERS + FRAME_WORDS)
 

@@ -71,6 +71,7 @@ union record {
 	struct rec_qnn_callback qnn_callback;
 	struct rec_qnn_log qnn_log;
 	struct rec_qnn_reader qnn_reader;
+	struct rec_misfit misfit;
 };
 
 const union record *record_types = 0;

@@ -94,6 +94,18 @@ static INLINE bool is_qnn_log(struct path_scratch *path, long length)
 	return true;
 }
 
+/* A file is opened by a descriptor, as libraries in memory are: user space knows their names. */
+static INLINE bool is_descriptor(struct path_scratch *path)
+{
+	const char folder[4] = "/fd/";
+
+	for (u32 i = 0; i < sizeof(folder); i++) {
+		if (path->text[(path->base - sizeof(folder) + i) & 255] != folder[i])
+			return false;
+	}
+	return true;
+}
+
 /* FNV-1a */
 static INLINE u64 path_hash(struct path_scratch *path)
 {
@@ -156,7 +168,7 @@ static INLINE int opens_file(void *ctx)
 
 		wanted = pattern && starts_with(path, path->base, pattern);
 	}
-	if (!wanted)
+	if (!wanted && !is_descriptor(path))
 		return 0;
 	if (!reserve(r, KIND_LIBRARY, ENGINE_KERNEL))
 		return 0;

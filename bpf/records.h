@@ -31,13 +31,13 @@ enum record_kind {
 	KIND_OP_WAIT = 12,
 	KIND_PMC = 13,
 	KIND_NODE = 14,
-	KIND_SITE = 15,
 	KIND_QNN_EXECUTE_BEGIN = 16,
 	KIND_QNN_EXECUTE_END = 17,
 	KIND_QNN_CALL_BEGIN = 18,
 	KIND_QNN_CALL_END = 19,
 	KIND_QNN_HARVEST = 20,
 	KIND_QNN_DONE = 21,
+	KIND_MISFIT = 22,
 	KIND_CALL_BEGIN = 24,
 	KIND_CALL_END = 25,
 	KIND_SCHED_SWITCH = 32,
@@ -67,6 +67,7 @@ enum record_kind {
 	KIND_QNN_CALLBACK = 77,
 	KIND_QNN_LOG = 78,
 	KIND_QNN_READER = 79,
+	KIND_SITE = 80,
 };
 
 /* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
@@ -169,7 +170,7 @@ struct rec_token_begin {
 	unsigned int position;   /* context length before the step; 2^32-1 where unknown */
 	unsigned int maj_flt;    /* page faults of the calling thread so far */
 	unsigned int min_flt;
-	unsigned int pad;
+	unsigned int context;    /* bits 4 to 35 of the address of what the step is taken in; 0: not told */
 };
 
 struct rec_token_end {
@@ -258,12 +259,27 @@ struct rec_op_shares {
 struct rec_site {
 	struct header h;
 	unsigned long long address; /* return address */
-	unsigned int here;          /* places that hold the operator's index in the graph; blind: that grow */
-	unsigned int before;        /* places that hold the index of the operator behind it; blind: that grow and hold the last index */
-	unsigned int graph;         /* places that hold the graph */
+	unsigned long long here;    /* places that hold the operator's index in the graph; blind: that grow */
+	unsigned long long before;  /* places that hold the index of the operator behind it; blind: that grow and hold the last index */
+	unsigned long long graph;   /* places that hold the graph */
+	unsigned long long last_but_one; /* blind: places that grow and hold the index before the last */
 	unsigned int last;          /* 1: it was the graph's last operator */
-	unsigned int last_but_one;  /* blind: places that grow and hold the index before the last */
 	unsigned int blind;         /* 1: no probe told the operator */
+};
+
+enum misfit_of {
+	MISFIT_TENSOR = 1, /* the graph's tensors have none of the known layouts */
+	MISFIT_LOOP = 2,   /* what was learnt of the graph loop does not tell the graph's nodes in their order */
+};
+
+/* A graph is not what probes on its operators take it for. Told once by each thread. */
+struct rec_misfit {
+	struct header h;
+	unsigned long long graph; /* handle, as in rec_graph_begin */
+	unsigned int what;        /* enum misfit_of */
+	unsigned int node;        /* that it was seen at */
+	unsigned int n_nodes;
+	unsigned int pad[3];
 };
 
 #define MAX_PMC 4

@@ -39,10 +39,12 @@ struct settings {
 	u32 infer_faults; /* this kernel does not tell when a fault of a file mapping begins */
 	u32 round;      /* grows when probes come or go: what was told to none of them is told again */
 	u32 files;  /* record reads and mappings of files, where one program sees all system calls */
+	u32 steps;  /* record steps */
+	u32 one_call; /* ggml's loop calls the barrier behind its last node where it does so behind every other */
 	u32 spared; /* QNN's own readers of events are not probed, since those who call them are known to hand on what they read */
 };
 
-#define MASKED_PLACES 32 /* of a frame, a bit each in the masks of struct rec_site */
+#define MASKED_PLACES 64 /* of a frame, a bit each in the masks of struct rec_site */
 
 enum learning {
 	LEARN_NOTHING = 0,
@@ -71,6 +73,12 @@ struct traced {
 	u32 leads;  /* it began the graph; the others help */
 	u32 news;   /* this graph has not been described as it is now */
 	u32 rounds; /* graphs that it began */
+	u32 sources_at; /* in the tensors of these graphs; see ggml.h */
+	u32 name_at;
+	u32 next_node; /* the first that it may still be told of */
+	u32 misfit; /* it told that a graph is not what it is taken for */
+	u32 in_step; /* a function that takes steps is running */
+	u32 is_step; /* the graph is a step of its own */
 	struct share shares[SHARES];
 	u8 given_experts[MARKED_NODES / 8]; /* nodes that are given what a router chose, a bit each */
 	u64 routing; /* the routing tensor whose experts were last sent in this graph */
@@ -83,15 +91,16 @@ struct traced {
 	u64 copies;
 	u64 copy_frame;
 	u64 copy_ts;
-	u64 scratch[19]; /* of a tensor that is looked at */
+	u64 scratch[20]; /* of a tensor that is looked at */
 	/* while learning: */
 	u64 tensor;
 	u64 site;
 	u32 sites; /* told so far */
-	u32 here;
-	u32 before;
-	u32 graph_places;
-	u32 last_but_one;
+	u64 here;
+	u64 before;
+	u64 graph_places;
+	u64 last_but_one;
+	u64 words[MASKED_PLACES]; /* of a frame that is looked at */
 	u32 counted[MASKED_PLACES]; /* blind: 1 more than what stood there at the barrier before; 0: there was none */
 };
 

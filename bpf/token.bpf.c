@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Tokens: one forward step of the model, whichever engine takes it. */
 
-static INLINE int token_begin(void *ctx, u8 engine, u64 seq, u32 phase, u32 n_tokens, u32 position)
+static INLINE int token_begin(void *ctx, u8 engine, u64 seq, u32 phase, u32 n_tokens, u32 position, u64 context)
 {
 	RECORD(rec_token_begin, r);
 
@@ -13,7 +13,7 @@ static INLINE int token_begin(void *ctx, u8 engine, u64 seq, u32 phase, u32 n_to
 	r->position = position;
 	r->maj_flt = task_counter(maj_flt);
 	r->min_flt = task_counter(min_flt);
-	r->pad = 0;
+	r->context = context >> 4;
 	submit(ctx, r);
 	return 0;
 }
@@ -42,7 +42,7 @@ static INLINE int token_end(void *ctx, u8 engine, u64 seq, s64 result)
 /* moescope:token__begin(seq, phase, n_tokens, position) */
 UPROBE(moescope_token_begin)
 {
-	return token_begin(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx));
+	return token_begin(ctx, ENGINE_MOESCOPE, ARG1(ctx), ARG2(ctx), ARG3(ctx), ARG4(ctx), 0);
 }
 
 /* moescope:token__end(seq, sampled token, ended_ns) */
@@ -61,7 +61,7 @@ struct llama_batch_head {
 };
 
 /* A step of the batch that stands behind a call's return address, or on arm64 where its second argument points. */
-static INLINE int llama_batch_begin(struct pt_regs *ctx, u32 phase)
+static INLINE int llama_batch_begin(struct pt_regs *ctx, struct traced *t, u32 phase)
 {
 	struct llama_batch_head batch = {};
 	u32 position = ~0U;
@@ -73,19 +73,20 @@ static INLINE int llama_batch_begin(struct pt_regs *ctx, u32 phase)
 #endif
 	if (batch.pos)
 		bpf_probe_read_user(&position, sizeof(position), (void *)batch.pos);
-	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, phase, batch.n_tokens, position);
+	t->in_step = 1;
+	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, phase, batch.n_tokens, position, ARG1(ctx));
 }
 
 /* int llama_decode(struct llama_context *, struct llama_batch) */
 UPROBE(llama_decode_begin)
 {
-	return llama_batch_begin(ctx, PHASE_UNKNOWN);
+	return llama_batch_begin(ctx, t, PHASE_UNKNOWN);
 }
 
 /* int32_t llama_encode(struct llama_context *, struct llama_batch): what is encoded is a prompt */
 UPROBE(llama_encode_begin)
 {
-	return llama_batch_begin(ctx, PHASE_PREFILL);
+	return llama_batch_begin(ctx, t, PHASE_PREFILL);
 }
 
 #define LLAMA_PROCESS_TYPE_ENCODE 0
@@ -98,10 +99,12 @@ UPROBE(llama_process_begin)
 {
 	u32 phase = (u32)ARG2(ctx) == LLAMA_PROCESS_TYPE_ENCODE ? PHASE_PREFILL : PHASE_UNKNOWN;
 
-	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, phase, 0, ~0U);
+	t->in_step = 1;
+	return token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, phase, 0, ~0U, ARG1(ctx));
 }
 
 UPROBE(llama_decode_end)
 {
+	t->in_step = 0;
 	return token_end(ctx, ENGINE_LLAMACPP, ~0ULL, (s32)RESULT(ctx));
 }

@@ -38,9 +38,11 @@ class Run:
     part: int = 512
     call: str = "decode"
     threads_of: str = ""
+    library: str = ""
 
     def environment(self) -> dict[str, str]:
-        return {"LLAMA_PART": str(self.part), "LLAMA_CALL": self.call, "LLAMA_THREADS_OF": self.threads_of}
+        way = {"LLAMA_PART": str(self.part), "LLAMA_CALL": self.call, "LLAMA_THREADS_OF": self.threads_of}
+        return way | {"LLAMA_LIBRARY": self.library}
 
 
 class Both:

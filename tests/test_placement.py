@@ -9,7 +9,7 @@ from tracer.probes.elf import read_binary
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.placement import NOP5, arm64_class, place_entry, place_tail, place_usdt
 from tracer.probes.planner import Planner
-from tracer.recording.paths import CALIBRATION, Owner
+from tracer.recording.paths import CALIBRATION
 
 NEW_KERNEL, OLD_KERNEL = True, False  # whether a probed nop is executed without a step
 COSTS = {
@@ -84,8 +84,8 @@ def test_any_prologue_gets_its_cheapest_intact_instruction(
 
 def test_a_machine_that_measures_all_alike_gets_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a whole library, as measured and as a busy machine measures: 43 ns for everything."""
-    measured = Planner([], set(), Owner(0, 0, "root", "/root"))
-    busy = Planner([], set(), Owner(0, 0, "root", "/root"))
+    measured = Planner([], set())
+    busy = Planner([], set())
     measured.costs, busy.costs = COSTS[has_fast_nop()], dict.fromkeys(COSTS[OLD_KERNEL], 43.0)
     binary = read_binary(str(CALIBRATION))
     names = ("calibrate_emulated", "calibrate_stepped", "calibrate_nop5")

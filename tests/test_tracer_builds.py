@@ -242,7 +242,7 @@ sys.exit(lib.fake_main(3, argv))
 """
 
 
-SEEN = {"relative": 7, "dots": 7, "deleted": 7, "descriptor": 7, "memory": 0}
+SEEN = {"relative": 7, "dots": 7, "deleted": 7, "descriptor": 7, "memory": 7}
 
 
 @pytest.mark.needs("probes")
@@ -322,3 +322,5 @@ def test_a_running_program_with_a_deleted_and_an_anonymous_library_is_followed(t
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     target.communicate(timeout=120)
     assert target.returncode == 0
+    libraries = json.loads((tmp_path / "run" / "manifest.json").read_text())["engines"]["llamacpp"]["libraries"]
+    assert sorted(Path(each["path"]).name for each in libraries) == ["libllama.so", "libllama.so (deleted)"]

@@ -17,9 +17,9 @@ from tests.conftest import ROOT
 from tests.test_tracer_custom import COUNT, DECLARED
 from tests.vm import table
 from tracer.errors import ProbeError
-from tracer.kernel import features
+from tracer.kernel import features, loaders
 from tracer.kernel.btf import VMLINUX
-from tracer.kernel.libbpf import BpfObject, Kernel, last_lines
+from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.probes import denials, tracefs
 from tracer.recording.paths import BPF_OBJECT
@@ -38,6 +38,16 @@ BARE_UPROBE(moescope_token_end)
 	asm volatile("%0 = *(u32 *)(%1 + 0)" : "=r"(value) : "r"(address));
 	return value;
 }
+"""
+
+MANY = """
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#define GOOD(name) SEC("uprobe") int name(void *ctx) { return 0; }
+#define BAD(name) SEC("uprobe") int name(u64 *ctx) { return *(volatile int *)ctx[0]; }
+typedef unsigned long long u64;
+GOOD(good_1) BAD(bad_1) GOOD(good_2) BAD(bad_2) GOOD(good_3) GOOD(good_4) BAD(bad_3)
+char gpl[] SEC("license") = "Dual BSD/GPL";
 """
 
 
@@ -82,6 +92,32 @@ def test_a_refused_program_is_named_and_the_rest_is_recorded(tmp_path: Path, ref
     said = next(line for line in done.stderr.splitlines() if "refused moescope_token_end" in line)
     assert "invalid mem access" in said
     assert "level token goes without it" in said
+
+
+@pytest.mark.needs("probes")
+def test_a_program_is_verified_twice_at_most_however_many_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path, "many.bpf.c", MANY)
+    monkeypatch.setitem(loaders.BPF_OBJECTS, "ring", compile_object(source, tmp_path / "many.bpf.o", "x86"))
+    verified: Counter[str] = Counter()
+    load = BpfObject.load
+
+    def counted(opened: BpfObject, wanted: set[str]) -> None:
+        given = [name for name in opened.programs if name in wanted]
+        try:
+            load(opened, wanted)
+        except Refused as refusal:
+            given = given[: given.index(refusal.program) + 1]
+            raise
+        finally:
+            verified.update(given)
+
+    monkeypatch.setattr(BpfObject, "load", counted)
+    kernel = Kernel()
+    loader = LibbpfLoader(kernel, set(BpfObject(kernel, loaders.BPF_OBJECTS["ring"]).programs), {})
+    assert set(loader.refused) == {"bad_1", "bad_2", "bad_3"}
+    assert verified == Counter({"bad_1": 1, "bad_2": 1, "bad_3": 1, "good_1": 2, "good_2": 2, "good_3": 2, "good_4": 2})
+    assert all(loader.program_fd(f"good_{number}") > 0 for number in range(1, 5))
+    loader.close()
 
 
 @pytest.mark.needs("probes")

@@ -27,6 +27,20 @@ I386 = b"\x7fELF\1\1\1" + bytes(9) + struct.pack("<HHIIIIIHHHHHH", 3, 3, 1, 0, 0
 STEPS = str(ROOT / "workloads" / "programs" / "steps.py")
 
 
+TELLS_ITS_POLICY = """
+import os, sys
+from tracer.__main__ import main
+from tracer.target.watch import Watcher
+
+answer, urgent = Watcher._continue, os.SCHED_RR | os.SCHED_RESET_ON_FORK
+Watcher._continue = lambda *given: (print("while held:", os.sched_getscheduler(0) == urgent), answer(*given))
+code = main()
+print("afterwards:", os.sched_getscheduler(0))
+sys.exit(code)
+"""
+"""The tracer; it prints its thread's scheduling policy, too."""
+
+
 class Traced:
     """A tracer over `steps.py`, both alive; the target goes on until it is told to end."""
 
@@ -142,6 +156,16 @@ def test_a_running_process_is_followed_and_let_go(tmp_path: Path) -> None:
     seen = RawRecording(tmp_path / "run").records("token_end")["seq"]
     assert seen.tolist() == list(range(seen[0], seen[0] + len(seen)))
     assert seen[0] > 0 and seen[-1] + 1 < int(told.removeprefix("done ")) and target.returncode == 0
+
+
+def test_other_threads_wait_while_the_target_does(tmp_path: Path) -> None:
+    words = ["run", "--no-views", "-o", str(tmp_path / "run"), "--", sys.executable, STEPS, "3", "0"]
+    command = [sys.executable, "-c", TELLS_ITS_POLICY, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    seen = [line for line in done.stdout.splitlines() if line.startswith(("while held", "afterwards"))]
+    held = json.loads((tmp_path / "run" / "manifest.json").read_text())["cost"]["held_stops"]
+    assert seen == ["while held: True"] * held + [f"afterwards: {os.SCHED_OTHER}"]
+    assert held > 1
 
 
 def test_the_command_finds_signals_and_descriptors_as_if_untraced(tmp_path: Path) -> None:
@@ -339,6 +363,15 @@ def test_doctor_lists_requirements_and_remedies() -> None:
     assert done.returncode == 0
     assert checks["libbpf loads and probes"]["ok"] and "emulated" in checks["libbpf loads and probes"]["seen"]
     assert all(check["remedy"] for check in checks.values())
+
+
+def test_a_tracer_that_nobody_listens_to_any_more_ends_and_the_command_never_runs(tmp_path: Path) -> None:
+    command = ["-m", "tracer", "run", "--no-views", "-o", str(tmp_path / "run"), "--", "touch", str(tmp_path / "ran")]
+    tracer = subprocess.Popen([sys.executable, *command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert tracer.stderr is not None and "loading programs" in tracer.stderr.readline()
+    tracer.stderr.close()  # what it says next, with the command waiting already, goes nowhere
+    tracer.wait(timeout=PATIENCE_S)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_tracer_that_fails_before_it_lets_the_command_go_ends_and_the_command_never_runs(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from tracer.kernel.loaders import LibbpfLoader
 from tracer.kernel.loaders import layouts as tracer_layouts
 from tracer.probes.attach import Attachments
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json
-from tracer.recording.paths import invoking_user
 from tracer.recording.tokens import STEP, Misses
 from workloads.host_time import HostTime
 from workloads.raw_records import RawRecording
@@ -172,7 +171,7 @@ def test_missed_experts_are_counted_by_process_within_their_step() -> None:
 
 @pytest.mark.needs("probes")
 def test_probes_of_a_library_that_comes_while_its_level_is_off_wait_for_the_levels_return() -> None:
-    probes = Attachments(choose(["moescope"]), {"token", "expert"}, invoking_user())
+    probes = Attachments(choose(["moescope"]), {"token", "expert"})
     probes.loader = loader = LibbpfLoader(Kernel(), probes.programs(), {})
     probes.costs = dict.fromkeys(("emulated", "stepped", "nop5", "return"), 1.0)
     try:

@@ -118,3 +118,36 @@ def test_roots_rights_are_back_afterwards_even_after_an_error(shared: Path) -> N
     assert secret.read_text() == "root's"
     (shared / "new").touch()
     assert (shared / "new").stat().st_uid == 0
+
+
+PLANTED = """
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+const char *ggml_op_name(int op) { return op ? "" : "NONE"; }
+void llama_decode(void) {}
+__attribute__((constructor)) static void runs(void)
+{
+	char path[4096];
+	snprintf(path, sizeof(path), FOLDER "/run-by-%d", (int)getuid());
+	close(open(path, O_CREAT | O_WRONLY, 0666));
+}
+"""
+
+
+def test_no_code_of_a_library_that_another_users_program_has_is_run(shared: Path) -> None:
+    (shared / "planted.c").write_text(PLANTED)
+    library, output = shared / "libllama.so", shared / "recording"
+    flags = ["-O2", "-shared", "-fPIC", f'-DFOLDER="{shared}"']
+    subprocess.run(["cc", *flags, "-o", library, shared / "planted.c"], check=True)
+    command = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "sleep", "600"]
+    with subprocess.Popen(command, env={**os.environ, "LD_PRELOAD": str(library)}) as target:
+        while not list(shared.glob(f"run-by-{USER}")):
+            assert target.poll() is None
+        (shared / "run-by-0").unlink(missing_ok=True)  # setpriv's own
+        options = ("--no-views", "--duration", "0.5", "--pid", str(target.pid), "-o", str(output))
+        done = trace("attach", *options)
+        target.kill()
+    assert done.returncode == 0, done.stderr
+    assert str(library) in (output / "manifest.json").read_text()
+    assert [path.name for path in shared.glob("run-by-*")] == [f"run-by-{USER}"]

@@ -51,6 +51,7 @@ def compose(about: dict[str, Any], watcher: Watcher, cost: dict[str, Any]) -> di
             "id": engine.id,
             "operators": probes.state[engine.name].operators,
             "graphs": list(engine.graphs),
+            "untold": probes.state[engine.name].untold,
             "libraries": [{"path": p, "build_id": b} for p, b in probes.libraries(engine).items()],
         }
         for engine in probes.engines

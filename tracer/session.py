@@ -95,7 +95,7 @@ class Session:
         self.kernel = Kernel()
         without = self.go_without()
         self.options.levels, brought = with_needed(self.options.levels)
-        self.probes = Attachments(self.options.engines, self.options.levels, self.options.owner, self.options.functions)
+        self.probes = Attachments(self.options.engines, self.options.levels, self.options.functions)
         self.probes.warnings += without + brought
         sizes = dict.fromkeys(STREAMS, self.options.ring_bytes)
         wanted = self.probes.programs() | ({"empty"} if has_uprobes() else set())
@@ -160,7 +160,6 @@ class Session:
     def follow(self, target: Target | Followed) -> None:
         """Mark the target's threads as ours, attach to what it has mapped already, and let it go."""
         self.target = target
-        self.undo.callback(target.abandon)
         self.clocks = [machine.clocks()]
         self.began_ns, self.cpu_before_ns = time.monotonic_ns(), time.process_time_ns()
         with contextlib.suppress(OSError):  # a kernel before 5.3: its end is seen at the next turn

@@ -64,8 +64,9 @@ def unfold(source: Source) -> Announced:
     used = np.flatnonzero(real & (graph >= 0))
     owner = owners(graphs, until[:-1], announced["op_begin"], announced["op_wait"])
     begun = owner["op_begin"] >= 0
-    begun_ops = owner["op_begin"][begun], announced["op_begin"]["tensor"][begun]
-    by_shares = np.append(graphs_by_shares(len(graphs), (graph[used], tensor[used]), begun_ops), False)
+    begun_ops = owner["op_begin"][begun], announced["op_begin"]["tensor"][begun], announced["op_begin"]["tid"][begun]
+    done_ops = graph[used], tensor[used], done["tid"][used]
+    by_shares = np.append(graphs_by_shares(len(graphs), done_ops, begun_ops), False)
     used = used[by_shares[graph[used]]]
     rows = done.where(used)
     begins = begin_times(graph[used], rows["node"], rows["ts"], graphs["ts"])
@@ -129,10 +130,13 @@ def tensors_of(source: Source, done: Rows, until: np.ndarray) -> np.ndarray:
     return np.append(nodes["tensor"], 0)[row]
 
 
-def graphs_by_shares(n: int, done: tuple[np.ndarray, np.ndarray], begun: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Of each of `n` graphs, whether its operators are read from shares; both are given as (graph, tensor) of each record."""
-    count, count_begun = (np.bincount(graph, minlength=n) for graph, _ in (done, begun))
-    key = codes(np.concatenate((done[0], begun[0])), np.concatenate((done[1], begun[1])))
+def graphs_by_shares(n: int, done: tuple[np.ndarray, ...], begun: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Of each of `n` graphs, whether its operators are read from shares; both are given as (graph, tensor, thread) of each.
+
+    Probes come to stand when one thread has passed the first operators and another has not: each thread's must all be there.
+    """
+    count, count_begun = (np.bincount(graph, minlength=n) for graph, *_ in (done, begun))
+    key = codes(*(np.concatenate(pair) for pair in zip(done, begun, strict=True)))
     missed = np.bincount(begun[0][~np.isin(key[len(done[0]) :], key[: len(done[0])])], minlength=n)
     return (count > 0) & ((missed == 0) | (count > 2 * count_begun))
 

@@ -50,15 +50,15 @@ def run(args: argparse.Namespace) -> int:
     levels, brought = with_needed(chosen_levels(args.levels))
     features = read_features(args.features)
     sysroot = str(args.sysroot.resolve()) if args.sysroot else ""
-    planner = Planner(
-        choose(names_in(args.engine, "--engine"), added), levels, invoking_user(), functions, lambda: features["fast_nop"]
-    )
+    engines = choose(names_in(args.engine, "--engine"), added)
+    planner = Planner(engines, levels, functions, lambda: features["fast_nop"])
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
     folders = args.libraries or ([args.sysroot] if args.sysroot else beside(words))
     loops = [loop for folder in args.learn for loop in of_recording(folder)]
     place = Place(sysroot, features["arch"])
     plan = compose(planner, place, programs(words, sysroot), [folder.resolve() for folder in folders], loops)
-    write(args.output, plan)
+    with invoking_user().acting():
+        write(args.output, plan)
     for warning in brought + planner.warnings + planner.named.missing():
         print_plain(warning, sys.stderr)
     files = [file for file in plan["files"] if file["rows"]]

@@ -20,7 +20,6 @@ from tracer.probes.calibration import UNKNOWN, measure
 from tracer.probes.elf import read_binary
 from tracer.probes.functions import read_probe_files
 from tracer.probes.plan import Row
-from tracer.recording.paths import invoking_user
 
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
 """What the kernel calls this machine → what ELF headers do."""
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     need_root()
     added, functions = read_probe_files(args.probes)
     engines = choose(names_in(args.engine, "--engine"), added)
-    probes = Attachments(engines, chosen_levels(args.levels), invoking_user(), functions)
+    probes = Attachments(engines, chosen_levels(args.levels), functions)
     loader = LibbpfLoader(Kernel(), probes.programs() | {"empty"}, {})
     probes.loader = loader
     try:

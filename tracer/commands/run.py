@@ -96,6 +96,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
                 discard_empty(options.output)
             raise
         target: Target | Followed = make_target()
+        session.undo.callback(target.abandon)
         say(f"recording {' '.join(target.command)[:120]} (pid {target.pid}) to {options.output}")
         with contextlib.closing(Status()) as status:  # made before the target begins, which would wait for its imports
             session.follow(target)

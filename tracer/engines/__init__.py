@@ -67,8 +67,7 @@ class Engine:
     operators: tuple[str, ...] = ()
     together: bool = False  # the program opens all of its libraries in a folder and chooses then: they get their probes at once
     marker: str = ""
-    operator_names: str = ""
-    operator_table: tuple[str, ...] = ()  # first of the names that a program holds which cannot be asked
+    operator_table: tuple[str, ...] = ()  # first of the names of operators, as an array in a file holds them
     inspect: bool = True
     inspectable: tuple[str, ...] = ()  # beginnings of the names of files that may be looked into where `inspect` forbids it
     api_major: int = 0

@@ -1,6 +1,7 @@
 """The default loader: compiled CO-RE objects through libbpf, called by ctypes."""
 
 import ctypes
+import itertools
 import os
 import re
 import struct
@@ -21,7 +22,7 @@ STATS_RUN_TIME = 0
 LOG_CALLBACK = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
 WARNING = 0  # libbpf's level of messages that tell what went wrong
 MESSAGE_BYTES = 1 << 20
-REFUSED = re.compile(r"^libbpf: prog '(\w+)': (?:BPF program load failed|failed to|relo #\d+: failed)", re.M)
+REFUSED = re.compile(r"^libbpf: prog '(\w+)': (?:(BPF program load failed)|failed to|relo #\d+: failed)", re.M)
 LAST_LINES = 3  # of the verifier's, which end with what it does not like
 LONGEST_LINE = 160
 COOKIE_MARK = 0x0C00C1E5  # stands for the cookie in programs for kernels without cookies (bpf/custom.bpf.c)
@@ -30,11 +31,11 @@ INSTRUCTION = struct.Struct("<BBhi")
 
 
 class Refused(ProbeError):
-    """The kernel refused one program."""
+    """The kernel refused one program, after it had accepted others."""
 
-    def __init__(self, program: str, why: str):
+    def __init__(self, program: str, why: str, accepted: set[str]):
         super().__init__(f"the kernel refused the BPF program {program}: {why}; see `python -m tracer doctor`")
-        self.program, self.why = program, why
+        self.program, self.why, self.accepted = program, why, accepted
 
 
 def last_lines(text: str) -> str:
@@ -193,14 +194,16 @@ class BpfObject:
 
     def _refusal(self, code: int) -> ProbeError:
         text, reason = "".join(self.kernel.messages), os.strerror(code)
-        program, denied = REFUSED.search(text), why_denied(code)
-        if program and (said := last_lines(text)):
-            return Refused(program[1], said)
-        if program and not denied:
-            return Refused(program[1], reason)
+        program, denied, said = REFUSED.search(text), why_denied(code), last_lines(text)
+        if program and (said or not denied):
+            return Refused(program[1], said or reason, self._before(program[1]) if program[2] else set())
         failures = [line.removeprefix("libbpf: ") for line in text.splitlines() if "failed" in line]
         said = failures[0] if failures else "libbpf does not say why"
         return ProbeError(f"the kernel refused the BPF programs: {reason}: {denied or said}; see `python -m tracer doctor`")
+
+    def _before(self, program: str) -> set[str]:
+        """The programs that were loaded before this one: libbpf goes through them in the order that it lists them in."""
+        return set(itertools.takewhile(lambda name: name != program, self.programs))
 
     def map_fd(self, name: str) -> int:
         """File descriptor of a loaded map."""

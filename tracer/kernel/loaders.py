@@ -92,21 +92,23 @@ class LibbpfLoader:
         self.object = self._load(kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {}, wanted, btf)
 
     def _load(self, kernel: Kernel, path: Path, ring_bytes: dict[str, int], wanted: set[str], btf: Path | None) -> BpfObject:
-        """Load an object, again without each program that the kernel refuses."""
+        """Load an object without the programs that the kernel refuses: what it accepts is verified twice at most."""
+        unknown = wanted
         while True:
             opened = open_object(kernel, path, ring_bytes, btf)
             try:
-                opened.load(wanted - self.refused.keys())
-            except Refused as refusal:
+                opened.load(unknown)
+            except ProbeError as error:
                 opened.close()
-                if refusal.program in self.refused:
+                if not isinstance(error, Refused) or error.program in self.refused:
                     raise
-                self.refused[refusal.program] = refusal.why
-            except ProbeError:
-                opened.close()
-                raise
-            else:
+                self.refused[error.program] = error.why
+                unknown = unknown - error.accepted - {error.program}
+                continue
+            if unknown == wanted - self.refused.keys():
                 return opened
+            opened.close()
+            unknown = wanted - self.refused.keys()
 
     def map_fd(self, name: str) -> int:
         """File descriptor of a map."""

@@ -21,7 +21,6 @@ from tracer.probes.perf_events import attach_software, attach_tracepoint
 from tracer.probes.plan import FilePlan, Row
 from tracer.probes.planner import Places, Planner, stem
 from tracer.probes.tracefs import tracefs, why_absent
-from tracer.recording.paths import Owner
 
 FINDERS = ("qnn_providers_begin", "qnn_providers_end")  # they find the other probes' places: hit once, and never shed
 
@@ -44,14 +43,15 @@ class EngineState:
 
     libraries: dict[str, str] = field(default_factory=dict)
     operators: list[str] = field(default_factory=list)
+    untold: str = ""  # why its operators and experts are not recorded
 
 
 class Attachments:
     """All probes of a session; attaching the same program twice to one place is a no-op."""
 
-    def __init__(self, engines: list[Engine], levels: set[str], owner: Owner, functions: list[Function] | None = None):
+    def __init__(self, engines: list[Engine], levels: set[str], functions: list[Function] | None = None):
         self.engines, self.levels = engines, levels
-        self.planner = planner = Planner(engines, levels, owner, functions)
+        self.planner = planner = Planner(engines, levels, functions)
         self.rows, self.warnings, self.named = planner.rows, planner.warnings, planner.named
         self.state = {engine.name: EngineState(operators=planner.operators[engine.name]) for engine in engines}
         self._fds: dict[int, int] = {}  # index of the row → the descriptor that holds its probe
@@ -243,6 +243,16 @@ class Attachments:
         files = {row.library for row in self.rows if row.program in learnt}
         teachers = {probe.program for probe in engine.probes if probe.teaches}
         self._retire([index for index, row in enumerate(self.rows) if row.library in files and row.program in teachers])
+
+    def give_up(self, engine: Engine, why: str) -> None:
+        """Remove what records operators and experts of an engine, for good: what it tells cannot be trusted."""
+        programs = {probe.program for probe in engine.probes if probe.level in ("operator", "expert")}
+        standing = [i for i, row in enumerate(self.rows) if row.program in programs and not row.retired_ns]
+        if standing:
+            self._retire(standing)
+            self.refused |= programs
+            self.state[engine.name].untold = why
+            self.warnings.append(f"{engine.name}: levels operator and expert are switched off: {why}")
 
     def _retire(self, indices: list[int]) -> None:
         """Remove probes for good."""

@@ -3,11 +3,11 @@
 import mmap
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from elftools.common.exceptions import ELFError
@@ -27,7 +27,8 @@ SECTION = np.dtype(
         *(("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8")),
     ]
 )
-PT_LOAD, SHT_NOTE = 1, 7
+PT_LOAD, SHT_NOTE, NT_BUILD_ID = 1, 7, 3
+NOTE = struct.Struct("<III")
 SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
 
 
@@ -171,61 +172,76 @@ class Binary:
             return file.read(count)
 
 
-def _usdt(elf: ELFFile, section: Any, binary: Binary) -> dict[str, int]:
-    """`provider:name` → file offset of the site, from the .note.stapsdt section."""
-    base_section = elf.get_section_by_name(".stapsdt.base")
-    sites = {}
-    for note in section.iter_notes():
-        data = note["n_descdata"]
-        if note["n_name"] != "stapsdt" or len(data) < 24:
-            continue
-        address, base, _ = struct.unpack_from("<QQQ", data)
-        provider, name, _ = (part.decode() for part in data[24:].split(b"\0")[:3])
-        moved = base_section["sh_addr"] - base if base_section and base else 0
-        offset = binary.file_offset(address + moved)
-        if offset is not None:
-            sites[f"{provider}:{name}"] = offset
-    return sites
+class Headers:
+    """An ELF file's segments and sections, each read at once: pyelftools makes objects of all, and the target stands still.
 
-
-def _table(elf: ELFFile, kind: str, count: int, dtype: np.dtype) -> np.ndarray:
-    """Headers of segments ("ph") or sections ("sh"), at once: pyelftools makes objects of all, which takes milliseconds.
-
-    The target stands still meanwhile. Empty where the file is not for 64 bits.
+    `loads`: (address, file offset, size) of what is loaded. Empty where the file is not for 64 bits.
     """
-    if elf.header[f"e_{kind}entsize"] != dtype.itemsize:
-        return np.empty(0, dtype)
-    elf.stream.seek(elf.header[f"e_{kind}off"])
-    return np.frombuffer(elf.stream.read(count * dtype.itemsize), dtype)
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.elf = file, ELFFile(file)
+        segments = self._table("ph", self.elf.num_segments(), SEGMENT)
+        self.loads = segments[segments["type"] == PT_LOAD][["vaddr", "offset", "filesz"]].tolist()
+        self.sections = self._table("sh", self.elf.num_sections(), SECTION)
+        number = self.elf.get_shstrndx()
+        self._names = self.data(self.sections[number]) if number < len(self.sections) else b""
+
+    def _table(self, kind: str, count: int, dtype: np.dtype) -> np.ndarray:
+        if self.elf.header[f"e_{kind}entsize"] != dtype.itemsize:
+            return np.empty(0, dtype)
+        self.file.seek(self.elf.header[f"e_{kind}off"])
+        return np.frombuffer(self.file.read(count * dtype.itemsize), dtype)
+
+    def data(self, section: np.void) -> bytes:
+        """What stands in a section."""
+        self.file.seek(int(section["offset"]))
+        return self.file.read(int(section["size"]))
+
+    def of_type(self, *types: int) -> np.ndarray:
+        """The sections of some types."""
+        return self.sections[np.isin(self.sections["type"], types)]
+
+    def named(self, name: str) -> np.void | None:
+        """The section of a name."""
+        return next((each for each in self.sections if self._names.startswith(name.encode() + b"\0", each["name"])), None)
+
+
+def notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    """(whose, type, description) of each note in a section."""
+    at = 0
+    while at + NOTE.size <= len(data):
+        name_bytes, size, kind = NOTE.unpack_from(data, at)
+        name, at = data[at + NOTE.size :][:name_bytes], at + NOTE.size + (name_bytes + 3 & ~3)
+        yield name.rstrip(b"\0"), kind, data[at : at + size]
+        at += size + 3 & ~3
+
+
+def _usdt(headers: Headers, data: bytes, binary: Binary) -> None:
+    """Note a USDT site as `provider:name` → its file offset."""
+    base_section = headers.named(".stapsdt.base")
+    address, base, _ = struct.unpack_from("<QQQ", data)
+    provider, name, _ = (part.decode() for part in data[24:].split(b"\0")[:3])
+    moved = int(base_section["addr"]) - base if base_section is not None and base else 0
+    offset = binary.file_offset(address + moved)
+    if offset is not None:
+        binary.usdt[f"{provider}:{name}"] = offset
 
 
 @lru_cache(maxsize=256)
 def _read(path: str, _: tuple[int, int, int]) -> Binary:
     with open(way_to(path), "rb") as file:
-        elf = ELFFile(file)
-        loads = [row for row in _table(elf, "ph", elf.num_segments(), SEGMENT) if row["type"] == PT_LOAD]
-        binary = Binary(path, elf.get_machine_arch(), "", [tuple(row[["vaddr", "offset", "filesz"]].tolist()) for row in loads])
-        sections = _table(elf, "sh", elf.num_sections(), SECTION)
-        for number in np.flatnonzero(np.isin(sections["type"], SYMBOL_TABLES)).tolist():
-            entries, strings = (_bytes(file, sections[each]) for each in (number, sections[number]["link"]))
+        headers = Headers(file)
+        binary = Binary(path, headers.elf.get_machine_arch(), "", headers.loads)
+        for table in headers.of_type(*SYMBOL_TABLES):
+            entries, strings = headers.data(table), headers.data(headers.sections[table["link"]])
             binary.tables.append((np.frombuffer(entries, SYMBOL), strings))
-        for number in np.flatnonzero(sections["type"] == SHT_NOTE).tolist():
-            _read_notes(elf, elf.get_section(number), binary)
+        for section in headers.of_type(SHT_NOTE):
+            for whose, kind, data in notes(headers.data(section)):
+                if whose == b"stapsdt" and len(data) >= 24:
+                    _usdt(headers, data, binary)
+                elif (whose, kind) == (b"GNU", NT_BUILD_ID):
+                    binary.build_id = data.hex()
         return binary
-
-
-def _bytes(file: BinaryIO, section: np.void) -> bytes:
-    file.seek(int(section["offset"]))
-    return file.read(int(section["size"]))
-
-
-def _read_notes(elf: ELFFile, section: Any, binary: Binary) -> None:
-    if section.name == ".note.stapsdt":
-        binary.usdt = _usdt(elf, section, binary)
-        return
-    for note in section.iter_notes():
-        if note["n_name"] == "GNU" and note["n_type"] == "NT_GNU_BUILD_ID":
-            binary.build_id = note["n_desc"]
 
 
 def stamp(path: str) -> tuple[int, int, int]:
@@ -238,7 +254,7 @@ def read_binary(path: str) -> Binary:
     """Parse an ELF file; parsed files are remembered until they change."""
     try:
         return _read(path, stamp(path))
-    except (OSError, ELFError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ELFError, UnicodeDecodeError, ValueError, IndexError, struct.error) as error:
         raise ProbeError(f"{path} cannot be read as a program or library: {error}") from None
 
 

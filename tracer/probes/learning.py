@@ -6,7 +6,7 @@ all operators have in common; a place that keeps agreeing while the operator cha
 
 In a stripped program no probe tells the operator. There the kernel side looks at every barrier that is entered from a frame
 with the graph in it, and tells which places hold a number that has grown since the one before. The operator's index grows
-to the last index but one, for the loop has no barrier behind the last; the index of the operator behind it to the last.
+to the last index but one where the loop has no barrier behind the last; the index of the operator behind it to the last.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ class Learning:
     """Gathers `site` records of one process until they agree."""
 
     sites: list[np.void] = field(default_factory=list)
-    last_sites: list[int] = field(default_factory=list)
+    last_sites: list[np.void] = field(default_factory=list)
     graphs: int = 0
 
     def observe(self, record: np.void) -> Loop | None:
@@ -67,7 +67,7 @@ class Learning:
             return None
         self.graphs += 1
         if record["address"]:
-            self.last_sites.append(int(record["address"]))
+            self.last_sites.append(record)
         return self._conclude() if self.sites and len(self.last_sites) >= GRAPHS else None
 
     @property
@@ -78,24 +78,37 @@ class Learning:
     def _conclude(self) -> Loop | None:
         call, _ = Counter(int(record["address"]) for record in self.sites).most_common(1)[0]
         same = [record for record in self.sites if record["address"] == call]
-        fields = ("here", "before", "last_but_one", "graph")
-        here, before, last_but_one, graph = (votes(np.array([r[name] for r in same])) for name in fields)
-        if same[0]["blind"]:
-            growing = here >= AGREE * len(same)
-            node, more = (before, 1) if (growing & (before > 0)).any() else (last_but_one, 0)
-            node = here * (growing & (node > 0))
-        else:
-            more = int(before.max() > here.max())
-            node = before if more else here
+        last_call, _ = Counter(int(record["address"]) for record in self.last_sites).most_common(1)[0]
+        blind, ends = bool(same[0]["blind"]), self.last_sites if last_call == call else []
+        node, more = (growing_index if blind else index)(same, ends)
+        graph = votes(same, "graph")
         if min(len(same) / len(self.sites), node.max() / len(same), graph.max() / len(same)) < AGREE:
             return None
-        last_call, _ = Counter(self.last_sites).most_common(1)[0]
         return Loop(call, last_call, int(node.argmax()), more, int(graph.argmax()))
 
 
-def votes(masks: np.ndarray) -> np.ndarray:
-    """How many masks have each bit set, shape [32]."""
-    return ((masks[:, None].astype(np.uint32) >> np.arange(32, dtype=np.uint32)) & 1).sum(axis=0)
+def index(sites: list[np.void], ends: list[np.void]) -> tuple[np.ndarray, int]:
+    """(votes for each place, what its number is more than the operator's) where a probe tells the operator."""
+    here, before = votes(sites, "here"), votes(sites, "before")
+    more = int(before.max() > here.max())
+    return before if more else here, more
+
+
+def growing_index(sites: list[np.void], ends: list[np.void]) -> tuple[np.ndarray, int]:
+    """The same where none does; `ends` are the barriers behind the last operators, where the loop itself calls these."""
+    here = votes(sites, "here")
+    growing = here >= AGREE * len(sites)
+    if ends:
+        more = 0 if (growing & (votes(ends, "before") > 0)).any() else 1
+        return here * (growing & (votes(ends if not more else sites, "before") > 0)), more
+    more = int((growing & (votes(sites, "before") > 0)).any())
+    return here * (growing & (votes(sites, "before" if more else "last_but_one") > 0)), more
+
+
+def votes(sites: list[np.void], field: str) -> np.ndarray:
+    """How many of the masks in a field have each bit set, shape [64]."""
+    masks = np.array([site[field] for site in sites], np.uint64)
+    return ((masks[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)).sum(axis=0).astype(np.int64)
 
 
 def of_recording(folder: Path) -> list[LearntLoop]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
 
 from tracer.errors import ProbeError
+from tracer.probes.elf import Headers
 from tracer.probes.reach import way_to
 
 RELATIVE = {"EM_X86_64": 8, "EM_AARCH64": 1027}
@@ -21,15 +21,18 @@ def read(path: str, first: tuple[str, ...]) -> list[str]:
     try:
         raw = Path(way_to(path)).read_bytes()
         with open(way_to(path), "rb") as file:
-            return _read(ELFFile(file), raw, first)
+            return _read(Headers(file), raw, first)
     except (OSError, ELFError, ValueError) as error:
         raise ProbeError(f"{path} cannot be searched for names: {error}") from None
 
 
-def _read(elf: ELFFile, raw: bytes, first: tuple[str, ...]) -> list[str]:
-    loads = [(s["p_vaddr"], s["p_offset"], s["p_filesz"]) for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
-    slots, targets = pointers(elf, raw, loads)
-    wanted = [addresses(raw, loads, text) for text in first]
+def _read(headers: Headers, raw: bytes, first: tuple[str, ...]) -> list[str]:
+    loads, wanted = headers.loads, []
+    for text in first:
+        wanted.append(addresses(raw, loads, text))
+        if not wanted[-1]:
+            return []
+    slots, targets = pointers(headers, raw)
     for row in np.flatnonzero(np.isin(targets, wanted[0])).tolist():
         table = targets[row : row + MOST][slots[row : row + MOST] == slots[row] + 8 * np.arange(len(slots[row : row + MOST]))]
         if all(i < len(table) and int(table[i]) in known for i, known in enumerate(wanted)):
@@ -48,16 +51,16 @@ def addresses(raw: bytes, loads: list[tuple[int, int, int]], text: str) -> list[
     return addresses
 
 
-def pointers(elf: ELFFile, raw: bytes, loads: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
+def pointers(headers: Headers, raw: bytes) -> tuple[np.ndarray, np.ndarray]:
     """(address, target), by address, of what may be pointers: relocated ones, and where there are none every aligned word."""
-    section = elf.get_section_by_name(".rela.dyn")
-    rows = np.frombuffer(section.data(), RELOCATION) if section is not None else np.empty(0, RELOCATION)
-    rows = rows[rows["info"] == RELATIVE.get(elf["e_machine"], -1)]
+    section = headers.named(".rela.dyn")
+    rows = np.frombuffer(headers.data(section), RELOCATION) if section is not None else np.empty(0, RELOCATION)
+    rows = rows[rows["info"] == RELATIVE.get(headers.elf["e_machine"], -1)]
     if len(rows):
         order = np.argsort(rows["offset"])
         return rows["offset"][order].astype(np.int64), rows["addend"][order]
     slots, targets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for address, offset, size in loads:
+    for address, offset, size in headers.loads:
         skip = -address % 8
         words = np.frombuffer(raw, "<i8", max(0, size - skip) // 8, offset + skip)
         slots.append(address + skip + 8 * np.arange(len(words)))

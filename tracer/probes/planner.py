@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,24 +16,11 @@ from tracer.probes.functions import Function
 from tracer.probes.named import USER, NamedFunctions
 from tracer.probes.placement import CALL_BYTES, NOP5, Place, place_call, place_entry, place_fixed, place_tail, place_usdt
 from tracer.probes.plan import FilePlan, Row
-from tracer.recording.paths import Owner
 
 TABLE_SITE = place_fixed("", "emulated", "address from the function table; not inspected (licence), assumed cheap")
 SYMBOL_SITE = place_fixed("", "emulated", "exported symbol; not inspected (licence), assumed cheap")
 Places = dict[int, tuple[str, int]]
 """Slot of a table of functions → (file, offset)."""
-
-OP_NAMES = """
-import ctypes, sys
-name = getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])
-name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_int]
-for number in range(1024):
-    text = (name(number) or b"").decode(errors="replace")
-    if not text.replace("_", "").isalnum() or text != text.upper():
-        break
-    print(text, flush=True)
-"""
-
 
 Site = tuple[int, str, Place]
 """File offset of a function, its name, the place in it."""
@@ -89,11 +74,10 @@ class Planner:
         self,
         engines: list[Engine],
         levels: set[str],
-        owner: Owner,
         functions: list[Function] | None = None,
         fast_nop: Callable[[], bool] = has_fast_nop,
     ):
-        self.engines, self.levels, self.owner, self.fast_nop = engines, levels, owner, fast_nop
+        self.engines, self.levels, self.fast_nop = engines, levels, fast_nop
         self.named = NamedFunctions([f for f in functions or [] if f.level in levels])
         self.rows: list[Row] = []
         self.warnings: list[str] = []
@@ -131,7 +115,8 @@ class Planner:
         """The libraries that stand beside one of an engine whose libraries are opened together, with it."""
         folder, name = os.path.split(reach.real(path))
         together = [engine for engine in self.engines if engine.together and engine.owns(name)]
-        names = [each for each in sorted(os.listdir(folder)) if any(e.owns(each) for e in together)] if together else []
+        there = sorted(os.listdir(folder)) if together and os.path.isdir(folder) else []
+        names = [each for each in there if any(engine.owns(each) for engine in together)]
         return [os.path.join(folder, each) for each in names]
 
     def _plan_named(self, plan: FilePlan, file_name: str, is_executable: bool) -> None:
@@ -158,16 +143,9 @@ class Planner:
         is_probed = len(plan.rows) > before
         if is_probed or engine.owns(os.path.basename(plan.path)):
             plan.engines.append(engine.name)
-        self._learn_operators(engine, binary, is_probed)
+            if engine.operator_table and not self.operators[engine.name]:
+                self.operators[engine.name] = name_tables.read(binary.path, engine.operator_table)
         plan.operators[engine.name] = self.operators[engine.name]
-
-    def _learn_operators(self, engine: Engine, binary: Binary, is_probed: bool) -> None:
-        """The engine's operator names by number: read from the file's table in milliseconds, else asked of the library."""
-        can_ask = bool(engine.operator_names) and binary.symbol(engine.operator_names) is not None
-        if engine.operator_table and not self.operators[engine.name] and (is_probed or can_ask):
-            self.operators[engine.name] = name_tables.read(binary.path, engine.operator_table)
-        if can_ask and not self.operators[engine.name]:
-            self.operators[engine.name] = self._operator_names(binary.path, engine.operator_names)
 
     def _sites(self, engine: Engine, probe: Probe, binary: Binary) -> Iterator[Site]:
         """Where a probe stands in a binary, then where else it could."""
@@ -281,13 +259,6 @@ class Planner:
         tried = {other.symbol for other in self.rows if (other.program, other.library) == (probe.program, path)}
         site = next((each for each in self._sites(engine, probe, read_binary(path)) if each[1] not in tried), None)
         return row(engine, probe, path, *site) if site else None
-
-    def _operator_names(self, path: str, function: str) -> list[str]:
-        """The engine's operator names by number, asked of a stripped library itself in a process of the invoking user."""
-        drop = self.owner.become if os.geteuid() == 0 and self.owner.uid else None
-        command = [sys.executable, "-c", OP_NAMES, path, function]
-        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=drop, timeout=20, check=False)
-        return done.stdout.split()
 
 
 def row(engine: Engine, probe: Probe, path: str, offset: int, symbol: str, place: Place, cookie: int = 0) -> Row:

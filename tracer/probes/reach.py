@@ -1,7 +1,11 @@
-"""The way to files to which their paths do not lead from here: of another root, or deleted while a process has them mapped."""
+"""The way to files to which no path leads from here: of another root, in memory alone, or deleted while they are mapped."""
 
 import os
+import re
+import stat
 
+MEMORY = "/memfd:"  # what the kernel shows of a file in memory begins with
+DESCRIPTOR = re.compile(r"/(?:dev|proc/(?:self|thread-self|\d+))/fd/(\d+)")
 MOST_LINKS = 40  # that the kernel follows too
 _ways: dict[str, str] = {}  # path as it is shown → path to open
 
@@ -41,6 +45,8 @@ def within(root: str, path: str) -> str:
 
 def opened(pid: int, path: str) -> str:
     """What to call a file that a process opens by `path`; raises OSError where there is no such file."""
+    if number := DESCRIPTOR.fullmatch(path):
+        return descriptor(f"/proc/{pid}/fd/{number[1]}")
     here = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
     there = within(f"/proc/{pid}/root", here)
     if os.path.exists(here) and (not os.path.exists(there) or os.path.samefile(here, there)):
@@ -49,14 +55,34 @@ def opened(pid: int, path: str) -> str:
     return note(there, there)
 
 
+def descriptor(way: str) -> str:
+    """What to call a file that lies behind a process's descriptor; raises OSError where that is none."""
+    path = os.readlink(way)
+    if not path.startswith(MEMORY):
+        return path
+    file = os.open(way, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    status, shown = os.fstat(file), in_memory(path, os.fstat(file).st_ino)
+    if shown in _ways or not stat.S_ISREG(status.st_mode):
+        os.close(file)
+        return shown
+    return note(shown, f"/proc/self/fd/{file}")  # stays open: the process may close its own once the library is loaded
+
+
+def in_memory(path: str, inode: int) -> str:
+    """What to call a file in memory, which has no path: these two are shown of it, and many may have one name."""
+    return f"{MEMORY}{inode}/{path.removeprefix(MEMORY).removesuffix(' (deleted)')}"
+
+
 def mapped(pid: int, path: str, inode: int, span: str) -> str:
     """What to call a file that a process has mapped at `span` (start-end), as /proc/PID/maps tells its path and inode."""
-    below = f"/proc/{pid}/root{path}"
+    below, way = f"/proc/{pid}/root{path}", f"/proc/{pid}/map_files/{span}"
+    if path.startswith(MEMORY):
+        return note(in_memory(path, inode), way)
     if _inode(path) == inode:
         return path
     if _inode(below) == inode:
         return note(below, below)
-    return note(path if path.endswith(" (deleted)") else f"{path} (as mapped)", f"/proc/{pid}/map_files/{span}")
+    return note(path if path.endswith(" (deleted)") else f"{path} (as mapped)", way)
 
 
 def _inode(path: str) -> int:

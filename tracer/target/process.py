@@ -6,6 +6,7 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,3 +234,16 @@ class Guard:
         os.close(self._write)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
+
+
+@contextlib.contextmanager
+def urgent() -> Iterator[None]:
+    """Let this thread run before all ordinary ones, where that is allowed: who waits for us shall not wait for them too."""
+    policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, policy, parameter)

@@ -20,13 +20,13 @@ from tracer.kernel.pmc import Counters, Event
 from tracer.probes.attach import Attachments
 from tracer.probes.kernel_probes import FAULT_BEGINS
 from tracer.probes.learning import GRAPHS, LEARN_ENDS, LEARN_NOTHING, LEARN_PLACES, Learning, Loop, frame_place
-from tracer.probes.reach import opened
+from tracer.probes.reach import opened, way_to
 from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
 from tracer.target import qnn_tables
 from tracer.target.io_files import Files
-from tracer.target.process import Guard, executable, mappings, tasks
+from tracer.target.process import Guard, executable, mappings, tasks, urgent
 from tracer.target.qnn_logs import SerializedLogs
 
 MAX_PATTERNS = 16
@@ -36,9 +36,15 @@ LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h, whoever declares it
 QNN_EMULATED_MACHINES = ("x86_64",)
 QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
-SETTINGS = struct.Struct("<15I")  # struct settings of bpf/structs.h
+MISFITS = {
+    1: "the tensors of its graphs are laid out in no known way",
+    2: "its graph loop is not the one that was learnt: a node came twice, or is none of its graph",
+}
+"""Numbers of enum misfit_of, and what is said."""
+SETTINGS = struct.Struct("<17I")  # struct settings of bpf/structs.h
 QNN_WATCHED = ("qnn_table", "qnn_callback", "qnn_reader", "qnn_log")
-WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", *QNN_WATCHED)
+WATCHED = ("task_fork", "task_exit", "task_exec", "library", "api_table", "io_file", "site", "misfit", *QNN_WATCHED)
+HOLDING = ("task_exec", "library", "api_table", "qnn_table", "qnn_callback", "qnn_reader")  # the target waits for the answer
 
 
 @dataclass
@@ -129,10 +135,12 @@ class Watcher:
         number = names.index("MUL_MAT_ID") if "MUL_MAT_ID" in names else UNKNOWN_OPERATOR
         infers = not has_tracepoint("filemap", FAULT_BEGINS)
         loop = self.loop or Loop(0, 0, 0, 0, 0)
+        has_one_call = self.loop is not None and loop.last_call == loop.call
         places = self.learns, self.probes.is_blind(), loop.node_at, loop.node_more, loop.graph_at
         self._rounds += 1
         recorded = "operator" in levels, "expert" in levels
-        more = self.everyone, len(self.counters.events), infers, self._rounds, "io" in levels, bool(self.probes.spared)
+        kinds = "io" in levels, "token" in levels, has_one_call, bool(self.probes.spared)
+        more = self.everyone, len(self.counters.events), infers, self._rounds, *kinds
         wanted = number, stop, *recorded, *places, *more
         self.kernel.update(self.loader.map_fd("chosen"), struct.pack("<I", 0), SETTINGS.pack(*wanted))
 
@@ -175,7 +183,8 @@ class Watcher:
         name = self.names[int(slot[KIND_OFFSET : KIND_OFFSET + 2].view("<u2")[0])]
         dtype = self.dtypes[name]
         record = slot[RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize].view(dtype)[0]
-        getattr(self, f"_on_{name}")(record, int(record["pid"]))
+        with urgent() if name in HOLDING else contextlib.nullcontext():
+            getattr(self, f"_on_{name}")(record, int(record["pid"]))
 
     def _on_task_fork(self, record: np.void, pid: int) -> None:
         """A new thread is named when it ends, or with those that live: it has hardly begun, and some programs make thousands."""
@@ -205,7 +214,7 @@ class Watcher:
     def _on_library(self, record: np.void, pid: int) -> None:
         with contextlib.suppress(OSError):
             path = opened(pid, text(record["path"]))
-            if os.path.isfile(path) and self.probes.attach_file(path) + self.probes.attach_beside(path):
+            if os.path.isfile(way_to(path)) and self.probes.attach_file(path) + self.probes.attach_beside(path):
                 self.set_chosen()
         self._continue(record, pid)
 
@@ -303,10 +312,17 @@ class Watcher:
         self._learn(LEARN_ENDS, loop)
         place = frame_place(loop.node_at)
         why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
-        stands = self.probes.attach_learnt(self._llamacpp(), {"loop": site, "last": last}, why)
+        sites = {"loop": site} if site == last else {"loop": site, "last": last}
+        stands = self.probes.attach_learnt(self._llamacpp(), sites, why)
         self.stands_since = time.monotonic_ns()
         if not stands:
             self._learn(LEARN_NOTHING, None)
+
+    def _on_misfit(self, record: np.void, pid: int) -> None:
+        """Give up what cannot be told rightly of this build."""
+        self._learn(LEARN_NOTHING, None)
+        self.probes.give_up(self._llamacpp(), MISFITS[int(record["what"])])
+        self.set_chosen()
 
     def is_learning(self) -> bool:
         """Whether probes stand that still look for an engine's graph loop."""

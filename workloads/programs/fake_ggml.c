@@ -17,6 +17,11 @@ struct batch {
 	void *rest[3];
 };
 
+struct graph {
+	int size, n_nodes, n_leafs;
+	void **nodes;
+};
+
 struct backend {
 	const unsigned char *guid;
 	int (*graph_compute)(struct backend *, void *);
@@ -107,7 +112,7 @@ OUTLINE int llama_encode(void *context, struct batch batch)
 int main(int argc, char **argv)
 {
 	struct backend cpu = {cpu_guid, cpu_compute}, cuda = {cuda_guid, cuda_compute}, own = {own_guid, cuda_compute};
-	char graphs[3];
+	struct graph graphs[3] = {0}; /* of no nodes */
 
 	KEEP(GGML_OP_NAME);
 	KEEP((long)(*(volatile const char *)cpu_guid + *(volatile const char *)cuda_guid)); /* ggml compares them when it starts */

@@ -21,8 +21,8 @@ TYPE_F16 = 1
 FLAG_COMPUTE = 16
 
 
-class Tensor(ctypes.Structure):
-    """struct ggml_tensor of ggml.h."""
+class Head(ctypes.Structure):
+    """The beginning of struct ggml_tensor (ggml.h), which has not changed since 2023."""
 
     _fields_ = [
         ("type", ctypes.c_int),
@@ -32,12 +32,24 @@ class Tensor(ctypes.Structure):
         ("op", ctypes.c_int),
         ("op_params", ctypes.c_int32 * 16),
         ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 64),
     ]
+
+
+class Tensors:
+    """Reads tensors of a library; where a name and data stand, and the sources in front of them, it is asked itself."""
+
+    def __init__(self, lib: ctypes.CDLL):
+        self.lib = lib
+        for name in ("ggml_get_name", "ggml_get_data"):
+            getattr(lib, name).restype, getattr(lib, name).argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def name(self, address: int) -> str:
+        return ctypes.string_at(self.lib.ggml_get_name(address)).decode()
+
+    def sources(self, address: int) -> list[int]:
+        """src[10], then view_src, view_offs, data and the name."""
+        first = self.lib.ggml_get_name(address) - 13 * 8
+        return list((ctypes.c_uint64 * 10).from_address(first))
 
 
 def set_callback(params: Opaque, callback: Any) -> None:
@@ -49,10 +61,10 @@ def set_callback(params: Opaque, callback: Any) -> None:
     ctypes.memmove(ctypes.addressof(params) + places[0], ctypes.cast(callback, ctypes.c_void_p).value.to_bytes(8, "little"), 8)
 
 
-def experts(ids: Tensor) -> list[list[int]]:
+def experts(ids: Head, data: int) -> list[list[int]]:
     """The contents of an I32 tensor [k, tokens]."""
     return [
-        [ctypes.c_int32.from_address(ids.data + row * ids.nb[1] + k * ids.nb[0]).value for k in range(ids.ne[0])]
+        [ctypes.c_int32.from_address(data + row * ids.nb[1] + k * ids.nb[0]).value for k in range(ids.ne[0])]
         for row in range(ids.ne[1])
     ]
 
@@ -61,11 +73,9 @@ class Oracle:
     """Collects what the callback is told."""
 
     def __init__(self, lib: ctypes.CDLL):
-        self.lib, self.nodes = lib, []
+        self.lib, self.nodes, self.tensors = lib, [], Tensors(lib)
         self.at, self.steps = (0, 0), Counter()
-        for name in ("ggml_op_name", "ggml_get_name"):
-            getattr(lib, name).restype = ctypes.c_char_p
-        lib.ggml_get_name.argtypes = [ctypes.c_void_p]
+        lib.ggml_op_name.restype = ctypes.c_char_p
         lib.ggml_backend_buffer_name.restype, lib.ggml_backend_buffer_is_host.restype = ctypes.c_char_p, ctypes.c_bool
         lib.ggml_backend_buffer_name.argtypes = lib.ggml_backend_buffer_is_host.argtypes = [ctypes.c_void_p]
         lib.ggml_nelements.restype = ctypes.c_int64
@@ -73,17 +83,17 @@ class Oracle:
 
     def told(self, address: int, ask: bool, _: Any) -> bool:
         """cb_eval: asked before a node is computed whether its result is wanted, then called with the result."""
-        t = Tensor.from_address(address)
+        t, sources = Head.from_address(address), self.tensors.sources(address)
         operator = self.lib.ggml_op_name(t.op).decode()
         if not ask:
-            self.nodes[-1]["experts"] = experts(Tensor.from_address(t.src[2]))
+            ids = sources[2]
+            self.nodes[-1]["experts"] = experts(Head.from_address(ids), self.lib.ggml_get_data(ids))
             return True
-        routed = operator == "MUL_MAT_ID" and self.lib.ggml_backend_buffer_is_host(Tensor.from_address(t.src[2]).buffer)
-        name = self.lib.ggml_get_name(address).decode()
-        ne = list(t.ne)
-        assert name == t.name.decode() and self.lib.ggml_nelements(address) == ne[0] * ne[1] * ne[2] * ne[3]
+        routed = operator == "MUL_MAT_ID" and self.lib.ggml_backend_buffer_is_host(Head.from_address(sources[2]).buffer)
+        ne, name = list(t.ne), self.tensors.name(address)
+        assert self.lib.ggml_nelements(address) == ne[0] * ne[1] * ne[2] * ne[3]
         computed = bool(t.flags & FLAG_COMPUTE)
-        reads = [self.behind_views(source) for source in t.src if source]
+        reads = [self.behind_views(source) for source in sources if source]
         where = self.lib.ggml_backend_buffer_name(t.buffer).decode() if t.buffer else ""
         node = {"at": self.at, "id": address, "op": operator, "name": name, "ne": ne, "computed": computed, "where": where}
         self.nodes.append({**node, "reads": reads})
@@ -102,11 +112,10 @@ class Oracle:
 
     def behind_views(self, address: int) -> tuple[int, str, str]:
         """(address, operator, name) of what made the memory that a source shows."""
-        t = Tensor.from_address(address)
-        operator = self.lib.ggml_op_name(t.op).decode()
-        if operator in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE") and t.src[0]:
-            return self.behind_views(t.src[0])
-        return address, operator, self.lib.ggml_get_name(address).decode()
+        operator, first = self.lib.ggml_op_name(Head.from_address(address).op).decode(), self.tensors.sources(address)[0]
+        if operator in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE") and first:
+            return self.behind_views(first)
+        return address, operator, self.tensors.name(address)
 
 
 def main() -> None:
@@ -120,6 +129,8 @@ def main() -> None:
             setattr(lib, name, oracle.counted(getattr(lib, name)))
     path, batches, _ = arguments()
     made = decode(lib, params, path, batches, 0)
+    if not any(node["computed"] for node in oracle.nodes):  # a library without the flag computes all
+        oracle.nodes = [{**node, "computed": True} for node in oracle.nodes]
     print(json.dumps({"made": made, "nodes": oracle.nodes}))
 
 

@@ -1,4 +1,6 @@
-"""Drives xllamacpp's llama.cpp, or another, through its C API: llama_steps.py MODEL BATCHES NEW_TOKENS [PAUSE].
+"""Drives a llama.cpp through its C API, since 2024: llama_steps.py MODEL BATCHES NEW_TOKENS [PAUSE].
+
+It is that of LLAMA_LIBRARY, a file, otherwise that inside the package xllamacpp.
 
 BATCHES are the sizes of the first steps (20,1,7; the prompt's alone where it is one number), NEW_TOKENS steps of one follow.
 Several lists (20,1/7,12) are those of as many contexts of the model, which take their steps in turns.
@@ -29,6 +31,10 @@ from threading import Barrier, Thread
 THREADS = int(os.environ.get("LLAMA_THREADS", "2"))
 CONTEXT, BATCH, PART = 512, 2048, 512  # llama.cpp's defaults, by which the head of its parameters is recognised
 LARGER_CONTEXT = 2048
+RENAMED = {
+    "llama_model_load_from_file": "llama_load_model_from_file",
+    "llama_init_from_model": "llama_new_context_with_model",
+}
 CALLS = {"decode": None, "encode": None, "process": 1, "process_encode": 0}
 """Ways to take a step, and llama_process's number of what it is to do."""
 
@@ -40,23 +46,33 @@ class Opaque(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """struct llama_batch."""
+    """struct llama_batch. Until 2024 it had where it begins instead of `pos`, and more."""
 
     _fields_ = [
         ("n_tokens", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("token", "embd", "pos", "n", "ids", "logits")),
+        ("position", ctypes.c_int32),
+        ("rest", ctypes.c_int32 * 15),
     ]
 
 
 def library() -> ctypes.CDLL:
-    named = os.environ.get("LLAMA_LIBRARY")
-    if named:
-        lib = ctypes.CDLL(named)
-        lib.ggml_backend_load_all_from_path(os.path.dirname(named).encode())
+    if path := os.environ.get("LLAMA_LIBRARY"):
+        lib = with_new_names(ctypes.CDLL(path))
+        if hasattr(lib, "ggml_backend_load_all_from_path"):
+            lib.ggml_backend_load_all_from_path(os.path.dirname(path).encode())
         return declared(lib)
     package = importlib.util.find_spec("xllamacpp")
     assert package is not None and package.submodule_search_locations
     return declared(ctypes.CDLL(str(next(Path(package.submodule_search_locations[0]).glob("*.so")))))
+
+
+def with_new_names(lib: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, whose functions can be called by the names that they have since 2025."""
+    for new, old in RENAMED.items():
+        if not hasattr(lib, new):
+            setattr(lib, new, getattr(lib, old))
+    return lib
 
 
 def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
@@ -65,6 +81,7 @@ def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Opaque]
     lib.llama_init_from_model.argtypes = [ctypes.c_void_p, Opaque]
     lib.llama_batch_get_one.restype = Batch
+    lib.llama_batch_get_one.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
     lib.llama_decode.argtypes = [ctypes.c_void_p, Batch]
     lib.llama_encode.argtypes = [ctypes.c_void_p, Batch]
     lib.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
@@ -112,7 +129,7 @@ class Context:
         if CALLS[call] is not None:
             status = fed_by_parts(lib, self.context, tokens, CALLS[call], self.fed)
         else:
-            status = getattr(lib, f"llama_{call}")(self.context, lib.llama_batch_get_one(array, size))
+            status = getattr(lib, f"llama_{call}")(self.context, lib.llama_batch_get_one(array, size, self.fed, 0))
         assert status == 0, f"{call}: {status}"
         encodes = "encode" in call
         self.fed += 0 if encodes else size
@@ -139,8 +156,9 @@ def run_together(calls: list[Callable[[], None]]) -> None:
 def decode(lib: ctypes.CDLL, params: Opaque, path: str, batches: list[list[int]], pause: float) -> list[int]:
     """Tokens that the model makes in each context, context by context; each has its list of batches."""
     head = ctypes.cast(params.bytes, ctypes.POINTER(ctypes.c_uint32))
-    assert head[:3] == [CONTEXT, BATCH, PART], f"llama_context_params has changed: {head[:3]}"
-    head[0], head[2] = LARGER_CONTEXT, int(os.environ.get("LLAMA_PART", PART))
+    at = next((at for at in range(2) if head[at : at + 3] == [CONTEXT, BATCH, PART]), None)  # until 2024 behind a seed
+    assert at is not None, f"llama_context_params has changed: {head[:4]}"
+    head[at], head[at + 2] = LARGER_CONTEXT, int(os.environ.get("LLAMA_PART", PART))
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(path.encode(), model_params(lib))
     contexts = [Context(lib, model, params) for _ in batches]
