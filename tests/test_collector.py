@@ -137,7 +137,9 @@ def test_functions_that_a_user_names_are_recorded_with_what_they_return(tmp_path
         ({"plan_version": 99}, "plan version 99"),
         ({"arch": "riscv64"}, "was made for riscv64"),
         ({"sources": "0" * 16}, "other programs"),
-        ({"files": None}, "is damaged (it has no files)"),
+        ({"files": None}, "is damaged (at files)"),
+        ({"patterns": [1]}, "is damaged (at patterns)"),
+        ({"kernel": "sched"}, "is damaged (at kernel)"),
     ],
 )
 def test_a_plan_for_something_else_is_refused_in_one_line(of_sites: Path, tmp_path: Path, changed: dict, said: str) -> None:
