@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.questions.summary import summarize
-from analyzer.records.reading import open_recording
 from analyzer.tables import io
 from analyzer.tables.store import build
 from tracer.recording.format import Recording
@@ -36,7 +35,7 @@ def step() -> Writer:
 
 
 def tables_of(w: Writer, folder: Path, **changes: object) -> dict[str, pd.DataFrame]:
-    return build(open_recording(w.write(folder, **{"io": FILES, **changes})))
+    return build(Recording(w.write(folder, **{"io": FILES, **changes})))
 
 
 def test_a_fault_belongs_to_everything_that_its_thread_was_in_when_it_began(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from analyzer.questions import cached, displacement, phases, threads
 from analyzer.questions.findings import findings
 from analyzer.questions.summary import incomplete, summarize
 from analyzer.records.intervals import Intervals, common, covered, merged, overlaps, uncovered
-from analyzer.records.reading import Source, open_recording
+from analyzer.records.reading import Source
 from analyzer.tables.store import load
-from tracer.recording.format import sealed, write_manifest
+from tracer.recording.format import Recording, sealed, write_manifest
 from workloads.recordings import MAIN, WORKER, Writer
 from workloads.tables_fixture import make
 
@@ -268,19 +268,19 @@ def test_without_scheduling_a_gap_is_the_residual(tmp_path):
 
 def test_a_recording_cut_short_or_of_unknown_kinds_says_what_is_missing(tmp_path):
     step(tmp_path, 3)
-    recording = open_recording(tmp_path)
+    recording = Recording(tmp_path)
     counted = Source(recording).count()
     manifest = dict(recording.manifest)
     os.truncate(tmp_path / "events.bin", 64 * (sum(counted.values()) // 2) + 5)
     manifest["records"] = counted
     write_manifest(tmp_path, manifest)
-    left = sum(Source(open_recording(tmp_path)).count().values())
-    (line,) = incomplete(Source(open_recording(tmp_path)))
+    left = sum(Source(Recording(tmp_path)).count().values())
+    (line,) = incomplete(Source(Recording(tmp_path)))
     assert line.startswith(f"{sum(counted.values()) - left} of {sum(counted.values())} records are not in the files")
     manifest["layouts"].pop("op_begin")
     write_manifest(tmp_path, manifest)
-    assert any("kinds that the manifest does not describe" in line for line in incomplete(Source(open_recording(tmp_path))))
-    assert "scheduling" not in " ".join(summarize(open_recording(tmp_path), load(tmp_path))["missing"])
+    assert any("kinds that the manifest does not describe" in line for line in incomplete(Source(Recording(tmp_path))))
+    assert "scheduling" not in " ".join(summarize(Recording(tmp_path), load(tmp_path))["missing"])
 
 
 def test_the_kept_summary_is_read_again_until_the_recording_changes(tmp_path):

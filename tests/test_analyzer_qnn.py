@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from analyzer.questions.npu import statistics
 from analyzer.questions.sql import Database
-from analyzer.records.reading import open_recording
 from analyzer.tables.qnn.enums import EVENT_TYPES, NODE, PROFILE_CREATE, WORK_OF_HUNDRED, WORK_OF_THOUSAND, Work, work_of
 from analyzer.tables.store import build
+from tracer.recording.format import Recording
 from views.report.npu import NODES_QUERY, npu_section
 from views.report.sections import Run
 from workloads.recordings import MAIN, WORKER, Writer, layouts
@@ -78,7 +78,7 @@ class Program:
             self.read(children, below, row, depth + 1, cause, tid)
 
     def check(self, folder) -> dict:
-        tables = build(open_recording(self.w.write(folder)))
+        tables = build(Recording(self.w.write(folder)))
         columns = ["type", "value", "parent_id", "depth", "execute_id", "call_id"]
         assert tables["qnn_events"][columns].to_numpy().tolist() == [list(row) for row in self.truth]
         return tables
@@ -189,7 +189,7 @@ def test_an_event_seen_by_its_reader_and_by_qnns_own_function_counts_once(tmp_pa
 
 def test_values_narrower_than_their_field_are_cut_to_their_width(tmp_path):
     w = Writer().add("qnn_event", engine=3, ts=5, type=404, value=0xDEAD00000007, dtype=0x132, extended=1)
-    assert build(open_recording(w.write(tmp_path)))["qnn_events"]["value"].tolist() == [7]
+    assert build(Recording(w.write(tmp_path)))["qnn_events"]["value"].tolist() == [7]
 
 
 def test_an_execute_belongs_to_the_graph_and_step_around_it(tmp_path):
@@ -237,7 +237,7 @@ def test_graphs_of_one_name_are_told_apart_by_object_model_and_level(tmp_path):
         w.w.add("qnn_object", engine=3, ts=w.tick(), call=PROFILE_CREATE, handle=profile, level=level)
         w.w.add("session", engine=4, ts=w.tick(), handle=70 + session, name=b"/m/%d.onnx" % session)
         w.harvest(profile, [(NODE, 10, [])], (w.execute(graph, profile), -1))
-    tables = build(open_recording(w.w.write(tmp_path)))
+    tables = build(Recording(w.w.write(tmp_path)))
     graphs = tables["qnn_objects"].query("kind == 'graph'")
     assert graphs["session_id"].tolist() == [0, 1] and set(graphs["name"]) == {"QNN_123"}
     rows = Database(tables).frame(NODES_QUERY).sort_values("object")

@@ -18,11 +18,11 @@ from analyzer.questions.groups import group_of
 from analyzer.questions.phases import phase_shares
 from analyzer.questions.profdag import DagError, build_profdag, decode_tokens, export, to_json
 from analyzer.questions.summary import summarize
-from analyzer.records.reading import open_recording
 from analyzer.tables import store as tables_module
 from analyzer.tables.store import load
 from tests.test_analyzer_qnn import EXECUTE, Program
 from tests.test_analyzer_tables import NO_SEQ, llama
+from tracer.recording.format import Recording
 from workloads.recordings import MAIN, PID, WORKER, Writer, runtime
 from workloads.tables_fixture import frame, make
 
@@ -139,7 +139,7 @@ def routed(choices: list[list[int]]) -> Writer:
 @SHARED
 @given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True), min_size=1, max_size=10))
 def test_activation_and_reuse_distance_equal_a_walk_over_the_steps(tmp_path, choices):
-    tables = tables_module.build(open_recording(routed(choices).write(tmp_path)))
+    tables = tables_module.build(Recording(routed(choices).write(tmp_path)))
     ids, table = experts.matrix(tables, 0, "decode")
     n_experts = max(map(max, choices)) + 1
     assert ids.tolist() == list(range(len(choices)))
@@ -221,7 +221,7 @@ def test_while_the_tokens_thread_does_nothing_the_work_of_others_counts_shared_e
 
 
 def test_speed_follows_from_the_steps_times(tmp_path):
-    answer = summarize(open_recording(runtime(5).write(tmp_path)), load(tmp_path))
+    answer = summarize(Recording(runtime(5).write(tmp_path)), load(tmp_path))
     t = answer["tokens"]
     assert t["ttft_ms"] == pytest.approx(0.001)
     assert t["tpot_ms"] == {"mean": pytest.approx(0.002), "median": pytest.approx(0.002), "p90": pytest.approx(0.002), "n": 4}
@@ -240,12 +240,12 @@ def test_the_emulator_is_named_and_costs_are_shares(tmp_path):
     cost = {"trap_ns": 600, "bpf_ns": 400, "tracer_cpu_ns": 1, "target_cpu_ns": 100_000}
     lost = {"op_begin": 3, "op_end": 0}
     folder = runtime(1).write(tmp_path, qnn={"backend": 6, "api": "2.40", "emulator": True}, cost=cost, lost=lost)
-    answer = summarize(open_recording(folder), load(folder))
+    answer = summarize(Recording(folder), load(folder))
     assert answer["machine"]["npu"] == "HTP emulator" and answer["machine"]["emulated"] == ["HTP emulator"]
     assert answer["cost"]["share_of_token_time"] == 1.0 and answer["cost"]["share_of_target_cpu"] == 0.01
     assert "100% of token time" in answer["cost"]["advice"] and "--max-overhead" in answer["cost"]["advice"]
     few = runtime(1).write(tmp_path / "few", cost={**cost, "trap_ns": 0, "bpf_ns": 90})
-    assert summarize(open_recording(few), load(few))["cost"]["advice"] is None  # 9 %
+    assert summarize(Recording(few), load(few))["cost"]["advice"] is None  # 9 %
     assert answer["records"]["lost"] == {"op_begin": 3}
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from analyzer.commands.query import execute
 from analyzer.errors import AnalysisError
-from analyzer.records.reading import open_recording
 from analyzer.records.schema import TABLES, frame_of
 from analyzer.tables import store
 from analyzer.tables.store import Tables, build, load
 from tests.conftest import ROOT
 from tests.test_analyzer_tables import llama
+from tracer.recording.format import Recording
 from workloads.recordings import runtime
 
 
@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_arrow_has_the_declared_types_and_each_text_once(run: Path, kept: bool) -> None:
-    tables = load(run) if kept else build(open_recording(run), most=7, block=2)
+    tables = load(run) if kept else build(Recording(run), most=7, block=2)
     assert set(tables.paths) == (set(TABLES) if kept else set())
     for name, columns in TABLES.items():
         table = tables.arrow(name)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.questions.summary import summarize
-from analyzer.records.reading import Source, open_recording
+from analyzer.records.reading import Source
 from analyzer.tables.store import build, fingerprint, keep, load
-from tracer.recording.format import RecordingError
+from tracer.recording.format import Recording, RecordingError
 from workloads.recordings import MAIN, WORKER, Writer, runtime_step
 
 
@@ -82,7 +82,7 @@ def equal(some: dict[str, pd.DataFrame], others: dict[str, pd.DataFrame]) -> Non
 def test_tables_do_not_depend_on_how_much_is_read_in_one_go(seed, steps, damage, most):
     with tempfile.TemporaryDirectory() as name:
         folder = recording(seed, steps, *damage).write(Path(name), pmc={"events": [{"name": "cycles"}]})
-        source = open_recording(folder)
+        source = Recording(folder)
         whole = build(source)
         equal(build(source, most, block=4), whole)
         keep(Source(source, block=4), folder / "tables", fingerprint(folder), most)
@@ -90,7 +90,7 @@ def test_tables_do_not_depend_on_how_much_is_read_in_one_go(seed, steps, damage,
 
 
 def test_a_stretch_holds_what_is_asked_for(tmp_path):
-    source = Source(open_recording(recording(1, 7, 0, 0).write(tmp_path)), block=4)
+    source = Source(Recording(recording(1, 7, 0, 0).write(tmp_path)), block=4)
     cuts = np.arange(10_000, 30_000, 2200)[1:]
     stretches = list(source.contents.stretches(cuts, 100))
     assert len(stretches) > 2 and stretches[0][0] == -1
@@ -110,7 +110,7 @@ def test_a_recording_cut_at_any_byte_of_any_file_gives_tables_or_one_line(data):
         except RecordingError as error:
             assert path.name == "manifest.json" and "\n" not in str(error)
             return
-        answer = summarize(open_recording(folder), tables)
+        answer = summarize(Recording(folder), tables)
         assert json.loads(json.dumps(answer, allow_nan=False)).keys() == answer.keys()
 
 
@@ -121,7 +121,7 @@ def test_the_runtimes_attention_counts_what_its_models_config_says(tmp_path):
     w = Writer()
     runtime_step(w, 10_000, 6, 2, 1, 1)
     model = {"path": "m", "config": config, "package": {"precisions": {"attention": precision}}}
-    operators = build(open_recording(w.write(tmp_path, model=model)))["operators"]
+    operators = build(Recording(w.write(tmp_path, model=model)))["operators"]
     row = operators[operators["type"] == "attention"].iloc[0]
     weights, context = 32 * (32 + 2 * 16) + 32 * 32, 6 + 1
     assert row["flops"] == 2 * weights + 4 * context * (4 * 8 + 5) + 5 * 32

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analyzer.questions.summary import summarize
-from analyzer.records.reading import open_recording
 from analyzer.records.schema import TABLES
 from analyzer.tables.store import build, load
-from tracer.recording.format import RecordingError
+from tracer.recording.format import Recording, RecordingError
 from workloads.recordings import MAIN, PID, WORKER, Writer, manifest, runtime
 
 NO_SEQ, NO_POSITION = 2**64 - 1, 2**32 - 1
@@ -23,7 +22,7 @@ SHARED = settings(max_examples=25, suppress_health_check=[HealthCheck.function_s
 
 
 def tables_of(writer: Writer, folder, **changes) -> dict[str, pd.DataFrame]:
-    return build(open_recording(writer.write(folder, **changes)))
+    return build(Recording(writer.write(folder, **changes)))
 
 
 def test_every_table_has_the_declared_columns_even_when_nothing_was_recorded(tmp_path):
@@ -291,7 +290,7 @@ def test_a_file_cut_anywhere_loses_only_what_was_cut(tmp_path):
     whole = (folder / "events.bin").read_bytes()
     for cut in range(0, len(whole) + 1, 48):
         (folder / "events.bin").write_bytes(whole[:cut])
-        tables = build(open_recording(folder))
+        tables = build(Recording(folder))
         assert len(tables["tokens"]) == sum(cut >= 64 * (12 * i + 1) for i in range(3))
         assert tables["tokens"]["complete"].sum() == sum(cut >= 64 * 12 * (i + 1) for i in range(3))
 
@@ -342,7 +341,7 @@ def test_random_damage_to_the_records_never_crashes_the_analysis(tmp_path, seed)
         tables = load(folder)
     except RecordingError:
         return
-    answer = summarize(open_recording(folder), tables)
+    answer = summarize(Recording(folder), tables)
     assert json.loads(json.dumps(answer, allow_nan=False)).keys() == answer.keys()
 
 
@@ -350,4 +349,4 @@ def test_a_record_of_an_impossible_time_is_left_out_and_counted(tmp_path):
     folder = runtime(1).add("token_begin", ts=2**63 + 5, seq=9).write(tmp_path)
     tables = load(folder)
     assert len(tables["tokens"]) == 1
-    assert summarize(open_recording(folder), tables)["records"]["damaged"] == 1
+    assert summarize(Recording(folder), tables)["records"]["damaged"] == 1

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from analyzer.__main__ import main
 from analyzer.questions import cached
-from analyzer.records.reading import Source, open_recording
+from analyzer.records.reading import Source
 from analyzer.tables.store import load
 from moescope import plain
+from tracer.recording.format import Recording
 from workloads.recordings import Writer, runtime
 
 
 def damage(folder: Path) -> list[str]:
-    return Source(open_recording(folder)).damage
+    return Source(Recording(folder)).damage
 
 
 @pytest.fixture(scope="module")

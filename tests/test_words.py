@@ -19,13 +19,13 @@ from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER,
 from analyzer.questions import expert_loads, trends
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.summary import summarize
-from analyzer.records.reading import open_recording
 from analyzer.tables.store import load
 from moescope.terminal import PlainConsole
 from tests.test_analyzer_prizes import STEPS, loaded, ran
 from tests.test_analyzer_tables import NO_SEQ
 from tracer.commands import run as tracer_run
 from tracer.commands.run import next_step
+from tracer.recording.format import Recording
 from workloads import ROOT
 from workloads.recordings import MAIN, Writer
 
@@ -36,7 +36,7 @@ def test_an_engine_is_named_only_where_it_ran(tmp_path: Path) -> None:
     manifest = json.loads(path.read_text())
     idle, seen = {"id": 5, "libraries": []}, {"id": 3, "libraries": [{"path": "libQnnHtp.so"}]}
     path.write_text(json.dumps(manifest | {"engines": {"genie": idle, "qnn": seen, "llamacpp": idle | {"id": 2}}}))
-    assert summarize(open_recording(tmp_path), load(tmp_path))["recording"]["engines"] == ["qnn"]
+    assert summarize(Recording(tmp_path), load(tmp_path))["recording"]["engines"] == ["qnn"]
 
 
 @given(st.lists(st.floats(0.01, 1e3), min_size=trends.LEAST, max_size=60))
@@ -80,7 +80,7 @@ def test_findings_on_the_screen_keep_their_remedy() -> None:
 def test_a_request_whose_end_was_missed_is_not_called_open(tmp_path: Path) -> None:
     w = Writer().add("token_begin", engine=2, ts=1, seq=NO_SEQ).add("token_end", engine=2, ts=9, seq=NO_SEQ)
     w.add("block_issue", engine=0, ts=2, dev=1, sector=8, bytes=4096, rwbs=b"R")
-    answer: dict[str, Any] = summarize(open_recording(w.write(tmp_path)), load(tmp_path))
+    answer: dict[str, Any] = summarize(Recording(w.write(tmp_path)), load(tmp_path))
     assert str(losses(answer)[-1]) == "1 block requests whose end was not recorded"
 
 

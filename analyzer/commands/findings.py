@@ -11,10 +11,11 @@ import argparse
 from analyzer.commands._show import printed
 from analyzer.questions import ceilings
 from analyzer.questions.findings import findings
-from analyzer.records.reading import open_recording, section
+from analyzer.records.reading import section
 from analyzer.tables.store import load
 from moescope.arguments import add_ceilings, add_json, add_run
 from moescope.plain import print_plain
+from tracer.recording.format import Recording
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the list."""
-    manifest = open_recording(args.run_dir).manifest
+    manifest = Recording(args.run_dir).manifest
     roof = ceilings.load(section(manifest, "machine"), args.ceilings)
     ranked = findings(load(args.run_dir), roof)
     if printed(args, ranked):

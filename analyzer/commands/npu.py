@@ -16,10 +16,10 @@ from analyzer.commands._show import number, short
 from analyzer.imports.opmap import read_op_map
 from analyzer.questions.npu import statistics
 from analyzer.questions.summary import machine_summary
-from analyzer.records.reading import open_recording
 from analyzer.tables.store import load
 from moescope.arguments import add_json, add_run
 from moescope.terminal import Line, console, grid, words
+from tracer.recording.format import Recording
 
 Facts = dict[str, Any]
 MOST, LEAST_WIDTH = 12, 110
@@ -39,7 +39,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute and print."""
-    recording = open_recording(args.run_dir)
+    recording = Recording(args.run_dir)
     facts = statistics(load(args.run_dir), read_op_map(args.op_map) if args.op_map else {})
     facts = {"backend": machine_summary(recording.manifest)["npu"], **facts}
     broken = bool(facts["findings"]) or facts["unjoined_events"] > 0

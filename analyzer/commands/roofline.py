@@ -13,10 +13,11 @@ import sys
 from analyzer.commands._show import show
 from analyzer.jsonable import as_json
 from analyzer.questions import ceilings, roofline
-from analyzer.records.reading import open_recording, section
+from analyzer.records.reading import section
 from analyzer.tables.store import load
 from moescope.arguments import add_ceilings, add_json, add_phase, add_run
 from moescope.calling import as_called
+from tracer.recording.format import Recording
 
 SHOWN = ("count", "ms", "median_us", "intensity", "gflops", "gbytes_per_s", "roof_us", "share_of_roof", "above_ms", "bound")
 
@@ -33,7 +34,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the groups of operators, how time grows with complexity, and equal subgraphs on several backends."""
     tables = load(args.run_dir)
-    machine = ceilings.load(section(open_recording(args.run_dir).manifest, "machine"), args.ceilings)
+    machine = ceilings.load(section(Recording(args.run_dir).manifest, "machine"), args.ceilings)
     rows = roofline.roofline(tables, machine, args.by, args.phase)
     fits, backends = roofline.complexity_fits(tables, args.phase or "decode"), roofline.backends(tables)
     if args.json:

@@ -27,9 +27,9 @@ from analyzer.commands.routes import tables_of
 from analyzer.errors import PredictError
 from analyzer.model import BITS, read_config, with_weights
 from analyzer.predict import costs, devices, recorded, simulator, timeline, trace
-from analyzer.records.reading import open_recording
 from moescope.arguments import add_json
 from moescope.terminal import console, grid, words
+from tracer.recording.format import Recording
 
 MIB = 2**20
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def command_of(path: Path) -> list[str]:
     """The command line that was recorded, as far as the manifest has it."""
-    command = None if path.is_file() else open_recording(path).manifest.get("command")
+    command = None if path.is_file() else Recording(path).manifest.get("command")
     return [str(word) for word in command] if isinstance(command, list) else []
 
 

@@ -22,9 +22,8 @@ from analyzer.compare.environment import began, environment
 from analyzer.compare.graph import Skeleton, skeleton, unpacked
 from analyzer.compare.metrics import DIMS, METRICS, Facts, extract, keys, routing
 from analyzer.errors import AnalysisError
-from analyzer.records.reading import open_recording
 from analyzer.tables.store import TABLES_VERSION, fingerprint, load
-from tracer.recording.format import RecordingError, is_whole, sealed
+from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
@@ -54,7 +53,7 @@ class Result:
 
 def of_recording(folder: Path) -> Result:
     """The result of a recording; kept beside it, and made again when the recording or the way to read it changes."""
-    recording = open_recording(folder)
+    recording = Recording(folder)
     stamp = {"result": RESULT_VERSION, "tables": TABLES_VERSION, "files": fingerprint(folder)["files"]}
     stored = folder / RESULT
     with contextlib.suppress(CompareError):

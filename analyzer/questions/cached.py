@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tracer.recording.format import is_whole, sealed
+from tracer.recording.format import Recording, is_whole, sealed
 
 INPUTS = ("manifest.json", "events.bin", "details.bin")
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -51,8 +51,8 @@ def fresh(run_dir: Path) -> dict[str, Any]:
     """The summary made from the tables."""
     from analyzer.jsonable import plain
     from analyzer.questions.summary import NEEDED, summarize
-    from analyzer.records.reading import Source, open_recording
+    from analyzer.records.reading import Source
     from analyzer.tables.store import load
 
-    source = Source(open_recording(run_dir))
+    source = Source(Recording(run_dir))
     return dict(plain(summarize(source.recording, load(run_dir, NEEDED, source), source)))

@@ -10,17 +10,46 @@
 #define KIND 24
 #define IMPOSSIBLE (1ull << 62)
 
-/* Per left row the last right row of its group up to its time; both in order of time. last: -1 for each group. */
-void latest(int64_t n, const int64_t *theirs, const int64_t *since, int64_t m, const int64_t *ours, const int64_t *ts, int64_t *last,
-	    int64_t *answer)
+static int in_time(const int64_t *ts, int64_t n)
+{
+	int64_t back = 0;
+
+	for (int64_t i = 1; i < n; i++)
+		back |= ts[i] < ts[i - 1];
+	return !back;
+}
+
+/* Per left row the last right row of its group up to its time. Answers 0 where rows are not in order of time.
+ * low: the least group; last: -1 for each group from there on. */
+int64_t latest(int64_t n, const int64_t *theirs, const int64_t *since, int64_t m, const int64_t *ours, const int64_t *ts, int64_t low,
+	       int64_t *last, int64_t *answer)
 {
 	int64_t row = 0;
 
+	if (!in_time(since, n) || !in_time(ts, m))
+		return 0;
 	for (int64_t i = 0; i < m; i++) {
 		for (; row < n && since[row] <= ts[i]; row++)
-			last[theirs[row]] = row;
-		answer[i] = last[ours[i]];
+			last[theirs[row] - low] = row;
+		answer[i] = last[ours[i] - low];
 	}
+	return 1;
+}
+
+/* Likewise the first right row of its group behind its time. */
+int64_t following(int64_t n, const int64_t *theirs, const int64_t *since, int64_t m, const int64_t *ours, const int64_t *ts, int64_t low,
+		  int64_t *next, int64_t *answer)
+{
+	int64_t row = n;
+
+	if (!in_time(since, n) || !in_time(ts, m))
+		return 0;
+	for (int64_t i = m - 1; i >= 0; i--) {
+		for (; row > 0 && since[row - 1] > ts[i]; row--)
+			next[theirs[row - 1] - low] = row - 1;
+		answer[i] = next[ours[i] - low];
+	}
+	return 1;
 }
 
 static int in_order(const int64_t *ts, const int64_t *position, int64_t n)
@@ -54,6 +83,19 @@ int64_t pairs(int64_t n, const int64_t *key, const int64_t *ts, const int64_t *p
 		}
 	}
 	return 1;
+}
+
+/* The least value of a column, and the greatest. */
+void extent(int64_t n, const int64_t *value, int64_t *answer)
+{
+	int64_t low = value[0], high = value[0];
+
+	for (int64_t i = 1; i < n; i++) {
+		low = value[i] < low ? value[i] : low;
+		high = value[i] > high ? value[i] : high;
+	}
+	answer[0] = low;
+	answer[1] = high;
 }
 
 /* Numbers of the distinct combinations of values, from 0 as they appear, and the first row of each; answers how many there are.
@@ -99,22 +141,30 @@ static void gather_field(const char *slots, int64_t width, int64_t kind, const i
 	}
 }
 
-/* Fields of some slots, [fields, rows]. offset and size of each field, in bytes; size is negative where the field is signed. */
-void gather(const char *slots, int64_t width, int64_t fields, const int64_t *offset, const int64_t *size, int64_t n, const int64_t *row,
-	    int64_t *answer)
+/* Fields of some of `count` slots, [fields, rows]. offset and size of each field, in bytes; size is negative where the field is signed.
+ * Answers 0 where a row is no slot. */
+int64_t gather(const char *slots, int64_t width, int64_t count, int64_t fields, const int64_t *offset, const int64_t *size, int64_t n,
+	       const int64_t *row, int64_t *answer)
 {
+	int64_t outside = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		outside |= (uint64_t)row[i] >= (uint64_t)count;
+	if (outside)
+		return 0;
 	for (int64_t from = 0; from < n; from += NEAR) /* few slots at a time: they stay in the cache for all fields */
 		for (int64_t f = 0; f < fields; f++)
 			gather_field(slots + offset[f], width, size[f], row + from, answer + f * n + from, n - from < NEAR ? n - from : NEAR);
+	return 1;
 }
 
 /* The numbers of the slots from begin on and before end into `order`, kind by kind, as they lie in the file, and where each kind ends
  * there. kind: room for that of each slot; ends: zeros. about: first and last time of the written ones, how many are damaged, how many
- * discarded. */
-void by_kind(const char *slots, int64_t width, int64_t n, uint64_t begin, uint64_t end, uint16_t *kind, int64_t *order, int64_t *ends,
+ * discarded. Answers the greatest kind. */
+int64_t by_kind(const char *slots, int64_t width, int64_t n, uint64_t begin, uint64_t end, uint16_t *kind, int64_t *order, int64_t *ends,
 	     uint64_t *about)
 {
-	int64_t at = 0;
+	int64_t at = 0, most = 0;
 
 	about[0] = UINT64_MAX;
 	for (int64_t i = 0; i < n; i++) {
@@ -137,15 +187,17 @@ void by_kind(const char *slots, int64_t width, int64_t n, uint64_t begin, uint64
 		if (ts < begin || ts >= end)
 			kind[i] = 0;
 		ends[kind[i]]++;
+		most = kind[i] > most ? kind[i] : most;
 	}
 	ends[0] = 0;
-	for (int64_t k = 0; k < 1 << 16; k++) {
+	for (int64_t k = 0; k <= most; k++) {
 		at += ends[k];
 		ends[k] = at - ends[k]; /* from now on where the next of this kind goes */
 	}
 	for (int64_t i = 0; i < n; i++)
 		if (kind[i])
 			order[ends[kind[i]]++] = i;
+	return most;
 }
 
 /* The states that a thread goes through, as in analyzer/tables/sched.py; UNSEEN: nothing is known of it yet. */

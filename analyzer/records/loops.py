@@ -10,10 +10,12 @@ from analyzer.errors import AnalysisError
 
 N, COLUMN, SLOTS, KINDS, TIMES = ctypes.c_int64, *(ndpointer(t, flags="C") for t in (np.int64, None, np.uint16, np.uint64))
 ARGUMENTS = {
-    "latest": (N, COLUMN, COLUMN, N, *[COLUMN] * 4),
+    "latest": (N, COLUMN, COLUMN, N, COLUMN, COLUMN, N, COLUMN, COLUMN),
+    "following": (N, COLUMN, COLUMN, N, COLUMN, COLUMN, N, COLUMN, COLUMN),
+    "extent": (N, COLUMN, COLUMN),
     "pairs": (N, *[COLUMN] * 3, N, *[COLUMN] * 6),
     "distinct": (N, N, ctypes.c_void_p, *[COLUMN] * 5),
-    "gather": (SLOTS, N, N, COLUMN, COLUMN, N, COLUMN, COLUMN),
+    "gather": (SLOTS, N, N, N, COLUMN, COLUMN, N, COLUMN, COLUMN),
     "by_kind": (SLOTS, N, N, ctypes.c_uint64, ctypes.c_uint64, KINDS, COLUMN, COLUMN, TIMES),
     "states": (N, N, N, COLUMN, N, *[COLUMN] * 3),
 }

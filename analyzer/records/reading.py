@@ -1,7 +1,6 @@
 """A recording as columns: every kind of record, whether or not it was written, with its place in the file."""
 
 import copy
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -25,11 +24,6 @@ REASON = np.array(["startup", "demand", "prefetch"], object)
 BACKEND_NAMES = " cpu htp cuda vulkan opencl blas metal sycl cann hexagon rpc webgpu meta"
 BACKEND = np.array(BACKEND_NAMES.split(" "), object)
 """Names by enum backend_id of bpf/records.h."""
-
-
-def open_recording(path: str | os.PathLike[str]) -> Recording:
-    """Open a recording for analysis; raises RecordingError on anything that is none, a damaged manifest included."""
-    return Recording(path)
 
 
 def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -28,8 +28,9 @@ def by_kind(slots: np.ndarray, begin_ns: int = 0, end_ns: int = 2**64 - 1) -> So
     """The slots (void, contiguous) with a time from begin_ns on and before end_ns, by kind."""
     order, kind = np.empty(len(slots), np.int64), np.empty(len(slots), np.uint16)
     ends, about = np.zeros(1 << 16, np.int64), np.zeros(4, np.uint64)
-    loops.by_kind(slots, slots.dtype.itemsize, len(slots), begin_ns, end_ns, kind, order, ends, about)
+    most = loops.by_kind(slots, slots.dtype.itemsize, len(slots), begin_ns, end_ns, kind, order, ends, about)
     first, last, damaged, discarded = about.tolist()
+    ends = ends[: most + 1]
     begins = np.append(0, ends[:-1])
     rows = {each: order[begins[each] : ends[each]] for each in np.flatnonzero(ends > begins).tolist()}
     return Sorted(rows, first if first <= last else 0, last, damaged, discarded)
@@ -41,11 +42,11 @@ def columns_of(slots: np.ndarray, rows: np.ndarray, dtype: np.dtype, names: Sequ
     width = slots.dtype.itemsize
     offset = np.array([RING_HEADER_BYTES + declared[name][1] for name in names], np.int64)
     size = np.array([declared[name][0].itemsize for name in names], np.int64)
-    if np.any(offset + size > width) or (len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(slots)):
-        raise IndexError("no such slot or field")
     sign = np.array([-1 if declared[name][0].kind == "i" else 1 for name in names], np.int64)
     answer = np.empty((len(names), len(rows)), np.int64)
-    loops.gather(slots, width, len(names), offset, size * sign, len(rows), flat(rows), answer)
+    fields = len(names), offset, size * sign
+    if np.any(offset + size > width) or not loops.gather(slots, width, len(slots), *fields, len(rows), flat(rows), answer):
+        raise IndexError("no such slot or field")
     return dict(zip(names, answer, strict=True))
 
 

@@ -6,6 +6,7 @@ C, and want rows in order of time, which they almost always are; others are put 
 
 import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,8 +55,7 @@ def numbered(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     code, first = np.empty(n, np.int64), np.empty(n, np.int64)
     if n == 0:
         return code, first
-    low, high = ([int(edge(column)) for column in values] for edge in (np.min, np.max))
-    width = [b - a + 1 for a, b in zip(low, high, strict=True)]
+    low, width = zip(*map(extent, values), strict=True)
     possible = math.prod(width)
     if possible > 4 * n + SMALL:  # too many to count each
         return numbered(_hashed(values))
@@ -63,6 +63,14 @@ def numbered(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     extents = np.array([low, width], np.int64)
     count = loops.distinct(len(values), n, places, *extents, np.zeros(possible, np.int64), first, code)
     return code, first[:count]
+
+
+def extent(column: np.ndarray) -> tuple[int, int]:
+    """(the least value of a column of 64-bit integers, how many there are from it to the greatest); not of an empty one."""
+    edges = np.empty(2, np.int64)
+    loops.extent(len(column), column, edges)
+    low, high = edges.tolist()
+    return low, high - low + 1
 
 
 def _hashed(columns: list[np.ndarray]) -> np.ndarray:
@@ -159,14 +167,29 @@ def pair(begin: Marks, end: Marks) -> Pairs:
 
 def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row the right row of its group with the greatest time <= its own; among equal times the last."""
-    answer = np.empty(len(left_ts), np.int64)
-    if in_time(right_ts) and in_time(left_ts):
-        group, n = codes(np.concatenate((flat(right_group), flat(left_group)))), len(right_ts)
-        right, left = (group[:n], flat(right_ts)), (group[n:], flat(left_ts))
-        loops.latest(n, *right, len(left_ts), *left, _none_of(group), answer)
-    else:
-        right_order, left_order = (np.argsort(ts, kind="stable") for ts in (right_ts, left_ts))
-        row = latest(right_group[right_order], right_ts[right_order], left_group[left_order], left_ts[left_order])
+    return _met(loops.latest, (right_group, right_ts), (left_group, left_ts))
+
+
+def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
+    """For each left row the right row of its group with the smallest time > its own; among equal times the first."""
+    return _met(loops.following, (right_group, right_ts), (left_group, left_ts))
+
+
+def _met(loop: Callable[..., int], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The right row (group, time) that each left row meets by a loop in order of time."""
+    n, answer = len(right[0]), np.full(len(left[0]), NONE, np.int64)
+    if n == 0 or len(answer) == 0:
+        return answer
+    theirs, since, ours, ts = (flat(column) for column in (*right, *left))
+    lows, widths = np.array([extent(theirs), extent(ours)], object).T
+    low = min(lows)
+    width = max(lows + widths) - low
+    if width > 4 * (n + len(ours)) + SMALL:  # too many to have a place for each
+        group = codes(np.concatenate((theirs, ours)))
+        theirs, ours, low, width = group[:n], group[n:], 0, n + len(ours)
+    if not loop(n, theirs, since, len(ours), ours, ts, low, np.full(width, NONE, np.int64), answer):
+        right_order, left_order = (np.argsort(column, kind="stable") for column in (since, ts))
+        row = _met(loop, (theirs[right_order], since[right_order]), (ours[left_order], ts[left_order]))
         answer[left_order] = np.append(right_order, NONE)[row]
     return answer
 
@@ -176,18 +199,13 @@ def _none_of(group: np.ndarray) -> np.ndarray:
     return np.full(int(group.max(initial=NONE)) + 1, NONE, np.int64)
 
 
-def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
-    """For each left row the right row of its group with the smallest time > its own; among equal times the first."""
-    backwards = latest(right_group[::-1], ~right_ts[::-1], left_group[::-1], ~left_ts[::-1] - 1)[::-1]
-    return np.where(backwards >= 0, len(right_ts) - 1 - backwards, NONE)
-
-
 def lasting(right: tuple[np.ndarray, np.ndarray, np.ndarray], left: tuple[np.ndarray, np.ndarray], answer: np.ndarray) -> None:
     """For each left row (group, time) without an answer (-1) yet: the answer of `latest`, if that row lasts beyond its time.
 
     `right` are groups, times and until when each row lasts.
     """
-    missing = np.flatnonzero(answer < 0)
+    without = answer < 0
+    missing = slice(None) if without.all() else np.flatnonzero(without)
     group, ts = (column[missing] for column in left)
     row = latest(right[0], right[1], group, ts)
     answer[missing] = np.where(ts < np.append(right[2], 0)[row], row, NONE)
@@ -212,10 +230,9 @@ def in_groups(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
 
 def successors(group: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """The next row of each row's group in order of time; -1 where none follows."""
-    order = in_groups(group, ts)
-    after = np.where(np.append(group[order][1:] == group[order][:-1], False)[: len(order)], np.append(order[1:], NONE), NONE)
-    answer = np.empty(len(ts), np.int64)
-    answer[order] = after
+    order = np.arange(len(ts)) if in_time(ts) else np.argsort(ts, kind="stable")
+    answer, place = np.empty(len(ts), np.int64), np.arange(len(ts))
+    answer[order] = np.append(order, NONE)[following(group[order], place, group[order], place)]
     return answer
 
 

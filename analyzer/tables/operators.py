@@ -106,8 +106,8 @@ def steps_of(tokens: Steps, begin: Rows, result: np.ndarray) -> np.ndarray:
     return np.where(row >= 0, row + tokens.first, tokens.of(begin))
 
 
-def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np.ndarray:
-    """Rows end, whether it is known, major and minor faults of operators that the engine announces but does not end.
+def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> tuple[np.ndarray, ...]:
+    """End, whether it is known, major and minor faults of operators that the engine announces but does not end.
 
     The end: the thread's next operator, or the next end of a graph or token of the thread that took the step (of the process,
     where there is no step). What none of the same step ends, ends with the step, or with the recording. Faults: up to the
@@ -137,7 +137,7 @@ def bounded(source: Source, begin: Rows, token: np.ndarray, tokens: Steps) -> np
     for field in ("maj_flt", "min_flt"):
         then = np.where(by_reading, at_rows(reading[field], read, 0), at_rows(begin[field], after, 0))
         faults.append(np.where(same, (then - begin[field]) & COUNTER, NONE))
-    return np.stack((np.where(end < step_ns, end, np.minimum(step_ns, source.last_ns)), end < step_ns, *faults))
+    return np.where(end < step_ns, end, np.minimum(step_ns, source.last_ns)), end < step_ns, *faults
 
 
 def at_rows(column: np.ndarray, row: np.ndarray, missing: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import pyarrow.parquet as parquet
 
 from analyzer.records.contents import BLOCK, EVER
 from analyzer.records.memory import keep_freed_memory
-from analyzer.records.reading import Source, open_recording
+from analyzer.records.reading import Source
 from analyzer.records.schema import IMPORTED, TABLES, arrow_table, frame_of
 from analyzer.tables.building import GAPS_NEED, LONG, MOST, Builder, Piece, gap_table
 from moescope.plain import doubts, warn
@@ -124,7 +124,7 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
     `source` is the recording's, where it is at hand.
     """
     folder = Path(run_dir)
-    recording = source.recording if source else open_recording(folder)
+    recording = source.recording if source else Recording(folder)
     stamp, asked = fingerprint(folder), tuple(TABLES if names is None else names)
     ready = _cached(folder / "tables", stamp, asked)
     if ready is not None:
@@ -281,7 +281,7 @@ class Files:
         """Some columns of some tables, which are complete."""
         if columns:
             self.close()
-        return {name: parquet.read_table(self.path(name), columns=list(some)) for name, some in columns.items()}
+        return {name: parquet.ParquetFile(self.path(name)).read(list(some)) for name, some in columns.items()}
 
 
 def options(schema: pyarrow.Schema) -> dict[str, Any]:

@@ -25,14 +25,15 @@ def anyone(spans: Intervals) -> Intervals:
 def gap_table(tables: Tables) -> pd.DataFrame:
     """The table `qnn_gaps`: each time without an execution between two executions of a process."""
     executes = tables["qnn_executes"]
-    states, operators = tables["thread_states"], tables["operators"]
-    parts = [gaps_of(runs, states, operators) for _, runs in executes.groupby("pid")]
+    rows = tables["thread_states"]
+    states = dict.fromkeys(STATES, rows[:0]) | dict(iter(rows.groupby("state")))
+    parts = [gaps_of(runs, states, tables["operators"]) for _, runs in executes.groupby("pid")]
     frame = pd.concat(parts, ignore_index=True).sort_values("begin_ns", kind="stable", ignore_index=True)
     return frame.assign(gap_id=np.arange(len(frame)))
 
 
-def gaps_of(runs: pd.DataFrame, states: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
-    """The gaps of one process, each with the state of the thread that ended it by submitting."""
+def gaps_of(runs: pd.DataFrame, states: dict[str, pd.DataFrame], operators: pd.DataFrame) -> pd.DataFrame:
+    """The gaps of one process, each with the state of the thread that ended it by submitting; `states` come by their kind."""
     busy = anyone(Intervals.of_table(runs))
     begin, end = busy.end[:-1], busy.begin[1:]
     starts = runs.sort_values("begin_ns", kind="stable")
@@ -40,9 +41,10 @@ def gaps_of(runs: pd.DataFrame, states: pd.DataFrame, operators: pd.DataFrame) -
     frame = pd.DataFrame({"begin_ns": begin, "end_ns": end, "duration_ns": end - begin, "pid": after["pid"].to_numpy()})
     frame["tid"], frame["execute_id"] = after["tid"].to_numpy(), after["execute_id"].to_numpy()
     for state in STATES:
-        frame[f"{state}_ns"] = covered(Intervals.of_table(states[states["state"] == state]), Intervals.of_table(frame))
-    running = Intervals.of_table(states[(states["state"] == "running") & (states["pid"] == int(runs["pid"].iloc[0]))])
-    frame["cpu_ns"] = covered(Intervals.of(running.begin, running.end), Intervals.of(begin, end))
+        frame[f"{state}_ns"] = covered(Intervals.of_table(states[state]), Intervals.of_table(frame))
+    running = states["running"][states["running"]["pid"] == int(runs["pid"].iloc[0])]
+    on_cpu = Intervals.of(running["begin_ns"].to_numpy(), running["end_ns"].to_numpy())
+    frame["cpu_ns"] = covered(on_cpu, Intervals.of(begin, end))
     frame["doing"] = doing(frame, operators)
     return frame
 
