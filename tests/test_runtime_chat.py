@@ -1,10 +1,12 @@
 """Conversations and generation settings as transformers reads them; one model in several hands."""
 
 import gc
+import io
 import json
 import re
 import tracemalloc
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,12 +17,14 @@ from runtime import MoE
 from runtime.__main__ import main
 from runtime.errors import ModelError, RequestError
 from runtime.models import read_family
+from runtime.moe import TextStream, Token
 from runtime.package.convert import convert
 from runtime.package.demo_model import write_demo_model
 from runtime.package.tokens import ChatTemplate, read_tokenizer
 from runtime.step.attention import Sequence
 from runtime.step.sampling import Sampler, Sampling
 from runtime.telemetry import log
+from runtime.telemetry.log import Step
 from runtime.telemetry.probes import Phase
 from tests.runtime_models import PROMPT
 
@@ -98,6 +102,38 @@ def test_templates_of_published_models_give_the_ids_of_transformers(model: Path,
             expected = theirs.apply_chat_template(conversation, return_dict=False, **asked)
             assert ours.ids(conversation, **options) == expected
             assert conversation[-1]["content"].strip() in tokenizer.decode(expected)
+
+
+def test_a_talk_in_channels_shows_and_keeps_the_final_one_alone(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    template = next(path for path in PUBLISHED if "gpt-oss" in path.name).read_text(encoding="utf-8")
+    tokenizer = read_tokenizer(model)
+    tokenizer.add_special_tokens(sorted(set(CONTROL.findall(template))))
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
+    whole = "<|channel|>analysis<|message|>A greeting.<|end|><|start|>assistant<|channel|>final<|message|>Guten Tag, 東京!"
+    cut = "<|channel|>analysis<|message|>Hm, what"
+    prompts = []
+
+    def generate(self: MoE, prompt: list[int], **_: object) -> Iterator[Token]:
+        prompts.append(prompt)
+        stream = TextStream(self.tokenizer)
+        for token in tokenizer.encode(cut if len(prompts) == 3 else whole, add_special_tokens=False).ids:
+            yield Token(token, stream.add(token), Step(0, Phase.DECODE, 1, 0))
+
+    monkeypatch.setattr(MoE, "generate", generate)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\nAgain\nMore\n"))
+    assert main(["chat", str(convert(model, tmp_path / "package").folder)]) == 0
+    out, error = capsys.readouterr()
+    assert out == "Guten Tag, 東京!\nGuten Tag, 東京!\n\n"
+    assert error.endswith("still thinking: raise --max-new-tokens\n")
+    theirs, talk = transformers.AutoTokenizer.from_pretrained(model), []
+    for line, prompt in zip(("Hello", "Again", "More"), prompts, strict=True):
+        talk.append({"role": "user", "content": line})
+        assert prompt == theirs.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
+        talk.append({"role": "assistant", "content": "Guten Tag, 東京!", "thinking": "A greeting."})
 
 
 def test_a_template_that_refuses_a_conversation_is_quoted_in_one_line(model: Path) -> None:

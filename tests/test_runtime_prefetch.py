@@ -127,7 +127,9 @@ def test_without_training_the_next_router_predicts(trained: tuple[Path, dict], t
     text, log = tokens(package.folder, HALF, prefetch="on")
     assert text == expected
     assert log.prefetched > 0
-    assert tokens(package.folder, HALF)[1].loads[Reason.PREFETCH] == 0, "`auto` waits for training"
+    text, log = tokens(package.folder, HALF)
+    assert text == expected
+    assert log.prefetching.startswith(("on: ", "off: ")), "`auto` tries it within the first 32 tokens"
 
 
 @pytest.mark.parametrize("prefetch", ["on", "off"])

@@ -45,6 +45,10 @@ SHAPES = {
 }
 
 
+SPREAD = 4.32  # standard deviation of codes from -7 to 7
+PAIRS = np.array([low | high << 4 for low in range(1, 16) for high in range(1, 16)], np.uint8)
+
+
 def write_moe(path: Path, seed: int = 0, layers: int = LAYERS) -> None:
     """Write the small Mixture-of-Experts model, of fp32 weights, to `path`."""
     write(path, replace(SMALL, layers=layers), quantized=False, seed=seed)
@@ -183,11 +187,14 @@ def _spread(name: str, dims: tuple[int, ...]) -> float:
 
 
 def _q4_0(rng: np.random.Generator, dims: tuple[int, ...], spread: float) -> np.ndarray:
-    """Random Q4_0 blocks: 32 weights are one fp16 scale and 16 bytes of two weights each."""
+    """Random Q4_0 blocks: 32 weights are one fp16 scale and 16 bytes of two weights each, from -7 to 7 times the scale.
+
+    A mean other than 0 would grow from layer to layer until every token takes the same route.
+    """
     blocks = dims[-1] // 32
     raw = np.empty((int(np.prod(dims[:-1])), blocks, 18), np.uint8)
-    raw[:, :, :2] = np.frombuffer(np.float16(spread / 4.6).tobytes(), np.uint8)
-    raw[:, :, 2:] = rng.integers(0, 256, raw[:, :, 2:].shape, np.uint8)
+    raw[:, :, :2] = np.frombuffer(np.float16(spread / SPREAD).tobytes(), np.uint8)
+    raw[:, :, 2:] = rng.choice(PAIRS, raw[:, :, 2:].shape)
     return raw.reshape(*dims[:-1], blocks * 18)
 
 

@@ -25,10 +25,9 @@ from runtime.package.demo_model import train_tokenizer
 from runtime.package.layout import Package, is_package
 from runtime.prepare import training
 from workloads import ROOT
-from workloads.gguf_model import SHAPES, Shape
+from workloads.gguf_model import SHAPES, SPREAD, Shape
 
 POOL = CODES = (1 << 26) - 1
-SPREAD = 4.32  # standard deviation of codes from -7 to 7
 FLOATS = ("embed_tokens.weight", "gate.weight", "shared_expert_gate.weight")
 SEGMENT = 128  # tokens of one sequence to calibrate with
 CONTEXT = 1024  # as in workloads/gguf_model.py

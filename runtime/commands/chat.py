@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from moescope.arguments import add_model
 from runtime.commands import add_count
 from runtime.commands.generate import INTERRUPTED, add_placement, add_sampling, load_model, speak
+from runtime.package.channels import Channels
 
 if TYPE_CHECKING:
-    from runtime.moe import MoE
+    from runtime.moe import MoE, Token
     from runtime.package.tokens import Message
 
 CLEAR = "/clear"
@@ -42,11 +43,19 @@ class Talk:
             what = "oldest turn is" if left_out == 1 else f"{left_out} oldest turns are"
             say(f"the conversation exceeds the model's context of {self._context} tokens: its {what} left out")
         most = min(self.args.max_new_tokens, free)
-        tokens, interrupted = speak(self.model, ids, self.args, max_new_tokens=most, keep_kv=True)
+        channels, answer = Channels(self.model.tokenizer), []
+
+        def shown(token: "Token") -> str:
+            answer.append(channels.shown(token.id, token.text))
+            return answer[-1]
+
+        _, interrupted = speak(self.model, ids, self.args, shown, max_new_tokens=most, keep_kv=True)
         if interrupted:
             print(" [stopped]", end="", file=sys.stderr)
         print(flush=True)
-        self.messages = [*messages, {"role": "assistant", "content": "".join(t.text for t in tokens)}]
+        if channels.thinking and not interrupted:
+            say("the answer ended while the model was still thinking: raise --max-new-tokens")
+        self.messages = [*messages, {"role": "assistant", "content": "".join(answer)}]
 
     def _fitting(self, messages: "list[Message]") -> "tuple[list[Message], list[int]]":
         """Messages without the oldest turns where less than a quarter of the context is left for the answer, and their ids."""

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,7 @@ def add_caches(placement: argparse._ArgumentGroup) -> None:
         "--prefetch",
         choices=("auto", "on", "off"),
         default="auto",
-        help="load experts ahead of the router (auto: once trained, where it pays)",
+        help="load experts ahead of the router (auto: where a trial shows that it pays)",
     )
     placement.add_argument(
         "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="bits of a number in the KV cache (default: 32)"
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     model, load_ns = load_model(args)
     try:
         further = {"ignore_end": args.ignore_end, "logprobs": args.logprobs if args.json else None}
-        tokens, interrupted = speak(model, prompt, args, not args.json, **further)
+        tokens, interrupted = speak(model, prompt, args, lambda token: "" if args.json else token.text, **further)
         if not args.json:
             print(flush=True)
     finally:
@@ -165,9 +166,9 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def speak(
-    model: "MoE", prompt: "str | list[int]", args: argparse.Namespace, echo: bool = True, **further: Any
+    model: "MoE", prompt: "str | list[int]", args: argparse.Namespace, shown: "Callable[[Token], str]", **further: Any
 ) -> "tuple[list[Token], bool]":
-    """The tokens, printed as they come with `echo`, and whether Ctrl-C ended it: then it is what came until then.
+    """The tokens, printed as they come so far as they are `shown`, and whether Ctrl-C ended it: then it is what came until then.
 
     Sampling and length come from `args`; `further` arguments of `MoE.generate` join or replace them.
     """
@@ -177,8 +178,7 @@ def speak(
     try:
         for token in model.generate(prompt, **asked):
             tokens.append(token)
-            if echo:
-                print(for_output(token.text), end="", flush=True)
+            print(for_output(shown(token)), end="", flush=True)
     except KeyboardInterrupt:
         return tokens, True
     return tokens, False

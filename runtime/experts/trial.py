@@ -2,9 +2,10 @@
 
 What a prefetch saves depends on the disk's speed and queue, on the compute that a read can hide behind, and on what predicting
 costs the same processors. A token's whole time has all of it in it, so that is what is compared: a few tokens without and with
-prefetching (A B B A), then a rest with the quicker way, then another probe. Means are compared, as rare slow tokens count in the
-sum, and prefetching must win by more than their standard errors explain. Every probe that confirms the last doubles the rest;
-tokens that become clearly slower end it.
+prefetching (A B B A), again and again until the means (rare slow tokens count in the sum) differ by more than chance explains.
+That is a sequential test: looking LOOKS times, prefetching that saves nothing wins in at most one trial of twenty, and a saving
+larger than the noise is found within some tens of tokens. In doubt prefetching keeps still. A rest with the quicker way follows,
+then another trial; every one that confirms the last doubles the rest, and tokens that become clearly slower end it.
 """
 
 from collections import deque
@@ -20,13 +21,15 @@ from runtime.experts.routing import Listener
 from runtime.telemetry.log import RunLog, Step
 from runtime.telemetry.probes import Phase
 
-WINDOW = 8  # tokens of one way in a row
+WINDOW = 4  # tokens of one way in a row
 SETTLING = 1  # of its tokens, which are not counted: loads of the other way still end, and the history fills
-KEPT = 45  # tokens of each way that are compared: three probes
-GAIN = 0.02  # share of a token's time that prefetching must save: in doubt it keeps still
-SURE = 1.0  # standard errors of the saving that lie above that
-SLOWER = 1.25  # by which recent tokens end a rest
-REST, LONGEST_REST = 96, 1024  # tokens between two probes
+LOOKS = 8  # at the means of one trial, each behind four windows
+KEPT = 2 * LOOKS * 2 * WINDOW  # tokens of each way that are compared: two trials
+GAIN = 0.02  # share of a token's time that prefetching must save
+SURE = 2.25  # standard errors of the saving that lie above that: Pocock's boundary for so many looks, 5 % one-sided
+HOPELESS = 1.0  # standard errors above the saving that do not reach it: the trial ends early
+SLOWER, RECENT = 1.25, 16  # by which so many recent tokens end a rest
+REST, LONGEST_REST = 96, 1024  # tokens between two trials
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Trial:
     reason: str = "undecided: too few tokens were decoded to compare"
 
     def __post_init__(self) -> None:
-        self._recent: deque[Sample] = deque(maxlen=2 * WINDOW)
+        self._recent: deque[Sample] = deque(maxlen=RECENT)
         self._plan = self._schedule()
         self.on, self._counts = next(self._plan)
 
@@ -68,30 +71,51 @@ class Trial:
         """(prefetch, count it) of every token."""
         rest = REST
         while True:
-            for way, tokens in ((False, WINDOW), (True, 2 * WINDOW), (False, WINDOW)):
-                yield from ((way, token >= SETTLING) for token in range(tokens))
-            before, self.pays = self.pays, self._verdict()
-            rest = min(2 * rest, LONGEST_REST) if before is self.pays else REST
+            verdict = None
+            for _ in range(LOOKS):
+                for way, tokens in ((False, WINDOW), (True, 2 * WINDOW), (False, WINDOW)):
+                    yield from ((way, token >= SETTLING) for token in range(tokens))
+                verdict = self._verdict()
+                if verdict is not None:
+                    break
+            before, self.pays = self.pays, bool(verdict)
+            self.reason = f"{'on' if self.pays else 'off'}: {self._means()}"
+            confirmed = verdict is not None and verdict is before
+            rest = min(2 * rest, LONGEST_REST) if confirmed else REST
             yield from self._resting(self.pays, rest)
 
     def _resting(self, way: bool, tokens: int) -> Iterator[tuple[bool, bool]]:
-        """A rest; where it ends early, what was known is forgotten."""
+        """A rest; where it ends as all tokens became slower, what was known is forgotten.
+
+        With prefetching its tokens count: a slow one may be too rare for a trial to meet.
+        """
         usual = mean_ns(self.with_it if way else self.without)
         for token in range(tokens):
-            yield way, False
-            if token % WINDOW == 0 and token > 2 * WINDOW and mean_ns(self._recent) > SLOWER * usual:
+            yield way, way
+            if token % WINDOW == 0 and token > RECENT and mean_ns(self._recent) > SLOWER * usual:
                 self.with_it.clear()
                 self.without.clear()
                 return
+            if way and token % WINDOW == 0 and self._saving()[0] < 0:
+                return
 
-    def _verdict(self) -> bool:
+    def _saving(self) -> tuple[float, float]:
+        """Share of a token's time that prefetching saves, and its standard error."""
         usual = mean_ns(self.without)
-        saved, error = 1 - mean_ns(self.with_it) / usual, hypot(*map(error_ns, (self.with_it, self.without))) / usual
-        pays = saved - SURE * error > GAIN
+        return 1 - mean_ns(self.with_it) / usual, hypot(*map(error_ns, (self.with_it, self.without))) / usual
+
+    def _verdict(self) -> bool | None:
+        """Does prefetching pay? None where it cannot be told yet."""
+        saved, error = self._saving()
+        if saved - SURE * error > GAIN:
+            return True
+        return False if saved + HOPELESS * error < GAIN else None
+
+    def _means(self) -> str:
+        saved, error = self._saving()
         ways = f"{described(self.with_it)} with prefetching, {described(self.without)} without"
         counted = f"means of {len(self.with_it)} and {len(self.without)} tokens"
-        self.reason = f"{'on' if pays else 'off'}: {ways} ({counted}, {saved:+.1%} saved, standard error {error:.1%})"
-        return pays
+        return f"{ways} ({counted}, {saved:+.1%} saved, standard error {error:.1%})"
 
 
 def mean_ns(samples: deque[Sample]) -> float:

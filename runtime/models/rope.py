@@ -131,6 +131,8 @@ def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], i
 def _llama3(rates: np.ndarray, rope: dict[str, Any]) -> np.ndarray:
     """Wavelengths beyond the original context are stretched, short ones stay, a ramp between."""
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    if high <= low:
+        raise ModelError(f"high_freq_factor {high} must be above low_freq_factor {low}: take the model's own config")
     turns = float(rope["original_max_position_embeddings"]) * rates / (2 * math.pi)
     ramp = np.clip((turns - low) / (high - low), 0, 1)
     mixed: np.ndarray = rates / float(rope["factor"]) * (1 - ramp) + rates * ramp

@@ -27,8 +27,8 @@ class Options:
     expert_cache: bytes, None for everything. chunk: prompt rows of one attention run. tiers: static expert shapes on the NPU, in
     rows. soc: SoC that the emulator reports, empty for its default. performance: what the HTP's clocks are asked for. threads: of
     one CPU graph. kv_bits: of kept keys and values.
-    prefetch: load experts ahead of the router; `auto` where the cache is limited, the package has a trained predictor, and a
-    trial during decoding shows that it pays.
+    prefetch: load experts ahead of the router; `auto` where the cache is limited and a trial during decoding shows
+    that it pays.
     cache_policy: eviction policy. profile: a folder that gets all four kinds of profile. qnn_profile: a
     level, or levels by subgraph kind; qnn_profile_every, qnn_profile_most: of each subgraph's runs every Nth, so many at most.
     """

@@ -133,7 +133,10 @@ INLINE void few(const struct product *p, size_t bits, size_t block_bytes, size_t
 
 /* --- many rows --- */
 
-/* Columns of a matrix, as tiles want them: [pieces of WIDTH bytes, halves, PANEL] codes, [blocks, PANEL] scales and zero points. */
+/*
+ * Columns of a matrix, as tiles want them: [pieces of WIDTH bytes, halves, PANEL] codes, [blocks, PANEL] scales and zero points.
+ * Codes of 4 bits are less their zero points, which a byte has room for: sums are the same, and a tile has less to do.
+ */
 struct panel {
 	size_t first, count;
 	uint8_t *codes;
@@ -142,33 +145,40 @@ struct panel {
 };
 
 /* A piece of WIDTH bytes of a column goes to codes, its low halves before the high ones. */
-INLINE void put_piece(size_t bits, uint8_t *to, const uint8_t *from)
+INLINE void put_piece(size_t bits, uint8_t *to, const uint8_t *from, int zero)
 {
 	uint8_t codes[2][WIDTH];
 
 	for (size_t i = 0; i < WIDTH; i++) {
-		codes[0][i] = bits == 4 ? from[i] & 15 : from[i] ^ BYTE_SHIFT;
-		codes[1][i] = from[i] >> 4;
+		codes[0][i] = bits == 4 ? (from[i] & 15) - zero : from[i] ^ BYTE_SHIFT;
+		codes[1][i] = (from[i] >> 4) - zero;
 	}
 	memcpy(to, codes[0], WIDTH);
 	if (bits == 4)
 		memcpy(to + PANEL * WIDTH, codes[1], WIDTH);
 }
 
-INLINE void fill(const struct product *p, size_t bits, const struct panel *panel)
+INLINE void fill(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel)
 {
 	const size_t halves = bits == 4 ? 2 : 1;
 
 	for (size_t c = 0; c < PANEL; c++) {
 		const size_t column = panel->first + c < p->n ? panel->first + c : p->n - 1;
 		const uint8_t *values = p->values + column * p->row_bytes;
-		for (size_t byte = 0; byte < p->row_bytes; byte += WIDTH)
-			put_piece(bits, panel->codes + (byte * halves * PANEL + c * WIDTH), values + byte);
 		for (size_t block = 0; block < p->blocks; block++) {
+			const int zero = zero_point(p, bits, column, block);
+			for (size_t byte = block * block_bytes; byte < (block + 1) * block_bytes; byte += WIDTH)
+				put_piece(bits, panel->codes + (byte * halves * PANEL + c * WIDTH), values + byte, zero);
 			panel->scales[block * PANEL + c] = p->scales[column * p->blocks + block];
-			panel->zeros[block * PANEL + c] = zero_point(p, bits, column, block) - (bits == 8 ? BYTE_SHIFT : 0);
+			panel->zeros[block * PANEL + c] = zero - BYTE_SHIFT;
 		}
 	}
+}
+
+/* Sixteen codes, or eight where no more may be read. */
+INLINE int8x16_t row_codes(const int8_t *codes, size_t run)
+{
+	return run < LOAD ? vcombine_s8(vld1_s8(codes), vdup_n_s8(0)) : vld1q_s8(codes);
 }
 
 /* Folds the lanes of a row's results, and keeps those of the panel's columns. */
@@ -196,7 +206,7 @@ INLINE bool tiled(const struct product *p, size_t bits, size_t block_bytes, size
 	panel.zeros = (int32_t *)(panel.scales + entries);
 	for (panel.first = first; panel.first < end; panel.first += PANEL) {
 		panel.count = end - panel.first < PANEL ? end - panel.first : PANEL;
-		fill(p, bits, &panel);
+		fill(p, bits, block_bytes, &panel);
 		for (size_t row = 0; row < p->m; row += TILE_ROWS)
 			tile(p, bits, block_bytes, &panel, row);
 	}

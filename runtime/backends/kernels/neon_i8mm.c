@@ -17,22 +17,29 @@ INLINE void tile_block(size_t bits, size_t block_bytes, const uint8_t *codes, co
 	const size_t halves = bits == 4 ? 2 : 1, run = block_bytes < LOAD ? block_bytes : LOAD;
 
 	for (size_t begin = block * block_bytes, end = begin + block_bytes; begin < end; begin += run)
-#pragma GCC unroll 4
-		for (size_t i = 0; i < run / WIDTH * halves; i++) {
-			const int8_t *w = (const int8_t *)codes + (begin * halves + i * WIDTH) * PANEL;
-			const int8_t *row_codes = x + code_offset(bits, begin) + i / halves * WIDTH + i % halves * (CHUNK / 2);
-			for (size_t r = 0; r < TILE_ROWS; r += 2) {
-				const int8x16_t rows = vcombine_s8(vld1_s8(row_codes + r * stride), vld1_s8(row_codes + (r + 1) * stride));
-				for (size_t c = 0; c < PAIRS; c++)
-					dots[r / 2][c] = vmmlaq_s32(dots[r / 2][c], rows, vld1q_s8(w + c * 16));
+		for (size_t half = 0; half < halves; half++) {
+			const int8_t *w = (const int8_t *)codes + (begin * halves + half * WIDTH) * PANEL;
+			const int8_t *first = x + code_offset(bits, begin) + half * (CHUNK / 2);
+			int8x16_t rows[TILE_ROWS / 2][2]; /* eight codes of two rows, and the next eight */
+			for (size_t r = 0; r < TILE_ROWS / 2; r++) {
+				const int64x2_t one = vreinterpretq_s64_s8(row_codes(first + 2 * r * stride, run));
+				const int64x2_t two = vreinterpretq_s64_s8(row_codes(first + (2 * r + 1) * stride, run));
+				rows[r][0] = vreinterpretq_s8_s64(vzip1q_s64(one, two));
+				rows[r][1] = vreinterpretq_s8_s64(vzip2q_s64(one, two));
 			}
+			for (size_t piece = 0; piece < run / WIDTH; piece++)
+				for (size_t c = 0; c < PAIRS; c++) {
+					const int8x16_t columns = vld1q_s8(w + piece * halves * WIDTH * PANEL + c * 16);
+					for (size_t r = 0; r < TILE_ROWS / 2; r++)
+						dots[r][c] = vmmlaq_s32(dots[r][c], rows[r][piece], columns);
+				}
 		}
 }
 
 /* Both of two, each twice: what two columns bring to a vector. */
 INLINE float32x4_t twice(const float *two)
 {
-	return vcombine_f32(vld1_f32(two), vld1_f32(two));
+	return vreinterpretq_f32_f64(vld1q_dup_f64((const void *)two));
 }
 
 /* Two, each twice in a row: what two rows bring to a vector. */
@@ -41,30 +48,43 @@ INLINE float32x4_t each_twice(const float *of, size_t pitch)
 	return vcombine_f32(vdup_n_f32(of[0]), vdup_n_f32(of[pitch]));
 }
 
-INLINE void tile(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel, size_t row)
+/* Adds what a block brings to a lane [pairs of rows, PAIRS]. */
+INLINE void add_block(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel, size_t row, size_t b,
+		      float32x4_t (*lane)[PAIRS])
 {
 	const size_t pitch = p->groups * GROUP;
+	int32x4_t dots[TILE_ROWS / 2][PAIRS];
+
+	for (size_t i = 0; i < TILE_ROWS / 2 * PAIRS; i++)
+		dots[i / PAIRS][i % PAIRS] = vdupq_n_s32(0);
+	tile_block(bits, block_bytes, panel->codes, p->codes + row * p->stride, p->stride, b, dots);
+	for (size_t r = 0; r < TILE_ROWS / 2; r++) {
+		const size_t entry = (row + 2 * r) * pitch + b;
+		const int32x4_t sums = vcombine_s32(vdup_n_s32(p->sums[entry]), vdup_n_s32(p->sums[entry + pitch]));
+		const float32x4_t row_scales = each_twice(p->row_scales + entry, pitch);
+		for (size_t c = 0; c < PAIRS; c++) {
+			const int32x2_t zeros = vld1_s32(panel->zeros + b * PANEL + 2 * c);
+			const int32x4_t exact = bits == 8 ? vmlsq_s32(dots[r][c], vcombine_s32(zeros, zeros), sums) : dots[r][c];
+			const float32x4_t scales = vmulq_f32(row_scales, twice(panel->scales + b * PANEL + 2 * c));
+			lane[r][c] = vfmaq_f32(lane[r][c], vcvtq_f32_s32(exact), scales);
+		}
+	}
+}
+
+/* Lane by lane, whose sums then stay in registers. */
+INLINE void tile(const struct product *p, size_t bits, size_t block_bytes, const struct panel *panel, size_t row)
+{
 	float32x4_t lanes[GROUP][TILE_ROWS / 2][PAIRS];
 	float results[GROUP][PANEL];
 
-	memset(lanes, 0, sizeof(lanes));
-	for (size_t b = 0; b < p->blocks; b++) {
-		int32x4_t dots[TILE_ROWS / 2][PAIRS];
-		for (size_t i = 0; i < TILE_ROWS / 2 * PAIRS; i++)
-			dots[i / PAIRS][i % PAIRS] = vdupq_n_s32(0);
-		tile_block(bits, block_bytes, panel->codes, p->codes + row * p->stride, p->stride, b, dots);
-		for (size_t r = 0; r < TILE_ROWS; r += 2) {
-			const size_t entry = (row + r) * pitch + b;
-			const int32x4_t sums = vcombine_s32(vdup_n_s32(p->sums[entry]), vdup_n_s32(p->sums[entry + pitch]));
-			const float32x4_t row_scales = each_twice(p->row_scales + entry, pitch);
-			for (size_t c = 0; c < PAIRS; c++) {
-				const int32x2_t zeros = vld1_s32(panel->zeros + b * PANEL + 2 * c);
-				const int32x4_t exact = vmlsq_s32(dots[r / 2][c], vcombine_s32(zeros, zeros), sums);
-				const float32x4_t scales = vmulq_f32(row_scales, twice(panel->scales + b * PANEL + 2 * c));
-				float32x4_t *lane = &lanes[b % GROUP][r / 2][c];
-				*lane = vfmaq_f32(*lane, vcvtq_f32_s32(exact), scales);
-			}
-		}
+	for (size_t i = 0; i < GROUP; i++) {
+		float32x4_t lane[TILE_ROWS / 2][PAIRS];
+		for (size_t v = 0; v < TILE_ROWS / 2 * PAIRS; v++)
+			lane[v / PAIRS][v % PAIRS] = vdupq_n_f32(0);
+		for (size_t b = i; b < p->blocks; b += GROUP)
+			add_block(p, bits, block_bytes, panel, row, b, lane);
+		for (size_t v = 0; v < TILE_ROWS / 2 * PAIRS; v++)
+			lanes[i][v / PAIRS][v % PAIRS] = lane[v / PAIRS][v % PAIRS];
 	}
 	for (size_t r = 0; r < TILE_ROWS && row + r < p->m; r++) {
 		for (size_t i = 0; i < GROUP * PAIRS; i++) {
