@@ -26,7 +26,7 @@ from analyzer.records.memory import keep_freed_memory
 from analyzer.records.schema import TABLES
 from analyzer.tables.store import Tables
 from views.timeline import marks, npu, sched
-from views.timeline.protobuf import _messages, field_bytes
+from views.timeline.protobuf import field_bytes
 from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets, valid
 from views.timeline.slices import Slices, close_open, distinct, drawn_frame, on_program
 from views.timeline.threads import WORKING, shown_processes, thread_pids
