@@ -156,7 +156,7 @@ def read_config(path: Path) -> Model:
     try:
         values = json.loads(file.read_text())
     except ValueError as error:
-        raise PredictError(f"{file} is no JSON ({error}): give a Hugging Face config.json") from None
+        raise PredictError(f"{file} is not valid JSON ({error}): give a Hugging Face config.json") from None
     if not isinstance(values, dict):
         raise PredictError(f"{file} holds no JSON object: give a Hugging Face config.json")
     return model_of(values, file)
@@ -201,7 +201,7 @@ def _refuse_what_is_not_modelled(fields: Fields) -> None:
         present["index_topk"] = "indexed attention without a latent cache"
     if present:
         listed = ", ".join(f"{name} ({what})" for name, what in present.items())
-        raise PredictError(f"{fields.path}: not modelled: {listed}: a prediction would leave it out")
+        raise PredictError(f"{fields.path}: {listed} is not modelled, so a prediction would leave it out")
 
 
 def _attention(fields: Fields) -> Attention:

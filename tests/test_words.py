@@ -1,7 +1,10 @@
 """What a word on our screens means holds for the figures beside it (docs/words.md)."""
 
+import ast
 import io
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,3 +149,26 @@ def test_every_rule_of_the_words_is_held_by_a_test_of_this_project() -> None:
     names = {cells[2].strip().strip("`") for cells in rows[1:]}
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
     assert len(names) > 10 and not [name for name in names if f"def {name}(" not in tests]
+
+
+RIDDLES = re.compile(
+    r"(?<!there )\b(?:is|are) (?:no [a-z]|none[:;])|\bwhoever\b|\bgoes on\b|\bcries\b|the worst\b|likeliest|in vain\b"
+    r"|a truth\b|of the draws|\bso long\b|\bdies\b|\bwants\b|\bturn over\b",
+    re.I,
+)
+"""Phrases that messages and help texts had, and that plain technical English has other words for."""
+
+
+def said(path: Path) -> Iterator[str]:
+    """What a module tells a user: messages of errors, help of arguments, the verbs' own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        told = isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg in ("help", "description"))
+        if told or (path.name == "__main__.py" and isinstance(node, ast.Dict)):
+            yield "".join(part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
+
+
+def test_messages_and_help_texts_are_plain() -> None:
+    files = [path for room in ("moescope", "tracer", "analyzer", "views", "runtime") for path in (ROOT / room).rglob("*.py")]
+    texts = [(path.relative_to(ROOT), text) for path in files for text in said(path)]
+    assert len(texts) > 500
+    assert [(str(path), text) for path, text in texts if RIDDLES.search(text)] == []
