@@ -137,7 +137,9 @@ def test_functions_that_a_user_names_are_recorded_with_what_they_return(tmp_path
         ({"plan_version": 99}, "plan version 99"),
         ({"arch": "riscv64"}, "was made for riscv64"),
         ({"sources": "0" * 16}, "other programs"),
-        ({"files": None}, "is damaged (it has no files)"),
+        ({"files": None}, "is damaged (at files)"),
+        ({"patterns": [1]}, "is damaged (at patterns)"),
+        ({"kernel": "sched"}, "is damaged (at kernel)"),
     ],
 )
 def test_a_plan_for_something_else_is_refused_in_one_line(of_sites: Path, tmp_path: Path, changed: dict, said: str) -> None:
@@ -257,6 +259,16 @@ def test_an_interrupted_collector_detaches_and_completes_its_recording(running: 
     assert f"process {pid} lives on" in running.output.read_text() and running.ends_well()
 
 
+def processes(folder: Path) -> list[str]:
+    """Those whose command line names a recording: the collector, its guard, and a target that has not begun."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found
+
+
 def left_alone(run: Running, pid: int, places: list[int]) -> bool:
     """Whether what a killed collector leaves is a target without probes, which goes on, and a recording that can be read."""
 
@@ -287,6 +299,7 @@ def test_killed_at_any_moment_it_leaves_a_living_target_without_probes_and_a_rea
             pid = run.target()
             run.collector.kill()
             run.collector.wait()
+            assert wait_until(lambda folder=run.folder: not processes(folder))
             if pid:
                 assert left_alone(run, pid, places), run.output.read_text()
         finally:

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* The plan carried out: what it says of a file is attached when the target opens it; the rows of the manifest. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "collect.h"
@@ -289,7 +291,7 @@ static void *close_some(void *first)
 	return NULL;
 }
 
-void detach_all(void)
+static void close_all(void)
 {
 	pthread_t closers[CLOSERS];
 
@@ -302,6 +304,35 @@ void detach_all(void)
 	for (int i = 0; i < CLOSERS; i++)
 		if (closers[i])
 			pthread_join(closers[i], NULL);
+}
+
+/*
+ * Removes every probe, in a process of its own, which begins when we have let go of ours: where SIGKILL meets a thread that
+ * removes a probe, Linux leaves its breakpoints behind.
+ */
+void detach_all(void)
+{
+	int ours[2];
+	char byte;
+	pid_t child = pipe2(ours, O_CLOEXEC) ? -1 : fork();
+
+	if (child < 0) {
+		close_all();
+		return;
+	}
+	if (!child) {
+		setsid();
+		close(ours[1]);
+		if (read(ours[0], &byte, 1) < 0)
+			_exit(1);
+		close_all();
+		_exit(0);
+	}
+	for (int i = 0; i < row_count; i++)
+		close(rows[i].fd);
+	close(ours[1]);
+	close(ours[0]);
+	waitpid(child, NULL, 0);
 }
 
 json_t *attached(void)

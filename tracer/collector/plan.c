@@ -26,7 +26,7 @@ bool lists(json_t *array, const char *text)
 	json_t *each;
 
 	json_array_foreach(array, index, each) {
-		if (!strcmp(json_string_value(each), text))
+		if (json_is_string(each) && !strcmp(json_string_value(each), text))
 			return true;
 	}
 	return false;
@@ -63,13 +63,53 @@ static void check_files(json_t *plan)
 	}
 }
 
+static bool holds_only(json_t *array, json_type type)
+{
+	size_t index;
+	json_t *each;
+
+	json_array_foreach(array, index, each) {
+		if (json_typeof(each) != type)
+			return false;
+	}
+	return true;
+}
+
+static bool is_sound(json_t *file)
+{
+	const char *cookie;
+	json_t *spec;
+
+	json_object_foreach(json_object_get(file, "specs"), cookie, spec) {
+		if (!json_is_string(spec))
+			return false;
+	}
+	return holds_only(json_object_get(file, "rows"), JSON_OBJECT) && holds_only(json_object_get(file, "engines"), JSON_STRING);
+}
+
 static void check_shape(const char *path, json_t *plan)
 {
-	static const char *const keys[] = {"programs", "kernel", "patterns", "files", "engines", "layouts", "settings", "at_run_time"};
+	static const struct {
+		const char *key;
+		json_type type, of; /* of an array's members */
+	} parts[] = {
+		{"programs", JSON_OBJECT, 0},	{"kernel", JSON_ARRAY, JSON_ARRAY},	  {"patterns", JSON_ARRAY, JSON_STRING},
+		{"files", JSON_ARRAY, JSON_OBJECT}, {"engines", JSON_OBJECT, 0},	  {"layouts", JSON_OBJECT, 0},
+		{"settings", JSON_OBJECT, 0},	{"at_run_time", JSON_ARRAY, JSON_OBJECT}, {"levels", JSON_ARRAY, JSON_STRING},
+		{"functions", JSON_ARRAY, JSON_OBJECT},
+	};
+	size_t index;
+	json_t *file;
 
-	for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++) {
-		if (!json_object_get(plan, keys[i]))
-			fail("%s is damaged (it has no %s): write it again with `moescope plan`", path, keys[i]);
+	for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
+		json_t *part = json_object_get(plan, parts[i].key);
+
+		if (!part || json_typeof(part) != parts[i].type || (json_is_array(part) && !holds_only(part, parts[i].of)))
+			fail("%s is damaged (at %s): write it again with `moescope plan`", path, parts[i].key);
+	}
+	json_array_foreach(json_object_get(plan, "files"), index, file) {
+		if (!is_sound(file))
+			fail("%s is damaged (at files): write it again with `moescope plan`", path);
 	}
 }
 
