@@ -134,8 +134,8 @@ def recorded(run: Run, folder: Path) -> Tables:
 
 
 def promised(tables: Tables, rules: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
-    """(the prizes of the findings by these rules, whose times do not overlap, of step time; the evidence of the first)."""
-    found = {finding.rule: finding for finding in findings(tables)}
+    """(the greatest prizes by these rules, whose times do not overlap, of step time; the evidence of the first)."""
+    found = {finding.rule: finding for finding in reversed(findings(tables))}  # the greatest of a rule
     first = next((found[rule].evidence for rule in rules if rule in found), {})
     return sum(found[rule].prize_share for rule in rules if rule in found), first
 
