@@ -6,7 +6,7 @@ C, and want rows in order of time, which they almost always are; others are put 
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +85,12 @@ def _hashed(columns: list[np.ndarray]) -> np.ndarray:
 def codes(*columns: np.ndarray) -> np.ndarray:
     """One number per distinct combination of the columns' values, counted from 0 in order of first appearance."""
     return numbered(*columns)[0]
+
+
+def shared_codes(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """`codes` of two sets of rows, each given by its columns: equal where all columns are, within and across the sets."""
+    code = codes(*map(np.concatenate, zip(one, other, strict=True)))
+    return code[: len(one[0])], code[len(one[0]) :]
 
 
 def in_time(ts: np.ndarray) -> bool:
@@ -173,6 +179,14 @@ def latest(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray
 def following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
     """For each left row the right row of its group with the smallest time > its own; among equal times the first."""
     return _met(loops.following, (right_group, right_ts), (left_group, left_ts))
+
+
+def latest_or_following(right_group: np.ndarray, right_ts: np.ndarray, left_group: np.ndarray, left_ts: np.ndarray) -> np.ndarray:
+    """For each left row the answer of `latest` or, where that has none, of `following`: facts may be told late."""
+    row = latest(right_group, right_ts, left_group, left_ts)
+    late = np.flatnonzero(row < 0)
+    row[late] = following(right_group, right_ts, left_group[late], left_ts[late])
+    return row
 
 
 def _met(loop: Callable[..., int], right: tuple[np.ndarray, ...], left: tuple[np.ndarray, ...]) -> np.ndarray:

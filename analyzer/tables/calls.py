@@ -9,7 +9,7 @@ import numpy as np
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, Spans, texts
 from analyzer.records.schema import Columns
-from analyzer.records.spans import NONE, Marks, codes, latest, pair, stack_depth
+from analyzer.records.spans import NONE, Marks, latest, pair, shared_codes, stack_depth
 from analyzer.tables.steps import Steps
 
 FORMATS = {f"{sign}{bits}": f"<{kind}{bits // 8}" for sign, kind in (("u", "u"), ("s", "i")) for bits in (8, 16, 32, 64)}
@@ -50,11 +50,10 @@ def of_way(functions: dict[int, dict[str, Any]], rows: Rows, way: str) -> np.nda
 
 def match(source: Source, begin: Rows, end: Rows, entry_only: np.ndarray) -> Spans:
     """Pair begins with ends of the same function, thread and frame; a call that is probed at its entry alone is an instant."""
-    thread = codes(np.concatenate((begin["tid"], end["tid"])), np.concatenate((begin["probe"], end["probe"])))
-    n = len(begin)
+    threads = shared_codes(*((rows["tid"], rows["probe"]) for rows in (begin, end)))
     marks = [
         Marks(key, rows["ts"], rows.position, rows["frame"], np.ones(len(rows), bool))
-        for rows, key in ((begin, thread[:n]), (end, thread[n:]))
+        for rows, key in zip((begin, end), threads, strict=True)
     ]
     pairs = pair(*marks)
     source.leave_unpaired("call", end.where(pairs.unpaired))
@@ -123,10 +122,10 @@ class Arguments:
         """(details that carry one part, the row of each call's; -1 where it was lost): of the same function, thread and time."""
         more = self.more
         more = more.where((more["part"] == number) & (more["at_return"] == at_return) & np.isin(more["probe"], rows["probe"]))
-        key = codes(*(np.concatenate((more[field], rows[field])) for field in ("probe", "tid", "ts")))
-        place = np.full(len(key) + 1, NONE, np.int64)
-        place[key[: len(more)]] = np.arange(len(more))
-        return more, place[key[len(more) :]]
+        sent, asked = shared_codes(*([part[field] for field in ("probe", "tid", "ts")] for part in (more, rows)))
+        place = np.full(len(more) + len(rows), NONE, np.int64)
+        place[sent] = np.arange(len(more))
+        return more, place[asked]
 
 
 def numbers(rows: Rows, row_of: np.ndarray, column: int, kind: str) -> list[Any]:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analyzer.records.contents import EVER, identities
 from analyzer.records.schema import Columns
-from analyzer.records.spans import NONE, codes, following, latest, numbered
+from analyzer.records.spans import NONE, codes, latest_or_following, numbered
 from moescope.packaged import toml_beside
 
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
@@ -190,11 +190,7 @@ class Described:
         row = np.where(asked >= 0, self.only[asked], NONE)
         redescribed = np.flatnonzero((asked >= 0) & (self.count[asked] > 1))
         if len(redescribed):
-            key, ts = asked[redescribed], ts[redescribed]
-            row_then = latest(self.key, self.since, key, ts)
-            late = np.flatnonzero(row_then < 0)
-            row_then[late] = following(self.key, self.since, key[late], ts[late])
-            row[redescribed] = row_then
+            row[redescribed] = latest_or_following(self.key, self.since, asked[redescribed], ts[redescribed])
         return row
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from analyzer.records.reading import Source, chosen, section
 from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import Columns
-from analyzer.records.spans import NONE, Marks, Nest, codes, pair
+from analyzer.records.spans import NONE, Marks, Nest, codes, pair, shared_codes
 from analyzer.tables.operators import OpThreads
 from analyzer.tables.steps import Steps
 
@@ -154,11 +154,10 @@ def reads(source: Source, context: dict[str, np.ndarray], files: Files) -> Colum
 def blocks(source: Source, context: dict[str, np.ndarray]) -> Columns:
     """The columns of `blocks`: requests from issue to answer, paired by device and sector."""
     issue, done = source.rows("block_issue"), source.rows("block_done")
-    key = codes(*(np.concatenate((issue[field], done[field])) for field in ("dev", "sector")))
-    nothing = np.zeros(len(key), np.int64)
+    sectors = shared_codes(*((rows["dev"], rows["sector"]) for rows in (issue, done)))
     marks = [
-        Marks(key[part], rows["ts"], rows.position, nothing[part], nothing[part] > 0)
-        for part, rows in ((slice(len(issue)), issue), (slice(len(issue), None), done))
+        Marks(key, rows["ts"], rows.position, np.zeros(len(rows), np.int64), np.zeros(len(rows), bool))
+        for rows, key in zip((issue, done), sectors, strict=True)
     ]
     spans = source.close(issue, pair(*marks).end, done["ts"], "io")
     flags = texts(issue["rwbs"])

@@ -10,7 +10,18 @@ import numpy as np
 
 from analyzer.records.reading import Source, section
 from analyzer.records.rows import Rows
-from analyzer.records.spans import NONE, codes, first_of_runs, following, lasting, latest, run_lengths, shared
+from analyzer.records.spans import (
+    NONE,
+    codes,
+    first_of_runs,
+    following,
+    lasting,
+    latest,
+    latest_or_following,
+    run_lengths,
+    shared,
+    shared_codes,
+)
 
 LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
 NEVER_RUN = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # nodes that only rename memory
@@ -87,9 +98,8 @@ def computed(source: Source) -> dict[str, Rows]:
 
 def graphs_of(source: Source, graphs: Rows, done: Rows) -> tuple[np.ndarray, np.ndarray]:
     """(the graph that each share belongs to, -1 for none; the time before which each graph's shares end, and 0)."""
-    handles = np.concatenate((graphs["handle"], done["graph"]))
-    key = codes(np.concatenate((graphs["pid"], done["pid"])), handles)
-    graph = latest(key[: len(graphs)], graphs["ts"], key[len(graphs) :], done["ts"])
+    handles, key = shared_codes((graphs["pid"], graphs["handle"]), (done["pid"], done["graph"]))
+    graph = latest(handles, graphs["ts"], key, done["ts"])
     until = np.append(source.next_step(graphs["ts"]), 0)
     return np.where(done["ts"] < until[graph], graph, NONE), until
 
@@ -112,8 +122,8 @@ def described_until(source: Source, done: Rows) -> np.ndarray:
     The thread that leads describes them behind its own share, maybe behind those of all threads.
     """
     ends = source.rows("graph_end")
-    key = codes(np.concatenate((ends["pid"], done["pid"])), np.concatenate((ends["handle"], done["graph"])))
-    end = following(key[: len(ends)], ends["ts"], key[len(ends) :], done["ts"])
+    handles, key = shared_codes((ends["pid"], ends["handle"]), (done["pid"], done["graph"]))
+    end = following(handles, ends["ts"], key, done["ts"])
     until = np.where(end >= 0, np.append(ends["ts"], 0)[end], source.last_ns)
     return np.minimum(until, source.next_step(done["ts"]) - 1)
 
@@ -121,13 +131,8 @@ def described_until(source: Source, done: Rows) -> np.ndarray:
 def tensors_of(source: Source, done: Rows, until: np.ndarray) -> np.ndarray:
     """The tensor that each share's node makes, as recorded until a moment or, failing that, later; 0: never."""
     nodes = source.rows("node")
-    columns = [np.concatenate((nodes[name], done[name])) for name in ("pid", "graph", "node")]
-    key = codes(*columns)
-    left, right = key[len(nodes) :], key[: len(nodes)]
-    row = latest(right, nodes["ts"], left, until)
-    late = np.flatnonzero(row < 0)
-    row[late] = following(right, nodes["ts"], left[late], until[late])
-    return np.append(nodes["tensor"], 0)[row]
+    told, asked = shared_codes(*([rows[name] for name in ("pid", "graph", "node")] for rows in (nodes, done)))
+    return np.append(nodes["tensor"], 0)[latest_or_following(told, nodes["ts"], asked, until)]
 
 
 def graphs_by_shares(n: int, done: tuple[np.ndarray, ...], begun: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -136,8 +141,8 @@ def graphs_by_shares(n: int, done: tuple[np.ndarray, ...], begun: tuple[np.ndarr
     Probes come to stand when one thread has passed the first operators and another has not: each thread's must all be there.
     """
     count, count_begun = (np.bincount(graph, minlength=n) for graph, *_ in (done, begun))
-    key = codes(*(np.concatenate(pair) for pair in zip(done, begun, strict=True)))
-    missed = np.bincount(begun[0][~np.isin(key[len(done[0]) :], key[: len(done[0])])], minlength=n)
+    by_share, announced = shared_codes(done, begun)
+    missed = np.bincount(begun[0][~np.isin(announced, by_share)], minlength=n)
     return (count > 0) & ((missed == 0) | (count > 2 * count_begun))
 
 
@@ -159,12 +164,9 @@ def begin_times(graph: np.ndarray, node: np.ndarray, ts: np.ndarray, graph_ts: n
 def descriptions(source: Source, done: Rows, tensor: np.ndarray, until: np.ndarray) -> np.ndarray:
     """The row of `tensor` records that describes each result: the latest until a moment, else the first after it."""
     tensors = source.rows("tensor")
-    key = codes(np.concatenate((tensors["pid"], done["pid"])), np.concatenate((tensors["tensor"], tensor)))
+    told, asked = shared_codes((tensors["pid"], tensors["tensor"]), (done["pid"], tensor))
     head = np.flatnonzero(tensors["first"] == 0)
-    result_key, ts = key[len(tensors) :], tensors["ts"][head]
-    row = latest(key[head], ts, result_key, until)
-    late = np.flatnonzero(row < 0)
-    row[late] = following(key[head], ts, result_key[late], until[late])
+    row = latest_or_following(told[head], tensors["ts"][head], asked, until)
     return np.where(row >= 0, np.append(head, NONE)[row], NONE)
 
 

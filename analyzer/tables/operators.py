@@ -16,7 +16,6 @@ from analyzer.records.schema import Columns, arrow_table, conform, empty, text
 from analyzer.records.spans import (
     NONE,
     Nest,
-    codes,
     distinct,
     first_of_runs,
     flat,
@@ -26,6 +25,7 @@ from analyzer.records.spans import (
     numbered,
     running_count,
     shared,
+    shared_codes,
     successors,
 )
 from analyzer.tables.complexity import GGML_TYPES, Described, Works
@@ -331,9 +331,8 @@ def ran(source: Source) -> set[int]:
     """Every (process, tensor) that an operator made, as `identities` numbers them."""
     contents, nodes = source.contents, source.rows("node")
     graph, node = identities(nodes.raw("pid"), nodes.raw("graph")), nodes.raw("node")
-    n = len(contents.nodes)
-    key = codes(np.concatenate((contents.nodes[:, 0], graph)), np.concatenate((contents.nodes[:, 1], node)))
-    executed = np.isin(key[n:], key[:n])
+    shared_nodes, told = shared_codes(tuple(contents.nodes.T), (graph, node))
+    executed = np.isin(told, shared_nodes)
     return {*identities(nodes.raw("pid"), nodes.raw("tensor"))[executed].tolist(), *contents.tensors.tolist()}
 
 

@@ -10,7 +10,7 @@ import pyarrow
 from analyzer.records.reading import Source, section
 from analyzer.records.rows import Rows
 from analyzer.records.schema import arrow_table, text
-from analyzer.records.spans import NONE, codes, first_rows, successors
+from analyzer.records.spans import NONE, first_rows, shared_codes, successors
 from analyzer.tables.operators import OpThreads
 
 UNREAD = np.uint64(2**64 - 1)
@@ -24,16 +24,16 @@ def events(source: Source) -> list[str]:
 
 def readings_at(rows: Rows, tid: np.ndarray, ts: np.ndarray) -> np.ndarray:
     """The reading of thread `tid` at exactly `ts`, which is the time of the operator record it stands behind; -1: none."""
-    key = codes(np.concatenate((rows["tid"], tid)), np.concatenate((rows["ts"], ts)))
-    row = np.full(int(key.max(initial=-1)) + 1, NONE, np.int64)
-    row[key[: len(rows)]] = np.arange(len(rows))
-    return row[key[len(rows) :]]
+    readings, asked = shared_codes((rows["tid"], rows["ts"]), (tid, ts))
+    row = np.full(len(rows) + len(tid), NONE, np.int64)
+    row[readings] = np.arange(len(rows))
+    return row[asked]
 
 
 def recorded_by_shares(done: Rows, ops: OpThreads) -> np.ndarray:
     """Which operators are made of one record, at the end of the thread's share."""
-    key = codes(np.concatenate((done["tid"], ops.rows["tid"])), np.concatenate((done["ts"], ops.wait)))
-    return np.isin(key[len(done) :], key[: len(done)])
+    shares, waits = shared_codes((done["tid"], done["ts"]), (ops.rows["tid"], ops.wait))
+    return np.isin(waits, shares)
 
 
 def readings_before(rows: Rows, last: np.ndarray) -> np.ndarray:

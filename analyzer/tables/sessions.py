@@ -6,7 +6,7 @@ import pyarrow
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import Columns, text
-from analyzer.records.spans import NONE, codes, following, latest
+from analyzer.records.spans import NONE, following, latest, shared_codes
 
 
 def sessions(source: Source) -> Columns:
@@ -14,10 +14,10 @@ def sessions(source: Source) -> Columns:
     rows = source.rows("session")
     if not len(rows):
         return {}
-    created = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
+    created = made(source)
     ran = rows.where(rows["n_inputs"] + rows["n_outputs"] > 0)
-    key = identity(created, ran)
-    owner = latest(key[: len(created)], created["ts"], key[len(created) :], ran["ts"])
+    handles, used = shared_codes(*((part["pid"], part["handle"]) for part in (created, ran)))
+    owner = latest(handles, created["ts"], used, ran["ts"])
     counts = {}
     for name in ("n_inputs", "n_outputs"):
         counts[name] = np.full(len(created), NONE, np.int64)
@@ -34,9 +34,10 @@ def sessions(source: Source) -> Columns:
     }
 
 
-def identity(*parts: Rows) -> np.ndarray:
-    """A number for (process, handle) over the records of all parts."""
-    return codes(*(np.concatenate([rows[field] for rows in parts]) for field in ("pid", "handle")))
+def made(source: Source) -> Rows:
+    """The records of sessions that were made, not run."""
+    rows = source.rows("session")
+    return rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
 
 
 def model_names(
@@ -46,9 +47,7 @@ def model_names(
 
     `makes` marks the calls that make it: a session's record follows just behind them.
     """
-    rows = source.rows("session")
-    created = rows.where(rows["n_inputs"] + rows["n_outputs"] == 0)
-    key = codes(np.concatenate((created["pid"], pid)), np.concatenate((created["handle"], handle.view(np.int64))))
-    handles, asked = key[: len(created)], key[len(created) :]
+    created = made(source)
+    handles, asked = shared_codes((created["pid"], created["handle"]), (pid, handle.view(np.int64)))
     session = np.where(makes, following(handles, created["ts"], asked, ts), latest(handles, created["ts"], asked, ts))
     return text(session, np.append(texts(created["name"]), ""))

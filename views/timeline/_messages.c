@@ -8,7 +8,6 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +15,6 @@
 enum kind { CONSTANT, VARINT, FIXED64, MEMBER, OPEN, CLOSE };
 enum { MOST_STEPS = 64, MOST_DEPTH = 8, MOST_PARTS = 2, MOST_LEVELS = 64 };
 enum { VARINT_BYTES = 10, WORD = 8, CHUNK = 16, USUAL_BYTES = 24 };
-enum { KEPT_COLUMN = 32 << 20, KEPT_MEMORY = 256 << 20 };
 enum { PACKET = 0x0a, TRACK_EVENT = 0x5a }; /* tags of Trace.packet and TracePacket.track_event */
 
 /* Bytes that grow, and where they start. `aside`: this thread's state while it works without Python's lock, beside others. */
@@ -585,22 +583,9 @@ static PyObject *nested(PyObject *module, PyObject *arguments)
 	return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(count);
 }
 
-/* Columns come and go by the dozen: given back each time, and asked for again, memory costs a fifth of what they take. */
-static PyObject *keep_memory(PyObject *module, PyObject *arguments)
-{
-	(void)module;
-	(void)arguments;
-#ifdef M_MMAP_THRESHOLD
-	mallopt(M_MMAP_THRESHOLD, KEPT_COLUMN);
-	mallopt(M_TRIM_THRESHOLD, KEPT_MEMORY);
-#endif
-	Py_RETURN_NONE;
-}
-
 static PyMethodDef functions[] = {
 	{"encode", encode, METH_VARARGS, "encode(steps, offsets) -> bytes of len(offsets) - 1 messages, and where each begins and ends"},
 	{"events", events, METH_VARARGS, "events(head, ended, levels, order, rank, row, begin, end, last) -> packets"},
-	{"keep_memory", keep_memory, METH_NOARGS, "keep_memory() -> None: freed columns stay with the process"},
 	{"nested", nested, METH_VARARGS, "nested(begin, end, instant, events, crossed) -> number of events"},
 	{"varints", varints, METH_VARARGS, "varints(numbers) -> bytes"},
 	{NULL, NULL, 0, NULL},

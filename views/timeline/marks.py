@@ -6,7 +6,7 @@ import numpy as np
 
 from analyzer.questions import ledger, over_time
 from analyzer.records.observed import known_changes
-from views.timeline.slices import Slices, Tables, equals, numbered, text_of
+from views.timeline.slices import Slices, Tables, equals, numbered, text_column, text_of
 
 LEDGER_TABLES = ledger.TABLES
 Named = tuple[str, np.ndarray, np.ndarray]
@@ -40,7 +40,8 @@ def ledger_slices(tables: Tables) -> Slices | None:
     if not len(pieces):
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))
-    name = text_of(pieces["cause"].str.replace("_", " "))
+    codes, causes = numbered(pieces["cause"])
+    name = text_column(codes, [cause.replace("_", " ") for cause in causes])
     token = pieces["token_id"].to_numpy(np.int64)
     return Slices("ledger", name, np.zeros(len(begin), np.int64), begin, end, np.ones(len(begin), bool), {"token_id": token})
 

@@ -22,10 +22,11 @@ import pandas as pd
 import pyarrow.compute as compute
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
 
+from analyzer.records.memory import keep_freed_memory
 from analyzer.records.schema import TABLES
 from analyzer.tables.store import Tables
 from views.timeline import marks, npu, sched
-from views.timeline.protobuf import _messages, field_bytes
+from views.timeline.protobuf import field_bytes
 from views.timeline.sequence import PACKET, Events, Level, Names, counter_packets, head, opening, slice_packets, valid
 from views.timeline.slices import Slices, close_open, distinct, drawn_frame, on_program
 from views.timeline.threads import WORKING, shown_processes, thread_pids
@@ -237,7 +238,7 @@ def write_trace(
 
     `threads` share the work (None: as many as there are CPUs to run on); the bytes are the same with any number of them.
     """
-    _messages.keep_memory()
+    keep_freed_memory()
     partial = path.with_name(path.name + ".new")
     with partial.open("wb") as file, TraceFile(file, threads or usable_cpus(), zipped) as out:
         written = TraceWriter(manifest, Tables.of(tables), out).write(progress)

@@ -14,7 +14,7 @@ import pandas as pd
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, texts
 from analyzer.records.schema import TABLES, Columns, conform
-from analyzer.records.spans import NONE, codes, latest
+from analyzer.records.spans import NONE, codes, latest, shared_codes
 from analyzer.tables.qnn.calls import by_number, call_table, calls_and_stages, stage_table
 from analyzer.tables.qnn.checks import findings
 from analyzer.tables.qnn.clock import align
@@ -156,8 +156,8 @@ def causes(runs: Rows, calls: Rows, read: Harvests, work: np.ndarray, objects: O
     for thread in ("tid", "pid"):
         left = np.flatnonzero(by_execute < 0)
         where = read.tid if thread == "tid" else read.pid
-        key = codes(np.concatenate((runs[thread], where[left])), np.concatenate((used_by_runs, profiles[left])))
-        by_execute[left] = latest(key[: len(runs)], runs["ts"], key[len(runs) :], read.ts[left])
+        used, asked = shared_codes((runs[thread], used_by_runs), (where[left], profiles[left]))
+        by_execute[left] = latest(used, runs["ts"], asked, read.ts[left])
     by_run = by_execute >= 0
     run_ns[by_run] = runs["ts"][by_execute[by_run]]
     by_call = np.full(len(read.ts), NONE, np.int64)
@@ -169,8 +169,8 @@ def causes(runs: Rows, calls: Rows, read: Harvests, work: np.ndarray, objects: O
                 left = candidates[by_call[candidates] < 0]
                 some = fits[has_profile[fits] == with_profile]  # a call that was given another profile is not the cause
                 fit, profile = used_by_calls[some] * with_profile, profiles[left] * with_profile
-                key = codes(np.concatenate((calls[thread][some], where[left])), np.concatenate((fit, profile)))
-                row = latest(key[: len(some)], calls["ts"][some], key[len(some) :], read.ts[left])
+                used, asked = shared_codes((calls[thread][some], fit), (where[left], profile))
+                row = latest(used, calls["ts"][some], asked, read.ts[left])
                 by_call[left[row >= 0]] = some[row[row >= 0]]
     is_execute, is_call = work == WORKS.index(Work.EXECUTE), work >= 0
     called = calls["ts"][by_call] if len(calls) else run_ns

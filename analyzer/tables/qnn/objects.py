@@ -13,8 +13,9 @@ import pandas as pd
 from analyzer.records.reading import Source
 from analyzer.records.rows import Rows, Spans, texts
 from analyzer.records.schema import TABLES, conform
-from analyzer.records.spans import NONE, codes, following, latest
+from analyzer.records.spans import NONE, following, latest, shared_codes
 from analyzer.tables.qnn.enums import CONTEXT_FREE, FREES, GRAPH_RETRIEVE, MAKES
+from analyzer.tables.sessions import made
 
 Key = tuple[int, str, int]
 """Process, kind of object, handle."""
@@ -72,10 +73,9 @@ class Objects:
     def ids_at(self, kind: str, pid: np.ndarray, handle: np.ndarray, ts: np.ndarray) -> np.ndarray:
         """object_id of handles at times; -1 where none is known to have lived then."""
         lives = self.table[self.table["kind"] == kind].sort_values("since_ns", kind="stable")
-        n, since = len(lives), lives["since_ns"].to_numpy()
         handles = lives["handle"].to_numpy(np.uint64).view(np.int64)
-        key = codes(np.concatenate((lives["pid"].to_numpy(), pid)), np.concatenate((handles, handle)))
-        row = latest(key[:n], since, key[n:], ts)
+        known, asked = shared_codes((lives["pid"].to_numpy(), handles), (pid, handle))
+        row = latest(known, lives["since_ns"].to_numpy(), asked, ts)
         ids, until = np.append(lives["object_id"].to_numpy(), NONE), np.append(lives["until_ns"].to_numpy(), NONE)
         return np.where((until[row] >= 0) & (until[row] < ts), NONE, ids[row])
 
@@ -101,18 +101,16 @@ def call_of(rows: Rows, calls: Calls) -> np.ndarray:
     begin, spans = calls.begin, calls.spans
     ended = np.flatnonzero(spans.complete)
     order = ended[np.argsort(spans.end_ns[ended], kind="stable")]
-    n = len(order)
-    key = codes(np.concatenate((begin["tid"][order], rows["tid"])), np.concatenate((begin["call"][order], rows["call"])))
-    row = latest(key[:n], spans.end_ns[order], key[n:], rows["ts"])
+    called, key = shared_codes((begin["tid"][order], begin["call"][order]), (rows["tid"], rows["call"]))
+    row = latest(called, spans.end_ns[order], key, rows["ts"])
     return np.append(order, NONE)[row]
 
 
 def sessions_of(source: Source, rows: Rows) -> np.ndarray:
     """session_id of each graph that a record makes: its session is recorded next on the thread that makes both."""
-    made = source.rows("session")
-    made = made.where(made["n_inputs"] + made["n_outputs"] == 0)
-    key = codes(*(np.concatenate((made[name], rows[name])) for name in ("pid", "tid")))
-    session = following(key[: len(made)], made["ts"], key[len(made) :], rows["ts"])
+    created = made(source)
+    makers, threads = shared_codes((created["pid"], created["tid"]), (rows["pid"], rows["tid"]))
+    session = following(makers, created["ts"], threads, rows["ts"])
     return np.where(np.isin(rows["call"], [call for call, kind in MAKES.items() if kind == "graph"]), session, NONE)
 
 
