@@ -228,6 +228,18 @@ struct trace_event_raw_block_rq_complete {
 		read_;                                                                                                 \
 	})
 
+/* The eighth argument at a function's entry. */
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+#define ARG8(ctx) REG(ctx, unused, 7)
+#else
+#define ARG8(ctx)                                                                                                      \
+	({                                                                                                             \
+		u64 value_ = 0;                                                                                        \
+		bpf_probe_read_user(&value_, sizeof(value_), (void *)(STACK(ctx) + 16));                               \
+		value_;                                                                                                \
+	})
+#endif
+
 /* Right behind a call: where it returns to, and the stack as it stood at the call. */
 #if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
 /* Behind `paciasp` it is signed in the bits that addresses of user space leave at 0. */

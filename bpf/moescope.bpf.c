@@ -11,6 +11,7 @@
 #include "pmc.bpf.c"
 #include "operator.bpf.c"
 #include "ggml.bpf.c"
+#include "hexagon.bpf.c"
 #include "qnn.bpf.c"
 #include "onnxruntime.bpf.c"
 #include "genie.bpf.c"
@@ -71,6 +72,14 @@ union record {
 	struct rec_qnn_callback qnn_callback;
 	struct rec_qnn_log qnn_log;
 	struct rec_qnn_reader qnn_reader;
+	struct rec_hexagon_batch hexagon_batch;
+	struct rec_hexagon_sent hexagon_sent;
+	struct rec_hexagon_done hexagon_done;
+	struct rec_hexagon_call hexagon_call;
+	struct rec_hexagon_graph hexagon_graph;
+	struct rec_hexagon_node hexagon_node;
+	struct rec_hexagon_op hexagon_op;
+	struct rec_hexagon_profile hexagon_profile;
 	struct rec_misfit misfit;
 };
 
@@ -78,6 +87,7 @@ const union record *record_types = 0;
 const enum record_kind record_kinds = 0;
 const enum qnn_call qnn_calls = 0;
 const enum backend_id backend_ids = 0;
+const enum hexagon_call hexagon_calls = 0;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #endif

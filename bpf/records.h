@@ -38,8 +38,14 @@ enum record_kind {
 	KIND_QNN_HARVEST = 20,
 	KIND_QNN_DONE = 21,
 	KIND_MISFIT = 22,
+	KIND_HEXAGON_SENT = 23,
 	KIND_CALL_BEGIN = 24,
 	KIND_CALL_END = 25,
+	KIND_HEXAGON_DONE = 26,
+	KIND_HEXAGON_CALL = 27,
+	KIND_HEXAGON_OP = 28,
+	KIND_HEXAGON_GRAPH = 29,
+	KIND_HEXAGON_BATCH = 30,
 	KIND_SCHED_SWITCH = 32,
 	KIND_SCHED_WAKING = 33,
 	KIND_TASK_FORK = 34,
@@ -68,6 +74,8 @@ enum record_kind {
 	KIND_QNN_LOG = 78,
 	KIND_QNN_READER = 79,
 	KIND_SITE = 80,
+	KIND_HEXAGON_PROFILE = 81,
+	KIND_HEXAGON_NODE = 82,
 };
 
 /* Which engine's probe wrote a record; the same numbers stand in tracer/engines (key `id`). */
@@ -79,6 +87,7 @@ enum engine_id {
 	ENGINE_ONNXRUNTIME = 4,
 	ENGINE_GENIE = 5,
 	ENGINE_USER = 6, /* functions named in a file of the user's */
+	ENGINE_HEXAGON = 7,
 };
 
 enum phase {
@@ -664,6 +673,100 @@ struct rec_call_text {
 	unsigned short at_return;
 	unsigned long long values[CALL_VALUES];
 	char text[192];
+};
+
+/* A batch of operators written to a queue of the Hexagon backend; at the return of the write, _sent. */
+struct rec_hexagon_batch {
+	struct header h;
+	unsigned long long queue;
+	unsigned long long seq; /* the backend's number of the batch, from 1 */
+	unsigned int n_ops;
+	unsigned int n_tensors;
+	unsigned int bytes;     /* of the descriptions that go with it */
+	unsigned short n_bufs;
+	unsigned short layout;  /* version of the message; 0: none that is known, and nothing else of it is read */
+};
+
+struct rec_hexagon_sent {
+	struct header h;
+	unsigned long long queue;
+	unsigned long long seq;
+	long long status;
+	unsigned long long pad;
+};
+
+/* A batch's answer, read. */
+struct rec_hexagon_done {
+	struct header h;
+	unsigned long long queue;
+	unsigned long long seq;
+	unsigned long long began; /* when the reader began to ask for an answer */
+	unsigned int usecs;       /* that the processor says it took; 0 where it does not */
+	unsigned short n_ops;     /* that come with a profile */
+	unsigned short status;    /* 1: good */
+};
+
+enum hexagon_call {
+	HEXAGON_INVOKE = 0, /* remote_handle64_invoke: subject the handle, detail the method */
+	HEXAGON_MMAP = 1,   /* fastrpc_mmap: subject the bytes, detail the file descriptor */
+};
+
+struct rec_hexagon_call {
+	struct header h;
+	unsigned long long began;
+	unsigned long long subject;
+	unsigned int what; /* enum hexagon_call */
+	unsigned int detail;
+	long long status;
+};
+
+/* A graph that the Hexagon backend is given, before its nodes. */
+struct rec_hexagon_graph {
+	struct header h;
+	unsigned long long graph;
+	unsigned int n_nodes;
+	unsigned int told; /* 1: its nodes follow on this thread; 0: they are as they were told */
+};
+
+/* A node of it. */
+struct rec_hexagon_node {
+	struct header h;
+	unsigned long long graph;
+	unsigned long long tensor;
+	unsigned long long data; /* address of its elements */
+	long long ne[4];
+	unsigned int node;
+	unsigned int op; /* ggml's number */
+	char name[64];
+};
+
+/* An operator of the batch that its thread is about to write. */
+struct rec_hexagon_op {
+	struct header h;
+	unsigned long long data; /* address of what it makes, in the program; 0 where not known */
+	unsigned int ne[4];
+	unsigned int seq;        /* of the batch, its lower half */
+	unsigned short at;
+	unsigned short opcode;   /* the backend's number, which differs between versions */
+};
+
+#define HEXAGON_PROFILES 4
+struct hexagon_profile {
+	unsigned int opcode;
+	unsigned int usecs;
+	unsigned int cycles_start; /* layout 1: how many it took */
+	unsigned int cycles_stop;  /* layout 1: 0 */
+	unsigned int pmu[8];
+};
+
+/* What the processor measured of operators first .. first+count of a batch. */
+struct rec_hexagon_profile {
+	struct header h;
+	unsigned long long queue;
+	unsigned long long seq;
+	unsigned int first;
+	unsigned int count;
+	struct hexagon_profile ops[HEXAGON_PROFILES];
 };
 
 #endif

@@ -139,6 +139,21 @@ def can_make_wheels() -> str:
     return "" if done.returncode == 0 else "pip reaches no package index"
 
 
+OLD_PACKAGES = ("xllamacpp==0.1.3", "xllamacpp==0.2.0")
+
+
+def old_package(name: str) -> Callable[[Path], object]:
+    """Puts a package into a folder, where pip finds it."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "0", "--timeout", "10", name]
+    return lambda folder: subprocess.run([*command, "--target", str(folder)], capture_output=True, check=False)
+
+
+def has_old_packages() -> str:
+    """Empty where pip finds packages of llama.cpp of 2025 for this machine and Python, else which is missing."""
+    missing = [name for name in OLD_PACKAGES if not list(made_once(name, old_package(name)).rglob("*.so"))]
+    return f"pip finds no {', '.join(missing)}" if missing else ""
+
+
 def llama_library(name: str) -> str:
     """Empty where an environment variable names a libllama.so with its backends beside it, else what to do."""
     path = os.environ.get(name, "")
@@ -155,6 +170,7 @@ FEATURES: dict[str, Callable[[], str]] = {
         "" if shutil.which("chromium") and shutil.which("chromedriver") else "chromium or chromedriver is not installed"
     ),
     "wheels": can_make_wheels,
+    "old packages": has_old_packages,
     "llama.cpp on Vulkan": lambda: llama_library("LLAMA_VULKAN"),
     "llama.cpp on BLAS": lambda: llama_library("LLAMA_BLAS"),
     "bpftrace": lambda: "" if shutil.which("bpftrace") else "bpftrace is not installed",

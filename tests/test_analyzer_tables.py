@@ -96,6 +96,16 @@ def llama(tokens: int = 2, wait: bool = True) -> Writer:
     return w
 
 
+def test_a_process_numbers_its_contexts_and_the_first_step_of_each_is_prefill(tmp_path):
+    w = Writer()
+    for i, context in enumerate((0x7A00, 0x5500, 0x7A00, 0x5500, 0)):
+        w.add("token_begin", engine=2, ts=10 * i, seq=NO_SEQ, n_tokens=1, position=2**32 - 1, context=context)
+        w.add("token_end", engine=2, ts=10 * i + 5, seq=NO_SEQ)
+    tokens = tables_of(w, tmp_path)["tokens"]
+    assert tokens["context"].tolist() == [0, 1, 0, 1, -1]
+    assert tokens["phase"].tolist() == ["prefill", "prefill", "decode", "decode", "prefill"]
+
+
 def test_llama_operators_merge_their_threads_and_end_where_the_next_begins_or_the_graph_ends(tmp_path):
     t = tables_of(llama(), tmp_path)
     ops = t["operators"]

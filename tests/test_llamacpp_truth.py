@@ -63,6 +63,7 @@ class Both:
         assert last_json(done) == told["made"]
         recording = Recording(folder / "run")
         assert recording.manifest["lost"] == {}
+        self.manifest = recording.manifest
         self.nodes: list[dict[str, Any]] = told["nodes"]
         self.tables = tables_module.build(recording)
         self.place = self.places()
@@ -70,6 +71,10 @@ class Both:
         self.step = {tuple(node["at"]): [] for node in self.nodes}
         for node in self.nodes:
             self.step[tuple(node["at"])].append(node)
+
+    def learnt(self) -> bool:
+        """Whether the graph loop's own probe came to stand."""
+        return any(row["program"] == "ggml_op_done" and row["hits"] for row in self.manifest["probes"])
 
     def expected(self) -> list[list[int]]:
         """How many tokens the steps of each context are fed."""
@@ -148,6 +153,8 @@ def test_every_step_has_its_batchs_tokens_in_as_many_graphs_as_they_fill(both: B
     assert graphs.groupby("token_id").size().tolist() == [-(-size // both.run.part) for size in fed]
     assert graphs.groupby("token_id")["n_tokens"].sum().tolist() == fed
     assert tokens["complete"].all() and graphs["complete"].all()
+    in_order = {context: number for number, context in enumerate(dict.fromkeys(context for context, _ in both.place))}
+    assert tokens["context"].tolist() == [in_order[context] for context, _ in both.place]
 
 
 def test_what_is_encoded_or_of_several_tokens_is_prefill(both: Both) -> None:

@@ -1,6 +1,7 @@
 """Root writes with the rights of the user who typed sudo, and only where nothing of others lies."""
 
 import os
+import signal
 import stat
 import subprocess
 import tempfile
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import trace
+from tests.conftest import ROOT, trace
 from tracer.recording.drain import SlotFile
 from tracer.recording.format import write_manifest
 from tracer.recording.paths import Owner
+from tracer.target.process import Guard
 
 pytestmark = pytest.mark.needs("probes")
 USER, OTHER = 65534, 12345
@@ -151,3 +153,31 @@ def test_no_code_of_a_library_that_another_users_program_has_is_run(shared: Path
     assert done.returncode == 0, done.stderr
     assert str(library) in (output / "manifest.json").read_text()
     assert [path.name for path in shared.glob("run-by-*")] == [f"run-by-{USER}"]
+
+
+def test_a_plan_is_written_with_the_users_rights(shared: Path) -> None:
+    with tempfile.TemporaryDirectory() as private:
+        (Path(private) / "roots").write_text("roots")
+        (shared / "plan.json").symlink_to(Path(private) / "roots")
+        os.chmod(private, 0o755)
+        options = ("--engine", "moescope", "--libraries", str(ROOT / "runtime" / "telemetry"))
+        done = trace("plan", *options, "-o", str(shared / "plan.json"), "--", "true", env=SUDO)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Permission denied" in done.stderr
+        assert (Path(private) / "roots").read_text() == "roots"
+        assert trace("plan", *options, "-o", str(shared / "own.json"), "--", "true", env=SUDO).returncode == 0
+        assert (shared / "own.json").stat().st_uid == USER
+
+
+def test_the_guard_continues_what_is_held_and_leaves_alone_what_has_ended() -> None:
+    with subprocess.Popen(["sleep", "600"]) as held, subprocess.Popen(["sleep", "600"]) as ended:
+        guard = Guard()
+        for process in (held, ended):
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            guard.add(process.pid)
+        guard.remove(ended.pid)
+        guard.close()
+        continued = [os.waitid(os.P_PID, each.pid, os.WCONTINUED | os.WNOHANG) is not None for each in (held, ended)]
+        for process in (held, ended):
+            process.kill()
+    assert continued == [True, False]

@@ -25,6 +25,7 @@ from analyzer.tables import store as tables_module
 from tests.conftest import ROOT, begin_trace, manifest_when, trace
 from tests.test_truth_llama import library
 from tracer.kernel.libbpf import Kernel
+from tracer.probes.elf import read_binary
 from tracer.target.process import mappings
 from workloads.compiling import WITH_SITES, compiled
 from workloads.raw_records import RawRecording
@@ -34,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
 LONG = os.environ.get("MOESCOPE_SERIES") == "long"
-MOMENTS, RELOADS, CALLS, MANY = (100, 2000, 3, 200) if LONG else (5, 100, 3, 200)
+MOMENTS, RELOADS, CALLS, MANY, KILLS = (100, 2000, 3, 200, 50) if LONG else (5, 100, 3, 200, 5)
 PHASES = ("start-up", "attach", "learning", "recording", "end")
 LEVELS = "token,graph,operator"
 STEPS, PROMPT, PAUSE_US = 1900, 10, 20_000  # far longer than a moment takes
@@ -230,6 +231,35 @@ def test_a_tracer_killed_at_any_moment_leaves_the_target_running_and_nothing_in_
             run.close()
     print(f"{MOMENTS} moments: programs were loaded in {held_any}, the target ran in {running}, {recorded} have whole steps")
     assert MOMENTS > held_any >= MOMENTS * 0.4 and running >= MOMENTS * 0.6 and recorded >= MOMENTS * 0.3
+
+
+DETACHES = """
+import sys
+from tracer.kernel.libbpf import Kernel
+from tracer.kernel.loaders import LibbpfLoader
+from tracer.probes import uprobes
+program = LibbpfLoader(Kernel(), {"empty"}, {}).program_fd("empty")
+fds = [uprobes.attach_uprobe(program, sys.argv[1], int(offset), False) for offset in sys.argv[2:]]
+print("standing", flush=True)
+uprobes.detach_surely(fds)
+"""
+
+
+def test_a_tracer_killed_while_it_removes_probes_leaves_none_in_the_code_of_programs(tmp_path: Path) -> None:
+    library = tmp_path / "libm.so.6"
+    shutil.copy(next(path for path in Path("/usr/lib").glob("*/libm.so.6")), library)
+    offsets = [str(offset) for offset in read_binary(str(library)).functions(lambda _: True)][:100]
+    draw = random.Random(3)
+    for _ in range(KILLS):
+        environment = {"LD_PRELOAD": str(library)}
+        with subprocess.Popen(["sleep", "600"], env=environment) as target:
+            command = [sys.executable, "-c", DETACHES, str(library), *offsets]
+            with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tracer:
+                assert tracer.stdout is not None and tracer.stdout.readline() == "standing\n"
+                time.sleep(0.3 * draw.random())
+                tracer.kill()
+            assert wait_until(lambda pid=target.pid: not changed_code(pid, tmp_path))
+            target.kill()
 
 
 @pytest.mark.alone

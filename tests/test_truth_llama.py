@@ -52,9 +52,17 @@ class Traced:
         return max(row[key] for row in self.recording.manifest["probes"] if row["level"] == "operator")
 
 
-def library(folder: Path) -> Path:
+def recorded(folder: Path, program: Path) -> Recording:
+    """A traced run of a program, which writes its log."""
+    command = [str(program), str(folder / "log.csv"), str(STEPS), str(PROMPT), str(PAUSE_US)]
+    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr
+    return Recording(folder / "run")
+
+
+def library(folder: Path, *flags: str) -> Path:
     """The engine in a library of its own."""
-    compiled(folder / "libggml-truth.so", "truth_llama.c", flags=("-fPIC", "-shared"))
+    compiled(folder / "libggml-truth.so", "truth_llama.c", flags=("-fPIC", "-shared", *flags))
     where = (f"-L{folder}", "-lggml-truth", f"-Wl,-rpath,{folder}")
     return compiled(folder / "program", "truth_llama_main.c", flags=where)
 
@@ -68,11 +76,8 @@ def inside(folder: Path) -> Path:
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("truth")
     program, host = request.param(folder), HostTime()
-    command = [str(program), str(folder / "log.csv"), str(STEPS), str(PROMPT), str(PAUSE_US)]
-    done = trace("run", "--no-views", "-o", str(folder / "run"), "--", *command)
-    assert done.returncode == 0, done.stderr
+    recording = recorded(folder, program)
     stolen = host.share()
-    recording = Recording(folder / "run")
     assert recording.manifest["lost"] == {}
     return Traced(folder / "log.csv", recording, tables_module.build(recording), stolen)
 
@@ -88,13 +93,18 @@ def test_steps_are_those_that_the_program_took(traced: Traced) -> None:
     assert traced.tables["graphs"]["token_id"].tolist() == list(range(STEPS))
 
 
+ONE_STEP = [("GET_ROWS", "embd", -1)]
+ONE_STEP += [(kind, f"{name}-{layer}", layer) for layer in range(LAYERS) for kind, name in LAYER]
+ONE_STEP += [("MUL_MAT", "result_output", -1)]
+
+
+def in_order(operators: pd.DataFrame) -> list[tuple[str, str, int]]:
+    return list(zip(operators["type"], operators["name"], operators["layer"], strict=True))
+
+
 def test_every_step_has_the_programs_operators_in_its_order(traced: Traced) -> None:
     operators = traced.tables["operators"].sort_values(["token_id", "order"])
-    one = [("GET_ROWS", "embd", -1)]
-    one += [(kind, f"{name}-{layer}", layer) for layer in range(LAYERS) for kind, name in LAYER]
-    one += [("MUL_MAT", "result_output", -1)]
-    seen = list(zip(operators["type"], operators["name"], operators["layer"], strict=True))
-    assert seen == one * STEPS
+    assert in_order(operators) == ONE_STEP * STEPS
     assert (operators["n_threads"] == THREADS).all()
     first = operators[operators["token_id"] == 0]
     assert (first["n_tokens"] == PROMPT).all() and set(first["shape"].str.split("x").str[1]) == {str(PROMPT)}
@@ -151,3 +161,45 @@ def test_every_choice_of_the_router_is_in_routes(traced: Traced) -> None:
     assert len(routes) == rows.sum() * LAYERS * TOP_K
     assert (routes["expert"] == (routes["token_id"] + routes["row"] + 3 * routes["layer"] + routes["rank"]) % EXPERTS).all()
     assert not routes.duplicated(["token_id", "layer", "row", "rank"]).any()
+
+
+OF_2024 = [("-DGRADIENT", "-DONE_CALL"), ("-DGRADIENT", "-DCOUNTERS", "-DONE_CALL"), ("-DONE_CALL",)]
+
+
+@pytest.mark.parametrize("flags", OF_2024, ids=["gradient", "gradient and counters", "one call"])
+def test_operators_and_choices_of_older_builds_are_told_as_rightly(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    recording = recorded(tmp_path, compiled(tmp_path / "program", "truth_llama.c", "truth_llama_main.c", flags=flags))
+    tables = tables_module.build(recording)
+    operators, routes = tables["operators"].sort_values(["token_id", "order"]), tables["routes"]
+    assert in_order(operators) == ONE_STEP * STEPS and (operators["n_threads"] == THREADS).all()
+    assert len(routes) == (PROMPT + STEPS - 1) * LAYERS * TOP_K
+    assert (routes["expert"] == (routes["token_id"] + routes["row"] + 3 * routes["layer"] + routes["rank"]) % EXPERTS).all()
+    standing = {row["program"] for row in recording.manifest["probes"] if row["level"] == "operator" and not row["retired_ns"]}
+    assert standing == {"ggml_op_done"} and recording.manifest["warnings"] == []
+
+
+WRONG = {
+    "STRANGE": "the tensors of its graphs are laid out in no known way",
+    "TWICE": "its graph loop is not the one that was learnt: a node came twice, or is none of its graph",
+}
+
+
+@pytest.mark.parametrize("flag", WRONG)
+def test_what_fits_no_known_build_is_not_recorded_and_the_summary_says_so(tmp_path: Path, flag: str) -> None:
+    program = compiled(tmp_path / "program", "truth_llama.c", "truth_llama_main.c", flags=(f"-D{flag}",))
+    recording = recorded(tmp_path, program)
+    said = f"llamacpp: levels operator and expert are switched off: {WRONG[flag]}"
+    assert recording.manifest["warnings"] == [said]
+    tables = tables_module.build(recording)
+    assert len(tables["tokens"]) == len(tables["graphs"]) == STEPS
+    assert len(tables["operators"]) == len(tables["routes"]) == len(tables["tensors"]) == 0
+    assert not {row["program"] for row in recording.manifest["probes"] if row["level"] == "operator" and not row["retired_ns"]}
+
+
+def test_a_graph_that_looks_tokens_up_is_a_step_where_no_function_that_takes_steps_runs(tmp_path: Path) -> None:
+    tables = tables_module.build(recorded(tmp_path, library(tmp_path, "-DNAMELESS")))
+    tokens = tables["tokens"]
+    assert tokens["n_tokens"].tolist() == [PROMPT] + [1] * (STEPS - 1) and tokens["complete"].all()
+    assert tokens["phase"].tolist() == ["prefill"] + ["decode"] * (STEPS - 1)
+    assert (tokens["context"] == -1).all() and tables["graphs"]["token_id"].tolist() == list(range(STEPS))
+    assert tables["operators"].groupby("token_id").size().tolist() == [len(ONE_STEP)] * STEPS

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     screen = console()
-    parts = (heading, speed, phases, ledger_line, top_findings, operators, experts, npu, scheduling, io, losses)
+    parts = (heading, speed, phases, ledger_line, top_findings, operators, experts, npu, npu_queues, scheduling, io, losses)
     command, *lines = (line for part in parts for line in part(answer))
     screen.print(command, no_wrap=True, overflow="ellipsis")
     for line in lines:
@@ -147,6 +147,26 @@ def npu(answer: Section) -> list[Line]:
         rows = ((short(row["name"]), f"{row['executes']:,}", f"{row['ms']:,.1f}") for row in n["graphs"][:GRAPHS])
         lines.append(grid("NPU graphs", "executions", "total ms", rows=rows))
     return lines
+
+
+def npu_queues(answer: Section) -> list[Line]:
+    """What went to the NPU without QNN."""
+    q = answer.get("npu_queues")
+    if not q:
+        return []
+    took = "" if q["npu_ms"] is None else f"; the NPU says that they took {number(q['npu_ms'])} ms"
+    unanswered = (f", {q['unanswered']:,} without an answer" if q["unanswered"] else "", "red")
+    unknown = q["operators"] - q["joined"]
+    return [
+        words(
+            ("Hexagon", "bold"),
+            f" {q['batches']:,} batches of {q['operators']:,} operators in {q['steps']:,} steps",
+            unanswered,
+            took,
+        ),
+        f"{number(q['submit_ms'])} ms to send them, {number(q['wait_ms'])} ms waiting for answers, at most {q['in_flight']} in "
+        + (f"flight; {unknown:,} operators are of no known node" if unknown else "flight"),
+    ]
 
 
 def scheduling(answer: Section) -> list[Line]:

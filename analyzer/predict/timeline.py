@@ -77,7 +77,7 @@ def _tokens(outcome: Outcome) -> pd.DataFrame:
     rows = pd.DataFrame(outcome.steps, columns=["phase", "n_tokens", "begin", "end"])
     position = rows["n_tokens"].cumsum() - rows["n_tokens"]
     thread = {"engine": ENGINE, "pid": PID, "tid": 1, "maj_flt": 0, "min_flt": 0}
-    return rows.assign(token_id=rows.index, seq=rows.index, position=position, **thread, **_times(rows))
+    return rows.assign(token_id=rows.index, seq=rows.index, position=position, context=-1, **thread, **_times(rows))
 
 
 def _operators(runs: list[Span], tids: dict[str, int]) -> pd.DataFrame:

@@ -23,8 +23,10 @@ CAUSES = tuple(name for name in (c.name for c in MADE["ledger"]) if name not in 
 HANDING_OVER = ("submission", "queue", "rpc", "completion")
 """Causes that come with every submission to an accelerator, however little it has to do."""
 ASLEEP = ("sleeping", "waiting")
+EXECUTION = ["token_id", "tid", "begin_ns", "end_ns", "queue_us", "accel_us", "asynchronous"]
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "faults", "reads"),
+    "npu_batches",
 )
 """The tables that the ledger is made of."""
 EVER = np.iinfo(np.int64).max
@@ -95,7 +97,21 @@ class Spans:
     def executes(self, waited: bool) -> pd.DataFrame:
         """Executions on the NPU of which the call waits for the end, or those of which it does not."""
         executes = self.tables["qnn_executes"]
-        return executes[(executes["token_id"] >= 0) & (executes["asynchronous"] != waited)]
+        executes = executes[(executes["token_id"] >= 0) & (executes["asynchronous"] != waited)]
+        return pd.concat([executes[EXECUTION], self.answers], ignore_index=True) if waited and len(self.answers) else executes
+
+    @cached_property
+    def answers(self) -> pd.DataFrame:
+        """Waits for batches of a queue of the NPU, as executions."""
+        batches = self.tables["npu_batches"]
+        batches = batches[(batches["token_id"] >= 0) & (batches["wait_ns"] >= 0)]
+        begin = batches["end_ns"] - batches["wait_ns"]
+        return batches.assign(begin_ns=begin, queue_us=np.nan, accel_us=batches["npu_us"], asynchronous=False)[EXECUTION]
+
+    def batches_sent(self) -> Intervals:
+        """When batches were written to a queue of the NPU."""
+        batches = self.tables["npu_batches"]
+        return Intervals.of_table(batches.assign(end_ns=batches["begin_ns"] + batches["submit_ns"].clip(lower=0)))
 
     def loads(self) -> Intervals:
         """Loads of experts and the making of NPU contexts on tokens' own threads."""
@@ -217,6 +233,7 @@ def candidates(tables: Tables) -> list[tuple[str, Intervals]]:
         ("completion", common(merged(spans.woken), spans.handed_over)),
         ("run_queue", spans.state("runnable")),
         *npu.rest,
+        ("submission", spans.batches_sent()),
         ("accelerator", spans.beside("wait")),
         ("copies", spans.beside("copy")),
         *handing_over(spans),
@@ -297,7 +314,8 @@ def means(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
 
 def submissions(tables: Tables) -> pd.DataFrame:
     """What was given to an accelerator within tokens, and when the host knew that it was done."""
-    executes, graphs = tables["qnn_executes"], given_away(tables)
+    executes, graphs, batches = tables["qnn_executes"], given_away(tables), answered(tables)
+    graphs = graphs[(graphs["backend"] != "hexagon").to_numpy() | (len(batches) == 0)]
     waited = first_waits(tables, graphs)
     late = executes["asynchronous"].to_numpy()
     done = {"submitted_ns": np.where(late, executes["returned_ns"], executes["begin_ns"]), "done_ns": executes["end_ns"]}
@@ -307,10 +325,24 @@ def submissions(tables: Tables) -> pd.DataFrame:
         "accelerator_ns": executes["accel_us"] * 1e3,
     }
     submitted = {"submitted_ns": graphs["end_ns"], "accelerator_ns": np.nan, **waited}
-    rows = [frame.assign(**more) for frame, more in ((executes, done), (graphs, submitted))]
+    rows = [frame.assign(**more) for frame, more in ((executes, done), (graphs, submitted))] + [batches]
     columns = [column.name for column in MADE["submissions"]]
     every = pd.concat([part[columns] for part in rows if len(part)] or [rows[0][columns]], ignore_index=True)
     return conform("submissions", every[every["token_id"] >= 0].sort_values("begin_ns", kind="stable", ignore_index=True))
+
+
+def answered(tables: Tables) -> pd.DataFrame:
+    """Batches of a queue of the NPU as submissions."""
+    batches = tables["npu_batches"]
+    known = batches["wait_ns"].ge(0)
+    return batches.assign(
+        graph_id=NONE,
+        backend="hexagon",
+        submitted_ns=batches["begin_ns"] + batches["submit_ns"].clip(lower=0),
+        wait_ns=(batches["end_ns"] - batches["wait_ns"]).where(known, NONE),
+        done_ns=batches["end_ns"].where(known, NONE),
+        accelerator_ns=batches["npu_us"] * 1e3,
+    )
 
 
 def first_waits(tables: Tables, graphs: pd.DataFrame) -> dict[str, np.ndarray]:

@@ -32,6 +32,10 @@ def section(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+OF_OPERATORS = ("op_begin", "op_wait", "op_shares", "node", "tensor", "route")
+"""Kinds of which an engine has none that can be trusted where its manifest says why they were given up."""
+
+
 class Source:
     """The records of a recording by kind, the span of time they cover, and the ends that found no begin.
 
@@ -51,6 +55,7 @@ class Source:
         declared = [(name, e) for name, e in engines.items() if isinstance(e, dict) and "id" in e]
         declared.sort(key=lambda each: bool(each[1].get("libraries")))  # of two with one id, that which was found
         self.engine_names = {int(e["id"]): name for name, e in declared}
+        self.untold = [int(e["id"]) for _, e in declared if e.get("untold")]
 
     def _stretch(self, begin_ns: int, end_ns: int, step_begins: np.ndarray) -> None:
         self.begin_ns, self.end_ns, self.step_begins = begin_ns, end_ns, step_begins
@@ -92,6 +97,8 @@ class Source:
             )
             if self.damaged:
                 rows = rows.where(rows.raw("ts") < IMPOSSIBLE_NS)
+        if self.untold and kind in OF_OPERATORS:
+            rows = rows.where(~np.isin(rows["engine"], self.untold))
         if not in_time(rows["ts"]):
             rows = rows.where(np.argsort(rows["ts"], kind="stable"))
         return rows

@@ -88,14 +88,23 @@ class Steps:
         return np.where(row >= 0, row + self.first, NONE) if self.first else row
 
     def phases(self) -> np.ndarray:
-        """The engine's phase; where it gives none, prefill is a step of several tokens, or the first of a sequence or process."""
+        """The engine's phase; where it gives none, prefill is a step of several tokens, or the first of a sequence or context."""
         phase, n_tokens, position = self.begin["phase"], self.n_tokens, self.begin["position"]
         first = position == 0
         if len(phase):
-            opening = numbered(self.begin["pid"])[1]
+            opening = numbered(self.begin["pid"], self.begin["context"])[1]
             first[opening] |= position[opening] == UNKNOWN_U32
         guess = np.where((n_tokens > 1) | first, PREFILL, DECODE)
         return np.where((phase == PREFILL) | (phase == DECODE), phase, guess)
+
+    def contexts(self) -> np.ndarray:
+        """Of each step, the number of its context among those of its process; -1: not told."""
+        pid, context = self.begin["pid"], self.begin["context"]
+        told, number = np.flatnonzero(context), np.full(len(pid), NONE, np.int64)
+        code, first = numbered(pid[told], context[told])
+        of_process = pd.Series(pid[told][first]).groupby(pid[told][first]).cumcount().to_numpy()
+        number[told] = of_process[code]
+        return number
 
     def table(self, source: Source) -> Columns:
         """The columns of `tokens`."""
@@ -107,6 +116,7 @@ class Steps:
             "phase": text(self.phases(), PHASES),
             "n_tokens": self.n_tokens,
             "position": np.where(position == UNKNOWN_U32, NONE, position),
+            "context": self.contexts(),
             "result": self.spans.of_end(self.end, "result"),
             "maj_flt": faults(self.begin, self.end, matched, "maj_flt"),
             "min_flt": faults(self.begin, self.end, matched, "min_flt"),

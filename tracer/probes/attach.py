@@ -322,7 +322,7 @@ class Attachments:
 
     def detach(self) -> None:
         """Remove every probe."""
-        uprobes.detach([*self._fds.values(), *self._more])
+        uprobes.detach_surely([*self._fds.values(), *self._more])
         self._fds.clear()
         self._more.clear()
 

@@ -179,9 +179,12 @@ def place(kind: str, layer: int, expert: int) -> str:
     return ".".join([kind or "graph", *(str(i) for i in (layer, expert) if i >= 0)])
 
 
-def step_name(phase: str, token: int, position: int, n_tokens: int) -> str:
-    """What a step did, its number and where in the text: `decode 17 at position 64`, `prefill 0 of 48 tokens`."""
-    name = f"{phase or 'step'} {token}"
+def step_name(phase: str, token: int, position: int, n_tokens: int, context: int) -> str:
+    """What a step did, its number and where in the text: `decode 17 at position 64`, `prefill 0 of 48 tokens`.
+
+    In which context, where its process has several: `decode 17 in context 1`.
+    """
+    name = f"{phase or 'step'} {token}" + (f" in context {context}" if context >= 0 else "")
     if n_tokens > 1:
         return f"{name} of {n_tokens} tokens"
     return f"{name} at position {position}" if position >= 0 else name
@@ -190,8 +193,10 @@ def step_name(phase: str, token: int, position: int, n_tokens: int) -> str:
 def token_slices(tables: Tables) -> Slices:
     """One slice per step of the model."""
     frame = tables["tokens"]
-    args = texts(frame, "phase") | ints(frame, "token_id", "seq", "n_tokens", "position", "result")
-    name = joined(step_name, frame["phase"], frame["token_id"], frame["position"], frame["n_tokens"])
+    args = texts(frame, "phase") | ints(frame, "token_id", "seq", "n_tokens", "position", "context", "result")
+    several = frame["context"].groupby(frame["pid"]).transform("max") > 0
+    context = frame["context"].where(several, -1)
+    name = joined(step_name, frame["phase"], frame["token_id"], frame["position"], frame["n_tokens"], context)
     slices = of_frame("token", name, frame, args | positive(frame, "maj_flt", "min_flt"))
     slices.step_flow = np.where(np.isin(frame["token_id"], graph_steps(tables)), frame["token_id"] + STEP, 0)
     return slices

@@ -6,7 +6,8 @@
  * every node every thread asks the extra buffers, computes, and meets the others at the barrier; nodes that only rename memory
  * are passed over, a norm and its product are computed in one go, and a matrix product has a barrier of its own inside.
  * Thread 0 computes for 200 us where thread 1 computes for 50, and the other way round in every second node, touching a known
- * number of fresh pages. Each layer has a router whose choice lies in memory, its rows further apart than they are long, and
+ * number of fresh pages. GRADIENT, COUNTERS and ONE_CALL make tensors and the loop those of builds of 2024, STRANGE and TWICE
+ * those of none; NAMELESS takes steps by a function that is none of llama.cpp's. Each layer has a router whose choice lies in memory, its rows further apart than they are long, and
  * three operators that use it.
  */
 #include "truth.h"
@@ -36,7 +37,17 @@ struct ggml_tensor {
 	u32 op;
 	s32 op_params[16];
 	s32 flags;
+#ifdef STRANGE
+	u64 strange[4];
+#endif
+#ifdef GRADIENT
+	struct ggml_tensor *grad;
+#endif
 	struct ggml_tensor *src[10];
+#ifdef COUNTERS
+	int runs;
+	s64 cycles, time_us;
+#endif
 	struct ggml_tensor *view_src;
 	u64 view_offs;
 	void *data;
@@ -79,6 +90,9 @@ struct llama_batch {
 };
 
 const char *ggml_op_name(int op);
+#ifdef NAMELESS
+#define llama_decode take_step
+#endif
 int llama_decode(void *context, struct llama_batch batch);
 int ggml_backend_graph_compute_async(void *backend, struct ggml_cgraph *graph);
 _Bool ggml_cpu_extra_compute_forward(struct ggml_compute_params *params, struct ggml_tensor *tensor);
@@ -171,10 +185,17 @@ static void compute_graph(struct ggml_threadpool *p, int ith)
 			BEGIN(row, ggml_cpu_extra_compute_forward(&params, node));
 		}
 		compute(&params, node, n, row->after_begin);
-		if (n + 1 < graph->n_nodes)
-			END(row, ggml_barrier(p));
+#ifdef TWICE
+		for (int i = 0; i < 2; i++)
+#endif
+#if !defined(ONE_CALL) && !defined(TWICE)
+			if (n + 1 < graph->n_nodes)
+#endif
+				END(row, ggml_barrier(p));
 	}
+#if !defined(ONE_CALL) && !defined(TWICE)
 	END(row, ggml_barrier(p)); /* the last node is one that is computed */
+#endif
 }
 
 static void *worker(void *argument)
@@ -224,6 +245,7 @@ __attribute__((noinline)) int llama_decode(void *context, struct llama_batch bat
 	for (int i = 0; i < NODES + 2 * LAYERS; i++)
 		if (tensors[i].op != OP_NONE)
 			tensors[i].ne[1] = batch.n_tokens;
+	nodes[0]->src[1]->ne[0] = batch.n_tokens;
 	for (int layer = 0; layer < LAYERS; layer++)
 		route(step_number, layer, batch.n_tokens);
 	BEGIN(row, (void)0);
@@ -279,8 +301,10 @@ static struct ggml_tensor *build_layer(int layer, struct ggml_tensor *input)
 
 static void build(void)
 {
-	struct ggml_tensor *last = node(0, OP_GET_ROWS, "embd", -1, 32, NULL, NULL);
+	struct ggml_tensor *tokens = tensor(NODES + 1, OP_NONE, "tokens", -1, 1);
+	struct ggml_tensor *last = node(0, OP_GET_ROWS, "embd", -1, 32, tensor(NODES + 3, OP_NONE, "token_embd.weight", -1, 32), tokens);
 
+	tokens->type = TYPE_I32;
 	for (int layer = 0; layer < LAYERS; layer++)
 		last = build_layer(layer, last);
 	node(NODES - 1, OP_MUL_MAT, "result_output", -1, 64, NULL, last);

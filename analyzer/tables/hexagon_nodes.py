@@ -1,0 +1,186 @@
+"""Which ggml nodes the operators of the Hexagon backend's batches compute: their order and addresses tell.
+
+A batch gives an operator by the backend's own number, which differs between versions, and may fuse several nodes into one.
+It holds the nodes of a graph in order, and says at which address an operator puts what it makes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzer.records.reading import Source
+from analyzer.records.rows import texts
+
+EMPTY = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")
+"""Nodes that compute nothing and are never sent."""
+FUSIONS = (
+    ("CONCAT", "CPY", "SSM_CONV", "UNARY"),
+    ("MUL_MAT", "MUL_MAT", "MUL_MAT"),
+    ("MUL_MAT_ID", "MUL_MAT_ID", "MUL_MAT_ID"),
+    ("RMS_NORM", "MUL", "UNARY"),
+    ("MUL_MAT", "MUL_MAT"),
+    ("MUL_MAT_ID", "MUL_MAT_ID"),
+    ("MUL_MAT", "ADD"),
+    ("RMS_NORM", "MUL"),
+    ("GATED_DELTA_NET", "CPY"),
+)
+"""Nodes that versions of the backend make one operator of (`try_fuse` in ggml-hexagon.cpp)."""
+LONGEST = max(map(len, FUSIONS))
+BATCHES_TRIED = 4
+LLAMACPP = 2  # ENGINE_LLAMACPP of bpf/records.h
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a graph, as it was told last."""
+
+    type: str
+    name: str
+    tensor: int
+    data: int
+
+
+Group = tuple[Node, ...]
+"""The nodes of one operator, in order; none where they are not known."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A graph that the backend was given at a time: the nodes that it computes, in order."""
+
+    ts: int
+    nodes: Group
+
+
+def graphs(source: Source) -> dict[int, list[Given]]:
+    """The graphs of each process, in order of time."""
+    rows, nodes = source.rows("hexagon_graph"), source.rows("hexagon_node")
+    types = source.named(np.full(len(nodes), LLAMACPP), nodes["op"], "operators").to_pylist()
+    names = texts(nodes.records["name"]).tolist() if len(nodes) else []
+    told = [Node(*node) for node in zip(types, names, nodes["tensor"].tolist(), nodes["data"].tolist(), strict=True)]
+    handles, at = nodes["graph"], nodes["ts"]
+    known: dict[tuple[int, int], Group] = {}
+    answer: dict[int, list[Given]] = {}
+    fields = (rows["ts"], rows["pid"], rows["graph"], rows["n_nodes"], rows["told"])
+    for ts, pid, graph, count, is_told in zip(*(field.tolist() for field in fields), strict=True):
+        if is_told:
+            of_graph = (
+                np.flatnonzero(handles[(first := int(np.searchsorted(at, ts))) : first + 2 * count] == graph)[:count] + first
+            )
+            known[pid, graph] = tuple(told[i] for i in of_graph.tolist() if told[i].type not in EMPTY)
+        answer.setdefault(pid, []).append(Given(ts, known.get((pid, graph), ())))
+    return answer
+
+
+def join(ts: np.ndarray, opcodes: np.ndarray, data: np.ndarray, begins: np.ndarray, given: Sequence[Given]) -> list[Group]:
+    """The nodes of each operator of a queue.
+
+    Operators have a time at which they were sent, a number, and the address of what they make; `begins`: where batches begin.
+    A graph's operators follow each other, over the ends of batches, behind the begin of the graph. A graph whose nodes do not
+    fit them, in this batch or the next ones, is passed over: another queue's, or not fully recorded.
+    """
+    answer: list[Group] = [()] * len(ts)
+    sent = np.stack((opcodes, data), axis=1)
+    at = 0
+    last: dict[Group, tuple[np.ndarray, list[Group]]] = {}
+    for graph in given:
+        at = max(at, int(np.searchsorted(ts, graph.ts)))
+        later = begins[np.searchsorted(begins, at, "right") :][:BATCHES_TRIED]
+        for start in (at, *later.tolist()):
+            before, groups = last.get(graph.nodes, (sent[:0], []))
+            if not groups or not np.array_equal(sent[start : start + len(groups)], before):
+                groups = cut(graph.nodes, sent[start : start + len(graph.nodes)].tolist())
+            if groups:
+                at = start + len(groups)
+                last[graph.nodes] = sent[start:at], groups
+                answer[start:at] = groups
+                break
+    return answer
+
+
+Cuts = list[dict[int, list[int]]]
+"""For each operator: the nodes that it may end before, and for each of these the nodes that it may begin with."""
+
+
+def cut(nodes: Group, operators: Sequence[Sequence[int]]) -> list[Group]:
+    """The nodes cut into what the first operators (number, address) compute; empty where they do not fit together.
+
+    Where several cuts fit, that in which a number means the same wherever it stands, and of these the finest.
+    """
+    ways = [_consistent(nodes, operators, cuts) for cuts in _possible(nodes, [address for _, address in operators])]
+    return min(ways, key=lambda way: (way[0], -len(way[1])))[1] if ways else []
+
+
+def _consistent(nodes: Group, operators: Sequence[Sequence[int]], cuts: Cuts) -> tuple[int, list[Group]]:
+    """The cut with the fewest numbers that mean something else than where one cut alone fits, and how many these are."""
+    meant: dict[int, set[Meaning]] = {}
+    for (opcode, _), ends in zip(operators, cuts, strict=False):
+        if len(ends) == 1 and len(starts := next(iter(ends.values()))) == 1:
+            meant.setdefault(opcode, set()).add(_meaning(nodes[starts[0] : next(iter(ends))]))
+    best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
+    for (opcode, _), ends in zip(operators, cuts, strict=False):
+        known = meant.get(opcode)
+        best.append(
+            {
+                end: min((best[-1][i][0] + (known is not None and _meaning(nodes[i:end]) not in known), i) for i in starts)
+                for end, starts in ends.items()
+            }
+        )
+    return best[-1][len(nodes)][0], _backwards(nodes, best)
+
+
+Meaning = tuple[frozenset[str], bool]
+
+
+def _meaning(group: Group) -> Meaning:
+    """What a number may mean: which types of nodes, and whether several at once."""
+    return frozenset(node.type for node in group), len(group) > 1
+
+
+def _possible(nodes: Group, addresses: Sequence[int]) -> list[Cuts]:
+    """Every way to cut all nodes into what the first operators compute, by how many operators that takes."""
+    answer: list[Cuts] = []
+    cuts: Cuts = []
+    reached = {0}
+    for address in addresses:
+        ends: dict[int, list[int]] = {}
+        for i in sorted(reached):
+            for n in _lengths(nodes, i):
+                if any(node.data == address for node in nodes[i : i + n]):
+                    ends.setdefault(i + n, []).append(i)
+        cuts.append(ends)
+        reached = set(ends) - {len(nodes)}
+        if len(nodes) in ends:
+            answer.append(_that_arrive(cuts, len(nodes)))
+        if not reached:
+            break
+    return answer
+
+
+def _that_arrive(cuts: Cuts, end: int) -> Cuts:
+    """Without the ways that do not lead to the last node."""
+    wanted = {end}
+    answer: Cuts = []
+    for ends in reversed(cuts):
+        answer.append({at: ends[at] for at in wanted if at in ends})
+        wanted = {i for starts in answer[-1].values() for i in starts}
+    return answer[::-1]
+
+
+def _backwards(nodes: Group, best: list[dict[int, tuple[int, int]]]) -> list[Group]:
+    groups: list[Group] = []
+    end = len(nodes)
+    for ends in reversed(best[1:]):
+        start = ends[end][1]
+        groups.append(nodes[start:end])
+        end = start
+    return groups[::-1]
+
+
+def _lengths(nodes: Group, at: int) -> Iterator[int]:
+    """How many nodes from this one on an operator may compute."""
+    if at < len(nodes):
+        yield 1
+        types = tuple(node.type for node in nodes[at : at + LONGEST])
+        yield from (len(fused) for fused in FUSIONS if types[: len(fused)] == fused)

@@ -1,0 +1,152 @@
+"""llama.cpp's Hexagon backend: what goes through its queues is recorded as the stand-in for its processor logged it."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analyzer.tables import store
+from analyzer.tables.hexagon_nodes import FUSIONS, Given, Node, join
+from tests.conftest import ROOT, trace
+from workloads.gguf_model import SHAPES, write
+from workloads.hexagon import backend
+from workloads.llama_libraries import libraries
+
+STEPS, LAYERS, OPERATORS_A_LAYER = 4, 3, 6
+Tables = dict[str, pd.DataFrame]
+
+
+def traced(folder: Path, *command: object, **env: str) -> Tables:
+    """The tables of a program whose processor is the stand-in; its output is in output.txt, the stand-in's log in log.txt."""
+    options = ("--no-views", "--levels", "token,graph,operator,sched", "-o", str(folder / "run"))
+    shell = f'"$@" > {folder / "output.txt"} 2>&1'
+    done = trace(
+        "run", *options, "--", "sh", "-c", shell, "sh", *map(str, command), env={"STANDIN_LOG": str(folder / "log.txt"), **env}
+    )
+    assert done.returncode == 0, done.stderr
+    return store.load(folder / "run")
+
+
+def logged(folder: Path, what: str) -> list[list[int]]:
+    """Lines of the stand-in's log that begin with `what`, as numbers."""
+    lines = (line.split() for line in (folder / "log.txt").read_text().splitlines())
+    return [[int(word, 0) for word in words[1:]] for words in lines if words[0] == what]
+
+
+def rows(table: pd.DataFrame, *columns: str) -> list[list[object]]:
+    return table[list(columns)].to_numpy(object).tolist()
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize("layout", [1, 2, 3])
+@pytest.mark.parametrize("most_ops", [1280, 5])  # of a batch: a graph's operators fit, or go on in the next ones
+def test_every_operator_of_each_message_layout_is_joined_to_its_nodes(tmp_path: Path, layout: int, most_ops: int) -> None:
+    tables = traced(tmp_path, backend.outline(tmp_path, layout), STEPS, LAYERS, most_ops, STANDIN_OP_US="3")
+    batches, operators = tables["npu_batches"], tables["npu_operators"]
+    sent = [line.split() for line in (tmp_path / "output.txt").read_text().splitlines()]
+    assert len(sent) == STEPS * LAYERS * OPERATORS_A_LAYER
+    told = rows(operators, "token_id", "position", "opcode", "type", "name")
+    assert [list(map(str, row)) for row in told] == sent
+    assert set(operators["n_nodes"]) == {1, 2, 3} and set(operators["layer"]) == set(range(LAYERS))
+    seq = batches["seq"].to_numpy()[operators["batch_id"]]
+    measured = np.column_stack((seq, operators[["position", "opcode", "us", "cycles"]]))
+    assert measured.tolist() == [[*row[:3], *row[4:]] for row in logged(tmp_path, "op")]
+    assert rows(batches, "seq", "n_ops") == [row[:2] for row in logged(tmp_path, "batch")]
+    assert set(batches["layout"]) == {layout} and set(batches["status"]) == {1} and batches["complete"].all()
+    assert tables["npu_calls"]["function"].tolist() == ["fastrpc_mmap", "remote_handle64_invoke"]
+
+
+@pytest.mark.needs("probes")
+def test_an_unknown_message_layout_is_refused_by_name(tmp_path: Path) -> None:
+    tables = traced(tmp_path, backend.outline(tmp_path, 9), STEPS, LAYERS)
+    assert len(tables["npu_batches"]) == STEPS and set(tables["npu_batches"]["layout"]) == {0}
+    assert tables["npu_operators"].empty
+    said = subprocess.run(
+        [sys.executable, "-m", "analyzer", "summary", str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "4 batches for the NPU have a message layout that is not known: their operators were not read" in " ".join(
+        said.stdout.split()
+    )
+
+
+@pytest.mark.needs("probes")
+def test_waits_that_were_planted_are_in_their_columns(tmp_path: Path) -> None:
+    queued, woken = 30_000, 20_000
+    env = {"STANDIN_QUEUE_US": str(queued), "STANDIN_WAKE_US": str(woken), "STANDIN_OP_US": "100"}
+    batches = traced(tmp_path, backend.outline(tmp_path), STEPS, LAYERS, **env)["npu_batches"]
+    log = np.array(logged(tmp_path, "batch"))
+    taken, begun, ended, answered = log[:, 2:].T
+    assert (batches["begin_ns"].to_numpy() <= taken).all() and (batches["end_ns"].to_numpy() >= answered).all()
+    assert np.allclose(batches["npu_us"] * 1e3, ended - begun, atol=20_000, rtol=0.05)
+    assert ((batches["wait_ns"] - (answered - taken)).abs() < 20e6).all()
+    assert (batches["in_flight"] == 1).all()
+
+
+PROFILED = re.compile(r"profile-op ([^|]+)\|([^|]*)\|.*usec (\d+) cycles (\d+) start (\d+)")
+GGML = {"SWIGLU": "GLU", "SILU": "UNARY"}
+"""The backend's log names what an operator does, ggml's graph the kind of operator."""
+
+
+@pytest.fixture(scope="module")
+def real_backend() -> Path:
+    """libggml-hexagon.so, with the stand-in beside it."""
+    if not shutil.which("npm"):
+        pytest.skip("npm, which brings llama.cpp's libraries, is not installed")
+    try:
+        path = backend.backend()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"llama.cpp's source cannot be fetched or built here: {error}")
+    backend.stand_in(path.parent)
+    return path
+
+
+@pytest.mark.needs("probes")
+def test_the_real_backend_agrees_with_its_own_profile(tmp_path: Path, real_backend: Path) -> None:
+    write(tmp_path / "model.gguf", SHAPES["tiny-moe"], quantized=True)
+    steps = (sys.executable, "-m", "workloads.hexagon.steps", libraries(), real_backend, tmp_path / "model.gguf", 5, 6)
+    env = {"GGML_HEXAGON_PROFILE": "1", "GGML_HEXAGON_VMEM": "3000", "LD_LIBRARY_PATH": str(real_backend.parent)}
+    operators = traced(tmp_path, *steps, **env)["npu_operators"]
+    log = (tmp_path / "output.txt").read_text(errors="replace")
+    profile = [match.groups() for match in PROFILED.finditer(log) if match[1] != "OPBATCH"]
+    assert len(operators) == len(profile) == 931
+    for operator, (name, tensors, *measured) in zip(operators.itertuples(), profile, strict=True):
+        repeated = [name.removesuffix("_NX")] * operator.n_nodes if name.endswith("_NX") else name.split("+")
+        assert operator.type == "+".join(GGML.get(each, each) for each in repeated)
+        assert operator.name == tensors.split(" -> ")[-1]
+        assert [operator.us, operator.cycles, operator.start_cycles] == list(map(int, measured))
+    assert operators["token_id"].max() == 6 and (operators["n_nodes"] > 0).all()
+
+
+SINGLE = [("ADD",), ("MUL",), ("MUL_MAT",), ("ROPE",), ("RMS_NORM",), ("UNARY",)]
+
+
+@given(st.data())
+def test_nodes_that_were_fused_are_found_again_wherever_addresses_tell_them_apart(data: st.DataObject) -> None:
+    groups = data.draw(st.lists(st.sampled_from([*SINGLE, *FUSIONS]), min_size=1, max_size=30))
+    at = iter(range(1, 1000))
+    cuts = [
+        tuple(Node(kind, f"n{number}", number, 64 * number) for kind, number in zip(group, at, strict=False)) for group in groups
+    ]
+    number = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+    opcodes = np.array([number[group] for group in groups])
+    made = np.array([data.draw(st.sampled_from([cut[0], cut[-1]])).data for cut in cuts])
+    nodes = tuple(node for cut in cuts for node in cut)
+    times = np.arange(len(cuts)) + 10
+    joined = join(times, opcodes, made, np.array([0]), [Given(5, nodes)])
+    assert [node for group in joined for node in group] == list(nodes)  # each once, in order
+    for group, cut, address in zip(joined, cuts, made.tolist(), strict=True):
+        assert any(node.data == address for node in group) and set(group) & set(cut)
+
+
+def test_operators_of_another_graph_stay_without_nodes() -> None:
+    nodes = tuple(Node("ADD", f"n{i}", i, 64 * i) for i in range(1, 5))
+    times, made = np.arange(8), np.array([7, 7, 7, 7, 64, 128, 192, 256])
+    joined = join(times, np.ones(8, int), made, np.array([0, 4]), [Given(0, nodes)])
+    assert joined == [()] * 4 + [(node,) for node in nodes]

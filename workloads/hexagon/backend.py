@@ -1,0 +1,82 @@
+"""Builds llama.cpp's Hexagon backend, and a stand-in for the library of its processor, where no Hexagon SDK is.
+
+python -m workloads.hexagon.backend fetches the backend's source (the package llama-cpp-python, 76 MB) and llama.cpp's compiled
+libraries (@node-llama-cpp/linux-x64, 11 MB) once, and builds: a minute. Prints the folder.
+"""
+
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from workloads import ROOT
+from workloads.llama_libraries import libraries
+
+HERE = Path(__file__).parent
+FOLDER = ROOT / "build" / "hexagon"
+PACKAGE = "llama-cpp-python==0.3.36"
+BACKEND = "libggml-hexagon.so"
+HEADERS = ("AEEStdErr.h", "AEEStdDef.h", "dspqueue.h", "rpcmem.h", "remote.h", "domain.h")
+DEFINES = ("__fp16=_Float16", "_GNU_SOURCE", "GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGML_SHARED")
+DIVISION = "- d) / d + 1"
+
+
+def stand_in(folder: Path, layout: int = 3) -> Path:
+    """libcdsprpc.so in `folder`, which speaks messages of this layout."""
+    path = folder / "libcdsprpc.so"
+    _run("cc", "-O2", "-Wall", "-Werror", "-fPIC", "-shared", "-pthread", f"-DLAYOUT={layout}", HERE / "cdsprpc.c", "-o", path)
+    return path
+
+
+def outline(folder: Path, layout: int = 3) -> Path:
+    """fake_backend in `folder`, beside a stand-in of the same layout, which it is linked to."""
+    path = folder / "fake_backend"
+    library = stand_in(folder, layout)
+    flags = ("-O2", "-Wall", "-Werror", "-D_GNU_SOURCE", f"-DLAYOUT={layout}", f"-Wl,-rpath,{folder}")
+    _run("cc", *flags, HERE / "fake_backend.c", library, "-o", path)
+    return path
+
+
+def backend() -> Path:
+    """libggml-hexagon.so of `PACKAGE`, built the first time."""
+    path = FOLDER / BACKEND
+    if path.exists():
+        return path
+    source = _source()
+    _forgive_division(source / "ggml-hexagon" / "htp" / "hex-fastdiv.h")
+    for header in HEADERS:
+        (FOLDER / header).write_text('#include "fastrpc.h"\n')
+    folders = (FOLDER, HERE, source, source.parent / "include", source / "ggml-hexagon", source / "ggml-hexagon" / "htp")
+    options = ["-w", "-O1", "-fPIC", *(f"-D{name}" for name in DEFINES), *(f"-I{folder}" for folder in folders)]
+    files = [*(source / "ggml-hexagon").glob("*.cpp"), HERE / "htp_iface.c"]
+    base = [f"-L{libraries()}", "-l:libggml-base.so", f"-Wl,-rpath,{libraries()}"]
+    _run("g++", *options, "-std=c++17", "-shared", *files, *base, "-o", path)
+    return path
+
+
+def _source() -> Path:
+    """The folder ggml/src of the package's llama.cpp."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    print(f"fetching the source of {PACKAGE}", file=sys.stderr)
+    _run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", FOLDER, PACKAGE)
+    with tarfile.open(next(FOLDER.glob("*.tar.gz"))) as archive:
+        wanted = [member for member in archive if "/ggml/src/" in member.name or "/ggml/include/" in member.name]
+        archive.extractall(FOLDER, wanted, filter="data")
+    return next(FOLDER.glob("*/vendor/llama.cpp/ggml/src"))
+
+
+def _forgive_division(header: Path) -> None:
+    """Let a division by 0 give a number, as it does on Arm's processors, where the backend runs: x86's end the program."""
+    text = header.read_text()
+    assert DIVISION in text, f"{header} has changed"
+    header.write_text(text.replace(DIVISION, "- d) / (d ? d : 1) + 1"))
+
+
+def _run(*command: str | Path | Sequence[str]) -> None:
+    subprocess.run([str(part) for part in command], check=True)
+
+
+if __name__ == "__main__":
+    stand_in(backend().parent)
+    print(FOLDER)
