@@ -15,14 +15,15 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 MACHINE := $(shell uname -m)
 DEBIAN_ARCH := $(if $(filter aarch64,$(MACHINE)),arm64,amd64)
 RUN ?= recordings/$(shell date +%Y%m%d-%H%M%S)
-APT := clang cmake ninja-build libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH) chromium chromium-driver bpftrace
+APT_RUN := clang cmake ninja-build libbpf-dev libbpf1 libelf1 gcc libc6-dev make python3-dev python3-venv python3-bpfcc linux-headers-$(DEBIAN_ARCH)
+APT := $(APT_RUN) chromium chromium-driver bpftrace
 CROSS := $(if $(filter x86_64,$(MACHINE)),gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 APT_VM := qemu-system-x86 qemu-system-arm cpio e2fsprogs zstd $(CROSS)
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 
 .PHONY: run test collect vm-test fuzz lint reference results setup build headers doctor wheel constraints clean
 
-run: setup
+run: build/.pip-run build headers
 	@echo "== tracing the bundled demo"
 	$(SUDO) $(PY) -m tracer run -o $(RUN)
 
@@ -62,7 +63,7 @@ build: build/cmake/build.ninja
 	@cmake --build build/cmake
 	@cmake --install build/cmake --prefix . > build/install.log
 
-build/cmake/build.ninja: build/.apt | $(PY)
+build/cmake/build.ninja: | build/.apt-run $(PY)
 	@cmake -S . -B build/cmake -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) > build/cmake.log || { cat build/cmake.log; exit 1; }
 	@touch $@
 
@@ -78,14 +79,15 @@ build/static/%: scripts/static_libraries.sh
 	@scripts/static_libraries.sh $* $@
 	@touch $@
 
-doctor: setup
+doctor: build/.pip-run build
 	$(SUDO) $(PY) -m tracer doctor
 
 # Debian packages: only what is missing, and only where there is apt.
+build/.apt-run: PACKAGES = $(APT_RUN)
 build/.apt: PACKAGES = $(APT)
 build/.apt-cross: PACKAGES = $(CROSS)
 build/.apt-vm: PACKAGES = $(APT_VM)
-build/.apt build/.apt-cross build/.apt-vm: Makefile
+build/.apt-run build/.apt build/.apt-cross build/.apt-vm: Makefile
 	@mkdir -p build
 	@missing=$$(for p in $(PACKAGES); do dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -q '^installed' || echo $$p; done); \
 	if [ -n "$$missing" ] && command -v apt-get > /dev/null; then \
@@ -95,7 +97,7 @@ build/.apt build/.apt-cross build/.apt-vm: Makefile
 	fi
 	@touch $@
 
-$(PY): | build/.apt
+$(PY): | build/.apt-run
 	@echo "== creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
@@ -104,9 +106,15 @@ build/.pip: pyproject.toml constraints.txt build/.apt | $(PY)
 	@$(PIP) install -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
+# What recording and looking need; the tests' packages, torch the largest, are left to `setup`.
+build/.pip-run: pyproject.toml constraints.txt | $(PY)
+	@echo "== installing Python packages"
+	@[ -e build/.pip ] || $(PIP) install -c constraints.txt -e '.[all]'
+	@touch $@
+
 headers: build/.headers-$(shell uname -r)
 
-build/.headers-%: build/.apt
+build/.headers-%: | build/.apt-run
 	@$(SUDO) scripts/link_kernel_headers.sh
 	@touch $@
 

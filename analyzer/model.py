@@ -135,14 +135,14 @@ class Fields:
     def __init__(self, values: dict[str, Any], path: Path):
         self.values, self.path = values, path
 
-    def number(self, name: str, default: int | None = None) -> int:
-        """A field, by our name or the config's own."""
+    def number(self, name: str, default: int | None = None, most: int = 10**9) -> int:
+        """A field, by our name or the config's own, from 0 to `most`."""
         names = ALIASES.get(name, [name])
         value = next((self.values[n] for n in names if self.values.get(n) is not None), default)
         if value is None:
             raise PredictError(f"{self.path}: field {' or '.join(names)} is missing: add it, or give another model's config.json")
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-            raise PredictError(f"{self.path}: field {' or '.join(names)} is {value!r}: a number of 0 or more is needed")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+            raise PredictError(f"{self.path}: field {' or '.join(names)} is {value!r}: a number from 0 to {most:,} is needed")
         return int(value)
 
     def has(self, name: str) -> bool:
@@ -156,7 +156,7 @@ def read_config(path: Path) -> Model:
     try:
         values = json.loads(file.read_text())
     except ValueError as error:
-        raise PredictError(f"{file} is no JSON ({error}): give a Hugging Face config.json") from None
+        raise PredictError(f"{file} is not valid JSON ({error}): give a Hugging Face config.json") from None
     if not isinstance(values, dict):
         raise PredictError(f"{file} holds no JSON object: give a Hugging Face config.json")
     return model_of(values, file)
@@ -167,7 +167,7 @@ def model_of(values: dict[str, Any], file: Path) -> Model:
     inner = values.get("text_config")
     fields = Fields({**values, **inner} if isinstance(inner, dict) else values, file)
     _refuse_what_is_not_modelled(fields)
-    layers = fields.number("num_hidden_layers")
+    layers = fields.number("num_hidden_layers", most=10**5)
     mixture = _mixture(fields)
     kinds = _layer_kinds(fields, layers)
     delta_at = frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
@@ -201,7 +201,7 @@ def _refuse_what_is_not_modelled(fields: Fields) -> None:
         present["index_topk"] = "indexed attention without a latent cache"
     if present:
         listed = ", ".join(f"{name} ({what})" for name, what in present.items())
-        raise PredictError(f"{fields.path}: not modelled: {listed}: a prediction would leave it out")
+        raise PredictError(f"{fields.path}: {listed} is not modelled, so a prediction would leave it out")
 
 
 def _attention(fields: Fields) -> Attention:

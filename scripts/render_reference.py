@@ -20,9 +20,10 @@ SUBJECTS = {
     "steps": ("What the engine ran", "tokens graphs operators op_threads tensors"),
     "ledger": ("The ledger and what it is made of", "ledger ledger_pieces submissions"),
     "experts": ("Experts", "routes experts loads counters"),
-    "npu": (
-        "NPU",
-        "qnn_executes qnn_events qnn_calls qnn_objects qnn_stages qnn_gaps qnn_findings npu_batches npu_operators npu_calls",
+    "npu": ("NPU", "qnn_executes qnn_events qnn_calls qnn_objects"),
+    "npu-host": (
+        "NPU: host stages, idle time, checks",
+        "qnn_stages qnn_gaps qnn_findings npu_batches npu_operators npu_calls",
     ),
     "kernel": ("Threads, page faults, reads and block I/O", "thread_states threads sched faults reads blocks"),
     "other": (

@@ -1,5 +1,6 @@
 """Damaged input of every kind: no verb answers it with a traceback, a hang, or silently with other figures."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -21,6 +22,31 @@ def test_damaged_input_is_no_cause_of_a_fault(tmp_path: Path, kind: str) -> None
         verb, name = rng.choice(KINDS[kind].verbs), rng.choice(bench.names)
         outcome, answer = bench.judge(verb, name, damage(rng, bench.sound[name], name))
         assert outcome not in FAULTS, f"{seed}, {verb}, {name}: {outcome} {answer.where} {answer.out} {answer.err}"
+
+
+@pytest.mark.parametrize(
+    "keys", [("files", "config.json", "sha256"), ("experts", "bytes"), ("experts", "stride"), ("precisions", "experts", "bits")]
+)
+@pytest.mark.parametrize("value", [None, []])
+def test_a_package_whose_manifest_lost_a_number_is_refused_in_words(tmp_path: Path, keys: tuple[str, ...], value: object) -> None:
+    bench = Bench(replace(KINDS["package"], verbs=("runtime inspect {}/package --json",)), tmp_path / "in")
+    manifest = holder = json.loads(bench.sound["package/manifest.json"])
+    for key in keys[:-1]:
+        holder = holder[key]
+    for gone in (False, True):
+        holder[keys[-1]] = value
+        if gone:
+            del holder[keys[-1]]
+        outcome, answer = bench.judge(bench.kind.verbs[0], "package/manifest.json", json.dumps(manifest).encode())
+        assert outcome == "refused" and "manifest.json cannot be read" in answer.err
+
+
+@pytest.mark.parametrize(("field", "value"), [("hidden_size", 1e308), ("num_hidden_layers", 1 << 70)])
+def test_a_config_of_an_absurd_size_is_refused_in_words(tmp_path: Path, field: str, value: float) -> None:
+    bench = Bench(KINDS["TOML"], tmp_path / "in")
+    config = json.loads(bench.sound["qwen3-8B_config.json"]) | {field: value}
+    outcome, answer = bench.judge(bench.kind.verbs[0], "qwen3-8B_config.json", json.dumps(config).encode())
+    assert outcome == "refused" and field in answer.err
 
 
 def test_a_kind_whose_sound_files_are_refused_is_no_kind_to_damage(tmp_path: Path) -> None:

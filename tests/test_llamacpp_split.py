@@ -8,6 +8,7 @@ import pytest
 
 from analyzer.questions import ledger, phases
 from tests.test_llamacpp_truth import Both, Operator, Run, fused
+from views.timeline.slices import graph_slices
 from workloads.gguf_model import SMALL
 
 LAYERS, ON_DEVICE = 4, 2
@@ -108,3 +109,12 @@ def test_the_devices_operators_have_layers_and_no_helpers(vulkan: Both) -> None:
     on_device = operators[ledger.enqueued(vulkan.tables)]
     assert (on_device["n_threads"] == 1).all()
     assert set(on_device.loc[on_device["layer"] >= 0, "layer"]) == {LAYERS - ON_DEVICE, LAYERS - 1}
+
+
+def test_the_timeline_leads_from_a_submission_to_the_wait_for_it(vulkan: Both) -> None:
+    slices = graph_slices(vulkan.tables)
+    name = np.array(slices.name.to_pylist(), object)
+    rows = ledger.submissions(vulkan.tables)
+    begun, ended = slices.flow[(slices.flow > 0) & ~slices.ends_flow], slices.flow[slices.ends_flow]
+    assert sorted(begun) == sorted(ended) == sorted(rows["graph_id"] + 1)
+    assert set(name[slices.ends_flow]) == {"wait for VULKAN"}

@@ -57,5 +57,5 @@ def test_an_option_is_found_in_both_ways_of_writing_it(words: list[str]) -> None
 
 @pytest.mark.parametrize("word", ("much", "", "3.2.1MiB", "5 parsecs"))
 def test_a_size_that_is_none_is_refused(word: str) -> None:
-    with pytest.raises(PredictError, match="is none: write"):
+    with pytest.raises(PredictError, match="is not a cache size: write"):
         recorded.byte_count(word)

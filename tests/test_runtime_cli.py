@@ -127,7 +127,7 @@ def test_a_folder_that_is_no_package_is_not_overwritten(demo: Path, tmp_path: Pa
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("all of it")
-    assert "is no package" in refused(capsys, ["generate", str(demo), *GENERATE, "--package", str(precious)])
+    assert "is not a package" in refused(capsys, ["generate", str(demo), *GENERATE, "--package", str(precious)])
     assert (precious / "thesis.txt").read_text() == "all of it"
 
 

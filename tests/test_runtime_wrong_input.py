@@ -77,9 +77,9 @@ def test_a_soc_that_is_none_is_refused_and_one_that_the_emulator_refuses_is_name
     package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     htp_too = [*GENERATE, "--prefill-backend", "htp"]
-    assert "'abc' is no SoC" in refused(capsys, ["generate", str(package), *htp_too, "--soc", "abc"])
+    assert "'abc' is not an SoC number" in refused(capsys, ["generate", str(package), *htp_too, "--soc", "abc"])
     if not htp.available():
-        assert "'abc' is no SoC" in refused(capsys, ["convert", str(package), str(package / "other"), "--soc", "abc"])
+        assert "'abc' is not an SoC number" in refused(capsys, ["convert", str(package), str(package / "other"), "--soc", "abc"])
         if htp.EMULATED:
             assert "reports SoC 9999" in refused(capsys, ["generate", str(package), *htp_too, "--soc", "9999"])
 

@@ -101,9 +101,9 @@ def test_an_option_in_the_file_is_as_good_as_one_typed_and_what_is_typed_wins(tm
         ("buffer = 'pipe'", ["buffer = 'pipe' is none of ring, perf"]),
         ("ring-mib = 'big'", ["ring-mib = 'big'"]),
         ("no-views = 1", ["no-views = 1 must be true or false"]),
-        ("duration = true", ["duration = True is no value"]),
-        ("only-slower-than = 'fast'", ["'fast' is no time; write 2, 2s, 50ms or 300us"]),
-        ("levels = ", ["is no TOML"]),
+        ("duration = true", ["duration = True is not a valid value"]),
+        ("only-slower-than = 'fast'", ["'fast' is not a time; write 2, 2s, 50ms or 300us"]),
+        ("levels = ", ["is not valid TOML"]),
     ],
 )
 def test_a_wrong_key_or_value_is_one_line_that_names_it(tmp_path: Path, capsys, text: str, words: list[str]) -> None:
@@ -132,7 +132,7 @@ def test_times_are_read_in_their_units(value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "0", "-1s", "inf", "nan", "1 h", "5m"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is no time"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a time"):
         seconds(text)
 
 

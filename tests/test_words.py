@@ -1,7 +1,10 @@
 """What a word on our screens means holds for the figures beside it (docs/words.md)."""
 
+import ast
 import io
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +19,7 @@ from analyzer.__main__ import main
 from analyzer.commands.summary import losses, top_findings
 from analyzer.compare.verdict_text import needed
 from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER, UNKNOWN, judge
-from analyzer.questions import expert_loads, trends
+from analyzer.questions import expert_loads
 from analyzer.questions.figures import cache_hits
 from analyzer.questions.summary import summarize
 from analyzer.tables.store import load
@@ -39,22 +42,25 @@ def test_an_engine_is_named_only_where_it_ran(tmp_path: Path) -> None:
     assert summarize(Recording(tmp_path), load(tmp_path))["recording"]["engines"] == ["qnn"]
 
 
-@given(st.lists(st.floats(0.01, 1e3), min_size=trends.LEAST, max_size=60))
-def test_a_drift_is_of_the_recorded_steps_and_no_step_takes_less_than_nothing(ms: list[float]) -> None:
-    moved = trends.drift(np.array(ms))
-    assert moved["change"] >= -1 and moved["steps"] <= len(ms) // 3
-    assert moved["last_ms"] == pytest.approx(moved["first_ms"] * (1 + moved["change"]))
-    assert moved["last_ms"] == pytest.approx(float(np.median(ms[-moved["steps"] :])))
-
-
-def test_the_drift_is_told_with_both_levels_and_how_many_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def stepped(folder: Path, ms: list[float]) -> Path:
+    """A recording of decode steps that take so long."""
     w = Writer()
-    for i in range(31):
+    for i, each in enumerate(ms):
         w.add("token_begin", ts=10**9 * (i + 1), seq=i, phase=2, n_tokens=1, position=i)
-        w.add("token_end", ts=10**9 * (i + 1) + 10**6 * (62 - 2 * i), seq=i)
-    w.write(tmp_path)
-    assert main(["trends", str(tmp_path)]) == 0
-    assert "drift -79.2%: the first 10 steps take 53.00 ms (median), the last 11.00 ms" in capsys.readouterr().out
+        w.add("token_end", ts=10**9 * (i + 1) + int(10**6 * each), seq=i)
+    return w.write(folder)
+
+
+def test_a_drift_is_told_with_both_levels_and_only_where_one_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    falling = [40 - 0.5 * i for i in range(31)]
+    assert main(["trends", str(stepped(tmp_path / "falling", falling))]) == 0
+    out = capsys.readouterr().out
+    assert "\ndrift: -37.5%: 40.00 ms at token 0 to 25.00 ms at token 30\n" in out
+    assert "step = 40.00 ms - 500.00 µs x context" in out
+    noise = np.random.default_rng(0).normal(20, 0.2, 31).tolist()
+    assert main(["trends", str(stepped(tmp_path / "noise", noise))]) == 0
+    out = capsys.readouterr().out
+    assert "31 decode steps show no slow first one, no change of level, no drift" in out and "drift:" not in out
 
 
 @given(STEPS, st.integers(2, 5))
@@ -143,3 +149,26 @@ def test_every_rule_of_the_words_is_held_by_a_test_of_this_project() -> None:
     names = {cells[2].strip().strip("`") for cells in rows[1:]}
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
     assert len(names) > 10 and not [name for name in names if f"def {name}(" not in tests]
+
+
+RIDDLES = re.compile(
+    r"(?<!there )\b(?:is|are) (?:no [a-z]|none[:;])|\bwhoever\b|\bgoes on\b|\bcries\b|the worst\b|likeliest|in vain\b"
+    r"|a truth\b|of the draws|\bso long\b|\bdies\b|\bwants\b|\bturn over\b",
+    re.I,
+)
+"""Phrases that messages and help texts had, and that plain technical English has other words for."""
+
+
+def said(path: Path) -> Iterator[str]:
+    """What a module tells a user: messages of errors, help of arguments, the verbs' own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        told = isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg in ("help", "description"))
+        if told or (path.name == "__main__.py" and isinstance(node, ast.Dict)):
+            yield "".join(part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
+
+
+def test_messages_and_help_texts_are_plain() -> None:
+    files = [path for room in ("moescope", "tracer", "analyzer", "views", "runtime") for path in (ROOT / room).rglob("*.py")]
+    texts = [(path.relative_to(ROOT), text) for path in files for text in said(path)]
+    assert len(texts) > 500
+    assert [(str(path), text) for path, text in texts if RIDDLES.search(text)] == []

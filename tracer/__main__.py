@@ -8,7 +8,7 @@ from moescope.environment import enter_project_environment
 VERBS = {
     "run": "trace a command, from its first instruction to its end",
     "attach": "trace a process that runs already",
-    "compare": "trace two commands by turns until it is clear which is faster, and where",
+    "compare": "trace two commands alternately until it is clear which is faster, and where",
     "probes": "show every probe that would be placed, and why there",
     "plan": "write down what to attach, for a machine without Python",
     "doctor": "list what the tracer needs, what is there, and how to get the rest",

@@ -57,7 +57,7 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise TracerError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TracerError(f"{path} is no TOML: {error}") from None
+        raise TracerError(f"{path} is not valid TOML: {error}") from None
 
 
 def converted(action: argparse.Action, value: Any, where: str) -> Any:
@@ -67,7 +67,7 @@ def converted(action: argparse.Action, value: Any, where: str) -> Any:
             raise TracerError(f"{where} = {value!r} must be true or false")
         return value
     if isinstance(value, (bool, dict)):
-        raise TracerError(f"{where} = {value!r} is no value for --{where.rpartition(' ')[2]}")
+        raise TracerError(f"{where} = {value!r} is not a valid value for --{where.rpartition(' ')[2]}")
     if isinstance(value, list) and (action.nargs in ("+", "*") or isinstance(action, argparse._AppendAction)):
         return [word(action, part, where) for part in value]
     return word(action, ",".join(map(str, value)) if isinstance(value, list) else value, where)

@@ -96,7 +96,7 @@ def server(trace: Path, offline: bool, port: int) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer((HOST, port), handler)
     except OverflowError:
-        raise ViewError(f"port {port} does not exist: 0 to 65535 do") from None
+        raise ViewError(f"port {port} is out of range: choose 0 to 65535") from None
     except OSError as error:
         raise ViewError(
             f"port {port} on {HOST} cannot be used ({error.strerror}); close what holds it, or use --offline"

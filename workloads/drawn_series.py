@@ -61,6 +61,11 @@ def missed(parts: Parts, drawn: Drawn) -> set[str]:
     return {name for name in NAMES if not right[name]}
 
 
+def surplus(parts: Parts) -> int:
+    """How many steps, drifts and bursts were found beyond the one of each that `draw` plants."""
+    return sum(max(len(found) - 1, 0) for found in (parts.shifts, parts.drifts, parts.bursts))
+
+
 def invented(parts: Parts) -> set[str]:
     """What was found in plain noise."""
     found = (parts.first, parts.shifts, parts.drifts, parts.period, parts.bursts)

@@ -63,7 +63,7 @@ def percentage(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is no percentage; write 5%")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage; write 5%")
     return value
 
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             raise CompareError(f"{len(base)} paths without --vs; give BASE CAND, or BASE... --vs CAND...")
         base, cand = base[:1], base[1:]
     if not 0 < args.alpha < 1:
-        raise CompareError(f"--alpha {args.alpha} is no probability")
+        raise CompareError(f"--alpha {args.alpha} is not a probability")
     with progress("reading") as step:
         sides = read_all(base, step), read_all(cand, step)
         comparison = document(compare(*sides, Rules(args.alpha, args.threshold, args.seed), step))

@@ -1,4 +1,4 @@
-"""Hold measured times against a truth: accuracy alpha in %, and scaled error ε* in µs of error per ms (lm-Meter's figures).
+"""Hold measured times against a reference: accuracy alpha in %, and scaled error ε* in µs of error per ms (lm-Meter's figures).
 
 Without --truth, phases are held against the log that our runtime wrote of itself (RUN/runtime.json). Kernels need a truth from
 duplication: benchmarks/fidelity.py makes one for our runtime.

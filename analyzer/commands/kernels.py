@@ -185,5 +185,5 @@ def _numbers(text: str, name: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise PredictError(f"{name} {text!r}: write whole numbers from 1 on, such as 1,8,64")
+        raise PredictError(f"{name} {text!r}: write whole numbers of 1 or more, such as 1,8,64")
     return numbers

@@ -66,7 +66,7 @@ def count(texts: list[str], tokenizer: Path | None) -> np.ndarray:
     try:
         encoder = Tokenizer.from_file(str(tokenizer))
     except Exception as error:
-        raise PredictError(f"{tokenizer} is no tokenizer ({error}): give a tokenizer.json") from None
+        raise PredictError(f"{tokenizer} is not a tokenizer ({error}): give a tokenizer.json") from None
     return np.array([len(encoded.ids) for encoded in encoder.encode_batch(texts)])
 
 
@@ -75,4 +75,4 @@ def size_of(word: str, total: int) -> int:
     try:
         return max(round(float(word[:-1]) / 100 * total), 1) if word.endswith("%") else int(word)
     except ValueError:
-        raise PredictError(f"size {word!r} is none: write 100 or 10%") from None
+        raise PredictError(f"{word!r} is not a size: write 100 or 10%") from None

@@ -1,4 +1,4 @@
-"""lm-Meter's harmonic quantization score: what a quantized model gained in speed against what it lost in accuracy.
+"""lm-Meter's harmonic quantization score: speed gained by quantization against quality lost in accuracy.
 
 Speed comes from two recordings of the same work, accuracy from you: perplexities of the same text, or any score where higher is
 better. 1 is the original; one part that is bad pulls the score down whatever the others gained.

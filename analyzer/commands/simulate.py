@@ -165,4 +165,4 @@ def _number(word: str, kind: Any) -> Any:
     try:
         return kind(word)
     except ValueError:
-        raise PredictError(f"{word!r} is no number") from None
+        raise PredictError(f"{word!r} is not a number") from None

@@ -28,13 +28,15 @@ def run(args: argparse.Namespace) -> int:
     if "model" not in facts:
         print("too few decode steps to tell a trend")
         return 0
-    for label, text, _ in trends.sentences(facts):
-        print(f"{label}: {text}")
+    found = [f"{label}: {text}" for label, text, _ in trends.sentences(facts)]
+    nothing = f"{facts['step_ms']['n']} decode steps show no slow first one, no change of level, no drift, no period, no burst"
+    print("\n".join(found or [nothing]))
     if facts["model"]:
         m = facts["model"]
+        sign = "-" if m["us_per_token"] < 0 else "+"
         print(
-            f"step = {m['base_ms']:.2f} ms + {m['us_per_token']:.2f} µs x context; off by {m['mape']:.1%} on average on "
-            f"{m['judged_on']} steps it has not seen ({m['mape_constant']:.1%} for a constant)"
+            f"step = {m['base_ms']:.2f} ms {sign} {abs(m['us_per_token']):.2f} µs x context; off by {m['mape']:.1%} on average "
+            f"on {m['judged_on']} steps it has not seen ({m['mape_constant']:.1%} for a constant)"
         )
     if len(growing):
         show(growing, "growth with the context, decode")

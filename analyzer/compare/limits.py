@@ -33,7 +33,7 @@ def parse_limit(text: str) -> Limit:
     except ValueError:
         least = -1.0
     if kind not in KINDS or least < 0 or (share and not KINDS[kind]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no limit; write one of {', '.join(KINDS)}, the first two as slower:5%")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a limit; write one of {', '.join(KINDS)}, the first two as slower:5%")
     return Limit(kind, least)
 
 

@@ -104,7 +104,7 @@ def _read(path: Path) -> tuple[Result, dict[str, Any]]:
         start = math.nan if start is None else float(start)
         return Result(str(about["name"]), metrics, about["environment"], about["series"], routes, graph, start), about
     except (OSError, ValueError, KeyError, TypeError, zlib.error) as error:
-        raise CompareError(f"{path} is no stored result ({error!r}); give a recording, or make one with --save") from None
+        raise CompareError(f"{path} is not a stored result ({error!r}); give a recording, or make one with --save") from None
 
 
 def read(path: Path) -> list[Result]:

@@ -87,7 +87,7 @@ def rows_of(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     if is_viewer_text(text):
         yield from rows_of_text(text)
         return
-    raise RecordingError(f"{path} is no profile of QNN: no line holds the columns {', '.join(COLUMNS)}")
+    raise RecordingError(f"{path} is not a QNN profile: no line has the columns {', '.join(COLUMNS)}")
 
 
 @dataclass
@@ -114,7 +114,7 @@ def read_csv(path: Path) -> Imported:
     """Read a profile or the viewer's text; a damaged line is left out and counted. Raises RecordingError where it is none."""
     text = text_of(path)
     if "\0" in text:
-        raise RecordingError(f"{path} is no CSV but QNN's serialized log, or damaged: make it a CSV with qnn-profile-viewer")
+        raise RecordingError(f"{path} is not CSV: it is damaged, or QNN's serialized log; convert it with qnn-profile-viewer")
     complete_lines = text[: text.rfind("\n") + 1]
     rows, bad, sequence = [], [], Sequence()
     for line, cells in rows_of(path, complete_lines):

@@ -30,4 +30,4 @@ def read_op_map(path: Path) -> dict[str, Mapped]:
             for row in mappings
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RecordingError(f"{path} is no op map ({error!r}): {REMEDY}") from None
+        raise RecordingError(f"{path} is not an op map ({error!r}): {REMEDY}") from None

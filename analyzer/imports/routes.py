@@ -71,7 +71,7 @@ def _frame(path: Path, header: tuple[str, ...], rows: list[str], columns: tuple[
     if not ((whole >= 0) & (whole % 1 == 0) & (whole < EXACT)).all(axis=None) or not (frame[["layer", "expert"]] < MOST).all(
         axis=None
     ):
-        raise RecordingError(f"{path}: layers, experts and steps are whole numbers from 0 on: a row holds another")
+        raise RecordingError(f"{path}: layers, experts and steps must be whole numbers of 0 or more: one row has something else")
     return frame.astype(dict.fromkeys(whole.columns, np.int64))
 
 
@@ -142,7 +142,9 @@ def _from_rows(frame: pd.DataFrame) -> Tables:
     lengths = np.diff(begins, append=len(layer))
     k = int(lengths.min())
     if (lengths % k).any():
-        raise RecordingError(f"a layer's rows are no multiple of {k}, the fewest of any: the file is cut off, or no such trace")
+        raise RecordingError(
+            f"a layer's rows are not a multiple of {k}, the smallest count of any layer: the file is truncated or of another kind"
+        )
     run_step = np.cumsum(np.diff(layer[begins], prepend=layer.max() + 1) < 0) - 1
     run, place = np.repeat(np.arange(len(begins)), lengths), np.arange(len(layer)) - np.repeat(begins, lengths)
     rows = np.array([lengths[run_step == step].max() // k for step in range(run_step[-1] + 1)])

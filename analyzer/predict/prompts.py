@@ -24,7 +24,7 @@ def matched_subset(lengths: np.ndarray, size: int, seed: int = 0) -> tuple[np.nd
     One prompt is drawn from each of `size` equal slices of the sorted lengths; ties in length fall at random, so subjects mix.
     """
     if not 1 <= size <= len(lengths):
-        raise PredictError(f"a subset of {size} out of {len(lengths)} prompts: ask for 1 to {len(lengths)}")
+        raise PredictError(f"a subset of {size} out of {len(lengths)} prompts is not possible: ask for 1 to {len(lengths)}")
     random = np.random.default_rng(seed)
     best: tuple[float, np.ndarray] | None = None
     for _ in range(CANDIDATES):

@@ -1,4 +1,4 @@
-"""lm-Meter's harmonic quantization score: what a quantized model gained in speed against what it lost in accuracy."""
+"""lm-Meter's harmonic quantization score: speed gained by quantization against quality lost in accuracy."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Measured:
 def from_perplexity(perplexity: float, seconds_per_token: dict[str, float]) -> Measured:
     """Accuracy as the probability that the model gives a token of the text, geometric mean: 1 / perplexity."""
     if perplexity < 1:
-        raise PredictError(f"a perplexity of {perplexity} is none: it is 1 or more")
+        raise PredictError(f"{perplexity} is not a perplexity: it must be 1 or more")
     return Measured(1 / perplexity, seconds_per_token)
 
 

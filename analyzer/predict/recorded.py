@@ -80,7 +80,7 @@ def byte_count(word: str) -> int:
     """Bytes of `64MiB` or `1500000`."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", word.strip().lower())
     if not match or match[2] not in SCALES:
-        raise PredictError(f"cache size {word!r} is none: write 64MiB, 1500000 or 50%")
+        raise PredictError(f"{word!r} is not a cache size: write 64MiB, 1500000 or 50%")
     return int(float(match[1]) * SCALES[match[2]])
 
 

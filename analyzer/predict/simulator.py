@@ -54,7 +54,7 @@ class Settings:
         if self.chunk < 1 or not self.tiers or min(self.tiers) < 1:
             raise PredictError("chunk and tiers must be 1 or more")
         if isinstance(self.prefetch, str) and self.prefetch != RECORDED:
-            raise PredictError(f"prefetching by {self.prefetch!r} is unknown: give a probability, or {RECORDED!r}")
+            raise PredictError(f"prefetch {self.prefetch!r} is unknown: give a probability, or {RECORDED!r}")
         if isinstance(self.prefetch, float) and not 0 < self.prefetch <= 1:
             raise PredictError("the prefetch threshold is a probability: above 0, up to 1")
 

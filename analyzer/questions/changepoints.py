@@ -12,8 +12,11 @@ import numpy as np
 
 SPIKE_SIGMAS = 5.0
 SHIFT_SIGMAS = 3.0
-CUT, SLOPE = 4.0, 2.0
-"""Times ln(steps): by so much must a cut, or a slope, lower the cost of a partition. benchmarks.series says what that finds."""
+CUT, SLOPE = 4.0, 7.0
+"""By CUT times ln(steps) must a cut lower the cost of a partition, by SLOPE a slope, of which a segment has but one to choose.
+
+benchmarks.series says what that finds, and how often something is found in noise alone.
+"""
 MIN_STEPS = 8
 LEAST_SERIES = 3 * MIN_STEPS
 MEDIAN_WIDTH = 31
@@ -93,10 +96,20 @@ class Segment(NamedTuple):
 
 
 def running_median(values: np.ndarray, width: int = MEDIAN_WIDTH) -> np.ndarray:
-    """The median around each step."""
+    """The median around each step; beyond its ends the series goes on as it is there, mirrored about its slope."""
     half = min(width, len(values) - 1) // 2
-    padded = np.pad(values, half, mode="reflect") if half > 0 else values
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * max(half, 0) + 1), axis=1)
+    if half <= 0:
+        return values.copy()
+    back = 2 * np.arange(half, 0, -1)
+    head = values[half:0:-1] - back * slope_of(values[: 2 * half + 1])
+    tail = values[-2 : -half - 2 : -1] + back[::-1] * slope_of(values[-2 * half - 1 :])
+    return np.median(np.lib.stride_tricks.sliding_window_view(np.concatenate((head, values, tail)), 2 * half + 1), axis=1)
+
+
+def slope_of(values: np.ndarray) -> float:
+    """The median of the slopes between all pairs of steps."""
+    i, j = np.triu_indices(len(values), 1)
+    return float(np.median((values[j] - values[i]) / (j - i)))
 
 
 def standing_out(values: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
@@ -178,14 +191,14 @@ def partition(y: np.ndarray) -> tuple[list[Segment], float]:
     n = len(y)
     if n < 2 * MIN_STEPS:
         return [Segment(0, n, False)] if n else [], 1.0
-    scale, penalty, slope_penalty = variance(y), CUT * np.log(n), SLOPE * np.log(n)
+    scale, penalty = variance(y), CUT * np.log(n)
     sums = prefix_sums(y)
     least, begin, sloping = np.full(n + 1, np.inf), np.zeros(n + 1, np.int64), np.zeros(n + 1, bool)
     least[0] = 0.0
     for end in range(MIN_STEPS, n + 1):
         begins = np.arange(end - MIN_STEPS + 1)
         flat, by_slope = costs(sums, begins, end)
-        gain = np.maximum(by_slope / scale - slope_penalty, 0.0)
+        gain = np.maximum(by_slope / scale - SLOPE, 0.0)
         cost = least[begins] + flat / scale - gain + penalty
         best = int(np.argmin(cost))
         least[end], begin[end], sloping[end] = cost[best], best, gain[best] > 0

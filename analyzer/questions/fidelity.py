@@ -64,7 +64,9 @@ def log_truth(path: Path) -> dict[str, float]:
         steps = pd.DataFrame(json.loads(path.read_text())["steps"])
         return {str(phase): float(ns) / 1e6 for phase, ns in steps.groupby("phase")["duration_ns"].mean().items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AnalysisError(f"{path} is no log of the runtime ({error!r}); write one with: runtime generate --log FILE") from None
+        raise AnalysisError(
+            f"{path} is not a log of the runtime ({error!r}); write one with: runtime generate --log FILE"
+        ) from None
 
 
 def read_truth(path: Path) -> dict[str, dict[str, float]]:

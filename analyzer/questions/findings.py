@@ -242,7 +242,9 @@ def small_batches(facts: Facts) -> Iterator[Finding]:
         return
     around = float(facts.ledger[list(ledger.HANDING_OVER)].to_numpy().sum())
     steps, each = given["token_id"].nunique(), around / len(given) / 1e3
-    text = f"{len(given) / steps:,.0f} submissions a step to the accelerator cost {each:,.0f} µs each to hand over and take back"
+    text = (
+        f"submissions to the accelerator, {len(given) / steps:,.0f} a step, cost {each:,.0f} µs each to hand over and take back"
+    )
     yield facts.finding("submissions", text, around, {"submissions": len(given), "us_each": each}, QUERIES["submissions"])
 
 

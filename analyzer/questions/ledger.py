@@ -316,7 +316,7 @@ def submissions(tables: Tables) -> pd.DataFrame:
     """What was given to an accelerator within tokens, and when the host knew that it was done."""
     executes, graphs, batches = tables["qnn_executes"], given_away(tables), answered(tables)
     graphs = graphs[(graphs["backend"] != "hexagon").to_numpy() | (len(batches) == 0)]
-    waited = first_waits(tables, graphs)
+    waited = first_waits(tables, graphs)[["wait_ns", "done_ns"]]
     late = executes["asynchronous"].to_numpy()
     done = {"submitted_ns": np.where(late, executes["returned_ns"], executes["begin_ns"]), "done_ns": executes["end_ns"]}
     done |= {
@@ -345,13 +345,14 @@ def answered(tables: Tables) -> pd.DataFrame:
     )
 
 
-def first_waits(tables: Tables, graphs: pd.DataFrame) -> dict[str, np.ndarray]:
-    """For each graph the first wait for its backend behind its submission: when it began and ended; -1 where there is none."""
+def first_waits(tables: Tables, graphs: pd.DataFrame) -> pd.DataFrame:
+    """For each graph the first wait for its backend behind its submission: graph_id, wait_ns, done_ns; -1: there is none."""
     every = tables["graphs"]
     waits = every[every["kind"] == "wait"].sort_values("begin_ns", kind="stable")
     key = codes(*(np.concatenate((waits[name], graphs[name])) for name in ("backend", "pid")))
     row = following(key[: len(waits)], waits["begin_ns"].to_numpy(), key[len(waits) :], graphs["end_ns"].to_numpy() - 1)
-    return {f"{to}_ns": np.append(waits[of], NONE)[row] for to, of in (("wait", "begin_ns"), ("done", "end_ns"))}
+    names = {"graph_id": "graph_id", "wait_ns": "begin_ns", "done_ns": "end_ns"}
+    return pd.DataFrame({name: np.append(waits[column], NONE)[row] for name, column in names.items()}, index=graphs.index)
 
 
 def waits(tables: Tables, pieces: pd.DataFrame) -> Intervals:
@@ -381,6 +382,7 @@ def faster(tables: Tables, pieces: pd.DataFrame, share: float = FASTER) -> dict[
     return {
         "faster": share,
         "submissions": len(given),
+        "unprofiled": int(given["accelerator_ns"].isna().sum()),
         "works_ms": float(busy.sum()) / 1e6,
         "waited_ms": float(waited.length.sum()) / 1e6,
         "spun_ms": float(common(waited, Spans(tables).state("running")).length.sum()) / 1e6,
@@ -397,10 +399,10 @@ def run_sum(rows: pd.DataFrame) -> dict[str, float]:
 
 def gain(answer: dict[str, Any]) -> str:
     """`faster` in words."""
-    worked, waited = answer["works_ms"], answer["waited_ms"]
+    worked, waited, bound = answer["works_ms"], answer["waited_ms"], "at most " if answer["unprofiled"] else ""
     return (
         f"an accelerator that takes {answer['faster']:.0%} less time would win {answer['won_ms']:,.2f} ms "
-        f"({answer['won_share']:.1%} of the steps): it works {worked:,.1f} ms, for {waited:,.1f} of which steps wait"
+        f"({answer['won_share']:.1%} of the steps): it works {bound}{worked:,.1f} ms, and steps wait for it {waited:,.1f} ms"
     )
 
 

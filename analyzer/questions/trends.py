@@ -130,16 +130,8 @@ def step_model(steps: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def drift(ms: np.ndarray) -> dict[str, float]:
-    """Medians of the first and the last third of the steps (`first_ms`, `last_ms`, of `steps` each), and the `change`."""
-    third = len(ms) // 3
-    first, last = float(np.median(ms[:third])), float(np.median(ms[-third:]))
-    return {"first_ms": first, "last_ms": last, "steps": third, "change": last / first - 1 if first else 0.0}
-
-
 def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]:
-    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, first, drift (of a third of the steps), change_points,
-    drifts, periodic, bursts, model."""
+    """The above, JSON-able: ttft_ms, tpot_ms, step_ms, first, change_points, drifts, periodic, bursts, model."""
     steps = decode_steps(tables) if steps is None else steps
     answer: dict[str, Any] = {
         "ttft_ms": distribution(ttft_ms(complete_steps(tables["tokens"]))),
@@ -152,7 +144,6 @@ def summary(tables: Tables, steps: pd.DataFrame | None = None) -> dict[str, Any]
     parts, ids = changepoints.take_apart(ms), steps["token_id"].tolist()
     return answer | {
         "first": {"token_id": ids[0], "ms": float(ms[0]), "times": parts.first} if parts.first else None,
-        "drift": drift(ms),
         "change_points": [{"token_id": ids[s.at], "before_ms": s.before, "after_ms": s.after} for s in parts.shifts],
         "drifts": [{"token_id": ids[d.at], "until": ids[d.until], "from_ms": d.before, "to_ms": d.after} for d in parts.drifts],
         "periodic": swing(parts),
@@ -170,9 +161,6 @@ def swing(parts: changepoints.Parts) -> dict[str, float] | None:
 
 def sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     """(label, text, token) of what happened across tokens; token -1 where it is all of them."""
-    if moved := facts.get("drift"):
-        ends = f"the first {moved['steps']} steps take {moved['first_ms']:,.2f} ms (median), the last {moved['last_ms']:,.2f} ms"
-        yield f"drift {moved['change']:+.1%}", ends, -1
     if first := facts.get("first"):
         yield "first step", f"{first['ms']:,.2f} ms, {first['times']:,.1f} times those behind it", first["token_id"]
     for jump in facts.get("change_points") or []:
@@ -180,7 +168,7 @@ def sentences(facts: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     for moved in facts.get("drifts") or []:
         change = moved["to_ms"] / moved["from_ms"] - 1 if moved["from_ms"] else 0.0
         ends = f"{moved['from_ms']:,.2f} ms at token {moved['token_id']} to {moved['to_ms']:,.2f} ms at token {moved['until']}"
-        yield "steady drift", f"{change:+.1%}: {ends}", moved["token_id"]
+        yield "drift", f"{change:+.1%}: {ends}", moved["token_id"]
     for burst in facts.get("bursts") or []:
         text = f"{burst['steps']} steps from token {burst['token_id']} on take {burst['more_ms']:,.2f} ms more"
         yield "burst", text, burst["token_id"]

@@ -45,7 +45,7 @@ def require_package(folder: Path) -> None:
     from runtime.package.layout import is_package
 
     if not is_package(folder):
-        raise RequestError(f"{folder} is no package: make one with `python -m runtime convert`")
+        raise RequestError(f"{folder} is not a package: make one with `python -m runtime convert`")
 
 
 def parse_tiers(text: str) -> tuple[int, ...]:
@@ -55,4 +55,4 @@ def parse_tiers(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(tier) for tier in text.split(",")}))
     except ValueError:
-        raise RequestError(f"tiers {text!r} are no list of numbers: write for example 1,8,32") from None
+        raise RequestError(f"tiers {text!r} is not a list of numbers: write for example 1,8,32") from None

@@ -14,7 +14,7 @@ EXAMPLES = """example:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("folder", type=Path, help="folder to write the model into")
-    add_count(parser, "--seed", default=0, help="random seed; the same seed gives the same bytes", metavar=None)
+    add_count(parser, "--seed", default=0, help="random seed; the same seed gives identical output", metavar=None)
 
 
 def run(args: argparse.Namespace) -> int:

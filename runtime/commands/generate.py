@@ -35,7 +35,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     report = parser.add_argument_group("report")
     add_json(report)
     report.add_argument(
-        "--logprobs", type=int, metavar="N", help="with --json: log probability of every token, and those of the N likeliest"
+        "--logprobs", type=int, metavar="N", help="with --json: log probability of every token, and of the N most likely"
     )
     report.add_argument("--log", type=Path, metavar="FILE", help="write the runtime's log of the run as JSON")
     report.add_argument(
@@ -66,20 +66,24 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)")
     sampling.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest tokens; 0: from all (default)"
+        "--top-k", type=int, default=0, metavar="K", help="sample from the K most likely tokens; 0: all (default)"
     )
     sampling.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this total probability"
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample from the smallest set of tokens with at least this total probability",
     )
     sampling.add_argument(
         "--min-p",
         type=float,
         default=0.0,
         metavar="P",
-        help="draw from tokens with at least this share of the likeliest one's chance",
+        help="sample from tokens with at least this fraction of the most likely token's probability",
     )
     sampling.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: tokens that were there are less likely"
+        "--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: makes repeated tokens less likely"
     )
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     add_count(sampling, "--seed", default=0, help="random seed", metavar=None)
@@ -125,7 +129,7 @@ def add_caches(placement: argparse._ArgumentGroup) -> None:
         "--prefetch",
         choices=("auto", "on", "off"),
         default="auto",
-        help="load experts ahead of the router (auto: where a trial shows that it pays)",
+        help="load experts ahead of the router (auto: where a trial shows that it saves time)",
     )
     placement.add_argument(
         "--kv-bits", type=int, choices=(8, 16, 32), default=32, help="bits of a number in the KV cache (default: 32)"

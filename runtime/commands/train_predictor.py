@@ -96,7 +96,7 @@ def _segments(model: "MoE", args: argparse.Namespace) -> tuple[list[list[int]], 
         learn = [segment for i, segment in enumerate(learn) if i % 10 != 5]
     learn, test = _spread(learn, max(args.tokens // length, 2)), _spread(test, max(args.test_tokens // length, 1))
     if len(learn) < 2 or not test:
-        raise RequestError(f"{len(learn)} segments of {length} tokens are too little to learn from: give more text")
+        raise RequestError(f"{len(learn)} segments of {length} tokens are too few to learn from: give more text")
     return learn, test
 
 

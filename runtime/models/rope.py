@@ -121,7 +121,7 @@ def _longrope(rates: np.ndarray, rope: dict[str, Any], config: dict[str, Any], i
             scale = rope.get(f"{kind}_mscale") or stretch
         factors = np.array(rope[f"{kind}_factor"], np.float32)
         if len(factors) != len(rates):
-            raise ModelError(f"{kind}_factor of rope_scaling has {len(factors)} numbers, this model's heads want {len(rates)}")
+            raise ModelError(f"{kind}_factor of rope_scaling has {len(factors)} numbers, this model's heads need {len(rates)}")
         turned = rates / factors
         return Rope(tuple(float(rate) for rate in turned), float(scale), interleaved, **further)
 

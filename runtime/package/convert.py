@@ -77,7 +77,9 @@ class PackageFormat:
         if self.backend not in ("any", "cpu", "qnn"):
             raise RequestError(f"backend {self.backend!r} is unknown: choose cpu or qnn")
         if self.backend == "qnn" and not self.portable:
-            raise RequestError(f"the NPU takes no blocks of {self.block} weights: choose --block {NPU_BLOCKS[-1]} or less")
+            raise RequestError(
+                f"the NPU does not support blocks of {self.block} weights: choose --block {NPU_BLOCKS[-1]} or less"
+            )
         if any(bits not in (0, *BITS) for bits in (self.attention_bits, self.head_bits)):
             raise RequestError(f"bits are one of {BITS}")
 
@@ -330,7 +332,7 @@ def convert(model: Path, target: Path, progress: Progress | None = None, what: P
     family = read_family(config, model)
     read_tokenizer(model)
     if target.exists() and not is_package(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise PackageError(f"{target} exists and is no package: choose another place")
+        raise PackageError(f"{target} exists and is not a package: choose another place")
     check_coverage(model, family, int(config.get("num_nextn_predict_layers") or 0))
     working = target.parent / f".{target.name}.partial"
     try:

@@ -25,7 +25,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:
-        raise ModelError(f"{path} is no tokenizer ({error}): copy it again") from None
+        raise ModelError(f"{path} is not a tokenizer ({error}): copy it again") from None
 
 
 def further_end_ids(folder: Path) -> frozenset[int]:
@@ -34,7 +34,7 @@ def further_end_ids(folder: Path) -> frozenset[int]:
     ids = read_json(path, "copy it from the model").get("eos_token_id") if path.exists() else None
     further = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(isinstance(token, int) for token in further):
-        raise ModelError(f"{path} has an eos_token_id that is no number: copy it from the model")
+        raise ModelError(f"{path} has an eos_token_id that is not a number: copy it from the model")
     return frozenset(further)
 
 

@@ -1,4 +1,4 @@
-"""`tracer compare`: trace two commands by turns until it is clear which is faster, and where."""
+"""`tracer compare`: trace two commands alternately until it is clear which is faster, and where."""
 
 import argparse
 import json

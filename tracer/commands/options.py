@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_btf(parser: argparse.ArgumentParser) -> None:
     """A file with the kernel's types."""
-    parser.add_argument("--btf", type=Path, metavar="FILE", help="types of a kernel that holds none (docs/kernels.md)")
+    parser.add_argument("--btf", type=Path, metavar="FILE", help="BTF types for a kernel without built-in BTF (docs/kernels.md)")
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +91,7 @@ def share(text: str) -> float:
         value = float(text.removesuffix("%")) / 100
         if 0 < value <= 1:
             return value
-    raise argparse.ArgumentTypeError(f"{text!r} is no share; write 10 or 10%, at most 100%")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share; write 10 or 10%, at most 100%")
 
 
 def seconds(text: str) -> float:
@@ -103,7 +103,7 @@ def seconds(text: str) -> float:
                 if 0 < value < float("inf"):
                     return value
             break
-    raise argparse.ArgumentTypeError(f"{text!r} is no time; write 2, 2s, 50ms or 300us")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 2, 2s, 50ms or 300us")
 
 
 def add_probe_files(parser: argparse.ArgumentParser) -> None:

@@ -108,7 +108,8 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
         code = conclude(session, target)
         if with_views and session.saw_engine():
             write_results(options)
-        print_plain(as_called(next_step(options.output, session.saw_engine())))
+        sys.stdout.flush()
+        say(as_called(next_step(options.output, session.saw_engine())))
     return code if session.interrupted or not target.started_here else max(code, see_off(session, target))
 
 

@@ -66,7 +66,7 @@ class Btf:
             return cls(blob)
         section = ELFFile(io.BytesIO(blob)).get_section_by_name(".BTF")
         if section is None:
-            raise BtfError(f"{path} carries no BTF; compile it with clang -g")
+            raise BtfError(f"{path} has no BTF; compile it with clang -g")
         return cls(section.data())
 
     def string(self, offset: int) -> str:

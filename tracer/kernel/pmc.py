@@ -109,7 +109,7 @@ def parse(names: list[str]) -> tuple[Event, ...]:
     events = tuple(_event(name) for name in names)
     missing = [event.name for event in events if not event.works()]
     if missing:
-        raise TracerError(f"this machine has no event {', '.join(missing)}; it has: {', '.join(offered())}")
+        raise TracerError(f"this machine does not have the event {', '.join(missing)}; it has: {', '.join(offered())}")
     return events
 
 

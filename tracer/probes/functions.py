@@ -100,7 +100,7 @@ class Wrong(Exception):
 def parse_argument(name: str, text: Any) -> Argument:
     """An argument from its text, such as `u64 *(@3 + 16)`."""
     if not isinstance(text, str) or len(text.split(None, 1)) != 2:
-        raise Wrong(f"{text!r} is no argument; {GRAMMAR}")
+        raise Wrong(f"{text!r} is not an argument; {GRAMMAR}")
     kind, place = text.split(None, 1)
     if kind not in SIZES:
         raise Wrong(f"unknown type {kind!r}; known: {', '.join(SIZES)}")
@@ -120,7 +120,7 @@ def parse_place(text: str) -> tuple[int, list[int]]:
         return int(register[1]) - 1, []
     memory = MEMORY.match(text)
     if memory is None:
-        raise Wrong(f"{text!r} is no place; {GRAMMAR}; arguments 1 to 6 are in registers")
+        raise Wrong(f"{text!r} is not a place; {GRAMMAR}; arguments 1 to 6 are in registers")
     source, offsets = parse_place((memory[1] or memory[4]).strip())
     return source, [*offsets, int((memory[2] or "") + (memory[3] or "0"), 0)]
 

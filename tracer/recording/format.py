@@ -76,7 +76,7 @@ def is_whole(content: dict[str, Any]) -> bool:
 def check_shape(path: Path, manifest: Any) -> None:
     """Raise RecordingError where a part of the manifest is none of its kind."""
     if not isinstance(manifest, dict):
-        raise RecordingError(f"{path}/manifest.json is no JSON object; record again")
+        raise RecordingError(f"{path}/manifest.json is not a JSON object; record again")
     for kind, keys in SHAPE.items():
         for key in keys.split():
             value = manifest.get(key)
@@ -113,7 +113,7 @@ class Recording:
         try:
             self.manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
         except FileNotFoundError:
-            raise RecordingError(f"{self.path} is no recording: it has no manifest.json") from None
+            raise RecordingError(f"{self.path} is not a recording: it has no manifest.json") from None
         except (ValueError, OSError, RecursionError) as error:
             raise RecordingError(f"{self.path}/manifest.json cannot be read: {error}") from None
         self.is_whole = isinstance(self.manifest, dict) and (is_whole(self.manifest) or not self.was_sealed)

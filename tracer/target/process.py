@@ -148,11 +148,11 @@ def command_line(pid: int) -> bytes:
         status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        raise TargetError(f"no process {pid}; it may have ended") from None
+        raise TargetError(f"there is no process {pid}; it may have ended") from None
     if status[0] in "ZX":
         raise TargetError(f"process {pid} has ended; its parent, process {status[1]}, has not asked for its status yet")
     if int(status[6]) & KERNEL_THREAD:
-        raise TargetError(f"{pid} is a thread of the kernel, which runs no program to probe")
+        raise TargetError(f"{pid} is a kernel thread, which has no program to probe")
     return words
 
 

@@ -1,4 +1,4 @@
-"""Show what a recording that is being made shows right now: decode speed, phases, top operators, expert hits, probes' cost.
+"""Show live figures of a recording in progress: decode speed, phases, top operators, expert hits, probes' cost.
 
 examples:
   python -m views top                       the newest recording under recordings/
@@ -32,7 +32,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--window", metavar="S", type=float, default=10.0, help="seconds that the figures cover, up to now (default: 10)"
     )
-    parser.add_argument("--once", action="store_true", help="show one picture and end")
+    parser.add_argument("--once", action="store_true", help="show the figures once and exit")
 
 
 def newest(folder: Path) -> Path:

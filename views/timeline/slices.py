@@ -12,6 +12,8 @@ import pandas as pd
 import pyarrow
 
 from analyzer.questions.experts import prefetched_runs
+from analyzer.questions.groups import given_away
+from analyzer.questions.ledger import first_waits
 from views.timeline.protobuf import _messages
 
 Tables = Mapping[str, pd.DataFrame]
@@ -225,6 +227,8 @@ def model_place(frame: pd.DataFrame) -> np.ndarray:
 
 def graph_name(kind: str, layer: int, expert: int, backend: str, repeated: bool) -> str:
     """Its place in the model, or only where it runs if the operator around it says that place."""
+    if kind == "wait":
+        return f"wait for {backend.upper()}"
     return f"graph on {backend.upper()}" if repeated and backend else place(kind, layer, expert)
 
 
@@ -234,17 +238,28 @@ def run_name(layer: int, expert: int, cache: str, repeated: bool) -> str:
 
 
 def graph_slices(tables: Tables) -> Slices:
-    """One slice per graph run; those that submit to the NPU start a flow, those on other threads join their step's."""
+    """One slice per graph run; those that submit start a flow, to the NPU or to the wait; others' threads join their step's."""
     frame = tables["graphs"]
     submitted = frame["graph_id"].isin(tables["qnn_executes"]["graph_id"]).to_numpy()
     args = texts(frame, "backend", "name") | ints(frame, "layer", "expert") | several_tokens(frame) | positive(frame, "tier")
     args["status"] = np.where(frame["status"] != 0, frame["status"], -1).astype(np.int64)
     name = joined(graph_name, frame["kind"], frame["layer"], frame["expert"], frame["backend"], repeats_operator(tables, frame))
     slices = of_frame("graph", name, frame, args)
-    slices.flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
+    flow = np.where(submitted, frame["graph_id"] + 1, 0).astype(np.int64)
+    slices.flow, slices.ends_flow = flow_to_waits(tables, flow)
     step = graph_steps(tables)
     slices.step_flow = np.where(step >= 0, step + STEP, 0)
     return slices
+
+
+def flow_to_waits(tables: Tables, flow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(flow ids of graphs with those from what is given to an accelerator to the wait for it, which graphs end theirs)."""
+    given = given_away(tables)
+    waits = first_waits(tables, given)["graph_id"].to_numpy(np.int64)
+    ids, given_ids = tables["graphs"]["graph_id"], given["graph_id"].to_numpy(np.int64)[waits >= 0]
+    begun, ended = rows_of(ids, pd.Series(given_ids)), rows_of(ids, pd.Series(waits[waits >= 0]))
+    flow[begun] = flow[ended] = given_ids + 1
+    return flow, np.isin(np.arange(len(flow)), ended)
 
 
 def operator_name(kind: str, name: str) -> str:

@@ -56,7 +56,7 @@ def load(name: str) -> Device:
     try:
         return parse(tomllib.loads(path.read_text()), path)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PredictError(f"{path} is no TOML ({error}): see {HERE / 'h20.toml'} for the form") from None
+        raise PredictError(f"{path} is not valid TOML ({error}): see {HERE / 'h20.toml'} for the form") from None
 
 
 def parse(values: dict[str, Any], path: Path) -> Device:

@@ -218,7 +218,7 @@ def _htp_devices() -> list[Any]:
 
         ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
     except ImportError:
-        raise PredictError("no QNN here: pip install 'moescope[npu]'") from None
+        raise PredictError("QNN is not installed: pip install 'moescope[npu]'") from None
     except Exception as error:
         if "already" not in str(error):
             raise PredictError(f"QNN does not load here ({str(error).splitlines()[0]}): use the cpu backend") from None
