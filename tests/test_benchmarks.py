@@ -4,16 +4,10 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.page_cache import drop_pages
-from benchmarks.lib.steps_log import LoggedStep, StepLog, read_log
-from benchmarks.memory_limited import second_half
-from tests.conftest import can_drop_pages
 from workloads import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -81,29 +75,3 @@ def test_a_result_names_the_commit_that_was_measured(tmp_path: Path) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     run("usdt", "--rounds", "1", "--json", tmp_path / "result.json")
     assert head.startswith(json.loads((tmp_path / "result.json").read_text())["commit"].rstrip("+"))
-
-
-def test_a_log_of_steps_counts_what_storage_brought(tmp_path: Path) -> None:
-    if why := can_drop_pages():
-        pytest.skip(why)
-    file, log = tmp_path / "weights", StepLog(tmp_path / "log")
-    file.write_bytes(bytes(4 << 20))
-    for read in (lambda: None, file.read_bytes, file.read_bytes, lambda: drop_pages(file), file.read_bytes):
-        begin = time.monotonic_ns()
-        read()
-        log.add(begin)
-    steps = read_log(tmp_path / "log")
-    brought = [after.read_bytes - before.read_bytes for before, after in pairwise(steps)]
-    assert brought[0] == brought[1] == brought[2] == 0, "what was just written is in the page cache"
-    assert 4 << 20 <= brought[3] < 5 << 20
-
-
-def test_figures_are_of_the_second_half_of_what_was_decoded() -> None:
-    steps = [LoggedStep(100 * i, 100 * i + (90 if i < 4 else 50), 10 * i * i, i) for i in range(9)]
-    assert second_half(steps) == {
-        "mean_ns_per_token": 100.0,
-        "ns_per_token": 50.0,
-        "kernel_bytes_per_token": 10 * (64 - 16) / 4,
-        "major_faults_per_token": 1.0,
-    }
-    assert second_half(steps[:3]) == {}
