@@ -46,8 +46,8 @@ class Loop(NamedTuple):
 
 LOOPS = (
     Loop("one row, sdot", "neon_dotprod.c", "sdot", 16, 8 * 16, 8 * 32),
-    Loop("tile, sdot", "neon_dotprod.c", "sdot", 64, 8 * 16, 4 * 8 * 32),
-    Loop("tile, smmla", "neon_i8mm.c", "smmla", 32, 8 * 16, 4 * 8 * 32),
+    Loop("tile, sdot", "neon_dotprod.c", "sdot", 64, 8 * 16, 4 * 8 * 32, "tiles_4_16"),
+    Loop("tile, smmla", "neon_i8mm.c", "smmla", 32, 8 * 16, 4 * 8 * 32, "tiles_4_16"),
 )
 QUANTS, REPACK = (f"src/ggml-cpu/arch/arm/{name}" for name in ("quants.c", "repack.cpp"))
 GGML_LOOPS = (

@@ -4,8 +4,6 @@ INLINE void all_rows(const struct product *p, size_t bits, size_t block_bytes, s
 {
 	size_t row = 0;
 
-	if (p->m >= MIN_TILED && tiled(p, bits, block_bytes, first, end))
-		return;
 	for (; row + TILE_ROWS <= p->m; row += TILE_ROWS)
 		for (size_t column = first; column < end; column++)
 			few(p, bits, block_bytes, row, TILE_ROWS, column);
@@ -17,11 +15,19 @@ INLINE void all_rows(const struct product *p, size_t bits, size_t block_bytes, s
 			few(p, bits, block_bytes, row, 1, column);
 }
 
-/* One function for each number of bits and bytes of a block, which are known when it is compiled. */
+/*
+ * Two functions for each number of bits and bytes of a block, which are known when they are compiled. Tiles have one of their own:
+ * a compiler that sees both has fewer registers for the loop of few rows.
+ */
 #define WAY(bits, bytes)                                                                                      \
+	TARGET static __attribute__((noinline)) bool tiles_##bits##_##bytes(const struct product *p, size_t first, size_t end) \
+	{                                                                                                     \
+		return tiled(p, bits, bytes, first, end);                                                     \
+	}                                                                                                     \
 	TARGET static void way_##bits##_##bytes(const struct product *p, size_t first, size_t end)            \
 	{                                                                                                     \
-		all_rows(p, bits, bytes, first, end);                                                         \
+		if (p->m < MIN_TILED || !tiles_##bits##_##bytes(p, first, end))                               \
+			all_rows(p, bits, bytes, first, end);                                                 \
 	}
 WAY(4, 8)
 WAY(4, 16)
