@@ -173,7 +173,7 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr()
     answers = json.loads(shown.out)
     assert [answer.get("events") for answer in answers] == [None, None, 16, 6]
-    assert "no profile of QNN" in shown.err and "No such file" in shown.err
+    assert "is not a QNN profile" in shown.err and "No such file" in shown.err
     assert len(pd.read_parquet(tmp_path / "out" / "optrace.parquet")) == 6
 
 

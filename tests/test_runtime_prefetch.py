@@ -27,6 +27,7 @@ from runtime.package.convert import convert
 from runtime.package.demo_model import DemoSizes, write_demo_model
 from runtime.package.layout import Package
 from runtime.prepare.training import logistic
+from runtime.step import engine
 from runtime.telemetry.log import RunLog
 from tests.runtime_models import PROMPT
 from tests.test_runtime_cache import Account
@@ -127,9 +128,17 @@ def test_without_training_the_next_router_predicts(trained: tuple[Path, dict], t
     text, log = tokens(package.folder, HALF, prefetch="on")
     assert text == expected
     assert log.prefetched > 0
+    assert tokens(package.folder, HALF)[1].loads[Reason.PREFETCH] == 0, "`auto` waits for training where experts are small"
+
+
+def test_auto_tries_an_untrained_predictor_for_large_experts(
+    trained: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = convert(trained[0].parent / "model", tmp_path / "package")
+    monkeypatch.setattr(engine, "LARGE_EXPERT", package.expert_bytes)
     text, log = tokens(package.folder, HALF)
-    assert text == expected
-    assert log.prefetching.startswith(("on: ", "off: ")), "`auto` tries it within the first 32 tokens"
+    assert text == tokens(trained[0])[0]
+    assert log.loads[Reason.PREFETCH] > 0
 
 
 @pytest.mark.parametrize("prefetch", ["on", "off"])

@@ -252,7 +252,7 @@ def test_the_command_runs_as_the_invoking_user_and_the_output_is_theirs(open_fol
         (("run", "--levels", "token,,graph"), "--levels 'token,,graph' has an empty name"),
         (("run", "--pmc", ","), "--pmc ',' has an empty name"),
         (("run", "--pmc", "r" + "f" * 30), "rfff"),
-        (("attach", "--pid", "2", "-o", "{tmp}/run"), "2 is a thread of the kernel"),
+        (("attach", "--pid", "2", "-o", "{tmp}/run"), "2 is a kernel thread"),
         (("attach", "--pid", "-1", "-o", "{tmp}/run"), "no process -1"),
         (("probes", "{tmp}"), "is not a file"),
         (("probes", "{tmp}/text"), "Magic number does not match"),

@@ -14,7 +14,7 @@ from runtime.backends.operators import Operator, made_from
 from runtime.cache_rules.batches import chunks
 from runtime.cache_rules.forms import CPU, HTP
 from runtime.errors import RequestError
-from runtime.experts.predictor import Predictor
+from runtime.experts.predictor import Predictor, predictor_path
 from runtime.experts.prefetch import Prefetcher
 from runtime.experts.routing import Listener
 from runtime.experts.run import Experts, LayerWork
@@ -73,7 +73,7 @@ class Engine:
         flush = FlushByCost(costs, options.tiers, options.expert_cache is not None) if costs else Flush(options.tiers)
         if HTP in used and flush.uses_cpu:
             used[CPU] = self.backends[CPU]
-        predictor = Predictor.of(package) if wants_prefetch(options) else None
+        predictor = Predictor.of(package) if wants_prefetch(package, options) else None
         self.experts = Experts(package, used, options.expert_cache, log, options.cache_policy, predictor is not None, flush)
         self._table = package.embedding()
         self._head = self._graph("head", Kind.HEAD, -1)
@@ -271,10 +271,15 @@ class Engine:
         return TokenPath(self.family, self.log, self.experts, place.attention, *parts)
 
 
-def wants_prefetch(options: Options) -> bool:
-    """Prefetching needs a limited cache and experts that decode on the CPU."""
-    limited = options.expert_cache is not None
-    return options.prefetch != "off" and limited and placed(options.decode_backend)["expert"] != "htp"
+LARGE_EXPERT = 1 << 20
+"""Bytes from which on reading an expert takes far longer than the layers' own routers take to predict it."""
+
+
+def wants_prefetch(package: Package, options: Options) -> bool:
+    """Prefetching needs a limited cache and experts that decode on the CPU; `auto` a trained predictor or large experts, too."""
+    if options.prefetch == "off" or options.expert_cache is None or placed(options.decode_backend)["expert"] == "htp":
+        return False
+    return options.prefetch == "on" or predictor_path(package) is not None or package.expert_bytes >= LARGE_EXPERT
 
 
 def make_backends(package: Package, options: Options, timers: Timers | None = None) -> dict[int, Backend]:
