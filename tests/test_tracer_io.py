@@ -214,7 +214,7 @@ def test_without_the_level_nothing_of_it_is_attached(tmp_path: Path) -> None:
     [
         ("major-faults,branches-of-law", "unknown event 'branches-of-law'; this machine has: "),
         ("faults,cs,task-clock,cpu-clock,migrations", "--pmc takes at most 4 events, 5 were given"),
-        ("0xfffffffffffffff", "this machine has no event 0xfffffffffffffff; it has: "),
+        ("0xfffffffffffffff", "this machine does not have the event 0xfffffffffffffff; it has: "),
     ],
 )
 def test_an_event_that_cannot_be_counted_is_refused_before_anything_is_recorded(tmp_path: Path, events: str, words: str) -> None:
@@ -230,7 +230,7 @@ def test_every_event_that_is_offered_can_be_opened_and_the_others_are_refused_by
     for name in here:
         assert pmc.parse([name])[0].name == name
     for name in pmc.NAMED.keys() - set(here):
-        with pytest.raises(TracerError, match=f"no event {name}; it has: .*major-faults"):
+        with pytest.raises(TracerError, match=f"does not have the event {name}; it has: .*major-faults"):
             pmc.parse([name])
 
 

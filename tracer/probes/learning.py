@@ -116,7 +116,7 @@ def of_recording(folder: Path) -> list[LearntLoop]:
     recording = Recording(folder)
     files = {row["address"]: row for row in recording.manifest.get("sites", [])}
     kind, dtype = recording.layouts["site"]
-    slots = recording.map_slots("events", 0, recording.slot_count("events"))
+    slots = recording.map_slots("details", 0, recording.slot_count("details"))
     learning: dict[int, Learning] = {}
     loops: dict[str, LearntLoop] = {}
     for record in records(slots[kinds_of(slots) == kind], dtype):

@@ -7,13 +7,14 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from tracer import session
 from tracer.__main__ import main
 from tracer.kernel import features, libbpf, loaders
 from tracer.kernel.features import Offered
-from tracer.probes import attach, tracefs
+from tracer.probes import attach, kernel_probes, tracefs
 
 
 def use_folder(folder: Path) -> None:
@@ -25,7 +26,7 @@ def deny(denied: str) -> None:
     def has(category: str, name: str) -> bool:
         return category != denied and tracefs.has_tracepoint(category, name)
 
-    attach.has_tracepoint = has
+    attach.kernel_probes = partial(kernel_probes.kernel_probes, has=has)
 
 
 parser = argparse.ArgumentParser()
