@@ -255,30 +255,41 @@ static INLINE bool knows_tensors(void *ctx, struct traced *t, u64 graph, struct 
 #define TOKEN_EM 0x6d655f6e656b6f74ULL
 #define BD_WEIGH 0x68676965772e6462ULL
 
-/* 1 where it is tokens that are looked up: they are called "inp_tokens", "embd" in whisper.cpp, or what holds their vectors is. */
-static INLINE u64 are_tokens(struct traced *t, u64 ids, u64 vectors)
-{
-	u64 name[2] = {}, table[2] = {};
-	u32 type = 0;
+/* What is read of a node to see whether it looks tokens up. */
+struct looked_up {
+	u64 sources[2]; /* the vectors, and whose are taken */
+	u64 name[2], table[2];
+	u32 type;
+};
 
-	bpf_probe_read_user(&type, sizeof(type), &((struct ggml_tensor_view *)ids)->type);
-	bpf_probe_read_user(name, sizeof(name), (void *)(ids + t->name_at));
-	bpf_probe_read_user(table, sizeof(table), (void *)(vectors + t->name_at));
-	return EQUAL(type, TYPE_I32) &
-	       ((EQUAL(name[0], INP_TOKE) & EQUAL(name[1] & 0xFFFFFF, NS)) | EQUAL(name[0] & 0xFFFFFFFFFF, EMBD) |
-		(EQUAL(table[0], TOKEN_EM) & EQUAL(table[1], BD_WEIGH)));
+/* 1 where it is tokens that are looked up: they are called "inp_tokens", "embd" in whisper.cpp, or what holds their vectors is. */
+static INLINE u64 are_tokens(struct traced *t, struct looked_up *is)
+{
+	u64 ids = is->sources[1];
+
+	is->type = is->name[0] = is->name[1] = is->table[0] = is->table[1] = 0;
+	bpf_probe_read_user(&is->type, sizeof(is->type), &((struct ggml_tensor_view *)ids)->type);
+	bpf_probe_read_user(is->name, sizeof(is->name), (void *)(ids + t->name_at));
+	bpf_probe_read_user(is->table, sizeof(is->table), (void *)(is->sources[0] + t->name_at));
+	return EQUAL(is->type, TYPE_I32) &
+	       ((EQUAL(is->name[0], INP_TOKE) & EQUAL(is->name[1] & 0xFFFFFF, NS)) | EQUAL(is->name[0] & 0xFFFFFFFFFF, EMBD) |
+		(EQUAL(is->table[0], TOKEN_EM) & EQUAL(is->table[1], BD_WEIGH)));
 }
 
 /* Tokens that a graph looks up in the embedding: one of its first nodes reads them; 0: none does. */
 static INLINE u32 tokens_looked_up(struct traced *t, struct ggml_graph_view *head)
 {
+	struct looked_up *is = (void *)t->scratch; /* the stack is full */
+
+	_Static_assert(sizeof(*is) <= sizeof(t->scratch), "what is looked at has room");
 #pragma unroll
 	for (u32 i = 0; i < FIRST_NODES; i++) { /* models with a state prepare it first */
-		u64 sources[2] = {}, node = read_u64(head->nodes + 8 * i);
+		u64 node = read_u64(head->nodes + 8 * i);
 
-		bpf_probe_read_user(sources, sizeof(sources), (void *)(node + t->sources_at));
-		if (LESS(i, (u32)head->n_nodes) & are_tokens(t, sources[1], sources[0]))
-			return read_u64((u64)((struct ggml_tensor_view *)sources[1])->ne);
+		is->sources[0] = is->sources[1] = 0;
+		bpf_probe_read_user(is->sources, sizeof(is->sources), (void *)(node + t->sources_at));
+		if (LESS(i, (u32)head->n_nodes) & are_tokens(t, is))
+			return read_u64((u64)((struct ggml_tensor_view *)is->sources[1])->ne);
 	}
 	return 0;
 }
