@@ -71,6 +71,7 @@ def test_an_unknown_message_layout_is_refused_by_name(tmp_path: Path) -> None:
     said = subprocess.run(
         [sys.executable, "-m", "analyzer", "summary", str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True, check=True
     )
+    assert "without an answer" not in said.stdout
     assert "4 batches for the NPU have a message layout that is not known: their operators were not read" in " ".join(
         said.stdout.split()
     )

@@ -15,14 +15,17 @@ def unknown_layouts(tables: Tables) -> list[str]:
 
 
 def summary(tables: Tables) -> dict[str, Any]:
-    """Batches, their operators and times in ms; {} where nothing went through a queue. `steps`: that sent a batch."""
+    """Batches, their operators and times in ms; {} where nothing went through a queue.
+
+    `steps`: that sent a batch; `unanswered`: of those whose answers can be read.
+    """
     batches, operators = tables["npu_batches"], tables["npu_operators"]
     if not len(batches):
         return {}
     return {
         "batches": len(batches),
         "steps": batches.loc[batches["token_id"] >= 0, "token_id"].nunique(),
-        "unanswered": int((~batches["complete"]).sum()),
+        "unanswered": int((~batches["complete"] & (batches["layout"] != UNKNOWN_LAYOUT)).sum()),
         "operators": len(operators),
         "joined": int((operators["n_nodes"] > 0).sum()),
         "profiled": int((operators["us"] >= 0).sum()),

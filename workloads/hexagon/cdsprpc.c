@@ -189,7 +189,6 @@ int remote_handle64_invoke(remote_handle64 handle, uint32_t scalars, remote_arg 
 		info[2] = 1;
 		info[3] = 8 << 20;
 	}
-	rest(setting("STANDIN_CALL_US", 0));
 	note("call %u %lu %lu\n", method, begun, now());
 	return AEE_SUCCESS;
 }
