@@ -81,7 +81,8 @@ def declared(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Opaque]
     lib.llama_init_from_model.argtypes = [ctypes.c_void_p, Opaque]
     lib.llama_batch_get_one.restype = Batch
-    lib.llama_batch_get_one.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+    # builds of 2024 take position and sequence behind the two
+    lib.llama_batch_get_one.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     lib.llama_decode.argtypes = [ctypes.c_void_p, Batch]
     lib.llama_encode.argtypes = [ctypes.c_void_p, Batch]
     lib.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
