@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,51 @@ def test_items_that_do_not_belong_together_are_refused() -> None:
     outside = calls.Combine(1, b"", bytes(16), numbers + 2, floats, rows, None, 1.0, out.copy(), out)
     with pytest.raises(ValueError, match="no such expert"):
         calls.run([outside], [0], times, 0)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("Choice", marks=built), "PlainChoice"])
+def test_a_choice_runs_what_the_router_has_chosen_by_then_and_prepares_it_once(kind: str) -> None:
+    ran: list[int] = []
+    made: list[int] = []
+    kept: list[object] = [None] * 3
+    call = calls.Call if kind == "Choice" else calls.PlainCall
+    run = calls.run if kind == "Choice" else calls.plain_run
+
+    def prepare(expert: int) -> object:
+        made.append(expert)
+        fixed = 1, Kind.EXPERT, 0, expert, 1, result_id(Kind.EXPERT, 0, expert), b""
+        kept[expert] = call(lambda binding, options: ran.append(expert), None, *fixed)
+        return kept[expert]
+
+    chosen, times = np.zeros((2, 1), np.int64), np.zeros((2, 2), np.int64)
+    items = [getattr(calls, kind)(kept, prepare, chosen[place, 0, ...]) for place in range(2)]
+    for chosen[:, 0] in ([2, 0], [0, 2], [2, 0]):
+        run(items, [0, 0], times, 0)
+    assert (ran, made) == ([2, 0, 0, 2, 2, 0], [2, 0])
+    chosen[0] = 3
+    with pytest.raises((ValueError, IndexError)):
+        run(items, [0, 0], times, 0)
+
+
+def test_where_every_expert_stays_all_runs_are_hits_and_are_those_that_the_routers_chose(tmp_path: Path) -> None:
+    model = MoE.load(write_demo_model(tmp_path))
+    list(model.generate(PROMPT, 6))
+    decoded = [experts for _, _, experts, _ in model.log.routing if len(experts) == 1]
+    everything = [(layer, int(e)) for _, layer, experts, _ in model.log.routing for e in np.unique(experts)]
+    assert model.log.expert_runs == Counter(everything)
+    assert model.engine.experts.cache.misses == 0
+    assert model.engine.experts.cache.hits == len(everything) > sum(map(np.size, decoded)) > 0
+    model.close()
+
+
+@built
+def test_a_choice_that_cannot_be_is_refused() -> None:
+    times, one = np.zeros((1, 2), np.int64), np.zeros((), np.int64)
+    for wrong in (([None], print, np.zeros(2, np.int64)), ((None,), print, one)):
+        with pytest.raises(ValueError, match="one int64"):
+            calls.Choice(*wrong)
+    with pytest.raises(TypeError, match="neither a call"):
+        calls.run([calls.Choice([None], lambda expert: 3, one)], [0], times, 0)
 
 
 def test_the_first_token_of_another_sequence_reads_its_own_keys(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ The C extension does it item by item. Experts' weights sweep the caches, which m
 times as dear as it is in a loop.
 """
 
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
@@ -20,6 +21,24 @@ class PlainCall:
 
     def __init__(self, run: Any, binding: Any, *probe_arguments: Any):
         self.run, self.binding = run, binding
+
+
+class PlainChoice:
+    """Stands in for the extension's `Choice`: the call of the expert that `chosen`, one int64, names when it runs.
+
+    `calls`: by expert, None where `prepare(expert)` has to make it.
+    """
+
+    binding = None
+
+    def __init__(self, calls: list[Any], prepare: Callable[[int], Any], chosen: np.ndarray):
+        self.calls, self.prepare, self.chosen = calls, prepare, chosen
+
+    def run(self, binding: None, options: None) -> None:
+        """Run it."""
+        expert = int(self.chosen)
+        call = self.calls[expert] or self.prepare(expert)
+        call.run(call.binding, None)
 
 
 class PlainCombine:
@@ -41,7 +60,8 @@ def plain_run(items: list[Any], caches: list[int], times: np.ndarray, first: int
     """Stands in for the extension's `run`; there are no probes without it."""
     for row, item in enumerate(items, first):
         times[row] = monotonic_ns(), 0
-        item.run(item.binding, None)
+        if item.run:
+            item.run(item.binding, None)
         times[row, 1] = monotonic_ns()
 
 
@@ -65,6 +85,7 @@ def plain_combine(
 
 
 Call: Any = probes.native("Call", PlainCall)
+Choice: Any = probes.native("Choice", PlainChoice)
 Combine: Any = probes.native("Combine", PlainCombine)
 run: Any = probes.native("run", plain_run)
 _combine: Any = probes.native("combine", plain_combine)
@@ -83,16 +104,16 @@ def combine(
 
 
 class LogEntry(NamedTuple):
-    """How the log counts an item. `graph`: kind and backend of a call's graph."""
+    """How the log counts an item. `expert`: a number, or where a router puts it; `graph`: kind and backend of a call's graph."""
 
     kind: Kind
     layer: int
-    expert: int
+    expert: int | np.ndarray
     graph: tuple[Kind, int] | None
 
 
 class Item(NamedTuple):
-    """A call or a sum."""
+    """A call, a choice or a sum."""
 
     work: Any
     entry: LogEntry
@@ -106,6 +127,11 @@ def prepare(
     result = result_id(kind, layer, expert)
     call = Call(binding.run, binding.raw, graph.handle, kind, layer, expert, backend, result, sources, chosen, weights)
     return Item(call, LogEntry(kind, layer, expert, (kind, backend)))
+
+
+def operator(kind: Kind, layer: int, sources: bytes) -> Item:
+    """An operator without a graph, for the probes and the log."""
+    return Item(Call(None, None, 0, kind, layer, -1, 0, result_id(kind, layer), sources), LogEntry(kind, layer, -1, None))
 
 
 class TokenRun:
@@ -153,10 +179,10 @@ class TokenRun:
             log.operators.update([entry.kind for entry in ran])
             log.graphs.update([entry.graph for entry in ran if entry.graph])
             log.graph_ns.update({kind: spent[kind] for kind, _ in {entry.graph for entry in ran if entry.graph}})
-            experts = [(entry.layer, entry.expert) for entry in ran if entry.kind is Kind.EXPERT]
+            experts = [(entry.layer, int(entry.expert)) for entry in ran if entry.kind is Kind.EXPERT]
             log.expert_runs.update(experts)
             log.expert_rows += len(experts)
         if log.timers:
             for entry, (began, ended) in zip(ran, times.tolist(), strict=True):
-                log.timers.add(entry.kind.name.lower(), began, ended, entry.layer, entry.expert)
+                log.timers.add(entry.kind.name.lower(), began, ended, entry.layer, int(entry.expert))
         ran.clear()

@@ -3,11 +3,12 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic_ns
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from runtime.backends.calls import Item, TokenRun, prepare
+from runtime.backends.calls import Choice, Item, LogEntry, TokenRun, prepare
 from runtime.backends.cpu import CpuBackend, return_freed_memory
 from runtime.backends.graph import Backend, Graph
 from runtime.backends.operators import Operator, made_from
@@ -181,6 +182,20 @@ class Experts:
                 self.cache.release(form)
         if len(ready) < len(forms):
             self._run_late([form for form in forms if form not in ready], row, outputs)
+
+    def choices(self, layer: int, chosen: np.ndarray, row: ort.OrtValue, outputs: list[ort.OrtValue]) -> list[Item]:
+        """Where every expert stays: a layer's experts of one token as items that follow the router's choice, `chosen` [k]."""
+        calls: list[Any] = [None] * self.family.experts
+
+        def prepared(expert: int) -> Any:
+            form = self._forms[layer][expert]
+            graph = self.cache.acquire(form, Reason.STARTUP)
+            self.cache.release(form)
+            calls[expert] = self._prepared(graph, row, outputs).work
+            return calls[expert]
+
+        places = [chosen[place, ...] for place in range(len(chosen))]
+        return [Item(Choice(calls, prepared, place), LogEntry(Kind.EXPERT, layer, place, (Kind.EXPERT, CPU))) for place in places]
 
     def _run_late(self, forms: list[Form], row: ort.OrtValue, outputs: list[ort.OrtValue]) -> None:
         """A token's experts that were not ready: each one's operator begins before the wait for it."""

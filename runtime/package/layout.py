@@ -138,10 +138,13 @@ class Package:
         return np.frombuffer(self._map(span.path), np.uint8, span.bytes, span.offset)
 
     def read_mapped(self, layer: int, expert: int) -> np.ndarray:
-        """The same, read now as a whole."""
+        """The same, read now as a whole; from the disk in huge pages, where the kernel and the file system know them."""
         span = self.expert_range(layer, expert)
         try:
-            self._map(span.path).madvise(MADV_POPULATE_READ, span.offset, span.bytes)
+            whole = self._map(span.path)
+            with suppress(OSError):  # a kernel without huge pages
+                whole.madvise(mmap.MADV_HUGEPAGE)
+            whole.madvise(MADV_POPULATE_READ, span.offset, span.bytes)
         except OSError as error:
             if error.errno != EINVAL:  # kernels before 5.14 do not know it
                 raise PackageError(f"{span.path} cannot be read ({error.strerror}): convert again") from None

@@ -6,9 +6,10 @@ A small graph costs as much to call as to run, so graphs that need nothing in be
 import numpy as np
 import onnxruntime as ort
 
-from runtime.backends.calls import Combine, Item, LogEntry, TokenRun, prepare
+from runtime.backends.calls import Combine, Item, LogEntry, TokenRun, operator, prepare
 from runtime.backends.graph import Binding, Graph, shared
 from runtime.backends.operators import Operator, made_from
+from runtime.cache_rules.forms import Cache
 from runtime.experts.routing import Listener
 from runtime.experts.run import Experts
 from runtime.models import Family
@@ -42,7 +43,7 @@ class TokenPath:
         self._chosen, self._weights = np.zeros((layers, 1, top_k), np.int64), np.zeros((layers, 1, top_k), np.float32)
         self._rows = np.zeros((family.experts, hidden), np.float32)
         self._row_values = [shared(row[None]) for row in self._rows]
-        self._token = TokenRun(log, layers * (4 + top_k))
+        self._token = TokenRun(log, layers * (5 + top_k))
         self._bound_to: tuple[Sequence, Rope] | None = None
         self._bindings = [self._bind_mixer(layer) for layer in range(layers)]
         self._attentions: list[Binding] = []
@@ -52,6 +53,8 @@ class TokenPath:
         self._routed_layers = [layer for layer in range(layers) if layer not in family.dense]
         self._dispatches = [Operator(log, Kind.DISPATCH, layer, 1, made_from(Kind.DISPATCH, layer)) for layer in range(layers)]
         self._combines = [self._combine_item(layer) for layer in range(layers)]
+        stay = range(layers) if experts.cache.budget is None else ()
+        self._staying = {layer: self._staying_items(layer) for layer in stay}
 
     def run(self, sequence: Sequence, embedded: np.ndarray, seq: int) -> np.ndarray:
         """Hidden [1, H] behind the last layer."""
@@ -78,7 +81,12 @@ class TokenPath:
     def _layer(self, layer: int) -> None:
         if self._listeners or isinstance(self.attention, LatentAttention):
             self._token.flush()
-        self.experts.cache.begin_event()
+        routed = layer not in self.family.dense
+        stays = routed and not self._listeners and layer in self._staying
+        if stays:
+            self.experts.cache.all_hit(self.family.top_k)
+        else:
+            self.experts.cache.begin_event()
         for listener in self._listeners:
             listener.layer_begins(layer, self.hidden)
         if isinstance(self.attention, LatentAttention):
@@ -86,7 +94,10 @@ class TokenPath:
                 self.attention.run_into(layer, self.hidden_value, self._attended_value, 1)
         for item in self._first[layer]:
             self._token.put(item)
-        if layer not in self.family.dense:
+        if stays:
+            for item in self._staying[layer]:
+                self._token.put(item, Cache.HIT)
+        elif routed:
             self._token.flush()
             self._routed(layer)
 
@@ -134,6 +145,12 @@ class TokenPath:
                 binding = Binding(graph.session, {"rows": self._normed_value}, {"out": self._common_value})
                 self._bindings.append(binding)
                 graph.item = prepare(graph, binding, made_from(Kind.MLP, layer, shared=True))
+
+    def _staying_items(self, layer: int) -> list[Item]:
+        """What follows the router where every expert stays in memory: nothing has to wait for its choice."""
+        dispatch, common = operator(Kind.DISPATCH, layer, made_from(Kind.DISPATCH, layer)), self._shared[layer]
+        experts = self.experts.choices(layer, self._chosen[layer, 0], self._normed_value, self._row_values)
+        return [dispatch, *([common.item] if common else []), *experts, self._combines[layer]]
 
     def _combine_item(self, layer: int) -> Item:
         common = self._common[0] if self._shared[layer] else None

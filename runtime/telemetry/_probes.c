@@ -262,7 +262,8 @@ static PyObject *guard_mapped_files(PyObject *module, PyObject *const *arguments
 
 enum { EXPERT = 4, COMBINE = 5, MOST_CHOSEN = 64 }; /* kinds of runtime/telemetry/probes.py; experts of one token */
 
-/* A session's run with everything bound, one token through the CPU, and what the probes say of it. A router's tells its choice. */
+/* A session's run with everything bound, one token through the CPU, and what the probes say of it. A router's tells its choice.
+ * Where `run` is None, the operator alone. */
 struct call {
 	PyObject_HEAD
 	PyObject *run, *binding, *sources;
@@ -336,6 +337,11 @@ static int run_one(const struct call *call, uint32_t cache, int64_t *times)
 
 	moescope_op__begin(call->kind, call->layer, 1, call->result, (const uint64_t *)PyBytes_AsString(sources),
 			   (uint32_t)(PyBytes_Size(sources) / 8));
+	if (call->run == Py_None) {
+		times[0] = times[1] = (int64_t)now();
+		moescope_op__end(call->result, (uint64_t)times[1]);
+		return 0;
+	}
 	if (call->kind == EXPERT)
 		moescope_expert__begin(call->layer, call->expert, 1, cache, call->backend, 0);
 	moescope_graph__begin(call->handle, call->kind, call->layer, call->expert, call->backend, 1);
@@ -503,20 +509,87 @@ static int sum_one(const struct combine *self, int64_t *times)
 	return 0;
 }
 
-static PyTypeObject *call_type, *combine_type;
+static PyTypeObject *call_type, *choice_type, *combine_type;
+
+/* One of an expert each: which one is known once the router has run. */
+struct choice {
+	PyObject_HEAD
+	PyObject *calls, *prepare;
+	Py_buffer chosen; /* one int64 */
+};
+
+/* Choice(calls, prepare, chosen): `calls` a list with None where prepare(expert) has to make the call; chosen one int64. */
+static int choice_init(struct choice *self, PyObject *arguments, PyObject *keywords)
+{
+	PyObject *chosen;
+
+	(void)keywords;
+	if (self->calls) {
+		PyErr_SetString(PyExc_TypeError, "a choice is prepared once");
+		return -1;
+	}
+	if (!PyArg_ParseTuple(arguments, "OOO", &self->calls, &self->prepare, &chosen)) {
+		self->calls = self->prepare = NULL;
+		return -1;
+	}
+	Py_INCREF(self->calls);
+	Py_INCREF(self->prepare);
+	if (PyObject_GetBuffer(chosen, &self->chosen, PyBUF_SIMPLE))
+		return -1;
+	if (self->chosen.len == sizeof(int64_t) && PyList_Check(self->calls))
+		return 0;
+	PyErr_SetString(PyExc_ValueError, "calls must be a list and chosen one int64");
+	return -1;
+}
+
+static void choice_dealloc(struct choice *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+
+	PyBuffer_Release(&self->chosen);
+	Py_XDECREF(self->calls);
+	Py_XDECREF(self->prepare);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+	Py_DECREF(type);
+}
+
+/* The call that was chosen, a new reference. */
+static PyObject *chosen_call(const struct choice *self)
+{
+	int64_t expert = *(const int64_t *)self->chosen.buf;
+	PyObject *call;
+
+	if (expert < 0 || expert >= PyList_Size(self->calls)) {
+		PyErr_SetString(PyExc_ValueError, "no such expert");
+		return NULL;
+	}
+	call = PyList_GetItem(self->calls, (Py_ssize_t)expert);
+	if (call == Py_None)
+		return PyObject_CallFunction(self->prepare, "L", (long long)expert);
+	Py_XINCREF(call);
+	return call;
+}
 
 static int do_one(PyObject *item, uint32_t cache, int64_t *times)
 {
+	PyObject *call;
+	int failed = -1;
+
 	if (Py_TYPE(item) == call_type)
 		return run_one((struct call *)item, cache, times);
 	times[1] = 0;
 	if (Py_TYPE(item) == combine_type)
 		return sum_one((struct combine *)item, times);
-	PyErr_SetString(PyExc_TypeError, "neither a call nor a sum");
-	return -1;
+	call = Py_TYPE(item) == choice_type ? chosen_call((struct choice *)item) : NULL;
+	if (call && Py_TYPE(call) == call_type)
+		failed = run_one((struct call *)call, cache, times);
+	else if (!PyErr_Occurred())
+		PyErr_SetString(PyExc_TypeError, "neither a call nor a sum");
+	Py_XDECREF(call);
+	return failed;
 }
 
-/* run(calls, caches, times, first): lists of as many calls or sums and cache states; times int64, a pair each from `first` on, its end 0
+/* run(calls, caches, times, first): lists of as many calls, choices or sums and cache states; times int64, a pair each from `first` on, its end 0
  * where the run failed. Returns the pairs filled so far. */
 static PyObject *run(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
@@ -567,6 +640,20 @@ static PyType_Spec call_spec = {
 	.slots = call_slots,
 };
 
+static PyType_Slot choice_slots[] = {
+	{Py_tp_init, choice_init},
+	{Py_tp_dealloc, choice_dealloc},
+	{Py_tp_doc, "The prepared run of the expert that a router chooses."},
+	{0, NULL},
+};
+
+static PyType_Spec choice_spec = {
+	.name = "runtime.telemetry._probes.Choice",
+	.basicsize = sizeof(struct choice),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = choice_slots,
+};
+
 static PyType_Slot combine_slots[] = {
 	{Py_tp_init, combine_init},
 	{Py_tp_dealloc, combine_dealloc},
@@ -590,7 +677,10 @@ static int add_type(PyObject *module, PyTypeObject **type, PyType_Spec *spec)
 
 static int add_types(PyObject *module)
 {
-	return add_type(module, &call_type, &call_spec) || add_type(module, &combine_type, &combine_spec) ? -1 : 0;
+	int failed = add_type(module, &call_type, &call_spec) || add_type(module, &choice_type, &choice_spec) ||
+		     add_type(module, &combine_type, &combine_spec);
+
+	return failed ? -1 : 0;
 }
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
