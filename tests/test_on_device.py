@@ -176,6 +176,15 @@ def test_ctrl_c_ends_the_recording_there_and_fetches_it(remote: Remote) -> None:
     assert run.manifest["state"] == "complete" and run.manifest["records"]["token_end"] > 50 and not Path(place).exists()
 
 
+def test_with_sudo_there_the_command_runs_as_who_logged_in(device: Path, tmp_path: Path) -> None:
+    device.write_text(
+        device.read_text().replace("exec unshare", "exec env SUDO_UID=65534 SUDO_GID=65534 SUDO_USER=nobody unshare")
+    )
+    done = run_on("--on", f"exec:{device}", "-o", str(tmp_path / "run"), "--", "sh", "-c", 'id -u; id -G; echo "$HOME"')
+    assert done.stdout == "65534\n65534\n/nonexistent\n", done.stderr
+    assert RawRecording(tmp_path / "run").manifest["target"]["uid"] == 65534
+
+
 def test_several_devices_record_at_the_same_time_and_one_that_fails_stops_no_other(device: Path, tmp_path: Path) -> None:
     listed = tmp_path / "devices.txt"
     listed.write_text(f"# ours\nexec:{device}\n\nexec:{tmp_path}/nothing\n")
