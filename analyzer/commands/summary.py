@@ -12,9 +12,11 @@ from typing import Any
 from analyzer.commands._show import number, short
 from analyzer.questions.cached import summary
 from analyzer.questions.ledger import shares
+from analyzer.records.stamps import outdated
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
 from moescope.terminal import Line, console, grid, words
+from tracer.recording.format import Recording
 
 prepare_parser = add_run_and_json
 
@@ -27,6 +29,7 @@ Section = dict[str, Any]
 def run(args: argparse.Namespace) -> int:
     """Summarise and print."""
     answer = summary(args.run_dir)
+    answer["outdated_views"] = outdated(args.run_dir, Recording(args.run_dir).manifest)
     if args.json:
         print(json.dumps(answer))
         return 0
@@ -51,6 +54,10 @@ def heading(answer: Section) -> list[Line]:
             + (" (exact results; its times are the host's, not a device's)" if machine["emulated"] else "")
         )
     lines += [words((line, "yellow")) for line in (*answer["missing"], *answer["warnings"])]
+    if answer.get("outdated_views"):
+        names = ", ".join(answer["outdated_views"])
+        remedy = as_called("python -m views write writes them again")
+        lines.append(words((f"{names}: of this recording as it was before; {remedy}", "yellow")))
     if about["state"] != "complete":
         lines.append(words((f"state: {about['state']}: the writer did not finish", "yellow")))
     return lines
