@@ -70,7 +70,8 @@ def speed(answer: Section) -> list[Line]:
         return ["no tokens recorded"]
     tpot = t["tpot_ms"]
     first = f"TTFT {number(t['ttft_ms'])} ms, prefill {number(t['prefill_tokens_per_s'])} tok/s over {t['prefill_tokens']} tokens"
-    second = f"TPOT {number(tpot['median'], '.2f')} ms (p90 {number(tpot['p90'], '.2f')}, n {tpot['n']})"
+    spread = f"median {number(tpot['median'], '.2f')}, p90 {number(tpot['p90'], '.2f')}, n {tpot['n']}"
+    second = f"TPOT {number(tpot['mean'], '.2f')} ms ({spread})"
     rest = f", decode {number(t['decode_tokens_per_s'])} tok/s, {t['major_faults']} major faults"
     return [first, second + rest]
 
