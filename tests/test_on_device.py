@@ -196,6 +196,13 @@ def test_the_second_recording_of_a_build_knows_its_graph_loop(tmp_path: Path, un
     assert facts(store.build(runs[0])) == facts(store.build(runs[1]))
 
 
+def test_recording_there_stops_after_so_many_tokens_and_the_command_goes_on(device: Path, tmp_path: Path) -> None:
+    command = [sys.executable, STEPS, "300", "0.005"]
+    done = run_on("--on", f"exec:{device}", "--tokens", "20", "-o", str(tmp_path / "run"), "--", *command)
+    assert done.returncode == 0 and "done 300" in done.stdout, done.stderr
+    assert 20 <= len(RawRecording(tmp_path / "run").records("token_end")) < 200
+
+
 def test_with_sudo_there_the_command_runs_as_who_logged_in(device: Path, tmp_path: Path) -> None:
     device.write_text(
         device.read_text().replace("exec unshare", "exec env SUDO_UID=65534 SUDO_GID=65534 SUDO_USER=nobody unshare")
