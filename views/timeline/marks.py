@@ -36,7 +36,7 @@ def counters(tables: Tables) -> list[Named]:
 
 def ledger_slices(tables: Tables) -> Slices | None:
     """What each moment of a step was spent on; steps of several threads at once go to lanes of their own."""
-    pieces = ledger.without_seams(ledger.ledger_pieces(tables))
+    pieces = ledger.ledger_pieces(tables)
     if not len(pieces):
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))
