@@ -141,9 +141,7 @@ def passed(moments: np.ndarray, ts: np.ndarray) -> np.ndarray:
     return row * (ts - first) - np.append(0, np.cumsum(moments - first))[row]
 
 
-def by_precedence(
-    windows: Intervals, candidates: Iterable[tuple[str, Intervals]], rest: str
-) -> tuple[Intervals, pd.Categorical]:
+def by_precedence(windows: Intervals, candidates: Iterable[tuple[str, Intervals]], rest: str) -> tuple[Intervals, pd.Categorical]:
     """(pieces, the cause of each): windows cut by the first cause whose intervals cover a moment, `rest` where none does.
 
     Pieces come by key and time, without two neighbours of one cause. At most 62 candidates. All intervals may overlap.
