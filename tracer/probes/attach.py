@@ -73,7 +73,7 @@ class Attachments:
         return {name for name, _, _ in kernel_probes(self.levels)} | self.planner.programs()
 
     def drop(self, refused: dict[str, str]) -> None:
-        """Go on without programs that the kernel refused (program → why), and without the other ends of their calls."""
+        """Continue without programs that the kernel refused (program → why), and without the other ends of their calls."""
         for program, why in sorted(refused.items()):
             self.warnings.append(f"the kernel refused {program}: {why}; {self._goes_without(program)}")
         stems = {stem(program) for program in refused}

@@ -1,4 +1,4 @@
-"""Open the timeline in the Perfetto UI. The trace is served on 127.0.0.1 only and leaves this machine for nobody.
+"""Open the timeline in the Perfetto UI. The trace is served on 127.0.0.1 only; it never leaves this machine.
 
 examples:
   python -m views open RUN                  in ui.perfetto.dev, which reads the trace from this machine

@@ -102,7 +102,7 @@ def merged(new: np.ndarray, old: np.ndarray, filled: np.ndarray, recorded: np.nd
 
 
 def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
-    """The first switch of a cpu in full, from which the compact ones go on."""
+    """The first switch of a cpu in full, which the compact ones continue."""
     values = ((2, row.prev_tid), (3, max(row.prev_prio, 0)), (4, max(row.prev_state, 0)))
     switch = b"".join(tag(field, 0) + varint_bytes(int(value)) for field, value in values)
     switch += field_bytes(5, name.encode(errors="replace"))
