@@ -21,6 +21,7 @@ from views.__main__ import main as views
 from views.profdag.page import write_profdag
 from views.regression import write_regression
 from views.serving import address, offline_ui, server
+from views.timeline import marks
 from views.timeline.npu import group_name
 from views.timeline.perfetto import write_trace
 from views.timeline.threads import target_group
@@ -363,7 +364,7 @@ VISIBLE = (
 def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: Path) -> None:
     manifest, tables = fixture.make()
     write_trace(manifest, tables, tmp_path / "trace.pftrace")
-    groups = [group_name(manifest), target_group(manifest)]
+    groups = [marks.GROUP, group_name(manifest), target_group(manifest)]
     with server(tmp_path / "trace.pftrace", True, 0) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         browser.get(address(served, True, groups))
@@ -375,7 +376,9 @@ def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: P
         wait(lambda: set(groups) <= set(unfolded()))
         assert "CPU Scheduling" not in unfolded() and not any(name.startswith("other processes") for name in unfolded())
         names = [name for _, name, _ in browser.execute_script(VISIBLE)]
-        assert names.index(groups[0]) < names.index(groups[1]) and f"tokens: generate {fixture.MAIN}" in names
+        assert (
+            names.index(groups[1]) < names.index(groups[2]) and "ledger" in names and f"tokens: generate {fixture.MAIN}" in names
+        )
         browser.get("about:blank")
         served.shutdown()
 

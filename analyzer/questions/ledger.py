@@ -55,17 +55,25 @@ class Spans:
         spans = spans.where(spans.key >= 0)
         return Intervals(self.owner.reindex(spans.key).to_numpy(), spans.begin, spans.end)
 
+    @cached_property
+    def states(self) -> tuple[Intervals, pd.Categorical]:
+        """The states of tokens' threads, by thread and time, and the name of each."""
+        table = self.tables["thread_states"]
+        spans, rows = Intervals.of_table(table), np.flatnonzero(np.isin(table["tid"], self.owner.unique()))
+        rows = rows[np.lexsort((spans.begin[rows], spans.key[rows]))]
+        return spans.where(rows), pd.Categorical(table["state"].array[rows])
+
     def state(self, *names: str) -> Intervals:
         """When tokens' threads were in these states."""
-        return self.table("thread_states", self.tables["thread_states"]["state"].isin(names).to_numpy())
+        spans, named = self.states
+        return spans.where(named.isin(names))
 
     @cached_property
     def woken(self) -> Intervals:
         """When tokens' threads had been woken and had no CPU yet."""
-        states = self.tables["thread_states"].sort_values(["tid", "begin_ns"], kind="stable")
-        slept = states["state"].isin(ASLEEP).to_numpy() & np.isin(states["tid"].to_numpy(), self.owner.unique())
-        after = np.append(False, slept[:-1] & (states["tid"].to_numpy()[1:] == states["tid"].to_numpy()[:-1]))
-        return Intervals.of_table(states[after & (states["state"] == "runnable").to_numpy()])
+        spans, named = self.states
+        slept = named.isin(ASLEEP)[:-1] & (spans.key[1:] == spans.key[:-1])
+        return spans.where(np.append(False, slept)[: len(spans)] & np.asarray(named == "runnable"))
 
     @cached_property
     def accelerated(self) -> pd.DataFrame:

@@ -8,7 +8,8 @@ from analyzer.questions import ledger, over_time
 from analyzer.records.observed import known_changes
 from views.timeline.slices import Slices, Tables, equals, numbered, text_column, text_of
 
-LEDGER_TABLES = ledger.TABLES
+GROUP, LEDGER_TABLES = "Steps", ledger.TABLES
+"""The group of these tracks, and the tables that the ledger is made of."""
 Named = tuple[str, np.ndarray, np.ndarray]
 """A counter: its name, times in ns and the value from each time on."""
 

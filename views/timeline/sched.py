@@ -20,7 +20,9 @@ TRACE_PACKET, FTRACE_EVENTS = 1, 1
 CPU, EVENT, COMPACT = 1, 2, 4
 SWITCH_TIMESTAMP, SWITCH_STATE, SWITCH_PID, SWITCH_PRIO, INTERN_TABLE, SWITCH_COMM = 1, 2, 3, 4, 5, 6
 SCHED_SWITCH, SCHED_WAKING = 4, 20
-UNKNOWN_PRIO, SLEEPING, EXITED = 120, 1, 0x10
+UNKNOWN_PRIO, SLEEPING = 120, 1
+IDLE = 0x80
+"""The state of a thread that has exited: the UI draws none for it, but a bar to the end of the trace for the state "dead"."""
 BATCH = 1 << 16
 FOREVER = np.iinfo(np.int64).max
 TABLES = ("threads", "sched", "thread_states")
@@ -85,7 +87,7 @@ def chained(switches: Switches, running: Running) -> Switches:
         ts=np.where(exited, end, until)[real],
         prev=before.next[real],
         next=np.maximum(after, 0)[real],
-        state=np.where(exited, EXITED, SLEEPING)[real],
+        state=np.where(exited, IDLE, SLEEPING)[real],
         prio=np.full(len(real), UNKNOWN_PRIO),
     )
     new = np.zeros(len(switches.ts) + len(real), bool)
