@@ -153,6 +153,16 @@ def test_a_thread_that_exits_stops_running_when_it_does(tmp_path: Path) -> None:
     assert drawn == [(mine.duration_ns.sum(), gone + fixture.BOOT_OFFSET)]
 
 
+@pytest.mark.parametrize("ended", [0x10, 0x20])
+def test_no_bar_follows_a_thread_whose_exit_was_recorded(tmp_path: Path, ended: int) -> None:
+    manifest, tables = fixture.make(npu=False)
+    sched = tables["sched"]
+    last = sched[(sched.event == "switch") & (sched.prev_tid == fixture.WORKER)].index[-1]
+    tables["sched"] = sched.assign(prev_state=sched.prev_state.where(sched.index != last, ended))
+    states = {state for (state,) in judged(tmp_path, manifest, tables).rows("select distinct state as s from thread_state")}
+    assert "I" in states and not states & {"X", "Z", "x"}
+
+
 def test_a_new_thread_waits_for_its_first_cpu_from_its_creation_on(tmp_path: Path) -> None:
     manifest, tables = fixture.make(npu=False)
     born, first = fixture.START + 100, fixture.START + 700

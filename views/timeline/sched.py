@@ -20,9 +20,8 @@ TRACE_PACKET, FTRACE_EVENTS = 1, 1
 CPU, EVENT, COMPACT = 1, 2, 4
 SWITCH_TIMESTAMP, SWITCH_STATE, SWITCH_PID, SWITCH_PRIO, INTERN_TABLE, SWITCH_COMM = 1, 2, 3, 4, 5, 6
 SCHED_SWITCH, SCHED_WAKING = 4, 20
-UNKNOWN_PRIO, SLEEPING = 120, 1
-IDLE = 0x80
-"""The state of a thread that has exited: the UI draws none for it, but a bar to the end of the trace for the state "dead"."""
+UNKNOWN_PRIO, SLEEPING, ENDED, IDLE = 120, 1, 0x30, 0x80
+"""ENDED: bits of the states dead and zombie, which the UI draws to the end of the trace. IDLE, which it does not, replaces them."""
 BATCH = 1 << 16
 FOREVER = np.iinfo(np.int64).max
 TABLES = ("threads", "sched", "thread_states")
@@ -160,6 +159,8 @@ class Scheduling:
         names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
         events, running = tables["sched"], Running.of(tables["thread_states"])
         columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
+        state = columns["prev_state"]
+        columns["prev_state"] = np.where((state > 0) & (state & ENDED > 0), IDLE, state)
         switched, waking, forked = (equals(events["event"], event) for event in ("switch", "waking", "fork"))
         return cls(events, columns, switched, waking | forked, running, names, boot)
 
