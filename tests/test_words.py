@@ -175,7 +175,8 @@ def test_messages_and_help_texts_are_plain() -> None:
 
 
 VAGUE = re.compile(
-    r"\bwhoever\b|\bcries\b|likeliest|in vain\b|\btells? of\b|\btold of\b|\bso many\b|\blooks? after\b|one behind the other|\bwants\b",
+    r"\bwhoever\b|\bcries\b|likeliest|in vain\b|\btells? of\b|\btold of\b|\bso many\b|\blooks? after\b|one behind the other"
+    r"|\bwants\b",
     re.I,
 )
 """Phrases that docstrings and pages had besides."""

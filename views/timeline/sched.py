@@ -21,7 +21,7 @@ CPU, EVENT, COMPACT = 1, 2, 4
 SWITCH_TIMESTAMP, SWITCH_STATE, SWITCH_PID, SWITCH_PRIO, INTERN_TABLE, SWITCH_COMM = 1, 2, 3, 4, 5, 6
 SCHED_SWITCH, SCHED_WAKING = 4, 20
 UNKNOWN_PRIO, SLEEPING, ENDED, IDLE = 120, 1, 0x30, 0x80
-"""ENDED: bits of the states dead and zombie, which the UI draws to the end of the trace. IDLE, which it does not, replaces them."""
+"""ENDED: bits of dead and zombie, which the UI draws to the end of the trace; IDLE, which it does not draw, takes their place."""
 BATCH = 1 << 16
 FOREVER = np.iinfo(np.int64).max
 TABLES = ("threads", "sched", "thread_states")
