@@ -96,6 +96,7 @@ def test_a_column_head_sorts_and_find_filters(browser: Any, tmp_path: Path) -> N
     assert run(column) == ["experts.7"]
 
 
+A4 = {"width": 703, "height": 1032, "deviceScaleFactor": 1, "mobile": False}  # at 96 dpi, without its margins
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
 
 
@@ -192,6 +193,22 @@ def test_the_report_prints_as_wide_as_paper_and_is_then_as_before(browser: Any, 
     theme, *printed = run("return document.printed")
     assert theme == "light" and set(printed) == {676}
     wait(lambda: run(sizes) == before)
+
+
+def test_a_comparison_is_no_wider_than_paper(browser: Any, tmp_path: Path) -> None:
+    base, cand = (
+        [result(f"{side}-{i}", i + seed, "attention", 1 + seed) for i in range(5)] for side, seed in (("a", 0), ("b", 1))
+    )
+    write_regression(document(compare(base, cand)), tmp_path / "regression.html")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", A4)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        run = opened(browser, tmp_path / "regression.html")
+        assert run("return document.querySelectorAll('#metrics th').length") > 12
+        assert run("return document.documentElement.scrollWidth") <= A4["width"]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_the_whole_graph_is_printed_on_one_light_page_and_is_then_as_before(browser: Any, tmp_path: Path) -> None:
