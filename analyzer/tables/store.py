@@ -134,7 +134,7 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
         source = source or Source(recording)
         _warn(folder, source.damage)
         return _made(source, folder / "tables", stamp, asked)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"{folder} holds records that its manifest does not describe ({error!r}); record again") from error
 
 

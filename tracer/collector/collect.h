@@ -87,6 +87,7 @@ struct target {
 	int status; /* as waitpid has it */
 	u64 cpu_ns, began_ns;
 };
+uid_t caller(void);
 void guard_begin(void);
 void guard(pid_t pid, bool watch);
 void guard_end(void);

@@ -23,7 +23,7 @@ from tracer.recording.paths import Owner, invoking_user
 from tracer.remote.device import Device, reach, settle
 from tracer.remote.job import STATE, Job, resumed, start
 from tracer.remote.sysroot import Sysroot, files_of_command, files_of_process
-from tracer.remote.transport import LinkError
+from tracer.remote.transport import LinkError, short
 from tracer.remote.voice import Board, Voice
 
 HOST_ONLY = {
@@ -137,6 +137,7 @@ class Visit:
             printing.result()
         if self.interrupts < 2:
             job.fetch(self.voice.progress)
+        if (job.output / "manifest.json").exists():
             kept_files().learn(job.output)
         if status == "2" and job.device.is_full():
             self.voice.say("the device's disk is full: what was recorded before is here")
@@ -206,7 +207,7 @@ def build_of(plan: dict[str, Any]) -> str:
 
 def folder_name(target: str) -> str:
     """A target as the name of a folder."""
-    return re.sub(r"[^\w.@-]+", "_", target.partition(":")[2] or target).strip("_.") or "device"
+    return re.sub(r"[^\w.@-]+", "_", short(target)).strip("_.") or "device"
 
 
 def record_on(args: argparse.Namespace, words: list[str], then: Then) -> int:
@@ -219,7 +220,7 @@ def record_on(args: argparse.Namespace, words: list[str], then: Then) -> int:
     alone = len(named) == 1
     output, board = output_of(args.output), Board()
     visits = [
-        Visit(args, words, target, output if alone else output / folder_name(target), Voice(target, board, alone), alone)
+        Visit(args, words, target, output if alone else output / folder_name(target), Voice(short(target), board, alone), alone)
         for target in named
     ]
     try:

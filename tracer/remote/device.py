@@ -11,7 +11,7 @@ from typing import Any
 from tracer.errors import RequirementError
 from tracer.kernel.plan_file import ARCHITECTURES
 from tracer.recording.paths import COLLECTORS
-from tracer.remote.transport import Transport, words_of
+from tracer.remote.transport import Transport, way_to
 
 IDENTIFIED = re.compile(r"(?P<id>[0-9a-f]+|xxh3:[0-9a-f]{16}) (?P<path>/.+)")
 MAKE_FOLDER = """
@@ -63,7 +63,7 @@ class Device:
 
 def reach(target: str) -> Transport:
     """A root shell on the device that a user names."""
-    way = Transport(target, words_of(target))
+    way = way_to(target)
     way.become_root()
     return way
 

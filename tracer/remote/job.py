@@ -10,7 +10,7 @@ from shlex import quote
 
 from tracer.errors import TracerError
 from tracer.remote.device import Device
-from tracer.remote.transport import DeviceError, LinkError, Transport, words_of
+from tracer.remote.transport import DeviceError, LinkError, way_to
 
 STATE = "remote.json"
 """Lies in a recording's folder while the recording is on a device still: with it the same command goes on."""
@@ -30,7 +30,7 @@ class Job:
     def save(self) -> None:
         """Note on the host where the recording is made."""
         way = self.device.way
-        state = {"target": way.name, "root": way.root, "folder": self.device.folder, "pid": self.pid}
+        state = {"target": way.target, "root": way.root, "folder": self.device.folder, "pid": self.pid}
         (self.output / STATE).write_text(json.dumps(state) + "\n")
 
     def status(self) -> str:
@@ -72,20 +72,23 @@ kill $!"""
     def fetch(self, progress: Callable[[str], None]) -> None:
         """Pull the recording; its manifest comes last, so that what lies here is a recording once it is whole."""
         place = f"{self.device.folder}/recording"
-        script = f"[ ! -d {place} ] || (cd {place} && find . -type f)"
-        names = self.device.way.insist(lambda: self.device.way.ask(script)).splitlines()
-        for name in sorted(names, key=lambda name: (name == "./manifest.json", name)):
+        script = f"[ ! -d {place} ] || (cd {place} && find . -type f -exec sha256sum {{}} +)"
+        lines = self.device.way.insist(lambda: self.device.way.ask(script)).splitlines()
+        sums = {name: wanted for wanted, _, name in (line.partition("  ") for line in lines)}
+        for name in sorted(sums, key=lambda name: (name == "./manifest.json", name)):
             path = self.output / name
             if ".." in path.parts:
                 raise TracerError(f"{self.device.way.name} offers a file {name!r}: it is left alone")
             path.parent.mkdir(parents=True, exist_ok=True)
-            progress(f"{self.device.way.name}: fetching {name.removeprefix('./')}")
-            self.device.way.pull(f"{place}/{name}", path)
+            progress(f"fetching {name.removeprefix('./')}")
+            self.device.way.pull(f"{place}/{name}", path, sums[name])
 
     def finish(self) -> None:
-        """Take everything away from the device."""
+        """Take everything away from the device, and our folder too where nothing was recorded."""
         self.device.clean()
         (self.output / STATE).unlink()
+        with contextlib.suppress(OSError):
+            self.output.rmdir()
 
 
 def start(device: Device, output: Path, options: list[str], words: list[str]) -> Job:
@@ -112,4 +115,4 @@ def resumed(output: Path, target: str) -> Job | None:
         return None
     if state["target"] != target:
         raise TracerError(f"{output} waits for a recording from {state['target']}: give it with --on, or another folder with -o")
-    return Job(Device(Transport(target, words_of(target), state["root"]), state["folder"]), output, state["pid"])
+    return Job(Device(way_to(target, state["root"]), state["folder"]), output, state["pid"])

@@ -1,12 +1,16 @@
 """A shell on another machine: any command that takes one line of it; files go through that command's input and output."""
 
 import hashlib
+import os
 import re
 import shlex
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -30,23 +34,36 @@ class DeviceError(TracerError):
     """A device was reached and refused."""
 
 
-def words_of(target: str) -> list[str]:
-    """The command that takes a line of shell, from what a user gives as a target. Raises TracerError for what is none."""
+def way_to(target: str, root: str = "") -> "Transport":
+    """The way to what a user gives as a target. Raises TracerError for what is none."""
     kind, _, rest = target.partition(":")
     if kind == "adb":
-        return ["adb", *(["-s", rest] if rest else []), "shell"]
-    if kind in ("ssh", "exec") and rest.strip():
-        return [*(SSH if kind == "ssh" else []), *shlex.split(rest)]
+        return Transport(target, ["adb", *(["-s", rest] if rest else []), "shell"], root)
+    if kind == "ssh" and rest.strip():
+        return Ssh(target, [*SSH, *shlex.split(rest)], root)
+    if kind == "exec" and rest.strip():
+        return Transport(target, shlex.split(rest), root)
     raise TracerError(f"--on {target}: give ssh:USER@HOST, adb, adb:SERIAL, or exec:COMMAND that takes a line of shell (sh -c)")
+
+
+def short(target: str) -> str:
+    """A target's name in messages: of ssh's words the host, which comes last."""
+    return target.split()[-1].removeprefix("ssh:") if target.startswith("ssh:") else target
 
 
 @dataclass
 class Transport:
     """The way to one device; `root` is what its lines need in front to run as root."""
 
-    name: str
+    target: str
+    """As the user gave it."""
     words: list[str]
     root: str = ""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return short(self.target)
 
     def command(self, script: str) -> list[str]:
         """What runs a script there, as root where that was asked for. It says on its standard error how the script ended."""
@@ -92,20 +109,22 @@ class Transport:
 
     def push(self, path: Path, place: str) -> None:
         """Copy a file there, from where an earlier attempt was cut. Raises DeviceError where there is no room."""
+        attempts = count()
 
         def once() -> None:
+            offset = int(self.ask(f"touch {quote(place)} && wc -c < {quote(place)}")) if next(attempts) else 0
             with path.open("rb", buffering=0) as file:
-                file.seek(int(self.ask(f"touch {quote(place)} && wc -c < {quote(place)}")))
-                self.ask(f"cat >> {quote(place)}", stdin=file)
-            if self.sum_of(place) != sum_of(path):
-                self.ask(f"rm -f {quote(place)}")
+                file.seek(offset)
+                arrived = self.ask(f"cat {'>>' if offset else '>'} {quote(place)} && sha256sum < {quote(place)}", stdin=file)
+            if arrived.split()[0] != sum_of(path):
+                self.ask(f"rm {quote(place)}")
                 raise LinkError(f"{self.name}: {path.name} was damaged on its way")
 
         self.insist(once)
 
-    def pull(self, place: str, path: Path) -> None:
-        """Copy a file from there, from where an earlier attempt was cut."""
-        wanted = self.insist(lambda: self.sum_of(place))
+    def pull(self, place: str, path: Path, wanted: str = "") -> None:
+        """Copy a file from there, whose SHA-256 is `wanted`, from where an earlier attempt was cut."""
+        wanted = wanted or self.insist(lambda: self.sum_of(place))
 
         def once() -> None:
             with path.open("ab") as file:
@@ -119,6 +138,34 @@ class Transport:
     def sum_of(self, place: str) -> str:
         """The SHA-256 of a file there."""
         return self.ask(f"sha256sum < {quote(place)}").split()[0]
+
+
+class Ssh(Transport):
+    """The same by ssh, over one connection for all lines; when it is cut, the next line makes another."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.folder = tempfile.TemporaryDirectory(prefix="moescope-")
+        self.shared = f"{self.folder.name}/ssh"
+        self.master: subprocess.Popen[bytes] | None = None
+        self.lock = threading.Lock()
+        self.given = self.words[1:]
+        self.words = ["ssh", "-S", self.shared, *self.given]
+
+    def command(self, script: str) -> list[str]:
+        """What runs a script there, once the connection stands or has failed."""
+        with self.lock:
+            if not self.master or self.master.poll() is not None:
+                self._connect()
+        return super().command(script)
+
+    def _connect(self) -> None:
+        """Its end there reads from a pipe of ours, so that it ends whenever we do."""
+        words = [*DEAF, "ssh", "-M", "-S", self.shared, *self.given, "cat > /dev/null"]
+        out = subprocess.DEVNULL
+        self.master = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=out)
+        while self.master.poll() is None and not os.path.exists(self.shared):
+            time.sleep(0.02)
 
 
 def sum_of(path: Path) -> str:

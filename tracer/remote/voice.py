@@ -52,8 +52,9 @@ class Voice:
         self.parts: dict[str, bytes] = {"output": b"", "messages": b""}
 
     def say(self, text: object) -> None:
-        """One line of ours."""
-        print(f"moescope: {plain_text(self.name)}: {one_line(text)}", file=sys.stderr, flush=True)
+        """One line of ours; errors begin with the device's name mostly."""
+        line = one_line(text) if str(text).startswith(self.name) else f"{plain_text(self.name)}: {one_line(text)}"
+        print(f"moescope: {line}", file=sys.stderr, flush=True)
 
     def progress(self, line: str) -> None:
         """What it does now."""
