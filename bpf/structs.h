@@ -73,6 +73,7 @@ struct traced {
 	u32 leads;  /* it began the graph; the others help */
 	u32 news;   /* this graph has not been described as it is now */
 	u32 rounds; /* graphs that it began */
+	u32 changes; /* of these graphs, against what they were before */
 	u32 sources_at; /* in the tensors of these graphs; see ggml.h */
 	u32 name_at;
 	u32 next_node; /* the first that it may still be told of */
@@ -91,6 +92,9 @@ struct traced {
 	u64 copies;
 	u64 copy_frame;
 	u64 copy_ts;
+	/* in a graph of BLAS, else 0: since when it works on the product that comes next; the node of the one before, from 1 */
+	u64 product_ts;
+	u32 product;
 	u64 scratch[20]; /* of a tensor that is looked at */
 	/* while learning: */
 	u64 tensor;
