@@ -124,6 +124,21 @@ struct call_spec {
 
 #define MAX_CALL_SPECS 1024
 
+/* Where a field of a tracepoint's record stands; a width of 0: the tracepoint has none such. */
+struct driver_field {
+	u32 offset;
+	u16 width;
+	u16 is_text; /* there stands where the text stands */
+};
+
+#define DRIVER_FIELDS 5 /* context, value, handle, scalars and status of struct rec_driver_event */
+struct driver_layout {
+	struct driver_field fields[DRIVER_FIELDS];
+};
+
+#define MAX_DRIVER_EVENTS 16
+#define DRIVER_RECORD_BYTES 1024
+
 /* An address in a process: a tensor, a QNN provider. */
 struct place_key {
 	u64 address;

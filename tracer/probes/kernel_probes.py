@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from tracer.probes.driver_events import DRIVER_PROBES
 from tracer.probes.tracefs import has_tracepoint
 
 SOFTWARE = "software"  # the category of perf's software events; every other one is a category of tracepoints
@@ -26,6 +27,7 @@ KERNEL_PROBES = (
     ("block_rq_issue", "io", "block"),
     ("block_rq_complete", "io", "block"),
     *((name, "io", SOFTWARE) for name in FAULT_ENDS),
+    *DRIVER_PROBES,
 )
 SINGLE_CALLS, EVERY_CALL = "syscalls", "raw_syscalls"
 # What stands in for tracepoints of single system calls in kernels without CONFIG_FTRACE_SYSCALLS: every call of every process
@@ -50,6 +52,6 @@ def lacking(levels: set[str], offered: list[tuple[str, str, str]]) -> list[str]:
         f"this kernel has no tracepoint {category}:{name}; level {level} goes without it"
         for name, level, category in KERNEL_PROBES
         if level in (*levels, "process")
-        and (name, level, category) not in offered
+        and (name, level, category) not in (*offered, *DRIVER_PROBES)
         and not (category == SINGLE_CALLS and EVERY_CALL in categories)
     ]
