@@ -80,6 +80,7 @@ void sleep_until(u64 deadline_ns);
 void seal(void);
 bool disk_failed(void);
 const struct drained *drained(void);
+void add_event(const struct header *record);
 void digest(const void *data, size_t bytes, char *text);
 
 /* target.c */
@@ -143,6 +144,13 @@ void measure_costs(void);
 json_t *costs(void);
 void stats_turn(bool last);
 void account(json_t *rows, json_t *cost);
+
+/* heat.c: what sysfs tells of clocks and temperatures */
+bool heat_is_told(const char *category);
+void heat_begin(void);
+void heat_turn(bool last);
+json_t *heat_found(void);
+void governors(char *text, size_t bytes);
 
 /* manifest.c */
 void manifest_begin(const struct choice *choice, const struct target *target);
