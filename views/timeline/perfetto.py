@@ -172,19 +172,17 @@ class TraceWriter:
             self.out.later(partial(counter_packets, self.sequence, ts, values, self.start))
 
     def marks(self) -> None:
-        """Tracks of marks: slow tokens, and where the recording lacks something."""
+        """Tracks of the program: the ledger, slow tokens, and where the recording lacks something."""
         tracks = (
-            ("MoEScope: ledger", self.ledger_slices()),
-            ("MoEScope: slow tokens", marks.slow_tokens(self.tables)),
-            ("MoEScope: what this recording lacks", marks.lacking(self.manifest, self.end)),
+            ("ledger", self.ledger_slices()),
+            ("slow tokens", marks.slow_tokens(self.tables)),
+            ("what this recording lacks", marks.lacking(self.manifest, self.end)),
         )
-        for name, slices in tracks:
+        group = self.new_track(marks.GROUP, child_ordering=TrackDescriptor.EXPLICIT)
+        for rank, (name, slices) in enumerate(tracks):
             if slices is not None:
-                self.draw([self.level(slices)], [np.arange(len(slices))], self.new_track(name), partial(self.marked, name))
-
-    def marked(self, name: str, lane: int) -> int:
-        """One more track of marks; those of one name look like one."""
-        return self.new_track(name)
+                make = lambda lane, name=name, rank=rank: self.new_track(name, group, sibling_order_rank=rank)  # noqa: E731
+                self.draw([self.level(slices)], [np.arange(len(slices))], make(0), make)
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""
