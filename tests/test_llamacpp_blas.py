@@ -21,7 +21,7 @@ def blas(tmp_path_factory: pytest.TempPathFactory) -> Both:
         library = llama_libraries.with_blas()
     except subprocess.CalledProcessError as error:
         pytest.skip(f"llama.cpp's source cannot be fetched or built here: {error}")
-    run = Run([[PROMPT, 1, PROMPT]], SMALL, library=str(library))
+    run = Run([[PROMPT, 1, PROMPT]], SMALL, library=str(library), levels="token,graph,operator,expert,sched")
     return Both(tmp_path_factory.mktemp("blas"), run)
 
 

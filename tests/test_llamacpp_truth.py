@@ -39,6 +39,7 @@ class Run:
     call: str = "decode"
     threads_of: str = ""
     library: str = ""
+    levels: str = "token,graph,operator,expert"
 
     def environment(self) -> dict[str, str]:
         way = {"LLAMA_PART": str(self.part), "LLAMA_CALL": self.call, "LLAMA_THREADS_OF": self.threads_of}
@@ -57,7 +58,7 @@ class Both:
         alone = {**os.environ, **way, "LLAMA_THREADS_OF": ""}
         done = subprocess.run(oracle, capture_output=True, text=True, check=True, env=alone)
         told = last_json(done)
-        options = ["--no-views", "--levels", "token,graph,operator,expert", "-o", str(folder / "run")]
+        options = ["--no-views", "--levels", run.levels, "-o", str(folder / "run")]
         done = trace("run", *options, "--", sys.executable, str(PROGRAMS / "llama_steps.py"), *words, env=way)
         assert done.returncode == 0, done.stderr
         assert last_json(done) == told["made"]
