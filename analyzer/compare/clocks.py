@@ -24,12 +24,12 @@ def clocks(runs: list[Result]) -> Clocks:
 
 
 def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result], list[Result], list[Difference], Words]:
-    """(base, cand, differences, sentences). Where clocks differ, only runs with a partner of the same clocks, if enough have one."""
+    """(base, cand, differences, sentences): where clocks differ, only runs with a partner of the same ones, if enough have that."""
     sides = clocks(base), clocks(cand)
     odd = [name for name in sides[0] if name in sides[1] and differ(sides[0][name], sides[1][name])]
     if not odd:
         return base, cand, [], []
-    unlike = [Difference(f"clock of {name}", *(shown(side[name]) for side in sides), True) for name in odd]
+    unlike = [Difference(f"clock of {name}", shown(sides[0][name]), shown(sides[1][name]), True) for name in odd]
     rows, columns = paired(*sides)
     if len(rows) < FEWEST:
         text = f"Fewer than {FEWEST} runs of a side have one of the same clocks on the other: a change may be the clocks' alone."

@@ -42,7 +42,7 @@ CLOCKS = {"frequency": "MHz", "greatest frequency": "MHz allowed", "temperature"
 
 def clocks(table: pd.DataFrame) -> list[Named]:
     """A counter for each policy's frequency and its limit, each zone and each cooling device."""
-    drawn = []
+    drawn: list[Named] = []
     for (what, number), rows in table.groupby(["what", "number"], observed=True, sort=True):
         if what in CLOCKS:
             name = f"{rows['name'].iloc[0]} {CLOCKS[str(what)]}"
