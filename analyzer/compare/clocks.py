@@ -24,7 +24,7 @@ def clocks(runs: list[Result]) -> Clocks:
 
 
 def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result], list[Result], list[Difference], Words]:
-    """(base, cand, differences, sentences): where clocks differ, only runs with a partner of the same ones, if enough have that."""
+    """(base, cand, differences, sentences): where clocks differ, only runs with a partner of the same, if enough have one."""
     sides = clocks(base), clocks(cand)
     odd = [name for name in sides[0] if name in sides[1] and differ(sides[0][name], sides[1][name])]
     if not odd:
