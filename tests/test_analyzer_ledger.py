@@ -1,6 +1,8 @@
 """The ledger: every moment of a token has one cause, planted causes are found in their columns, and the sum is the token."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,9 +12,16 @@ from hypothesis import strategies as st
 
 from analyzer.__main__ import main as analyzer_main
 from analyzer.questions import ledger
+from analyzer.questions.findings import findings
 from analyzer.records.intervals import by_precedence, merged
 from analyzer.records.schema import TABLES, empty
+from analyzer.tables import store
 from tests.test_analyzer_phases import SPANS, intervals, moments, step
+from tests.test_analyzer_qnn import Program
+from tests.test_analyzer_tables import llama
+from tracer.recording.format import Recording
+from tracer.recording.tokens import kinds_of
+from workloads.recordings import Writer, runtime
 from workloads.tables_fixture import MAIN, PID, WORKER, frame, make
 
 AT, LENGTH = 10_000, 1_000
@@ -200,7 +209,9 @@ EXPECTED = {"cpu_operators": 500, "host_code": 270, "run_queue": 50, "expert_loa
 @given(SPANS, st.lists(SPANS, max_size=4))
 def test_the_first_cause_that_covers_a_moment_has_it(some, layers):
     windows = merged(intervals(some))
-    pieces, names, left = by_precedence(windows, [(str(i), intervals(rows)) for i, rows in enumerate(layers)])
+    every, names = by_precedence(windows, [(str(i), intervals(rows)) for i, rows in enumerate(layers)], "rest")
+    taken = np.asarray(names != "rest")
+    pieces, names, left = every.where(taken), names[taken], every.where(~taken)
     seen = {m: name for i, name in enumerate(names) for m in moments(pieces.where(np.arange(len(pieces)) == i))}
     expected = {}
     for i, rows in reversed(list(enumerate(layers))):
@@ -209,19 +220,15 @@ def test_the_first_cause_that_covers_a_moment_has_it(some, layers):
     assert moments(left) == [m for m in moments(windows) if m not in expected]
 
 
-def test_pieces_tile_their_tokens_and_lose_nothing_by_joining_equal_neighbours():
+def test_pieces_tile_their_tokens_and_neighbours_differ():
     _, tables = make()
     pieces = ledger.ledger_pieces(tables)
-    joined = ledger.without_seams(pieces)
-    tokens = tables["tokens"].set_index("token_id")
-    for rows in (pieces, joined):
-        by_token = rows.groupby("token_id")
-        assert (by_token["duration_ns"].sum() == tokens["duration_ns"]).all()
-        assert (by_token["begin_ns"].min() == tokens["begin_ns"]).all() and (by_token["end_ns"].max() == tokens["end_ns"]).all()
-        inside = rows["token_id"].eq(rows["token_id"].shift())
-        assert (rows["begin_ns"][inside] == rows["end_ns"].shift()[inside]).all()
-    assert (joined["cause"] != joined["cause"].shift())[joined["token_id"].eq(joined["token_id"].shift())].all()
-    assert joined.groupby("cause")["duration_ns"].sum().equals(pieces.groupby("cause")["duration_ns"].sum())
+    tokens, by_token = tables["tokens"].set_index("token_id"), pieces.groupby("token_id")
+    assert (by_token["duration_ns"].sum() == tokens["duration_ns"]).all()
+    assert (by_token["begin_ns"].min() == tokens["begin_ns"]).all() and (by_token["end_ns"].max() == tokens["end_ns"]).all()
+    inside, cause = pieces["token_id"].eq(pieces["token_id"].shift()), pieces["cause"].astype(str)
+    assert (pieces["begin_ns"][inside] == pieces["end_ns"].shift()[inside]).all()
+    assert (cause != cause.shift())[inside].all()
 
 
 def test_the_verb_prints_the_sum_and_json_has_every_token(tmp_path, capsys):
@@ -233,3 +240,54 @@ def test_the_verb_prints_the_sum_and_json_has_every_token(tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert [row["total"] for row in answer["tokens"]] == [0.001] * 3
     assert answer["run_ms"]["total"] == pytest.approx(0.003) and answer["accelerator"] == {}
+
+
+def test_the_prize_of_a_fallback_is_what_the_accelerator_would_not_take():
+    tables = token(**split([3, 3, 3]))
+    tables["operators"] = tables["operators"].assign(shape="64x1")
+    (unknown,) = (found for found in findings(tables) if found.rule == "fallback")
+    assert unknown.prize_ms == pytest.approx(400e-6) and "at most" in unknown.text
+    equal = frame("npu_operators", type=["MUL_MAT"] * 3, shape="64x1", us=[0, 0, -1])
+    (known,) = (found for found in findings(tables | {"npu_operators": equal}) if found.rule == "fallback")
+    assert known.prize_ms == pytest.approx(400e-6) and "at most" not in known.text
+    slow = frame("npu_operators", type=["MUL_MAT"], shape="64x1", us=[1])
+    assert not [found for found in findings(tables | {"npu_operators": slow}) if found.rule == "fallback"]
+    other = frame("npu_operators", type=["MUL_MAT"], shape="8x1", us=[1])
+    assert [found.prize_ms for found in findings(tables | {"npu_operators": other}) if found.rule == "fallback"] == [
+        pytest.approx(400e-6)
+    ]
+
+
+def older(writer: Writer, folder: Path) -> Recording:
+    """A recording of a release that knew the kinds of these records alone, and none that came since."""
+    writer.write(folder)
+    recording = Recording(folder)
+    used = {kind for stream in writer.slots.values() for slots in stream for kind in kinds_of(slots).tolist()}
+    layouts = {name: row for name, row in recording.manifest["layouts"].items() if row["kind"] in used}
+    (folder / "manifest.json").write_text(json.dumps({**recording.manifest, "layouts": layouts}))
+    return Recording(folder)
+
+
+def of_qnn() -> Writer:
+    """Two executions and their profile, within a step."""
+    program = Program()
+    program.w.add("token_begin", engine=3, ts=program.tick(), seq=0, phase=2, n_tokens=1)
+    for graph in (1, 2):
+        program.execute(graph, 5)
+    program.harvest(5, [(400, 7, [(404, 3, [])])], (0, -1))
+    program.w.add("token_end", engine=3, ts=program.tick(), seq=0)
+    return program.w
+
+
+@pytest.mark.parametrize("make", [llama, runtime, of_qnn])
+def test_an_older_recording_gives_the_tables_that_it_gave_and_a_ledger_besides(
+    tmp_path: Path, make: Callable[[], Writer]
+) -> None:
+    now = store.build(Recording(make().write(tmp_path / "now")))
+    then = store.build(older(make(), tmp_path / "then"))
+    assert then.keys() == now.keys()
+    for name in now:
+        pd.testing.assert_frame_equal(then[name], now[name])
+    rows = ledger.ledger(then)
+    assert len(rows) and (rows["total"] > 0).all()
+    assert (rows[[*ledger.CAUSES, "residual"]].sum(axis=1) == rows["total"]).all()

@@ -183,7 +183,7 @@ def test_operators_and_choices_of_older_builds_are_told_as_rightly(tmp_path: Pat
 
 WRONG = {
     "STRANGE": "the tensors of its graphs are laid out in no known way",
-    "TWICE": "its graph loop is not the one that was learnt: a node came twice, or is none of its graph",
+    "TWICE": "its graph loop is not the one that was learnt: a node came twice, or does not belong to its graph",
 }
 
 

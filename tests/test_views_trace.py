@@ -142,12 +142,25 @@ def test_a_thread_that_exits_stops_running_when_it_does(tmp_path: Path) -> None:
     stranger = sched[sched.event == "switch"].iloc[-1:].assign(ts_ns=gone + 10**6, cpu=1, prev_tid=5, next_tid=fixture.MAIN + 2)
     tables["sched"] = pd.concat([sched[kept], stranger], ignore_index=True)
     tables["thread_states"] = states[(states.tid != fixture.WORKER) | (states.end_ns <= gone)]
-    drawn = judged(tmp_path, manifest, tables).rows(
+    judge = judged(tmp_path, manifest, tables)
+    drawn = judge.rows(
         "select sum(dur) as d, max(ts + dur) as e from thread_state join thread using (utid) "
         f"where tid = {fixture.WORKER} and state = 'Running'"
     )
+    last = f"select state as s from thread_state join thread using (utid) where tid = {fixture.WORKER} order by ts desc limit 1"
+    assert judge.rows(last) == [("I",)]  # which the UI leaves empty
     mine = tables["thread_states"][(tables["thread_states"].tid == fixture.WORKER) & (tables["thread_states"].state == "running")]
     assert drawn == [(mine.duration_ns.sum(), gone + fixture.BOOT_OFFSET)]
+
+
+@pytest.mark.parametrize("ended", [0x10, 0x20])
+def test_no_bar_follows_a_thread_whose_exit_was_recorded(tmp_path: Path, ended: int) -> None:
+    manifest, tables = fixture.make(npu=False)
+    sched = tables["sched"]
+    last = sched[(sched.event == "switch") & (sched.prev_tid == fixture.WORKER)].index[-1]
+    tables["sched"] = sched.assign(prev_state=sched.prev_state.where(sched.index != last, ended))
+    states = {state for (state,) in judged(tmp_path, manifest, tables).rows("select distinct state as s from thread_state")}
+    assert "I" in states and not states & {"X", "Z", "x"}
 
 
 def test_a_new_thread_waits_for_its_first_cpu_from_its_creation_on(tmp_path: Path) -> None:
@@ -385,9 +398,9 @@ def test_slow_tokens_and_switched_levels_are_marked(ahead: tuple[Judge, fixture.
         "select t.name as t, s.name as n, s.ts as ts from slice s join track t on s.track_id = t.id where s.category = 'moescope'"
     )
     marks = {track: (name, ts - fixture.BOOT_OFFSET) for track, name, ts in judge.rows(sql)}
-    name, ts = marks["MoEScope: slow tokens"]
+    name, ts = marks["slow tokens"]
     assert name.startswith("slow token 11: 11.0 times") and ts == tables["tokens"].begin_ns.iloc[-1]
-    assert marks["MoEScope: what this recording lacks"] == ("operator level off: slowdown of at most 10%", fixture.START + 5000)
+    assert marks["what this recording lacks"] == ("operator level off: slowdown of at most 10%", fixture.START + 5000)
 
 
 def test_a_zipped_trace_says_the_same(usual: tuple[Judge, fixture.Tables], tmp_path: Path) -> None:

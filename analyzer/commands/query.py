@@ -28,7 +28,7 @@ SHOWN = 200
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
-    parser.add_argument("sql", metavar="SQL", help="one statement")
+    parser.add_argument("sql", metavar="SQL", help="one SQL statement")
     add_json(parser)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 from analyzer.commands._show import number, short
 from analyzer.questions.cached import summary
 from analyzer.questions.ledger import shares
+from analyzer.records.stamps import outdated
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
 from moescope.terminal import Line, console, grid, words
+from tracer.recording.format import Recording
 
 prepare_parser = add_run_and_json
 
@@ -27,6 +29,7 @@ Section = dict[str, Any]
 def run(args: argparse.Namespace) -> int:
     """Summarise and print."""
     answer = summary(args.run_dir)
+    answer["outdated_views"] = outdated(args.run_dir, Recording(args.run_dir).manifest)
     if args.json:
         print(json.dumps(answer))
         return 0
@@ -65,6 +68,10 @@ def heading(answer: Section) -> list[Line]:
             + (" (exact results; its times are the host's, not a device's)" if machine["emulated"] else "")
         )
     lines += [words((line, "yellow")) for line in (*answer["missing"], *answer["warnings"])]
+    if answer.get("outdated_views"):
+        names = ", ".join(answer["outdated_views"])
+        remedy = as_called("python -m views write writes them again")
+        lines.append(words((f"{names}: of this recording as it was before; {remedy}", "yellow")))
     if about["state"] != "complete":
         lines.append(words((f"state: {about['state']}: the writer did not finish", "yellow")))
     return lines
@@ -77,7 +84,8 @@ def speed(answer: Section) -> list[Line]:
         return ["no tokens recorded"]
     tpot = t["tpot_ms"]
     first = f"TTFT {number(t['ttft_ms'])} ms, prefill {number(t['prefill_tokens_per_s'])} tok/s over {t['prefill_tokens']} tokens"
-    second = f"TPOT {number(tpot['median'], '.2f')} ms (p90 {number(tpot['p90'], '.2f')}, n {tpot['n']})"
+    spread = f"median {number(tpot['median'], '.2f')}, p90 {number(tpot['p90'], '.2f')}, n {tpot['n']}"
+    second = f"TPOT {number(tpot['mean'], '.2f')} ms ({spread})"
     rest = f", decode {number(t['decode_tokens_per_s'])} tok/s, {t['major_faults']} major faults"
     return [first, second + rest]
 

@@ -61,7 +61,7 @@ def compare(
 
 
 def ranked(judged: pd.DataFrame) -> pd.DataFrame:
-    """Metrics in the order people want them: speed first, then changes by how much of a step they are, then the rest."""
+    """Metrics in the order of the report: speed first, then changes by how much of a step they are, then the rest."""
     changed = judged["verdict"].isin([SLOWER, FASTER])
     weight = (judged["estimate"].abs() * judged["share"].fillna(1.0)).replace(np.inf, 1e9).fillna(0.0)
     order = np.lexsort((-weight, ~changed, judged["family"] != "speed"))

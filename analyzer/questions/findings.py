@@ -1,4 +1,4 @@
-"""Findings: what costs most and what it would give back, in words, each with its evidence and a query that shows it.
+"""Findings: what costs most and what mending it would save, in words, each with its evidence and a query that shows it.
 
 A finding's prize is the time that its remedy would win, as a share of all steps' time. Prizes overlap: they do not add up.
 """
@@ -19,7 +19,7 @@ from moescope.packaged import toml_beside
 TEXTS = toml_beside(__file__, "findings.toml")
 QUERIES: dict[str, str] = TEXTS["queries"]
 LEAST_SHARE = 0.01
-"""Findings that would give back less are left out."""
+"""Findings that would save less are left out."""
 MOST_DISPLACERS = 3
 """Maximum number of other programs that are named."""
 WORTH = 10
@@ -144,7 +144,8 @@ def displaced(facts: Facts) -> Iterator[Finding]:
     """Other programs that take CPUs from threads that steps need, and threads that take them from each other."""
     query = QUERIES["displaced"]
     for row in displacement.displacers(facts.tables, facts.displaced).head(MOST_DISPLACERS).to_dict("records"):
-        text = f"{row['name']} (process {row['pid']}) runs where a thread that steps need is ready and has no CPU"
+        where = "ran last where a thread that steps need was ready and had no CPU"
+        text = f"{row['name']} (process {row['pid']}) {where}; at most, as only the last is recorded"
         yield facts.finding("displaced", text, row["won_ns"], row, query)
     crowd = facts.crowd
     if crowd:
@@ -240,8 +241,19 @@ def fallback(facts: Facts) -> Iterator[Finding]:
     rows = facts.tables["operators"][fell]
     types = ", ".join(rows.groupby("type")["duration_ns"].sum().sort_values(ascending=False).index[:3])
     text = f"{types} fall back to the CPU in layers that the accelerator computes ({len(rows)} operators)"
+    there = accelerated_ns(facts.tables, rows)
+    if np.isnan(there).any():
+        text += "; at most, as the accelerator's time for them is not known"
     spent = float(facts.ledger["cpu_fallback"].sum())
-    yield facts.finding("fallback", text, spent, {"operators": len(rows)}, QUERIES["fallback"])
+    evidence = {"operators": len(rows), "cpu_ms": spent / 1e6, "accelerator_ms": float(np.nansum(there)) / 1e6}
+    yield facts.finding("fallback", text, max(spent - float(np.nansum(there)), 0.0), evidence, QUERIES["fallback"])
+
+
+def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
+    """What the accelerator takes for operators of the same type and shape, by its own profile; NaN where it computed none."""
+    timed = tables["npu_operators"].query("us >= 0")
+    usual = timed.groupby(["type", "shape"])["us"].median() * 1e3
+    return usual.reindex(pd.MultiIndex.from_frame(rows[["type", "shape"]])).to_numpy(np.float64)
 
 
 def small_batches(facts: Facts) -> Iterator[Finding]:

@@ -313,7 +313,7 @@ def build(
 
 
 def described_by(end_ns: np.ndarray, graph: np.ndarray, graphs: Graphs, by_share: np.ndarray) -> np.ndarray:
-    """When each operator and what it reads is described: where shares tell of it, maybe behind its end, but within its graph.
+    """When each operator and what it reads is described: where a record of shares names it, within its graph.
 
     `graph` has the row of each operator's graph, below 0 where there is none.
     """
@@ -367,7 +367,7 @@ def finish(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np
 
 
 def composed_names(columns: Columns, unnamed: np.ndarray) -> pyarrow.DictionaryArray:
-    """Names made of type, layer and expert, for those operators that want one."""
+    """Names made of type, layer and expert, for operators without a name."""
     rows, answer = np.flatnonzero(unnamed), np.full(len(unnamed), NONE)
     kind, kinds = columns["type"].indices.to_numpy(), columns["type"].dictionary.to_pylist()
     answer[rows], first = numbered(*(column[rows] for column in (kind, columns["layer"], columns["expert"])))

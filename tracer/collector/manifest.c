@@ -202,7 +202,7 @@ static json_t *target_row(void)
 
 	if (target->over && target->started_here)
 		code = json_integer(WIFSIGNALED(target->status) ? -WTERMSIG(target->status) : WEXITSTATUS(target->status));
-	return json_pack("{si si so}", "pid", target->pid, "uid", (int)getuid(), "exit_code", code);
+	return json_pack("{si si so}", "pid", target->pid, "uid", (int)caller(), "exit_code", code);
 }
 
 /* Rounded so that it is written as Python would write it: checksums of manifests go by that. */

@@ -67,7 +67,7 @@ def stem(program: str) -> str:
 class Planner:
     """Plans file after file: where a probe stands may depend on what stands in other files of the folder.
 
-    `rows` are those that were planned and stand, or stood; whoever carries a plan out adds to them.
+    `rows` are those that were planned and stand, or stood; carrying out a plan adds to them.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Planner:
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
-        """A probe that fails is said and left out; the others go on."""
+        """A probe that fails is reported and left out; the others stay."""
         try:
             yield
         except ProbeError as error:

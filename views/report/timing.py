@@ -66,7 +66,8 @@ def by_phase(run: Run) -> Block:
 
 def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
     """The groups of one phase, with those added up that are small in every phase: there are no more colours."""
-    share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in groups}
+    names = {key for other in shares.values() for key in other}
+    share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in names}
     own = {"total", parts.RESIDUAL}
     large = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
     smaller = sum(float(ms or 0) for key, ms in groups.items() if key not in large)
@@ -180,7 +181,7 @@ def durations(run: Run, across: dict[str, Any]) -> Block:
         {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": place, "x1": place, "line": {"dash": "dot", "width": 2}}
         for place in jumps
     ]
-    remark = per_bin(len(tokens)) + (" Dotted: the level changes for good." if jumps else "")
+    remark = per_bin(len(tokens)) + (" Dotted: the level changes." if jumps else "")
     axes = {"xaxis": axis("step"), "yaxis": axis("ms", **scale)}
     return chart("Duration of every step", traces, remark.strip(), 320, STEPS_QUERY, **axes, shapes=bars)
 

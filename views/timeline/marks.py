@@ -9,7 +9,8 @@ from analyzer.questions import ledger, over_time
 from analyzer.records.observed import known_changes
 from views.timeline.slices import Slices, Tables, equals, numbered, text_column, text_of
 
-LEDGER_TABLES = ledger.TABLES
+GROUP, LEDGER_TABLES = "Steps", ledger.TABLES
+"""The group of these tracks, and the tables that the ledger is made of."""
 Named = tuple[str, np.ndarray, np.ndarray]
 """A counter: its name, times in ns and the value from each time on."""
 
@@ -32,6 +33,7 @@ def counters(tables: Tables) -> list[Named]:
         ("decode tokens/s", *over_time.decode_speed(tables["tokens"])),
         ("expert loads in flight", *over_time.in_flight(loads)),
         ("NPU executions in flight", *over_time.in_flight(executes)),
+        ("NPU batches in flight", *over_time.in_flight(tables["npu_batches"][["begin_ns", "end_ns"]])),
     ]
     return [*recorded, *(counter for counter in derived if len(counter[1]))]
 
@@ -53,7 +55,7 @@ def clocks(table: pd.DataFrame) -> list[Named]:
 
 def ledger_slices(tables: Tables) -> Slices | None:
     """What each moment of a step was spent on; steps of several threads at once go to lanes of their own."""
-    pieces = ledger.without_seams(ledger.ledger_pieces(tables))
+    pieces = ledger.ledger_pieces(tables)
     if not len(pieces):
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))

@@ -18,7 +18,7 @@ from views.timeline.protobuf import _messages
 
 Tables = Mapping[str, pd.DataFrame]
 SMALL = 1 << 16
-PREFETCH, STEP = 1 << 41, 1 << 42  # added to a load's and a step's number, so that their arrows are not those of graphs
+PREFETCH, STEP, BATCH = 1 << 41, 1 << 42, 1 << 43  # added to numbers of loads, steps and batches: their arrows are not graphs'
 
 
 def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
@@ -215,14 +215,17 @@ def graph_steps(tables: Tables) -> np.ndarray:
 def repeats_operator(tables: Tables, rows: pd.DataFrame) -> pd.Series:
     """Which graphs or expert runs are within an operator of the same step, layer and expert, which says their place [bool]."""
     operators = tables["operators"]
-    named = model_place(operators[operators["layer"] >= 0]) if len(rows) else np.empty(0)
-    return pd.Series(np.isin(model_place(rows), named))
+    if not len(rows):
+        return pd.Series(np.zeros(0, bool))
+    named, places = model_places(operators, rows)
+    return pd.Series(np.isin(places, named[operators["layer"].to_numpy() >= 0]))
 
 
-def model_place(frame: pd.DataFrame) -> np.ndarray:
-    """One number for step, layer and expert."""
-    token, layer, expert = (frame[name].to_numpy(np.int64) for name in ("token_id", "layer", "expert"))
-    return (token << 32) + (layer << 16) + expert
+def model_places(*frames: pd.DataFrame) -> list[np.ndarray]:
+    """One number for the step, layer and expert of each row, the same in all frames; as small as can be, for look-ups."""
+    columns = [[frame[name].to_numpy(np.int64) + 1 for name in ("token_id", "layer", "expert")] for frame in frames]
+    layers, experts = (max(int(column[i].max(initial=0)) for column in columns) + 1 for i in (1, 2))
+    return [(token * layers + layer) * experts + expert for token, layer, expert in columns]
 
 
 def graph_name(kind: str, layer: int, expert: int, backend: str, repeated: bool) -> str:
@@ -343,6 +346,20 @@ def qnn_call_slices(tables: Tables) -> Slices:
     return of_frame("qnn", text_of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
 
 
+def batch_call_slices(tables: Tables) -> tuple[Slices, Slices]:
+    """Sending a batch to a queue of the NPU, which begins its flow, and the wait for its answer, which ends it."""
+    frame = tables["npu_batches"].assign(complete=True)
+    sent, waited = frame[frame["submit_ns"] >= 0], frame[frame["wait_ns"] >= 0]
+    sent = sent.assign(end_ns=sent["begin_ns"] + sent["submit_ns"])
+    waited = waited.assign(begin_ns=waited["end_ns"] - waited["wait_ns"])
+    sending = of_frame("npu", text_of(["send batch"] * len(sent)), sent, {})
+    waiting = of_frame("npu", text_of(["wait for batch"] * len(waited)), waited, {})
+    for slices, rows in ((sending, sent), (waiting, waited)):
+        slices.flow = rows["batch_id"].to_numpy(np.int64) + BATCH
+    waiting.ends_flow = np.ones(len(waited), bool)
+    return sending, waiting
+
+
 def call_slices(tables: Tables) -> tuple[Slices, Slices]:
     """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
     frame = tables["calls"]
@@ -418,6 +435,7 @@ def levels(tables: Tables) -> Iterator[Slices]:
     yield from load_slices(tables, used)
     yield qnn_call_slices(tables)
     yield lone_execute_slices(tables)
+    yield from batch_call_slices(tables)
     yield from call_slices(tables)
     yield wait
     yield read_slices(tables)
