@@ -445,3 +445,17 @@ def test_a_flow_leads_from_a_step_through_its_graphs_on_other_threads(tmp_path: 
         "join slice b on slice_in = b.id order by a.ts"
     )
     assert pairs == [("token", "graph"), ("graph", "graph"), ("graph", "graph")]
+
+
+def test_clocks_and_heat_are_counters_of_their_policies_and_zones(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=2)
+    at = tables["tokens"].begin_ns.iloc[0] + np.arange(4)
+    whats, numbers = ["frequency", "greatest frequency", "temperature", "temperature"], [4, 4, 0, 1]
+    names = ["CPUs 4-7", "CPUs 4-7", "cpu", "cpu"]
+    values = [2800.0, 1900.8, 41.5, 43.0]
+    tables["clocks"] = fixture.frame("clocks", ts_ns=at, what=whats, number=numbers, name=names, value=values)
+    drawn = judged(tmp_path, manifest, tables).rows(
+        "select t.name as n, c.value as v from counter c join counter_track t on c.track_id = t.id "
+        "where t.name glob 'CPUs*' or t.name glob 'cpu*' order by v"
+    )
+    assert drawn == [("cpu °C", 41.5), ("cpu °C (1)", 43.0), ("CPUs 4-7 MHz allowed", 1900.8), ("CPUs 4-7 MHz", 2800.0)]

@@ -4,7 +4,7 @@
     NPU        host stages, QNN Execute, QNN Device, QNN Node, threads of an optrace; a flow leads from a graph to its execution
     flows      also from a prefetch to the expert run that used what it loaded
     cpus       the kernel's scheduling events
-    process    counters: cache, faults, decode speed, loads and NPU executions in flight
+    process    counters: cache, faults, clocks and heat, decode speed, loads and NPU executions in flight
     ledger     what each moment of a step was spent on
     marks      slow tokens; levels switched off and on; losses
 
@@ -36,7 +36,7 @@ from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
 PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
-DRAWN = (*WORKING, "op_threads", "threads", "counters")
+DRAWN = (*WORKING, "op_threads", "threads", "counters", "clocks")
 Progress = Callable[[str], None]
 
 
