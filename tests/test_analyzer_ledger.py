@@ -250,3 +250,16 @@ def test_the_prize_of_a_fallback_is_what_the_accelerator_would_not_take():
     assert [found.prize_ms for found in findings(tables | {"npu_operators": other}) if found.rule == "fallback"] == [
         pytest.approx(400e-6)
     ]
+
+
+def test_what_the_cpu_computes_between_batches_of_a_layer_is_fallback():
+    tables = token(**split([3, 3, 3]))
+    on_cpu = tables["operators"].iloc[[1]].reset_index(drop=True).assign(op_id=0)
+    batches = frame("npu_batches", batch_id=[0, 1], **spans((50, 250), (800, 900)))
+    given = frame("npu_operators", batch_id=[0, 1], token_id=0, layer=[3, 3], type="MUL_MAT", shape="8x1", us=10)
+    queued = tables | {"operators": on_cpu, "op_threads": shares((300, 700)), "npu_batches": batches, "npu_operators": given}
+    assert ledger.fallen_back(ledger.Spans(queued)).tolist() == [True]
+    (found,) = (each for each in findings(queued) if each.rule == "fallback")
+    assert found.prize_ms == pytest.approx(400e-6) and "at most" in found.text
+    elsewhere = queued | {"npu_operators": given.assign(layer=[3, 4])}
+    assert ledger.fallen_back(ledger.Spans(elsewhere)).tolist() == [False]
