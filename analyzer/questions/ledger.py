@@ -121,8 +121,9 @@ class Spans:
         )
 
     def stalls(self) -> Intervals:
-        """Major faults and reads of tokens' own threads."""
-        return Intervals.joined(self.table("faults", (self.tables["faults"]["kind"] == "major").to_numpy()), self.table("reads"))
+        """Major faults, waits for pages that are being read ahead, and reads of tokens' own threads."""
+        faults = self.table("faults", (self.tables["faults"]["kind"] == "major").to_numpy())
+        return Intervals.joined(faults, common(merged(self.state("waiting")), merged(self.table("faults"))), self.table("reads"))
 
     def operators(self, which: np.ndarray) -> tuple[Intervals, Intervals]:
         """Some operators, by rows of `operators`: on tokens' own threads, and on the others for a token."""
