@@ -275,3 +275,11 @@ def test_a_wait_for_a_page_that_is_being_read_ahead_is_the_disks_though_its_faul
     assert causes(tables) == {"faults_and_reads": 40 + 80, "cpu_operators": 680, "host_code": 200}
     (found,) = (each for each in findings(tables) if each.rule == "disk")
     assert found.prize_ms == pytest.approx(120e-6) and found.evidence["faults"] == 2
+
+
+def test_sleep_behind_a_submission_is_no_gap_of_the_token_thread():
+    asleep = states(("running", 0, 310), ("sleeping", 310, 690), ("running", 690, 1000))
+    batch = frame("npu_batches", batch_id=[0], wait_ns=[400], npu_us=[0.3], layout=3, **spans((300, 700)))
+    assert not [found for found in findings(token(npu_batches=batch, thread_states=asleep)) if found.rule == "gaps: asleep"]
+    (alone,) = (found for found in findings(token(thread_states=asleep)) if found.rule == "gaps: asleep")
+    assert alone.prize_ms == pytest.approx(380e-6)

@@ -146,6 +146,8 @@ def gaps(facts: Facts) -> Iterator[Finding]:
     """Idle time between operators, by its cause."""
     for cause, text in TEXTS["gaps"].items():
         spent = float(facts.rows[cause].sum())
+        if cause == "asleep":  # less what it slept for an accelerator
+            spent = min(spent, float(facts.ledger["asleep"].sum()))
         query = QUERIES["gaps"].format(cause=cause)
         yield facts.finding(f"gaps: {cause}", text, spent, {"ms": spent / 1e6}, query)
 
