@@ -56,6 +56,8 @@ enum record_kind {
 	KIND_BLOCK_DONE = 42,
 	KIND_READ_BEGIN = 43,
 	KIND_READ_END = 44,
+	KIND_HEAT = 45,
+	KIND_DRIVER_EVENT = 46,
 
 	KIND_TENSOR = FIRST_DETAIL,
 	KIND_ROUTE = 65,
@@ -450,6 +452,25 @@ struct rec_sched_wakeup {
 	char comm[16];
 };
 
+/* What a record of clocks and heat is about. */
+enum heat_of {
+	HEAT_KHZ = 0,       /* the frequency that a CPU takes */
+	HEAT_LEAST_KHZ = 1, /* the least and the greatest that it may take */
+	HEAT_MOST_KHZ = 2,
+	HEAT_ZONE = 3,    /* a thermal zone's temperature, 1/1000 degree Celsius */
+	HEAT_COOLING = 4, /* a cooling device's state, 0: it does nothing */
+	HEAT_UNNUMBERED = 0xFFFF,
+};
+
+/* A value that holds from here on: told by the kernel, or read from sysfs by the recorder, which then is no process's. */
+struct rec_heat {
+	struct header h;
+	unsigned short what;   /* enum heat_of */
+	unsigned short number; /* of the CPU (as read: of the policy), zone or device; HEAT_UNNUMBERED: of the device called `name` */
+	int value;
+	char name[24];
+};
+
 struct rec_task_fork {
 	struct header h;
 	unsigned int parent_tid;
@@ -767,6 +788,33 @@ struct rec_hexagon_profile {
 	unsigned int first;
 	unsigned int count;
 	struct hexagon_profile ops[HEXAGON_PROFILES];
+};
+
+/* Tracepoints of the NPU's driver, in the order of tracer/probes/driver_events.py. */
+enum driver_event {
+	DRIVER_FASTRPC_CONTEXT_ALLOC,
+	DRIVER_FASTRPC_TRANSPORT_SEND,
+	DRIVER_FASTRPC_TRANSPORT_SEND_IPCMSG,
+	DRIVER_FASTRPC_TRANSPORT_RESPONSE,
+	DRIVER_FASTRPC_CONTEXT_INTERRUPT,
+	DRIVER_FASTRPC_CONTEXT_RESTORE,
+	DRIVER_FASTRPC_CONTEXT_COMPLETE,
+	DRIVER_FASTRPC_CONTEXT_FREE,
+	DRIVER_FASTRPC_DMA_MAP,
+	DRIVER_FASTRPC_DMA_ALLOC,
+	DRIVER_FASTRPC_DSPSIGNAL,
+	DRIVER_QCOM_GLINK_CMD_TX_DATA,
+};
+
+/* One of them; which of its fields these are says that file. */
+struct rec_driver_event {
+	struct header h;
+	unsigned long long context;
+	unsigned long long value;
+	unsigned int handle;
+	unsigned int scalars;
+	int status;
+	unsigned int event;
 };
 
 #endif

@@ -34,7 +34,21 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     screen = console()
-    parts = (heading, speed, phases, ledger_line, top_findings, operators, experts, npu, npu_queues, scheduling, io, losses)
+    parts = (
+        heading,
+        speed,
+        phases,
+        ledger_line,
+        top_findings,
+        operators,
+        experts,
+        npu,
+        npu_queues,
+        scheduling,
+        clocks,
+        io,
+        losses,
+    )
     command, *lines = (line for part in parts for line in part(answer))
     screen.print(command, no_wrap=True, overflow="ellipsis")
     for line in lines:
@@ -188,6 +202,16 @@ def scheduling(answer: Section) -> list[Line]:
     named = [("all", s), *((f"{row['name']} {row['tid']}", row) for row in s["top"][:THREADS])]
     rows = ((name, *(f"{row[f'{state}_ms']:,.1f}" for state in states)) for name, row in named)
     return [grid(f"ms in state ({s['threads']} threads)", *states, rows=rows)]
+
+
+def clocks(answer: Section) -> list[Line]:
+    """What kept CPUs from running as fast as they can."""
+    c = answer["clocks"]
+    if not c:
+        return []
+    cooling = ", ".join(f"{name} {share:.0%}" for name, share in c["cooling"].items())
+    lines = [*(cap["text"] for cap in c["caps"]), *([f"cooling at work, of decode: {cooling}"] if cooling else [])]
+    return [words(("clocks ", "bold"), (line, "yellow")) for line in lines]
 
 
 def io(answer: Section) -> list[Line]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import displacement, expert_loads, ledger, phases, roofline, trends
+from analyzer.questions import clocks, displacement, expert_loads, ledger, phases, roofline, trends
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.intervals import Intervals, overlaps
 from analyzer.records.schema import Tables
@@ -236,6 +236,15 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
         yield facts.finding("growth", text, row["ns_per_token"] * reach, row, query)
 
 
+def capped(facts: Facts) -> Iterator[Finding]:
+    """Steps under which CPUs might not run as fast as they can, against those that had no such limit."""
+    lost = clocks.cost(facts.tables)
+    if lost:
+        cap = max(clocks.caps(facts.tables), key=lambda cap: cap.share)
+        text = f"{cap.text}; steps then take {lost.capped_ms:.1f} instead of {lost.free_ms:.1f} ms"
+        yield facts.finding("capped", text, lost.lost_ns, {**asdict(cap), **asdict(lost)}, QUERIES["capped"])
+
+
 def fallback(facts: Facts) -> Iterator[Finding]:
     """Operators that the CPU computes in the middle of the accelerator's layers."""
     fell = ledger.fallen_back(ledger.Spans(facts.tables))
@@ -302,7 +311,18 @@ def spinning(facts: Facts) -> Iterator[Finding]:
 
 Rule = Callable[[Facts], Iterator[Finding]]
 ON_ACCELERATOR = (fallback, small_batches, starved, spinning)
-RULES: tuple[Rule, ...] = (loads, disk, gaps, displaced, imbalance, below_roof, slower_backend, across_tokens, *ON_ACCELERATOR)
+RULES: tuple[Rule, ...] = (
+    loads,
+    disk,
+    gaps,
+    displaced,
+    imbalance,
+    below_roof,
+    slower_backend,
+    across_tokens,
+    capped,
+    *ON_ACCELERATOR,
+)
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:

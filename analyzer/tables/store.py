@@ -24,7 +24,7 @@ from moescope.plain import doubts, warn
 from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
-TABLES_VERSION = 8
+TABLES_VERSION = 9
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")

@@ -61,6 +61,8 @@ void set_map(const char *name, const void *key, const void *value);
 void delete_from_map(const char *name, const void *key);
 int program_fd(const char *name);
 bool has_tracepoint(const char *category, const char *name);
+struct driver_field;
+void find_field(const char *category, const char *event, const char *name, struct driver_field *field);
 int attach_tracepoint(const char *program, const char *category, const char *name); /* -1 and errno */
 int attach_software(const char *program, u32 config);
 int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie);
@@ -78,6 +80,7 @@ void sleep_until(u64 deadline_ns);
 void seal(void);
 bool disk_failed(void);
 const struct drained *drained(void);
+void add_event(const struct header *record);
 void digest(const void *data, size_t bytes, char *text);
 
 /* target.c */
@@ -87,6 +90,7 @@ struct target {
 	int status; /* as waitpid has it */
 	u64 cpu_ns, began_ns;
 };
+uid_t caller(void);
 void guard_begin(void);
 void guard(pid_t pid, bool watch);
 void guard_end(void);
@@ -140,6 +144,13 @@ void measure_costs(void);
 json_t *costs(void);
 void stats_turn(bool last);
 void account(json_t *rows, json_t *cost);
+
+/* heat.c: what sysfs tells of clocks and temperatures */
+bool heat_is_told(const char *category);
+void heat_begin(void);
+void heat_turn(bool last);
+json_t *heat_found(void);
+void governors(char *text, size_t bytes);
 
 /* manifest.c */
 void manifest_begin(const struct choice *choice, const struct target *target);

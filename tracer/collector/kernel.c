@@ -87,6 +87,29 @@ bool has_tracepoint(const char *category, const char *name)
 	return tracepoint_number(category, name) >= 0;
 }
 
+/* Where a field stands in a tracepoint's record; a width of 0 where it has none such. */
+void find_field(const char *category, const char *event, const char *name, struct driver_field *field)
+{
+	char path[256], line[256], wanted[64];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/events/%s/%s/format", tracefs(), category, event);
+	snprintf(wanted, sizeof(wanted), " %s;", name);
+	file = *name ? fopen(path, "re") : NULL;
+	while (file && fgets(line, sizeof(line), file)) {
+		char *place = strstr(line, wanted), *offset = place ? strstr(place, "offset:") : NULL;
+		char *size = offset ? strstr(offset, "size:") : NULL;
+
+		if (!size)
+			continue;
+		field->is_text = strstr(line, "__data_loc") != NULL;
+		field->offset = atoi(offset + strlen("offset:"));
+		field->width = field->is_text ? (int)sizeof(u64) : atoi(size + strlen("size:"));
+	}
+	if (file)
+		fclose(file);
+}
+
 /* A link of the kernel's uprobe_multi kind: union bpf_attr as Linux 6.6 has it, which older headers lack. */
 static int multi_link(int program, const char *path, u64 offset, bool at_return, u64 cookie)
 {
@@ -259,6 +282,20 @@ static bool note_refusal(void)
 	return true;
 }
 
+/* Whether a program tells of clocks and heat, and this machine has nothing to tell. */
+static bool is_silent(json_t *plan, const char *program)
+{
+	const char *name, *level, *category;
+	size_t index;
+	json_t *each;
+
+	json_array_foreach(json_object_get(plan, "kernel"), index, each) {
+		if (!json_unpack(each, "[sss]", &name, &level, &category) && !strcmp(name, program) && !strcmp(level, "heat"))
+			return !has_tracepoint(category, name) || !heat_is_told(category);
+	}
+	return false;
+}
+
 static void open_object(const struct choice *choice, void *data, size_t size)
 {
 	LIBBPF_OPTS(bpf_object_open_opts, options, .object_name = "moescope", .btf_custom_path = choice->btf);
@@ -275,7 +312,7 @@ static void open_object(const struct choice *choice, void *data, size_t size)
 		const char *name = bpf_program__name(program);
 		bool wanted = json_object_get(programs, name) || !strcmp(name, "empty");
 
-		bpf_program__set_autoload(program, wanted && !is_refused(name));
+		bpf_program__set_autoload(program, wanted && !is_refused(name) && !is_silent(choice->plan, name));
 		if (bpf_program__type(program) == BPF_PROG_TYPE_KPROBE && has_multi_links())
 			bpf_program__set_expected_attach_type(program, UPROBE_MULTI);
 	}

@@ -39,6 +39,7 @@ MAPS: tuple[str, ...] = (
     "runs",
     "blank",
     "call_specs",
+    "driver_layouts",
     "backends",
 )
 MAPS += ("faulting", "reading", "requests", "counted", "counters")
@@ -69,6 +70,7 @@ TEMPLATES = {
     "block_io_start": "block_rq",
     "block_rq_issue": "block_rq",
     "block_rq_complete": "block_rq_completion",
+    "cpu_frequency": "cpu",
 }
 USED_FIELD = re.compile(r"\bFIELD(?:_AT)?\(ctx, (\w+), (\w+)")
 TRACEPOINT_FIELD = re.compile(r"field:(__data_loc )?.*?(\w+)(?:\[\d*\])?;\s*offset:(\d+);")

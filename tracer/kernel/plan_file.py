@@ -12,8 +12,9 @@ from tracer.engines import Engine, Probe
 from tracer.errors import TracerError
 from tracer.kernel.loaders import enumeration, layouts, program_numbers
 from tracer.probes import reach
+from tracer.probes.driver_events import DRIVER_EVENTS
 from tracer.probes.elf import read_binary
-from tracer.probes.kernel_probes import FAULT_ENDS, KERNEL_PROBES, STAND_INS
+from tracer.probes.kernel_probes import ALWAYS, FAULT_ENDS, KERNEL_PROBES, STAND_INS
 from tracer.probes.learning import LEARN_NOTHING, LEARN_PLACES, LearntLoop
 from tracer.probes.plan import FilePlan, planned
 from tracer.probes.planner import Planner
@@ -111,7 +112,7 @@ def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[
 def about(planner: Planner, place: Place, files: list[dict[str, Any]]) -> dict[str, Any]:
     """What the plan says beside its files; programs are those that can stand in these, and the kernel's."""
     levels, numbers = planner.levels, program_numbers()
-    kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, "process")]
+    kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, *ALWAYS)]
     present = {name for file in files for name in file["engines"]}
     wanted = [(e, p) for e in planner.engines for p in e.probes if e.name in present and p.wanted(levels)]
     later = [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"]
@@ -128,6 +129,7 @@ def about(planner: Planner, place: Place, files: list[dict[str, Any]]) -> dict[s
         "programs": {name: numbers.get(name, -1) for name in sorted(programs)},
         "kernel": kernel,
         "software": FAULT_ENDS,
+        "driver": [[name, *fields] for name, fields in DRIVER_EVENTS.items()],
         "patterns": sorted(p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes)),
         "backends": identities,
         "settings": {"mul_mat_id": UNKNOWN_OPERATOR, "stop": 1, **{name: int(is_on) for name, is_on in chosen.items()}},
