@@ -135,14 +135,16 @@ class Fields:
     def __init__(self, values: dict[str, Any], path: Path):
         self.values, self.path = values, path
 
-    def number(self, name: str, default: int | None = None, most: int = 10**9) -> int:
-        """A field, by our name or the config's own, from 0 to `most`."""
+    def number(self, name: str, default: int | None = None, most: int = 10**9, least: int = 0) -> int:
+        """A field, by our name or the config's own, from `least` to `most`."""
         names = ALIASES.get(name, [name])
         value = next((self.values[n] for n in names if self.values.get(n) is not None), default)
         if value is None:
             raise PredictError(f"{self.path}: field {' or '.join(names)} is missing: add it, or give another model's config.json")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-            raise PredictError(f"{self.path}: field {' or '.join(names)} is {value!r}: a number from 0 to {most:,} is needed")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise PredictError(
+                f"{self.path}: field {' or '.join(names)} is {value!r}: a number from {least} to {most:,} is needed"
+            )
         return int(value)
 
     def has(self, name: str) -> bool:
@@ -205,16 +207,16 @@ def _refuse_what_is_not_modelled(fields: Fields) -> None:
 
 
 def _attention(fields: Fields) -> Attention:
-    heads = fields.number("num_attention_heads")
+    heads = fields.number("num_attention_heads", least=1)
     if fields.has("kv_lora_rank"):
         nope, rope = fields.number("qk_nope_head_dim"), fields.number("qk_rope_head_dim")
         rank, values = fields.number("kv_lora_rank"), fields.number("v_head_dim")
         q_rank = fields.number("q_lora_rank", 0)
         return Attention(heads, heads, nope + rope, q_rank, rank, nope, rope, values, indexer=_indexer(fields))
-    head_dim = fields.number("head_dim", fields.number("hidden_size") // max(heads, 1))
+    head_dim = fields.number("head_dim", fields.number("hidden_size") // heads)
     implied = str(fields.values.get("model_type")).startswith(GATED_FAMILIES)
     gated = bool(fields.values.get("attn_output_gate", implied))
-    return Attention(heads, fields.number("num_key_value_heads", heads), head_dim, value_dim=head_dim, gated=gated)
+    return Attention(heads, fields.number("num_key_value_heads", heads, least=1), head_dim, value_dim=head_dim, gated=gated)
 
 
 def _indexer(fields: Fields) -> Indexer | None:

@@ -4,8 +4,8 @@ sudo python -m benchmarks.prizes [--rounds 5] [--causes small cache,cold file]
 
 Each round records the planted run and the run with the remedy, by turns. `predicted` is the finding's prize and `won` what the
 steps took less, both as a share of the planted run's step time; a prize is right within a factor of 1.5. The other process
-and the thread too many want a machine that is otherwise idle. A graph that falls back from the NPU to the CPU cannot be timed
-on an emulator; graphs that are compiled within steps can.
+and the thread too many want a machine that is otherwise idle. The fallback from the NPU to the CPU is llama.cpp's own Hexagon
+backend over a stand-in (workloads/hexagon), whose operators take OPERATOR_US: the CPU's times are real, the NPU's are set.
 """
 
 import contextlib
@@ -29,11 +29,15 @@ from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import extremes, single
 from benchmarks.lib.turns import by_turns
 from workloads import ROOT
+from workloads.hexagon import backend
+from workloads.llama_libraries import libraries
 
 LEVELS = "token,graph,operator,expert,qnn,sched,io"
 FACTOR = 1.5
 PROMPT = "The router looks at the token and picks a few experts. A cache keeps the experts that were used last."
 BURN = "while True: pass"
+FILE_BYTES, COLD_STEPS = 256 << 20, 32
+OPERATOR_US = 20
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Cause:
     rules: tuple[str, ...]
     planted: Run
     remedy: Callable[[dict[str, Any]], Run]
-    emulated: bool = False
+    label: str = ""
 
 
 def generate(model: Path, *words: str) -> Run:
@@ -71,6 +75,15 @@ def llama(threads: int) -> Run:
     """A run of llama.cpp."""
     program = (sys.executable, "workloads/programs/llama_steps.py", str(seeded_gguf("small-moe")), "16", "60", "0.005")
     return Run(program, {"LLAMA_THREADS": str(threads)})
+
+
+def hexagon() -> Run:
+    """A run of llama.cpp's Hexagon backend over the stand-in."""
+    library = backend.backend()
+    backend.stand_in(library.parent)
+    words = ("-m", "workloads.hexagon.steps", str(libraries()), str(library), str(seeded_gguf("small-moe")), "16", "40")
+    env = {"GGML_HEXAGON_PROFILE": "1", "GGML_HEXAGON_VMEM": "3000", "LD_LIBRARY_PATH": str(library.parent)}
+    return Run((sys.executable, *words), env | {"STANDIN_OP_US": str(OPERATOR_US), "LLAMA_THREADS": "1"})
 
 
 def causes(folder: Path) -> Iterator[Cause]:
@@ -89,12 +102,18 @@ def causes(folder: Path) -> Iterator[Cause]:
     package = folder / "package"
     convert = [sys.executable, "-m", "runtime", "convert", str(model), str(package)]
     subprocess.run(convert, cwd=ROOT, check=True, capture_output=True)
-    warm = generate(model, "--package", str(package), "--max-new-tokens", "2")
-    yield Cause("cold file", ("disk", "gaps: disk wait"), replace(warm, cold=package), lambda _: warm)
+    weights = folder / "weights" / "file"
+    weights.parent.mkdir()
+    weights.write_bytes(os.urandom(FILE_BYTES))
+    warm = Run((sys.executable, "workloads/programs/cold_steps.py", str(weights), str(COLD_STEPS)))
+    yield Cause("cold file", ("disk", "gaps: disk wait"), replace(warm, cold=weights.parent), lambda _: warm)
     place = ("--prefill-backend", "htp", "--tiers", "1,8", "--chunk", "16", "--expert-cache", "3MiB", "--max-new-tokens", "8")
     ahead = generate(model, "--package", str(package), *place)
     late = replace(ahead, removed=package / "htp")
-    yield Cause("graphs compiled in steps", ("compiling",), late, lambda _: ahead, emulated=True)
+    yield Cause("graphs compiled in steps", ("compiling",), late, lambda _: ahead, "emulator")
+    on_npu = hexagon()
+    filtered = replace(on_npu, env=on_npu.env | {"GGML_HEXAGON_OPFILTER": "MUL_MAT_ID"})
+    yield Cause("NPU fallback", ("fallback",), filtered, lambda _: on_npu, "stand-in")
 
 
 def drop(folder: Path) -> None:
@@ -161,7 +180,7 @@ def tried(cause: Cause, rounds: int, folder: Path) -> tuple[np.ndarray, np.ndarr
 
 def judged(report: Report, cause: Cause, predicted: np.ndarray, won: np.ndarray) -> bool:
     """Is the prize right within FACTOR? Adds its figures."""
-    labels = ("emulator",) if cause.emulated else ()
+    labels = (cause.label,) if cause.label else ()
     report.add(f"{cause.name}: predicted", "%", extremes(100 * predicted), labels=labels)
     if len(won):
         report.add(f"{cause.name}: won", "%", extremes(100 * won), labels=labels)

@@ -14,7 +14,7 @@ from analyzer.__main__ import main
 from analyzer.compare.document import compare, document
 from analyzer.compare.metrics import METRICS
 from analyzer.compare.results import Result, save
-from analyzer.compare.verdict_text import cells, direction, figure, needed, percent
+from analyzer.compare.verdict_text import cells, direction, figure, interval, needed, percent
 from analyzer.compare.verdicts import FEASIBLE, FEWEST, Rules, judge
 from tests.test_compare_statistics import RNG, dims
 
@@ -175,3 +175,8 @@ def test_history_says_at_once_which_builds_it_cannot_judge(tmp_path: Path, capsy
     assert main(["history", str(tmp_path)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "2 of 2 builds have fewer than 5 runs" in out and "from 24 runs" in out
+
+
+@pytest.mark.parametrize(("n_base", "n_cand", "said"), [(1, 1, "unknown"), (1, 5, "unknown"), (2, 2, "-20.0 % to -10.0 %")])
+def test_a_side_of_one_run_shows_no_interval(n_base: int, n_cand: int, said: str) -> None:
+    assert interval({"n_base": n_base, "n_cand": n_cand, "low": 0.8, "high": 0.9}) == said

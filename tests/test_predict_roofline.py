@@ -1,6 +1,7 @@
 """Roofline: against published throughput, transformers' parameters, PyTorch's operation count, and closed forms."""
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -356,3 +357,19 @@ def test_measured_operators_stand_beside_the_predicted_parts() -> None:
     assert "512" in mismatch(made, tables)
     with pytest.raises(PredictError, match="attention"):
         beside(made, {**tables, "operators": tables["operators"].assign(type="MUL_MAT")})
+
+
+@pytest.mark.parametrize("line", ["gigabytes_per_s = 0", "efficiency = 0", "mfu = 0.0", "gigabytes_per_s = -1", "mfu = nan"])
+def test_a_device_without_a_speed_is_refused(tmp_path: Path, line: str) -> None:
+    name, text = line.split(" = ")[0], (devices.HERE / "h20.toml").read_text()
+    (tmp_path / "device.toml").write_text(re.sub(rf"^{name} = .*$", line, text, count=1, flags=re.M))
+    with pytest.raises(PredictError, match=name):
+        devices.load(str(tmp_path / "device.toml"))
+
+
+@pytest.mark.parametrize("name", ["num_attention_heads", "num_key_value_heads"])
+def test_a_model_without_heads_is_refused(tmp_path: Path, name: str) -> None:
+    values = json.loads((CONFIGS / "qwen3-8B_config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {name: 0}))
+    with pytest.raises(PredictError, match=f"{name}.* is 0: a number from 1"):
+        read_config(tmp_path)

@@ -64,6 +64,22 @@ def test_a_drift_is_told_with_both_levels_and_only_where_one_is_found(tmp_path: 
     assert "31 decode steps show no slow first one, no change of level, no drift" in out and "drift:" not in out
 
 
+def test_without_steps_no_figure_of_steps_is_said_and_a_program_that_failed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    w = Writer().add("load_begin", engine=1, ts=1, bytes=64, layer=0, expert=0, reason=0).add("load_end", engine=1, ts=9)
+    w.add("sched_switch", ts=20, tid=0, pid=0, cpu=0, prev_tid=0, next_tid=MAIN).write(tmp_path)
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"target": {"pid": MAIN, "exit_code": 2}}))
+    assert main(["findings", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "no steps in this recording: what costs them time is not known\n"
+    assert main(["summary", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "the program ended with exit code 2" in out and "loads: 1 startup" in out
+    assert not re.search(r"hit rate|per layer|of token time", out)
+
+
 def test_tpot_and_decode_speed_on_the_screen_follow_from_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     w = Writer()
     for i, at in enumerate([2, 4, 6, 8, 10, 12, 900, 902, 904, 906, 908, 910]):

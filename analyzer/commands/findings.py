@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the list."""
     manifest = Recording(args.run_dir).manifest
     roof = ceilings.load(section(manifest, "machine"), args.ceilings)
-    ranked = findings(load(args.run_dir), roof)
+    tables = load(args.run_dir)
+    ranked = findings(tables, roof)
     if printed(args, ranked):
         return 0
     for rank, finding in enumerate(ranked, 1):
@@ -40,5 +41,6 @@ def run(args: argparse.Namespace) -> int:
     if section(manifest, "qnn").get("emulator"):
         print("the NPU is the HTP emulator: its times are the host's, not a device's")
     if not ranked:
-        print("nothing that costs 1 % of the steps' time or more was found")
+        found = "nothing that costs 1 % of the steps' time or more was found"
+        print(found if len(tables["tokens"]) else "no steps in this recording: what costs them time is not known")
     return 0

@@ -72,6 +72,8 @@ def heading(answer: Section) -> list[Line]:
         names = ", ".join(answer["outdated_views"])
         remedy = as_called("python -m views write writes them again")
         lines.append(words((f"{names}: of this recording as it was before; {remedy}", "yellow")))
+    if about.get("exit_code"):
+        lines.append(words((f"the program ended with exit code {about['exit_code']}", "yellow")))
     if about["state"] != "complete":
         lines.append(words((f"state: {about['state']}: the writer did not finish", "yellow")))
     return lines
@@ -137,9 +139,9 @@ def experts(answer: Section) -> list[Line]:
     seen = [f"{name} {v['seen']:.1f} ({v['per_step']:.1f} a step)" for name, v in e["distinct_per_layer"].items() if v]
     rate, reuse = number(e["hit_rate"], ".1%"), number(e["reuse_distance_median_steps"], ".0f")
     loads = [f"{v['loads']} {name} {v['bytes'] / 2**20:,.0f} MiB {v['ms']:,.1f} ms" for name, v in e["loads"].items()]
-    lines: list[Line] = [words(("experts", "bold"), f" per layer: {', '.join(seen)}")]
-    if e["hit_rate"] is not None or loads:
-        counts = f": {e['hits']:,} hits, {e['misses']:,} misses" if e["hit_rate"] is not None else ""
+    lines: list[Line] = [words(("experts", "bold"), f" per layer: {', '.join(seen)}")] if seen else []
+    if e["hit_rate"] is not None:
+        counts = f": {e['hits']:,} hits, {e['misses']:,} misses"
         lines.append(f"hit rate {rate}{counts}, {e['evictions']:,} evictions, reuse after {reuse} steps (median)")
     return [*lines, f"loads: {', '.join(loads)}", *reasons(e["step_loads"])] if loads else lines
 
@@ -232,7 +234,8 @@ def losses(answer: Section) -> list[Line]:
     kept_text = f"{sum(r['kept'].values()):,} records kept, "
     warm, cold, cpu = (c.get(key) for key in ("share_of_token_time", "cold_share_of_token_time", "share_of_target_cpu"))
     upper = f" to {number(cold, '.1%')} (caches cold)" if cold else ""
-    cost = f"probes took {number(warm, '.1%')}{upper} of token time, {number(cpu, '.1%')} of CPU"
+    of_tokens = f"{number(warm, '.1%')}{upper} of token time, " if warm is not None else ""
+    cost = f"probes took {of_tokens}{number(cpu, '.1%')} of CPU"
     stops = f" in {c['held_stops']:,} stops" if c.get("held_stops") else ""
     pause = f"; the program was held {c['held_ns'] / 1e6:,.0f} ms{stops} for probes" if c.get("held_ns") else ""
     dropped = r["dropped"]

@@ -55,7 +55,9 @@ def direction(row: dict[str, Any]) -> str:
 
 
 def interval(row: dict[str, Any]) -> str:
-    """The 95 % interval of the change."""
+    """The 95 % interval of the change; a single run shows none."""
+    if min(row["n_base"], row["n_cand"]) < 2:
+        return "unknown"
     has_ends = not any(row[end] is None or np.isnan(row[end]) for end in ("low", "high"))
     return f"{percent(row['low'])} to {percent(row['high'])}" if has_ends else "unknown"
 

@@ -13,6 +13,7 @@ import pandas as pd
 
 from analyzer.questions import clocks, displacement, expert_loads, ledger, phases, roofline, trends
 from analyzer.questions.ceilings import Ceilings
+from analyzer.records.intervals import Intervals, overlaps
 from analyzer.records.schema import Tables
 from moescope.packaged import toml_beside
 
@@ -114,9 +115,8 @@ def _reloads(rows: pd.DataFrame, again: pd.DataFrame, better: expert_loads.Avoid
 
 
 def disk(facts: Facts) -> Iterator[Finding]:
-    """Major faults within operators: weights that are read while they are needed."""
-    faults = facts.tables["faults"]
-    faults = faults[(faults["kind"] == "major") & (faults["op_id"] >= 0) & (faults["token_id"] >= 0)]
+    """Page faults within operators that wait for the disk: weights that are read while they are needed."""
+    faults = waiting_faults(facts.tables)
     if len(faults) == 0:
         return
     operators = facts.tables["operators"].set_index("op_id")
@@ -125,17 +125,29 @@ def disk(facts: Facts) -> Iterator[Finding]:
     decode = facts.rows.index[facts.rows["phase"] == "decode"]
     steps = faults.loc[faults["token_id"].isin(decode), "token_id"].nunique() / max(len(decode), 1)
     where = f"layers {int(layers.min())}-{int(layers.max())}" if len(layers) else "operators outside layers"
-    waited = faults.groupby(["op_id", "tid"])["duration_ns"].sum().clip(lower=0).groupby("op_id").max().sum()
+    waited = faults.groupby(["op_id", "tid"])["waited_ns"].sum().groupby("op_id").max().sum()
     moved = size(float(faults["bytes"].sum()))
     text = f"{where} are read from disk by page faults on {steps:.0%} of decode steps ({len(faults)} faults, {moved})"
     query = QUERIES["disk"]
     yield facts.finding("disk", text, float(waited), {"faults": len(faults), "decode_steps_share": steps}, query)
 
 
+def waiting_faults(tables: Tables) -> pd.DataFrame:
+    """Faults within operators of steps, with `waited_ns`: major ones; of minor ones the sleep until a page was read ahead."""
+    faults, states = tables["faults"], tables["thread_states"]
+    faults = faults[(faults["op_id"] >= 0) & (faults["token_id"] >= 0)]
+    met = overlaps(Intervals.of_table(faults), Intervals.of_table(states).where((states["state"] == "waiting").to_numpy()))
+    asleep = np.bincount(met.left, met.length, len(faults))
+    waited = np.where(faults["kind"] == "major", faults["duration_ns"].clip(lower=0), asleep)
+    return faults.assign(waited_ns=waited)[waited > 0]
+
+
 def gaps(facts: Facts) -> Iterator[Finding]:
     """Idle time between operators, by its cause."""
     for cause, text in TEXTS["gaps"].items():
         spent = float(facts.rows[cause].sum())
+        if cause == "asleep":  # less what it slept for an accelerator
+            spent = min(spent, float(facts.ledger["asleep"].sum()))
         query = QUERIES["gaps"].format(cause=cause)
         yield facts.finding(f"gaps: {cause}", text, spent, {"ms": spent / 1e6}, query)
 
@@ -245,7 +257,14 @@ def fallback(facts: Facts) -> Iterator[Finding]:
     if np.isnan(there).any():
         text += "; at most, as the accelerator's time for them is not known"
     spent = float(facts.ledger["cpu_fallback"].sum())
-    evidence = {"operators": len(rows), "cpu_ms": spent / 1e6, "accelerator_ms": float(np.nansum(there)) / 1e6}
+    visits = rows["graph_id"].nunique()
+    spent += visits * handing_over_ns(facts)
+    evidence = {
+        "operators": len(rows),
+        "visits": visits,
+        "cpu_and_hand_over_ms": spent / 1e6,
+        "accelerator_ms": float(np.nansum(there)) / 1e6,
+    }
     yield facts.finding("fallback", text, max(spent - float(np.nansum(there)), 0.0), evidence, QUERIES["fallback"])
 
 
@@ -261,12 +280,17 @@ def small_batches(facts: Facts) -> Iterator[Finding]:
     given = ledger.submissions(facts.tables)
     if not len(given):
         return
-    around = float(facts.ledger[list(ledger.HANDING_OVER)].to_numpy().sum())
-    steps, each = given["token_id"].nunique(), around / len(given) / 1e3
-    text = (
-        f"submissions to the accelerator, {len(given) / steps:,.0f} a step, cost {each:,.0f} µs each to hand over and take back"
-    )
-    yield facts.finding("submissions", text, around, {"submissions": len(given), "us_each": each}, QUERIES["submissions"])
+    each = handing_over_ns(facts)
+    per_step = len(given) / given["token_id"].nunique()
+    text = f"submissions to the accelerator, {per_step:,.0f} a step, cost {each / 1e3:,.0f} µs each to hand over and take back"
+    evidence = {"submissions": len(given), "us_each": each / 1e3}
+    yield facts.finding("submissions", text, each * len(given), evidence, QUERIES["submissions"])
+
+
+def handing_over_ns(facts: Facts) -> float:
+    """What a submission to the accelerator costs besides its work, on average."""
+    count = len(ledger.submissions(facts.tables))
+    return float(facts.ledger[list(ledger.HANDING_OVER)].to_numpy().sum()) / max(count, 1)
 
 
 def starved(facts: Facts) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ ASLEEP = ("sleeping", "waiting")
 EXECUTION = ["token_id", "tid", "begin_ns", "end_ns", "queue_us", "accel_us", "asynchronous"]
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "faults", "reads"),
-    *("npu_batches", "driver_events"),
+    *("npu_batches", "npu_operators", "driver_events"),
 )
 """The tables that the ledger is made of."""
 FASTER = 0.08
@@ -138,8 +138,9 @@ class Spans:
         )
 
     def stalls(self) -> Intervals:
-        """Major faults and reads of tokens' own threads."""
-        return Intervals.joined(self.table("faults", (self.tables["faults"]["kind"] == "major").to_numpy()), self.table("reads"))
+        """Major faults, waits for pages that are being read ahead, and reads of tokens' own threads."""
+        faults = self.table("faults", (self.tables["faults"]["kind"] == "major").to_numpy())
+        return Intervals.joined(faults, common(merged(self.state("waiting")), merged(self.table("faults"))), self.table("reads"))
 
     def operators(self, which: np.ndarray) -> tuple[Intervals, Intervals]:
         """Some operators, by rows of `operators`: on tokens' own threads, and on the others for a token."""
@@ -216,11 +217,19 @@ def fallen_back(spans: Spans) -> np.ndarray:
     of_graph = graphs.reindex(operators["graph_id"])
     split = (of_graph["layer"] == NONE).to_numpy() & (operators["layer"] >= 0).to_numpy()
     accelerated = split & ~of_graph["backend"].isin(HOST).to_numpy()
-    ends = operators[accelerated].groupby(["token_id", "layer"])["begin_ns"].agg(["min", "max"])
+    begun = pd.concat([operators.loc[accelerated, ["token_id", "layer", "begin_ns"]], queued(spans.tables)])
+    ends = begun.groupby(["token_id", "layer"])["begin_ns"].agg(["min", "max"])
     of_layer = ends.reindex(pd.MultiIndex.from_frame(operators[["token_id", "layer"]]))
     begin = operators["begin_ns"].to_numpy()
     between = (of_layer["min"].to_numpy() < begin) & (begin < of_layer["max"].to_numpy())
     return split & (of_graph["backend"] == "cpu").to_numpy() & between
+
+
+def queued(tables: Tables) -> pd.DataFrame:
+    """Operators of layers that went to the NPU through a queue: token_id, layer, and when their batch was sent, begin_ns."""
+    operators = tables["npu_operators"].query("layer >= 0")
+    sent = tables["npu_batches"].set_index("batch_id")["begin_ns"].reindex(operators["batch_id"]).to_numpy()
+    return operators[["token_id", "layer"]].assign(begin_ns=sent)
 
 
 def copied(spans: Spans) -> np.ndarray:

@@ -104,7 +104,8 @@ def recording_summary(recording: Recording, tables: Tables) -> dict[str, Any]:
     declared = section(manifest, "engines")
     stepped = [name for name in declared if (tables["tokens"]["engine"] == name).any()]
     loaded = [name for name, engine in declared.items() if engine.get("libraries")]
-    return {**{key: manifest.get(key) for key in keys}, "engines": stepped or loaded}
+    ended = section(manifest, "target").get("exit_code")
+    return {**{key: manifest.get(key) for key in keys}, "engines": stepped or loaded, "exit_code": ended}
 
 
 def machine_summary(manifest: dict[str, Any]) -> dict[str, Any]:

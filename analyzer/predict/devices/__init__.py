@@ -68,8 +68,8 @@ def parse(values: dict[str, Any], path: Path) -> Device:
             name=values["name"],
             units=units,
             memory_bytes=memory["gigabytes"] * 1e9,
-            bandwidth=memory["gigabytes_per_s"] * 1e9,
-            efficiency=memory["efficiency"],
+            bandwidth=rate(memory, "gigabytes_per_s") * 1e9,
+            efficiency=rate(memory, "efficiency"),
             tables=values.get("tables", ""),
             node_size=link.get("node_size", 1),
             link=link.get("gigabytes_per_s", 0.0) * 1e9 * link.get("efficiency", 1.0),
@@ -84,6 +84,13 @@ def parse(values: dict[str, Any], path: Path) -> Device:
         raise PredictError(f"{path}: {error} is missing or of the wrong kind: see {HERE / 'h20.toml'} for the form") from None
 
 
+def rate(values: dict[str, Any], name: str) -> float:
+    """A number above 0. Raises ValueError."""
+    if not values[name] > 0:
+        raise ValueError(f"{name} = {values[name]}")
+    return float(values[name])
+
+
 def _unit(values: dict[str, Any]) -> Unit:
-    peak = {dtype: tera * 1e12 for dtype, tera in values["tera_per_s"].items()}
-    return Unit(peak, values["mfu"], values.get("gigabytes_per_s", 0.0) * 1e9)
+    peak = {dtype: rate(values["tera_per_s"], dtype) * 1e12 for dtype in values["tera_per_s"]}
+    return Unit(peak, rate(values, "mfu"), values.get("gigabytes_per_s", 0.0) * 1e9)
