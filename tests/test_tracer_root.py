@@ -14,7 +14,7 @@ from tests.conftest import ROOT, trace
 from tracer.recording.drain import SlotFile
 from tracer.recording.format import write_manifest
 from tracer.recording.paths import Owner
-from tracer.target.process import Guard
+from tracer.target.guard import Guard
 
 pytestmark = pytest.mark.needs("probes")
 USER, OTHER = 65534, 12345

@@ -238,10 +238,12 @@ import sys
 from tracer.kernel.libbpf import Kernel
 from tracer.kernel.loaders import LibbpfLoader
 from tracer.probes import uprobes
+from tracer.target.guard import Guard
+guard = Guard()
 program = LibbpfLoader(Kernel(), {"empty"}, {}).program_fd("empty")
 fds = [uprobes.attach_uprobe(program, sys.argv[1], int(offset), False) for offset in sys.argv[2:]]
 print("standing", flush=True)
-uprobes.detach_surely(fds)
+guard.detach(fds)
 """
 
 

@@ -1,6 +1,8 @@
 """A C program that poses as llama.cpp knows what it computed, waited and chose; the tables say the same."""
 
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analyzer.tables import store as tables_module
-from tests.conftest import trace
+from tests.conftest import ROOT, trace
 from tests.truth import DISTURBED_NS, always_running, in_log_order, read_log, skip_where_stolen
 from tracer.recording.format import Recording
 from workloads.compiling import compiled
@@ -204,3 +206,40 @@ def test_a_graph_that_looks_tokens_up_is_a_step_where_no_function_that_takes_ste
     assert tokens["phase"].tolist() == ["prefill"] + ["decode"] * (STEPS - 1)
     assert (tokens["context"] == -1).all() and tables["graphs"]["token_id"].tolist() == list(range(STEPS))
     assert tables["operators"].groupby("token_id").size().tolist() == [len(ONE_STEP)] * STEPS
+
+
+RESTED, REST_S = 14, 0.1
+GIVES_WAY_WITHIN_A_GRAPH = f"""
+import sys, time
+from tracer.__main__ import main
+from tracer.probes.attach import Attachments
+from tracer.target.watch import Watcher
+
+observe, learn, attach, ends = Watcher._on_site, Watcher._learn, Attachments.attach_learnt, [0, 0]
+
+def on_site(watcher, record, pid):
+    if record["last"]:
+        ends[:] = ends[1], record["ts"] / 1e9
+    observe(watcher, record, pid)
+
+def wait(seconds_behind_end):
+    time.sleep((seconds_behind_end - (time.monotonic() - ends[1])) % (ends[1] - ends[0]))
+
+Watcher._on_site = on_site
+Watcher._learn = lambda watcher, what, loop: (what or wait({0.8 * REST_S}), learn(watcher, what, loop))
+Attachments.attach_learnt = lambda *given: (wait({2.5 * REST_S}), attach(*given))[1]
+sys.exit(main())
+"""
+"""The tracer; the learnt probes come between a graph's two layers, and those that taught go in front of another's first."""
+
+
+def test_no_choice_is_lost_where_learnt_probes_come_and_their_teachers_go_within_graphs(tmp_path: Path) -> None:
+    flags = (f"-DREST_US={round(1e6 * REST_S)}",)
+    program = compiled(tmp_path / "program", "truth_llama.c", "truth_llama_main.c", flags=flags)
+    words = ["run", "--no-views", "-o", str(tmp_path / "run"), "--", str(program), str(tmp_path / "log.csv")]
+    command = [sys.executable, "-c", GIVES_WAY_WITHIN_A_GRAPH, *words, str(RESTED), "1", str(PAUSE_US)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=True)
+    recording = Recording(tmp_path / "run")
+    assert any(row["retired_ns"] for row in recording.manifest["probes"])
+    routes = tables_module.build(recording)["routes"]
+    assert routes.groupby(["token_id", "layer"]).size().tolist() == [TOP_K] * LAYERS * RESTED

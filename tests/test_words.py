@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from tests.test_analyzer_tables import NO_SEQ
 from tracer.commands import run as tracer_run
 from tracer.commands.run import next_step
 from tracer.recording.format import Recording
+from tracer.recording.paths import Owner
 from workloads import ROOT
 from workloads.recordings import MAIN, Writer
 
@@ -95,7 +95,7 @@ def test_only_views_that_were_written_are_named(
 ) -> None:
     monkeypatch.setattr(tracer_run, "as_owner", lambda *words: None)
     (tmp_path / "trace.pftrace").touch()
-    tracer_run.write_results(SimpleNamespace(output=tmp_path, owner=None))
+    tracer_run.write_results(tmp_path, Owner(0, 0, "root", "/root"))
     shown = capsys.readouterr().out
     assert "trace.pftrace" in shown and "report.html" not in shown and "profdag.html" not in shown
 

@@ -36,7 +36,8 @@ from tracer.recording.format import STREAMS, write_manifest
 from tracer.recording.paths import Owner
 from tracer.recording.tokens import Misses
 from tracer.target import model_config, models
-from tracer.target.process import Followed, Guard, Target, children, runs, tasks
+from tracer.target.guard import Guard
+from tracer.target.process import Followed, Target, children, runs, tasks
 from tracer.target.watch import Watcher
 
 PROGRESS_SECONDS = 1.0
@@ -102,7 +103,7 @@ class Session:
         loader = LOADERS[self.options.loader]
         self.loader = loader(self.kernel, wanted, sizes, self.options.buffer, self.options.btf)
         self.undo.callback(self.loader.close)
-        self.probes.loader = self.loader
+        self.probes.loader, self.probes.remove = self.loader, self.guard.detach
         self.probes.drop(self.loader.refused)
         self.undo.callback(self.probes.detach)
         can_measure = "empty" in wanted - self.probes.refused

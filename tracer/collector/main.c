@@ -27,6 +27,7 @@ static const char usage[] =
 	"usage: moescope-collect --plan FILE -o FOLDER [options] -- COMMAND ARGUMENTS\n"
 	"       moescope-collect --plan FILE -o FOLDER [options] --pid PID\n"
 	"       moescope-collect --probe-features > FILE\n"
+	"       moescope-collect --identify < FILE\n"
 	"\n"
 	"Records what a plan says; `moescope plan` makes one on a host, and the host reads the recording.\n"
 	"  -p, --plan FILE       what to attach\n"
@@ -36,6 +37,7 @@ static const char usage[] =
 	"  --ring-mib N          size of each of the two rings, a power of two (default: 8)\n"
 	"  --btf FILE            types of a kernel that holds none\n"
 	"  --probe-features      print what this machine offers, for `moescope plan --features`\n"
+	"  --identify            print what programs and libraries are known by, whose paths are given line by line\n"
 	"  --version             print the version and what its programs were built from\n"
 	"Exit code: 0 good; 1 records were lost or the command failed; 2 nothing, or not all, was recorded.\n";
 
@@ -65,6 +67,21 @@ static void print_features(void)
 	exit(0);
 }
 
+/* Build id, or content's hash, and path with links followed; files of other kinds are left out. */
+static void print_identities(void)
+{
+	char path[PATH_MOST], id[64], *real;
+
+	while (fgets(path, sizeof(path), stdin)) {
+		path[strcspn(path, "\n")] = 0;
+		real = realpath(path, NULL);
+		if (real && identify(real, id, sizeof(id)))
+			printf("%s %s\n", id, real);
+		free(real);
+	}
+	exit(0);
+}
+
 static void check(struct choice *choice, const char *plan)
 {
 	u64 mib = choice->ring_bytes >> 20;
@@ -85,7 +102,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	static const struct option options[] = {{"plan", 1, 0, 'p'},	 {"output", 1, 0, 'o'},		{"pid", 1, 0, 'P'},
 						{"duration", 1, 0, 'd'}, {"ring-mib", 1, 0, 'r'},	{"btf", 1, 0, 'b'},
 						{"help", 0, 0, 'h'},	 {"probe-features", 0, 0, 'f'}, {"version", 0, 0, 'v'},
-						{0, 0, 0, 0}};
+						{"identify", 0, 0, 'i'}, {0, 0, 0, 0}};
 	const char *plan = NULL;
 	int each;
 
@@ -99,6 +116,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
 		case 'b': choice->btf = optarg; break;
 		case 'f': print_features(); break;
+		case 'i': print_identities(); break;
 		case 'v': printf("%s (programs %s)\n", VERSION, SOURCES); exit(0);
 		case 'h': fputs(usage, stdout); exit(0);
 		default: fputs(usage, stderr); exit(2);

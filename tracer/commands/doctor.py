@@ -16,6 +16,7 @@ from pathlib import Path
 from moescope.arguments import add_json
 from moescope.calling import as_called
 from moescope.plain import print_plain
+from tracer.commands.on_device import add_on, targets, visiting
 from tracer.commands.options import add_btf
 from tracer.errors import TracerError
 from tracer.kernel.btf import VMLINUX, check_file
@@ -32,6 +33,7 @@ from tracer.recording.paths import BPF_OBJECTS, BUILT_PARTS, ROOT
 EXAMPLES = """examples:
   sudo python -m tracer doctor
   sudo python -m tracer doctor --json
+  python -m tracer doctor --on adb                # what a device offers
   sudo python -m tracer doctor --btf kernel.btf   # on a kernel that holds no types
 """
 
@@ -51,26 +53,34 @@ class Check:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_btf(parser)
+    add_on(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check everything; the exit code is 1 where something required is missing."""
+    if args.on:
+        return int(any([report(checks_of(target), args.json, target) for target in targets(args.on)]))
     if args.btf:
         check_file(args.btf)
     checks = [check() for check in (*CHECKS, *loading_checks(args.btf), *PACKAGE_CHECKS)]
-    if args.json:
+    return report(checks, args.json)
+
+
+def report(checks: list[Check], as_json: bool, machine: str = "") -> int:
+    """Print what was found; 1 where something required is missing."""
+    if as_json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
     else:
-        show(checks)
+        show(checks, machine)
     return int(any(check.required and not check.ok for check in checks))
 
 
-def show(checks: list[Check]) -> None:
-    """Print the checks as a table, and the remedies of what is missing."""
+def show(checks: list[Check], machine: str = "") -> None:
+    """Print the checks as a table, with a machine's name where it is another, and the remedies of what is missing."""
     from moescope.terminal import console, grid, words
 
-    table = grid("", "requirement", "for", "seen", left=4, fold=True)
+    table = grid("", "requirement", "for", "seen", left=4, fold=True, title=machine)
     for check in checks:
         mark = ("ok", "green") if check.ok else ("missing", "red") if check.required else ("absent", "yellow")
         table.add_row(words(mark), check.name, check.needed_for, check.seen)
@@ -78,6 +88,28 @@ def show(checks: list[Check]) -> None:
     for check in checks:
         if not check.ok:
             print_plain(f"{check.name}: {as_called(check.remedy)}")
+
+
+OFFERED = (
+    ("uprobes", "all engine levels", True, "use a kernel built with CONFIG_UPROBE_EVENTS=y"),
+    ("btf", "BPF programs", True, "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (docs/devices.md)"),
+    ("ring_buffers", "all levels", True, "use Linux 5.8 or newer"),
+    ("syscall_tracepoints", "libraries loaded late", False, "CONFIG_FTRACE_SYSCALLS=y; raw_syscalls:sys_enter stands in"),
+    ("uprobe_multi", "probes that go away at once", False, "Linux 6.6 or newer"),
+    ("cookies", "--probes", False, "Linux 5.15 or newer makes it cheaper"),
+    ("fast_nop", "probes at one trap", False, "a kernel that runs a probed nop without a step"),
+)
+"""What `moescope-collect --probe-features` tells: key, what for, whether it is required, remedy."""
+
+
+def checks_of(target: str) -> list[Check]:
+    """The same of another machine, which its collector has looked at."""
+    with visiting(target) as device:
+        root, features = device.way.root or "the shell itself", device.features
+    seen = [Check("root", "everything", True, True, root, "")]
+    seen += [Check(key, "everything", True, True, features[key], "") for key in ("arch", "kernel")]
+    told = {True: "there", False: "none"}
+    return seen + [Check(key, use, needed, features[key], told[features[key]], how) for key, use, needed, how in OFFERED]
 
 
 def _attempt(action: Callable[[], str]) -> tuple[bool, str]:

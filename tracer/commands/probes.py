@@ -5,11 +5,13 @@ import json
 import os
 import platform
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from shlex import quote
 
 from moescope.arguments import add_json
 from moescope.plain import print_plain
+from tracer.commands.on_device import add_on, kept_files, planner_of, targets, visiting
 from tracer.commands.options import add_probe_files, chosen_levels, names_in, need_root
 from tracer.engines import choose
 from tracer.errors import TracerError
@@ -27,6 +29,7 @@ ARCHITECTURES = {"x86_64": "x64", "aarch64": "AArch64"}
 EXAMPLES = """examples:
   sudo python -m tracer probes /usr/lib/libllama.so /usr/lib/libggml-cpu.so
   sudo python -m tracer probes --json runtime/telemetry/_probes.so
+  python -m tracer probes --on adb /data/local/tmp/libllama.so   on a device; without what a hit costs there
   sudo python -m tracer probes --probes my.toml ./my_engine
 """
 
@@ -37,11 +40,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
     parser.add_argument("--levels", default="all", help="all, or levels separated by commas (default: all)")
     add_probe_files(parser)
+    add_on(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Place, measure, print, and remove the probes again."""
+    if args.on:
+        for target in targets(args.on):
+            show(placed_on(args, target), args.json)
+        return 0
     need_root()
     added, functions = read_probe_files(args.probes)
     engines = choose(names_in(args.engine, "--engine"), added)
@@ -63,11 +71,26 @@ def run(args: argparse.Namespace) -> int:
     rows = probes.rows + probes.at_run_time()
     for warning in probes.warnings + probes.named.missing():
         print_plain(warning, sys.stderr)
-    if args.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-        return 0
-    print_table(rows)
+    show(rows, args.json)
     return 0
+
+
+def placed_on(args: argparse.Namespace, target: str) -> list[Row]:
+    """What would be placed in files of another machine, by the plan for it."""
+    with visiting(target) as device:
+        planner = planner_of(args, device)
+        files = device.identify("; ".join(f"echo {quote(str(path))}" for path in args.file))
+        with kept_files().laid_out(device, files) as root:
+            kept_files().plan(device, planner, [path for path in files if ".so" not in path], root)
+    return [replace(row, library=row.library.removeprefix(str(root))) for row in planner.rows]
+
+
+def show(rows: list[Row], as_json: bool) -> None:
+    """Print rows."""
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        print_table(rows)
 
 
 def refuse_foreign(path: Path) -> None:
@@ -86,8 +109,8 @@ def print_table(rows: list[Row]) -> None:
     columns = ("level", "program", "site", "at", "instruction", "ns/hit", "cold", "why")
     table = grid(*columns, left=tuple(name for name in columns if name not in ("ns/hit", "cold")), fold=True)
     for row in rows:
-        later = row.offset < 0
+        later, unmeasured = row.offset < 0, not row.ns_per_hit
         site = row.symbol if later else f"{os.path.basename(row.library)}+{row.offset:#x} {row.symbol}"
-        costs = ("", "") if later else (f"{row.ns_per_hit:.0f}", f"{row.ns_per_hit_cold:.0f}")
+        costs = ("", "") if later or unmeasured else (f"{row.ns_per_hit:.0f}", f"{row.ns_per_hit_cold:.0f}")
         table.add_row(row.level, row.program, site, row.at, row.instruction, *costs, row.why)
     console().print(table)

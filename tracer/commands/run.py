@@ -13,6 +13,7 @@ from typing import Any
 
 from moescope.calling import as_called
 from moescope.plain import plain_text, print_plain
+from tracer.commands.on_device import add_on_and_libraries, record_on
 from tracer.commands.options import add_options, session_options
 from tracer.config import parse
 from tracer.control.status import Status
@@ -30,6 +31,7 @@ EXAMPLES = """examples:
   sudo python -m tracer run --only-slower-than 50ms -- ...   what happened in slow tokens, and nothing else
   sudo python -m tracer run --min-tps 5 -- ...               switch costly levels off while decode is slower than that
   sudo python -m tracer run --config phone.toml -- ...       options from a file, e.g. levels = "token,expert"
+  python -m tracer run --on ssh:root@board -- ./llama-cli -m model.gguf   on another machine (docs/devices.md)
 after --duration or --tokens the command goes on untraced; the tracer writes its results and waits for the command's end
 """
 DEMO_OPTIONS = "--max-new-tokens 32 --prefill-backend auto --decode-backend cpu --chunk 16 --tiers 1,8 --expert-cache 3MiB"
@@ -43,12 +45,15 @@ DEMO_PROMPT = (
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_options(parser)
+    add_on_and_libraries(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ARGUMENTS (default: the bundled demo)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Trace the command; the exit code is 1 where the command failed or records were lost."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if args.on:
+        return record_on(args, command, show_results)
     options = session_options(args)
     return record(options, lambda: Target(command or demo_command(options), options.owner), not args.no_views)
 
@@ -107,7 +112,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
                 session.finish()
         code = conclude(session, target)
         if with_views and session.saw_engine():
-            write_results(options)
+            write_results(options.output, options.owner)
         sys.stdout.flush()
         say(as_called(next_step(options.output, session.saw_engine())))
     return code if session.interrupted or not target.started_here else max(code, see_off(session, target))
@@ -153,14 +158,20 @@ def conclude(session: Session, target: Target | Followed) -> int:
 VIEWS = {"trace.pftrace": "timeline", "report.html": "report", "profdag.html": "ProfDAG"}
 
 
-def write_results(options: Options) -> None:
+def write_results(output: Path, owner: Owner) -> None:
     """Tables, summary and views, made without root by the invoking user."""
-    folder = str(options.output)
-    as_owner(options.owner, ["-m", "views", "write", folder])
-    as_owner(options.owner, ["-m", "analyzer", "summary", folder])
+    as_owner(owner, ["-m", "views", "write", str(output)])
+    as_owner(owner, ["-m", "analyzer", "summary", str(output)])
     for name, what in VIEWS.items():
-        if (options.output / name).exists():
-            print_plain(f"{what:<9} {options.output / name}")
+        if (output / name).exists():
+            print_plain(f"{what:<9} {output / name}")
+
+
+def show_results(output: Path, owner: Owner) -> None:
+    """The same for a recording that came from elsewhere, and what to do with it."""
+    write_results(output, owner)
+    sys.stdout.flush()
+    say(as_called(next_step(output, True)))
 
 
 def next_step(folder: Path, saw_engine: bool) -> str:

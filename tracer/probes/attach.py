@@ -6,7 +6,7 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -65,6 +65,7 @@ class Attachments:
         self.spared: list[tuple[Probe, Row]] = []  # what attach_spared would place
         self._changing = threading.Lock()  # levels are shed and restored beside the drain
         self.loader: Loader | None = None
+        self.remove: Callable[[Iterable[int]], None] = uprobes.detach  # probes, given what holds them
         self.refused: set[str] = set()  # programs that this kernel does not take, and what is of no use without them
         self.costs: dict[str, float] = {}
 
@@ -259,7 +260,7 @@ class Attachments:
         with self._changing:
             for index in indices:
                 self.rows[index].retired_ns = time.monotonic_ns()
-            uprobes.detach([self._fds.pop(index) for index in indices if index in self._fds])
+            self.remove([self._fds.pop(index) for index in indices if index in self._fds])
 
     def _attach(self, row: Row) -> None:
         """Attach a probe in a file, unless it stands there."""
@@ -289,7 +290,7 @@ class Attachments:
         with self._changing:
             self.shed_levels.update(levels)
             gone = [self._fds.pop(index) for index in list(self._fds) if self._is_shed(self.rows[index])]
-        uprobes.detach(gone)
+        self.remove(gone)
 
     def restore(self, levels: Iterable[str]) -> None:
         """Attach shed levels' probes again, ends before begins: a begin without its end would be an open span."""
@@ -322,7 +323,7 @@ class Attachments:
 
     def detach(self) -> None:
         """Remove every probe."""
-        uprobes.detach_surely([*self._fds.values(), *self._more])
+        self.remove([*self._fds.values(), *self._more])
         self._fds.clear()
         self._more.clear()
 

@@ -116,18 +116,3 @@ def detach(fds: Iterable[int]) -> None:
     """Close what holds probes, at once: each waits until no CPU can be inside it any more, and they can wait together."""
     with ThreadPoolExecutor(CLOSERS) as pool:
         list(pool.map(os.close, fds))
-
-
-def detach_surely(fds: list[int]) -> None:
-    """Detach in a process of its own: where SIGKILL meets a thread that removes a probe, Linux leaves its breakpoints behind."""
-    child = os.fork() if fds else -1
-    if child == 0:
-        try:
-            os.setsid()
-            detach(fds)
-        finally:
-            os._exit(0)
-    for fd in fds:
-        os.close(fd)
-    if fds:
-        os.waitpid(child, 0)

@@ -193,49 +193,6 @@ class Followed:
         return bool(tasks(self.pid))
 
 
-class Guard:
-    """A small process that continues the target should the tracer die while it holds it stopped."""
-
-    def __init__(self) -> None:
-        read, self._write = os.pipe2(os.O_CLOEXEC)
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self._write)
-            self._watch(read)
-        os.close(read)
-
-    @staticmethod
-    def _watch(read: int) -> None:
-        try:
-            os.setsid()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
-            pids: set[int] = set()
-            while data := os.read(read, 4):
-                pid = struct.unpack("<i", data)[0]
-                (pids.add if pid > 0 else pids.discard)(abs(pid))
-            time.sleep(0.05 if pids else 0)
-            for pid in pids:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGCONT)
-        finally:
-            os._exit(0)
-
-    def add(self, pid: int) -> None:
-        """Watch over one more process."""
-        os.write(self._write, struct.pack("<i", pid))
-
-    def remove(self, pid: int) -> None:
-        """Stop watching over a process that has ended, so that a new owner of its number is left alone."""
-        os.write(self._write, struct.pack("<i", -pid))
-
-    def close(self) -> None:
-        """End the guard."""
-        os.close(self._write)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-
 @contextlib.contextmanager
 def urgent() -> Iterator[None]:
     """Let this thread run before all ordinary ones, where that is allowed: who waits for us shall not wait for them too."""

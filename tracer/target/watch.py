@@ -25,8 +25,9 @@ from tracer.probes.tracefs import has_tracepoint
 from tracer.recording import machine
 from tracer.recording.format import KIND_OFFSET, RING_HEADER_BYTES, dtype_from_json, text
 from tracer.target import qnn_tables
+from tracer.target.guard import Guard
 from tracer.target.io_files import Files
-from tracer.target.process import Guard, executable, mappings, tasks, urgent
+from tracer.target.process import executable, mappings, tasks, urgent
 from tracer.target.qnn_logs import SerializedLogs
 
 MAX_PATTERNS = 16
@@ -314,6 +315,7 @@ class Watcher:
         why = f"the graph loop's own call, passed once per operator; learnt from its first graphs (node in {place})"
         sites = {"loop": site} if site == last else {"loop": site, "last": last}
         stands = self.probes.attach_learnt(self._llamacpp(), sites, why)
+        self.set_chosen()  # makes graphs news: what they record now they note where nodes are news to them
         self.stands_since = time.monotonic_ns()
         if not stands:
             self._learn(LEARN_NOTHING, None)

@@ -7,7 +7,8 @@
  * are passed over, a norm and its product are computed in one go, and a matrix product has a barrier of its own inside.
  * Thread 0 computes for 200 us where thread 1 computes for 50, and the other way round in every second node, touching a known
  * number of fresh pages. GRADIENT, COUNTERS and ONE_CALL make tensors and the loop those of builds of 2024, STRANGE and TWICE
- * those of none; NAMELESS takes steps by a function that is none of llama.cpp's. Each layer has a router whose choice lies in memory, its rows further apart than they are long, and
+ * those of none; NAMELESS takes steps by a function that is none of llama.cpp's; with REST_US thread 0 rests, longer and longer, in front of each
+ * layer and of the output. Each layer has a router whose choice lies in memory, its rows further apart than they are long, and
  * three operators that use it.
  */
 #include "truth.h"
@@ -175,6 +176,10 @@ static void compute_graph(struct ggml_threadpool *p, int ith)
 	for (int n = 0; n < graph->n_nodes; n++) {
 		struct ggml_tensor *node = graph->nodes[n];
 
+#ifdef REST_US
+		if (!ith && n % LAYER_NODES == 1)
+			usleep((1 + n / LAYER_NODES) * REST_US);
+#endif
 		if (node->op == OP_NONE || node->op == OP_RESHAPE || !(node->flags & FLAG_COMPUTE))
 			continue;
 		row = row_open(log, "op", atomic_load(&step_number), n);

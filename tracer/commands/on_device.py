@@ -1,0 +1,254 @@
+"""`--on TARGET`: the same verb on another machine, which needs neither Python nor a compiler; on several at once."""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moescope.errors import UserError
+from tracer.commands.options import RING_MIB, chosen_levels, make_output, names_in, refuse_impossible
+from tracer.engines import choose, with_needed
+from tracer.errors import TracerError
+from tracer.probes.functions import read_probe_files
+from tracer.probes.planner import Planner
+from tracer.recording.paths import Owner, invoking_user
+from tracer.remote.device import Device, reach, settle
+from tracer.remote.job import STATE, Job, resumed, start
+from tracer.remote.sysroot import Sysroot, files_of_command, files_of_process
+from tracer.remote.transport import LinkError, short
+from tracer.remote.voice import Board, Voice
+
+HOST_ONLY = {
+    "loader": "libbpf",
+    "buffer": "ring",
+    "tokens": 0,
+    "only_slower_than": 0.0,
+    "min_tps": 0.0,
+    "max_overhead": 0.0,
+    "sched": "target",
+    "pmc": "",
+    "btf": None,
+}
+"""Options of the host's tracer alone, with what they are where nobody gives them."""
+GOOD, FINDING, WRONG = 0, 1, 2
+Then = Callable[[Path, Owner], None]
+
+
+def add_on(parser: argparse.ArgumentParser) -> None:
+    """Other machines."""
+    text = "another machine: ssh:USER@HOST, adb, adb:SERIAL, exec:COMMAND, or @FILE of such lines; repeatable (docs/devices.md)"
+    parser.add_argument("--on", action="append", default=[], metavar="TARGET", help=text)
+
+
+def add_on_and_libraries(parser: argparse.ArgumentParser) -> None:
+    """Other machines, to record on."""
+    add_on(parser)
+    text = "with --on: folder or file of the engine on that machine; repeatable (default: beside the command)"
+    parser.add_argument("--libraries", action="append", default=[], metavar="PATH", help=text)
+
+
+def targets(words: list[str]) -> list[str]:
+    """The machines that were named, each once; a file names one in each line."""
+    lines = [line for word in words for line in (Path(word[1:]).read_text().splitlines() if word[:1] == "@" else [word])]
+    named = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not named:
+        raise TracerError(f"{words[0]} names no machine: write ssh:USER@HOST, adb or exec:COMMAND, one in each line")
+    return list(dict.fromkeys(named))
+
+
+def refuse_host_only(args: argparse.Namespace) -> None:
+    """Raise TracerError for options that the collector does not know."""
+    given = [name for name, default in HOST_ONLY.items() if getattr(args, name) != default]
+    if given:
+        raise TracerError(f"--{given[0].replace('_', '-')} and --on do not go together: moescope-collect cannot do it yet")
+
+
+@dataclass
+class Visit:
+    """A recording on one device, from the first word to the recording's folder here."""
+
+    args: argparse.Namespace
+    words: list[str]
+    """The command, or a process's number."""
+    target: str
+    output: Path
+    voice: Voice
+    alone: bool
+    owner: Owner = field(default_factory=invoking_user)
+    job: Job | None = None
+    interrupts: int = 0
+
+    def run(self) -> int:
+        """Record, and fetch; the exit code. What is wrong is said, and costs the others nothing."""
+        try:
+            with self.owner.acting():
+                self.job = self.resumed() or self.begin()
+                return self.attend(self.job)
+        except LinkError as error:
+            later = f"; the recording goes on there: the same command with -o {self.output} fetches it" if self.job else ""
+            self.voice.say(f"{error}{later}")
+        except (UserError, OSError) as error:
+            self.voice.say(error)
+        return WRONG
+
+    def resumed(self) -> Job | None:
+        """The job that an earlier call had to leave on the device."""
+        places = [self.output] if self.alone else [path.parent for path in self.output.glob(f"*/{STATE}")]
+        return next((job for place in places if (job := resumed(place, self.target))), None)
+
+    def begin(self) -> Job:
+        """Plan for the device, and start there; nothing stays there where that fails."""
+        self.voice.progress("looking at the device")
+        with left_clean(settle(reach(self.target))) as device:
+            self.check()
+            plan = self.plan(device)
+            folder = make_output(self.output if self.alone else self.output / build_of(plan), self.owner)
+            device.write("plan.json", json.dumps(plan))
+            self.check()
+            self.voice.say(f"recording {' '.join(self.words)[:120]} to {folder}")
+            return start(device, folder, *collector_words(self.args, self.words))
+
+    def plan(self, device: Device) -> dict[str, Any]:
+        """Bring the engine's files that are not here yet, and plan with them."""
+        planner = planner_of(self.args, device)
+        kept = kept_files()
+        find = files_of_process if "pid" in self.args else files_of_command
+        programs, files = find(device, planner, self.words, self.args.libraries)
+        self.voice.progress(f"fetching {len(files)} files of the engine, where they are not here yet")
+        with kept.laid_out(device, files) as root:
+            plan = kept.plan(device, planner, programs, root)
+        for warning in planner.warnings + planner.named.missing():
+            self.voice.say(warning)
+        return plan
+
+    def attend(self, job: Job) -> int:
+        """Follow to the end, fetch, and clean up."""
+        with ThreadPoolExecutor(1) as other:
+            printing = other.submit(job.follow, "output", self.voice.output)
+            status = job.follow("messages", self.voice.messages)
+            printing.result()
+        if self.interrupts < 2:
+            job.fetch(self.voice.progress)
+            kept_files().learn(job.output)
+        if status == "2" and job.device.is_full():
+            self.voice.say("the device's disk is full: what was recorded before is here")
+        job.finish()
+        if status not in ("0", "1", "2"):
+            self.voice.say(f"the collector was ended from outside (status {status})")
+        return int(status) if status in ("0", "1", "2") else WRONG
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the first ends the recording and fetches it, the second leaves all of it."""
+        self.interrupts += 1
+        if self.job:
+            self.job.interrupt(self.interrupts > 1)
+
+    def check(self) -> None:
+        """Raise TracerError where Ctrl-C came before the recording began."""
+        if self.interrupts:
+            raise TracerError("interrupted before the recording began")
+
+
+@contextlib.contextmanager
+def left_clean(device: Device) -> Iterator[Device]:
+    """Take our folder away from a device where something fails."""
+    try:
+        yield device
+    except BaseException:
+        with contextlib.suppress(LinkError):
+            device.clean()
+        raise
+
+
+def planner_of(args: argparse.Namespace, device: Device) -> Planner:
+    """Knows the engines, levels and functions that the user chose."""
+    added, functions = read_probe_files(args.probes)
+    engines = choose(names_in(args.engine, "--engine"), added)
+    levels, _ = with_needed(chosen_levels(args.levels))
+    return Planner(engines, levels, functions, lambda: bool(device.features["fast_nop"]))
+
+
+def collector_words(args: argparse.Namespace, words: list[str]) -> tuple[list[str], list[str]]:
+    """(the collector's options, the command; none where a process is followed)."""
+    options = ["--duration", str(args.duration)] if args.duration else []
+    options += ["--ring-mib", str(args.ring_mib)] if args.ring_mib != RING_MIB else []
+    return ([*options, "--pid", *words], []) if "pid" in args else (options, words)
+
+
+def kept_files() -> Sysroot:
+    """Where the files of devices are kept."""
+    return Sysroot(invoking_user().kept() / "sysroot")
+
+
+@contextlib.contextmanager
+def visiting(target: str) -> Iterator[Device]:
+    """A device for a look at it."""
+    device = settle(reach(target))
+    try:
+        yield device
+    finally:
+        device.clean()
+
+
+def build_of(plan: dict[str, Any]) -> str:
+    """The engine's build as eight digits: of the files that get probes."""
+    ids = sorted(file["id"] for file in plan["files"] if file["rows"])
+    return hashlib.sha256(" ".join(ids).encode()).hexdigest()[:8]
+
+
+def folder_name(target: str) -> str:
+    """A target as the name of a folder."""
+    return re.sub(r"[^\w.@-]+", "_", short(target)).strip("_.") or "device"
+
+
+def record_on(args: argparse.Namespace, words: list[str], then: Then) -> int:
+    """Record on every device that --on names, at the same time; `then` makes of each recording what the host makes of its own."""
+    refuse_impossible(args)
+    refuse_host_only(args)
+    if not words:
+        raise TracerError("--on needs a command of that machine: -- COMMAND ARGUMENTS")
+    named = targets(args.on)
+    alone = len(named) == 1
+    output, board = output_of(args.output), Board()
+    visits = [
+        Visit(args, words, target, output if alone else output / folder_name(target), Voice(short(target), board, alone), alone)
+        for target in named
+    ]
+    try:
+        codes = together(visits)
+    finally:
+        board.close()
+    for visit in visits:
+        if visit.job and not args.no_views and (visit.job.output / "manifest.json").exists():
+            then(visit.job.output, visit.owner)
+    return max(codes)
+
+
+def together(visits: list[Visit]) -> list[int]:
+    """The exit codes of all, which go on at the same time; Ctrl-C reaches each."""
+
+    presses: list[int] = []
+    answered = 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: presses.append(1))
+    with ThreadPoolExecutor(len(visits)) as pool:
+        running = [pool.submit(visit.run) for visit in visits]
+        while wait(running, timeout=0.2).not_done:
+            if answered < len(presses):
+                answered += 1
+                for visit in visits:
+                    visit.interrupt()
+    return [future.result() for future in running]
+
+
+def output_of(path: Path | None) -> Path:
+    """The folder for all recordings of a call."""
+    return path or Path("recordings") / time.strftime("%Y%m%d-%H%M%S")

@@ -1,0 +1,93 @@
+"""A device that was reached: its root shell, a folder that is taken away again, its collector, its files."""
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from shlex import quote
+from typing import Any
+
+from tracer.errors import RequirementError
+from tracer.kernel.plan_file import ARCHITECTURES
+from tracer.recording.paths import COLLECTORS
+from tracer.remote.transport import Transport, way_to
+
+IDENTIFIED = re.compile(r"(?P<id>[0-9a-f]+|xxh3:[0-9a-f]{16}) (?P<path>/.+)")
+MAKE_FOLDER = """
+for each in /data/local/tmp /var/tmp /tmp; do
+  folder=$(mktemp -d $each/moescope.XXXXXX 2> /dev/null) && break
+done
+uname -m && echo $folder
+"""
+
+
+@dataclass
+class Device:
+    """A device that a recording can be made on."""
+
+    way: Transport
+    folder: str
+    """Of ours, there; "" once it was taken away."""
+    features: dict[str, Any] = field(default_factory=dict)
+    """What its collector found, as `moescope-collect --probe-features` prints it."""
+
+    @property
+    def collector(self) -> str:
+        """The collector's path there."""
+        return f"{self.folder}/moescope-collect"
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file into our folder there."""
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(text.encode())
+            file.flush()
+            self.way.push(Path(file.name), f"{self.folder}/{name}")
+
+    def identify(self, listing: str) -> dict[str, str]:
+        """Path → id (build id, or content's hash) of the programs and libraries among the paths that a script prints."""
+        lines = self.way.ask(f"({listing}) | {self.collector} --identify").splitlines()
+        rows = map(IDENTIFIED.fullmatch, lines)
+        return {row["path"]: row["id"] for row in rows if row and ".." not in PurePosixPath(row["path"]).parts}
+
+    def is_full(self) -> bool:
+        """Whether our folder's disk has no room."""
+        return self.way.ask(f"df -P {self.folder} | tail -n 1").split()[-3:-2] == ["0"]
+
+    def clean(self) -> None:
+        """Take our folder away."""
+        if self.folder:
+            self.way.insist(lambda: self.way.ask(f"rm -rf {quote(self.folder)}"))
+            self.folder = ""
+
+
+def reach(target: str) -> Transport:
+    """A root shell on the device that a user names."""
+    way = way_to(target)
+    way.become_root()
+    return way
+
+
+def settle(way: Transport) -> Device:
+    """Bring the collector and ask it what the device offers; nothing stays there where that fails."""
+    arch, _, folder = way.ask(MAKE_FOLDER).strip().partition("\n")
+    device = Device(way, folder)
+    try:
+        if not folder:
+            raise RequirementError(f"{way.name} has no folder for temporary files: none of /data/local/tmp, /var/tmp and /tmp")
+        way.push(collector_for(way.name, arch), device.collector)
+        device.features = json.loads(way.ask(f"chmod 700 {device.collector} && {device.collector} --probe-features"))
+    except BaseException:
+        device.clean()
+        raise
+    return device
+
+
+def collector_for(name: str, arch: str) -> Path:
+    """The collector that runs on an architecture. Raises RequirementError where there is none."""
+    path = COLLECTORS / f"moescope-collect-{arch}"
+    if arch not in ARCHITECTURES:
+        raise RequirementError(f"{name} is a machine of {arch}: moescope-collect runs on {' and '.join(ARCHITECTURES)}")
+    if not path.exists():
+        raise RequirementError(f"{path.name} has not been built: run `make collect`, or install a wheel, which holds it")
+    return path

@@ -1,0 +1,116 @@
+"""A recording on a device: started apart from the link, followed over it, fetched, and cleared away."""
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from tracer.errors import TracerError
+from tracer.remote.device import Device
+from tracer.remote.transport import DeviceError, LinkError, way_to
+
+STATE = "remote.json"
+"""Lies in a recording's folder while the recording is on a device still: with it the same command goes on."""
+RUNNING = "running"
+CHUNK = 1 << 16
+Sink = Callable[[bytes], None]
+
+
+@dataclass
+class Job:
+    """One recording; `pid` leads the group of processes that makes it."""
+
+    device: Device
+    output: Path
+    pid: int
+
+    def save(self) -> None:
+        """Note on the host where the recording is made."""
+        way = self.device.way
+        state = {"target": way.target, "root": way.root, "folder": self.device.folder, "pid": self.pid}
+        (self.output / STATE).write_text(json.dumps(state) + "\n")
+
+    def status(self) -> str:
+        """What the job's file says: `running`, or the collector's exit code."""
+        script = f"read word < {self.device.folder}/status && echo $word; kill -0 {self.pid} || echo ended"
+        words = self.device.way.ask(f"({script}) 2> /dev/null; true").split()
+        if not words or words == ["ended"]:
+            raise TracerError(f"{self.device.way.name}: the recording in {self.device.folder} is gone: was the device restarted?")
+        return "killed" if words == [RUNNING, "ended"] else words[0]
+
+    def follow(self, name: str, sink: Sink) -> str:
+        """Hand over what a file of the job holds, as it grows, to its end; the job's status. Goes on after cuts of the link."""
+        offset, way = 0, self.device.way
+        while (status := way.insist(self.status)) == RUNNING:
+            offset += self._copy(name, offset, sink)
+        rest = way.insist(lambda: way.ask(f"tail -c +{offset + 1} {self.device.folder}/{name}"))
+        sink(rest.encode(errors="surrogateescape"))
+        return str(status)
+
+    def _copy(self, name: str, offset: int, sink: Sink) -> int:
+        """The same while the link holds and the job runs; how many bytes came."""
+        folder, came = self.device.folder, 0
+        script = f"""tail -c +{offset + 1} -f {folder}/{name} &
+while read word < {folder}/status && [ "$word" = {RUNNING} ] && kill -0 {self.pid} 2> /dev/null; do sleep 1; done
+kill $!"""
+        with subprocess.Popen(
+            self.device.way.command(script), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as copying:
+            while data := copying.stdout.read1(CHUNK):  # type: ignore[union-attr]
+                sink(data)
+                came += len(data)
+        return came
+
+    def interrupt(self, for_good: bool) -> None:
+        """End the recording, as Ctrl-C on the device's own terminal would; `for_good`, end all of it at once."""
+        with contextlib.suppress(LinkError, DeviceError):
+            self.device.way.ask(f"kill -s {'KILL' if for_good else 'INT'} -- -{self.pid}")
+
+    def fetch(self, progress: Callable[[str], None]) -> None:
+        """Pull the recording; its manifest comes last, so that what lies here is a recording once it is whole."""
+        place = f"{self.device.folder}/recording"
+        script = f"[ ! -d {place} ] || (cd {place} && find . -type f -exec sha256sum {{}} +)"
+        lines = self.device.way.insist(lambda: self.device.way.ask(script)).splitlines()
+        sums = {name: wanted for wanted, _, name in (line.partition("  ") for line in lines)}
+        for name in sorted(sums, key=lambda name: (name == "./manifest.json", name)):
+            path = self.output / name
+            if ".." in path.parts:
+                raise TracerError(f"{self.device.way.name} offers a file {name!r}: it is left alone")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            progress(f"fetching {name.removeprefix('./')}")
+            self.device.way.pull(f"{place}/{name}", path, sums[name])
+
+    def finish(self) -> None:
+        """Take everything away from the device."""
+        self.device.clean()
+        (self.output / STATE).unlink()
+
+
+def start(device: Device, output: Path, options: list[str], words: list[str]) -> Job:
+    """Start the collector over a command, or over what the options name; it goes on when the link is cut.
+
+    The status has its room on the disk before the recording may fill it.
+    """
+    folder = device.folder
+    command = " ".join(map(quote, [*options, *(["--", *words] if words else [])]))
+    line = f"{device.collector} -p {folder}/plan.json -o {folder}/recording {command}"
+    inner = f"trap : INT TERM; {line} > {folder}/output 2> {folder}/messages; echo $? 1<> {folder}/status"
+    script = f"echo {RUNNING} > {folder}/status && : > {folder}/output && : > {folder}/messages || exit"
+    script += f"\nsetsid sh -c {quote(inner)} > /dev/null 2>&1 < /dev/null & echo $!"
+    job = Job(device, output, int(device.way.ask(script)))
+    job.save()
+    return job
+
+
+def resumed(output: Path, target: str) -> Job | None:
+    """The job whose recording belongs into a folder, where it was not fetched yet."""
+    try:
+        state = json.loads((output / STATE).read_text())
+    except FileNotFoundError:
+        return None
+    if state["target"] != target:
+        raise TracerError(f"{output} waits for a recording from {state['target']}: give it with --on, or another folder with -o")
+    return Job(Device(way_to(target, state["root"]), state["folder"]), output, state["pid"])

@@ -1,0 +1,92 @@
+"""A device's engine files, kept here by build id, so that each build crosses the wire once; and the plan made from them."""
+
+import contextlib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from shlex import quote
+from typing import Any
+
+from tracer.kernel.plan_file import Place, compose
+from tracer.probes.learning import LearntLoop, of_recording
+from tracer.probes.planner import Planner
+from tracer.remote.device import Device
+
+Found = tuple[list[str], dict[str, str]]
+"""(programs, path → id of these and of the libraries that may hold an engine's code)."""
+planning = threading.Lock()
+"""Plans are made one after another: what is known of a file is kept for all."""
+
+
+@dataclass(frozen=True)
+class Sysroot:
+    """The files of all devices, in a folder by their ids."""
+
+    kept: Path
+
+    @contextlib.contextmanager
+    def laid_out(self, device: Device, files: dict[str, str]) -> Iterator[Path]:
+        """A folder in which files (path → id) lie as they do on the device; those which are not kept yet are pulled."""
+        self.kept.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.kept) as root:
+            for path, identity in files.items():
+                held, place = self.kept / identity, Path(root) / path.lstrip("/")
+                if not held.exists():
+                    device.way.pull(path, draft := Path(f"{root}.part"))
+                    draft.replace(held)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.link(held, place)
+            yield Path(root).resolve()
+
+    def plan(self, device: Device, planner: Planner, programs: list[str], root: Path) -> dict[str, Any]:
+        """The plan for a device's programs and the libraries below `root`, with loops that earlier recordings taught."""
+        inside = [str(root / path.lstrip("/")) for path in programs]
+        loops = [LearntLoop(**json.loads(path.read_text())) for path in self.kept.glob("*.loop")]
+        with planning:
+            return compose(planner, Place(str(root), device.features["arch"]), inside, [root], loops)
+
+    def learn(self, recording: Path) -> None:
+        """Keep what a recording teaches of graph loops, for the next plan of the same builds."""
+        for loop in of_recording(recording):
+            (self.kept / f"{loop.id}.loop").write_text(json.dumps(asdict(loop)))
+
+
+def files_of_command(device: Device, planner: Planner, words: list[str], folders: list[str]) -> Found:
+    """Of a command: the executables that its words name, and libraries in folders; where none are given, those beside it."""
+    script = f"""for word in {" ".join(map(quote, words))}; do
+  path=$(command -v "$word" 2> /dev/null) || path=$word
+  [ -f "$path" ] && [ -x "$path" ] && echo "$path" && readlink -f "$path"
+done; true"""
+    programs = list(dict.fromkeys(device.way.ask(script).splitlines()))
+    places = " ".join(map(quote, folders or folders_beside(programs, words)))
+    names = " -o ".join(f"-name {quote(prefix + '*')}" for prefix in prefixes(planner))
+    shown = "".join(f"echo {quote(path)}; " for path in programs)
+    files = device.identify(f"{shown}find {places} \\( {names} \\) ! -type d 2> /dev/null")
+    return [path for path in programs if path in files], files
+
+
+def files_of_process(device: Device, planner: Planner, words: list[str], folders: list[str]) -> Found:
+    """Of a running process: its executable, and the libraries that it has mapped or that lie in folders."""
+    proc = f"/proc/{words[0]}"
+    program = device.way.ask(f"readlink -f {proc}/exe").strip()
+    mapped = device.identify(f"sed -n 's|^[^/]* r.x[^/]*/|/|p' {proc}/maps | sort -u")
+    beginnings = tuple(prefixes(planner))
+    files = {path: i for path, i in mapped.items() if path == program or PurePosixPath(path).name.startswith(beginnings)}
+    return [program], files | (files_of_command(device, planner, [], folders)[1] if folders else {})
+
+
+def prefixes(planner: Planner) -> list[str]:
+    """Beginnings of the names of files that may hold an engine's code."""
+    return sorted({prefix for engine in planner.engines for prefix in engine.libraries} | planner.named.prefixes())
+
+
+def folders_beside(programs: Iterable[str], words: Iterable[str]) -> list[str]:
+    """Where programs' libraries mostly lie: with them, and in folders that a word `LD_LIBRARY_PATH=` names."""
+    own = [PurePosixPath(path).parent for path in programs]
+    found = [str(each) for each in own if each.name != "bin"] + [f"{each.parent}/lib" for each in own]
+    named = [word.partition("=")[2] for word in words if word.startswith("LD_LIBRARY_PATH=")]
+    return list(dict.fromkeys(found + [each for path in named for each in path.split(":") if each]))

@@ -1,0 +1,179 @@
+"""A shell on another machine: any command that takes one line of it; files go through that command's input and output."""
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from tracer.errors import RequirementError, TracerError
+
+SSH = ["ssh", "-T", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+DEAF = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+"""Ctrl-C reaches the commands on a terminal too: it is answered here, and must not cut the way."""
+ENDED = re.compile(r"(?s)(.*)moescope-ended (\d+)\n")
+WAITS_S = (0.2, 1, 2, 4, 8, 15, 30, 60)
+ROOTS = ("", "sudo -n sh -c", "su -c", "su 0 sh -c")
+"""What makes root of a shell: nothing, sudo, su as most have it, su as Android's development images have it."""
+
+
+class LinkError(TracerError):
+    """The way to a device is cut, or was never there."""
+
+
+class DeviceError(TracerError):
+    """A device was reached and refused."""
+
+
+def way_to(target: str, root: str = "") -> "Transport":
+    """The way to what a user gives as a target. Raises TracerError for what is none."""
+    kind, _, rest = target.partition(":")
+    if kind == "adb":
+        return Transport(target, ["adb", *(["-s", rest] if rest else []), "shell"], root)
+    if kind == "ssh" and rest.strip():
+        return Ssh(target, [*SSH, *shlex.split(rest)], root)
+    if kind == "exec" and rest.strip():
+        return Transport(target, shlex.split(rest), root)
+    raise TracerError(f"--on {target}: give ssh:USER@HOST, adb, adb:SERIAL, or exec:COMMAND that takes a line of shell (sh -c)")
+
+
+def short(target: str) -> str:
+    """A target's name in messages: of ssh's words the host, which comes last."""
+    return target.split()[-1].removeprefix("ssh:") if target.startswith("ssh:") else target
+
+
+@dataclass
+class Transport:
+    """The way to one device; `root` is what its lines need in front to run as root."""
+
+    target: str
+    """As the user gave it."""
+    words: list[str]
+    root: str = ""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return short(self.target)
+
+    def command(self, script: str) -> list[str]:
+        """What runs a script there, as root where that was asked for. It says on its standard error how the script ended."""
+        line = f"({script}\n); echo moescope-ended $? >&2"
+        return [*DEAF, *self.words, f"{self.root} {quote(line)}" if self.root else line]
+
+    def ask(self, script: str, stdin: Any = subprocess.DEVNULL, stdout: Any = subprocess.PIPE) -> str:
+        """What a script prints there. Raises LinkError where the device is not reached, DeviceError where the script fails."""
+        try:
+            done = subprocess.run(self.command(script), stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, check=False)
+        except OSError as error:
+            raise RequirementError(f"{self.words[0]} cannot be run: {error.strerror}") from None
+        said = done.stderr.decode(errors="replace")
+        ended = ENDED.fullmatch(said)
+        if not ended:
+            raise LinkError(f"{self.name} is not reached: {last_line(said) or 'it gives no shell'}")
+        if ended[2] != "0":
+            raise DeviceError(f"{self.name}: {last_line(ended[1]) or f'status {ended[2]}'}")
+        return (done.stdout or b"").decode(errors="surrogateescape")
+
+    def insist(self, action: Callable[[], Any]) -> Any:
+        """The action's answer; while the way is cut, it is tried again, for two minutes."""
+        for wait in WAITS_S:
+            try:
+                return action()
+            except LinkError:
+                time.sleep(wait)
+        return action()
+
+    def become_root(self) -> None:
+        """Find out how lines run as root. Raises RequirementError where none of the ways leads there."""
+        for self.root in ROOTS:
+            try:
+                if self.ask("id -u").strip() == "0":
+                    return
+            except LinkError:
+                if not self.root:
+                    raise
+        raise RequirementError(
+            f"{self.name} gives no root shell, which probes need: log in as root, allow `sudo` without a password, "
+            "or on Android use `adb root` or an image with `su`"
+        )
+
+    def push(self, path: Path, place: str) -> None:
+        """Copy a file there, from where an earlier attempt was cut. Raises DeviceError where there is no room."""
+        attempts = count()
+
+        def once() -> None:
+            offset = int(self.ask(f"touch {quote(place)} && wc -c < {quote(place)}")) if next(attempts) else 0
+            with path.open("rb", buffering=0) as file:
+                file.seek(offset)
+                arrived = self.ask(f"cat {'>>' if offset else '>'} {quote(place)} && sha256sum < {quote(place)}", stdin=file)
+            if arrived.split()[0] != sum_of(path):
+                self.ask(f"rm {quote(place)}")
+                raise LinkError(f"{self.name}: {path.name} was damaged on its way")
+
+        self.insist(once)
+
+    def pull(self, place: str, path: Path, wanted: str = "") -> None:
+        """Copy a file from there, whose SHA-256 is `wanted`, from where an earlier attempt was cut."""
+        wanted = wanted or self.insist(lambda: self.sum_of(place))
+
+        def once() -> None:
+            with path.open("ab") as file:
+                self.ask(f"tail -c +{file.tell() + 1} {quote(place)}", stdout=file)
+            if sum_of(path) != wanted:
+                path.unlink()
+                raise LinkError(f"{self.name}: {path.name} was damaged on its way")
+
+        self.insist(once)
+
+    def sum_of(self, place: str) -> str:
+        """The SHA-256 of a file there."""
+        return self.ask(f"sha256sum < {quote(place)}").split()[0]
+
+
+class Ssh(Transport):
+    """The same by ssh, over one connection for all lines; when it is cut, the next line makes another."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.folder = tempfile.TemporaryDirectory(prefix="moescope-")
+        self.shared = f"{self.folder.name}/ssh"
+        self.master: subprocess.Popen[bytes] | None = None
+        self.lock = threading.Lock()
+        self.given = self.words[1:]
+        self.words = ["ssh", "-S", self.shared, *self.given]
+
+    def command(self, script: str) -> list[str]:
+        """What runs a script there, once the connection stands or has failed."""
+        with self.lock:
+            if not self.master or self.master.poll() is not None:
+                self._connect()
+        return super().command(script)
+
+    def _connect(self) -> None:
+        """Its end there reads from a pipe of ours, so that it ends whenever we do."""
+        words = [*DEAF, "ssh", "-M", "-S", self.shared, *self.given, "cat > /dev/null"]
+        out = subprocess.DEVNULL
+        self.master = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=out)
+        while self.master.poll() is None and not os.path.exists(self.shared):
+            time.sleep(0.02)
+
+
+def sum_of(path: Path) -> str:
+    """The SHA-256 of a file here."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def last_line(text: str) -> str:
+    """What was said last."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

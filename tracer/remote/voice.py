@@ -1,0 +1,83 @@
+"""What devices say while they record: a line of progress for each, and what their programs print."""
+
+import re
+import sys
+import threading
+import time
+from typing import Any, BinaryIO
+
+from moescope.plain import one_line, plain_text
+
+PROGRESS = re.compile(r"moescope-collect: (\d+ s, \d+ steps, .*)")
+SPARSE_S = 5.0  # in a log
+
+
+class Board:
+    """The devices' lines of progress: rewritten in place on a terminal, now and then as lines of their own elsewhere."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, str] = {}
+        self.shown: dict[str, float] = {}
+        self.lock = threading.Lock()
+        self.live: Any = None
+        if sys.stderr.isatty():
+            from rich.live import Live
+
+            from moescope.terminal import console
+
+            self.live = Live(console=console(stderr=True), auto_refresh=False, transient=True)
+            self.live.start()
+
+    def progress(self, name: str, line: str) -> None:
+        """A device's newest line."""
+        with self.lock:
+            self.lines[name] = f"{name}: {plain_text(line)}"
+            if self.live:
+                self.live.update("\n".join(self.lines.values()), refresh=True)
+            elif time.monotonic() - self.shown.get(name, -SPARSE_S) >= SPARSE_S:
+                self.shown[name] = time.monotonic()
+                print(f"moescope: {self.lines[name]}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Give the lines back."""
+        if self.live:
+            self.live.stop()
+
+
+class Voice:
+    """One device's words: as they come where it is the only one, else by whole lines with its name in front."""
+
+    def __init__(self, name: str, board: Board, alone: bool):
+        self.name, self.board, self.alone = name, board, alone
+        self.parts: dict[str, bytes] = {"output": b"", "messages": b""}
+
+    def say(self, text: object) -> None:
+        """One line of ours; errors begin with the device's name mostly."""
+        line = one_line(text) if str(text).startswith(self.name) else f"{plain_text(self.name)}: {one_line(text)}"
+        print(f"moescope: {line}", file=sys.stderr, flush=True)
+
+    def progress(self, line: str) -> None:
+        """What it does now."""
+        self.board.progress(self.name, line)
+
+    def output(self, data: bytes) -> None:
+        """What its program prints."""
+        if self.alone:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        else:
+            self._lines("output", data, sys.stdout.buffer)
+
+    def messages(self, data: bytes) -> None:
+        """What its program and its collector say; progress is shown as such."""
+        self._lines("messages", data, sys.stderr.buffer)
+
+    def _lines(self, kind: str, data: bytes, file: BinaryIO) -> None:
+        *lines, self.parts[kind] = (self.parts[kind] + data).split(b"\n")
+        prefix = b"" if self.alone else f"{plain_text(self.name)}: ".encode()
+        for line in lines:
+            if kind == "messages" and (shown := PROGRESS.fullmatch(line.decode(errors="replace"))):
+                self.progress(shown[1])
+            else:
+                file.write(prefix + line + b"\n")
+                file.flush()
