@@ -33,10 +33,11 @@ test: setup $(if $(shell command -v apt-get),collect)
 	$(SUDO) $(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # The guests of tests/vm/guests.toml, one after the other; ARCH=arm64, KERNEL=6.1 choose some, QUICK=1 the short rungs of a few,
-# JSON=FILE writes what the rungs said. Then those without Python, where moescope-collect records (tests/vm/bare.py).
+# JSON=FILE writes what the rungs said. Then those without Python, where moescope-collect records (tests/vm/bare.py), at last over ssh.
 vm-test: setup collect build/.apt-vm
 	$(PY) -m tests.vm.guest $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)) $(if $(QUICK),--quick) $(if $(JSON),--json $(JSON))
 	$(if $(QUICK),,$(PY) -m tests.vm.bare $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)))
+	$(if $(QUICK),,$(PY) -m tests.vm.over_ssh $(if $(ARCH),--arch $(ARCH)) $(if $(KERNEL),--kernel $(KERNEL)))
 
 fuzz: setup
 	nice $(PY) -m benchmarks.fuzz --cases $(or $(CASES),1000) --keep build/fuzz

@@ -12,7 +12,7 @@ import numpy as np
 from analyzer.questions.changepoints import take_apart
 from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import single
-from workloads.drawn_series import NAMES, draw, invented, missed, noise, surplus
+from workloads.drawn_series import NAMES, draw, invented, knowable, missed, noise, surplus
 
 LENGTHS = (30, 100, 600, 2000)
 FOLLOWS = (0.0, 0.3, 0.5, 0.7)
@@ -30,6 +30,8 @@ def main() -> int:
         counts = Counter(name for each in wrong for name in each)
         label = f"noise 1 %, correlation {rho:g}"
         report.add(f"{label}: series in which all five are found, and nothing else", "%", single(100 * wrong.count(set()) / n, n))
+        known = sum(knowable(seed, rho) for seed in range(n))
+        report.add(f"{label}: drift can be found by one who knows the noise and the step", "%", single(100 * known / n, n))
         for name in NAMES:
             report.add(f"{label}: {name} not found as it is", "%", single(100 * counts[name] / n, n))
         more = sum(surplus(found) > 0 for found in parts)

@@ -178,6 +178,27 @@ struct trace_event_raw_block_rq_complete {
 	int error;
 } RELOCATED;
 
+struct trace_event_raw_cpu {
+	u32 state;
+	u32 cpu_id;
+} RELOCATED;
+
+struct trace_event_raw_cpu_frequency_limits {
+	u32 min_freq;
+	u32 max_freq;
+	u32 cpu_id;
+} RELOCATED;
+
+struct trace_event_raw_thermal_temperature {
+	int id;
+	int temp;
+} RELOCATED;
+
+struct trace_event_raw_cdev_update {
+	u32 __data_loc_type;
+	unsigned long target;
+} RELOCATED;
+
 #define HAS_RECORD(event) bpf_core_type_exists(struct trace_event_raw_##event)
 #define MAP(name) (&name)
 #define FIELD_AT(ctx, event, field) (((struct trace_event_raw_##event *)(ctx))->field)

@@ -19,6 +19,7 @@
 #include "sched.bpf.c"
 #include "io.bpf.c"
 #include "process.bpf.c"
+#include "heat.bpf.c"
 
 #ifndef LOADER_BCC
 /* Names every record type, so that the object's BTF describes them to user space; never touched. */
@@ -81,6 +82,7 @@ union record {
 	struct rec_hexagon_op hexagon_op;
 	struct rec_hexagon_profile hexagon_profile;
 	struct rec_misfit misfit;
+	struct rec_heat heat;
 };
 
 const union record *record_types = 0;
@@ -88,6 +90,7 @@ const enum record_kind record_kinds = 0;
 const enum qnn_call qnn_calls = 0;
 const enum backend_id backend_ids = 0;
 const enum hexagon_call hexagon_calls = 0;
+const enum heat_of heat_ofs = 0;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #endif

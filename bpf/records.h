@@ -56,6 +56,7 @@ enum record_kind {
 	KIND_BLOCK_DONE = 42,
 	KIND_READ_BEGIN = 43,
 	KIND_READ_END = 44,
+	KIND_HEAT = 45,
 
 	KIND_TENSOR = FIRST_DETAIL,
 	KIND_ROUTE = 65,
@@ -448,6 +449,25 @@ struct rec_sched_wakeup {
 	int prio;
 	unsigned int pad;
 	char comm[16];
+};
+
+/* What a record of clocks and heat is about. */
+enum heat_of {
+	HEAT_KHZ = 0,       /* the frequency that a CPU takes */
+	HEAT_LEAST_KHZ = 1, /* the least and the greatest that it may take */
+	HEAT_MOST_KHZ = 2,
+	HEAT_ZONE = 3,    /* a thermal zone's temperature, 1/1000 degree Celsius */
+	HEAT_COOLING = 4, /* a cooling device's state, 0: it does nothing */
+	HEAT_UNNUMBERED = 0xFFFF,
+};
+
+/* A value that holds from here on: told by the kernel, or read from sysfs by the recorder, which then is no process's. */
+struct rec_heat {
+	struct header h;
+	unsigned short what;   /* enum heat_of */
+	unsigned short number; /* of the CPU (as read: of the policy), zone or device; HEAT_UNNUMBERED: of the device called `name` */
+	int value;
+	char name[24];
 };
 
 struct rec_task_fork {

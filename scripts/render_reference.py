@@ -25,7 +25,7 @@ SUBJECTS = {
         "NPU: host stages, idle time, checks",
         "qnn_stages qnn_gaps qnn_findings npu_batches npu_operators npu_calls",
     ),
-    "kernel": ("Threads, page faults, reads and block I/O", "thread_states threads sched faults reads blocks"),
+    "kernel": ("Threads, page faults, reads and block I/O, clocks", "thread_states threads sched faults reads blocks clocks"),
     "other": (
         "Functions, sessions, counters, imports, comparisons",
         "calls sessions pmc unpaired qnn_imported qnn_optrace metrics",

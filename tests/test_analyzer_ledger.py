@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from analyzer.__main__ import main as analyzer_main
 from analyzer.questions import ledger
+from analyzer.questions.findings import findings
 from analyzer.records.intervals import by_precedence, merged
 from analyzer.records.schema import TABLES, empty
 from tests.test_analyzer_phases import SPANS, intervals, moments, step
@@ -233,3 +234,19 @@ def test_the_verb_prints_the_sum_and_json_has_every_token(tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert [row["total"] for row in answer["tokens"]] == [0.001] * 3
     assert answer["run_ms"]["total"] == pytest.approx(0.003) and answer["accelerator"] == {}
+
+
+def test_the_prize_of_a_fallback_is_what_the_accelerator_would_not_take():
+    tables = token(**split([3, 3, 3]))
+    tables["operators"] = tables["operators"].assign(shape="64x1")
+    (unknown,) = (found for found in findings(tables) if found.rule == "fallback")
+    assert unknown.prize_ms == pytest.approx(400e-6) and "at most" in unknown.text
+    equal = frame("npu_operators", type=["MUL_MAT"] * 3, shape="64x1", us=[0, 0, -1])
+    (known,) = (found for found in findings(tables | {"npu_operators": equal}) if found.rule == "fallback")
+    assert known.prize_ms == pytest.approx(400e-6) and "at most" not in known.text
+    slow = frame("npu_operators", type=["MUL_MAT"], shape="64x1", us=[1])
+    assert not [found for found in findings(tables | {"npu_operators": slow}) if found.rule == "fallback"]
+    other = frame("npu_operators", type=["MUL_MAT"], shape="8x1", us=[1])
+    assert [found.prize_ms for found in findings(tables | {"npu_operators": other}) if found.rule == "fallback"] == [
+        pytest.approx(400e-6)
+    ]

@@ -1,6 +1,7 @@
 """Damage of a recording and of what is kept beside it: found by checksums, named, and never without a word."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from analyzer.__main__ import main
 from analyzer.questions import cached
 from analyzer.records.reading import Source
+from analyzer.records.stamps import outdated, stamp, stamp_of
 from analyzer.tables.store import load
 from moescope import plain
-from tracer.recording.format import Recording
+from tracer.recording.format import Recording, write_manifest
+from views.__main__ import main as views_main
+from views.commands.open import written_trace
 from workloads.recordings import Writer, runtime
 
 
@@ -122,3 +126,45 @@ def test_damaged_tables_and_summaries_are_made_again(tmp_path: Path) -> None:
     del content["summary"]["tokens"]["prefill_tokens"]
     kept.write_text(json.dumps(content))
     assert cached.summary(folder) == summary
+
+
+def test_views_say_what_they_were_made_from_and_that_the_recording_changed_since(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = runtime(3).write_sealed(tmp_path / "run")
+    assert views_main(["write", str(folder)]) == views_main(["trace", str(folder), "--gzip"]) == 0
+    names = ["profdag.html", "report.html", "trace.pftrace", "trace.pftrace.gz"]
+    manifest = Recording(folder).manifest
+    assert {stamp_of(folder / name) for name in names} == {stamp(manifest)}
+    assert outdated(folder, manifest) == []
+    shutil.copytree(folder, tmp_path / "copy")
+    assert outdated(tmp_path / "copy", manifest) == []
+    write_manifest(folder, manifest | {"state": "complete", "duration_ns": 1})
+    changed = Recording(folder).manifest
+    assert outdated(folder, changed) == names
+    assert views_main(["summary", str(folder)]) == 0
+    assert "profdag.html, report.html, trace.pftrace, trace.pftrace.gz: of this recording as it was" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    capsys.readouterr()
+    assert stamp_of(written_trace(folder, changed)) == stamp(changed) and "writing it again" in capsys.readouterr().err
+    assert written_trace(folder, changed).is_file() and "writing it again" not in capsys.readouterr().err
+    assert views_main(["write", str(folder)]) == 0
+    assert outdated(folder, changed) == ["trace.pftrace.gz"]
+
+
+def test_a_view_of_an_older_release_or_no_view_at_all_is_not_called_outdated(tmp_path: Path) -> None:
+    folder = runtime(3).write_sealed(tmp_path / "run")
+    for name in ("trace.pftrace", "report.html", "trace.pftrace.gz", "notes.html"):
+        (folder / name).write_bytes(b"nothing of ours")
+    assert outdated(folder, Recording(folder).manifest) == []
+
+
+@pytest.mark.parametrize("value", [1 << 70, "9", None, [7], -5])
+def test_threads_of_a_manifest_with_impossible_numbers_are_left_out(tmp_path: Path, value: object) -> None:
+    folder, manifest = runtime(3).write_sealed(tmp_path / "run"), Recording(tmp_path / "run").manifest
+    threads = [{"tid": 4242, "pid": 4000, "name": "kept"}, {"tid": value, "pid": 4000}, {"tid": 4243, "pid": value}]
+    write_manifest(folder, manifest | {"threads": threads})
+    assert main(["summary", str(folder)]) == views_main(["trace", str(folder)]) == 0
+    named = load(folder)["threads"].set_index("tid")["name"]
+    assert named[4242] == "kept" and 4243 not in named

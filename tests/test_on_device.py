@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.tables import store
+from tests.adb_stand_in import Phone
 from tests.conftest import ROOT, trace
 from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, wait_until
 from workloads.compiling import WITH_SITES, compiled
@@ -172,3 +174,135 @@ def test_ctrl_c_ends_the_recording_there_and_fetches_it(remote: Remote) -> None:
     remote.process.wait(PATIENCE_S)
     run = RawRecording(remote.folder)
     assert run.manifest["state"] == "complete" and run.manifest["records"]["token_end"] > 50 and not Path(place).exists()
+
+
+def test_with_sudo_there_the_command_runs_as_who_logged_in(device: Path, tmp_path: Path) -> None:
+    device.write_text(
+        device.read_text().replace("exec unshare", "exec env SUDO_UID=65534 SUDO_GID=65534 SUDO_USER=nobody unshare")
+    )
+    done = run_on("--on", f"exec:{device}", "-o", str(tmp_path / "run"), "--", "sh", "-c", 'id -u; id -G; echo "$HOME"')
+    assert done.stdout == "65534\n65534\n/nonexistent\n", done.stderr
+    assert RawRecording(tmp_path / "run").manifest["target"]["uid"] == 65534
+
+
+def test_several_devices_record_at_the_same_time_and_one_that_fails_stops_no_other(device: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "devices.txt"
+    listed.write_text(f"# ours\nexec:{device}\n\nexec:{tmp_path}/nothing\n")
+    program = str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES))
+    words = (
+        "--on",
+        f"@{listed}",
+        "--on",
+        "exec:sh -c",
+        "-o",
+        str(tmp_path / "all"),
+        "--",
+        "sh",
+        "-c",
+        f"true; {program} {CALLS}; echo said",
+    )
+    done = run_on(*words)
+    assert done.returncode == 2 and f"exec:{tmp_path}/nothing is not reached: " in done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted([f"exec:{device}: said", "exec:sh -c: said"])
+    kept = [RawRecording(path.parent) for path in (tmp_path / "all").glob("*/*/manifest.json")]
+    assert [len(run.records("op_end")) for run in kept] == [CALLS, CALLS] and left_on(device) == []
+    builds = {run.path.name for run in kept}
+    assert len(builds) == 1 and all(re.fullmatch("[0-9a-f]{8}", build) for build in builds)
+
+
+def test_a_running_process_is_followed_there(device: Path, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    target = subprocess.Popen([sys.executable, STEPS, "100000", "0.01", "--until", str(end)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: str(SITES) in Path(f"/proc/{target.pid}/maps").read_text())
+        words = (
+            "--no-views",
+            "--on",
+            f"exec:{device}",
+            "--pid",
+            str(target.pid),
+            "--duration",
+            "2s",
+            "-o",
+            str(tmp_path / "run"),
+        )
+        done = trace("attach", *words)
+        assert done.returncode == 0 and "lives on" in done.stderr, done.stderr
+        assert RawRecording(tmp_path / "run").manifest["records"]["token_end"] > 10 and left_on(device) == []
+        assert target.poll() is None
+    finally:
+        end.touch()
+        target.wait(PATIENCE_S)
+
+
+def test_doctor_tells_what_a_device_offers_and_probes_what_would_stand_there(device: Path) -> None:
+    done = trace("doctor", "--json", "--on", f"exec:{device}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = {row["name"]: row["seen"] for row in json.loads(done.stdout)}
+    assert seen["arch"] == os.uname().machine and seen["kernel"] == os.uname().release and seen["uprobes"] == "there"
+    keys = ("program", "library", "symbol", "offset", "at", "instruction", "why")
+    placed = [
+        [[row[key] for key in keys] for row in json.loads(trace("probes", "--json", *words, str(SITES)).stdout)]
+        for words in (("--on", f"exec:{device}"), ())
+    ]
+    assert placed[0] == placed[1] and len(placed[0]) == 12 and left_on(device) == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "said"),
+    [
+        ('setpriv --reuid 65534 --clear-groups sh -c "$1"', "gives no root shell, which probes need: log in as root"),
+        ('bash -c "uname() { echo armv7l; }; $1"', "is a machine of armv7l: moescope-collect runs on x86_64 and aarch64"),
+        ('bash -c "uname() { echo aarch64; }; $1"', "cannot execute binary file: Exec format error"),
+    ],
+)
+def test_what_a_device_lacks_is_said_in_one_line(tmp_path: Path, shell: str, said: str) -> None:
+    program = tmp_path / "shell"
+    program.write_text(f"#!/bin/sh\nexec {shell}\n")
+    program.chmod(0o755)
+    done = run_on("--on", f"exec:{program}", "-o", str(tmp_path / "run"), "--", "true")
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and not (tmp_path / "run").exists()
+
+
+def test_a_kernel_without_types_is_said_in_one_line_and_leaves_nothing(device: Path, tmp_path: Path) -> None:
+    device.write_text(
+        device.read_text().replace("unshare -m sh -c '", "unshare -m sh -c 'mount -t tmpfs none /sys/kernel/btf && ")
+    )
+    done = run_on("--on", f"exec:{device}", "-o", str(tmp_path / "run"), "--", "touch", str(tmp_path / "ran"))
+    assert done.returncode == 2 and "this kernel has no BTF" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "run").exists() and left_on(device) == []
+
+
+@pytest.mark.parametrize(("size", "said"), [("1m", "No space left on device"), ("2600k", "the device's disk is full")])
+def test_a_full_disk_there_is_said_and_what_was_recorded_is_here(device: Path, tmp_path: Path, size: str, said: str) -> None:
+    there = device.with_name("device")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(there)], check=True)
+    try:
+        command = [sys.executable, STEPS, "30000", "0"]
+        done = run_on("--on", f"exec:{device}", "-o", str(tmp_path / "run"), "--", *command)
+        assert done.returncode == 2 and said in done.stderr and left_on(device) == []
+    finally:
+        subprocess.run(["umount", str(there)], check=True)
+    if size != "1m":
+        run = RawRecording(tmp_path / "run")
+        assert run.is_whole and len(run.records("token_end")) > 100
+
+
+@pytest.mark.skipif(not shutil.which("adb"), reason="adb is not installed")
+def test_adb_carries_a_recording_from_a_stand_in_for_the_daemon(
+    device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    device.write_text(device.read_text().replace('"$1"\n', '"$2"\n'))
+    phone = Phone(str(device))
+    program = str(compiled(tmp_path / "usdt_calls", "usdt_calls.c", flags=WITH_SITES))
+    try:
+        subprocess.run(["adb", "connect", phone.serial], check=True, timeout=PATIENCE_S, capture_output=True)
+        command = ["sh", "-c", f"true; {program} {CALLS}; echo said; exit 3"]
+        done = run_on("--on", f"adb:{phone.serial}", "-o", str(tmp_path / "run"), "--", *command)
+    finally:
+        subprocess.run(["adb", "kill-server"], check=True)
+    assert done.returncode == 1 and done.stdout == "said\n" and "status 3" in done.stderr
+    assert len(RawRecording(tmp_path / "run").records("op_end")) == CALLS and left_on(device) == []

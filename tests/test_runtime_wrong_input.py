@@ -60,6 +60,14 @@ def test_a_package_of_another_architecture_or_format_says_so(package: Path, caps
     assert "format 99" in refused(capsys, ["generate", str(package), *GENERATE])
 
 
+@pytest.mark.parametrize("subgraphs", [7, None, {"expert": 7}, ["expert"]])
+def test_a_package_whose_manifest_lost_its_digests_is_refused(
+    package: Path, capsys: pytest.CaptureFixture[str], subgraphs: object
+) -> None:
+    rewrite(package, "manifest.json", subgraphs=subgraphs)
+    assert "manifest.json cannot be read" in refused(capsys, ["inspect", str(package)])
+
+
 @pytest.mark.skipif(bool(htp.available()), reason=htp.available() or "HTP at hand")
 def test_binaries_of_another_backend_version_are_made_again_and_it_is_said(
     package: Path, capsys: pytest.CaptureFixture[str]

@@ -29,6 +29,7 @@ from tracer.commands import run as tracer_run
 from tracer.commands.run import next_step
 from tracer.recording.format import Recording
 from tracer.recording.paths import Owner
+from views.__main__ import main as views_main
 from workloads import ROOT
 from workloads.recordings import MAIN, Writer
 
@@ -61,6 +62,22 @@ def test_a_drift_is_told_with_both_levels_and_only_where_one_is_found(tmp_path: 
     assert main(["trends", str(stepped(tmp_path / "noise", noise))]) == 0
     out = capsys.readouterr().out
     assert "31 decode steps show no slow first one, no change of level, no drift" in out and "drift:" not in out
+
+
+def test_tpot_and_decode_speed_on_the_screen_follow_from_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    w = Writer()
+    for i, at in enumerate([2, 4, 6, 8, 10, 12, 900, 902, 904, 906, 908, 910]):
+        w.add("token_begin", ts=at * 10**6, seq=i, phase=2, n_tokens=1).add("token_end", ts=(at + 1) * 10**6, seq=i)
+    run = str(w.write(tmp_path / "run"))
+    assert main(["summary", run]) == 0
+    said = re.search(
+        r"TPOT ([\d,.]+) ms \(median ([\d,.]+), p90 [\d,.]+, n 11\), decode ([\d,.]+) tok/s", capsys.readouterr().out
+    )
+    assert said is not None
+    mean, median, speed = (float(text.replace(",", "")) for text in said.groups())
+    assert mean * speed == pytest.approx(1000, rel=0.01) and median < mean / 10
+    assert views_main(["top", run, "--once"]) == 0
+    assert f"TPOT {mean:,.2f} ms" in capsys.readouterr().out
 
 
 @given(STEPS, st.integers(2, 5))

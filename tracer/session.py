@@ -33,6 +33,7 @@ from tracer.recording import machine
 from tracer.recording.checksums import METHOD
 from tracer.recording.drain import SLOW_S, WATCHFUL_S, Drain
 from tracer.recording.format import STREAMS, write_manifest
+from tracer.recording.heat import Heat
 from tracer.recording.paths import Owner
 from tracer.recording.tokens import Misses
 from tracer.target import model_config, models
@@ -162,6 +163,8 @@ class Session:
         """Mark the target's threads as ours, attach to what it has mapped already, and let it go."""
         self.target = target
         self.clocks = [machine.clocks()]
+        self.heat = Heat(self.layouts["heat"], self.drain.add)
+        self.heat.turn()
         self.began_ns, self.cpu_before_ns = time.monotonic_ns(), time.process_time_ns()
         with contextlib.suppress(OSError):  # a kernel before 5.3: its end is seen at the next turn
             ending = os.pidfd_open(target.pid)
@@ -221,6 +224,7 @@ class Session:
                 self.save_manifest("recording")
             if time.monotonic() >= next_progress:
                 next_progress += PROGRESS_SECONDS
+                self.heat.turn()
                 progress(self)
             limit_reached = time.monotonic() >= deadline or 0 < self.options.tokens <= self.drain.tokens.steps
 
@@ -231,6 +235,7 @@ class Session:
         goes on in the background while results are written.
         """
         self.ended_ns = time.monotonic_ns()
+        self.heat.turn(last=True)
         self.switch.close()
         self.watcher.set_chosen(stop=0)
         for tid in self.watcher.threads:
@@ -302,6 +307,7 @@ class Session:
             "step_latency": self.quality.to_json() if self.quality else None,
             "sched": self.options.sched,
             "clocks": self.clocks,
+            "heat": self.heat.found,
             "records": self.drain.counts(),
             "lost": self.losses(),
             "lost_by_cpu": self.drain.lost_by_cpu(),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.questions.changepoints import Parts
+from analyzer.questions.changepoints import SLOPE, Parts
 
 EXECUTIONS, MS, NOISE = 600, 20.0, 0.01
 STEP, DRIFT, EVERY, BURST = -0.07, 0.015, 25.6, 8
@@ -59,6 +59,17 @@ def missed(parts: Parts, drawn: Drawn) -> set[str]:
         "burst": [abs(b.at - drawn.burst) <= 1 and abs(b.steps - BURST) <= 1 for b in parts.bursts] == [True],
     }
     return {name for name in NAMES if not right[name]}
+
+
+def knowable(seed: int, rho: float) -> bool:
+    """Does the drift of a series as `draw` makes them show to one who knows the noise and the step, by the same rule?"""
+    rng = np.random.default_rng(seed)
+    n = EXECUTIONS - int(rng.integers(150, 401))
+    level = noise(rng, n, rho) + MS * DRIFT * np.linspace(0, 1, n)
+    x = np.arange(n) - (n - 1) / 2
+    slope, variance = x @ level / (x @ x), (MS * NOISE / (1 - rho)) ** 2
+    drift = slope * (n - 1) / (MS * (1 + STEP))
+    return bool(slope**2 * (x @ x) / variance > SLOPE and DRIFT / 2 < drift < 2 * DRIFT)
 
 
 def surplus(parts: Parts) -> int:

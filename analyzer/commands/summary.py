@@ -12,9 +12,11 @@ from typing import Any
 from analyzer.commands._show import number, short
 from analyzer.questions.cached import summary
 from analyzer.questions.ledger import shares
+from analyzer.records.stamps import outdated
 from moescope.arguments import add_run_and_json
 from moescope.calling import as_called
 from moescope.terminal import Line, console, grid, words
+from tracer.recording.format import Recording
 
 prepare_parser = add_run_and_json
 
@@ -27,11 +29,26 @@ Section = dict[str, Any]
 def run(args: argparse.Namespace) -> int:
     """Summarise and print."""
     answer = summary(args.run_dir)
+    answer["outdated_views"] = outdated(args.run_dir, Recording(args.run_dir).manifest)
     if args.json:
         print(json.dumps(answer))
         return 0
     screen = console()
-    parts = (heading, speed, phases, ledger_line, top_findings, operators, experts, npu, npu_queues, scheduling, io, losses)
+    parts = (
+        heading,
+        speed,
+        phases,
+        ledger_line,
+        top_findings,
+        operators,
+        experts,
+        npu,
+        npu_queues,
+        scheduling,
+        clocks,
+        io,
+        losses,
+    )
     command, *lines = (line for part in parts for line in part(answer))
     screen.print(command, no_wrap=True, overflow="ellipsis")
     for line in lines:
@@ -51,6 +68,10 @@ def heading(answer: Section) -> list[Line]:
             + (" (exact results; its times are the host's, not a device's)" if machine["emulated"] else "")
         )
     lines += [words((line, "yellow")) for line in (*answer["missing"], *answer["warnings"])]
+    if answer.get("outdated_views"):
+        names = ", ".join(answer["outdated_views"])
+        remedy = as_called("python -m views write writes them again")
+        lines.append(words((f"{names}: of this recording as it was before; {remedy}", "yellow")))
     if about["state"] != "complete":
         lines.append(words((f"state: {about['state']}: the writer did not finish", "yellow")))
     return lines
@@ -63,7 +84,8 @@ def speed(answer: Section) -> list[Line]:
         return ["no tokens recorded"]
     tpot = t["tpot_ms"]
     first = f"TTFT {number(t['ttft_ms'])} ms, prefill {number(t['prefill_tokens_per_s'])} tok/s over {t['prefill_tokens']} tokens"
-    second = f"TPOT {number(tpot['median'], '.2f')} ms (p90 {number(tpot['p90'], '.2f')}, n {tpot['n']})"
+    spread = f"median {number(tpot['median'], '.2f')}, p90 {number(tpot['p90'], '.2f')}, n {tpot['n']}"
+    second = f"TPOT {number(tpot['mean'], '.2f')} ms ({spread})"
     rest = f", decode {number(t['decode_tokens_per_s'])} tok/s, {t['major_faults']} major faults"
     return [first, second + rest]
 
@@ -178,6 +200,16 @@ def scheduling(answer: Section) -> list[Line]:
     named = [("all", s), *((f"{row['name']} {row['tid']}", row) for row in s["top"][:THREADS])]
     rows = ((name, *(f"{row[f'{state}_ms']:,.1f}" for state in states)) for name, row in named)
     return [grid(f"ms in state ({s['threads']} threads)", *states, rows=rows)]
+
+
+def clocks(answer: Section) -> list[Line]:
+    """What kept CPUs from running as fast as they can."""
+    c = answer["clocks"]
+    if not c:
+        return []
+    cooling = ", ".join(f"{name} {share:.0%}" for name, share in c["cooling"].items())
+    lines = [*(cap["text"] for cap in c["caps"]), *([f"cooling at work, of decode: {cooling}"] if cooling else [])]
+    return [words(("clocks ", "bold"), (line, "yellow")) for line in lines]
 
 
 def io(answer: Section) -> list[Line]:

@@ -23,7 +23,11 @@ MEDIAN_WIDTH = 31
 LEAST_BURST = 4
 GAUSS = 1.4826
 MIN_SPIKES = 4
+SHORT = 4
+"""Added to the correlation, over the number of steps: too small a one sees drifts in noise, and few steps tell it badly."""
 REGULAR = 0.1
+LARGEST_RHO = 0.9
+"""Correlation of neighbours that is told from a series that wanders."""
 SLOW_FIRST = 1.5
 """Times the steps that follow: a first step so slow is set aside."""
 
@@ -174,25 +178,42 @@ def variance(values: np.ndarray) -> float:
     From differences over one and two steps, which level and drift do not reach; those over two vary 1 + rho times as much, rho
     being the correlation of neighbours. A standard error is added to it: too small a correlation sees shifts in noise.
     """
-    one, two = (clipped_variance(d) for d in (np.diff(values), values[2:] - values[:-2]))
-    rho = float(np.clip(two / one - 1 + 1 / np.sqrt(len(values)), 0.0, 0.9)) if one > 0 else 0.0
+    one, two = (float(np.var(clipped(d))) for d in (np.diff(values), values[2:] - values[:-2]))
+    rho = float(np.clip(two / one - 1 + 1 / np.sqrt(len(values)), 0.0, LARGEST_RHO)) if one > 0 else 0.0
     return max(one / 2 / (1 - rho) * (1 + rho) / (1 - rho), 1e-24)
 
 
-def clipped_variance(values: np.ndarray) -> float:
-    """Variance with what lies beyond four (robust) sigmas brought to there."""
+def clipped(values: np.ndarray) -> np.ndarray:
+    """Values with what lies beyond four (robust) sigmas brought to there."""
     middle = np.median(values)
     reach = 4 * GAUSS * np.median(np.abs(values - middle))
-    return float(np.var(np.clip(values, middle - reach, middle + reach)))
+    return np.clip(values, middle - reach, middle + reach)
 
 
 def partition(y: np.ndarray) -> tuple[list[Segment], float]:
-    """(the segments of least cost, the noise's `variance`). A segment costs its squared residual, in units of that variance."""
-    n = len(y)
-    if n < 2 * MIN_STEPS:
-        return [Segment(0, n, False)] if n else [], 1.0
-    scale, penalty = variance(y), CUT * np.log(n)
-    sums = prefix_sums(y)
+    """(the segments of least cost, the noise's `variance`), found with that of differences, then with what this leaves."""
+    if len(y) < 2 * MIN_STEPS:
+        return [Segment(0, len(y), False)] if len(y) else [], 1.0
+    scale = variance_left(y, cheapest(y, variance(y)))
+    return cheapest(y, scale), scale
+
+
+def variance_left(y: np.ndarray, segments: list[Segment]) -> float:
+    """`variance` by what is left of each segment about a line of its own, whether or not its level moves.
+
+    Lines take a part of the noise and of its correlation with them, which is put back.
+    """
+    lines = [segment._replace(sloping=True) for segment in segments]
+    rest = clipped(y - levels(lines, [ends_of(y, line) for line in lines]))
+    n, squares = len(y), max(float(rest @ rest), 1e-24)
+    rho = float(rest[1:] @ rest[:-1]) / squares
+    rho = float(np.clip(rho + (len(lines) * (1 + 3 * rho) + SHORT) / n, 0.0, LARGEST_RHO))
+    return max(squares / max(n - 2 * len(lines), 1) * (1 + rho) / (1 - rho), 1e-24)
+
+
+def cheapest(y: np.ndarray, scale: float) -> list[Segment]:
+    """The segments of least cost. A segment costs its squared residual, in units of `scale`, the noise's variance."""
+    n, penalty, sums = len(y), CUT * np.log(len(y)), prefix_sums(y)
     least, begin, sloping = np.full(n + 1, np.inf), np.zeros(n + 1, np.int64), np.zeros(n + 1, bool)
     least[0] = 0.0
     for end in range(MIN_STEPS, n + 1):
@@ -206,7 +227,7 @@ def partition(y: np.ndarray) -> tuple[list[Segment], float]:
     while end > 0:
         segments.append(Segment(int(begin[end]), end, bool(sloping[end])))
         end = int(begin[end])
-    return segments[::-1], scale
+    return segments[::-1]
 
 
 def prefix_sums(y: np.ndarray) -> np.ndarray:

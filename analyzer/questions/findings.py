@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import displacement, expert_loads, ledger, phases, roofline, trends
+from analyzer.questions import clocks, displacement, expert_loads, ledger, phases, roofline, trends
 from analyzer.questions.ceilings import Ceilings
 from analyzer.records.schema import Tables
 from moescope.packaged import toml_beside
@@ -144,7 +144,8 @@ def displaced(facts: Facts) -> Iterator[Finding]:
     """Other programs that take CPUs from threads that steps need, and threads that take them from each other."""
     query = QUERIES["displaced"]
     for row in displacement.displacers(facts.tables, facts.displaced).head(MOST_DISPLACERS).to_dict("records"):
-        text = f"{row['name']} (process {row['pid']}) runs where a thread that steps need is ready and has no CPU"
+        where = "ran last where a thread that steps need was ready and had no CPU"
+        text = f"{row['name']} (process {row['pid']}) {where}; at most, as only the last is recorded"
         yield facts.finding("displaced", text, row["won_ns"], row, query)
     crowd = facts.crowd
     if crowd:
@@ -223,6 +224,15 @@ def across_tokens(facts: Facts) -> Iterator[Finding]:
         yield facts.finding("growth", text, row["ns_per_token"] * reach, row, query)
 
 
+def capped(facts: Facts) -> Iterator[Finding]:
+    """Steps under which CPUs might not run as fast as they can, against those that had no such limit."""
+    lost = clocks.cost(facts.tables)
+    if lost:
+        cap = max(clocks.caps(facts.tables), key=lambda cap: cap.share)
+        text = f"{cap.text}; steps then take {lost.capped_ms:.1f} instead of {lost.free_ms:.1f} ms"
+        yield facts.finding("capped", text, lost.lost_ns, {**asdict(cap), **asdict(lost)}, QUERIES["capped"])
+
+
 def fallback(facts: Facts) -> Iterator[Finding]:
     """Operators that the CPU computes in the middle of the accelerator's layers."""
     fell = ledger.fallen_back(ledger.Spans(facts.tables))
@@ -231,8 +241,19 @@ def fallback(facts: Facts) -> Iterator[Finding]:
     rows = facts.tables["operators"][fell]
     types = ", ".join(rows.groupby("type")["duration_ns"].sum().sort_values(ascending=False).index[:3])
     text = f"{types} fall back to the CPU in layers that the accelerator computes ({len(rows)} operators)"
+    there = accelerated_ns(facts.tables, rows)
+    if np.isnan(there).any():
+        text += "; at most, as the accelerator's time for them is not known"
     spent = float(facts.ledger["cpu_fallback"].sum())
-    yield facts.finding("fallback", text, spent, {"operators": len(rows)}, QUERIES["fallback"])
+    evidence = {"operators": len(rows), "cpu_ms": spent / 1e6, "accelerator_ms": float(np.nansum(there)) / 1e6}
+    yield facts.finding("fallback", text, max(spent - float(np.nansum(there)), 0.0), evidence, QUERIES["fallback"])
+
+
+def accelerated_ns(tables: Tables, rows: pd.DataFrame) -> np.ndarray:
+    """What the accelerator takes for operators of the same type and shape, by its own profile; NaN where it computed none."""
+    timed = tables["npu_operators"].query("us >= 0")
+    usual = timed.groupby(["type", "shape"])["us"].median() * 1e3
+    return usual.reindex(pd.MultiIndex.from_frame(rows[["type", "shape"]])).to_numpy(np.float64)
 
 
 def small_batches(facts: Facts) -> Iterator[Finding]:
@@ -266,7 +287,18 @@ def spinning(facts: Facts) -> Iterator[Finding]:
 
 Rule = Callable[[Facts], Iterator[Finding]]
 ON_ACCELERATOR = (fallback, small_batches, starved, spinning)
-RULES: tuple[Rule, ...] = (loads, disk, gaps, displaced, imbalance, below_roof, slower_backend, across_tokens, *ON_ACCELERATOR)
+RULES: tuple[Rule, ...] = (
+    loads,
+    disk,
+    gaps,
+    displaced,
+    imbalance,
+    below_roof,
+    slower_backend,
+    across_tokens,
+    capped,
+    *ON_ACCELERATOR,
+)
 
 
 def findings(tables: Tables, ceilings: Ceilings | None = None, rows: pd.DataFrame | None = None) -> list[Finding]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import ceilings, experts, figures, ledger, npu_queues
+from analyzer.questions import ceilings, clocks, experts, figures, ledger, npu_queues
 from analyzer.questions.findings import findings
 from analyzer.questions.phases import per_token, phase_shares
 from analyzer.questions.threads import STATES
@@ -17,7 +17,7 @@ from tracer.recording.format import Recording
 
 NEEDED = (
     *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
-    *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired", "npu_batches", "npu_operators"),
+    *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired", "npu_batches", "npu_operators", "clocks"),
 )
 """The tables that a summary is made of."""
 TOP = 12
@@ -26,7 +26,7 @@ WITHIN = {"tokens": "token_id", "operators": "op_id", "expert loads": "load_id"}
 
 
 def summarize(recording: Recording, tables: Tables, source: Source | None = None) -> dict[str, Any]:
-    """Sections recording, machine, tokens, phases, ledger, findings, operators, experts, npu, npu_queues, scheduling, io,
+    """Sections recording, machine, tokens, phases, ledger, findings, operators, experts, npu, npu_queues, scheduling, clocks, io,
     records and cost.
 
     In ms unless named. `missing` says what levels were not recorded, and what is not known for it. `source` is the recording's,
@@ -47,6 +47,7 @@ def summarize(recording: Recording, tables: Tables, source: Source | None = None
         "npu": npu_summary(recording.manifest, tables),
         "npu_queues": npu_queues.summary(tables),
         "scheduling": scheduling_summary(tables),
+        "clocks": clocks.summary(tables),
         "io": io_summary(tables),
         "records": record_summary(source, tables),
         "cost": cost_summary(recording.manifest, tables),

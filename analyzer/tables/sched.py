@@ -1,7 +1,8 @@
 """The scheduler: states of the target's threads that tile their time, everyone's names, and the events for a native trace."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -21,6 +22,8 @@ WORKING = (
     *("token_begin", "graph_begin", "op_begin", "op_shares", "expert_begin", "load_begin", "qnn_execute_begin"),
     "qnn_call_begin",
 )
+LARGEST_ID = 1 << 22
+"""Of a thread or process: PID_MAX_LIMIT of include/linux/threads.h."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,21 @@ class TargetThreads:
         return np.append(self.pid, NONE)[self.place(tid)]
 
 
-def listed_threads(source: Source) -> list[tuple[int, int, str]]:
+def listed_threads(manifest: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     """(tid, pid, name) of the manifest's threads; damaged rows left out."""
-    rows = source.manifest.get("threads")
-    good = [r for r in rows if isinstance(r, dict) and isinstance(r.get("tid"), int)] if isinstance(rows, list) else []
-    return [(r["tid"], int(r.get("pid", NONE)), str(r.get("name", ""))) for r in good]
+    rows = [row for row in manifest.get("threads") or [] if is_id(row.get("tid")) and is_id(row.get("pid", NONE))]
+    return [(row["tid"], row.get("pid", NONE), str(row.get("name", ""))) for row in rows]
+
+
+def is_id(value: object) -> bool:
+    """Whether a value can be the number of a thread or process, or NONE."""
+    return isinstance(value, int) and NONE <= value <= LARGEST_ID
 
 
 def target_threads(source: Source) -> TargetThreads:
     """Threads that the manifest names, that did the program's work, or that such threads made."""
     process: dict[int, int] = {}
-    for tid, pid, _ in listed_threads(source):
+    for tid, pid, _ in listed_threads(source.manifest):
         process.setdefault(tid, pid)
     for kind in WORKING:
         for tid, pid in source.contents.processes.get(kind, {}).items() if kind in STREAMED else members(source.rows(kind)):
@@ -155,7 +162,7 @@ class Scheduling:
 
     def threads(self) -> Columns:
         """The columns of `threads`: the target's, and everyone who took a CPU from them or woke them."""
-        names = self.names | {tid: name for tid, _, name in listed_threads(self.source) if name}
+        names = self.names | {tid: name for tid, _, name in listed_threads(self.source.manifest) if name}
         names.setdefault(0, "swapper")
         tid = self.seen
         pid, of_target = self.target.process(tid), self.target.has(tid) & (tid > 0)

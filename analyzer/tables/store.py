@@ -24,7 +24,7 @@ from moescope.plain import doubts, warn
 from tracer.recording.checksums import digest
 from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
-TABLES_VERSION = 8
+TABLES_VERSION = 9
 """Raise it when the same records give other tables: cached ones are then made again."""
 
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
@@ -145,7 +145,7 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
         source = source or Source(recording)
         _warn(folder, source.damage)
         return _made(source, folder / "tables", stamp, asked)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"{folder} holds records that its manifest does not describe ({error!r}); record again") from error
 
 

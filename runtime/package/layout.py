@@ -76,11 +76,12 @@ class Package:
                 raise PackageError(f"{problem}: delete the folder and convert again")
             for key in ("files", "fingerprint", "subgraphs", "experts", "embedding", "precisions"):
                 manifest[key]
+            sums = [entry["sha256"] for entry in manifest["files"].values()]
             numbers = [manifest["experts"][name] for name in ("bytes", "stride")] + [manifest["precisions"]["experts"]["bits"]]
             if not all(isinstance(n, int) for n in (*numbers, *(entry["bytes"] for entry in manifest["files"].values()))):
                 raise TypeError("bytes and bits must be numbers")
-            if not all(isinstance(entry["sha256"], str) for entry in manifest["files"].values()):
-                raise TypeError("files: sha256 must be text")
+            if not all(isinstance(text, str) for text in (*manifest["subgraphs"].values(), *sums)):
+                raise TypeError("digests must be text")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"{self.folder / MANIFEST} cannot be read ({error})"
             raise PackageError(f"{problem}: delete the folder and convert again") from None

@@ -119,7 +119,7 @@ void attach_kernel(const struct choice *choice)
 			continue;
 		if (!strcmp(category, "software") || has_tracepoint(category, name))
 			attach_one_of_kernel(name, level, category);
-		else
+		else if (strcmp(level, "heat"))
 			warn("this kernel has no tracepoint %s:%s; level %s goes without it", category, name, level);
 	}
 	if (!row_count)

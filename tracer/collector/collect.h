@@ -78,6 +78,7 @@ void sleep_until(u64 deadline_ns);
 void seal(void);
 bool disk_failed(void);
 const struct drained *drained(void);
+void add_event(const struct header *record);
 void digest(const void *data, size_t bytes, char *text);
 
 /* target.c */
@@ -87,6 +88,7 @@ struct target {
 	int status; /* as waitpid has it */
 	u64 cpu_ns, began_ns;
 };
+uid_t caller(void);
 void guard_begin(void);
 void guard(pid_t pid, bool watch);
 void guard_end(void);
@@ -140,6 +142,13 @@ void measure_costs(void);
 json_t *costs(void);
 void stats_turn(bool last);
 void account(json_t *rows, json_t *cost);
+
+/* heat.c: what sysfs tells of clocks and temperatures */
+bool heat_is_told(const char *category);
+void heat_begin(void);
+void heat_turn(bool last);
+json_t *heat_found(void);
+void governors(char *text, size_t bytes);
 
 /* manifest.c */
 void manifest_begin(const struct choice *choice, const struct target *target);

@@ -259,6 +259,20 @@ static bool note_refusal(void)
 	return true;
 }
 
+/* Whether a program tells of clocks and heat, and this machine has nothing to tell. */
+static bool is_silent(json_t *plan, const char *program)
+{
+	const char *name, *level, *category;
+	size_t index;
+	json_t *each;
+
+	json_array_foreach(json_object_get(plan, "kernel"), index, each) {
+		if (!json_unpack(each, "[sss]", &name, &level, &category) && !strcmp(name, program) && !strcmp(level, "heat"))
+			return !has_tracepoint(category, name) || !heat_is_told(category);
+	}
+	return false;
+}
+
 static void open_object(const struct choice *choice, void *data, size_t size)
 {
 	LIBBPF_OPTS(bpf_object_open_opts, options, .object_name = "moescope", .btf_custom_path = choice->btf);
@@ -275,7 +289,7 @@ static void open_object(const struct choice *choice, void *data, size_t size)
 		const char *name = bpf_program__name(program);
 		bool wanted = json_object_get(programs, name) || !strcmp(name, "empty");
 
-		bpf_program__set_autoload(program, wanted && !is_refused(name));
+		bpf_program__set_autoload(program, wanted && !is_refused(name) && !is_silent(choice->plan, name));
 		if (bpf_program__type(program) == BPF_PROG_TYPE_KPROBE && has_multi_links())
 			bpf_program__set_expected_attach_type(program, UPROBE_MULTI);
 	}

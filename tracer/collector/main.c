@@ -212,6 +212,7 @@ static void record(const struct choice *choice, struct target *target)
 		}
 		if (now >= next_line) {
 			next_line += NS_PER_S;
+			heat_turn(false);
 			show(target);
 		}
 	}
@@ -219,6 +220,7 @@ static void record(const struct choice *choice, struct target *target)
 
 static void finish(struct target *target)
 {
+	heat_turn(true);
 	set_settings(false);
 	forget_threads();
 	detach_all();
@@ -284,6 +286,8 @@ int main(int argc, char **argv)
 		start_target(&target, choice.command);
 	else
 		follow_target(&target, choice.pid);
+	heat_begin();
+	heat_turn(false);
 	manifest_begin(&choice, &target);
 	adopt(&choice, target.pid);
 	set_settings(true);

@@ -64,14 +64,10 @@ static void value_in(const char *path, const char *const *keys, char *value, siz
 static json_t *describe_machine(void)
 {
 	static const char *const os_keys[] = {"PRETTY_NAME", NULL}, *const cpu_keys[] = {"model name", "Hardware", "Model", NULL};
-	char os[256], cpu[256], governor[64] = "";
+	char os[256], cpu[256], governor[512];
 	struct utsname system;
-	FILE *file = fopen("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "re");
 
-	if (file && fgets(governor, sizeof(governor), file))
-		governor[strcspn(governor, "\n")] = 0;
-	if (file)
-		fclose(file);
+	governors(governor, sizeof(governor));
 	uname(&system);
 	value_in("/etc/os-release", os_keys, os, sizeof(os));
 	value_in("/proc/cpuinfo", cpu_keys, cpu, sizeof(cpu));
@@ -206,7 +202,7 @@ static json_t *target_row(void)
 
 	if (target->over && target->started_here)
 		code = json_integer(WIFSIGNALED(target->status) ? -WTERMSIG(target->status) : WEXITSTATUS(target->status));
-	return json_pack("{si si so}", "pid", target->pid, "uid", (int)getuid(), "exit_code", code);
+	return json_pack("{si si so}", "pid", target->pid, "uid", (int)caller(), "exit_code", code);
 }
 
 /* Rounded so that it is written as Python would write it: checksums of manifests go by that. */
@@ -252,9 +248,9 @@ static json_t *compose(const char *state)
 	json_object_update_new(manifest, json_pack("{ss ss ss sI so sO s[] so}", "checksums", "xxh3_64", "state", state, "started_utc",
 						   started, "duration_ns", (json_int_t)(now_ns() - target->began_ns), "command", words(),
 						   "model", model, "models", "target", target_row()));
-	json_object_update_new(manifest, json_pack("{ss ss so sO s[] sn sn ss sO so so s{} sn so sO}", "loader", "libbpf", "buffer", "ring",
+	json_object_update_new(manifest, json_pack("{ss ss so sO s[] sn sn ss sO sO so so s{} sn so sO}", "loader", "libbpf", "buffer", "ring",
 						   "options", options(), "levels", json_object_get(plan, "levels"), "level_changes",
-						   "sampling", "step_latency", "sched", "target", "clocks", clocks, "records", counts(),
+						   "sampling", "step_latency", "sched", "target", "clocks", clocks, "heat", heat_found(), "records", counts(),
 						   "lost", lost, "lost_by_cpu", "dropped", "sites", sites(), "layouts",
 						   json_object_get(plan, "layouts")));
 	return manifest;

@@ -3,7 +3,9 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <libgen.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +18,7 @@
 #include "collect.h"
 
 #define MOST_GUARDED 4096
+#define MOST_GROUPS 64
 #define NOT_EXECUTED 127
 
 static int guard_pipe = -1, gate = -1, failure = -1;
@@ -75,6 +78,58 @@ void guard_end(void)
 	waitpid(guard_pid, NULL, 0);
 }
 
+/* The groups that /etc/group lists a user in. */
+static int groups_of(const char *user, gid_t *groups, int most)
+{
+	FILE *file = fopen("/etc/group", "re");
+	struct group *group;
+	int count = 0;
+
+	while (file && (group = fgetgrent(file)))
+		for (char **member = group->gr_mem; *member && count < most; member++)
+			if (!strcmp(*member, user))
+				groups[count++] = group->gr_gid;
+	if (file)
+		fclose(file);
+	return count;
+}
+
+static void take_home(uid_t uid)
+{
+	FILE *file = fopen("/etc/passwd", "re");
+	struct passwd *user;
+
+	while (file && (user = fgetpwent(file)))
+		if (user->pw_uid == uid) {
+			setenv("HOME", user->pw_dir, 1);
+			setenv("USER", user->pw_name, 1);
+			setenv("LOGNAME", user->pw_name, 1);
+		}
+	if (file)
+		fclose(file);
+}
+
+/* Whoever typed sudo: the command runs as them, as the host's tracer has it. */
+uid_t caller(void)
+{
+	const char *uid = getenv("SUDO_UID");
+
+	return !getuid() && uid && getenv("SUDO_GID") && getenv("SUDO_USER") ? (uid_t)atol(uid) : getuid();
+}
+
+/* False where the command would run as root instead. */
+static bool become_the_caller(void)
+{
+	gid_t groups[MOST_GROUPS];
+
+	if (caller() == getuid())
+		return true;
+	take_home(caller());
+	if (setgroups(groups_of(getenv("SUDO_USER"), groups, MOST_GROUPS), groups) || setgid(atol(getenv("SUDO_GID"))))
+		return false;
+	return !setuid(caller());
+}
+
 static void be_the_command(int held, int told, char **command)
 {
 	char byte;
@@ -87,7 +142,8 @@ static void be_the_command(int held, int told, char **command)
 	signal(SIGTERM, SIG_DFL);
 	signal(SIGPIPE, SIG_DFL);
 	signal(SIGXFSZ, SIG_DFL);
-	execvp(command[0], command);
+	if (become_the_caller())
+		execvp(command[0], command);
 	error = errno;
 	if (write(told, &error, sizeof(error)) < 0)
 		error = 0;

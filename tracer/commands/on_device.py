@@ -137,6 +137,7 @@ class Visit:
             printing.result()
         if self.interrupts < 2:
             job.fetch(self.voice.progress)
+        if (job.output / "manifest.json").exists():
             kept_files().learn(job.output)
         if status == "2" and job.device.is_full():
             self.voice.say("the device's disk is full: what was recorded before is here")

@@ -17,7 +17,7 @@ import numpy as np
 
 from tracer.control.switching import Change, Switch
 
-CHEAP = ("token", "graph", "process")  # on all the time
+CHEAP = ("token", "graph", "process", "heat")  # on all the time
 WINDOW_TOKENS, WINDOW_NS = 8, 250_000_000  # what a window has at least
 PATIENCE_NS = 5_000_000_000  # a window ends without that many tokens where decode pauses
 LOOK_AGAIN_NS = 10_000_000_000  # how long levels that cost less than is allowed stay on between two looks

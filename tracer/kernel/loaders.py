@@ -69,6 +69,7 @@ TEMPLATES = {
     "block_io_start": "block_rq",
     "block_rq_issue": "block_rq",
     "block_rq_complete": "block_rq_completion",
+    "cpu_frequency": "cpu",
 }
 USED_FIELD = re.compile(r"\bFIELD(?:_AT)?\(ctx, (\w+), (\w+)")
 TRACEPOINT_FIELD = re.compile(r"field:(__data_loc )?.*?(\w+)(?:\[\d*\])?;\s*offset:(\d+);")

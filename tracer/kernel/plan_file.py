@@ -13,7 +13,7 @@ from tracer.errors import TracerError
 from tracer.kernel.loaders import enumeration, layouts, program_numbers
 from tracer.probes import reach
 from tracer.probes.elf import read_binary
-from tracer.probes.kernel_probes import FAULT_ENDS, KERNEL_PROBES, STAND_INS
+from tracer.probes.kernel_probes import ALWAYS, FAULT_ENDS, KERNEL_PROBES, STAND_INS
 from tracer.probes.learning import LEARN_NOTHING, LEARN_PLACES, LearntLoop
 from tracer.probes.plan import FilePlan, planned
 from tracer.probes.planner import Planner
@@ -111,7 +111,7 @@ def learning(planner: Planner, plan: FilePlan, loop: LearntLoop | None) -> dict[
 def about(planner: Planner, place: Place, files: list[dict[str, Any]]) -> dict[str, Any]:
     """What the plan says beside its files; programs are those that can stand in these, and the kernel's."""
     levels, numbers = planner.levels, program_numbers()
-    kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, "process")]
+    kernel = [row for row in (*KERNEL_PROBES, *STAND_INS) if row[1] in (*levels, *ALWAYS)]
     present = {name for file in files for name in file["engines"]}
     wanted = [(e, p) for e in planner.engines for p in e.probes if e.name in present and p.wanted(levels)]
     later = [at_run_time(engine, probe) for engine, probe in wanted if probe.slot >= 0 or probe.learnt == "notify"]

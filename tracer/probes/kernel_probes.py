@@ -1,6 +1,7 @@
 """The kernel's own probes: tracepoints and software events, by level, and those that stand in where a kernel lacks them."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from tracer.probes.tracefs import has_tracepoint
 
@@ -26,20 +27,33 @@ KERNEL_PROBES = (
     ("block_rq_issue", "io", "block"),
     ("block_rq_complete", "io", "block"),
     *((name, "io", SOFTWARE) for name in FAULT_ENDS),
+    ("cpu_frequency", "heat", "power"),
+    ("cpu_frequency_limits", "heat", "power"),
+    ("thermal_temperature", "heat", "thermal"),
+    ("cdev_update", "heat", "thermal"),
 )
+ALWAYS = ("process", "heat")
+"""Levels that nobody asks for: without the first nothing goes, and the second is there where there is something to tell."""
+TOLD_OF = {"power": "devices/system/cpu/cpufreq/policy*", "thermal": "class/thermal/*"}
+"""Categories of level heat: what must be there below sysfs, or they never tell anything."""
 SINGLE_CALLS, EVERY_CALL = "syscalls", "raw_syscalls"
 # What stands in for tracepoints of single system calls in kernels without CONFIG_FTRACE_SYSCALLS: every call of every process
 # passes these two, 0.16 µs and 0.28 µs for both where it was measured. They need no more than all other tracepoints do.
 STAND_INS = (("sys_enter", "process", EVERY_CALL), ("sys_exit", "io", EVERY_CALL))
 
 
-def kernel_probes(levels: set[str], has: Callable[[str, str], bool] = has_tracepoint) -> list[tuple[str, str, str]]:
+def offers(category: str, name: str) -> bool:
+    """Whether this kernel has a tracepoint, and something for it to tell."""
+    return has_tracepoint(category, name) and (category not in TOLD_OF or any(Path("/sys").glob(TOLD_OF[category])))
+
+
+def kernel_probes(levels: set[str], has: Callable[[str, str], bool] = offers) -> list[tuple[str, str, str]]:
     """(program, level, category) of the kernel's own probes that levels ask for and a kernel, by category and name, `has`."""
     single = any(has(category, name) for name, _, category in KERNEL_PROBES if category == SINGLE_CALLS)
     return [
         (name, level, category)
         for name, level, category in (*KERNEL_PROBES, *(() if single else STAND_INS))
-        if level in (*levels, "process") and (category == SOFTWARE or has(category, name))
+        if level in (*levels, *ALWAYS) and (category == SOFTWARE or has(category, name))
     ]
 
 

@@ -27,7 +27,7 @@ STREAMS = {"events": 64, "details": 256}
 FIRST_DETAIL = 64
 KIND_OFFSET = RING_HEADER_BYTES + 16
 SHAPE = {
-    dict: "machine model options step_latency sampling io engines qnn target records lost dropped cost layouts",
+    dict: "machine heat model options step_latency sampling io engines qnn target records lost dropped cost layouts",
     list: "clocks threads probes functions level_changes qnn_logs models",
 }
 """Parts of the manifest that are objects, and those that are lists of objects."""

@@ -7,12 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tracer.recording import heat
+
 
 @cache
 def describe() -> dict[str, Any]:
-    """Architecture, kernel, operating system, CPU model, CPUs, frequency governor ("" where there is none) and memory."""
+    """Architecture, kernel, operating system, CPU model, CPUs, frequency governors ("" where there is none) and memory."""
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
-    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     model = ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -25,7 +26,7 @@ def describe() -> dict[str, Any]:
         "os": release.get("PRETTY_NAME", platform.system()),
         "cpu_model": model,
         "cpus": os.cpu_count() or 0,
-        "governor": governor.read_text().strip() if governor.exists() else "",
+        "governor": heat.governors(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
 

@@ -84,9 +84,11 @@ kill $!"""
             self.device.way.pull(f"{place}/{name}", path, sums[name])
 
     def finish(self) -> None:
-        """Take everything away from the device."""
+        """Take everything away from the device, and our folder too where nothing was recorded."""
         self.device.clean()
         (self.output / STATE).unlink()
+        with contextlib.suppress(OSError):
+            self.output.rmdir()
 
 
 def start(device: Device, output: Path, options: list[str], words: list[str]) -> Job:

@@ -7,9 +7,13 @@ examples:
 """
 
 import argparse
+import sys
 import webbrowser
+from pathlib import Path
+from typing import Any
 
 from analyzer.records.reading import Recording
+from analyzer.records.stamps import outdated
 from moescope.arguments import add_run
 from moescope.plain import plain_text
 from moescope.terminal import progress
@@ -31,15 +35,23 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-browser", action="store_true", help="print the address and start no browser")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Write the trace if it is not there, then serve it until interrupted."""
-    trace = args.run_dir / TRACE
-    if not trace.is_file():
+def written_trace(run_dir: Path, manifest: dict[str, Any]) -> Path:
+    """The trace, written where there is none or the recording has changed since."""
+    trace, changed = run_dir / TRACE, TRACE in outdated(run_dir, manifest)
+    if changed:
+        print(f"{TRACE} is of this recording as it was before: writing it again", file=sys.stderr)
+    if changed or not trace.is_file():
         with progress("reading the recording") as step:
-            make_trace(args.run_dir, None, step)
+            make_trace(run_dir, None, step)
+    return trace
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the trace until interrupted."""
+    manifest = Recording(args.run_dir).manifest
+    trace = written_trace(args.run_dir, manifest)
     port = args.port if args.port is not None else 0 if args.offline else UI_PORT
     with server(trace, args.offline, port) as served:
-        manifest = Recording(args.run_dir).manifest
         url = address(served, args.offline, [group_name(manifest), target_group(manifest)])
         print(f"{url}\nserving {plain_text(trace)}; Ctrl-C ends", flush=True)
         if not args.no_browser:

@@ -46,7 +46,7 @@ def newest(folder: Path) -> Path:
 def heading(now: Snapshot, before: Snapshot | None, run_dir: Path) -> Text:
     """Speed, hits, losses and cost in two lines."""
     steps = now.tokens
-    speed, tpot = steps.get("decode_tokens_per_s"), (steps.get("tpot_ms") or {}).get("median")
+    speed, tpot = steps.get("decode_tokens_per_s"), (steps.get("tpot_ms") or {}).get("mean")
     parts = [
         f"{speed:,.1f} tok/s" if speed else "no decode steps yet" if now.state == "recording" else "no decode steps",
         f"TPOT {tpot:,.2f} ms" if tpot else "",

@@ -21,6 +21,7 @@ TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="generator" content="{stamp}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; \
 style-src 'unsafe-inline'; img-src data: blob:; font-src data:">
@@ -85,11 +86,14 @@ def typed(values: np.ndarray) -> dict[str, Any]:
     return {"dtype": code, "bdata": base64.b64encode(np.ascontiguousarray(values).tobytes()).decode("ascii"), "shape": shape}
 
 
-def write_page(path: Path, name: str, title: str, data: Any, assets: dict[str, bytes] | None = None) -> int:
-    """Write the page `name` (static/NAME.js and .css) with its data; returns the bytes written."""
+def write_page(
+    path: Path, name: str, title: str, data: Any, assets: dict[str, bytes] | None = None, stamp: str = "MoEScope"
+) -> int:
+    """Write the page `name` (static/NAME.js and .css) with its data and the stamp of its recording; returns the bytes written."""
     document = json.dumps(plain(data), separators=(",", ":"), allow_nan=False).encode()
     page = TEMPLATE.format(
         title=html.escape(title),
+        stamp=stamp,
         name=name,
         style=static("common.css") + static(f"{name}.css"),
         assets="\n".join(asset(key, value) for key, value in ({"data": document} | (assets or {})).items()),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.questions import ceilings
+from analyzer.records.stamps import stamp
 from views.report import expert_cache, ledger, moe, npu, operators, overview, recording, threads, timing
 from views.report.page import write_page
 from views.report.sections import Run, SectionMaker, Tables
@@ -54,4 +55,5 @@ def document(run: Run) -> dict[str, Any]:
 def write_report(manifest: dict[str, Any], tables: Tables, summary: dict[str, Any], path: Path) -> int:
     """Write the report; returns its size in bytes."""
     content = document(Run(manifest, tables, summary, ceilings.load(manifest.get("machine") or {})))
-    return write_page(path, "report", f"MoEScope: {content['command'] or 'recording'}", content, {"plotly": plotly()})
+    title = f"MoEScope: {content['command'] or 'recording'}"
+    return write_page(path, "report", title, content, {"plotly": plotly()}, stamp(manifest))

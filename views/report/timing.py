@@ -180,7 +180,7 @@ def durations(run: Run, across: dict[str, Any]) -> Block:
         {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": place, "x1": place, "line": {"dash": "dot", "width": 2}}
         for place in jumps
     ]
-    remark = per_bin(len(tokens)) + (" Dotted: the level changes for good." if jumps else "")
+    remark = per_bin(len(tokens)) + (" Dotted: the level changes." if jumps else "")
     axes = {"xaxis": axis("step"), "yaxis": axis("ms", **scale)}
     return chart("Duration of every step", traces, remark.strip(), 320, STEPS_QUERY, **axes, shapes=bars)
 

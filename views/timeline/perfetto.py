@@ -24,6 +24,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from analyzer.records.memory import keep_freed_memory
 from analyzer.records.schema import TABLES
+from analyzer.records.stamps import stamp
 from analyzer.tables.store import Tables
 from views.timeline import marks, npu, sched
 from views.timeline.protobuf import field_bytes
@@ -68,7 +69,8 @@ class TraceWriter:
         self.out.emit(field_bytes(PACKET, packet.SerializeToString()))
 
     def header(self) -> int:
-        """Clocks and machine; returns CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
+        """The recording's stamp, machine and clocks; returns CLOCK_BOOTTIME - CLOCK_MONOTONIC."""
+        self.system()
         clocks = self.manifest.get("clocks") or [{}]
         monotonic = clocks[0].get("monotonic_ns", self.start)
         boottime, realtime = clocks[0].get("boottime_ns", monotonic), clocks[0].get("realtime_ns")
@@ -78,13 +80,17 @@ class TraceWriter:
             if reading is not None:
                 packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=reading)
         self.packet(packet)
+        return int(boottime - monotonic)
+
+    def system(self) -> None:
+        """The recording's stamp and its machine, as Perfetto shows who traced what."""
         machine = self.manifest.get("machine") or {}
         packet = TracePacket()
+        packet.system_info.tracing_service_version = stamp(self.manifest)
         packet.system_info.utsname.sysname = "Linux"
         packet.system_info.utsname.release = str(machine.get("kernel", ""))
         packet.system_info.utsname.machine = str(machine.get("arch", ""))
         self.packet(packet)
-        return int(boottime - monotonic)
 
     def track(self, uuid: int, parent: int = 0, **fields: Any) -> int:
         """Describe a track."""

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.tables.sched import LARGEST_ID, listed_threads
 from views.timeline.slices import distinct, rows_of
 
 INT32 = 1 << 31
-HELPERS, OTHERS = (1 << 22) + 1, (1 << 22) + 2
-"""Above PID_MAX_LIMIT (include/linux/threads.h), so that no process has them."""
+HELPERS, OTHERS = LARGEST_ID + 1, LARGEST_ID + 2
+"""No process has them."""
 DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "calls")
 WORKING = (*DOING, "reads", "faults")
 """Tables of what threads of the program did; reads and page faults befall threads that do nothing else, too."""
@@ -36,7 +37,7 @@ class Process:
 
 def shown_processes(manifest: dict[str, Any], tables: Frames, pids: dict[int, int], target: int) -> list[Process]:
     """Every process, the target first; `pids` as `thread_pids` gives them."""
-    names = {int(thread["tid"]): str(thread["name"]) for thread in manifest.get("threads") or []}
+    names = {tid: name for tid, _, name in listed_threads(manifest)}
     rows = tables["threads"]
     names |= dict(zip(rows["tid"].tolist(), rows["name"].tolist(), strict=True))
     named = thread_roles(tables, pids, names)
@@ -103,5 +104,5 @@ def thread_pids(manifest: dict[str, Any], tables: Mapping[str, pd.DataFrame]) ->
     pids |= dict(zip(np.asarray(tids)[rows >= 0].tolist(), owner.tolist(), strict=True))
     target = tables["threads"][tables["threads"]["target"]]
     pids |= dict(zip(target["tid"].tolist(), target["pid"].tolist(), strict=True))
-    pids |= {int(thread["tid"]): int(thread["pid"]) for thread in manifest.get("threads") or []}
+    pids |= {tid: pid for tid, pid, _ in listed_threads(manifest)}
     return {tid: pid for tid, pid in pids.items() if 0 <= tid < INT32 and 0 <= pid < INT32}

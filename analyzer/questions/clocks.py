@@ -1,0 +1,120 @@
+"""How fast CPUs ran while tokens were decoded, what kept them from running faster, and what that cost."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analyzer.records.intervals import Intervals, covered, merged
+from analyzer.records.schema import Tables
+
+LEAST_SHARE = 0.01
+"""Of decode; what lasted less is not told."""
+LEAST_STEPS = 5
+"""Decode steps on either side of a cap, from which on they are compared."""
+OF_CPU = ("cpu", "processor")
+"""Cooling devices that limit frequencies, which limits tell already, have this in their types."""
+
+
+@dataclass(frozen=True)
+class Cap:
+    """CPUs that might not run as fast as they can: for which share of decode, and the limit that held longest."""
+
+    name: str
+    share: float
+    mhz: float
+    most_mhz: float
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"{self.name} capped to {self.mhz / 1e3:.1f} GHz (of {self.most_mhz / 1e3:.1f}) for {self.share:.0%} of decode"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Decode steps under a cap against the others: medians, ms, and the time that all those lasted longer, ns."""
+
+    capped_ms: float
+    free_ms: float
+    steps: int
+    lost_ns: float
+
+
+def decode(tables: Tables) -> Intervals:
+    """When tokens were decoded."""
+    steps = tables["tokens"]
+    steps = steps[(steps["phase"] == "decode") & steps["complete"]]
+    return Intervals(np.zeros(len(steps), np.int64), steps["begin_ns"].to_numpy(np.int64), steps["end_ns"].to_numpy(np.int64))
+
+
+def gauges(tables: Tables, what: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """(name, its values in order of time, with `begin_ns` and `end_ns` of each) of everything of one sort."""
+    rows = tables["clocks"]
+    times = decode(tables)
+    if len(times) == 0:
+        return
+    last = int(times.end.max())
+    for _, mine in rows[rows["what"] == what].groupby("number", sort=True):
+        begin = mine["ts_ns"].to_numpy(np.int64)
+        end = np.append(begin[1:], max(last, begin[-1]))
+        yield str(mine["name"].iloc[0]), mine.assign(begin_ns=begin, end_ns=end)
+
+
+def shares(values: pd.DataFrame, times: Intervals) -> np.ndarray:
+    """Of the merged `times`, the share in which each value held."""
+    spent = covered(times, Intervals.of_table(values.assign(key=0), "key"))
+    return spent / max(int(times.length.sum()), 1)
+
+
+def caps(tables: Tables) -> list[Cap]:
+    """Policies whose greatest allowed frequency was below the hardware's while tokens were decoded."""
+    found, times = [], merged(decode(tables))
+    for name, values in gauges(tables, "greatest frequency"):
+        low = (values["value"] < values["most"]).to_numpy()
+        values = values.assign(share=shares(values, times))[low]
+        if (share := float(values["share"].sum())) >= LEAST_SHARE:
+            longest = values.groupby("value")["share"].sum().idxmax()
+            found.append(Cap(name, share, float(longest), float(values["most"].iloc[0])))
+    return found
+
+
+def cooling(tables: Tables) -> dict[str, float]:
+    """Cooling devices other than CPUs' that did something: type → share of decode."""
+    times = merged(decode(tables))
+    answer: dict[str, float] = {}
+    for name, values in gauges(tables, "cooling"):
+        share = float(shares(values, times)[(values["value"] > 0).to_numpy()].sum())
+        if share >= LEAST_SHARE and not any(word in name.lower() for word in OF_CPU):
+            answer[name] = max(share, answer.get(name, 0.0))
+    return answer
+
+
+def frequencies(tables: Tables) -> dict[str, float]:
+    """The mean frequency of each policy while tokens were decoded, MHz."""
+    times = merged(decode(tables))
+    return {name: float(shares(v, times) @ v["value"].to_numpy()) for name, v in gauges(tables, "frequency")}
+
+
+def cost(tables: Tables) -> Cost | None:
+    """What decode steps lost that lay under any cap for most of their time; None where few did, or few did not."""
+    every = [values[values["value"] < values["most"]] for _, values in gauges(tables, "greatest frequency")]
+    steps = decode(tables)
+    if not every or len(steps) == 0:
+        return None
+    spans = merged(Intervals.of_table(pd.concat(every).assign(key=0), "key"))
+    capped = covered(spans, steps) > steps.length / 2
+    if min(capped.sum(), (~capped).sum()) < LEAST_STEPS:
+        return None
+    usual = float(np.median(steps.length[~capped]))
+    lost = float(np.maximum(steps.length[capped] - usual, 0).sum())
+    return Cost(float(np.median(steps.length[capped])) / 1e6, usual / 1e6, int(capped.sum()), lost)
+
+
+def summary(tables: Tables) -> dict[str, Any]:
+    """`caps`, each with its `text`, and `cooling`; {} where nothing held CPUs back."""
+    found, others = caps(tables), cooling(tables)
+    rows = [{**asdict(cap), "text": cap.text} for cap in found]
+    return {"caps": rows, "cooling": others} if rows or others else {}

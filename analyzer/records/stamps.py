@@ -1,0 +1,34 @@
+"""Which recording a view was made from: a trace and a page carry its stamp in their first bytes."""
+
+import contextlib
+import gzip
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+from tracer.recording.format import sealed
+
+HEAD_BYTES = 4096
+MARK = "MoEScope, recording "
+MARKED = re.compile(MARK.encode() + b"[0-9a-f]{16}")
+VIEWS = (".pftrace", ".gz", ".html")
+
+
+def stamp(manifest: dict[str, Any]) -> str:
+    """The text that views of a recording carry: the checksum of its manifest, which counts all that was recorded."""
+    return MARK + str(sealed(manifest)["checksum"])
+
+
+def stamp_of(view: Path) -> str:
+    """The stamp that a view carries; "" where it has none or cannot be read."""
+    with contextlib.suppress(OSError, EOFError, zlib.error), (gzip.open if view.suffix == ".gz" else open)(view, "rb") as file:
+        found = MARKED.search(file.read(HEAD_BYTES))
+        return found[0].decode() if found else ""
+    return ""
+
+
+def outdated(folder: Path, manifest: dict[str, Any]) -> list[str]:
+    """Names of the views in a recording's folder that were made from another recording, or from this one as it was before."""
+    views = sorted(path for path in folder.iterdir() if path.suffix in VIEWS and path.is_file())
+    return [path.name for path in views if stamp_of(path) not in ("", stamp(manifest))]

@@ -1,0 +1,103 @@
+"""The table `clocks`: frequencies of CPUs, their limits, temperatures and cooling, as read or as the kernel told them."""
+
+from typing import Any
+
+import numpy as np
+
+from analyzer.records.reading import Source, section
+from analyzer.records.rows import Rows, texts
+from analyzer.records.schema import Columns, text
+from analyzer.records.spans import NONE, numbered
+
+WHAT = np.array(["frequency", "least frequency", "greatest frequency", "temperature", "cooling", ""], object)
+"""By enum heat_of of bpf/records.h."""
+OF_CPUS, ZONE, COOLING = 3, 3, 4
+UNNUMBERED = 2**16 - 1
+UNNAMED = ("CPU", "CPU", "CPU", "zone", "device")
+SCALE = np.array([1e-3, 1e-3, 1e-3, 1e-3, 1.0, 1.0])
+
+
+def ranges(numbers: list[int]) -> str:
+    """Numbers as people write them: 0-3, 7."""
+    numbers = sorted(numbers)
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def rows_of(manifest: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """What the manifest says of `policies`, `zones` or `cooling`; damaged rows left out."""
+    rows = section(manifest, "heat").get(name)
+    return [r for r in rows if isinstance(r, dict) and isinstance(r.get("number"), int)] if isinstance(rows, list) else []
+
+
+def real(value: Any, scale: float = 1.0) -> float:
+    """A number; NaN where it is none."""
+    return value * scale if isinstance(value, int | float) else np.nan
+
+
+class Gauges:
+    """What the manifest says of policies, zones and devices: names and greatest values by (what, number)."""
+
+    def __init__(self, manifest: dict[str, Any]):
+        self.names: dict[tuple[int, int], str] = {}
+        self.most: dict[tuple[int, int], float] = {}
+        self.policies: dict[int, int] = {}
+        """CPU → number of its policy."""
+        for row in rows_of(manifest, "policies"):
+            cpus = row.get("cpus")
+            known = [cpu for cpu in cpus if isinstance(cpu, int)] if isinstance(cpus, list) else []
+            self._policy(row["number"], known, real(row.get("most"), 1e-3))
+        for row in rows_of(manifest, "zones"):
+            self.names[ZONE, row["number"]] = str(row.get("type"))
+            self.most[ZONE, row["number"]] = first_trip(row.get("trips"))
+        devices = rows_of(manifest, "cooling")
+        for row in devices:
+            self.names[COOLING, row["number"]] = str(row.get("type"))
+            self.most[COOLING, row["number"]] = real(row.get("most"))
+        types = [row.get("type") for row in devices]
+        self.devices = {str(row["type"]): row["number"] for row in devices if types.count(row.get("type")) == 1}
+        """Type → number, of types that one device alone has."""
+
+    def _policy(self, number: int, cpus: list[int], most: float) -> None:
+        self.policies |= dict.fromkeys(cpus, number)
+        for what in range(OF_CPUS):
+            self.names[what, number] = f"CPUs {ranges(cpus)}" if len(cpus) > 1 else f"CPU {number}"
+            self.most[what, number] = most
+
+    def numbers(self, rows: Rows) -> np.ndarray:
+        """The number of each record's policy, zone or device; -1 where its device is not known."""
+        number = rows["number"].copy()
+        of_cpu = np.flatnonzero(rows["what"] < OF_CPUS)
+        cpus, inverse = np.unique(number[of_cpu], return_inverse=True)
+        number[of_cpu] = np.array([self.policies.get(cpu, cpu) for cpu in cpus.tolist()], np.int64)[inverse]
+        nameless = np.flatnonzero(number == UNNUMBERED)
+        number[nameless] = [self.devices.get(name, NONE) for name in texts(rows["name"][nameless]).tolist()]
+        return number
+
+
+def first_trip(trips: Any) -> float:
+    """The lowest temperature, °C, at which something is done about a zone's heat; NaN where none is known."""
+    pairs = [trip for trip in trips if isinstance(trip, list) and len(trip) == 2] if isinstance(trips, list) else []
+    return min((t * 1e-3 for _, t in pairs if isinstance(t, int) and t > 0), default=np.nan)
+
+
+def build(source: Source) -> Columns:
+    """The table `clocks`: a row for each value that differs from the one before."""
+    gauges, rows = Gauges(source.manifest), source.rows("heat")
+    what, number, value = np.minimum(rows["what"], len(WHAT) - 1), gauges.numbers(rows), rows["value"]
+    known = np.flatnonzero((number != NONE) & (what < len(WHAT) - 1))
+    order = known[np.lexsort((number[known], what[known]))]
+    follows = (what[order][1:] == what[order][:-1]) & (number[order][1:] == number[order][:-1])
+    news = np.append(True, ~(follows & (value[order][1:] == value[order][:-1])))[: len(order)]
+    kept = np.sort(order[news])
+    code, first = numbered(what[kept], number[kept])
+    kinds = list(zip(what[kept][first].tolist(), number[kept][first].tolist(), strict=True))
+    return {
+        "ts_ns": rows["ts"][kept],
+        "what": text(what[kept], WHAT),
+        "number": number[kept],
+        "name": text(code, [gauges.names.get(kind, f"{UNNAMED[kind[0]]} {kind[1]}") for kind in kinds]),
+        "value": value[kept] * SCALE[what[kept]],
+        "most": np.array([gauges.most.get(kind, np.nan) for kind in kinds], np.float64)[code],
+    }
