@@ -15,6 +15,7 @@ COMMANDS = {
     "threads": "thread states, load balance, and which threads took the CPU",
     "trends": "spread, drift, jumps and growth across tokens",
     "roofline": "whether operators are bound by compute, memory, disk or launch",
+    "backends": "the CPU against accelerators, for operators of equal type and shape",
     "fidelity": "accuracy of the measured times against a reference",
     "ceilings": "measure this machine's peak bandwidth and compute",
     "dag": "one token's operators as a graph",

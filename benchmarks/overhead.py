@@ -15,6 +15,7 @@ Beside it stands the accounting, which compares nothing: hits of each probe time
 caches) plus the measured time in its BPF program, per thread and time with probes; and the tracer's own CPU time meanwhile,
 as a share of one core.
 
+"ledger" records all that the ledger of a step is made of.
 "limited" records operators for part of the time only, by --max-overhead 10; its rounds compare mean tokens of windows of 10 s.
 "bpftrace" is the naive way: entry and return probes at the symbol of each ggml_compute_forward_* that the model runs; its hits
 are counted in a run of its own, and cost at least what an empty program's do. It takes seconds to come and go, so few of its
@@ -41,7 +42,7 @@ from benchmarks.lib.models import demo_model, seeded_gguf
 from benchmarks.lib.report import Report, arguments
 from benchmarks.lib.spread import quartiles, single
 from benchmarks.lib.turns import by_turns
-from benchmarks.lib.windows import Block, recording, slowdown, times, window
+from benchmarks.lib.windows import TOO_SLOW, Block, recording, slowdown, times, window
 from tracer.kernel.loaders import import_bcc
 from tracer.probes.elf import read_binary
 from tracer.probes.perf_events import connect
@@ -57,6 +58,7 @@ VARIANTS = {
     "token, graph": "--levels token,graph",
     "operator": OPERATOR,
     "operator, sched": f"{OPERATOR},sched",
+    "operator, ledger": f"{OPERATOR},qnn,sched,io",
     "operator, pmc": f"{OPERATOR} --pmc minor-faults,context-switches",
     "operator, bcc": f"{OPERATOR} --loader bcc",
     "operator, perf buffer": f"{OPERATOR} --buffer perf",
@@ -75,6 +77,18 @@ int seen(struct pt_regs *ctx) {
 COUNT_S = 3  # how long the naive way's hits are counted
 BPFTRACE_ENDS_S = 4.0  # it takes 2.5 s; now and then it misses the signal, and needs another
 LIMITED_S = 10.0  # a window with or without a limited recording, which switches its probes itself
+
+
+LEAST_TOKENS = 4  # of a window: the first is left out
+
+
+def long_enough(engine: Engine, seconds: float) -> float:
+    """The length of windows, at least that of a few of the engine's tokens."""
+    tokens = engine.tokens()
+    least = LEAST_TOKENS * float(np.quantile(tokens[:, 1] - tokens[:, 0], 0.9)) / 1e9
+    if least > seconds:
+        print(f"windows of {least:.2f} s instead of {seconds:.2f}: a token takes {least / LEAST_TOKENS:.2f} s", file=sys.stderr)
+    return max(least, seconds)
 
 
 def start(args: argparse.Namespace, folder: Path) -> Engine:
@@ -256,12 +270,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(start(args, Path(folder))) as engine:
         engine.wait_for_tokens(2)
         time.sleep(WARM_UP_S)
+        args.seconds = long_enough(engine, args.seconds)
         blocks = measure(engine, variants, args, Path(folder))
         engine.close()
         tokens = engine.tokens()
     report = Report("overhead", args)
-    quiet = [window for each in blocks.values() for block in each for window in block.windows[::2]]
-    report.add(f"{args.engine}: a token without probes", "ms", quartiles(times(tokens, *quiet) / 1e6))
+    quiet = times(tokens, *(window for each in blocks.values() for block in each for window in block.windows[::2]))
+    if not len(quiet):
+        sys.exit(TOO_SLOW)
+    report.add(f"{args.engine}: a token without probes", "ms", quartiles(quiet / 1e6))
     for name, each in blocks.items():
         add_variant(report, args.engine, name, each, tokens)
     report.finish()

@@ -165,17 +165,19 @@ static INLINE u64 sample_signature(struct traced *t, struct ggml_graph_view *hea
 /*
  * Whether a graph may have changed since it was last seen: its size, and the shapes of a sample of its nodes. Samples
  * differ from round to round, so that what one misses another sees; a change makes every operator's own signature count.
- * What was told of a changed graph holds for all samples: else the next rounds would find their own to be news. Each thread
- * that leads a graph is told: it remembers by itself which nodes are given experts.
+ * What was told of a changed graph holds for all samples: else the next rounds would find their own to be news. Where another
+ * graph has changed since, this one is told again: the two may use the same tensors. Each thread that leads a graph is told:
+ * it remembers by itself which nodes are given experts.
  */
 static INLINE u32 graph_is_news(struct traced *t, u64 graph, struct ggml_graph_view *head, u64 round)
 {
 	u32 at = t->rounds++ % SAMPLE_ROUNDS, tid = (u32)bpf_get_current_pid_tgid();
 
 	if (!is_news_to(tid, graph + at, sample_signature(t, head, round, at)))
-		return 0;
+		return is_news_to(tid, graph + SAMPLE_ROUNDS, t->changes);
 	for (u32 i = 0; i < SAMPLE_ROUNDS; i++)
 		is_news_to(tid, graph + i, sample_signature(t, head, round, i));
+	is_news_to(tid, graph + SAMPLE_ROUNDS, ++t->changes);
 	return 1;
 }
 
@@ -347,7 +349,10 @@ static INLINE int ggml_begin(struct pt_regs *ctx, struct traced *t, u64 graph, u
 		t->is_step = 1;
 		token_begin(ctx, ENGINE_LLAMACPP, ~0ULL, PHASE_UNKNOWN, n_tokens, ~0U, 0);
 	}
-	return graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend, n_tokens);
+	graph_begin(ctx, ENGINE_LLAMACPP, graph, 0, backend, n_tokens);
+	t->product_ts = backend == BACKEND_BLAS ? bpf_ktime_get_ns() : 0;
+	t->product = 0;
+	return 0;
 }
 
 /*
@@ -655,8 +660,8 @@ UPROBE(ggml_graph_done)
 enum { GGML_GRAPH, GGML_COPY, GGML_WAIT };
 #define GGML_OP_DUP 1 /* since ever: the table of names is found by its first three */
 
-/* An operator that a thread hands to a backend of another device, which computes it later. */
-static INLINE int ggml_enqueues(void *ctx, struct traced *t, u64 tensor)
+/* An operator that a thread hands to a backend of another device, which computes it later; `began`: 0 where it is now. */
+static INLINE int ggml_enqueues(void *ctx, struct traced *t, u64 tensor, u64 began)
 {
 	struct settings *s = settings();
 	u64 rows = 0;
@@ -666,7 +671,7 @@ static INLINE int ggml_enqueues(void *ctx, struct traced *t, u64 tensor)
 		return 0;
 	bpf_probe_read_user(&op, sizeof(op), &((struct ggml_tensor_view *)tensor)->op);
 	bpf_probe_read_user(&rows, sizeof(rows), &((struct ggml_tensor_view *)tensor)->ne[1]);
-	op_begin(ctx, ENGINE_LLAMACPP, tensor, op, -1, rows);
+	op_begin_at(ctx, ENGINE_LLAMACPP, tensor, op, -1, rows, began);
 	if (t->news)
 		send_ggml_structure(ctx, t, tensor);
 	return 0;
@@ -675,7 +680,7 @@ static INLINE int ggml_enqueues(void *ctx, struct traced *t, u64 tensor)
 /* (backend or its context, struct ggml_tensor *) */
 UPROBE(ggml_enqueue_tensor)
 {
-	return ggml_enqueues(ctx, t, ARG2(ctx));
+	return ggml_enqueues(ctx, t, ARG2(ctx), 0);
 }
 
 /* (context, struct ggml_cgraph *, int node, ...) */
@@ -683,7 +688,59 @@ UPROBE(ggml_enqueue_node)
 {
 	u64 nodes = read_u64((u64)&((struct ggml_graph_view *)ARG2(ctx))->nodes);
 
-	return ggml_enqueues(ctx, t, read_u64(nodes + 8ULL * (u32)ARG3(ctx)));
+	return ggml_enqueues(ctx, t, read_u64(nodes + 8ULL * (u32)ARG3(ctx)), 0);
+}
+
+#define PRODUCT_NODES 8 /* a product's node, and views that may stand before the next one's */
+#if defined(__TARGET_ARCH_arm64) || defined(__aarch64__)
+#define RESULT_ON_STACK 2 /* words before cblas_sgemm's result: b and ldb; the others come in registers */
+#else
+#define RESULT_ON_STACK 4
+#endif
+
+/* The node, from 1, in whose result an address lies: that of the product before, or the first behind it; 0: none. */
+static INLINE u32 node_of_product(struct traced *t, struct ggml_graph_view *head, u64 address)
+{
+	u32 first = t->product - (t->product > 0);
+
+#pragma unroll
+	for (u32 i = 0; i < PRODUCT_NODES; i++) {
+		struct ggml_tensor_view *node = (void *)read_u64(head->nodes + 8ULL * (first + i));
+		u64 bytes = read_u64((u64)&node->ne[3]) * read_u64((u64)&node->nb[3]);
+
+		if (first + i >= (u32)head->n_nodes)
+			return 0;
+		if (address - read_u64((u64)node + t->name_at - DATA_BYTES) < bytes)
+			return first + i + 1;
+	}
+	return 0;
+}
+
+/*
+ * void cblas_sgemm(order, transpose a, transpose b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc), which ggml's BLAS backend
+ * calls for each plane of an operator's result. The operator began where the one before it ended, for its weights are
+ * converted first.
+ */
+UPROBE(ggml_product_begin)
+{
+	u64 result = read_u64(STACK(ctx) + RETURN_ADDRESS_BYTES + 8 * RESULT_ON_STACK);
+	struct ggml_graph_view *head = (void *)t->scratch; /* the stack is full */
+	u32 node;
+
+	if (!t->leads || !t->product_ts || !t->name_at || bpf_probe_read_user(head, sizeof(*head), (void *)t->began))
+		return 0;
+	node = node_of_product(t, head, result);
+	if (!node || node == t->product)
+		return 0;
+	t->product = node;
+	return ggml_enqueues(ctx, t, read_u64(head->nodes + 8ULL * (node - 1)), t->product_ts);
+}
+
+UPROBE(ggml_product_end)
+{
+	if (t->product_ts)
+		t->product_ts = bpf_ktime_get_ns();
+	return 0;
 }
 
 /* void ggml_backend_synchronize(ggml_backend_t): the CPU's and BLAS' are done when they return */

@@ -141,6 +141,14 @@ struct {
 	__type(value, struct call_spec);
 } call_specs SEC(".maps");
 
+/* key: enum driver_event. value: where its fields stand. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_DRIVER_EVENTS);
+	__type(key, u32);
+	__type(value, struct driver_layout);
+} driver_layouts SEC(".maps");
+
 /* key: first half of a ggml backend's identity. value: enum backend_id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -16,6 +16,7 @@
 #include "onnxruntime.bpf.c"
 #include "genie.bpf.c"
 #include "custom.bpf.c"
+#include "driver.bpf.c"
 #include "sched.bpf.c"
 #include "io.bpf.c"
 #include "process.bpf.c"
@@ -83,6 +84,7 @@ union record {
 	struct rec_hexagon_profile hexagon_profile;
 	struct rec_misfit misfit;
 	struct rec_heat heat;
+	struct rec_driver_event driver_event;
 };
 
 const union record *record_types = 0;
@@ -91,6 +93,7 @@ const enum qnn_call qnn_calls = 0;
 const enum backend_id backend_ids = 0;
 const enum hexagon_call hexagon_calls = 0;
 const enum heat_of heat_ofs = 0;
+const enum driver_event driver_events = 0;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #endif

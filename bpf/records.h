@@ -57,6 +57,7 @@ enum record_kind {
 	KIND_READ_BEGIN = 43,
 	KIND_READ_END = 44,
 	KIND_HEAT = 45,
+	KIND_DRIVER_EVENT = 46,
 
 	KIND_TENSOR = FIRST_DETAIL,
 	KIND_ROUTE = 65,
@@ -787,6 +788,33 @@ struct rec_hexagon_profile {
 	unsigned int first;
 	unsigned int count;
 	struct hexagon_profile ops[HEXAGON_PROFILES];
+};
+
+/* Tracepoints of the NPU's driver, in the order of tracer/probes/driver_events.py. */
+enum driver_event {
+	DRIVER_FASTRPC_CONTEXT_ALLOC,
+	DRIVER_FASTRPC_TRANSPORT_SEND,
+	DRIVER_FASTRPC_TRANSPORT_SEND_IPCMSG,
+	DRIVER_FASTRPC_TRANSPORT_RESPONSE,
+	DRIVER_FASTRPC_CONTEXT_INTERRUPT,
+	DRIVER_FASTRPC_CONTEXT_RESTORE,
+	DRIVER_FASTRPC_CONTEXT_COMPLETE,
+	DRIVER_FASTRPC_CONTEXT_FREE,
+	DRIVER_FASTRPC_DMA_MAP,
+	DRIVER_FASTRPC_DMA_ALLOC,
+	DRIVER_FASTRPC_DSPSIGNAL,
+	DRIVER_QCOM_GLINK_CMD_TX_DATA,
+};
+
+/* One of them; which of its fields these are says that file. */
+struct rec_driver_event {
+	struct header h;
+	unsigned long long context;
+	unsigned long long value;
+	unsigned int handle;
+	unsigned int scalars;
+	int status;
+	unsigned int event;
 };
 
 #endif

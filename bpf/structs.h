@@ -73,6 +73,7 @@ struct traced {
 	u32 leads;  /* it began the graph; the others help */
 	u32 news;   /* this graph has not been described as it is now */
 	u32 rounds; /* graphs that it began */
+	u32 changes; /* of these graphs, against what they were before */
 	u32 sources_at; /* in the tensors of these graphs; see ggml.h */
 	u32 name_at;
 	u32 next_node; /* the first that it may still be told of */
@@ -91,6 +92,9 @@ struct traced {
 	u64 copies;
 	u64 copy_frame;
 	u64 copy_ts;
+	/* in a graph of BLAS, else 0: since when it works on the product that comes next; the node of the one before, from 1 */
+	u64 product_ts;
+	u32 product;
 	u64 scratch[20]; /* of a tensor that is looked at */
 	/* while learning: */
 	u64 tensor;
@@ -119,6 +123,21 @@ struct call_spec {
 };
 
 #define MAX_CALL_SPECS 1024
+
+/* Where a field of a tracepoint's record stands; a width of 0: the tracepoint has none such. */
+struct driver_field {
+	u32 offset;
+	u16 width;
+	u16 is_text; /* there stands where the text stands */
+};
+
+#define DRIVER_FIELDS 5 /* context, value, handle, scalars and status of struct rec_driver_event */
+struct driver_layout {
+	struct driver_field fields[DRIVER_FIELDS];
+};
+
+#define MAX_DRIVER_EVENTS 16
+#define DRIVER_RECORD_BYTES 1024
 
 /* An address in a process: a tensor, a QNN provider. */
 struct place_key {

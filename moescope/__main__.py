@@ -14,8 +14,8 @@ ROOMS = {"tracer": "Record", "analyzer": "Read", "views": "Look", "runtime": "Ru
 """Room → group of its verbs that no group names."""
 GROUPS = {
     "Record": "run attach probes plan doctor",
-    "Read": "summary findings ledger phases trends threads experts npu roofline fidelity dag tables query import-qnn "
-    "import-profile routes",
+    "Read": "summary findings ledger phases trends threads experts npu backends roofline fidelity dag tables query "
+    "import-qnn import-profile routes",
     "Look": "open top report profdag trace write queries export",
     "Compare": "compare compare-commands history regression",
     "Predict": "predict simulate pareto steps kernels quantization device ceilings prompts",

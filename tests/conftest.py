@@ -160,6 +160,15 @@ def llama_library(name: str) -> str:
     return "" if path and Path(path).exists() else f"{name} names no libllama.so (docs/engines.md)"
 
 
+def can_build_blas() -> str:
+    """Empty where there are what llama.cpp's libraries are fetched with, a compiler and OpenBLAS, else which is missing."""
+    missing = [name for name in ("npm", "g++") if not shutil.which(name)]
+    look = ["g++", "-shared", "-include", "cblas.h", "-x", "c++", "/dev/null", "-lopenblas", "-o", "/dev/null"]
+    if not missing and subprocess.run(look, capture_output=True, check=False).returncode:
+        missing = ["libopenblas-dev"]
+    return f"{missing[0]} is not installed" if missing else ""
+
+
 FEATURES: dict[str, Callable[[], str]] = {
     "collector": lambda: "" if COLLECTOR.exists() else "moescope-collect has not been built: make collect",
     "probes": can_probe,
@@ -172,7 +181,7 @@ FEATURES: dict[str, Callable[[], str]] = {
     "wheels": can_make_wheels,
     "old packages": has_old_packages,
     "llama.cpp on Vulkan": lambda: llama_library("LLAMA_VULKAN"),
-    "llama.cpp on BLAS": lambda: llama_library("LLAMA_BLAS"),
+    "BLAS": can_build_blas,
     "bpftrace": lambda: "" if shutil.which("bpftrace") else "bpftrace is not installed",
 }
 

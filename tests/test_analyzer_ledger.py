@@ -1,6 +1,8 @@
 """The ledger: every moment of a token has one cause, planted causes are found in their columns, and the sum is the token."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,13 @@ from analyzer.questions import ledger
 from analyzer.questions.findings import findings
 from analyzer.records.intervals import by_precedence, merged
 from analyzer.records.schema import TABLES, empty
+from analyzer.tables import store
 from tests.test_analyzer_phases import SPANS, intervals, moments, step
+from tests.test_analyzer_qnn import Program
+from tests.test_analyzer_tables import llama
+from tracer.recording.format import Recording
+from tracer.recording.tokens import kinds_of
+from workloads.recordings import Writer, runtime
 from workloads.tables_fixture import MAIN, PID, WORKER, frame, make
 
 AT, LENGTH = 10_000, 1_000
@@ -250,3 +258,38 @@ def test_the_prize_of_a_fallback_is_what_the_accelerator_would_not_take():
     assert [found.prize_ms for found in findings(tables | {"npu_operators": other}) if found.rule == "fallback"] == [
         pytest.approx(400e-6)
     ]
+
+
+def older(writer: Writer, folder: Path) -> Recording:
+    """A recording of a release that knew the kinds of these records alone, and none that came since."""
+    writer.write(folder)
+    recording = Recording(folder)
+    used = {kind for stream in writer.slots.values() for slots in stream for kind in kinds_of(slots).tolist()}
+    layouts = {name: row for name, row in recording.manifest["layouts"].items() if row["kind"] in used}
+    (folder / "manifest.json").write_text(json.dumps({**recording.manifest, "layouts": layouts}))
+    return Recording(folder)
+
+
+def of_qnn() -> Writer:
+    """Two executions and their profile, within a step."""
+    program = Program()
+    program.w.add("token_begin", engine=3, ts=program.tick(), seq=0, phase=2, n_tokens=1)
+    for graph in (1, 2):
+        program.execute(graph, 5)
+    program.harvest(5, [(400, 7, [(404, 3, [])])], (0, -1))
+    program.w.add("token_end", engine=3, ts=program.tick(), seq=0)
+    return program.w
+
+
+@pytest.mark.parametrize("make", [llama, runtime, of_qnn])
+def test_an_older_recording_gives_the_tables_that_it_gave_and_a_ledger_besides(
+    tmp_path: Path, make: Callable[[], Writer]
+) -> None:
+    now = store.build(Recording(make().write(tmp_path / "now")))
+    then = store.build(older(make(), tmp_path / "then"))
+    assert then.keys() == now.keys()
+    for name in now:
+        pd.testing.assert_frame_equal(then[name], now[name])
+    rows = ledger.ledger(then)
+    assert len(rows) and (rows["total"] > 0).all()
+    assert (rows[[*ledger.CAUSES, "residual"]].sum(axis=1) == rows["total"]).all()

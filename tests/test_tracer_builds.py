@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -324,3 +325,55 @@ def test_a_running_program_with_a_deleted_and_an_anonymous_library_is_followed(t
     assert target.returncode == 0
     libraries = json.loads((tmp_path / "run" / "manifest.json").read_text())["engines"]["llamacpp"]["libraries"]
     assert sorted(Path(each["path"]).name for each in libraries) == ["libllama.so", "libllama.so (deleted)"]
+
+
+CALLING = " ".join(f"int im{i}(int); int f{i}(int x) {{ return im{i}(x) + 1; }}" for i in range(6))
+"""Functions that call imported ones."""
+
+
+@pytest.mark.parametrize("tools", ["", "aarch64-linux-gnu-"])
+@pytest.mark.parametrize("flags", [("-Wl,-z,lazy",), ("-Wl,-z,now", "-fcf-protection=full")])
+def test_the_stub_of_an_imported_function_is_that_which_the_disassembler_names(
+    tmp_path: Path, tools: str, flags: tuple[str, ...]
+) -> None:
+    if not shutil.which(f"{tools}gcc"):
+        pytest.skip(f"{tools}gcc is not installed")
+    path, source = tmp_path / "libcalling.so", tmp_path / "calling.c"
+    source.write_text(CALLING)
+    branches = flags if not tools else (flags[0], "-mbranch-protection=bti") if len(flags) > 1 else flags
+    subprocess.run([f"{tools}gcc", "-O2", "-shared", "-fPIC", *branches, "-o", str(path), str(source)], check=True)
+    listing = subprocess.run([f"{tools}objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+    named = {name: int(place, 16) for place, name in re.findall(r"^([0-9a-f]+) <(im\d)@plt>:", listing, re.MULTILINE)}
+    binary = read_binary(str(path))
+    found = {f"im{i}": symbol.offset for i in range(6) if (symbol := binary.find(f"im{i}@plt"))}
+    assert found == {name: binary.file_offset(place) for name, place in named.items()} and len(found) == 6
+    assert binary.find("absent@plt") is None
+
+
+DEVICES = {
+    "_ZL25ggml_cuda_compute_forwardR25ggml_backend_cuda_contextP11ggml_tensor": "cuda",
+    "_ZL25ggml_cann_compute_forwardR25ggml_backend_cann_contextP11ggml_tensor": "cann",
+    "_ZL25ggml_sycl_compute_forwardR25ggml_backend_sycl_contextP11ggml_tensor": "sycl",
+    "_Z23ggml_cl_compute_forwardP12ggml_backendP11ggml_tensor": "opencl",
+    "ggml_rk_compute_forward": "",  # a fork for Rockchip's NPU, of an identity that is nobody's
+}
+"""Functions as compilers name them that take a graph's operators one by one, and whose they are."""
+
+
+@pytest.mark.needs("probes")
+@pytest.mark.parametrize("symbol", DEVICES)
+def test_every_devices_operators_are_told_by_the_function_that_takes_them(tmp_path: Path, symbol: str) -> None:
+    program, backend = tmp_path / "fake", DEVICES[symbol]
+    identity = ENGINE.backends.get(backend, "01" * 16)
+    given = ",".join(str(byte) for byte in bytes.fromhex(identity))
+    source = str(SOURCE.with_name("fake_devices.c"))
+    subprocess.run(["cc", "-O2", f'-DSYMBOL="{symbol}"', f"-DIDENTITY={given}", "-o", str(program), source], check=True)
+    _, tables = traced(tmp_path, program)
+    truth = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    operators, graphs = tables["operators"], tables["graphs"]
+    assert operators.groupby("token_id").size().tolist() == [len(truth)] * STEPS
+    for _, rows in operators.groupby("token_id"):
+        assert [" ".join(row) for row in zip(rows["type"], rows["name"], rows["shape"], strict=True)] == truth
+    assert operators["complete"].all() and (operators["duration_ns"] >= 100_000).all()
+    assert graphs["backend"].tolist() == [backend] * 2 * STEPS and graphs["kind"].tolist() == ["ggml", "wait"] * STEPS
+    assert operators["graph_id"].isin(graphs.loc[graphs["kind"] == "ggml", "graph_id"]).all()

@@ -175,3 +175,40 @@ def test_a_graph_of_a_plain_program_has_a_short_name() -> None:
     twice = "QNNExecutionProvider_QNNExecutionProvider_988_1_0"
     assert execute_name(twice, "", -1, -1) == "graph 988_1_0"
     assert execute_name("main_graph", "", -1, -1) == "main_graph" and execute_name(twice, "expert", 1, 7) == "expert.1.7"
+
+
+def test_a_batch_in_a_queue_lies_between_its_sending_and_the_wait_for_its_answer(tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    thread = {"pid": fixture.PID, "tid": fixture.MAIN}
+    begin = fixture.START + np.array([1000, 3000, 100_000])
+    tables["npu_batches"] = fixture.frame(
+        "npu_batches", batch_id=[0, 1, 2], n_ops=[5, 7, 1], begin_ns=begin, end_ns=begin + np.array([5000, 6000, 900]),
+        submit_ns=[500, 700, 100], wait_ns=[2000, 1000, 300], in_flight=[1, 2, 1], npu_us=[4.0, np.nan, 1.0], **thread,
+    )  # fmt: skip
+    judge = judged(tmp_path, manifest, tables)
+    links = judge.rows(
+        "select a.name as x, b.name as y from flow join slice a on slice_out = a.id join slice b on slice_in = b.id "
+        "where a.category = 'npu' order by a.ts, x"
+    )
+    words = [f"batch of {count} operators" for count in (5, 7, 1)]
+    assert sorted(links) == sorted([("send batch", word) for word in words] + [(word, "wait for batch") for word in words])
+    on_track = "select count(*) as n from slice s join track t on s.track_id = t.id where t.name = 'Hexagon queue'"
+    assert judge.rows(on_track) == [(3,)]
+    counter = judge.rows(
+        "select cast(max(value) as int) as n from counter c join track t on c.track_id = t.id "
+        "where t.name = 'NPU batches in flight'"
+    )
+    assert counter == [(2,)]
+
+
+def test_calls_of_the_driver_have_a_track(tmp_path: Path) -> None:
+    manifest, tables = fixture.make()
+    names = ["fastrpc_context_alloc", "fastrpc_transport_send", "fastrpc_context_complete", "fastrpc_context_free"]
+    moments = fixture.START + np.array([1000, 1200, 4000, 4100])
+    thread = {"pid": fixture.PID, "tid": fixture.MAIN}
+    tables["driver_events"] = fixture.frame(
+        "driver_events", event=names, ts_ns=moments, context=9, method=5, token_id=0, **thread
+    )
+    judge = judged(tmp_path, manifest, tables)
+    rows = judge.rows("select s.name as x, dur from slice s join track t on s.track_id = t.id where t.name = 'FastRPC'")
+    assert rows == [("method 5", 2800)]

@@ -1,14 +1,19 @@
-"""llama.cpp as the npm package @node-llama-cpp/linux-x64 ships it: libraries that load their backends."""
+"""llama.cpp as the npm package @node-llama-cpp/linux-x64 ships it: libraries that load their backends, and more of these."""
 
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from workloads import ROOT
 
 PACKAGE = "@node-llama-cpp/linux-x64"
-FOLDER = ROOT / "build" / "llama-sets"
+SOURCE = "llama-cpp-python==0.3.36"
+FOLDER, WITH_BLAS = ROOT / "build" / "llama-sets", ROOT / "build" / "llama-blas"
+MODULE = ("_GNU_SOURCE", "GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGML_SHARED")
+"""What a backend is compiled with that libraries of the package are to load."""
 
 
 def libraries() -> Path:
@@ -22,3 +27,31 @@ def libraries() -> Path:
         packed = subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, text=True).stdout.split()[-1]
         shutil.unpack_archive(FOLDER / packed, FOLDER)
     return folder
+
+
+def ggml_source(folder: Path) -> Path:
+    """The folder ggml/src of a llama.cpp of about the libraries' age, in `folder`; fetched (76 MB) the first time."""
+    if not any(folder.glob("*.tar.gz")):
+        print(f"fetching the source of {SOURCE}", file=sys.stderr)
+        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder), SOURCE]
+        subprocess.run(download, check=True)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        wanted = [member for member in archive if "/ggml/src/" in member.name or "/ggml/include/" in member.name]
+        archive.extractall(folder, wanted, filter="data")
+    return next(folder.glob("*/vendor/llama.cpp/ggml/src"))
+
+
+def with_blas() -> Path:
+    """A libllama.so that loads a BLAS backend from beside it, built the first time; Debian: libopenblas-dev."""
+    WITH_BLAS.mkdir(parents=True, exist_ok=True)
+    for path in libraries().glob("*.so"):
+        if not (WITH_BLAS / path.name).exists():
+            os.link(path, WITH_BLAS / path.name)
+    backend = WITH_BLAS / "libggml-blas.so"
+    if not backend.exists():
+        source = ggml_source(WITH_BLAS)
+        includes = [f"-I{folder}" for folder in (source, source.parent / "include")]
+        flags = ["-O2", "-fPIC", "-shared", "-std=c++17", *(f"-D{name}" for name in (*MODULE, "GGML_BLAS_USE_OPENBLAS"))]
+        made = [str(source / "ggml-blas" / "ggml-blas.cpp"), f"-L{WITH_BLAS}", "-l:libggml-base.so", "-lopenblas"]
+        subprocess.run(["g++", *flags, *includes, *made, "-Wl,-rpath,$ORIGIN", "-o", str(backend)], check=True)
+    return next(WITH_BLAS.glob("libllama.v*.so"))

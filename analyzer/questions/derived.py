@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from analyzer.questions import cache_curves, displacement, experts, figures, ledger, phases, threads, trends
+from analyzer.questions import backends, cache_curves, displacement, experts, figures, ledger, phases, rpc, threads, trends
 from analyzer.records.schema import Tables
 
 DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
@@ -12,6 +12,8 @@ DERIVED: dict[str, tuple[str, Callable[[Tables], pd.DataFrame]]] = {
     "ledger": ("ns of each token by cause, which add up to it (analyzer/records/tables.toml)", ledger.ledger),
     "ledger_pieces": ("the pieces of tokens that the ledger adds up, each with its cause", ledger.ledger_pieces),
     "submissions": ("what was given to an accelerator, and when it was known to be done", ledger.submissions),
+    "rpc_messages": ("calls from CPU to NPU as the driver tells them, from their making to their end", rpc.messages),
+    "backends": ("operators of equal type, role and shape on the CPU and elsewhere: median times", backends.beside),
     "gaps": ("idle pieces of tokens with their cause and the operators around them", phases.gaps),
     "npu_gaps": ("idle pieces of the NPU within tokens, with their cause", phases.npu_gaps),
     "npu_windows": ("each run of a graph on the NPU, cut into host, accelerator and residual", phases.npu_windows),

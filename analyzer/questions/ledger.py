@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.questions import phases
+from analyzer.questions import phases, rpc
 from analyzer.questions.groups import BESIDE, HOST, enqueued, given_away
 from analyzer.records.intervals import Intervals, by_precedence, common, covered, merged, overlaps
 from analyzer.records.schema import MADE, Tables, conform
@@ -26,7 +26,7 @@ ASLEEP = ("sleeping", "waiting")
 EXECUTION = ["token_id", "tid", "begin_ns", "end_ns", "queue_us", "accel_us", "asynchronous"]
 TABLES = (
     *("tokens", "graphs", "operators", "op_threads", "loads", "qnn_executes", "qnn_calls", "thread_states", "faults", "reads"),
-    "npu_batches",
+    *("npu_batches", "driver_events"),
 )
 """The tables that the ledger is made of."""
 EVER = np.iinfo(np.int64).max
@@ -107,6 +107,16 @@ class Spans:
         batches = batches[(batches["token_id"] >= 0) & (batches["wait_ns"] >= 0)]
         begin = batches["end_ns"] - batches["wait_ns"]
         return batches.assign(begin_ns=begin, queue_us=np.nan, accel_us=batches["npu_us"], asynchronous=False)[EXECUTION]
+
+    @cached_property
+    def messages(self) -> pd.DataFrame:
+        """Calls that tokens' own threads made of the NPU's driver, and that were answered."""
+        rows = rpc.messages(self.tables)
+        return rows[(rows["answered_ns"] >= 0) & (rows["end_ns"] >= 0) & rows["tid"].isin(self.owner.unique())]
+
+    def message(self, begin: str, end: str) -> Intervals:
+        """A part of each of these calls, by the columns of `rpc_messages` between which it lies."""
+        return Intervals(*(self.messages[name].to_numpy() for name in ("tid", begin, end)))
 
     def batches_sent(self) -> Intervals:
         """When batches were written to a queue of the NPU."""
@@ -230,9 +240,12 @@ def candidates(tables: Tables) -> list[tuple[str, Intervals]]:
         ("expert_loads", spans.loads()),
         ("faults_and_reads", spans.stalls()),
         *npu.profiled,
+        ("submission", spans.message("begin_ns", "sent_ns")),
+        ("completion", spans.message("answered_ns", "end_ns")),
         ("completion", common(merged(spans.woken), spans.handed_over)),
         ("run_queue", spans.state("runnable")),
         *npu.rest,
+        ("accelerator", spans.message("sent_ns", "answered_ns")),
         ("submission", spans.batches_sent()),
         ("accelerator", spans.beside("wait")),
         ("copies", spans.beside("copy")),

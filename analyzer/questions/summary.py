@@ -18,6 +18,7 @@ from tracer.recording.format import Recording
 NEEDED = (
     *("tokens", "graphs", "operators", "op_threads", "routes", "experts", "loads", "qnn_executes", "qnn_events", "qnn_calls"),
     *("thread_states", "threads", "sched", "faults", "reads", "blocks", "unpaired", "npu_batches", "npu_operators", "clocks"),
+    "driver_events",
 )
 """The tables that a summary is made of."""
 TOP = 12

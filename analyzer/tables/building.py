@@ -8,7 +8,7 @@ import pyarrow
 
 from analyzer.records.reading import Source
 from analyzer.records.schema import TABLES, Columns, arrow_table, frame_of
-from analyzer.tables import calls, clocks, hexagon, io, moe, nodes, operators, pmc, sched
+from analyzer.tables import calls, clocks, driver, hexagon, io, moe, nodes, operators, pmc, sched
 from analyzer.tables.complexity import contexts
 from analyzer.tables.qnn import busy, events
 from analyzer.tables.qnn.executes import Enclosing
@@ -95,6 +95,7 @@ class Builder:
             "sessions": sessions(source),
             "calls": calls.build(source, tokens),
             **hexagon.build(source, tokens),
+            "driver_events": driver.build(source, tokens),
             "threads": self.scheduling.threads(),
             "clocks": clocks.build(source),
             **self.events.tables(tokens, self.loads),

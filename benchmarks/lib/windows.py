@@ -23,6 +23,9 @@ LEARN_S = 20.0
 """How long a tracer may learn where to stand."""
 
 
+TOO_SLOW = "the process was too slow: no round has two tokens in each of its windows; give more --seconds"
+
+
 @dataclass
 class Window:
     """A stretch of time, ns, with or without probes, the tracer's CPU time within, and the host's share of the CPUs."""
@@ -103,6 +106,6 @@ def slowdown(blocks: list[Block], tokens: np.ndarray) -> Slowdown:
                 rounds.append(((during / before, during / behind), max(window.stolen for window in around)))
             cpu.append(around[1].cpu_ns / (around[1].end - around[1].begin))
     if not rounds:
-        sys.exit("the process was too slow: no round has two tokens in each of its windows; give more --seconds")
+        sys.exit(TOO_SLOW)
     ratios = [pair for pair, stolen in rounds if stolen <= MOST_STOLEN] or [pair for pair, _ in rounds]
     return Slowdown(bootstrap(np.array(ratios) - 1), len(rounds) - len(ratios), float(np.mean(cpu)))

@@ -82,6 +82,24 @@ static json_t *row_of_kernel(const char *name, const char *level, const char *ca
 			 (json_int_t)0);
 }
 
+/* Where a tracepoint of the NPU's driver keeps its fields, as tracefs tells. */
+static void set_driver_layout(const char *name, const char *category)
+{
+	struct driver_layout layout = {0};
+	json_t *event;
+	size_t number;
+
+	json_array_foreach(json_object_get(plan, "driver"), number, event) {
+		u32 key = number;
+
+		if (strcmp(json_string_value(json_array_get(event, 0)), name))
+			continue;
+		for (int i = 0; i < DRIVER_FIELDS; i++)
+			find_field(category, name, json_string_value(json_array_get(event, 1 + i)), &layout.fields[i]);
+		set_map("driver_layouts", &key, &layout);
+	}
+}
+
 static void attach_one_of_kernel(const char *name, const char *level, const char *category)
 {
 	bool is_software = !strcmp(category, "software");
@@ -90,11 +108,18 @@ static void attach_one_of_kernel(const char *name, const char *level, const char
 
 	if (!is_loaded(name))
 		return;
+	set_driver_layout(name, category);
 	fd = is_software ? attach_software(name, event) : attach_tracepoint(name, category, name);
 	if (fd < 0)
 		warn("cannot attach to %s:%s: %s", category, name, strerror(errno));
 	else
 		add_row(row_of_kernel(name, level, category, is_software ? "software" : "tracepoint"), fd);
+}
+
+/* Hardly any kernel has the NPU's driver. */
+static bool is_of_driver(const char *category)
+{
+	return !strcmp(category, "fastrpc") || !strcmp(category, "qcom_glink");
 }
 
 /* Single system calls have tracepoints of their own, or those that every call passes stand in for them. */
@@ -119,7 +144,7 @@ void attach_kernel(const struct choice *choice)
 			continue;
 		if (!strcmp(category, "software") || has_tracepoint(category, name))
 			attach_one_of_kernel(name, level, category);
-		else if (strcmp(level, "heat"))
+		else if (strcmp(level, "heat") && !is_of_driver(category))
 			warn("this kernel has no tracepoint %s:%s; level %s goes without it", category, name, level);
 	}
 	if (!row_count)

@@ -61,6 +61,8 @@ void set_map(const char *name, const void *key, const void *value);
 void delete_from_map(const char *name, const void *key);
 int program_fd(const char *name);
 bool has_tracepoint(const char *category, const char *name);
+struct driver_field;
+void find_field(const char *category, const char *event, const char *name, struct driver_field *field);
 int attach_tracepoint(const char *program, const char *category, const char *name); /* -1 and errno */
 int attach_software(const char *program, u32 config);
 int attach_uprobe(const char *program, const char *path, u64 offset, bool at_return, u64 cookie);

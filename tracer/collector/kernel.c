@@ -87,6 +87,29 @@ bool has_tracepoint(const char *category, const char *name)
 	return tracepoint_number(category, name) >= 0;
 }
 
+/* Where a field stands in a tracepoint's record; a width of 0 where it has none such. */
+void find_field(const char *category, const char *event, const char *name, struct driver_field *field)
+{
+	char path[256], line[256], wanted[64];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/events/%s/%s/format", tracefs(), category, event);
+	snprintf(wanted, sizeof(wanted), " %s;", name);
+	file = *name ? fopen(path, "re") : NULL;
+	while (file && fgets(line, sizeof(line), file)) {
+		char *place = strstr(line, wanted), *offset = place ? strstr(place, "offset:") : NULL;
+		char *size = offset ? strstr(offset, "size:") : NULL;
+
+		if (!size)
+			continue;
+		field->is_text = strstr(line, "__data_loc") != NULL;
+		field->offset = atoi(offset + strlen("offset:"));
+		field->width = field->is_text ? (int)sizeof(u64) : atoi(size + strlen("size:"));
+	}
+	if (file)
+		fclose(file);
+}
+
 /* A link of the kernel's uprobe_multi kind: union bpf_attr as Linux 6.6 has it, which older headers lack. */
 static int multi_link(int program, const char *path, u64 offset, bool at_return, u64 cookie)
 {

@@ -171,6 +171,18 @@ def _system_calls() -> Check:
 OPTIONAL_EVENTS = (
     ("filemap", "mm_filemap_fault", "when a fault of a file begins (level io)", "Linux 6.12 or newer; it is inferred without"),
     ("block", "block_rq_issue", "block requests (level io)", "a kernel with CONFIG_BLOCK=y and block tracepoints"),
+    (
+        "fastrpc",
+        "fastrpc_transport_send",
+        "calls to the NPU (level graph); no device has confirmed it",
+        "a kernel of Qualcomm's with FastRPC",
+    ),
+    (
+        "qcom_glink",
+        "qcom_glink_cmd_tx_data",
+        "messages to the NPU (level graph); no device has confirmed it",
+        "Linux 6.12 or newer on a Snapdragon",
+    ),
     ("sched", "sched_switch", "level sched", "a kernel with CONFIG_SCHED_TRACER or CONFIG_EVENT_TRACING"),
 )
 

@@ -39,6 +39,7 @@ MAPS: tuple[str, ...] = (
     "runs",
     "blank",
     "call_specs",
+    "driver_layouts",
     "backends",
 )
 MAPS += ("faulting", "reading", "requests", "counted", "counters")

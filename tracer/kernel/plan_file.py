@@ -12,6 +12,7 @@ from tracer.engines import Engine, Probe
 from tracer.errors import TracerError
 from tracer.kernel.loaders import enumeration, layouts, program_numbers
 from tracer.probes import reach
+from tracer.probes.driver_events import DRIVER_EVENTS
 from tracer.probes.elf import read_binary
 from tracer.probes.kernel_probes import ALWAYS, FAULT_ENDS, KERNEL_PROBES, STAND_INS
 from tracer.probes.learning import LEARN_NOTHING, LEARN_PLACES, LearntLoop
@@ -128,6 +129,7 @@ def about(planner: Planner, place: Place, files: list[dict[str, Any]]) -> dict[s
         "programs": {name: numbers.get(name, -1) for name in sorted(programs)},
         "kernel": kernel,
         "software": FAULT_ENDS,
+        "driver": [[name, *fields] for name, fields in DRIVER_EVENTS.items()],
         "patterns": sorted(p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes)),
         "backends": identities,
         "settings": {"mul_mat_id": UNKNOWN_OPERATOR, "stop": 1, **{name: int(is_on) for name, is_on in chosen.items()}},

@@ -144,6 +144,12 @@ def x86_transfers(image: Image, low: int, high: int, calls: bool, jumps: bool) -
     ]
 
 
+def x86_stubs(image: Image, slot: int) -> list[int]:
+    """Where a stub may begin that jumps through the slot of an imported function."""
+    jumps = [at - 2 for at, code, mode in x86_references(image, slot, slot + 1) if (code, mode) == (0xFF, 0x25)]
+    return [jump - before for jump in jumps for before in STUB_STARTS]
+
+
 def x86_uses(image: Image, slot: int, calls: bool, jumps: bool) -> list[int]:
     """Where code calls, or jumps to, the imported function of a slot: through a stub, or through the slot itself."""
     through = x86_references(image, slot, slot + 1)
@@ -169,6 +175,8 @@ def arm64_pairs(image: Image, target: int, low_bits: tuple[int, int, int]) -> li
         for i in hits.tolist():
             for word in words[i + 1 : i + 1 + ARM64_WINDOW].tolist():
                 same = word >> 5 & 31 == int(words[i]) & 31
+                if word & 0x9F00001F == int(words[i]) & 0x9F00001F:
+                    break  # the register is formed anew: the next stub
                 if word & mask == value and same and (word >> 10 & 0xFFF) << shift == target & 0xFFF:
                     references.append(int(addresses[i]))
                     break
@@ -193,13 +201,18 @@ def arm64_transfers(image: Image, low: int, high: int, calls: bool, jumps: bool)
     return transfers
 
 
+def arm64_stubs(image: Image, slot: int) -> list[int]:
+    """The stubs of an imported function: the code that loads its slot."""
+    return arm64_pairs(image, slot, (0xFFC00000, 0xF9400000, 3))
+
+
 def arm64_uses(image: Image, slot: int, calls: bool, jumps: bool) -> list[int]:
-    """Where code calls, or jumps to, the stub of an imported function: the code that loads its slot."""
-    stubs = arm64_pairs(image, slot, (0xFFC00000, 0xF9400000, 3))
-    return [at for stub in stubs for at in arm64_transfers(image, stub, stub + 1, calls, jumps)]
+    """Where code calls, or jumps to, the stub of an imported function."""
+    return [at for stub in arm64_stubs(image, slot) for at in arm64_transfers(image, stub, stub + 1, calls, jumps)]
 
 
 MACHINES = {"x64": (x86_loads, x86_transfers, x86_uses), "AArch64": (arm64_loads, arm64_transfers, arm64_uses)}
+STUBS = {"x64": x86_stubs, "AArch64": arm64_stubs}
 
 
 def whole(image: Image, start: int) -> int:
@@ -231,15 +244,30 @@ def _image(path: str, stamp: tuple[int, int]) -> Image:
     return Image(path)
 
 
-def find(path: str, anchor: dict[str, Any]) -> int | None:
-    """The file offset of the one function that an anchor describes; None where there is none, or more than one."""
+def image_of(path: str) -> Image:
+    """A program's image; ProbeError where it cannot be read."""
     try:
         status = Path(path).stat()
-        image = _image(path, (status.st_ino, status.st_mtime_ns))
-        functions = candidates(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
+        return _image(path, (status.st_ino, status.st_mtime_ns))
     except (OSError, ELFError, ValueError) as error:
         raise ProbeError(f"{path} cannot be searched for functions: {error}") from None
+
+
+def find(path: str, anchor: dict[str, Any]) -> int | None:
+    """The file offset of the one function that an anchor describes; None where there is none, or more than one."""
+    image = image_of(path)
+    functions = candidates(image, anchor) if image.machine in MACHINES and len(image.starts) else set()
     return image.file_offset(functions.pop()) if len(functions) == 1 else None
+
+
+def stub(path: str, function: str) -> int | None:
+    """The file offset of the stub through which code calls an imported function; None where there is none."""
+    image = image_of(path)
+    slot = image.slots.get(function) if image.machine in MACHINES else None
+    if slot is None:
+        return None
+    transfers, starts = MACHINES[image.machine][1], STUBS[image.machine](image, slot)
+    return next((image.file_offset(start) for start in starts if transfers(image, start, start + 1, True, True)), None)
 
 
 def words(anchor: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tracer.engines import Engine, Probe
 from tracer.errors import ProbeError, RequirementError
 from tracer.probes import reach, uprobes
+from tracer.probes.driver_events import driver_layouts
 from tracer.probes.elf import contains
 from tracer.probes.fast_nop import has_fast_nop
 from tracer.probes.functions import Function
@@ -88,7 +89,10 @@ class Attachments:
 
     def attach_kernel(self) -> None:
         """Attach the kernel's own probes: of the process level, without which nothing goes, and of the chosen levels."""
+        assert self.loader is not None
         offered = kernel_probes(self.levels)
+        for number, layout in driver_layouts([name for name, _, _ in offered]).items():
+            self.loader.update("driver_layouts", struct.pack("<I", number), layout)
         for name, level, category in offered:
             at = SOFTWARE if category == SOFTWARE else "tracepoint"
             with self.planner.reported():

@@ -14,6 +14,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from tracer.errors import ProbeError
+from tracer.probes import anchors
 from tracer.probes.reach import way_to
 
 SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
@@ -29,6 +30,7 @@ SECTION = np.dtype(
 )
 PT_LOAD, SHT_NOTE, NT_BUILD_ID = 1, 7, 3
 NOTE = struct.Struct("<III")
+STUB = "@plt"
 SYMBOL_TABLES = (2, 11)  # SHT_SYMTAB, SHT_DYNSYM
 
 
@@ -87,14 +89,19 @@ class Binary:
     def find(self, name: str) -> "Symbol | None":
         """The function declared as `name`: under this name, as a local C++ function, or as the compiler's clone of either.
 
-        A name that ends in * is the beginning of a mangled one, whatever its signature; one with a * within stands for all that
-        differ there, of which the first by name is meant.
+        NAME@plt is the stub through which the file calls an imported function. A name that ends in * is the beginning of a
+        mangled one, whatever its signature; one with a * within stands for all that differ there, of which the first by name
+        is meant.
         """
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
 
     def _find(self, name: str) -> "Symbol | None":
+        if name.endswith(STUB):
+            imported = name.removesuffix(STUB)
+            stub = anchors.stub(self.path, imported) if self.mentions(imported) else None
+            return Symbol(name, stub) if stub is not None else None
         if name.endswith("*"):
             return min(self._beginning_with(name[:-1].encode(), SIGNATURE), key=lambda symbol: symbol.name, default=None)
         if "*" in name:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from tracer.probes.driver_events import DRIVER_PROBES
 from tracer.probes.tracefs import has_tracepoint
 
 SOFTWARE = "software"  # the category of perf's software events; every other one is a category of tracepoints
@@ -31,6 +32,7 @@ KERNEL_PROBES = (
     ("cpu_frequency_limits", "heat", "power"),
     ("thermal_temperature", "heat", "thermal"),
     ("cdev_update", "heat", "thermal"),
+    *DRIVER_PROBES,
 )
 ALWAYS = ("process", "heat")
 """Levels that nobody asks for: without the first nothing goes, and the second is there where there is something to tell."""
@@ -64,6 +66,6 @@ def lacking(levels: set[str], offered: list[tuple[str, str, str]]) -> list[str]:
         f"this kernel has no tracepoint {category}:{name}; level {level} goes without it"
         for name, level, category in KERNEL_PROBES
         if level in (*levels, "process")
-        and (name, level, category) not in offered
+        and (name, level, category) not in (*offered, *DRIVER_PROBES)
         and not (category == SINGLE_CALLS and EVERY_CALL in categories)
     ]

@@ -25,6 +25,7 @@ REGISTERS = {
 }
 LEARN_NOTHING, LEARN_PLACES, LEARN_ENDS = 0, 1, 2  # enum learning of bpf/structs.h
 GRAPHS = 2  # the end of one in which learning began, and a whole one
+LEAST_SITES = 32  # where other devices take most operators the CPU's graphs are short: a place may agree by chance in a few
 MOST_GRAPHS = 64  # that do not tell: this build is not like those that we know
 AGREE = 0.85  # where operators are fused unannounced they pass the barrier and disagree
 
@@ -68,7 +69,7 @@ class Learning:
         self.graphs += 1
         if record["address"]:
             self.last_sites.append(record)
-        return self._conclude() if self.sites and len(self.last_sites) >= GRAPHS else None
+        return self._conclude() if len(self.sites) >= LEAST_SITES and len(self.last_sites) >= GRAPHS else None
 
     @property
     def hopeless(self) -> bool:

@@ -96,6 +96,19 @@ def by_name(run: Run) -> Block:
     return table(columns, cells, "Operators by name", BY_NAME_QUERY)
 
 
+BACKENDS_QUERY = "select * from backends"
+
+
+def by_backend(run: Run) -> list[Block]:
+    """Equal operators on the CPU and elsewhere, where there are such."""
+    rows = run.ask(BACKENDS_QUERY)
+    columns = heads(
+        "text type, text name, text shape, text backend, number runs, number median µs, number runs on the CPU, "
+        "number its median µs, number times the CPU"
+    )
+    return [table(columns, rows, "The CPU against accelerators: equal operators", BACKENDS_QUERY)] if len(rows) else []
+
+
 def operator_section(run: Run) -> Section | None:
     """Operators by type, under the roofline, and by name."""
     if not run.tables["operators"]["complete"].any():
@@ -105,4 +118,4 @@ def operator_section(run: Run) -> Section | None:
     blocks.append(plot or note(NO_WORK))
     if plot and run.ceilings is None:
         blocks.append(note(NO_CEILINGS))
-    return Section("operators", "Operators", [*blocks, by_name(run)])
+    return Section("operators", "Operators", [*blocks, *by_backend(run), by_name(run)])

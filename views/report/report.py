@@ -7,7 +7,7 @@ from typing import Any
 
 from analyzer.questions import ceilings
 from analyzer.records.stamps import stamp
-from views.report import expert_cache, ledger, moe, npu, operators, overview, recording, threads, timing
+from views.report import expert_cache, ledger, moe, npu, npu_queues, operators, overview, recording, threads, timing
 from views.report.page import write_page
 from views.report.sections import Run, SectionMaker, Tables
 
@@ -20,6 +20,7 @@ SECTIONS: tuple[SectionMaker, ...] = (
     moe.expert_section,
     expert_cache.cache_section,
     npu.npu_section,
+    npu_queues.queue_section,
     threads.thread_section,
     recording.recording_section,
     recording.machine_section,

@@ -30,6 +30,7 @@ def counters(tables: Tables) -> list[Named]:
         ("decode tokens/s", *over_time.decode_speed(tables["tokens"])),
         ("expert loads in flight", *over_time.in_flight(loads)),
         ("NPU executions in flight", *over_time.in_flight(executes)),
+        ("NPU batches in flight", *over_time.in_flight(tables["npu_batches"][["begin_ns", "end_ns"]])),
     ]
     return [*recorded, *(counter for counter in derived if len(counter[1]))]
 

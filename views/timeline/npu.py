@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.questions import rpc
 from views.timeline.slices import (
+    BATCH,
     Column,
     Slices,
     Tables,
@@ -29,8 +31,9 @@ from views.timeline.slices import (
 )
 
 NODE, PROVIDER, OP_ID = 404, "QNNExecutionProvider_", re.compile(r"[: ]OpId_\d+( \(cycles\))?$")
-TABLES = {"qnn_events", "qnn_executes", "qnn_gaps", "qnn_optrace", "qnn_stages"}
+TABLES = {"npu_batches", "driver_events", "qnn_events", "qnn_executes", "qnn_gaps", "qnn_optrace", "qnn_stages"}
 STAGES, OPTRACE = "Host stages", "optrace "
+BATCHES, RPC = "Hexagon queue", "FastRPC"
 EXECUTE, DEVICE, NODES, IDLE = "QNN Execute", "QNN Device", "QNN Node", "QNN Idle"
 DEVICE_LEVELS = (("host RPC", "host_rpc_us"), ("HTP RPC", "htp_rpc_us"), ("accelerator", "accel_us"))
 
@@ -240,6 +243,31 @@ def optrace_slices(tables: Tables) -> dict[str, Slices]:
     return {OPTRACE + str(thread): slices.take(rows) for thread, rows in sorted(events.groupby("thread").indices.items())}
 
 
+def batch_slices(tables: Tables) -> Slices | None:
+    """Batches in a queue without QNN, from when they are sent to when their answer is read: on the flow between these two."""
+    frame = tables["npu_batches"]
+    if not len(frame):
+        return None
+    sent = frame["begin_ns"] + frame["submit_ns"].clip(lower=0)
+    args = ints(frame, "batch_id", "n_ops", "bytes", "in_flight", "submit_ns", "wait_ns")
+    args["npu_us"] = frame["npu_us"].fillna(-1).to_numpy(np.int64)
+    name = joined(lambda n: f"batch of {n} operators", frame["n_ops"])
+    slices = of_frame("npu", name, frame.assign(begin_ns=sent), args)
+    slices.flow = frame["batch_id"].to_numpy(np.int64) + BATCH
+    return slices
+
+
+def message_slices(tables: Tables) -> Slices | None:
+    """Calls of the NPU's driver, from when they are sent to when their answer is there."""
+    frame = rpc.messages(tables)
+    frame = frame[frame["answered_ns"] >= 0]
+    if not len(frame):
+        return None
+    frame = frame.assign(begin_ns=frame["sent_ns"], end_ns=frame["answered_ns"], complete=True)
+    name = joined(lambda driver, method: driver if method < 0 else f"method {method}", frame["driver"], frame["method"])
+    return of_frame("npu", name, frame, ints(frame, "token_id", "handle"))
+
+
 def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]:
     """(track name, slices) in the order to show."""
     by_name = {STAGES: stage_slices(tables)}
@@ -251,4 +279,5 @@ def tracks(manifest: dict[str, Any], tables: Tables) -> list[tuple[str, Slices]]
             IDLE: idle_slices(tables),
         }
         by_name |= {track_name(manifest, name): slices for name, slices in device_side.items()} | optrace_slices(tables)
+    by_name |= {BATCHES: batch_slices(tables), RPC: message_slices(tables)}
     return [(name, slices) for name, slices in by_name.items() if slices is not None]

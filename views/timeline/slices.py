@@ -18,7 +18,7 @@ from views.timeline.protobuf import _messages
 
 Tables = Mapping[str, pd.DataFrame]
 SMALL = 1 << 16
-PREFETCH, STEP = 1 << 41, 1 << 42  # added to a load's and a step's number, so that their arrows are not those of graphs
+PREFETCH, STEP, BATCH = 1 << 41, 1 << 42, 1 << 43  # added to numbers of loads, steps and batches: their arrows are not graphs'
 
 
 def drawn_frame(table: pyarrow.Table) -> pd.DataFrame:
@@ -343,6 +343,20 @@ def qnn_call_slices(tables: Tables) -> Slices:
     return of_frame("qnn", text_of(frame["call"]), frame, texts(frame, "name") | ints(frame, "bytes", "status"))
 
 
+def batch_call_slices(tables: Tables) -> tuple[Slices, Slices]:
+    """Sending a batch to a queue of the NPU, which begins its flow, and the wait for its answer, which ends it."""
+    frame = tables["npu_batches"].assign(complete=True)
+    sent, waited = frame[frame["submit_ns"] >= 0], frame[frame["wait_ns"] >= 0]
+    sent = sent.assign(end_ns=sent["begin_ns"] + sent["submit_ns"])
+    waited = waited.assign(begin_ns=waited["end_ns"] - waited["wait_ns"])
+    sending = of_frame("npu", text_of(["send batch"] * len(sent)), sent, {})
+    waiting = of_frame("npu", text_of(["wait for batch"] * len(waited)), waited, {})
+    for slices, rows in ((sending, sent), (waiting, waited)):
+        slices.flow = rows["batch_id"].to_numpy(np.int64) + BATCH
+    waiting.ends_flow = np.ones(len(waited), bool)
+    return sending, waiting
+
+
 def call_slices(tables: Tables) -> tuple[Slices, Slices]:
     """Functions that the user named: calls as slices; as instants where they are probed at one end alone."""
     frame = tables["calls"]
@@ -418,6 +432,7 @@ def levels(tables: Tables) -> Iterator[Slices]:
     yield from load_slices(tables, used)
     yield qnn_call_slices(tables)
     yield lone_execute_slices(tables)
+    yield from batch_call_slices(tables)
     yield from call_slices(tables)
     yield wait
     yield read_slices(tables)

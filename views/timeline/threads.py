@@ -19,7 +19,7 @@ from views.timeline.slices import distinct, rows_of
 INT32 = 1 << 31
 HELPERS, OTHERS = LARGEST_ID + 1, LARGEST_ID + 2
 """No process has them."""
-DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "calls")
+DOING = ("tokens", "graphs", "operators", "experts", "loads", "qnn_executes", "qnn_calls", "npu_batches", "calls")
 WORKING = (*DOING, "reads", "faults")
 """Tables of what threads of the program did; reads and page faults befall threads that do nothing else, too."""
 Frames = Mapping[str, pd.DataFrame]

@@ -5,20 +5,17 @@ libraries (@node-llama-cpp/linux-x64, 11 MB) once, and builds: a minute. Prints 
 """
 
 import subprocess
-import sys
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from workloads import ROOT
-from workloads.llama_libraries import libraries
+from workloads.llama_libraries import MODULE, ggml_source, libraries
 
 HERE = Path(__file__).parent
 FOLDER = ROOT / "build" / "hexagon"
-PACKAGE = "llama-cpp-python==0.3.36"
 BACKEND = "libggml-hexagon.so"
 HEADERS = ("AEEStdErr.h", "AEEStdDef.h", "dspqueue.h", "rpcmem.h", "remote.h", "domain.h")
-DEFINES = ("__fp16=_Float16", "_GNU_SOURCE", "GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGML_SHARED")
+DEFINES = ("__fp16=_Float16", *MODULE)
 DIVISION = "- d) / d + 1"
 
 
@@ -39,11 +36,12 @@ def outline(folder: Path, layout: int = 3) -> Path:
 
 
 def backend() -> Path:
-    """libggml-hexagon.so of `PACKAGE`, built the first time."""
+    """libggml-hexagon.so, built the first time."""
     path = FOLDER / BACKEND
     if path.exists():
         return path
-    source = _source()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    source = ggml_source(FOLDER)
     _forgive_division(source / "ggml-hexagon" / "htp" / "hex-fastdiv.h")
     for header in HEADERS:
         (FOLDER / header).write_text('#include "fastrpc.h"\n')
@@ -53,17 +51,6 @@ def backend() -> Path:
     base = [f"-L{libraries()}", "-l:libggml-base.so", f"-Wl,-rpath,{libraries()}"]
     _run("g++", *options, "-std=c++17", "-shared", *files, *base, "-o", path)
     return path
-
-
-def _source() -> Path:
-    """The folder ggml/src of the package's llama.cpp."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    print(f"fetching the source of {PACKAGE}", file=sys.stderr)
-    _run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", FOLDER, PACKAGE)
-    with tarfile.open(next(FOLDER.glob("*.tar.gz"))) as archive:
-        wanted = [member for member in archive if "/ggml/src/" in member.name or "/ggml/include/" in member.name]
-        archive.extractall(FOLDER, wanted, filter="data")
-    return next(FOLDER.glob("*/vendor/llama.cpp/ggml/src"))
 
 
 def _forgive_division(header: Path) -> None:

@@ -1,0 +1,35 @@
+"""Show the CPU against accelerators: operators of equal type, role in the model and shape, with their median times.
+
+What is only submitted from the host has a time where the accelerator's profile tells one.
+
+examples:
+  python -m analyzer backends RUN
+  python -m analyzer backends RUN OTHER                    one on the CPU, the other on an accelerator
+"""
+
+import argparse
+from pathlib import Path
+
+from analyzer.commands._show import printed, show
+from analyzer.questions.backends import beside
+from analyzer.tables.store import load
+from moescope.arguments import add_json, add_run
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_run(parser)
+    parser.add_argument("other", type=Path, nargs="?", metavar="OTHER", help="another recording of the model")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row for each kind of operator that ran on both."""
+    rows = beside(*(load(path) for path in (args.run_dir, args.other) if path))
+    if printed(args, rows):
+        return 0
+    if not len(rows):
+        print("no operator of equal type, name and shape has a known time both on the CPU and elsewhere")
+        return 0
+    show(rows, "median µs of equal operators", 40)
+    return 0

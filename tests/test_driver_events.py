@@ -1,0 +1,162 @@
+"""The driver between CPU and NPU: its tracepoints are read by their formats, calls put together, and waits for them divided."""
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analyzer.questions import ledger, rpc
+from analyzer.tables import store
+from analyzer.tables.driver import EVENTS
+from tests.test_analyzer_ledger import execution, states, token
+from tracer.kernel.libbpf import Kernel
+from tracer.kernel.loaders import LibbpfLoader, enumeration
+from tracer.kernel.ring import Ring
+from tracer.probes.driver_events import DRIVER_EVENTS, driver_layout
+from tracer.probes.kernel_probes import kernel_probes, lacking
+from tracer.probes.perf_events import attach_tracepoint
+from tracer.probes.tracefs import tracefs
+from tracer.recording.format import RING_HEADER_BYTES, STREAMS
+from workloads.recordings import Writer, layouts
+from workloads.tables_fixture import MAIN, PID, frame
+
+AT = 10_000
+CALL, MESSAGE, SCALARS = 0xFFFFFF8812345000, 0x1230, 5 << 24
+FORMAT = """name: fastrpc_transport_send
+ID: 1234
+format:
+\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
+
+\tfield:int cid;\toffset:8;\tsize:4;\tsigned:1;
+\tfield:u64 smq_ctx;\toffset:16;\tsize:8;\tsigned:0;
+\tfield:u64 ctx;\toffset:24;\tsize:8;\tsigned:0;
+\tfield:u32 handle;\toffset:32;\tsize:4;\tsigned:0;
+\tfield:u32 sc;\toffset:36;\tsize:4;\tsigned:0;
+
+print fmt: "ctx %d", REC->ctx
+"""
+
+
+def test_events_have_one_order_in_the_kernels_program_the_tracer_and_the_analyzer() -> None:
+    numbers = {name.removeprefix("DRIVER_").lower(): number for name, number in enumeration("driver_event").items()}
+    assert list(DRIVER_EVENTS) == EVENTS.tolist() == sorted(numbers, key=numbers.__getitem__)
+
+
+def test_where_fields_stand_is_read_from_the_format_and_what_is_not_there_has_no_width() -> None:
+    places = list(struct.iter_unpack("<IHH", driver_layout("fastrpc_transport_send", FORMAT)))
+    assert places == [(16, 8, 0), (24, 8, 0), (32, 4, 0), (36, 4, 0), (0, 0, 0)]
+    text = (
+        "\tfield:__data_loc char[] channel;\toffset:12;\tsize:4;\tsigned:0;\n\tfield:bool tx;\toffset:40;\tsize:1;\tsigned:0;\n"
+    )
+    assert driver_layout("qcom_glink_cmd_tx_data", text)[:24] == struct.pack("<6I", 12, 8 | 1 << 16, 0, 0, 40, 1)
+
+
+def test_a_kernel_without_the_driver_is_told_of_nothing_and_one_with_it_is_asked_at_level_graph() -> None:
+    known = {("fastrpc", "fastrpc_context_free"), ("sched", "sched_process_fork")}
+    assert kernel_probes({"graph"}, lambda *event: event in known)[-1] == ("fastrpc_context_free", "graph", "fastrpc")
+    assert not any("fastrpc" in line or "glink" in line for line in lacking({"graph"}, []))
+
+
+@pytest.mark.needs("probes")
+def test_the_kernels_program_reads_fields_where_the_format_puts_them() -> None:
+    """Another tracepoint in its place: the same program, and a record with other fields."""
+    size, event = 1 << 16, "fastrpc_transport_response"
+    loader = LibbpfLoader(Kernel(), {event}, {"events": size})
+    ring = Ring(loader.map_fd("events"), size, STREAMS["events"])
+    form = (tracefs() / "events" / "syscalls" / "sys_enter_getpriority" / "format").read_text()
+    form = form.replace(" which;", " ctx;").replace(" who;", " retval;")
+    loader.update("driver_layouts", struct.pack("<I", list(DRIVER_EVENTS).index(event)), driver_layout(event, form))
+    probe = attach_tracepoint(loader.program_fd(event), "syscalls", "sys_enter_getpriority")
+    os.getpriority(os.PRIO_PROCESS, os.getpid())
+    os.getpriority(os.PRIO_USER, 0)
+    os.close(probe)
+    dtype = layouts()["driver_event"][1]
+    slots = np.ascontiguousarray(ring.take()[:, RING_HEADER_BYTES : RING_HEADER_BYTES + dtype.itemsize])
+    rows = slots.view(dtype).reshape(-1)
+    mine = rows[rows["pid"] == os.getpid()]
+    assert list(zip(mine["value"].tolist(), mine["status"].tolist(), strict=True)) == [
+        (os.PRIO_PROCESS, os.getpid()),
+        (os.PRIO_USER, 0),
+    ]
+    assert set(mine["event"]) == {list(DRIVER_EVENTS).index(event)} and not mine["context"].any()
+    ring.close()
+    loader.close()
+
+
+def told(*events: tuple[str, int], writer: Writer | None = None, call: int = CALL, **fields: int) -> Writer:
+    """Records of a call's events at these times; answers come in on thread 7 of another process."""
+    writer = writer or Writer()
+    for name, ts in events:
+        number = EVENTS.tolist().index(name)
+        where = {"pid": 6, "tid": 7} if "response" in name or "complete" in name else {}
+        known = {"context": 0 if "response" in name else call, "value": MESSAGE + (0 if "response" in name else 2)}
+        writer.add("driver_event", ts=AT + ts, event=number, handle=9, scalars=SCALARS, **{**known, **where, **fields})
+    return writer
+
+
+WHOLE = (
+    ("fastrpc_context_alloc", 310),
+    ("fastrpc_transport_send", 350),
+    ("fastrpc_transport_response", 590),
+    ("fastrpc_context_complete", 600),
+    ("fastrpc_context_free", 680),
+)
+
+
+def messages(folder: Path, writer: Writer) -> list[list[object]]:
+    """(token, method, begin, sent, answered, end) of each call."""
+    writer.add("token_begin", ts=AT, seq=0, phase=2, n_tokens=1).add("token_end", ts=AT + 1000, seq=0)
+    rows = rpc.messages(store.load(writer.write(folder)))
+    since = [np.where(rows[f"{name}_ns"] < 0, -1, rows[f"{name}_ns"] - AT) for name in ("begin", "sent", "answered", "end")]
+    return np.column_stack([rows["token_id"], rows["method"], *since]).tolist()
+
+
+def test_a_call_is_put_together_from_its_events_and_one_of_the_same_identity_is_another(tmp_path: Path) -> None:
+    again = [(name, ts + 400) for name, ts in WHOLE]
+    assert messages(tmp_path, told(*WHOLE, *again)) == [[0, 5, 310, 350, 600, 680], [0, 5, 710, 750, 1000, 1080]]
+
+
+def test_an_answer_is_known_by_the_messages_number_where_its_call_is_not_told(tmp_path: Path) -> None:
+    some = [(name, ts) for name, ts in WHOLE if not name.endswith("complete")]
+    assert messages(tmp_path, told(*some)) == [[0, 5, 310, 350, 590, 680]]
+    assert messages(tmp_path / "without", told(WHOLE[1], WHOLE[4])) == [[0, 5, 350, 350, -1, 680]]
+
+
+def test_a_message_of_glink_is_answered_by_the_next_unless_another_was_sent_meanwhile(tmp_path: Path) -> None:
+    def glink(writer: Writer, *sent_and_ts: tuple[int, int], channel: bytes = b"fastrpcglink") -> Writer:
+        name = int.from_bytes(channel[:8], "little")
+        for is_sent, ts in sent_and_ts:
+            where = {} if is_sent else {"pid": 6, "tid": 7}
+            writer.add("driver_event", ts=AT + ts, event=len(EVENTS) - 1, context=name, handle=is_sent, **where)
+        return writer
+
+    writer = glink(glink(Writer(), (1, 100), (0, 190)), (0, 150), channel=b"sensors!")
+    glink(writer, (1, 300), (1, 310), (0, 400), (0, 410), (1, 500), (0, 600))
+    assert messages(tmp_path, writer) == [
+        [0, -1, 100, 100, 190, 190],
+        [0, -1, 300, 300, -1, -1],
+        [0, -1, 310, 310, -1, -1],
+        [0, -1, 500, 500, 600, 600],
+    ]
+
+
+def test_the_ledger_divides_an_execution_by_its_calls_events() -> None:
+    names, ts = zip(*WHOLE, strict=True)
+    events = frame("driver_events", event=list(names), ts_ns=np.array(ts) + AT, token_id=0, pid=PID, tid=MAIN, context=CALL)
+    asleep = states(("running", 0, 360), ("sleeping", 360, 605), ("runnable", 605, 640), ("running", 640, 1000))
+    tables = token(qnn_executes=execution(), driver_events=events, thread_states=asleep)
+    row = ledger.ledger(tables).iloc[0]
+    assert {name: row[name] for name in ("submission", "accelerator", "completion")} == {
+        "submission": 40,
+        "accelerator": 280,
+        "completion": 80,
+    }
+    alone = ledger.ledger(token(driver_events=events, thread_states=asleep)).iloc[0]
+    assert {name: alone[name] for name in ("submission", "accelerator", "completion", "host_code")} == {
+        "submission": 40,
+        "accelerator": 250,
+        "completion": 80,
+        "host_code": 630,
+    }

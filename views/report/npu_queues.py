@@ -1,0 +1,58 @@
+"""The report's section on the NPU without QNN: batches in its queues, their operators, and the driver's calls."""
+
+from analyzer.questions import npu_queues, rpc
+from views.report.sections import Block, Run, Section, axis, chart, heads, note, pairs, table
+
+UNCONFIRMED = "No device has confirmed these figures: they were held against a stand-in for the processor (docs/hexagon.md)."
+BATCHES_QUERY = (
+    "select n_ops, count(*) batches, sum(bytes)/1024 kib, median(submit_ns)/1e3 send_us, "
+    "median(wait_ns) filter (wait_ns >= 0)/1e3 wait_us, median(npu_us) filter (not isnan(npu_us)) npu_us, max(in_flight) deepest "
+    "from npu_batches group by n_ops order by batches desc, n_ops"
+)
+TYPES_QUERY = (
+    "select type, count(*) runs, sum(us) filter (us >= 0)/1e3 ms, median(us) filter (us >= 0) median_us, "
+    "median(cycles) filter (cycles >= 0) median_cycles from npu_operators group by type "
+    "order by ms desc nulls last, runs desc, type"
+)
+DEPTH_QUERY = "select batch_id, in_flight from npu_batches order by begin_ns"
+
+
+def queue_blocks(run: Run) -> list[Block]:
+    """Batches by size, the queue's depth, operators by type."""
+    facts = npu_queues.summary(run.tables)
+    if not facts:
+        return []
+    items = [("batches", f"{facts['batches']:,} in {facts['steps']:,} steps"), ("operators", f"{facts['operators']:,}")]
+    items += [("sending", f"{facts['submit_ms']:,.2f} ms"), ("waiting for answers", f"{facts['wait_ms']:,.2f} ms")]
+    if facts["npu_ms"] is not None:
+        items.append(("the NPU says that they took", f"{facts['npu_ms']:,.2f} ms"))
+    depth = run.ask(DEPTH_QUERY)
+    trace = {"type": "bar", "x": depth["batch_id"], "y": depth["in_flight"], "slot": 0, "marker": {"line": {"width": 0}}}
+    axes = {"xaxis": axis("batch"), "yaxis": axis("batches in flight"), "showlegend": False, "bargap": 0}
+    columns = heads(
+        "number operators, number batches, bar KiB, number sending µs, number waiting µs, number NPU µs, number deepest queue"
+    )
+    types = heads("text type, number runs, bar NPU ms, number median µs, number median cycles")
+    return [
+        pairs(items),
+        chart("Batches in flight when each was sent", [trace], "", 220, DEPTH_QUERY, **axes),
+        table(columns, run.ask(BATCHES_QUERY), "Batches by size (medians)", BATCHES_QUERY),
+        table(types, run.ask(TYPES_QUERY), "Their operators", TYPES_QUERY),
+    ]
+
+
+def driver_blocks(run: Run) -> list[Block]:
+    """The driver's calls."""
+    facts = rpc.summary(run.tables)
+    if not facts:
+        return []
+    items = [("calls of the driver", f"{facts['calls']:,} ({facts['driver']}), {facts['answered']:,} seen to their end")]
+    parts = {"before it is sent": "before_us", "until its answer": "answer_us", "behind its answer": "behind_us"}
+    items += [(f"median {name}", f"{facts[key]:,.1f} µs") for name, key in parts.items() if key in facts]
+    return [pairs(items)]
+
+
+def queue_section(run: Run) -> Section | None:
+    """What went to the NPU without QNN."""
+    blocks = [*queue_blocks(run), *driver_blocks(run)]
+    return Section("npu-queues", "NPU: queues and driver", [note(UNCONFIRMED), *blocks]) if blocks else None
