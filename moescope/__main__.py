@@ -15,7 +15,7 @@ ROOMS = {"tracer": "Record", "analyzer": "Read", "views": "Look", "runtime": "Ru
 GROUPS = {
     "Record": "run attach probes plan doctor",
     "Read": "summary findings ledger phases trends threads experts npu backends roofline fidelity dag tables query "
-    "import-qnn routes",
+    "import-qnn import-profile routes",
     "Look": "open top report profdag trace write queries export",
     "Compare": "compare compare-commands history regression",
     "Predict": "predict simulate pareto steps kernels quantization device ceilings prompts",

@@ -48,6 +48,7 @@ VERBS = [
     "queries HOSTILE",
     "inspect nowhere-HOSTILE",
     "import-qnn CSV",
+    "import-profile CSV --out nowhere-HOSTILE",
     "HOSTILE",
     "summary RUN HOSTILE",
     "tune RUN --runs HOSTILE",

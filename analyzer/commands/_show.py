@@ -1,12 +1,16 @@
-"""How the verbs show values and tables: aligned columns on a terminal."""
+"""How the verbs show values and tables, and what they do with many recordings: aligned columns, failures by name."""
 
 import argparse
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
 from analyzer.jsonable import as_json, plain
-from moescope.terminal import console, grid
+from analyzer.tables.places import Failure, Place, each
+from moescope.plain import one_line
+from moescope.terminal import console, grid, progress
 
 LINES = 20
 
@@ -46,3 +50,16 @@ def show(rows: pd.DataFrame, title: str = "", limit: int = LINES) -> None:
     screen.print(grid(*map(str, rows.columns), left=texts, title=title, rows=cells))
     if len(rows) > limit:
         screen.print(f"{len(rows) - limit} more rows: --json has all")
+
+
+def answers(task: Callable[[Place], Any], some: list[Place], dask: str = "") -> tuple[list[Any], list[Failure]]:
+    """The answers in the order of the recordings, and the failures, each of which is said on standard error."""
+    found: dict[Place, Any] = {}
+    with progress("reading") as step:
+        for place, answer in each(task, some, dask):
+            found[place] = answer
+            step(f"{len(found):,} of {len(some):,} recordings")
+    failures = [answer for answer in found.values() if isinstance(answer, Failure)]
+    for failure in failures:
+        print(one_line(failure.reason), file=sys.stderr)
+    return [found[place] for place in some if not isinstance(found[place], Failure)], failures

@@ -1,6 +1,7 @@
 """Compare runs before and after a change: did it become slower, where, and how sure is that?
 
-A side is any number of recordings, stored results (--save) or folders of them; every recording is one run. With exactly two
+A side is any number of recordings, stored results (--save) or folders of them, or a pattern over recordings anywhere
+('s3://bucket/device=*/build=v1/*'); every recording is one run. With exactly two
 paths the first is the base and the second the candidate; with more, --vs stands between the sides. Five runs per side tell most.
 
 examples:
@@ -33,8 +34,8 @@ STYLE = {"bad": "bold red", "good": "bold green", "warn": "yellow", "info": ""}
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("base", metavar="BASE", type=Path, nargs="+", help="runs of the base (and, without --vs, the candidate)")
-    parser.add_argument("--vs", dest="cand", metavar="CAND", type=Path, nargs="+", default=[], help="runs of the candidate")
+    parser.add_argument("base", metavar="BASE", nargs="+", help="runs of the base (and, without --vs, the candidate)")
+    parser.add_argument("--vs", dest="cand", metavar="CAND", nargs="+", default=[], help="runs of the candidate")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report: one self-contained HTML file")
     add_json(parser)
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a summary in Markdown")

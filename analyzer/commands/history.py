@@ -1,24 +1,27 @@
 """Keep the results of every build, and see in which build something changed.
 
 DATASET is a folder or any address that fsspec knows (s3://..., gs://...): hive-partitioned Parquet that other tools read too.
+Or it names recordings, by a pattern or a folder, whose paths say device=NAME and build=NAME.
 
 examples:
   python -m analyzer history results/ --add recordings/run-* --build v1.4
   python -m analyzer history results/
   python -m analyzer history s3://bucket/moescope --family operator --engine dask --json
+  python -m analyzer history 's3://bucket/recordings/device=*/build=*/*'
 
-exit code: 0 no change for the worse in the newest build, 1 there is one, 2 wrong use.
+exit code: 0 no change for the worse in the newest build, 1 there is one or a recording cannot be read, 2 wrong use.
 """
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analyzer.compare.history import ENGINES, add, changes, medians, read, unjudged
-from analyzer.compare.results import CompareError, read_all
+from analyzer.commands._show import answers
+from analyzer.compare.history import ENGINES, add, changes, medians, of_results, read, unjudged
+from analyzer.compare.results import of_place, read_all
+from analyzer.tables.places import Failure, places
 from moescope.arguments import add_json
 from moescope.plain import print_plain
 from moescope.terminal import console, grid, words
@@ -29,8 +32,8 @@ SHOWN = 40
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("dataset", metavar="DATASET", help="folder or address of the dataset")
-    parser.add_argument("--add", metavar="RUN", type=Path, nargs="+", help="recordings or stored results to add")
-    parser.add_argument("--build", default="", help="version or commit of the added runs")
+    parser.add_argument("--add", metavar="RUN", nargs="+", help="recordings or stored results to add")
+    parser.add_argument("--build", default="", help="version or commit of the added runs (default: as their paths say)")
     parser.add_argument(
         "--device", default="", help="with --add the name of the device (default: its CPU); without it, show only this device"
     )
@@ -46,12 +49,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Add, or show."""
     if args.add:
-        if not args.build:
-            raise CompareError("--add needs --build: say which version or commit these runs are of")
         written = add(args.dataset, read_all(args.add), args.build, args.device)
         print_plain(json.dumps(written) if args.json else f"{len(written)} runs added to {args.dataset}")
         return 0
-    frame = read(args.dataset, args.family, args.engine, args.device)
+    frame, failures = rows(args)
     builds, changed, reason = medians(frame), changes(frame), unjudged(frame)
     newest = frame.groupby("device").apply(lambda rows: rows.loc[rows["recorded"].idxmax(), "build"], include_groups=False)
     worse = [row for row in changed.to_dict("records") if worsened(row) and row["build"] == newest[row["device"]]]
@@ -59,7 +60,16 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"builds": builds.to_dict("records"), "changes": changed.to_dict("records"), "unjudged": reason}))
     else:
         show(builds, changed, reason)
-    return int(bool(worse))
+    return int(bool(worse or failures))
+
+
+def rows(args: argparse.Namespace) -> tuple[pd.DataFrame, list[Failure]]:
+    """The runs of a dataset, or of recordings; and those that cannot be read."""
+    some = places(args.dataset, must=False)
+    if not some:
+        return read(args.dataset, args.family, args.engine, args.device), []
+    results, failures = answers(of_place, some)
+    return of_results(results, args.family, args.device), failures
 
 
 def worsened(change: dict[str, Any]) -> bool:

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def side_by_side(answer: dict[str, Any]) -> pd.DataFrame:
     """A row per cause, two columns per phase, then the run; residual and total last."""
-    spent = {**answer["phases_ms"], "run": answer["run_ms"]}
+    spent = {phase or "step": part for phase, part in answer["phases_ms"].items()} | {"run": answer["run_ms"]}
     names = [name for name in (*ledger.CAUSES, ledger.RESIDUAL, "total") if any(part.get(name) for part in spent.values())]
     table = pd.DataFrame({"": [name.replace("_", " ") for name in names]})
     for title, part in spent.items():

@@ -1,30 +1,58 @@
-"""Write the tables of a recording as Parquet files (analyzer/records/tables.toml documents their columns).
+"""Write the tables of recordings as Parquet files (analyzer/records/tables.toml documents their columns).
+
+Of many recordings (several, a folder of them, a pattern, an address) the tables and the result that `history` and `compare` read
+are kept beside each, where they are not there yet. One that cannot be read is named, the others go on.
 
 examples:
   python -m analyzer tables recordings/run-1
   python -m analyzer tables recordings/run-1 --out /tmp/tables --json
+  python -m analyzer tables 's3://bucket/device=*/build=v2/*' --dask 8
+
+exit code: 0 all have tables, 1 a recording could not be read, 2 wrong use.
 """
 
 import argparse
 import json
 
+from analyzer.commands._show import answers
+from analyzer.compare.results import of_place
+from analyzer.errors import AnalysisError
 from analyzer.questions.derived import DERIVED
+from analyzer.tables.places import is_many, places
 from analyzer.tables.store import load, row_counts, write
-from moescope.arguments import add_json, add_out, add_run
+from moescope.arguments import add_json, add_out
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_run(parser)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a recording, or a pattern or an address of many")
     add_out(parser, "keep them in RUN/tables", "DIR")
+    parser.add_argument(
+        "--dask", metavar="WORKERS", default="", help="of many: so many processes here, or the address of a Dask scheduler"
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Build, write and count."""
-    rows = row_counts(args.run_dir)
+    if len(args.runs) == 1 and not is_many(args.runs[0]):
+        return one(args)
     if args.out:
-        write(load(args.run_dir), args.out)
+        raise AnalysisError("--out takes the tables of one recording; those of many are kept beside each")
+    some = [place for address in args.runs for place in places(address)]
+    done, failures = answers(of_place, some, args.dask)
+    if args.json:
+        print(json.dumps({"recordings": len(done), "failed": {str(each.place): each.reason for each in failures}}))
+    else:
+        print(f"{len(done):,} recordings have tables, {len(failures):,} could not be read")
+    return int(bool(failures))
+
+
+def one(args: argparse.Namespace) -> int:
+    """The tables of one recording."""
+    rows = row_counts(args.runs[0])
+    if args.out:
+        write(load(args.runs[0]), args.out)
     if args.json:
         print(json.dumps(rows))
         return 0

@@ -23,6 +23,7 @@ from analyzer.compare.results import CompareError, Result, matrices
 from analyzer.compare.statistics import SUCCESSIVE, runs_for_p, smallest_p
 from analyzer.compare.verdicts import FASTER, SLOWER, Rules, judge_apart
 from analyzer.questions.changepoints import LEAST_SERIES, shifts
+from analyzer.tables.places import opened
 
 RUN = {"key": "string", "run": "string", "recorded": "float64"}
 PARTITION = (("build", "string"), ("device", "string"))
@@ -31,29 +32,21 @@ COLUMNS = ("key", "build", "recorded", "run", "value")
 CHANGES = ["device", "key", "metric", "before", "build", "ratio", "better", "runs"]
 
 
-def store(url: str) -> tuple[Any, str]:
-    """(fsspec file system, path) of a dataset: a folder, s3://..., gs://..., memory://..."""
-    from fsspec.core import url_to_fs
-
-    try:
-        filesystem, path = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise CompareError(f"{url} cannot be opened: {error}") from None
-    return filesystem, str(path)
-
-
 def add(url: str, results: list[Result], build: str, device: str = "", recorded: float | None = None) -> list[str]:
     """Add runs of a build; the device defaults to the machine's CPU. Answers the files written; a run is kept once."""
-    filesystem, root = store(url)
+    filesystem, root = opened(url)
     written = []
     for number, result in enumerate(results):
-        name = device or result.environment.get("cpu_model") or result.environment.get("arch") or "unknown"
+        of, about = build or result.build, result.environment
+        name = device or result.device or about.get("cpu_model") or about.get("arch") or "unknown"
         recorded_s = (time.time() if recorded is None else recorded) + number * 1e-3
         frame = result.metrics.reset_index().assign(run=result.name, recorded=recorded_s)
         table = pyarrow.Table.from_pandas(frame, schema=_schema(), preserve_index=False)
         values = repr(sorted(zip(frame["key"], frame["value"], strict=True)))
         digest = hashlib.sha256(f"{result.name}{values}".encode()).hexdigest()[:16]
-        folder = f"{root}/build={quote(build, safe='')}/device={quote(name, safe='')}"
+        if not of:
+            raise CompareError(f"{result.name}: its path names no build (build=NAME): give --build")
+        folder = f"{root}/build={quote(of, safe='')}/device={quote(name, safe='')}"
         filesystem.makedirs(folder, exist_ok=True)
         if not any(path.endswith(f"-{digest}.parquet") for path in filesystem.ls(folder, detail=False)):
             path = f"{folder}/{int(recorded_s * 1e3)}-{digest}.parquet"
@@ -71,9 +64,24 @@ def _schema() -> pyarrow.Schema:
 def read(url: str, family: str, engine: str = "duckdb", device: str = "") -> pd.DataFrame:
     """Runs of a family of metrics, in order of time: a row per run and metric, columns COLUMNS, device and METRICS."""
     columns = [*COLUMNS, "device", *(c.name for c in METRICS if c.name not in COLUMNS)]
-    frame = READERS[engine](url, columns, family, device)
+    return in_time(READERS[engine](url, columns, family, device), f"no run in {url}", family)
+
+
+def of_results(results: list[Result], family: str, device: str = "") -> pd.DataFrame:
+    """The same of results at hand, whose paths say build and device."""
+    parts = [
+        result.metrics.reset_index().assign(build=result.build, device=result.device, run=result.name, recorded=result.began)
+        for result in results
+        if device in ("", result.device)
+    ]
+    frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["family"])
+    return in_time(frame[frame["family"] == family], "no recording", family)
+
+
+def in_time(frame: pd.DataFrame, where: str, family: str) -> pd.DataFrame:
+    """Rows in order of time; raises CompareError where there are none."""
     if not len(frame):
-        raise CompareError(f"{url} holds no metric of the family {family!r}; add runs with --add")
+        raise CompareError(f"{where} holds a metric of the family {family!r}")
     return frame.sort_values(["device", "key", "recorded"], kind="stable").reset_index(drop=True)
 
 
@@ -81,7 +89,7 @@ def _duckdb(url: str, columns: list[str], family: str, device: str) -> pd.DataFr
     import duckdb
     from pyarrow import dataset
 
-    filesystem, root = store(url)
+    filesystem, root = opened(url)
     if not filesystem.exists(root):
         raise CompareError(f"{url} does not exist; add runs with --add")
     parts = dataset.partitioning(pyarrow.schema([(name, pyarrow.string()) for name, _ in PARTITION]), flavor="hive")

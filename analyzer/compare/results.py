@@ -8,8 +8,8 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from analyzer.compare.environment import began, environment
 from analyzer.compare.graph import Skeleton, skeleton, unpacked
 from analyzer.compare.metrics import DIMS, METRICS, Facts, extract, keys, routing
 from analyzer.errors import AnalysisError
+from analyzer.tables.places import Place, is_pattern, places
 from analyzer.tables.store import TABLES_VERSION, fingerprint, load
 from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
@@ -40,6 +41,7 @@ class Result:
     """What a comparison needs of a run. `metrics`: columns METRICS, indexed by key. `series`: ms of each decode step.
 
     `routes`: (layer, expert, rows). `graph`: the operators of one decode step. `began`: when the run began (s), NaN if unknown.
+    `build`, `device`: as the recording's path says, "" where it does not.
     """
 
     name: str
@@ -49,15 +51,40 @@ class Result:
     routes: list[tuple[int, int, int]] = field(default_factory=list)
     graph: Skeleton = field(default_factory=Skeleton)
     began: float = math.nan
+    build: str = ""
+    device: str = ""
+
+
+def of_place(place: Place) -> Result:
+    """The result of a recording wherever it lies, kept there."""
+    result = None if place.is_local else _kept(place)
+    if result is None:
+        with place.here() as folder:
+            result = of_recording(folder)
+    return replace(result, build=place.said("build"), device=place.said("device"))
+
+
+def _kept(place: Place) -> Result | None:
+    """The result that an object store has beside a recording, if it is this recording's."""
+    with contextlib.suppress(CompareError, OSError):
+        result, about = _read(place, place.filesystem.cat_file(f"{place.path}/{RESULT}"))
+        if about.get("stamp") == _stamp(place.files()):
+            return result
+    return None
+
+
+def _stamp(files: dict[str, Any]) -> dict[str, Any]:
+    """What a recording's result depends on."""
+    return {"result": RESULT_VERSION, "tables": TABLES_VERSION, "files": files}
 
 
 def of_recording(folder: Path) -> Result:
     """The result of a recording; kept beside it, and made again when the recording or the way to read it changes."""
     recording = Recording(folder)
-    stamp = {"result": RESULT_VERSION, "tables": TABLES_VERSION, "files": fingerprint(folder)["files"]}
+    stamp = _stamp(fingerprint(folder)["files"])
     stored = folder / RESULT
-    with contextlib.suppress(CompareError):
-        result, about = _read(stored)
+    with contextlib.suppress(CompareError, OSError):
+        result, about = _read(stored, stored.read_bytes())
         if about.get("stamp") == stamp:
             return result
     tables = load(folder)
@@ -88,9 +115,9 @@ def save(result: Result, path: Path, stamp: dict[str, Any] | None = None) -> Non
     fresh.replace(path)
 
 
-def _read(path: Path) -> tuple[Result, dict[str, Any]]:
+def _read(path: Path | Place, content: bytes) -> tuple[Result, dict[str, Any]]:
     try:
-        table = parquet.read_table(path, page_checksum_verification=True)
+        table = parquet.read_table(pyarrow.BufferReader(content), page_checksum_verification=True)
         about = json.loads((table.schema.metadata or {})[ABOUT])
         if "checksum" in about and not is_whole(about):
             raise ValueError("damaged")
@@ -107,10 +134,13 @@ def _read(path: Path) -> tuple[Result, dict[str, Any]]:
         raise CompareError(f"{path} is not a stored result ({error!r}); give a recording, or make one with --save") from None
 
 
-def read(path: Path) -> list[Result]:
-    """Every run that a path names: a recording, a stored result, or a folder of either, in order of name."""
+def read(address: str | Path) -> list[Result]:
+    """Every run that is named: by a recording, a stored result or a folder of either, in order of name; by a pattern."""
+    path = Path(address)
+    if not path.exists() and is_pattern(str(address)):
+        return [of_place(place) for place in places(str(address))]
     if path.is_file():
-        return [_read(path)[0]]
+        return [_read(path, path.read_bytes())[0]]
     if (path / "manifest.json").exists():
         return [of_recording(path)]
     if not path.is_dir():
@@ -121,7 +151,7 @@ def read(path: Path) -> list[Result]:
     return [result for entry in entries for result in read(entry)]
 
 
-def read_all(paths: list[Path], step: Callable[[str], None] = lambda _: None) -> list[Result]:
+def read_all(paths: Sequence[str | Path], step: Callable[[str], None] = lambda _: None) -> list[Result]:
     """The runs of one side, in the order given."""
     results = []
     for path in paths:

@@ -1,1 +1,1 @@
-"""QNN profiles written by other programs, as tables."""
+"""Profiles and routes written by other programs, as tables."""

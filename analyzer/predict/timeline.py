@@ -2,17 +2,13 @@
 
 import json
 from dataclasses import fields
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analyzer.imports import run_folder
 from analyzer.predict.simulator import Outcome, Span
-from analyzer.records.schema import TABLES, empty, filled
-from analyzer.tables.store import INPUTS, fingerprint, write
-from tracer.recording.format import write_manifest
 
 ENGINE, PID = "simulation", 1
 UNITS = ("cpu", "npu", "storage")
@@ -21,50 +17,22 @@ RECORDING_BACKEND = {"cpu": "cpu", "npu": "htp"}
 
 def write_run(folder: Path, outcome: Outcome, source: str) -> None:
     """Write RUN: `python -m views trace RUN` then draws it. `source`: where the costs come from."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_manifest(folder, manifest(outcome, source))
-    for name in INPUTS[1:]:
-        (folder / name).write_bytes(b"")
-    write(tables(outcome), folder / "tables", fingerprint(folder))
-
-
-def manifest(outcome: Outcome, source: str) -> dict[str, Any]:
-    """What a recording would say of itself; the machine is not this one, and nothing was lost or probed."""
-    engine = {"id": 1, "operators": [], "graphs": [], "libraries": []}
-    return {
-        "schema_version": 1,
-        "program": f"moescope simulation: {source}",
-        "state": "complete",
-        "started_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "duration_ns": _ns(max((end for _, _, _, end in outcome.steps), default=0.0)),
-        "machine": {"arch": "simulated", "kernel": "-", "os": "-", "cpu_model": source, "cpus": 1, "memory_bytes": 0},
-        "command": ["simulated", json.dumps(outcome.summary())],
-        "target": {"pid": PID, "uid": 0, "exit_code": 0},
-        "loader": "none",
-        "levels": ["token", "operator", "expert"],
-        "engines": {ENGINE: engine},
-        "qnn": None,
-        "probes": [],
-        "clocks": [],
-        "threads": [{"tid": tid, "pid": PID, "name": f"simulated {name}"} for name, tid in threads(outcome).items()],
-        "records": {},
-        "layouts": {},
-        "lost": {},
-        "cost": {"trap_ns": 0, "bpf_ns": 0, "tracer_cpu_ns": 0, "target_cpu_ns": 0},
-    }
+    machine = {"arch": "simulated", "kernel": "-", "os": "-", "cpu_model": source, "cpus": 1, "memory_bytes": 0}
+    command = ["simulated", json.dumps(outcome.summary())]
+    run_folder.write_run(
+        folder, run_folder.Run(ENGINE, tables(outcome)), f"moescope simulation: {source}", command, machine=machine
+    )
 
 
 def tables(outcome: Outcome) -> dict[str, pd.DataFrame]:
-    """Every table of the schema: tokens, operators, experts, loads and threads from the simulation, the others empty."""
+    """The tables that a simulation fills: tokens, operators, experts, loads and threads."""
     spans = outcome.spans
     runs = [span for span in spans if span.kind not in ("load", "prefetch")]
-    frames = {name: empty(name) for name in TABLES}
     tids = threads(outcome)
     simulated = {"tokens": _tokens(outcome), "operators": _operators(runs, tids), "experts": _experts(runs, tids)}
     simulated["loads"] = _loads(outcome, tids)
     named = [{"tid": tid, "pid": PID, "name": f"simulated {name}", "target": True} for name, tid in tids.items()]
-    simulated["threads"] = pd.DataFrame(named)
-    return frames | {name: filled(name, frame) for name, frame in simulated.items()}
+    return {**simulated, "threads": pd.DataFrame(named)}
 
 
 def threads(outcome: Outcome) -> dict[str, int]:
@@ -110,7 +78,3 @@ def _spans(spans: list[Span], tids: dict[str, int]) -> pd.DataFrame:
 def _times(rows: pd.DataFrame) -> dict[str, pd.Series]:
     begin, end = (rows[edge].mul(1e9).round().astype("int64") for edge in ("begin", "end"))
     return {"begin_ns": begin, "end_ns": end, "duration_ns": end - begin}
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)

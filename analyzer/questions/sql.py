@@ -5,12 +5,16 @@ from typing import Any
 
 import duckdb
 import pandas as pd
+import pyarrow
+from pyarrow import dataset, fs
 
 from analyzer.errors import AnalysisError
 from analyzer.questions.derived import DERIVED
-from analyzer.records.schema import TABLES
+from analyzer.records.schema import TABLES, arrow_schema
+from analyzer.tables.places import Place
 from analyzer.tables.store import Tables
 
+RECORDING = pyarrow.field("recording", pyarrow.int64())
 READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 """DuckDB's kinds of statements that write nothing; DESCRIBE, SUMMARIZE, SHOW and WITH are of the first."""
 
@@ -29,8 +33,11 @@ class Database:
 
     def __init__(self, tables: Tables):
         self.tables, self.shown = tables, set[str]()
+        self._open([str(path.resolve()) for path in tables.paths.values()])
+
+    def _open(self, paths: list[str]) -> None:
         self.connection = duckdb.connect()
-        self.connection.execute("set allowed_paths = $1", [[str(path.resolve()) for path in tables.paths.values()]])
+        self.connection.execute("set allowed_paths = $1", [paths])
         self.connection.execute("set enable_external_access = false")
         self.connection.execute("set lock_configuration = true")
 
@@ -63,6 +70,38 @@ class Database:
         else:
             self.connection.register(name, self.tables.arrow(name))
         self.shown.add(name)
+
+
+class ManyDatabase(Database):
+    """The same over many recordings of one store, whose tables are kept there: each table is that of all of them.
+
+    A column `recording` numbers the rows of the table `recordings` (recording, device, build, run, path).
+    """
+
+    def __init__(self, some: list[Place]):
+        super().__init__(Tables.of({}))
+        self.places = some
+        about = {name: [place.said(name) for place in some] for name in ("device", "build")}
+        about |= {"run": [place.name for place in some], "path": list(map(str, some))}
+        self.connection.register("recordings", pyarrow.table({"recording": range(len(some)), **about}))
+
+    def _show(self, name: str) -> None:
+        if name in DERIVED:
+            raise AnalysisError(f"query: {name} is made of one recording: name that alone")
+        if name not in self.shown:
+            self.connection.register(name, united(name, self.places))
+            self.shown.add(name)
+
+
+def united(name: str, some: list[Place]) -> dataset.Dataset:
+    """A table of many recordings as one, read when and as far as somebody asks."""
+    form, schema = dataset.ParquetFileFormat(), arrow_schema(name).append(RECORDING)
+    store = fs.LocalFileSystem() if some[0].is_local else fs.PyFileSystem(fs.FSSpecHandler(some[0].filesystem))
+    files = [
+        form.make_fragment(f"{place.path}/tables/{name}.parquet", store, dataset.field(RECORDING.name) == number)
+        for number, place in enumerate(some)
+    ]
+    return dataset.FileSystemDataset(files, schema, form, store)
 
 
 def refuse_writing(database: duckdb.DuckDBPyConnection, sql: str) -> None:

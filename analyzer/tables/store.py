@@ -30,6 +30,8 @@ TABLES_VERSION = 9
 GROWING = ("begin_ns", "wait_ns", "end_ns", "ts_ns", "op_id")
 """Columns, by the ends of their names, that mostly grow from row to row."""
 ROWS_AT_ONCE = 1 << 17
+UNRECORDED = "none"
+"""What the manifest of a folder says of its loader where no tracer recorded it: its tables cannot be made again."""
 INPUTS = ("manifest.json", "events.bin", "details.bin")
 
 
@@ -109,11 +111,16 @@ def compact(table: pyarrow.Table) -> pyarrow.Table:
 
 def fingerprint(folder: Path) -> dict[str, Any]:
     """What cached tables depend on: the recording's files and the schema."""
-    files = {}
+    files: dict[str, list[int] | None] = {}
     for name in INPUTS:
         path = folder / name
         stat = path.stat() if path.exists() else None
         files[name] = [stat.st_size, stat.st_mtime_ns] if stat else None
+    return stamp_of(files)
+
+
+def stamp_of(files: dict[str, list[int] | None]) -> dict[str, Any]:
+    """The same of the sizes and times of INPUTS."""
     schema = {name: [[c.name, c.dtype] for c in columns] for name, columns in TABLES.items()}
     return {"version": TABLES_VERSION, "files": files, "schema": schema}
 
@@ -129,6 +136,10 @@ def load(run_dir: str | os.PathLike[str], names: Iterable[str] | None = None, so
     ready = _cached(folder / "tables", stamp, asked)
     if ready is not None:
         return ready
+    if recording.manifest.get("loader") == UNRECORDED:
+        raise RecordingError(
+            f"{folder} holds tables of another release or damaged ones, and no records: import or simulate it again"
+        )
     keep_freed_memory()
     try:
         source = source or Source(recording)

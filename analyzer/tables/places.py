@@ -1,0 +1,185 @@
+"""Recordings wherever they lie, in a folder or in an object store that fsspec knows, and work on many of them.
+
+    ROOT/device=NAME/build=NAME/RUN/manifest.json      the folders between ROOT and RUN are yours; these two are read
+
+What is made of a recording (tables, result) is kept beside it there.
+"""
+
+import contextlib
+import json
+import os
+import posixpath
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from analyzer.errors import AnalysisError
+from analyzer.tables.store import INPUTS, fingerprint, load, stamp_of
+from moescope.errors import UserError
+from tracer.recording.format import STREAMS, RecordingError, is_whole
+
+MARKS = ("manifest.json", "events.bin")
+"""Either tells the folder of a recording: one that lost its manifest is a recording that cannot be read."""
+MADE = ("tables/*.parquet", "result.parquet")
+LOCAL = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+"""A cluster of processes here: one recording at a time each, no server of pages, no lines about lost workers."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A recording's folder: the fsspec file system that holds it, and its path there."""
+
+    filesystem: Any
+    path: str
+
+    def __str__(self) -> str:
+        return self.path if self.is_local else str(self.filesystem.unstrip_protocol(self.path))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return "file" in self.filesystem.protocol
+
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return posixpath.basename(self.path)
+
+    def said(self, what: str) -> str:
+        """What its path says of `device` or `build`; "" where it says nothing."""
+        found = re.search(rf"(?:^|/){what}=([^/]*)/", self.path)
+        return unquote(found[1]) if found else ""
+
+    def files(self) -> dict[str, Any]:
+        """Size and time of each file that tables are made of, as `fingerprint` has them; an object's time in whole seconds."""
+        if self.is_local:
+            return dict(fingerprint(Path(self.path))["files"])
+        return {name: self._seen(f"{self.path}/{name}") for name in INPUTS}
+
+    def _seen(self, path: str) -> list[int] | None:
+        try:
+            return [int(self.filesystem.size(path)), int(self.filesystem.modified(path).timestamp()) * 10**9]
+        except FileNotFoundError:
+            return None
+
+    def has_tables(self) -> bool:
+        """Whether the tables that an object store has beside it were made from exactly this recording by this schema."""
+        try:
+            index = json.loads(self.filesystem.cat_file(f"{self.path}/tables/index.json"))
+            return is_whole(index) and bool(index["stamp"] == stamp_of(self.files()))
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    @contextlib.contextmanager
+    def here(self) -> Iterator[Path]:
+        """The recording as a folder of this machine; what the block makes of it is kept at the place."""
+        if self.is_local:
+            yield Path(self.path)
+            return
+        with tempfile.TemporaryDirectory(prefix="moescope-") as parent:
+            folder = Path(parent) / self.name
+            folder.mkdir()
+            self._fetch(folder)
+            yield folder
+            self._keep(folder)
+
+    def _fetch(self, folder: Path) -> None:
+        for name in (*INPUTS, *(f"{stream}.sum" for stream in STREAMS)):
+            seen = self._seen(f"{self.path}/{name}")
+            if seen:
+                self.filesystem.get_file(f"{self.path}/{name}", str(folder / name))
+                os.utime(folder / name, ns=(seen[1], seen[1]))
+
+    def _keep(self, folder: Path) -> None:
+        """The index last: who finds it finds all that it names."""
+        files = [path.relative_to(folder).as_posix() for form in MADE for path in folder.glob(form)]
+        self.filesystem.put([str(folder / name) for name in files], [f"{self.path}/{name}" for name in files])
+        if (folder / "tables" / "index.json").exists():
+            self.filesystem.put_file(str(folder / "tables" / "index.json"), f"{self.path}/tables/index.json")
+
+
+def opened(address: str) -> tuple[Any, str]:
+    """(fsspec file system, path) of a folder, s3://..., gs://..., memory://... Raises AnalysisError."""
+    from fsspec.core import url_to_fs
+
+    try:
+        filesystem, path = url_to_fs(address)
+    except (ImportError, ValueError) as error:
+        raise AnalysisError(f"{address} cannot be opened: {error}") from None
+    return filesystem, str(path)
+
+
+def is_pattern(address: str) -> bool:
+    """Whether it can name recordings only as a pattern or as an address, not as a path."""
+    return "://" in address or any(letter in address for letter in "*?[")
+
+
+def is_many(address: str) -> bool:
+    """Whether it names recordings by a pattern, an address or a folder that holds them, not one by its path."""
+    return is_pattern(address) or (Path(address).is_dir() and not (Path(address) / "manifest.json").exists())
+
+
+def places(address: str, must: bool = True) -> list[Place]:
+    """Every recording that a pattern, a folder or an address names, by path. Raises AnalysisError where none `must` be."""
+    filesystem, path = opened(address)
+    try:
+        files = [file for mark in MARKS for file in filesystem.glob(f"{path}/**/{mark}")]
+    except OSError as error:
+        raise AnalysisError(f"{address} cannot be read: {error}") from None
+    folders = sorted({posixpath.dirname(file) for file in files})
+    if not folders and must:
+        raise AnalysisError(f"{address} holds no recording")
+    return [Place(filesystem, folder) for folder in folders]
+
+
+def make_tables(place: Place, names: Iterable[str] | None = None) -> Place:
+    """Make a recording's tables where it has none. Raises RecordingError where they cannot be made or kept."""
+    if not place.is_local and place.has_tables():
+        return place
+    with place.here() as folder:
+        load(folder, names)
+        if not (folder / "tables" / "index.json").exists():
+            raise RecordingError(f"{place} cannot be written to, so its tables cannot be kept")
+    return place
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A recording that could not be read, and why, in one line."""
+
+    place: Place
+    reason: str
+
+
+def each(task: Callable[[Place], Any], some: Iterable[Place], dask: str = "") -> Iterator[tuple[Place, Any]]:
+    """A task's answer for each recording, as they come, or its Failure, which no other one suffers from.
+
+    One after the other; with `dask` on so many processes here, or on the workers of the scheduler at that address.
+    """
+    if not dask:
+        yield from ((place, outcome(task, place)) for place in some)
+        return
+    from distributed import Client, as_completed
+    from distributed.scheduler import KilledWorker
+
+    how = {"n_workers": int(dask)} if dask.isdecimal() else {"address": dask}
+    with Client(**how, **(LOCAL if dask.isdecimal() else {})) as client:
+        futures = {client.submit(outcome, task, place, pure=False): place for place in some}
+        for future in as_completed(list(futures)):
+            error, place = future.exception(), futures[future]
+            reason = "every worker that read it was lost" if isinstance(error, KilledWorker) else repr(error)
+            yield place, Failure(place, f"{place}: {reason}") if error else future.result()
+            future.release()
+
+
+def outcome(task: Callable[[Place], Any], place: Place) -> Any:
+    """A task's answer for a recording, or its Failure."""
+    try:
+        return task(place)
+    except (UserError, OSError) as error:
+        reason = str(error)
+        return Failure(place, reason if str(place) in reason else f"{place}: {reason}")
