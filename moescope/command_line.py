@@ -58,7 +58,7 @@ class Verb:
         return import_module(f"{self.room.name}.commands.{self.name.replace('-', '_')}")
 
     def prepare(self) -> None:
-        """What its room wants done before it runs."""
+        """Do what its room needs before it runs."""
         module, _, function = self.room.before.partition(":")
         if module:
             getattr(import_module(module), function)()

@@ -39,7 +39,7 @@ class Token:
     """A generated token: its id, the text it completes, and the step that chose it.
 
     logprob: its natural log probability by the model's own logits, before any setting of sampling; top: (id, log probability) of
-    the likeliest tokens. Both only where asked for.
+    the most likely tokens. Both only where asked for.
     """
 
     id: int
@@ -140,7 +140,7 @@ class MoE:
         prompt: text, ids, or messages {role, content} for the model's chat template. Generators may
         run in several threads: their steps take turns. keep_kv: keys and values stay for the next call with keep_kv, which
         computes of its prompt only what comes behind the beginning that both share. logprobs: give every token's log
-        probability, and those of so many of the likeliest. Settings of sampling are those of transformers.
+        probability, and those of the most likely ones. Settings of sampling are those of transformers.
         """
         ids = self._ids(prompt)
         if min(ids) < 0 or max(ids) >= self.package.family.vocabulary:
@@ -259,7 +259,7 @@ class MoE:
 
 
 def likeliest(logits: np.ndarray, token: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Log probability of a token by logits [V], and the likeliest `count` tokens with theirs."""
+    """Log probability of a token by logits [V], and the `count` most likely tokens with theirs."""
     logs = log_probabilities(logits)
     return float(logs[token]), tuple((int(i), float(logs[i])) for i in np.argsort(-logs, kind="stable")[:count])
 

@@ -126,6 +126,20 @@ def test_llama_operators_merge_their_threads_and_end_where_the_next_begins_or_th
     assert len(t["op_threads"]) == 8
 
 
+def test_threads_that_live_for_one_graph_of_a_step_take_part_in_its_operators_alone(tmp_path):
+    w = Writer().add("token_begin", engine=2, ts=1000, seq=NO_SEQ, n_tokens=8)
+    for graph, helper in ((0, WORKER), (1, WORKER + 1)):
+        at = 1010 + 100 * graph
+        w.add("graph_begin", engine=2, ts=at, handle=9, layer=-1, expert=-1)
+        for tid, begin in ((MAIN, at + 10), (helper, at + 12)):
+            w.add("op_begin", engine=2, ts=begin, tid=tid, tensor=64, type=1, layer=-1)
+        w.add("graph_end", engine=2, ts=at + 90, handle=9)
+    w.add("token_end", engine=2, ts=1200, seq=NO_SEQ)
+    ops = tables_of(w, tmp_path)["operators"]
+    assert ops["n_threads"].tolist() == [2, 2] and ops["graph_id"].tolist() == [0, 1]
+    assert ops["begin_ns"].tolist() == [1020, 1120] and ops["end_ns"].tolist() == [1100, 1200]
+
+
 def test_without_waits_an_operator_is_busy_to_its_end(tmp_path):
     ops = tables_of(llama(wait=False), tmp_path)["operators"]
     assert ops["wait_ns"].sum() == 0 and (ops["busy_ns"] == [200, 215] * 2).all()

@@ -348,3 +348,31 @@ def test_history_is_partitioned_by_build_and_device_and_its_exit_code_says_wheth
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
     with pytest.raises(CompareError):
         read(str(tmp_path / "nothing"), "speed")
+
+
+def clocked(name: str, seed: int, mhz: float, slow: str = "", factor: float = 1.0) -> Result:
+    """A run whose CPUs 4-7 ran at `mhz` while it decoded."""
+    made, tables = result(name, seed, slow, factor, began=float(seed)), fixture.make(tokens=12, layers=3)[1]
+    steps = {"ts_ns": [fixture.START - 1], "what": "frequency", "number": 4, "name": "CPUs 4-7", "value": mhz, "most": 2800.0}
+    clock = extract({**tables, "clocks": fixture.frame("clocks", **steps)})
+    return replace(made, metrics=pd.concat([made.metrics, clock[clock["family"] == "clocks"]]))
+
+
+def test_sides_that_ran_at_other_clocks_are_compared_at_equal_ones_where_enough_runs_allow() -> None:
+    hot, cool = 1900.0, 2800.0
+    slow = {hot: 1.5, cool: 1.0}
+    base = [clocked(f"b{i}", 2 * i, mhz, "attention", slow[mhz]) for i, mhz in enumerate([cool] * 7 + [hot] * 2)]
+    cand = [clocked(f"c{i}", 2 * i + 1, mhz, "attention", slow[mhz]) for i, mhz in enumerate([cool] * 6 + [hot] * 8)]
+    made = compare(base, cand)
+    assert [run.name for run in made.base] == [f"b{i}" for i in (0, 1, 2, 3, 4, 5, 7, 8)] and len(made.cand) == 8
+    assert any("8 runs of each (9 + 14) whose clocks are the same" in text for _, text in made.words)
+    assert [(d.what, d.base, d.cand) for d in made.differences if d.unfair] == [("clock of CPUs 4-7", "2.80 GHz", "1.90 GHz")]
+    assert not made.judged["verdict"].isin(["slower", "faster"]).any()
+
+
+def test_without_such_runs_all_are_compared_and_the_clocks_are_named() -> None:
+    made = compare([clocked(f"b{i}", 2 * i, 2800.0) for i in range(6)], [clocked(f"c{i}", 2 * i + 1, 1900.0) for i in range(6)])
+    assert len(made.base) == len(made.cand) == 6
+    assert any("a change may be the clocks' alone" in text for _, text in made.words)
+    assert made.judged.set_index("family").loc["clocks", "verdict"] == "slower"
+    assert compare([clocked("b", 0, 2800.0)], [clocked("c", 1, 2750.0)]).differences == []

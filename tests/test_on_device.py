@@ -16,7 +16,8 @@ import pytest
 from analyzer.tables import store
 from tests.adb_stand_in import Phone
 from tests.conftest import ROOT, trace
-from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, wait_until
+from tests.test_collector import CALLS, PATIENCE_S, SITES, STEPS, facts, llama, wait_until
+from tracer.recording.paths import invoking_user
 from workloads.compiling import WITH_SITES, compiled
 from workloads.raw_records import RawRecording
 
@@ -34,6 +35,13 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(f'#!/bin/sh\nexec unshare -m sh -c \'mount --bind {there} /var/tmp && exec sh -c "$1"\' sh "$1"\n')
     program.chmod(0o755)
     return program
+
+
+@pytest.fixture
+def unlearnt() -> None:
+    """Forget the graph loops that earlier recordings taught."""
+    for path in (invoking_user().kept() / "sysroot").glob("*.loop"):
+        path.unlink()
 
 
 def left_on(device: Path) -> list[str]:
@@ -174,6 +182,25 @@ def test_ctrl_c_ends_the_recording_there_and_fetches_it(remote: Remote) -> None:
     remote.process.wait(PATIENCE_S)
     run = RawRecording(remote.folder)
     assert run.manifest["state"] == "complete" and run.manifest["records"]["token_end"] > 50 and not Path(place).exists()
+
+
+def test_the_second_recording_of_a_build_knows_its_graph_loop(tmp_path: Path, unlearnt: None) -> None:
+    command, library = llama(tmp_path)
+    runs = []
+    for name in ("first", "second"):
+        words = ("--on", "exec:sh -c", "--libraries", str(library), "-o", str(tmp_path / name), "--", *command)
+        done = trace("run", "--no-views", "--levels", LEVELS, *words)
+        assert done.returncode == 0, done.stderr
+        runs.append(RawRecording(tmp_path / name))
+    assert [run.manifest["records"].get("site", 0) > 0 for run in runs] == [True, False]
+    assert facts(store.build(runs[0])) == facts(store.build(runs[1]))
+
+
+def test_recording_there_stops_after_so_many_tokens_and_the_command_goes_on(device: Path, tmp_path: Path) -> None:
+    command = [sys.executable, STEPS, "300", "0.005"]
+    done = run_on("--on", f"exec:{device}", "--tokens", "20", "-o", str(tmp_path / "run"), "--", *command)
+    assert done.returncode == 0 and "done 300" in done.stdout, done.stderr
+    assert 20 <= len(RawRecording(tmp_path / "run").records("token_end")) < 200
 
 
 def test_with_sudo_there_the_command_runs_as_who_logged_in(device: Path, tmp_path: Path) -> None:

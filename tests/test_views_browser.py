@@ -21,6 +21,7 @@ from views.__main__ import main as views
 from views.profdag.page import write_profdag
 from views.regression import write_regression
 from views.serving import address, offline_ui, server
+from views.timeline import marks
 from views.timeline.npu import group_name
 from views.timeline.perfetto import write_trace
 from views.timeline.threads import target_group
@@ -95,6 +96,7 @@ def test_a_column_head_sorts_and_find_filters(browser: Any, tmp_path: Path) -> N
     assert run(column) == ["experts.7"]
 
 
+A4 = {"width": 703, "height": 1032, "deviceScaleFactor": 1, "mobile": False}  # at 96 dpi, without its margins
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
 
 
@@ -191,6 +193,22 @@ def test_the_report_prints_as_wide_as_paper_and_is_then_as_before(browser: Any, 
     theme, *printed = run("return document.printed")
     assert theme == "light" and set(printed) == {676}
     wait(lambda: run(sizes) == before)
+
+
+def test_a_comparison_is_no_wider_than_paper(browser: Any, tmp_path: Path) -> None:
+    base, cand = (
+        [result(f"{side}-{i}", i + seed, "attention", 1 + seed) for i in range(5)] for side, seed in (("a", 0), ("b", 1))
+    )
+    write_regression(document(compare(base, cand)), tmp_path / "regression.html")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", A4)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        run = opened(browser, tmp_path / "regression.html")
+        assert run("return document.querySelectorAll('#metrics th').length") > 12
+        assert run("return document.documentElement.scrollWidth") <= A4["width"]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_the_whole_graph_is_printed_on_one_light_page_and_is_then_as_before(browser: Any, tmp_path: Path) -> None:
@@ -363,7 +381,7 @@ VISIBLE = (
 def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: Path) -> None:
     manifest, tables = fixture.make()
     write_trace(manifest, tables, tmp_path / "trace.pftrace")
-    groups = [group_name(manifest), target_group(manifest)]
+    groups = [marks.GROUP, group_name(manifest), target_group(manifest)]
     with server(tmp_path / "trace.pftrace", True, 0) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         browser.get(address(served, True, groups))
@@ -375,7 +393,9 @@ def test_the_timeline_opens_on_the_program_and_the_npu(browser: Any, tmp_path: P
         wait(lambda: set(groups) <= set(unfolded()))
         assert "CPU Scheduling" not in unfolded() and not any(name.startswith("other processes") for name in unfolded())
         names = [name for _, name, _ in browser.execute_script(VISIBLE)]
-        assert names.index(groups[0]) < names.index(groups[1]) and f"tokens: generate {fixture.MAIN}" in names
+        assert (
+            names.index(groups[1]) < names.index(groups[2]) and "ledger" in names and f"tokens: generate {fixture.MAIN}" in names
+        )
         browser.get("about:blank")
         served.shutdown()
 

@@ -33,6 +33,7 @@ from views.profdag.layout import HEIGHT, WIDTH, document, lay_out
 from views.profdag.page import write_profdag
 from views.report.page import plain, write_page
 from views.report.report import write_report
+from views.report.timing import MOST_GROUPS, SMALLER, with_small_ones_summed
 from views.serving import server
 from workloads import tables_fixture as fixture
 
@@ -275,6 +276,12 @@ def test_nodes_carry_their_loads_and_the_npu_s_cycles(tmp_path: Path) -> None:
     assert sum(node.get("load_ns", 0) for node in shown["nodes"]) == mine.duration_ns.sum() > 0
     cycles = tables["qnn_executes"].query("token_id == 1").accel_cycles.sum()
     assert sum(node.get("cycles", 0) for node in shown["nodes"]) == pytest.approx(cycles) and cycles > 0
+
+
+def test_a_steps_parts_have_a_colour_each_however_much_the_phases_differ() -> None:
+    decode, prefill = ({f"{kind} {i}": 9.0 - i for i in range(7)} | {"total": 42.0, "residual": 0.0} for kind in "dp")
+    names = {name for groups in (decode, prefill) for name in with_small_ones_summed(groups, {"d": decode, "p": prefill})}
+    assert len(names - {"total"}) == MOST_GROUPS + len({SMALLER, "residual"})
 
 
 def test_twenty_thousand_operators_are_laid_out_in_seconds() -> None:

@@ -142,12 +142,25 @@ def test_a_thread_that_exits_stops_running_when_it_does(tmp_path: Path) -> None:
     stranger = sched[sched.event == "switch"].iloc[-1:].assign(ts_ns=gone + 10**6, cpu=1, prev_tid=5, next_tid=fixture.MAIN + 2)
     tables["sched"] = pd.concat([sched[kept], stranger], ignore_index=True)
     tables["thread_states"] = states[(states.tid != fixture.WORKER) | (states.end_ns <= gone)]
-    drawn = judged(tmp_path, manifest, tables).rows(
+    judge = judged(tmp_path, manifest, tables)
+    drawn = judge.rows(
         "select sum(dur) as d, max(ts + dur) as e from thread_state join thread using (utid) "
         f"where tid = {fixture.WORKER} and state = 'Running'"
     )
+    last = f"select state as s from thread_state join thread using (utid) where tid = {fixture.WORKER} order by ts desc limit 1"
+    assert judge.rows(last) == [("I",)]  # which the UI leaves empty
     mine = tables["thread_states"][(tables["thread_states"].tid == fixture.WORKER) & (tables["thread_states"].state == "running")]
     assert drawn == [(mine.duration_ns.sum(), gone + fixture.BOOT_OFFSET)]
+
+
+@pytest.mark.parametrize("ended", [0x10, 0x20])
+def test_no_bar_follows_a_thread_whose_exit_was_recorded(tmp_path: Path, ended: int) -> None:
+    manifest, tables = fixture.make(npu=False)
+    sched = tables["sched"]
+    last = sched[(sched.event == "switch") & (sched.prev_tid == fixture.WORKER)].index[-1]
+    tables["sched"] = sched.assign(prev_state=sched.prev_state.where(sched.index != last, ended))
+    states = {state for (state,) in judged(tmp_path, manifest, tables).rows("select distinct state as s from thread_state")}
+    assert "I" in states and not states & {"X", "Z", "x"}
 
 
 def test_a_new_thread_waits_for_its_first_cpu_from_its_creation_on(tmp_path: Path) -> None:
@@ -385,9 +398,9 @@ def test_slow_tokens_and_switched_levels_are_marked(ahead: tuple[Judge, fixture.
         "select t.name as t, s.name as n, s.ts as ts from slice s join track t on s.track_id = t.id where s.category = 'moescope'"
     )
     marks = {track: (name, ts - fixture.BOOT_OFFSET) for track, name, ts in judge.rows(sql)}
-    name, ts = marks["MoEScope: slow tokens"]
+    name, ts = marks["slow tokens"]
     assert name.startswith("slow token 11: 11.0 times") and ts == tables["tokens"].begin_ns.iloc[-1]
-    assert marks["MoEScope: what this recording lacks"] == ("operator level off: slowdown of at most 10%", fixture.START + 5000)
+    assert marks["what this recording lacks"] == ("operator level off: slowdown of at most 10%", fixture.START + 5000)
 
 
 def test_a_zipped_trace_says_the_same(usual: tuple[Judge, fixture.Tables], tmp_path: Path) -> None:
@@ -432,3 +445,17 @@ def test_a_flow_leads_from_a_step_through_its_graphs_on_other_threads(tmp_path: 
         "join slice b on slice_in = b.id order by a.ts"
     )
     assert pairs == [("token", "graph"), ("graph", "graph"), ("graph", "graph")]
+
+
+def test_clocks_and_heat_are_counters_of_their_policies_and_zones(tmp_path: Path) -> None:
+    manifest, tables = fixture.make(tokens=2, layers=2)
+    at = tables["tokens"].begin_ns.iloc[0] + np.arange(4)
+    whats, numbers = ["frequency", "greatest frequency", "temperature", "temperature"], [4, 4, 0, 1]
+    names = ["CPUs 4-7", "CPUs 4-7", "cpu", "cpu"]
+    values = [2800.0, 1900.8, 41.5, 43.0]
+    tables["clocks"] = fixture.frame("clocks", ts_ns=at, what=whats, number=numbers, name=names, value=values)
+    drawn = judged(tmp_path, manifest, tables).rows(
+        "select t.name as n, c.value as v from counter c join counter_track t on c.track_id = t.id "
+        "where t.name glob 'CPUs*' or t.name glob 'cpu*' order by v"
+    )
+    assert drawn == [("cpu °C", 41.5), ("cpu °C (1)", 43.0), ("CPUs 4-7 MHz allowed", 1900.8), ("CPUs 4-7 MHz", 2800.0)]

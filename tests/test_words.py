@@ -189,3 +189,26 @@ def test_messages_and_help_texts_are_plain() -> None:
     texts = [(path.relative_to(ROOT), text) for path in files for text in said(path)]
     assert len(texts) > 500
     assert [(str(path), text) for path, text in texts if RIDDLES.search(text)] == []
+
+
+VAGUE = re.compile(
+    r"\bwhoever\b|\bcries\b|likeliest|in vain\b|\btells? of\b|\btold of\b|\bso many\b|\blooks? after\b|one behind the other"
+    r"|\bwants\b",
+    re.I,
+)
+"""Phrases that docstrings and pages had besides."""
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """What a module says of itself, its classes and its functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            yield " ".join((ast.get_docstring(node) or "").split())
+
+
+def test_docstrings_and_pages_are_plain() -> None:
+    rooms = ("moescope", "tracer", "analyzer", "views", "runtime")
+    texts = [(path, text) for room in rooms for path in (ROOT / room).rglob("*.py") for text in docstrings(path)]
+    texts += [(path, path.read_text()) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if path.name != "results.md"]
+    assert len(texts) > 3000
+    assert [(path.name, found[0]) for path, text in texts if (found := VAGUE.search(text))] == []

@@ -80,7 +80,7 @@ def word(action: argparse.Action, value: Any, where: str) -> Any:
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise TracerError(f"{where} = {value!r}: {error}") from None
     if action.choices and answer not in action.choices:
-        raise TracerError(f"{where} = {value!r} is none of {', '.join(map(str, action.choices))}")
+        raise TracerError(f"{where} = {value!r} is not one of {', '.join(map(str, action.choices))}")
     return answer
 
 

@@ -232,7 +232,7 @@ class Session:
         """Stop recording, drain what is left, and complete the manifest.
 
         Removing a probe waits for the kernel's grace period, a tenth of a second each: where the target is gone that
-        goes on in the background while results are written.
+        continues in the background while results are written.
         """
         self.ended_ns = time.monotonic_ns()
         self.heat.turn(last=True)

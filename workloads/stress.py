@@ -1,20 +1,26 @@
 """A program that hits the cheapest kind of site in a loop, traced once, with the accounts of its hits."""
 
+import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tracer.recording.format import STREAMS
-from workloads.compiling import WITH_SITES, compiled
+from tracer.recording.paths import COLLECTORS
+from workloads.compiling import SITES, WITH_SITES, compiled
 from workloads.raw_records import RawRecording
 
 KIND = "evict"
+LEVEL = ["--engine", "moescope", "--levels", "expert"]
+TRACER = [sys.executable, "-m", "tracer"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Result:
     tracer_cpu_s: float
     bpf_s: float
     bytes_per_record: float
+    resident_bytes: int
 
     @property
     def exact(self) -> bool:
@@ -42,27 +49,19 @@ def build(folder: Path) -> Path:
     return compiled(folder / "stress", "stress.c", flags=WITH_SITES)
 
 
-def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: str = "ring") -> Result:
-    """Trace the program once and take the accounts; its recording is removed."""
+def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: str = "ring", recorder: str = "tracer") -> Result:
+    """Record the program once, by the tracer or by the collector, and take the accounts; its recording is removed."""
     folder = Path(tempfile.mkdtemp(dir=program.parent))
-    options = [
-        "--no-views",
-        "--engine",
-        "moescope",
-        "--levels",
-        "expert",
-        "--ring-mib",
-        str(ring_mib),
-        "--buffer",
-        buffer,
-        "-o",
-        str(folder / "run"),
-    ]
-    command = [sys.executable, "-m", "tracer", "run", *options, "--", str(program), str(seconds), str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1):  # 1: something was lost
-        raise RuntimeError(done.stderr)
-    printed = json.loads(done.stdout.splitlines()[-1])
+    chosen = ["--ring-mib", str(ring_mib), "-o", str(folder / "run"), "--", str(program), str(seconds), str(threads)]
+    if recorder == "tracer":
+        command = [*TRACER, "run", "--no-views", *LEVEL, "--buffer", buffer, *chosen]
+    else:
+        plan = str(folder / "plan.json")
+        subprocess.run(
+            [*TRACER, "plan", *LEVEL, "--libraries", str(SITES), "-o", plan, "--", str(program)], check=True, stdout=sys.stderr
+        )
+        command = [str(COLLECTORS / f"moescope-collect-{os.uname().machine}"), "--plan", plan, *chosen]
+    printed, resident_bytes = run(command)
     recording = RawRecording(folder / "run")
     records = int(np.count_nonzero(recording.kinds("events") == recording.layouts[KIND][0]))
     written = sum((folder / "run" / f"{stream}.bin").stat().st_size for stream in STREAMS)
@@ -79,4 +78,22 @@ def stress(program: Path, seconds: float, threads: int, ring_mib: int, buffer: s
         tracer_cpu_s=manifest["cost"]["tracer_cpu_ns"] / 1e9,
         bpf_s=manifest["cost"]["bpf_ns"] / 1e9,
         bytes_per_record=written / max(1, records),
+        resident_bytes=resident_bytes,
     )
+
+
+def run(command: list[str]) -> tuple[dict[str, int], int]:
+    """(what the program printed, the recorder's largest resident set in bytes); RuntimeError where it recorded nothing."""
+    most = 0
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, stdout=printed, stderr=said)
+        while process.poll() is None:
+            with contextlib.suppress(OSError, StopIteration):
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                most = int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+            time.sleep(0.1)
+        for file in (printed, said):
+            file.seek(0)
+        if process.returncode not in (0, 1):  # 1: something was lost
+            raise RuntimeError(said.read())
+        return json.loads(printed.read().splitlines()[-1]), most << 10

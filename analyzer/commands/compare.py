@@ -36,14 +36,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("base", metavar="BASE", nargs="+", help="runs of the base (and, without --vs, the candidate)")
     parser.add_argument("--vs", dest="cand", metavar="CAND", nargs="+", default=[], help="runs of the candidate")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="write the report: one HTML file that needs nothing else"
-    )
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the report: one self-contained HTML file")
     add_json(parser)
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a summary in Markdown")
     parser.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit XML")
     parser.add_argument(
-        "--save", metavar="DIR", type=Path, help="store each run's result in this folder, small, for later comparisons"
+        "--save", metavar="DIR", type=Path, help="store each run's metrics (a small file) in this folder, for later comparisons"
     )
     kinds = "slower[:P%%], operator[:P%%], structure, unlike, cannot-tell, nothing"
     text = f"findings that make the exit code 1: {kinds} (default: slower)"

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         )
     screen.print(table)
     if curves is not None:
-        show(curves, "hit rate of a cache of so many experts, all layers together")
+        show(curves, "hit rate by the cache's size in experts, all layers together")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Hold measured times against a reference: accuracy alpha in %, and scaled error ε* in µs of error per ms (lm-Meter's figures).
+"""Compare measured times with a reference: accuracy alpha in %, and scaled error ε* in µs of error per ms (lm-Meter's figures).
 
-Without --truth, phases are held against the log that our runtime wrote of itself (RUN/runtime.json). Kernels need a truth from
-duplication: benchmarks/fidelity.py makes one for our runtime.
+Without --truth, phases are compared with the log that our runtime wrote of itself (RUN/runtime.json). Kernels need a
+reference from duplicated operators: benchmarks/fidelity.py makes one for our runtime.
 
 examples:
   python -m analyzer fidelity RUN
@@ -21,7 +21,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_run(parser)
     parser.add_argument(
-        "--truth", metavar="FILE", type=Path, help='truth as JSON: {"phases": {name: ms per step}, "kernels": {...}}'
+        "--truth", metavar="FILE", type=Path, help='reference times as JSON: {"phases": {name: ms per step}, "kernels": {...}}'
     )
     add_json(parser)
 

@@ -1,4 +1,4 @@
-"""List what costs most and what it would give back, in words, with the evidence and the query behind each finding.
+"""List what costs most and what mending it would save, in words, with the evidence and the query behind each finding.
 
 examples:
   python -m analyzer findings RUN

@@ -37,7 +37,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read each file; one that cannot be read is reported, and the others go on."""
+    """Read each file; one that cannot be read is reported, and the others are read."""
     events = load(args.onto)["qnn_events"] if args.onto else None
     out = args.out or (args.onto / "imported" if args.onto else None)
     answers: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def keep(frame: Any, out: Path | None, path: Path) -> None:
-    """Write a table where the user wants it."""
+    """Write a table to the file that the user named."""
     if out:
         out.mkdir(parents=True, exist_ok=True)
         frame.to_parquet(out / f"{path.stem}.parquet", index=False)

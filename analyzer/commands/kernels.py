@@ -1,7 +1,7 @@
 """Kernel predictors after nn-Meter: what a backend fuses, what a kernel costs by its shape, a chain as the sum of its kernels.
 
 `train` measures shapes on this machine and writes predictors; `predict` reads them, anywhere; `fusion` shows only which pairs of
-operators the backend makes one kernel of. Times are CPU seconds of one thread (cpu) or cycles (htp; on x86-64 Qualcomm's
+operators the backend fuses. Times are CPU seconds of one thread (cpu) or cycles (htp; on x86-64 Qualcomm's
 emulator, microseconds of this machine, no NPU's).
 
 examples:
@@ -42,21 +42,27 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     predict = actions.add_parser("predict", help="predict a chain of operators from trained predictors")
     fusion = actions.add_parser("fusion", help="which pairs of operators become one kernel")
     for action in (train, fusion):
-        action.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="what runs the kernels [cpu]")
+        action.add_argument("--backend", choices=("cpu", "htp"), default="cpu", help="backend that runs the kernels [cpu]")
         action.add_argument("--runs", metavar="N", type=int, default=9, help="measurements of each model [9]")
     add = train.add_argument
     add("--out", metavar="FILE", type=Path, required=True, help="where the predictors go (JSON)")
-    add("--config", metavar="PATH", type=Path, nargs="+", help="models whose products the shapes lie near; default: usual ones")
+    add(
+        "--config",
+        metavar="PATH",
+        type=Path,
+        nargs="+",
+        help="models whose matrix shapes are sampled around; default: common ones",
+    )
     add("--start", metavar="N", type=int, default=60, help="shapes of each kernel at first [60]")
-    add("--rounds", metavar="N", type=int, default=2, help="how often shapes are added where the error is large [2]")
-    add("--extra", metavar="N", type=int, default=20, help="shapes of each round [20]")
-    add("--held-out", metavar="N", type=int, default=30, help="shapes that judge [30]")
+    add("--rounds", metavar="N", type=int, default=2, help="rounds of further shapes where the error is large [2]")
+    add("--extra", metavar="N", type=int, default=20, help="shapes added in each round [20]")
+    add("--held-out", metavar="N", type=int, default=30, help="shapes held out for evaluation [30]")
     add = predict.add_argument
     add("file", metavar="FILE", type=Path, help="predictors that `train` wrote")
-    add("--chain", metavar="OPERATORS", default="Gemm,Relu,Gemm", help="operators one behind the other [Gemm,Relu,Gemm]")
-    add("--rows", metavar="ROWS", default="1", help="rows that go in, or a list: 1,8,64 [1]")
+    add("--chain", metavar="OPERATORS", default="Gemm,Relu,Gemm", help="operators of the chain, in order [Gemm,Relu,Gemm]")
+    add("--rows", metavar="ROWS", default="1", help="input rows, or a list: 1,8,64 [1]")
     sizes = predict.add_mutually_exclusive_group(required=True)
-    sizes.add_argument("--widths", metavar="N,N", help="columns that go in, then those that each matrix makes of them")
+    sizes.add_argument("--widths", metavar="N,N", help="input columns, then the output columns of each matrix")
     sizes.add_argument("--config", metavar="PATH", type=Path, help="take the widths of this model's experts")
     for action in (train, predict, fusion):
         add_json(action)

@@ -1,7 +1,7 @@
 """Show what every moment of a token was spent on: one cause each, which add up to the token with a residual.
 
 The causes are those of the token's own thread; analyzer/records/tables.toml says what each means. With an accelerator: what
-one that takes less time would win, of which no more can be won than the tokens wait for it.
+a faster one would save, at most the time that tokens wait for it.
 
 examples:
   python -m analyzer ledger RUN

@@ -40,7 +40,7 @@ Answer = tuple[list[str], list[tuple[Any, ...]]]
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of the recording, or a pattern or an address of many")
-    parser.add_argument("sql", metavar="SQL", help="one statement")
+    parser.add_argument("sql", metavar="SQL", help="one SQL statement")
     add_json(parser)
 
 

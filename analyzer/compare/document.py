@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analyzer.compare import environment, graph, statistics
+from analyzer.compare import clocks, environment, graph, statistics
 from analyzer.compare import structure as structures
 from analyzer.compare.closure import Waterfall, waterfall
 from analyzer.compare.metrics import DIMS
@@ -43,7 +43,11 @@ class Comparison:
 def compare(
     base: list[Result], cand: list[Result], rules: Rules | None = None, step: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Compare two groups of runs. Whether they took turns is found out here, whatever the rules say."""
+    """Compare two groups of runs; where they ran at other clocks, those runs whose clocks both have, if these are enough.
+
+    Whether they took turns is found out here, whatever the rules say.
+    """
+    base, cand, other_clocks, about_clocks = clocks.at_equal_clocks(base, cand)
     times = [np.array([run.began for run in side]) for side in (base, cand)]
     rules = replace(rules or Rules(), wander=statistics.wander(*times))
     dims, a, b, mean_a, mean_b = matrices(base, cand)
@@ -51,13 +55,13 @@ def compare(
     falls = [fall for phase in PHASES if (fall := waterfall(dims, mean_a, mean_b, phase)) is not None]
     judged, a, b = judge_apart(dims, a, b, rules)
     structure, drift = structures.changes(base, cand), structures.drift(base, cand)
-    unlike = environment.differences([r.environment for r in base], [r.environment for r in cand])
-    words = conclude(judged, falls, structure, drift, unlike, rules.practical) + in_turns(*times)
+    unlike = other_clocks + environment.differences([r.environment for r in base], [r.environment for r in cand])
+    words = conclude(judged, falls, structure, drift, unlike, rules.practical) + about_clocks + in_turns(*times)
     return Comparison(base, cand, rules, judged, falls, structure, drift, unlike, (a, b), words)
 
 
 def ranked(judged: pd.DataFrame) -> pd.DataFrame:
-    """Metrics in the order people want them: speed first, then changes by how much of a step they are, then the rest."""
+    """Metrics in the order of the report: speed first, then changes by how much of a step they are, then the rest."""
     changed = judged["verdict"].isin([SLOWER, FASTER])
     weight = (judged["estimate"].abs() * judged["share"].fillna(1.0)).replace(np.inf, 1e9).fillna(0.0)
     order = np.lexsort((-weight, ~changed, judged["family"] != "speed"))

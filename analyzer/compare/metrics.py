@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.compare.attribution import charge
-from analyzer.questions import figures
+from analyzer.questions import clocks, figures
 from analyzer.questions.experts import activations
 from analyzer.questions.groups import group_times, pieces
 from analyzer.records.schema import COMPARED
@@ -30,7 +30,7 @@ NAMES_SHOWN = 3
 MIN_RUNNING_SHARE = 0.05
 NEGLIGIBLE_WAIT = 0.05
 UNDISTURBED = 0.8
-"""Of an operator's executions, the fastest so many tell how long it takes: the others waited for something, as a rule."""
+"""How many of an operator's executions, the fastest, give its time: the others mostly waited for something."""
 
 
 class Facts:
@@ -47,7 +47,16 @@ class Facts:
 def extract(tables: Tables) -> pd.DataFrame:
     """The metrics of a recording, indexed by `key`, columns METRICS. What was not recorded has no row."""
     facts = Facts(tables)
-    makers = (speed_metrics, tail_metrics, phase_metrics, expert_metrics, npu_metrics, memory_metrics, scheduling_metrics)
+    makers = (
+        speed_metrics,
+        tail_metrics,
+        phase_metrics,
+        expert_metrics,
+        npu_metrics,
+        memory_metrics,
+        scheduling_metrics,
+        clock_metrics,
+    )
     rows = [row for make in makers for row in make(facts)]
     parts = [pd.DataFrame(rows), operator_metrics(facts), expert_time_metrics(facts)]
     frame = pd.concat([pd.DataFrame([DEFAULTS]).iloc[:0], *(part for part in parts if len(part))], ignore_index=True)
@@ -279,6 +288,12 @@ def scheduling_metrics(facts: Facts) -> Iterator[Row]:
         role = f"{names[tid]} (main)" if tid == owner else f"{names[tid]} {number[tid]}"
         ready = runnable / len(steps) / MS
         yield row("scheduling", "ready, without a cpu", "ms", ready, len(steps), type=role, offset=NEGLIGIBLE_WAIT * step)
+
+
+def clock_metrics(facts: Facts) -> Iterator[Row]:
+    """The mean frequency of each policy's CPUs while tokens were decoded."""
+    for name, mhz in clocks.frequencies(facts.tables).items():
+        yield row("clocks", "frequency", "MHz", mhz, len(facts.steps), type=name, phase="decode", better="higher")
 
 
 def routing(tables: Tables) -> pd.DataFrame:

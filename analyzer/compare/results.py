@@ -28,7 +28,7 @@ from tracer.recording.format import Recording, RecordingError, is_whole, sealed
 
 RESULT = "result.parquet"
 ABOUT, GRAPH = b"moescope_result", b"moescope_graph"
-RESULT_VERSION = 4
+RESULT_VERSION = 5
 SERIES_STEPS = 4000
 
 

@@ -16,7 +16,7 @@ CHUNK = 512
 DEALS_AT_ONCE = 32
 MOST_DEALS = 4000
 SAMPLED_DEALS = 1000
-"""Of more ways to deal runs out than MOST_DEALS, so many are drawn."""
+"""How many ways to deal runs out are drawn where there are more than MOST_DEALS."""
 MANY = 1000
 """More runs than that are not worth a number."""
 SUCCESSIVE = 2**0.5
@@ -34,7 +34,7 @@ class Interval:
     high: np.ndarray
 
     def widened(self, factor: float) -> "Interval":
-        """Both ends so many times as far from the estimate."""
+        """Both ends `factor` times as far from the estimate."""
         middle = np.where(np.isfinite(self.estimate), self.estimate, 0.0)
         low, high = (middle + factor * (end - middle) for end in (self.low, self.high))
         return Interval(self.estimate, low, high)

@@ -16,7 +16,7 @@ from analyzer.compare.verdicts import FASTER, FEASIBLE, PRACTICAL, SAME, SLOWER,
 Words = list[tuple[str, str]]
 LEVEL = {SLOWER: "bad", FASTER: "good", UNKNOWN: "warn"}
 CULPRITS, LISTED, MARKDOWN_ROWS = 3, 4, 40
-TIMED = ("ms", "us", "s", "tok/s", "")
+TIMED = ("ms", "us", "s", "tok/s", "MHz", "")
 """Units of what is fast or slow; the pace has none."""
 COUNTED = ("bytes", "count", "cycles")
 """Units of what is more or less."""

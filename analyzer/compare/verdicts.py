@@ -52,7 +52,7 @@ def judge(dims: pd.DataFrame, base: np.ndarray, cand: np.ndarray, rules: Rules =
     """`dims` (a row per metric: family, better, offset, share ...) with the columns
     base, cand (medians), change (cand / base, NaN from 0), at_pace (cand at the base's pace, NaN where not paced),
     ratio, low, high (judged: at the base's pace where paced, else of the medians; NaN from 0), p (adjusted in its family),
-    threshold, verdict, more_runs, more_runs_known (False: at least so many), n_base, n_cand, paced.
+    threshold, verdict, more_runs, more_runs_known (False: at least that many), n_base, n_cand, paced.
 
     `paced`: ratio, interval and p are of what is left without the pace of the runs (see pace), where `dims` have one.
     `verdict` is minor where a metric takes less than 0.3 % of a step on both sides together: it is not tested, and costs the

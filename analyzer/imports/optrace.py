@@ -51,7 +51,7 @@ def salvaged(text: str) -> list[Any]:
 
 
 def raw_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """(events, complaints) of a Chrome trace. Raises RecordingError where the file is none."""
+    """(events, complaints) of a Chrome trace. Raises RecordingError where the file is no trace."""
     text = text_of(path)
     complaints = []
     try:
@@ -136,7 +136,7 @@ def once(frame: pd.DataFrame, processes: dict[Any, str]) -> pd.DataFrame:
 
 
 def read_optrace(path: Path) -> Optrace:
-    """Read a file. Raises RecordingError where it is none."""
+    """Read a file. Raises RecordingError where it is no optrace."""
     rows, complaints = raw_events(path)
     events, bad = spans(rows)
     if bad:

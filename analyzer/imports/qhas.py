@@ -62,5 +62,5 @@ def numbers(row: dict[str, Any]) -> dict[str, int]:
 
 
 def unit_of(name: str) -> str:
-    """us | cycles | bytes, "" for what is none of them."""
+    """us, cycles or bytes, "" for any other unit."""
     return OVERALL.get(name) or ("bytes" if any(part in name for part in BYTES) else "cycles" if "cycles" in name else "")

@@ -35,7 +35,7 @@ class Format(NamedTuple):
 
 
 def read_routes(path: Path) -> Tables:
-    """The tables of a file in any of the formats, which its own header tells. Raises RecordingError where it is none."""
+    """The tables of a file in any of the formats, recognized by its header. Raises RecordingError where it holds no routes."""
     text = path.read_text(encoding="utf-8", errors="replace")
     rows = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not rows:

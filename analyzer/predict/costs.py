@@ -17,7 +17,7 @@ from analyzer.questions.roofline import operator_backends
 
 UNITS = ("cpu", "npu")
 RESIDENT, DEMAND, AHEAD = "resident", "demand", "ahead"
-"""Modes: everything stays; what is missing is loaded by whoever needs it; a loader works beside the layers."""
+"""Modes: everything stays; what is missing is loaded by the layer that needs it; a loader works beside the layers."""
 LOADED, AWAITED, FOUND = "loaded", "awaited", "found"
 """How an expert came before its first run: on the thread that ran it, by the loader while that waited, by the loader before."""
 CONTEXT = 512
@@ -52,7 +52,7 @@ class Line:
         return self.fixed + self.per_row * rows + self.per_pair * rows * context
 
     def times(self, factor: float) -> "Line":
-        """The same, so many times longer."""
+        """The same, `factor` times as long."""
         parts = (self.fixed * factor, self.per_row * factor, self.per_pair * factor)
         return Line(*parts, self.beside, self.per_load * factor)
 

@@ -2,7 +2,7 @@
 
 A key that was measured is read from its own curve. Between keys, one free dimension interpolates linearly in its logarithm;
 several weigh the nearest curves by the inverse square of their distance in log space. Outside the measured range the outermost
-slope goes on, between 0 and 1 (0: a kernel that is saturated, 1: one whose time does not depend on x), up to the best value
+slope continues, between 0 and 1 (0: a kernel that is saturated, 1: one whose time does not depend on x), up to the best value
 measured; the answer says so.
 """
 

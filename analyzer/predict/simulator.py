@@ -2,7 +2,7 @@
 
 The engine runs layer by layer as the runtime does: attention and router chunk by chunk, experts as their buffers fill, those that
 are there first, the rest at the end of the layer. Experts on the NPU run in one worker beside the CPU. What is missing is loaded
-by whoever needs it; with prefetching also by a loader beside it, the most urgent first, and the layer takes back what the
+by the layer that needs it; with prefetching also by a loader beside it, the most urgent first, and the layer takes back what the
 loader has not begun. A load by the loader is made in pieces, between which one that a layer waits for comes first. While the
 loader works, the CPU's work takes as much longer as was measured; memory bandwidth is not shared otherwise.
 """

@@ -100,7 +100,7 @@ class Segment(NamedTuple):
 
 
 def running_median(values: np.ndarray, width: int = MEDIAN_WIDTH) -> np.ndarray:
-    """The median around each step; beyond its ends the series goes on as it is there, mirrored about its slope."""
+    """The median around each step; beyond its ends the series is mirrored about its slope there."""
     half = min(width, len(values) - 1) // 2
     if half <= 0:
         return values.copy()
@@ -127,7 +127,7 @@ def standing_out(values: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def take_apart(values: np.ndarray) -> Parts:
-    """Everything that the model tells of a series."""
+    """Everything that the model finds in a series."""
     y = np.asarray(values, np.float64)
     following = float(np.median(y[1 : MEDIAN_WIDTH + 1])) if len(y) > MIN_STEPS else np.inf
     skipped = int(y[0] > SLOW_FIRST * following > 0) if len(y) else 0

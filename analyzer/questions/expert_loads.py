@@ -27,7 +27,7 @@ KEYS = ["layer", "expert", "backend"]
 
 @dataclass(frozen=True)
 class Avoidance:
-    """What a cache of `budget_bytes` (NaN where no size is known) would avoid: so many loads, and their ns of step time."""
+    """What a cache of `budget_bytes` (NaN where no size is known) would avoid: the number of loads, and their ns of step time."""
 
     budget_bytes: float
     loads: int

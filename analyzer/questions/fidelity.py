@@ -76,7 +76,7 @@ def read_truth(path: Path) -> dict[str, dict[str, float]]:
         return {part: {str(k): float(v) for k, v in (truth.get(part) or {}).items()} for part in ("phases", "kernels")}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise AnalysisError(
-            f'{path} holds no truth ({error}); it should be {{"phases": {{name: ms}}, "kernels": {{…}}}}'
+            f'{path} holds no reference times ({error}); it should be {{"phases": {{name: ms}}, "kernels": {{…}}}}'
         ) from None
 
 

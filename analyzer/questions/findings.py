@@ -1,4 +1,4 @@
-"""Findings: what costs most and what it would give back, in words, each with its evidence and a query that shows it.
+"""Findings: what costs most and what mending it would save, in words, each with its evidence and a query that shows it.
 
 A finding's prize is the time that its remedy would win, as a share of all steps' time. Prizes overlap: they do not add up.
 """
@@ -19,7 +19,7 @@ from moescope.packaged import toml_beside
 TEXTS = toml_beside(__file__, "findings.toml")
 QUERIES: dict[str, str] = TEXTS["queries"]
 LEAST_SHARE = 0.01
-"""Findings that would give back less are left out."""
+"""Findings that would save less are left out."""
 MOST_DISPLACERS = 3
 """Maximum number of other programs that are named."""
 WORTH = 10

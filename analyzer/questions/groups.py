@@ -19,7 +19,7 @@ COPIES = ("CPY", "DUP", "CONT", "CONCAT", "SET", "SET_ROWS", "copy")
 HOST = ("cpu", "blas", "")
 """Backends of graphs that the CPU computes; others are accelerators."""
 BESIDE = ("copy", "wait")
-"""Kinds of graphs that are none: a copy between backends, and the wait until a backend is done."""
+"""Kinds of graphs that compute nothing: a copy between backends, and the wait until a backend is done."""
 
 BY_NAME = {group: re.compile(pattern) for group, pattern in toml_beside(__file__, "groups.toml").items()}
 """The first pattern found in an operator's name decides."""

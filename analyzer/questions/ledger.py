@@ -13,8 +13,8 @@ import pandas as pd
 
 from analyzer.questions import phases, rpc
 from analyzer.questions.groups import BESIDE, HOST, enqueued, given_away
-from analyzer.records.intervals import Intervals, by_precedence, common, covered, merged, overlaps
-from analyzer.records.schema import MADE, Tables, conform
+from analyzer.records.intervals import EVER, Intervals, by_precedence, common, covered, merged, overlaps
+from analyzer.records.schema import MADE, Tables, conform, framed
 from analyzer.records.spans import NONE, codes, following, successors
 
 RESIDUAL = "residual"
@@ -29,7 +29,6 @@ TABLES = (
     *("npu_batches", "driver_events"),
 )
 """The tables that the ledger is made of."""
-EVER = np.iinfo(np.int64).max
 FASTER = 0.08
 """By how much `faster` speeds the accelerator up where nothing else is asked for."""
 
@@ -56,17 +55,25 @@ class Spans:
         spans = spans.where(spans.key >= 0)
         return Intervals(self.owner.reindex(spans.key).to_numpy(), spans.begin, spans.end)
 
+    @cached_property
+    def states(self) -> tuple[Intervals, pd.Categorical]:
+        """The states of tokens' threads, by thread and time, and the name of each."""
+        table = self.tables["thread_states"]
+        spans, rows = Intervals.of_table(table), np.flatnonzero(np.isin(table["tid"], self.owner.unique()))
+        rows = rows[np.lexsort((spans.begin[rows], spans.key[rows]))]
+        return spans.where(rows), pd.Categorical(table["state"].array[rows])
+
     def state(self, *names: str) -> Intervals:
         """When tokens' threads were in these states."""
-        return self.table("thread_states", self.tables["thread_states"]["state"].isin(names).to_numpy())
+        spans, named = self.states
+        return spans.where(named.isin(names))
 
     @cached_property
     def woken(self) -> Intervals:
         """When tokens' threads had been woken and had no CPU yet."""
-        states = self.tables["thread_states"].sort_values(["tid", "begin_ns"], kind="stable")
-        slept = states["state"].isin(ASLEEP).to_numpy() & np.isin(states["tid"].to_numpy(), self.owner.unique())
-        after = np.append(False, slept[:-1] & (states["tid"].to_numpy()[1:] == states["tid"].to_numpy()[:-1]))
-        return Intervals.of_table(states[after & (states["state"] == "runnable").to_numpy()])
+        spans, named = self.states
+        slept = named.isin(ASLEEP)[:-1] & (spans.key[1:] == spans.key[:-1])
+        return spans.where(np.append(False, slept)[: len(spans)] & np.asarray(named == "runnable"))
 
     @cached_property
     def accelerated(self) -> pd.DataFrame:
@@ -142,14 +149,6 @@ class Spans:
         own = np.isin(spans.key, self.owner.unique())
         some = np.append(which, False)[np.minimum(op, len(which))]
         return spans.where(own & some), self.owned(Intervals(token, spans.begin, spans.end).where(some & ~own))
-
-
-def cut(executes: pd.DataFrame) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Begins and ends of each execution's parts by its own profile, which tells how long they took and not when."""
-    begin, end = executes["begin_ns"].to_numpy(), executes["end_ns"].to_numpy()
-    told = [np.nan_to_num(executes[name].to_numpy() * 1e3).astype(np.int64) for name in ("queue_us", "accel_us")]
-    queued = np.minimum(begin + told[0], end)
-    return {"queue": (begin, queued), "accelerator": (queued, np.minimum(queued + told[1], end))}
 
 
 @dataclass(frozen=True)
@@ -275,41 +274,28 @@ def handing_over(spans: Spans) -> list[tuple[str, Intervals]]:
 
 def ledger_pieces(tables: Tables) -> pd.DataFrame:
     """Every piece of a token with one cause: token_id, begin_ns, end_ns, duration_ns, cause; what is left is the residual."""
-    tokens = tables["tokens"]
     windows = Spans(tables).windows()
-    pieces, causes, left = by_precedence(merged(windows), candidates(tables))
-    every = Intervals.joined(pieces, left)
-    named = np.concatenate((causes, np.full(len(left), RESIDUAL, object)))
-    met = overlaps(windows, every)
+    pieces, cause = by_precedence(windows, candidates(tables), RESIDUAL)
+    met = overlaps(windows, pieces)
     order = np.lexsort((met.begin, met.left))
-    rows = {
-        "token_id": tokens["token_id"].to_numpy()[met.left[order]],
+    columns = {
+        "token_id": tables["tokens"]["token_id"].to_numpy()[met.left[order]],
         "begin_ns": met.begin[order],
         "end_ns": met.end[order],
         "duration_ns": met.length[order],
-        "cause": named[met.right[order]],
+        "cause": cause[met.right[order]],
     }
-    return conform("ledger_pieces", rows)
-
-
-def without_seams(pieces: pd.DataFrame) -> pd.DataFrame:
-    """`ledger_pieces` with those that follow on each other and have one cause made one."""
-    token, begin, end = (pieces[name].to_numpy() for name in ("token_id", "begin_ns", "end_ns"))
-    cause = pd.factorize(pieces["cause"])[0]
-    seam = (token[1:] == token[:-1]) & (cause[1:] == cause[:-1]) & (begin[1:] == end[:-1])
-    first = np.flatnonzero(np.append(True, ~seam)[: len(token)])
-    last = np.append(first[1:], len(token))[: len(first)] - 1
-    return pieces.iloc[first].assign(end_ns=end[last], duration_ns=end[last] - begin[first]).reset_index(drop=True)
+    return framed(columns)
 
 
 def ledger(tables: Tables, pieces: pd.DataFrame | None = None) -> pd.DataFrame:
     """ns of each cause by token; they and `residual` add up to `total`."""
     tokens, pieces = tables["tokens"], ledger_pieces(tables) if pieces is None else pieces
     place = pd.Index(tokens["token_id"]).get_indexer(pieces["token_id"])
-    spent = pieces["duration_ns"].to_numpy()
-    columns = {
-        cause: np.bincount(place, spent * (pieces["cause"] == cause).to_numpy(), len(tokens)) for cause in (*CAUSES, RESIDUAL)
-    }
+    spent, names = pieces["duration_ns"].to_numpy(), (*CAUSES, RESIDUAL)
+    cell = place * len(names) + pd.Categorical(pieces["cause"], names).codes
+    sums = np.bincount(cell, spent, len(tokens) * len(names)).reshape(-1, len(names))
+    columns = dict(zip(names, sums.T, strict=True))
     known = {name: tokens[name] for name in ABOUT}
     return conform("ledger", {**known, **columns, "total": np.bincount(place, spent, len(tokens))})
 

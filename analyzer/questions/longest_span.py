@@ -29,7 +29,7 @@ class Spans:
         return pieces[pieces["cause"].isin(causes)]
 
     def of(self, rule: str, evidence: dict[str, Any]) -> tuple[pd.DataFrame, str]:
-        """(spans, column that ranks them); no spans where the rule stands for none."""
+        """(spans, column that ranks them); no spans where the rule has none."""
         kind, _, subject = rule.partition(": ")
         make = MAKERS.get(kind)
         return make(self, subject, evidence) if make else (self.tables["tokens"].iloc[:0], LONG)
@@ -67,7 +67,7 @@ MAKERS: dict[str, Maker] = {
 
 
 def longest_span(spans: Spans, rule: str, evidence: dict[str, Any]) -> pd.DataFrame:
-    """The span in which a finding shows most: one row with begin_ns and duration_ns; none where there is none."""
+    """The span in which a finding shows most: one row with begin_ns and duration_ns, or no row."""
     rows, rank = spans.of(rule, evidence)
     rows = rows.sort_values(rank, ascending=False).head(1)
     if LONG not in rows:

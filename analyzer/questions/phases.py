@@ -44,13 +44,14 @@ def idle(tables: Tables, work: pd.DataFrame) -> pd.DataFrame:
 
 def explained(tables: Tables, left: Intervals, candidates: tuple[tuple[str, Intervals], ...]) -> pd.DataFrame:
     """Idle pieces of tokens cut by cause: the first of `candidates` that covers them, else the state of the token's thread."""
-    taken, causes, left = by_precedence(left, candidates)
-    by_state, named = by_thread_state(tables, left)
-    pieces = Intervals.joined(taken, by_state)
+    taken, causes = by_precedence(left, candidates, RESIDUAL)
+    open_rows = np.asarray(causes == RESIDUAL)
+    by_state, named = by_thread_state(tables, taken.where(open_rows))
+    pieces = Intervals.joined(taken.where(~open_rows), by_state)
     order = np.lexsort((pieces.begin, pieces.key))
     rows = pd.DataFrame({"token_id": pieces.key[order], "begin_ns": pieces.begin[order], "end_ns": pieces.end[order]})
     rows["duration_ns"] = rows["end_ns"] - rows["begin_ns"]
-    rows["cause"] = pd.Series(np.concatenate((causes, named))[order], dtype=object)
+    rows["cause"] = pd.Series(np.concatenate((np.asarray(causes[~open_rows], object), named))[order], dtype=object)
     return rows
 
 

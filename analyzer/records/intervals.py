@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+EVER = np.iinfo(np.int64).max
+
 
 @dataclass(frozen=True)
 class Intervals:
@@ -139,12 +141,61 @@ def passed(moments: np.ndarray, ts: np.ndarray) -> np.ndarray:
     return row * (ts - first) - np.append(0, np.cumsum(moments - first))[row]
 
 
-def by_precedence(left: Intervals, candidates: Iterable[tuple[str, Intervals]]) -> tuple[Intervals, np.ndarray, Intervals]:
-    """(pieces, the cause of each, what no cause covers): the first of the causes whose intervals cover a moment has it."""
-    parts, causes = [left.where(np.zeros(len(left), bool))], [np.empty(0, object)]
-    for cause, spans in candidates:
-        taken = common(left, merged(spans))
-        parts.append(taken)
-        causes.append(np.full(len(taken), cause, object))
-        left = uncovered(left, spans)
-    return Intervals.joined(*parts), np.concatenate(causes), left
+def by_precedence(windows: Intervals, candidates: Iterable[tuple[str, Intervals]], rest: str) -> tuple[Intervals, pd.Categorical]:
+    """(pieces, the cause of each): windows cut by the first cause whose intervals cover a moment, `rest` where none does.
+
+    Pieces come by key and time, without two neighbours of one cause. At most 62 candidates. All intervals may overlap.
+    """
+    names, spans = zip(*candidates, ("", windows), strict=True)
+    causes = list(dict.fromkeys((*names[:-1], rest)))
+    line = Line.of(windows)
+    ts, covering = _covering([line.place(part) for part in spans])
+    first = np.bitwise_count((covering & -covering) - 1)  # the lowest bit that is set
+    code = np.array([*(causes.index(name) for name in names[:-1]), causes.index(rest)])[np.minimum(first, len(names) - 1)]
+    code[covering < 1 << len(names) - 1] = -1
+    changes = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(code)])
+    code, ts = code[changes], ts[changes]
+    inside = np.flatnonzero(code >= 0)
+    return line.intervals(ts[inside], ts[inside + 1]), pd.Categorical.from_codes(code[inside], causes)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The times of several keys on one line, each key's behind those of the key before and apart from them."""
+
+    keys: np.ndarray
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, spans: Intervals) -> "Line":
+        """The line on which these intervals lie."""
+        return cls(np.unique(spans.key), int(spans.begin.min(initial=EVER)), int(spans.end.max(initial=0)))
+
+    @property
+    def width(self) -> int:
+        """How far it is from one key to the next."""
+        return self.high - self.low + 1
+
+    def place(self, spans: Intervals) -> Intervals:
+        """The time that intervals cover on the line, cut to it; keys that it does not have are left out."""
+        spans = spans.where(np.isin(spans.key, self.keys))
+        begin, end = (np.clip(side, self.low, self.high) - self.low for side in (spans.begin, spans.end))
+        shift = np.searchsorted(self.keys, spans.key) * self.width
+        return merged(Intervals.of(begin + shift, end + shift))
+
+    def intervals(self, begin: np.ndarray, end: np.ndarray) -> Intervals:
+        """Places on the line as intervals of its keys."""
+        number = begin // self.width
+        shift = self.low - number * self.width
+        return Intervals(self.keys[number], begin + shift, end + shift)
+
+
+def _covering(layers: list[Intervals]) -> tuple[np.ndarray, np.ndarray]:
+    """(times, which layers cover what follows each, as bits); a layer's intervals do not overlap."""
+    bits = np.repeat(1 << np.arange(len(layers)), [len(layer) for layer in layers])
+    ts = np.concatenate([layer.begin for layer in layers] + [layer.end for layer in layers])
+    order = np.argsort(ts)
+    ts, covering = ts[order], np.cumsum(np.concatenate((bits, -bits))[order])
+    last = np.append(ts[1:] != ts[:-1], True)[: len(ts)]
+    return ts[last], covering[last]

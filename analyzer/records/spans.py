@@ -39,11 +39,11 @@ class Pairs:
 NARROW = 1 << 16
 """Values that lie closer together are counted, not sorted (see `distinct`)."""
 SMALL = 1024
-"""So many counters cost nothing, however few rows there are."""
+"""This many counters cost nothing, however few rows there are."""
 
 
 def flat(column: np.ndarray) -> np.ndarray:
-    """The column as the C code reads it: 64-bit integers, one behind the other; other values by their numbers."""
+    """The column as the C code reads it: contiguous 64-bit integers; other values by their numbers."""
     if column.dtype.kind not in "iub":
         column = pd.factorize(column)[0]
     return np.ascontiguousarray(column.view(np.int64) if column.dtype == np.uint64 else column, np.int64)

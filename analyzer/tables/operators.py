@@ -151,10 +151,11 @@ def waits(mark: Rows, begin: Rows, end: np.ndarray) -> np.ndarray:
     return np.where(marked_ns > begin["ts"], marked_ns, end)
 
 
-def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
+def merge(source: Source, ops: OpThreads, graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
     """(the number of the operator of each thread's row, the first row of each): numbered as they begin.
 
-    Threads meet at the same occurrence of the same tensor in the same token.
+    Threads meet at the same occurrence of the same tensor in the same token: in the same graph where that is known, for some
+    builds have new threads in each.
     """
     rows = ops.rows
     numbers = np.arange(len(rows))
@@ -167,7 +168,9 @@ def merge(source: Source, ops: OpThreads) -> tuple[np.ndarray, np.ndarray]:
     thread, threads = numbered(rows["tid"])
     runs = work * len(threads) + thread
     if len(numbered(runs)[1]) < len(runs):  # a thread runs an operator more than once within a step
-        work, first = numbered(work, running_count(runs, ops.begin))
+        own = np.where(ops.graph >= 0, ops.graph - graphs.first, NONE)
+        graph = shared(own, work, ops.begin, (graphs.begin["ts"], graphs.spans.until()))
+        work, first = numbered(work, graph if (graph >= 0).all() else running_count(runs, ops.begin))
     return (work, first) if ops.merged.all() else numbered(np.where(ops.merged, work, len(rows) + numbers))
 
 
@@ -282,7 +285,7 @@ def build(
 ) -> tuple[dict[str, Any], OpThreads, np.ndarray]:
     """(columns of `operators` but for names, the rows per thread, the number of their operator, from 0)."""
     ops = op_threads(source, announced, tokens, graphs)
-    op_id, first = merge(source, ops)
+    op_id, first = merge(source, ops, graphs)
     merged = reduce_threads(ops, op_id, first)
     rows = ops.rows.where(first)
     token = merged.pop("token")
@@ -313,7 +316,7 @@ def build(
 
 
 def described_by(end_ns: np.ndarray, graph: np.ndarray, graphs: Graphs, by_share: np.ndarray) -> np.ndarray:
-    """When each operator and what it reads is described: where shares tell of it, maybe behind its end, but within its graph.
+    """When each operator and what it reads is described: where a record of shares names it, within its graph.
 
     `graph` has the row of each operator's graph, below 0 where there is none.
     """
@@ -367,7 +370,7 @@ def finish(columns: Columns, definitions: Definitions, ops: OpThreads, op_id: np
 
 
 def composed_names(columns: Columns, unnamed: np.ndarray) -> pyarrow.DictionaryArray:
-    """Names made of type, layer and expert, for those operators that want one."""
+    """Names made of type, layer and expert, for operators without a name."""
     rows, answer = np.flatnonzero(unnamed), np.full(len(unnamed), NONE)
     kind, kinds = columns["type"].indices.to_numpy(), columns["type"].dictionary.to_pylist()
     answer[rows], first = numbered(*(column[rows] for column in (kind, columns["layer"], columns["expert"])))

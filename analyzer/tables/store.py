@@ -188,7 +188,7 @@ def _cached(folder: Path, stamp: dict[str, Any], names: Iterable[str]) -> Tables
 
 
 def opened(folder: Path, names: Iterable[str]) -> Tables:
-    """Kept tables. Their files are open from now on: whoever makes them again meanwhile puts other files in their places."""
+    """Kept tables. Their files are open from now on: making them again meanwhile puts other files in their places."""
     paths = {name: folder / f"{name}.parquet" for name in names}
     files = {name: parquet.ParquetFile(path, memory_map=True) for name, path in paths.items()}
     return Tables({name: file.read for name, file in files.items()}, paths)

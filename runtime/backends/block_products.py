@@ -1,6 +1,6 @@
 """Products with quantized weights on the CPU: a graph's MatMulNBits become BlockMatMul (kernels/).
 
-It computes the same bits with every instruction set, wants no repacked copy of the weights, and is quicker.
+It computes the same bits with every instruction set, needs no repacked copy of the weights, and is faster.
 """
 
 import onnx

@@ -1,6 +1,6 @@
 """How the CPU keeps experts and runs them: all share one session, which is fed with the weights as they lie in memory.
 
-So a miss costs its read and nothing else, and an eviction gives a buffer back. ONNX Runtime's own MatMulNBits wants a session
+So a miss costs its read and nothing else, and an eviction gives a buffer back. ONNX Runtime's own MatMulNBits needs a session
 of each expert, whose prepacking takes two to four times as long as a read; fed with weights it is fifty times slower. Hence
 BlockMatMul (block_products). An expert is served in one form whatever the cache does, so that its bits are the same.
 """

@@ -25,7 +25,7 @@ SAVED_AT_MOST = 128  # loads' worth of allowance that quiet times save up
 
 
 class Allowance:
-    """Bounds what prefetching may waste: a useful byte loaded earns EXTRA_SHARE of one, a byte prefetched in vain costs one."""
+    """Bounds what prefetching may waste: a useful byte loaded earns EXTRA_SHARE of one, an unused one costs one."""
 
     def __init__(self) -> None:
         self._earned: float = 0
@@ -173,7 +173,7 @@ class CacheRule(Generic[E]):
         entry.landed_in, entry.landed = self.event, True
 
     def use(self, entry: E) -> None:
-        """It runs: what it cost was not in vain."""
+        """It runs: its load was useful."""
         if not entry.used:
             if entry.in_vain:
                 self.allowance.returned(entry.size)

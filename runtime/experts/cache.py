@@ -89,7 +89,7 @@ class ExpertCache(CacheRule[Load], Generic[Session]):
         return [(entry.value, state) for entry, state in zip(entries, states, strict=True)]
 
     def all_hit(self, forms: int) -> None:
-        """An event in which so many forms run that are never evicted and all there."""
+        """An event that runs `forms` forms, which are never evicted and all there."""
         self.event += 1
         self.hits += forms
 

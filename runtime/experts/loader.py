@@ -74,7 +74,7 @@ class Loader:
             return True
 
     def give_way(self) -> None:
-        """Between two pieces of a load, by whoever does it: a loading thread does first what has become urgent meanwhile."""
+        """Between two pieces of a load, on any thread: a loading thread does first what has become urgent meanwhile."""
         if self._waiting and getattr(self._doing, "ticket", None) and self._doing.ticket.urgency != URGENT:
             with self._lock:
                 urgent = next((ticket for ticket in self._waiting if ticket.urgency == URGENT), None)

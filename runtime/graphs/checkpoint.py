@@ -79,7 +79,7 @@ class Checkpoint:
         return self._part(name, shape, part, FLOATS).astype(np.float32, copy=False)
 
     def check_finite(self, name: str) -> None:
-        """Raise ModelError where a tensor of floats holds what is no number."""
+        """Raise ModelError where a tensor of floats holds NaN or infinity."""
         stored = self._stored(name)
         if stored.get_dtype() not in FLOATS:
             return

@@ -1,7 +1,7 @@
 """Conversion: a Hugging Face model folder into a package, part by part, tensor by tensor.
 
 A part is the embedding, the head, or one layer. What is finished is noted in the working folder `.<package>.partial`, so that an
-interrupted conversion goes on where it stopped; only the finished package is renamed into place. Where the model or the disk
+interrupted conversion resumes; only the finished package is renamed into place. Where the model or the disk
 fails, nothing stays behind.
 """
 
@@ -249,7 +249,7 @@ class Conversion:
         return part
 
     def _experts(self, part: Part, layer: int) -> None:
-        """All experts of a layer, one behind the other; equal in everything but their weights."""
+        """All experts of a layer in order; equal in everything but their weights."""
         hashes: list[str] = []
         with WeightFile(self.folder / f"{layer_name(EXPERTS, layer)}.bin") as file:
             for expert in range(self.family.experts):

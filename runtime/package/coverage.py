@@ -15,7 +15,7 @@ IGNORABLE = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|^(mo
 
 
 def check_coverage(model: Path, family: Family, predicted_layers: int = 0) -> None:
-    """Raise ModelError for a tensor that is missing, has another shape, that nothing would use, or that holds what is no number.
+    """Raise ModelError for a tensor that is missing, has another shape, that nothing would use, or that holds NaN or infinity.
 
     predicted_layers: layers behind the last one that predict further tokens (DeepSeek-V3), which this runtime leaves out.
     """

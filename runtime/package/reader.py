@@ -1,6 +1,6 @@
 """Explicit reads: one aligned pread brings an expert, past the page cache where the file system lets it.
 
-O_DIRECT wants addresses, offsets and lengths aligned. Where a file system refuses it (some overlays, older tmpfs), the file is
+O_DIRECT needs addresses, offsets and lengths aligned. Where a file system refuses it (some overlays, older tmpfs), the file is
 read through the page cache and its pages are dropped at once, so that memory holds an expert once.
 """
 

@@ -125,7 +125,7 @@ class CostTable:
         return self._quickest(1, self.top_k, 1, min(tiers), overlap=False)
 
     def _quickest(self, rows: int, runs: float, expert_rows: int, tier: int, overlap: bool) -> Names:
-        """Of attention over `rows` rows and so many `runs` of an expert over `expert_rows`, in this tier on the NPU."""
+        """Of attention over `rows` rows and `runs` runs of an expert over `expert_rows`, in this tier on the NPU."""
         attention = {CPU: self.run_ns("attention", CPU, rows), HTP: self.run_ns("attention", HTP, rows, rows)}
         experts = {CPU: runs * self.run_ns("expert", CPU, expert_rows), HTP: runs * self.run_ns("expert", HTP, expert_rows, tier)}
 

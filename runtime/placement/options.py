@@ -30,7 +30,7 @@ class Options:
     prefetch: load experts ahead of the router; `auto` where the cache is limited and a trial during decoding shows
     that it pays.
     cache_policy: eviction policy. profile: a folder that gets all four kinds of profile. qnn_profile: a
-    level, or levels by subgraph kind; qnn_profile_every, qnn_profile_most: of each subgraph's runs every Nth, so many at most.
+    level, or levels by subgraph kind; qnn_profile_every, qnn_profile_most: every Nth run of each subgraph, and at most how many.
     """
 
     prefill_backend: str = "cpu"
@@ -78,7 +78,7 @@ class Options:
 
 
 def check_soc(soc: str) -> None:
-    """Refuse what is no number of a SoC."""
+    """Refuse what is not the number of an SoC."""
     if soc and not soc.isdecimal():
         raise RequestError(f"--soc {soc!r} is not an SoC number: give the number that Qualcomm's SDK lists for it, such as 57")
 

@@ -50,7 +50,7 @@ class Shapes:
         return [expert_name(layer, expert) for layer in sorted(routed) for expert in range(family.experts)]
 
     def pasts(self, package: Package) -> list[int]:
-        """Rows of past, as sequences have them, none longer than the model's context wants."""
+        """Rows of past, as sequences have them, none longer than the model's context."""
         return sorted({past_tier(min(context, package.family.context)) for context in self.contexts})
 
 

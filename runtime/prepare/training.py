@@ -128,7 +128,7 @@ def calibrate(views: dict[str, View], passes: Iterator[Routed], top_k: int) -> N
 
 
 def logistic(margin: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Slope and offset of the likeliest logistic curve, by Newton's method."""
+    """Slope and offset of the logistic curve of maximum likelihood, by Newton's method."""
     x = np.stack([margin.astype(np.float64), np.ones(len(margin))], axis=1)
     curve = np.array([1.0, 0.0])
     for _ in range(25):

@@ -51,7 +51,7 @@ class Tuning:
         self._random = np.random.default_rng(0)
 
     def measure(self, runs: int, progress: Progress | None = None) -> CostTable:
-        """Time every cell, one behind the other."""
+        """Time every cell, one after another."""
         cells = list(self.cells())
         costs = []
         for done, cell in enumerate(cells, 1):

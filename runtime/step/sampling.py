@@ -52,7 +52,7 @@ class Sampler:
         return chosen
 
     def candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids to draw from at a temperature above 0, the likeliest first, and the chances of each."""
+        """Ids to draw from at a temperature above 0, the most likely first, and the chances of each."""
         s, logits = self.sampling, self._penalized(logits)
         order = np.argsort(-logits, kind="stable")
         if s.top_k:

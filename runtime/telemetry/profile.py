@@ -136,7 +136,7 @@ def _npu_events(stages: list[Stage], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _drawn(graph: str, run: Stage, execution: Execution) -> Iterator[dict[str, Any]]:
-    """QNN's execution in the middle of the host's call, the device in the middle of that, nodes one behind the other."""
+    """QNN's execution in the middle of the host's call, the device in the middle of that, nodes one after another."""
     begin, end = run.begin_ns / 1e3, run.end_ns / 1e3
     events = {name if unit == "US" else f"{name} [{unit.lower()}]": value for name, value, unit in execution.events}
     for thread, event in (("QNN Execute", EXECUTE), ("QNN Device", DEVICE)):

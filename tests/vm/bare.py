@@ -18,6 +18,7 @@ import sysconfig
 import tarfile
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +128,11 @@ def write_plans(guest: Guest, place: Path, features: dict[str, Any], work: Path)
     (place / "other.json").write_text(json.dumps(plan))
 
 
-def boot(guest: Guest, place: Path, names: list[str], out: Path) -> None:
-    """Boot the guest from its ramdisk; the recordings come to `out`."""
+def boot(guest: Guest, place: Path, names: list[str], out: Path, before: str = "", more: Sequence[str] = ()) -> None:
+    """Boot the guest from its ramdisk; the recordings come to `out`. `before` runs first, `more` are words for QEMU."""
     program, console, machine, _ = MACHINES[guest.arch]
     commands = "\n".join(COLLECT.format(name=name, command=COMMANDS[name]) for name in names)
-    (place / "init").write_text(FIRST.format(commands=commands))
+    (place / "init").write_text(FIRST.format(commands=f"{before}\n{commands}"))
     (place / "init").chmod(0o755)
     listed = run("find", ".", cwd=place).stdout
     initrd = out.parent / "initrd"
@@ -153,11 +154,11 @@ def boot(guest: Guest, place: Path, names: list[str], out: Path) -> None:
         "1024",
     ]
     words += ["-nographic", "-nic", "none", "-no-reboot", "-kernel", str(next(guest.kernel.glob("**/vmlinuz*")))]
-    words += ["-initrd", str(initrd), "-append", f"console={console} quiet panic=-1"]
+    words += ["-initrd", str(initrd), "-append", f"console={console} quiet panic=-1", *more]
     printed = subprocess.run(
         words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
     ).stdout
-    packed = re.search(r"RECORDING\s+([A-Za-z0-9+/=\s]+?)\s*END", printed)
+    packed = re.search(r"RECORDING\s+([A-Za-z0-9+/=\s]+?)\s*(?:END|\[)", printed)
     if not packed:
         raise SystemExit(f"{guest.name} sent nothing back:\n{printed[-3000:]}")
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed[1])), mode="r:gz") as archive:

@@ -30,6 +30,7 @@ struct choice {
 	char **command; /* NULL where a process is followed */
 	pid_t pid;
 	double duration_s;
+	u64 tokens; /* 0 where there is no limit */
 	u64 ring_bytes;
 };
 

@@ -18,6 +18,7 @@
 
 #define RING_MIB 8 /* a process that has both mapped counts them twice: 32 MiB resident */
 #define FIRST_MANIFEST_NS (5 * NS_PER_S)
+#define WATCHFUL_NS (NS_PER_S / 100)
 #define RAREST_MANIFEST_NS (60 * NS_PER_S)
 #define MOST_TASKS 4096
 
@@ -34,6 +35,7 @@ static const char usage[] =
 	"  -o, --output FOLDER   new folder of the recording\n"
 	"  --pid PID             follow a process that runs, with its children\n"
 	"  --duration SECONDS    how long to record (default: to the end)\n"
+	"  --tokens N            stop recording after N token steps\n"
 	"  --ring-mib N          size of each of the two rings, a power of two (default: 8)\n"
 	"  --btf FILE            types of a kernel that holds none\n"
 	"  --probe-features      print what this machine offers, for `moescope plan --features`\n"
@@ -102,7 +104,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 	static const struct option options[] = {{"plan", 1, 0, 'p'},	 {"output", 1, 0, 'o'},		{"pid", 1, 0, 'P'},
 						{"duration", 1, 0, 'd'}, {"ring-mib", 1, 0, 'r'},	{"btf", 1, 0, 'b'},
 						{"help", 0, 0, 'h'},	 {"probe-features", 0, 0, 'f'}, {"version", 0, 0, 'v'},
-						{"identify", 0, 0, 'i'}, {0, 0, 0, 0}};
+						{"identify", 0, 0, 'i'}, {"tokens", 1, 0, 't'}, {0, 0, 0, 0}};
 	const char *plan = NULL;
 	int each;
 
@@ -113,6 +115,7 @@ static void read_options(int argc, char **argv, struct choice *choice)
 		case 'o': choice->folder = optarg; break;
 		case 'P': choice->pid = atoi(optarg); break;
 		case 'd': choice->duration_s = atof(optarg); break;
+		case 't': choice->tokens = strtoull(optarg, NULL, 10); break;
 		case 'r': choice->ring_bytes = strtoull(optarg, NULL, 10) << 20; break;
 		case 'b': choice->btf = optarg; break;
 		case 'f': print_features(); break;
@@ -185,19 +188,25 @@ static u64 earlier(u64 a, u64 b)
 	return a < b ? a : b;
 }
 
+static bool is_enough(const struct choice *choice)
+{
+	return choice->tokens && drained()->records[KIND_TOKEN_END] >= choice->tokens;
+}
+
 static void record(const struct choice *choice, struct target *target)
 {
 	u64 began = now_ns(), next_line = began + NS_PER_S, next_manifest = began + FIRST_MANIFEST_NS, interrupted = 0;
 	u64 deadline = choice->duration_s ? began + (u64)(choice->duration_s * NS_PER_S) : UINT64_MAX;
 
-	while (now_ns() < deadline && !disk_failed()) {
+	while (now_ns() < deadline && !disk_failed() && !is_enough(choice)) {
 		u64 now;
 
 		if (asked_to_stop && !interrupted) { /* Ctrl-C reaches the command too: see how it ends */
 			interrupted = 1;
 			deadline = earlier(deadline, now_ns() + (target->started_here ? NS_PER_S : 0));
 		}
-		sleep_until(earlier(deadline, earlier(next_line, next_manifest)));
+		now = choice->tokens ? now_ns() + WATCHFUL_NS : UINT64_MAX;
+		sleep_until(earlier(earlier(deadline, now), earlier(next_line, next_manifest)));
 		bool alive = poll_target(target);
 
 		turn();

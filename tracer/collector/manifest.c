@@ -231,7 +231,8 @@ static json_t *cost_row(json_t *rows)
 
 static json_t *options(void)
 {
-	return json_pack("{ss sf sI ss}", "output", choice->folder, "duration", rounded(choice->duration_s), "ring-mib",
+	return json_pack("{ss sf sI sI ss}", "output", choice->folder, "duration", rounded(choice->duration_s), "tokens",
+			 (json_int_t)choice->tokens, "ring-mib",
 			 (json_int_t)(choice->ring_bytes >> 20), "recorder", "moescope-collect");
 }
 

@@ -1,6 +1,6 @@
 """Deflates a BPF object for object.S, and writes the number of the programs' sources: pack.py OBJECT PACKED SOURCES FOLDER.
 
-The folder is that of the sources; whoever makes plans takes their number from here.
+The folder is that of the sources; the planner reads their number from here.
 """
 
 import hashlib

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moescope.errors import UserError
-from tracer.commands.options import RING_MIB, chosen_levels, make_output, names_in, refuse_impossible
+from tracer.commands.options import RING_MIB, chosen_levels, make_output, names_in, refuse_impossible, refuse_missing_levels
 from tracer.engines import choose, with_needed
 from tracer.errors import TracerError
 from tracer.probes.functions import read_probe_files
@@ -29,7 +29,6 @@ from tracer.remote.voice import Board, Voice
 HOST_ONLY = {
     "loader": "libbpf",
     "buffer": "ring",
-    "tokens": 0,
     "only_slower_than": 0.0,
     "min_tps": 0.0,
     "max_overhead": 0.0,
@@ -180,6 +179,7 @@ def planner_of(args: argparse.Namespace, device: Device) -> Planner:
 def collector_words(args: argparse.Namespace, words: list[str]) -> tuple[list[str], list[str]]:
     """(the collector's options, the command; none where a process is followed)."""
     options = ["--duration", str(args.duration)] if args.duration else []
+    options += ["--tokens", str(args.tokens)] if args.tokens else []
     options += ["--ring-mib", str(args.ring_mib)] if args.ring_mib != RING_MIB else []
     return ([*options, "--pid", *words], []) if "pid" in args else (options, words)
 
@@ -214,6 +214,7 @@ def record_on(args: argparse.Namespace, words: list[str], then: Then) -> int:
     """Record on every device that --on names, at the same time; `then` makes of each recording what the host makes of its own."""
     refuse_impossible(args)
     refuse_host_only(args)
+    refuse_missing_levels(args, chosen_levels(args.levels), False)
     if not words:
         raise TracerError("--on needs a command of that machine: -- COMMAND ARGUMENTS")
     named = targets(args.on)

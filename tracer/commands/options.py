@@ -128,7 +128,7 @@ def chosen_levels(text: str) -> set[str]:
 
 
 def make_output(path: Path | None, owner: Owner) -> Path:
-    """Create the folder with the owner's rights; one that holds anything is refused, whoever owns what is in it."""
+    """Create the folder with the owner's rights; one that is not empty is refused."""
     folder = path or Path("recordings") / time.strftime("%Y%m%d-%H%M%S")
     try:
         with owner.acting():

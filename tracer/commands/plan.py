@@ -30,14 +30,16 @@ EXAMPLES = """examples:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("-o", "--output", type=Path, default=Path("plan.json"), help="file of the plan (default: plan.json)")
-    parser.add_argument("--sysroot", type=Path, help="folder of files that were copied from a device, as they lie there")
+    parser.add_argument("--sysroot", type=Path, help="folder of files copied from a device, in the device's layout")
     parser.add_argument(
         "--libraries", type=Path, action="append", default=[], help="folder or file of the engine; may be repeated"
     )
     parser.add_argument(
         "--features", type=Path, metavar="FILE", help="what `moescope-collect --probe-features` wrote on the device"
     )
-    parser.add_argument("--learn", type=Path, action="append", default=[], help="a collector's recording that tells graph loops")
+    parser.add_argument(
+        "--learn", type=Path, action="append", default=[], help="a collector's recording, from which graph loops are learnt"
+    )
     parser.add_argument("--engine", default="auto", help="auto, or names separated by commas (default: auto)")
     parser.add_argument("--levels", default="all", help="all, or levels separated by commas (default: all)")
     add_probe_files(parser)

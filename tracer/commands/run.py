@@ -32,7 +32,7 @@ EXAMPLES = """examples:
   sudo python -m tracer run --min-tps 5 -- ...               switch costly levels off while decode is slower than that
   sudo python -m tracer run --config phone.toml -- ...       options from a file, e.g. levels = "token,expert"
   python -m tracer run --on ssh:root@board -- ./llama-cli -m model.gguf   on another machine (docs/devices.md)
-after --duration or --tokens the command goes on untraced; the tracer writes its results and waits for the command's end
+after --duration or --tokens the command runs on untraced; the tracer writes its results and waits for the command's end
 """
 DEMO_OPTIONS = "--max-new-tokens 32 --prefill-backend auto --decode-backend cpu --chunk 16 --tiers 1,8 --expert-cache 3MiB"
 WAIT_SECONDS = 0.1
@@ -119,7 +119,7 @@ def record(options: Options, make_target: Any, with_views: bool) -> int:
 
 
 def see_off(session: Session, target: Target | Followed) -> int:
-    """Wait for a command that goes on after the recording has ended; 1 where it fails."""
+    """Wait for a command that runs on after the recording has ended; 1 if it fails."""
     while target.poll() and not session.stop_requested:
         time.sleep(WAIT_SECONDS)
     return int(bool(target.exit_code))

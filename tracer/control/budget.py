@@ -40,7 +40,7 @@ class Window:
 
 @dataclass
 class Tokens:
-    """So many decode tokens and their time together, ns; older ones weigh less."""
+    """A number of decode tokens and the sum of their times, ns; older ones weigh less."""
 
     count: float = 0.0
     time_ns: float = 0.0

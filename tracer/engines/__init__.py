@@ -47,6 +47,7 @@ class Probe:
     at: str = "entry"
     unless: tuple[str, ...] = ()  # not in a file that has one of these symbols
     once: bool = False  # not where the program stands already in another library of the folder: they call each other
+    late: bool = False  # placed, and its BPF program loaded, once a late engine's library is opened, or what is learnt has been
     spared_by: tuple[str, ...] = ()  # not while all these programs stand, in the same files, and no other way of calling was seen
     anchor: dict[str, Any] = field(default_factory=dict)  # finds the function in a stripped program (tracer/probes/anchors.py)
 
@@ -68,6 +69,7 @@ class Engine:
     together: bool = False  # the program opens all of its libraries in a folder and chooses then: they get their probes at once
     marker: str = ""
     operator_table: tuple[str, ...] = ()  # first of the names of operators, as an array in a file holds them
+    late: bool = False  # few programs use it: its BPF programs are loaded when one opens a library of its
     inspect: bool = True
     inspectable: tuple[str, ...] = ()  # beginnings of the names of files that may be looked into where `inspect` forbids it
     api_major: int = 0

@@ -17,7 +17,7 @@ CONFIGS = ("/proc/config.gz", "/boot/config-{0}", "/lib/modules/{0}/config", "/l
 
 @dataclass(frozen=True)
 class Offered:
-    """What BPF programs are told of the kernel before they are loaded: `has_<field>` of bpf/compat.h."""
+    """Features of the kernel that BPF programs are given before they are loaded: `has_<field>` of bpf/compat.h."""
 
     task_btf: bool
     cookies: bool

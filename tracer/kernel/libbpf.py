@@ -5,17 +5,16 @@ import itertools
 import os
 import re
 import struct
+from collections.abc import Iterable
 from ctypes import byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from dataclasses import asdict
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
 
 from tracer.errors import ProbeError, RequirementError
 from tracer.kernel.features import Offered, offered
 from tracer.probes.denials import why_denied
+from tracer.probes.elf import read_binary
 from tracer.probes.uprobes import KPROBE_PROGRAM, UPROBE_MULTI, has_multi_links, load_program
 
 STATS_RUN_TIME = 0
@@ -165,13 +164,19 @@ class BpfObject:
 
     def _tell_offered(self) -> None:
         """Set the constants by which programs are fitted to this kernel."""
-        places = constants(self.path)
+        places = symbols(self.path)
         size = ctypes.c_size_t()
         section = self.kernel.lib.bpf_object__find_map_by_name(c_void_p(self.handle), b".rodata")
         start = self.kernel.lib.bpf_map__initial_value(c_void_p(section), byref(size)) if section else None
         for name, value in asdict(self.kernel.offered).items():
             if start and f"has_{name}" in places:
                 ctypes.c_bool.from_address(start + places[f"has_{name}"]).value = value
+
+    def share_maps(self, other: "BpfObject", names: Iterable[str]) -> None:
+        """Take another object's maps, which is loaded, instead of making these."""
+        for name in names:
+            own = self.kernel.lib.bpf_object__find_map_by_name(c_void_p(self.handle), name.encode())
+            self.kernel.lib.bpf_map__reuse_fd(c_void_p(own), other.map_fd(name))
 
     def resize_map(self, name: str, entries: int) -> None:
         """Set a map's size (bytes for a ring) before loading."""
@@ -240,11 +245,11 @@ class BpfObject:
             self.handle = None
 
 
-def constants(path: Path) -> dict[str, int]:
-    """Where in an object's read-only data each constant stands."""
-    with open(path, "rb") as file:
-        elf = ELFFile(file)
-        data = elf.get_section_index(".rodata")
-        tables = [section for section in elf.iter_sections() if isinstance(section, SymbolTableSection)]
-        symbols = [symbol for table in tables for symbol in table.iter_symbols()]
-        return {symbol.name: int(symbol["st_value"]) for symbol in symbols if symbol["st_shndx"] == data}
+@cache
+def symbols(path: Path) -> dict[str, int]:
+    """Name → where in its section it stands, of each symbol of an object file."""
+    found = {}
+    for entries, strings in read_binary(str(path)).tables:
+        for name, value in zip(entries["name"].tolist(), entries["value"].tolist(), strict=True):
+            found[strings[name : strings.index(b"\0", name)].decode()] = value
+    return found

@@ -8,15 +8,13 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
-
 from tracer.errors import ProbeError, RequirementError
 from tracer.kernel.btf import STRUCT, UNION, VMLINUX, Btf
-from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines
+from tracer.kernel.libbpf import BpfObject, Kernel, Refused, last_lines, symbols
 from tracer.probes.denials import CLOSED, denials, lockdown
 from tracer.probes.kernel_probes import KERNEL_PROBES, SOFTWARE, STAND_INS
 from tracer.probes.perf_events import SYSCALL
@@ -91,13 +89,22 @@ class LibbpfLoader:
             raise RequirementError(f"this kernel has no BTF ({btf or VMLINUX}), which the default loader needs; {other_ways()}")
         self.refused: dict[str, str] = {}  # program → what the kernel said against it
         self.copies: dict[tuple[str, int], int] = {}  # (program, cookie) → descriptor of the copy that has it inside
-        self.object = self._load(kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {}, wanted, btf)
+        self.late: dict[str, BpfObject] = {}  # program that was brought → the object that it came with
+        self._open = partial(open_object, kernel, BPF_OBJECTS[buffer], ring_bytes if buffer == "ring" else {}, btf)
+        self._shared = (*MAPS, *BUFFER_MAPS[buffer])
+        self.object = self._load(wanted)
 
-    def _load(self, kernel: Kernel, path: Path, ring_bytes: dict[str, int], wanted: set[str], btf: Path | None) -> BpfObject:
-        """Load an object without the programs that the kernel refuses: what it accepts is verified twice at most."""
+    def bring(self, wanted: set[str]) -> None:
+        """Load programs that were not wanted at first, onto the same maps."""
+        self.late |= dict.fromkeys(wanted, self._load(wanted, self.object))
+
+    def _load(self, wanted: set[str], owner: BpfObject | None = None) -> BpfObject:
+        """Load the object without the programs that the kernel refuses: what it accepts is verified twice at most."""
         unknown = wanted
         while True:
-            opened = open_object(kernel, path, ring_bytes, btf)
+            opened = self._open()
+            if owner:
+                opened.share_maps(owner, self._shared)
             try:
                 opened.load(unknown)
             except ProbeError as error:
@@ -122,7 +129,7 @@ class LibbpfLoader:
 
     def program_fd(self, name: str) -> int:
         """File descriptor of a program."""
-        return self.object.program_fd(name)
+        return self.late.get(name, self.object).program_fd(name)
 
     def attachable(self, name: str, cookie: int) -> tuple[int, int]:
         """(descriptor of a program, cookie to attach it with): without cookies in this kernel, of a copy that has it inside."""
@@ -138,6 +145,9 @@ class LibbpfLoader:
             os.close(fd)
         self.copies.clear()
         self.object.close()
+        for late in set(self.late.values()):
+            late.close()
+        self.late.clear()
 
 
 class BccLoader(LibbpfLoader):
@@ -153,7 +163,7 @@ class BccLoader(LibbpfLoader):
             raise RequirementError(
                 f"--loader bcc needs kernel headers in /lib/modules/{platform.release()}/build; run `make headers`"
             )
-        self.refused, self.copies = {}, {}
+        self.refused, self.copies, self.late = {}, {}, {}
         self.object = open_object(kernel, MAPS_OBJECTS[buffer], ring_bytes if buffer == "ring" else {})
         self.object.load(set())
         flags = ["-DLOADER_BCC", f"-I{BPF_SOURCE.parent}", *task_offsets(btf), *tracepoint_offsets()]
@@ -167,6 +177,11 @@ class BccLoader(LibbpfLoader):
         self.programs: dict[str, int] = {}
         for name in sorted(wanted):
             self._load_one(bcc, name)
+
+    def bring(self, wanted: set[str]) -> None:
+        """Load programs that were not wanted at first."""
+        for name in sorted(wanted):
+            self._load_one(import_bcc(), name)
 
     def _load_one(self, bcc: Any, name: str) -> None:
         """Load one program, or note what the kernel said against it: BCC prints that."""
@@ -306,10 +321,7 @@ def struct_bytes(name: str) -> int:
 
 def program_numbers() -> dict[str, int]:
     """Program → the number under which it counts its runs: where its mark stands in the object's section of marks."""
-    with open(BPF_OBJECT, "rb") as file:
-        tables = [section for section in ELFFile(file).iter_sections() if isinstance(section, SymbolTableSection)]
-        symbols = [symbol for table in tables for symbol in table.iter_symbols()]
-        return {s.name.removeprefix("number_"): int(s["st_value"]) for s in symbols if s.name.startswith("number_")}
+    return {name.removeprefix("number_"): at for name, at in symbols(BPF_OBJECT).items() if name.startswith("number_")}
 
 
 def check_architecture(machine: str) -> None:

@@ -30,7 +30,7 @@ def stride_of(slot_bytes: int) -> int:
 def decode(data: np.ndarray, slot_bytes: int) -> tuple[np.ndarray, int]:
     """(slots as a ring would hold them, records lost) of whole perf records in order of writing.
 
-    Samples have one size: runs of them are found and copied at once; what stands between two runs tells of losses.
+    Samples have one size: runs of them are found and copied at once; what stands between two runs reports losses.
     """
     stride, record = stride_of(slot_bytes), slot_bytes - RING_HEADER_BYTES
     runs: list[np.ndarray] = []

@@ -90,7 +90,7 @@ class Event:
 
 
 def raw_config(name: str) -> int | None:
-    """The config of a raw code, `r1c2` or `0x1c2`; None where it is none that 64 bits hold."""
+    """The config of a raw code, `r1c2` or `0x1c2`; None where it does not fit 64 bits."""
     digits = name[2:] if name.startswith("0x") else name[1:] if name.startswith("r") else ""
     with contextlib.suppress(ValueError):
         return int(digits, 16) if digits.isalnum() and int(digits, 16) < 2**64 else None

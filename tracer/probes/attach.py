@@ -37,6 +37,15 @@ class Loader(Protocol):
         """Set one element of a map."""
         ...
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """Programs that the kernel refused → why."""
+        ...
+
+    def bring(self, wanted: set[str]) -> None:
+        """Load further programs."""
+        ...
+
 
 @dataclass
 class EngineState:
@@ -67,19 +76,21 @@ class Attachments:
         self._changing = threading.Lock()  # levels are shed and restored beside the drain
         self.loader: Loader | None = None
         self.remove: Callable[[Iterable[int]], None] = uprobes.detach  # probes, given what holds them
+        self._late, self._waiting = planner.programs(late=True), list[Row]()  # programs that are not loaded yet, their probes
         self.refused: set[str] = set()  # programs that this kernel does not take, and what is of no use without them
         self.costs: dict[str, float] = {}
 
     def programs(self) -> set[str]:
-        """Names of the BPF programs that may be needed at the chosen levels."""
+        """Names of the BPF programs that are loaded at first: those that may be needed at the chosen levels, and are not late."""
         return {name for name, _, _ in kernel_probes(self.levels)} | self.planner.programs()
 
     def drop(self, refused: dict[str, str]) -> None:
-        """Go on without programs that the kernel refused (program → why), and without the other ends of their calls."""
+        """Continue without programs that the kernel refused (program → why), and without the other ends of their calls."""
         for program, why in sorted(refused.items()):
             self.warnings.append(f"the kernel refused {program}: {why}; {self._goes_without(program)}")
         stems = {stem(program) for program in refused}
-        self.refused = set(refused) | {program for program in self.programs() if stem(program) in stems}
+        known = self.programs() | self.planner.programs(late=True)
+        self.refused |= set(refused) | {program for program in known if stem(program) in stems}
 
     def _goes_without(self, program: str) -> str:
         kernel = {level for name, level, _ in (*KERNEL_PROBES, *STAND_INS) if name == program}
@@ -153,11 +164,30 @@ class Attachments:
         assert self.loader is not None
         for cookie, spec in plan.specs.items():
             self.loader.update("call_specs", struct.pack("<I", cookie), spec)
-        self._attach_all(plan.rows)
+        if any(engine.late and engine.name in plan.engines for engine in self.engines):
+            self._end_waiting()
+        self._waiting += [row for row in plan.rows if row.program in self._late]
+        self._attach_all([row for row in plan.rows if row.program not in self._late])
         for name in plan.engines:
             self.state[name].libraries[plan.path] = plan.build_id
         for name, operators in plan.operators.items():
             self.state[name].operators = operators
+
+    def _bring(self, programs: set[str]) -> None:
+        """Load programs of which few, or none at once, have need."""
+        assert self.loader is not None
+        needed = programs & self._late
+        self._late -= needed
+        if needed:
+            self.loader.bring(needed)
+            self.drop({program: why for program, why in self.loader.refused.items() if program in needed})
+
+    def _end_waiting(self) -> None:
+        """Place the probes that waited for a library of a late engine, now that it is opened."""
+        self._bring({probe.program for engine in self.engines for probe in engine.probes if not probe.learnt})
+        rows = {(row.program, os.path.dirname(row.library)): row for row in reversed(self._waiting)}  # each is `once`
+        self._waiting.clear()
+        self._attach_all(list(rows.values()))
 
     def _attach_all(self, rows: list[Row]) -> int:
         """Attach each; returns how many were added."""
@@ -214,6 +244,7 @@ class Attachments:
         False, and nothing changes, where a call is not cheap to probe.
         """
         rows = self.planner.learnt(engine, sites, why)
+        self._bring({row.program for row in rows})
         for row in rows:
             self._attach(row)
         return bool(rows)

@@ -74,7 +74,7 @@ def attach_tracepoint(program_fd: int, category: str, name: str) -> int:
 
 
 def open_output(cpu: int, wakeup_bytes: int) -> int:
-    """An event that takes what BPF programs output on one CPU; wakes its reader after so many bytes, with 0 at every record."""
+    """An event that takes what BPF programs output on one CPU; wakes its reader after `wakeup_bytes`, with 0 at every record."""
     flags, wakeup = (BY_BYTES, wakeup_bytes) if wakeup_bytes else (0, 1)
     head = struct.pack("<IIQQQQQI", PERF_TYPE_SOFTWARE, ATTR_BYTES, BPF_OUTPUT, 1, SAMPLE_RAW, 0, flags, wakeup)
     what = f"a perf buffer on CPU {cpu}"

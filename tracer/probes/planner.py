@@ -67,7 +67,7 @@ def stem(program: str) -> str:
 class Planner:
     """Plans file after file: where a probe stands may depend on what stands in other files of the folder.
 
-    `rows` are those that were planned and stand, or stood; whoever carries a plan out adds to them.
+    `rows` are those that were planned and stand, or stood; carrying out a plan adds to them.
     """
 
     def __init__(
@@ -83,13 +83,15 @@ class Planner:
         self.warnings: list[str] = []
         self.operators = {engine.name: list(engine.operators) for engine in engines}
 
-    def programs(self) -> set[str]:
-        """Names of the BPF programs that may stand in the target's files."""
-        return self.named.programs() | {p.program for engine in self.engines for p in engine.probes if p.wanted(self.levels)}
+    def programs(self, late: bool = False) -> set[str]:
+        """Names of the BPF programs that may stand in the target's files: those that are late, or all others."""
+        wanted = [(engine, probe) for engine in self.engines for probe in engine.probes if probe.wanted(self.levels)]
+        found = {probe.program for engine, probe in wanted if (engine.late or probe.late) == late}
+        return found if late else found | self.named.programs()
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
-        """A probe that fails is said and left out; the others go on."""
+        """A probe that fails is reported and left out; the others stay."""
         try:
             yield
         except ProbeError as error:

@@ -56,7 +56,7 @@ def opened(pid: int, path: str) -> str:
 
 
 def descriptor(way: str) -> str:
-    """What to call a file that lies behind a process's descriptor; raises OSError where that is none."""
+    """What to call a file that lies behind a process's descriptor; raises OSError where no file lies there."""
     path = os.readlink(way)
     if not path.startswith(MEMORY):
         return path

@@ -47,7 +47,7 @@ class Sums:
             self.hash, self.sealed = xxhash.xxh3_64(), self.end
 
     def close(self) -> None:
-        """End the last segment, without a checksum where the disk is full: whoever wrote its records has said so."""
+        """End the last segment, without a checksum where the disk is full: the writer of its records has reported that."""
         with contextlib.suppress(OSError):
             self.seal()
         os.close(self.fd)

@@ -74,7 +74,7 @@ def is_whole(content: dict[str, Any]) -> bool:
 
 
 def check_shape(path: Path, manifest: Any) -> None:
-    """Raise RecordingError where a part of the manifest is none of its kind."""
+    """Raise RecordingError where a part of the manifest is of another type."""
     if not isinstance(manifest, dict):
         raise RecordingError(f"{path}/manifest.json is not a JSON object; record again")
     for kind, keys in SHAPE.items():

@@ -38,6 +38,12 @@ class Board:
                 self.shown[name] = time.monotonic()
                 print(f"moescope: {self.lines[name]}", file=sys.stderr, flush=True)
 
+    def clear(self) -> None:
+        """Make room for what is printed otherwise; the next line of progress brings all back."""
+        if self.live:
+            with self.lock:
+                self.live.update("", refresh=True)
+
     def close(self) -> None:
         """Give the lines back."""
         if self.live:
@@ -53,6 +59,7 @@ class Voice:
 
     def say(self, text: object) -> None:
         """One line of ours; errors begin with the device's name mostly."""
+        self.board.clear()
         line = one_line(text) if str(text).startswith(self.name) else f"{plain_text(self.name)}: {one_line(text)}"
         print(f"moescope: {line}", file=sys.stderr, flush=True)
 
@@ -63,6 +70,7 @@ class Voice:
     def output(self, data: bytes) -> None:
         """What its program prints."""
         if self.alone:
+            self.board.clear()
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
         else:
@@ -79,5 +87,6 @@ class Voice:
             if kind == "messages" and (shown := PROGRESS.fullmatch(line.decode(errors="replace"))):
                 self.progress(shown[1])
             else:
+                self.board.clear()
                 file.write(prefix + line + b"\n")
                 file.flush()

@@ -195,7 +195,7 @@ class Followed:
 
 @contextlib.contextmanager
 def urgent() -> Iterator[None]:
-    """Let this thread run before all ordinary ones, where that is allowed: who waits for us shall not wait for them too."""
+    """Let this thread run before all ordinary ones, where that is allowed: the stopped target must not wait for them too."""
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

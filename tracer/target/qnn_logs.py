@@ -56,6 +56,6 @@ def copy_owned(path: str, place: Path, uid: int) -> None:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as source:
         status = os.fstat(source.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
-            raise PermissionError(errno.EPERM, "it does not belong to the command's user")
+            raise PermissionError(errno.EPERM, "it belongs to another user than the command's")
         with place.open("wb") as copy:
             shutil.copyfileobj(source, copy)

@@ -39,7 +39,7 @@ QNN_HTP = 6  # QNN's number of the backend
 NO_PROVIDER = 0xFFFFFFFF
 MISFITS = {
     1: "the tensors of its graphs are laid out in no known way",
-    2: "its graph loop is not the one that was learnt: a node came twice, or is none of its graph",
+    2: "its graph loop is not the one that was learnt: a node came twice, or does not belong to its graph",
 }
 """Numbers of enum misfit_of, and what is said."""
 SETTINGS = struct.Struct("<17I")  # struct settings of bpf/structs.h

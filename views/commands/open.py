@@ -1,4 +1,4 @@
-"""Open the timeline in the Perfetto UI. The trace is served on 127.0.0.1 only and leaves this machine for nobody.
+"""Open the timeline in the Perfetto UI. The trace is served on 127.0.0.1 only; it never leaves this machine.
 
 examples:
   python -m views open RUN                  in ui.perfetto.dev, which reads the trace from this machine
@@ -18,6 +18,7 @@ from moescope.arguments import add_run
 from moescope.plain import plain_text
 from moescope.terminal import progress
 from views.serving import UI_PORT, address, server
+from views.timeline import marks
 from views.timeline.npu import group_name
 from views.timeline.threads import target_group
 from views.write_outputs import TRACE, make_trace
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     trace = written_trace(args.run_dir, manifest)
     port = args.port if args.port is not None else 0 if args.offline else UI_PORT
     with server(trace, args.offline, port) as served:
-        url = address(served, args.offline, [group_name(manifest), target_group(manifest)])
+        url = address(served, args.offline, [marks.GROUP, group_name(manifest), target_group(manifest)])
         print(f"{url}\nserving {plain_text(trace)}; Ctrl-C ends", flush=True)
         if not args.no_browser:
             webbrowser.open(url)

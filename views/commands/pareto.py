@@ -16,7 +16,7 @@ from views.write_outputs import announce
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("sweep", metavar="FILE", type=Path, help="what `python -m analyzer simulate --json` printed")
+    parser.add_argument("sweep", metavar="FILE", type=Path, help="output of `python -m analyzer simulate --json`")
     add_out(parser, Path("pareto.html"))
     add_json(parser)
 

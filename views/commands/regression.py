@@ -17,7 +17,7 @@ from views.write_outputs import announce
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("comparison", metavar="FILE", type=Path, help="what `python -m analyzer compare --json` printed")
+    parser.add_argument("comparison", metavar="FILE", type=Path, help="output of `python -m analyzer compare --json`")
     add_out(parser, Path("regression.html"))
     add_json(parser)
 

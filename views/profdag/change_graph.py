@@ -16,7 +16,7 @@ COLOURED = ("slower", "faster")
 
 
 def as_graph(diff: dict[str, Any]) -> nx.DiGraph:
-    """The document's nodes and edges as views/profdag/layout.py wants them."""
+    """The document's nodes and edges as views/profdag/layout.py takes them."""
     graph = nx.DiGraph()
     for number, node in enumerate(diff["nodes"]):
         graph.add_node(str(number), role="op", type=node["type"], layer=node["layer"], order=number)

@@ -147,7 +147,7 @@ KEYS = (
 
 
 def document(graph: nx.DiGraph, layout: Layout, critical: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The layout as the page wants it: nodes with places in execution order, edges as pairs of numbers, dots as small nodes."""
+    """The layout as the page takes it: nodes with places in execution order, edges as pairs of numbers, dots as small nodes."""
     nodes: list[dict[str, Any]] = []
     index: dict[str, int] = {}
     for node, (x, y) in layout.centre.items():

@@ -66,7 +66,8 @@ def by_phase(run: Run) -> Block:
 
 def with_small_ones_summed(groups: dict[str, float], shares: dict[str, dict[str, float]]) -> dict[str, float]:
     """The groups of one phase, with those added up that are small in every phase: there are no more colours."""
-    share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in groups}
+    names = {key for other in shares.values() for key in other}
+    share = {key: max(float(g.get(key) or 0) / max(float(g.get("total") or 0), 1e-12) for g in shares.values()) for key in names}
     own = {"total", parts.RESIDUAL}
     large = own | set(sorted(share.keys() - own, key=lambda key: (-share[key], key))[:MOST_GROUPS])
     smaller = sum(float(ms or 0) for key, ms in groups.items() if key not in large)

@@ -3,12 +3,14 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analyzer.questions import ledger, over_time
 from analyzer.records.observed import known_changes
 from views.timeline.slices import Slices, Tables, equals, numbered, text_column, text_of
 
-LEDGER_TABLES = ledger.TABLES
+GROUP, LEDGER_TABLES = "Steps", ledger.TABLES
+"""The group of these tracks, and the tables that the ledger is made of."""
 Named = tuple[str, np.ndarray, np.ndarray]
 """A counter: its name, times in ns and the value from each time on."""
 
@@ -23,6 +25,7 @@ def counters(tables: Tables) -> list[Named]:
         rows = np.flatnonzero(codes == code)
         rows = rows[np.argsort(ts[rows], kind="stable")]
         recorded.append((name, ts[rows], values[rows]))
+    recorded += clocks(tables["clocks"])
     loads, executes = tables["loads"], tables["qnn_executes"]
     loads = loads[["begin_ns", "end_ns"]][equals(loads["action"], "load") & loads["complete"].to_numpy()]
     executes = executes[["begin_ns", "end_ns"]][executes["complete"].to_numpy()]
@@ -35,9 +38,24 @@ def counters(tables: Tables) -> list[Named]:
     return [*recorded, *(counter for counter in derived if len(counter[1]))]
 
 
+CLOCKS = {"frequency": "MHz", "greatest frequency": "MHz allowed", "temperature": "°C", "cooling": "cooling"}
+"""What the table `clocks` tells → the unit in its track's name."""
+
+
+def clocks(table: pd.DataFrame) -> list[Named]:
+    """A counter for each policy's frequency and its limit, each zone and each cooling device."""
+    drawn: list[Named] = []
+    for (what, number), rows in table.groupby(["what", "number"], observed=True, sort=True):
+        if what in CLOCKS:
+            name = f"{rows['name'].iloc[0]} {CLOCKS[str(what)]}"
+            taken = any(name == other for other, _, _ in drawn)
+            drawn.append((f"{name} ({number})" if taken else name, rows["ts_ns"].to_numpy(np.int64), rows["value"].to_numpy()))
+    return drawn
+
+
 def ledger_slices(tables: Tables) -> Slices | None:
     """What each moment of a step was spent on; steps of several threads at once go to lanes of their own."""
-    pieces = ledger.without_seams(ledger.ledger_pieces(tables))
+    pieces = ledger.ledger_pieces(tables)
     if not len(pieces):
         return None
     begin, end = (pieces[name].to_numpy(np.int64) for name in ("begin_ns", "end_ns"))

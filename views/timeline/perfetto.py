@@ -4,7 +4,7 @@
     NPU        host stages, QNN Execute, QNN Device, QNN Node, threads of an optrace; a flow leads from a graph to its execution
     flows      also from a prefetch to the expert run that used what it loaded
     cpus       the kernel's scheduling events
-    process    counters: cache, faults, decode speed, loads and NPU executions in flight
+    process    counters: cache, faults, clocks and heat, decode speed, loads and NPU executions in flight
     ledger     what each moment of a step was spent on
     marks      slow tokens; levels switched off and on; losses
 
@@ -36,7 +36,7 @@ from views.timeline.trace_file import Packets, TraceFile, usable_cpus
 BOOTTIME, MONOTONIC, REALTIME = 6, 3, 1
 GLOBAL_SEQUENCE = 1
 PROCESS, THREAD, EXTRA = 1 << 40, 2 << 40, 3 << 40
-DRAWN = (*WORKING, "op_threads", "threads", "counters")
+DRAWN = (*WORKING, "op_threads", "threads", "counters", "clocks")
 Progress = Callable[[str], None]
 
 
@@ -172,19 +172,17 @@ class TraceWriter:
             self.out.later(partial(counter_packets, self.sequence, ts, values, self.start))
 
     def marks(self) -> None:
-        """Tracks of marks: slow tokens, and where the recording lacks something."""
+        """Tracks of the program: the ledger, slow tokens, and where the recording lacks something."""
         tracks = (
-            ("MoEScope: ledger", self.ledger_slices()),
-            ("MoEScope: slow tokens", marks.slow_tokens(self.tables)),
-            ("MoEScope: what this recording lacks", marks.lacking(self.manifest, self.end)),
+            ("ledger", self.ledger_slices()),
+            ("slow tokens", marks.slow_tokens(self.tables)),
+            ("what this recording lacks", marks.lacking(self.manifest, self.end)),
         )
-        for name, slices in tracks:
+        group = self.new_track(marks.GROUP, child_ordering=TrackDescriptor.EXPLICIT)
+        for rank, (name, slices) in enumerate(tracks):
             if slices is not None:
-                self.draw([self.level(slices)], [np.arange(len(slices))], self.new_track(name), partial(self.marked, name))
-
-    def marked(self, name: str, lane: int) -> int:
-        """One more track of marks; those of one name look like one."""
-        return self.new_track(name)
+                make = lambda lane, name=name, rank=rank: self.new_track(name, group, sibling_order_rank=rank)  # noqa: E731
+                self.draw([self.level(slices)], [np.arange(len(slices))], make(0), make)
 
     def scheduling(self, boot: int) -> None:
         """The kernel's scheduling events."""

@@ -20,7 +20,8 @@ TRACE_PACKET, FTRACE_EVENTS = 1, 1
 CPU, EVENT, COMPACT = 1, 2, 4
 SWITCH_TIMESTAMP, SWITCH_STATE, SWITCH_PID, SWITCH_PRIO, INTERN_TABLE, SWITCH_COMM = 1, 2, 3, 4, 5, 6
 SCHED_SWITCH, SCHED_WAKING = 4, 20
-UNKNOWN_PRIO, SLEEPING, EXITED = 120, 1, 0x10
+UNKNOWN_PRIO, SLEEPING, ENDED, IDLE = 120, 1, 0x30, 0x80
+"""ENDED: bits of dead and zombie, which the UI draws to the end of the trace; IDLE, which it does not draw, takes their place."""
 BATCH = 1 << 16
 FOREVER = np.iinfo(np.int64).max
 TABLES = ("threads", "sched", "thread_states")
@@ -85,7 +86,7 @@ def chained(switches: Switches, running: Running) -> Switches:
         ts=np.where(exited, end, until)[real],
         prev=before.next[real],
         next=np.maximum(after, 0)[real],
-        state=np.where(exited, EXITED, SLEEPING)[real],
+        state=np.where(exited, IDLE, SLEEPING)[real],
         prio=np.full(len(real), UNKNOWN_PRIO),
     )
     new = np.zeros(len(switches.ts) + len(real), bool)
@@ -102,7 +103,7 @@ def merged(new: np.ndarray, old: np.ndarray, filled: np.ndarray, recorded: np.nd
 
 
 def first_switch(row: pd.Series, boot: int, name: str) -> bytes:
-    """The first switch of a cpu in full, from which the compact ones go on."""
+    """The first switch of a cpu in full, which the compact ones continue."""
     values = ((2, row.prev_tid), (3, max(row.prev_prio, 0)), (4, max(row.prev_state, 0)))
     switch = b"".join(tag(field, 0) + varint_bytes(int(value)) for field, value in values)
     switch += field_bytes(5, name.encode(errors="replace"))
@@ -158,6 +159,8 @@ class Scheduling:
         names = dict(zip(tables["threads"]["tid"].tolist(), tables["threads"]["name"].tolist(), strict=True)) | {0: "swapper"}
         events, running = tables["sched"], Running.of(tables["thread_states"])
         columns = {name: column.to_numpy(np.int64) for name, column in events.items() if name != "event"}
+        state = columns["prev_state"]
+        columns["prev_state"] = np.where((state > 0) & (state & ENDED > 0), IDLE, state)
         switched, waking, forked = (equals(events["event"], event) for event in ("switch", "waking", "fork"))
         return cls(events, columns, switched, waking | forked, running, names, boot)
 

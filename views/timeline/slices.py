@@ -215,14 +215,17 @@ def graph_steps(tables: Tables) -> np.ndarray:
 def repeats_operator(tables: Tables, rows: pd.DataFrame) -> pd.Series:
     """Which graphs or expert runs are within an operator of the same step, layer and expert, which says their place [bool]."""
     operators = tables["operators"]
-    named = model_place(operators[operators["layer"] >= 0]) if len(rows) else np.empty(0)
-    return pd.Series(np.isin(model_place(rows), named))
+    if not len(rows):
+        return pd.Series(np.zeros(0, bool))
+    named, places = model_places(operators, rows)
+    return pd.Series(np.isin(places, named[operators["layer"].to_numpy() >= 0]))
 
 
-def model_place(frame: pd.DataFrame) -> np.ndarray:
-    """One number for step, layer and expert."""
-    token, layer, expert = (frame[name].to_numpy(np.int64) for name in ("token_id", "layer", "expert"))
-    return (token << 32) + (layer << 16) + expert
+def model_places(*frames: pd.DataFrame) -> list[np.ndarray]:
+    """One number for the step, layer and expert of each row, the same in all frames; as small as can be, for look-ups."""
+    columns = [[frame[name].to_numpy(np.int64) + 1 for name in ("token_id", "layer", "expert")] for frame in frames]
+    layers, experts = (max(int(column[i].max(initial=0)) for column in columns) + 1 for i in (1, 2))
+    return [(token * layers + layer) * experts + expert for token, layer, expert in columns]
 
 
 def graph_name(kind: str, layer: int, expert: int, backend: str, repeated: bool) -> str:

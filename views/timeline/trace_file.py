@@ -12,7 +12,7 @@ GZIP_LEVEL = 3
 AHEAD = 8
 Result = TypeVar("Result")
 Packets = tuple[int, bytes]
-"""A number of events, and the packets that tell of them."""
+"""A number of events, and the packets that hold them."""
 
 
 def usable_cpus() -> int:

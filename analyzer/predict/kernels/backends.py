@@ -221,7 +221,7 @@ def _htp_devices() -> list[Any]:
         raise PredictError("QNN is not installed: pip install 'moescope[npu]'") from None
     except Exception as error:
         if "already" not in str(error):
-            raise PredictError(f"QNN does not load here ({str(error).splitlines()[0]}): use the cpu backend") from None
+            raise PredictError(f"QNN cannot be loaded ({str(error).splitlines()[0]}): use the cpu backend") from None
     return [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"]
 
 

@@ -23,7 +23,7 @@ def passes(rows: int, tiles: tuple[int, ...]) -> int:
 
 
 def terms(operator: str, s: Shape, footprint: float) -> list[float]:
-    """What a kernel's time may be proportional to, with a footprint of so many bytes used between two uses of the same byte."""
+    """What a kernel's time may be proportional to, with a footprint of this many bytes between two uses of the same byte."""
     beyond = [float(np.clip(np.log2(footprint / level), 0, 1)) for level in LEVELS]
     if OPERATORS[operator].weight != "matrix":
         return [1.0, s.rows, s.rows * s.n, *(s.rows * s.n * share for share in beyond)]

@@ -119,7 +119,7 @@ def choose(kernel: str, shapes: list[Shape], times: np.ndarray, candidates: tupl
 
 
 def quick_fit(kernel: str) -> Callable[[list[Shape], np.ndarray], Callable[[list[Shape]], np.ndarray]]:
-    """The law alone, as sampling wants it: shapes and times → a function of shapes."""
+    """The law alone, as sampling needs it: shapes and times → a function of shapes."""
 
     def fitted(shapes: list[Shape], times: np.ndarray) -> Callable[[list[Shape]], np.ndarray]:
         fitted_law = law().fit(features(kernel, shapes), np.log(times))

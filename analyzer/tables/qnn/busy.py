@@ -1,7 +1,7 @@
 """The NPU beside the CPU: when it was idle and what the CPU did then, and how much of the time both worked.
 
 The NPU counts as busy from a graphExecute to its return (or to the notice of its end), as the host sees it. The CPU counts as
-busy while a thread of the program runs that is not in an execution itself and is none of the emulator's own.
+busy while a thread of the program runs that is not in an execution itself and does not belong to the emulator.
 """
 
 from typing import Any

@@ -1,0 +1,60 @@
+"""Whether two sides ran at the same clocks, and the runs of each that did."""
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from analyzer.compare.environment import Difference
+from analyzer.compare.results import Result
+from analyzer.compare.verdicts import FEWEST
+
+FAMILY = "clocks"
+SAME = 0.05
+"""Frequencies that differ by less, as logarithms, count as one."""
+APART = 1e3
+Words = list[tuple[str, str]]
+Clocks = dict[str, np.ndarray]
+"""Name of a policy → its mean frequency in decode, MHz, by run; NaN where a run has none."""
+
+
+def clocks(runs: list[Result]) -> Clocks:
+    """Each policy's clock in every run."""
+    means = [run.metrics[run.metrics["family"] == FAMILY].set_index("type")["value"] for run in runs]
+    names = dict.fromkeys(str(name) for mean in means for name in mean.index)
+    return {name: np.array([mean.get(name, np.nan) for mean in means], np.float64) for name in names}
+
+
+def at_equal_clocks(base: list[Result], cand: list[Result]) -> tuple[list[Result], list[Result], list[Difference], Words]:
+    """(base, cand, differences, sentences): where clocks differ, only runs with a partner of the same, if enough have one."""
+    sides = clocks(base), clocks(cand)
+    odd = [name for name in sides[0] if name in sides[1] and differ(sides[0][name], sides[1][name])]
+    if not odd:
+        return base, cand, [], []
+    unlike = [Difference(f"clock of {name}", shown(sides[0][name]), shown(sides[1][name]), True) for name in odd]
+    rows, columns = paired(*sides)
+    if len(rows) < FEWEST:
+        text = f"Fewer than {FEWEST} runs of a side have one of the same clocks on the other: a change may be the clocks' alone."
+        return base, cand, unlike, [("warn", text)]
+    counts = f"{len(rows)} runs of each ({len(base)} + {len(cand)}) whose clocks are the same"
+    text = f"The sides ran at other clocks: compared are {counts}. What its own heat costs a side is not in that."
+    return [base[i] for i in rows], [cand[i] for i in columns], unlike, [("warn", text)]
+
+
+def differ(base: np.ndarray, cand: np.ndarray) -> bool:
+    """Whether two sides' medians are apart."""
+    return bool(abs(np.log(np.nanmedian(cand) / np.nanmedian(base))) > SAME)
+
+
+def paired(base: Clocks, cand: Clocks) -> tuple[list[int], list[int]]:
+    """Runs of the base and of the candidate, as many pairs of the same clocks as can be made, each in order."""
+    shared = [name for name in base if name in cand]
+    logs = [np.log(np.stack([side[name] for name in shared], axis=1)) for side in (base, cand)]
+    distance = np.nan_to_num(np.abs(logs[0][:, None] - logs[1][None]).max(axis=2), nan=APART)
+    cost = np.where(distance > SAME, APART, distance)
+    rows, columns = linear_sum_assignment(cost)
+    close = cost[rows, columns] <= SAME
+    return sorted(rows[close].tolist()), sorted(columns[close].tolist())
+
+
+def shown(values: np.ndarray) -> str:
+    """A side's clock in words."""
+    return f"{np.nanmedian(values) / 1e3:.2f} GHz"
