@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, lacking
+from tracer.commands.doctor import hexagon
 from tracer.kernel.btf import VMLINUX
 
 WHY = "from tracer.probes.tracefs import why_absent; print(*why_absent(), sep='\\n')"
@@ -73,3 +74,12 @@ def test_a_file_without_types_is_named_in_one_line(verb: tuple[str, ...], name: 
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert f"--btf {name}" in done.stderr or "not root" in done.stderr
+
+
+def test_the_library_of_the_hexagon_queues_is_looked_for_and_called_unconfirmed(tmp_path: Path) -> None:
+    absent = hexagon(tmp_path)
+    (tmp_path / "vendor/lib64").mkdir(parents=True)
+    (tmp_path / "vendor/lib64/libcdsprpc.so").touch()
+    there = hexagon(tmp_path)
+    assert (absent.ok, there.ok, there.seen) == (False, True, str(tmp_path / "vendor/lib64/libcdsprpc.so"))
+    assert "no device has confirmed it" in there.purpose

